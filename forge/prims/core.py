@@ -37,19 +37,21 @@ def primitive(*, tags: Iterable[Tag] = ()) -> Callable[[Callable], Symbol]:
     return lambda meta: make_prim(meta.__name__, meta.__name__, meta=meta, tags=tags)
 
 
-def checking_tensors(op: str, function: Callable) -> Callable:
-    """Wrap a function to raise TypeError where an argument that it annotates as a tensor is none."""
+def checking_tensors(op: str, function: Callable, complain: Callable | None = None) -> Callable:
+    """Wrap a function to raise TypeError where an argument that it annotates as a tensor is none.
+
+    complain: what raises, check_tensor unless given.
+    """
+    complain = complain or check_tensor
     parameters = enumerate(inspect.signature(function).parameters.values())
     wanted = [(i, each.name) for i, each in parameters if each.annotation is TensorProxy and each.kind in _SINGLE]
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         for i, name in wanted:
-            if i < len(args):
-                if not isinstance(args[i], TensorProxy):
-                    check_tensor(op, **{name: args[i]})
-            elif name in kwargs:
-                check_tensor(op, **{name: kwargs[name]})
+            value = args[i] if i < len(args) else kwargs.get(name, TensorProxy)  # the call says what is missing
+            if not isinstance(value, TensorProxy) and value is not TensorProxy:
+                complain(op, **{name: value})
         return function(*args, **kwargs)
 
     return checked if wanted else function

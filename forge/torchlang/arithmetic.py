@@ -2,14 +2,13 @@
 
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy
-from forge.torchlang.spelling import check_tensor, named, results
+from forge.torchlang.spelling import named, results
 
 
 def _of_integers(name: str) -> Symbol:
     prim = getattr(prims, name)
 
     def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-        check_tensor(name, input=input, other=other)
         return prim(*clang.prepare(name, input, other))
 
     body.__name__, body.__doc__ = name, f"{prim.meta.__doc__} Dtypes: integers."
@@ -23,5 +22,4 @@ lcm = _of_integers("lcm")
 @named("frexp")
 def frexp(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
     """(mantissa, exponent): input is mantissa * 2^exponent. Dtypes: floating point; the exponent is int32."""
-    check_tensor("frexp", input=input)
     return results.frexp(prims.frexp(input))

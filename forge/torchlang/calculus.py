@@ -8,8 +8,7 @@ import torch
 from forge import clang, prims
 from forge.ir import NUMBER_TYPES, Number, Symbol, TensorProxy, check
 from forge.prims.core import check_dim, check_dims, known, same
-from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor
+from forge.torchlang.core import check_tensor, torchsymbol
 
 Parts = tuple[TensorProxy, ...]
 Spacing = complex | Sequence[Number] | Sequence[TensorProxy] | None
@@ -104,7 +103,6 @@ def _spacings(spacing: Spacing, dims: tuple[int, ...], given: bool, ndim: int) -
 
 
 def _check_gradient(input: TensorProxy, dims: tuple[int, ...], edge_order: int) -> None:
-    check_tensor("gradient", input=input)
     check(
         input.dtype != torch.uint8,
         lambda: f"torch.gradient does not support uint8 input: {input}",

@@ -11,10 +11,9 @@ from forge.ir import Dim, Number, Symbol, TensorProxy, check
 from forge.prims.core import check_dim, same
 from forge.torch_internals.functions import torch_chunk_cat, vf_block_diag, vf_cartesian_prod
 from forge.torchlang import joining
-from forge.torchlang.core import View, torchsymbol
+from forge.torchlang.core import View, check_tensor, torchsymbol
 from forge.torchlang.nn import resample
 from forge.torchlang.shape import meshgrid, varargs
-from forge.torchlang.spelling import check_tensor
 
 Tensors = Sequence[TensorProxy]
 Parts = tuple[TensorProxy, ...]
@@ -65,7 +64,6 @@ def cartesian_prod(*tensors: Any) -> TensorProxy:
 @torchsymbol(torch.diagflat, Tensor.diagflat)
 def diagflat(input: TensorProxy, offset: int = 0) -> TensorProxy:
     """A matrix with all elements on a diagonal, zeros elsewhere."""
-    check_tensor("diagflat", input=input)
     side = input.numel() + abs(offset)
     return prims.diagonal_backward(clang.reshape(input, (input.numel(),)), (side, side), offset, 0, 1)
 

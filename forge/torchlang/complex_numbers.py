@@ -8,7 +8,6 @@ from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, registe
 from forge.prims.core import same
 from forge.torch_internals.versions import WRONG_KIND
 from forge.torchlang.core import View, getter, torchsymbol
-from forge.torchlang.spelling import check_tensor
 
 _PARTS = (torch.float16, torch.float32, torch.float64)
 
@@ -34,14 +33,12 @@ def _pair(op: str, a: TensorProxy, b: TensorProxy) -> tuple[TensorProxy, TensorP
 @torchsymbol(torch.complex)
 def complex(real: TensorProxy, imag: TensorProxy) -> TensorProxy:
     """real + i imag. Dtypes: one for both, float16, float32 or float64."""
-    check_tensor("complex", real=real, imag=imag)
     return prims.complex(*_pair("complex", real, imag))
 
 
 @torchsymbol(torch.polar)
 def polar(abs: TensorProxy, angle: TensorProxy) -> TensorProxy:
     """The number at a distance from 0, in a direction. Dtypes: one for both, float32 or float64."""
-    check_tensor("polar", abs=abs, angle=angle)
     size, angle = _pair("polar", abs, angle)
     return prims.complex(size * clang.cos(angle), size * clang.sin(angle))
 
@@ -62,7 +59,6 @@ def _polar_grad(abs: TensorProxy, angle: TensorProxy) -> TensorProxy:
 
 
 def _check_complex(op: str, x: TensorProxy) -> None:
-    check_tensor(op, input=x)
     check(
         x.dtype.is_complex,
         lambda: f"{op} is not implemented for tensors with non-complex dtypes: only supported for complex, not {x}",
@@ -77,7 +73,6 @@ def _with_real(x: TensorProxy, new: TensorProxy) -> TensorProxy:
 @torchsymbol(torch.real, getter("real"), methods=("real",), view=View.ALWAYS, invert=_with_real)
 def real(input: TensorProxy) -> TensorProxy:
     """The real part; a real input itself."""
-    check_tensor("real", input=input)
     return clang.real(input)
 
 
@@ -119,7 +114,6 @@ def _view_as_real_grad(input: TensorProxy) -> TensorProxy:
 @torchsymbol(torch.view_as_complex, view=View.ALWAYS, invert=lambda x, new: _apart(new))
 def view_as_complex(input: TensorProxy) -> TensorProxy:
     """The complex numbers whose parts are in the last dim, of length 2. Dtypes: float16, float32 or float64."""
-    check_tensor("view_as_complex", input=input)
     check(
         input.dtype in _PARTS,
         lambda: f"view_as_complex is only supported for half, float and double tensors, but got {input}",
@@ -149,7 +143,6 @@ def _view_as_complex_grad(input: TensorProxy) -> TensorProxy:
 )
 def conj(input: TensorProxy) -> TensorProxy:
     """The complex conjugate, which torch computes where it is read; a real input itself."""
-    check_tensor("conj", input=input)
     return clang.conj(input)
 
 
@@ -159,12 +152,10 @@ def conj(input: TensorProxy) -> TensorProxy:
 @torchsymbol(torch.resolve_conj, Tensor.resolve_conj, view=View.MAYBE)
 def resolve_conj(input: TensorProxy) -> TensorProxy:
     """A tensor whose conjugation is done; the input itself where there is none to do."""
-    check_tensor("resolve_conj", input=input)
     return prims.clone(input)
 
 
 @torchsymbol(torch.resolve_neg, Tensor.resolve_neg, view=View.MAYBE)
 def resolve_neg(input: TensorProxy) -> TensorProxy:
     """A tensor whose negation is done; the input itself where there is none to do."""
-    check_tensor("resolve_neg", input=input)
     return prims.clone(input)

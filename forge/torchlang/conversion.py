@@ -8,7 +8,6 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy, check
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor
 
 
 def converted(
@@ -79,7 +78,6 @@ def to(self: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy:
 @torchsymbol(Tensor.type_as)
 def type_as(self: TensorProxy, other: TensorProxy) -> TensorProxy:
     """self with other's dtype and device."""
-    check_tensor("type_as", other=other)
     return converted(self, other.dtype, other.device)
 
 

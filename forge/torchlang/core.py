@@ -28,6 +28,7 @@ from forge.ir.memory import Memory, ViewStep
 from forge.ir.printing import qualified_name
 from forge.ir.proxies import hint_of
 from forge.ir.pytree import leaves, tensors, tree_map
+from forge.prims.core import checking_tensors
 from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket, jit_resolve_packet
 from forge.torch_internals.functions import (
     VariableFunctions,
@@ -113,13 +114,15 @@ def torchsymbol(
         than its first (batch_norm's statistics).
     factory: whether it makes a tensor without being given one (torch.arange).
 
-    Raises ValueError when a function has a meaning already.
+    An argument that is annotated as a TensorProxy must be one. Raises ValueError when a function has a meaning already.
     """
 
     def decorate(body: Callable) -> Symbol:
         name = id or qualified_name(functions[0])
         assert name is not None, f"torchsymbol: {functions[0]} has no name; give its id"
         check(name not in _symbols, lambda: f"torchsymbol: {name} is defined twice")
+        op = name.removesuffix(".default").rpartition(".")[2]
+        body = checking_tensors(f"linalg.{op}" if ".linalg." in name else op, body, check_tensor)
         symbol = _symbols[name] = Symbol(body.__name__, name, body=body, tags=frozenset(tags))
         _functions[name] = functions[0]
         _factories.update(functions if factory else ())
@@ -136,6 +139,16 @@ def torchsymbol(
         return symbol
 
     return decorate
+
+
+def check_tensor(op: str, **arguments: object) -> None:
+    """Raise TypeError, in torch's words, naming the first argument that is no tensor."""
+    for name, value in arguments.items():
+        check(
+            isinstance(value, TensorProxy),
+            lambda name=name, value=value: f"{op}(): argument '{name}' must be Tensor, not {type(value).__name__}",
+            TypeError,
+        )
 
 
 def getter(name: str) -> Callable:

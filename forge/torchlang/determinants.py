@@ -8,41 +8,36 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import TensorProxy
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor, results
+from forge.torchlang.spelling import results
 
 
 @torchsymbol(torch.linalg.det)
 def linalg_det(A: TensorProxy) -> TensorProxy:
     """The determinant of each matrix."""
-    check_tensor("linalg.det", A=A)
     return prims.linalg_det(A)
 
 
 @torchsymbol(torch.det, Tensor.det)
 def det(input: TensorProxy) -> TensorProxy:
     """The determinant of each matrix."""
-    check_tensor("det", input=input)
     return linalg_det(input)
 
 
 @torchsymbol(torch.linalg.slogdet)
 def linalg_slogdet(A: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
     """(the sign of each determinant, or its phase; the logarithm of its size)."""
-    check_tensor("linalg.slogdet", A=A)
     return results.linalg_slogdet(prims.linalg_slogdet(A))
 
 
 @torchsymbol(torch.slogdet, Tensor.slogdet)
 def slogdet(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
     """(the sign of each determinant, or its phase; the logarithm of its size)."""
-    check_tensor("slogdet", input=input)
     return results.slogdet(linalg_slogdet(input))
 
 
 @torchsymbol(torch.logdet, Tensor.logdet)
 def logdet(input: TensorProxy) -> TensorProxy:
     """The logarithm of each determinant: nan where that is negative."""
-    check_tensor("logdet", input=input)
     sign, logarithm = linalg_slogdet(input)
     if input.dtype.is_complex:
         return clang.log(sign) + logarithm

@@ -9,21 +9,18 @@ from forge import clang, prims
 from forge.ir import TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
 from forge.prims.core import check_dim, known
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor
 from forge.torchlang.vector_norms import vector_norm
 
 
 @torchsymbol(torch.dist, Tensor.dist)
 def dist(input: TensorProxy, other: TensorProxy, p: float = 2) -> TensorProxy:
     """The p-norm of all differences."""
-    check_tensor("dist", input=input, other=other)
     return vector_norm(clang.sub(input, other), p)
 
 
 @torchsymbol(torch.renorm, Tensor.renorm, inplace=Tensor.renorm_)
 def renorm(input: TensorProxy, p: float, dim: int, maxnorm: float) -> TensorProxy:
     """Every slice along `dim` whose p-norm is larger than maxnorm scaled down to that norm."""
-    check_tensor("renorm", input=input)
     check(not isinstance(p, complex), lambda: f"renorm: p must be real-valued, but is {p}", RuntimeError)
     check(p > 0, lambda: f"renorm: non-positive-norm not supported: p is {p}", RuntimeError)
     check(
@@ -77,7 +74,6 @@ def pdist(input: TensorProxy, p: float = 2) -> TensorProxy:
 
     Shapes: input is (n, features); out is (n * (n - 1) / 2,). Dtypes: floating point.
     """
-    check_tensor("pdist", input=input)
     check(input.ndim == 2, lambda: f"pdist only supports 2D tensors, got: {input}", RuntimeError)
     check(
         input.dtype.is_floating_point,

@@ -7,8 +7,7 @@ import torch
 
 from forge import clang
 from forge.ir import TensorProxy, check
-from forge.prims.core import check_tensor
-from forge.torchlang.core import torchsymbol
+from forge.torchlang.core import check_tensor, torchsymbol
 
 
 @torchsymbol(torch.einsum)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from forge import clang, prims
 from forge.ir import Dim, TensorProxy, check
 from forge.prims.core import known
-from forge.torchlang.spelling import check_tensor, named
+from forge.torchlang.spelling import named
 
 
 @named("hash_tensor")
@@ -13,7 +13,6 @@ def hash_tensor(
     input: TensorProxy, dim: int | Sequence[int] = (), *, keepdim: bool = False, mode: int = 0
 ) -> TensorProxy:
     """The exclusive or of the elements' bits, in 64-bit dtypes, over `dim` (all by default). Dtypes: out is uint64."""
-    check_tensor("hash_tensor", input=input)
     check(mode == 0, lambda: f"hash_tensor: Unknown hash_tensor mode: {mode}; 0 is the only one", RuntimeError)
     return prims.hash_tensor(input, list(clang.as_tuple(dim)), keepdim=keepdim, mode=mode)
 
@@ -21,7 +20,6 @@ def hash_tensor(
 @named("nonzero_static")
 def nonzero_static(input: TensorProxy, *, size: Dim, fill_value: int = -1) -> TensorProxy:
     """The places of the first `size` elements that are not 0, one in a row, and after these fill_value."""
-    check_tensor("nonzero_static", input=input)
     check(
         not known(size < 0), lambda: f"nonzero_static: 'size' must be an non-negative integer, not {size}", RuntimeError
     )

@@ -24,7 +24,7 @@ from forge.ir import (
 )
 from forge.ir.memory import Memory
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import TensorOrNumber, check_operands, check_tensor, named
+from forge.torchlang.spelling import TensorOrNumber, check_operands, named
 
 # unary
 
@@ -34,8 +34,6 @@ def _unary(target: Symbol, *aliases: str, name: str = "", more: tuple[Callable, 
     op = name or target.name
 
     def body(input: TensorProxy) -> TensorProxy:
-        if not isinstance(input, TensorProxy):
-            check_tensor(op, input=input)
         return target(input)
 
     body.__name__, body.__doc__ = op, target.__doc__
@@ -101,7 +99,6 @@ trunc = _unary(clang.trunc, "fix")
 @named("neg", "negative", "__neg__", more=(operator.neg,))
 def neg(input: TensorProxy) -> TensorProxy:
     """-input. Dtypes: any but bool."""
-    check_tensor("neg", input=input)
     check(
         input.dtype != torch.bool,
         lambda: f"neg: Negation, the `-` operator, on a bool tensor is not supported: {input}; use ~ or logical_not",
@@ -113,7 +110,6 @@ def neg(input: TensorProxy) -> TensorProxy:
 @named("positive", "__pos__", more=(operator.pos,))
 def positive(input: TensorProxy) -> TensorProxy:
     """The input itself. Dtypes: any but bool."""
-    check_tensor("positive", input=input)
     check(
         input.dtype != torch.bool,
         lambda: f"positive: The `+` operator, on a bool tensor is not supported: {input}",
@@ -125,7 +121,6 @@ def positive(input: TensorProxy) -> TensorProxy:
 @named("frac")
 def frac(input: TensorProxy) -> TensorProxy:
     """input - trunc(input). Dtypes: floating point."""
-    check_tensor("frac", input=input)
     prims.check_dtype("frac", input, prims.FLOAT)
     return input - clang.trunc(input)
 
@@ -140,7 +135,6 @@ def _frac_grad(input: TensorProxy) -> TensorProxy:
 @named("round")
 def round(input: TensorProxy, *, decimals: int = 0) -> TensorProxy:
     """The nearest number with so many decimals, ties to even."""
-    check_tensor("round", input=input)
     if decimals == 0:
         return clang.round(input)
     prims.check_dtype("round", input, prims.FLOAT)
@@ -157,7 +151,6 @@ def _round_grad(input: TensorProxy, *, decimals: int = 0) -> TensorProxy:
 
 def _angle_unit(name: str, factor: float) -> Symbol:
     def body(input: TensorProxy) -> TensorProxy:
-        check_tensor(name, input=input)
         prims.check_dtype(name, input, prims.REAL)
         return input * factor
 
@@ -171,7 +164,6 @@ rad2deg = _angle_unit("rad2deg", 180 / math.pi)
 
 def _is_infinite(name: str, value: float) -> Symbol:
     def body(input: TensorProxy) -> TensorProxy:
-        check_tensor(name, input=input)
         prims.check_dtype(name, input, prims.REAL, RuntimeError)
         if not input.dtype.is_floating_point:
             return prims.full(input.shape, False, torch.bool, input.device)
@@ -188,7 +180,6 @@ isneginf = _is_infinite("isneginf", -math.inf)
 @named("isreal")
 def isreal(input: TensorProxy) -> TensorProxy:
     """Whether the imaginary part is 0: True of every real number."""
-    check_tensor("isreal", input=input)
     if input.dtype.is_complex:
         return clang.eq(prims.imag(input), 0)
     return prims.full(input.shape, True, torch.bool, input.device)
@@ -200,7 +191,6 @@ def nan_to_num(
 ) -> TensorProxy:
     """Finite numbers in the place of nan and infinities, in both parts of a complex number: 0 and the dtype's extremes
     unless given."""
-    check_tensor("nan_to_num", input=input)
     if input.dtype.is_complex:
         parts = [nan_to_num(part, nan, posinf, neginf) for part in (prims.real(input), prims.imag(input))]
         return parts[0] + parts[1] * 1j
@@ -373,7 +363,6 @@ def float_power(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
 @named("ldexp")
 def ldexp(input: TensorProxy, other: TensorProxy) -> TensorProxy:
     """input * 2^other."""
-    check_tensor("ldexp", input=input, other=other)
     return clang.mul(input, clang.pow(2.0, other))
 
 
@@ -391,7 +380,6 @@ def _ldexp_grad(input: TensorProxy, other: TensorProxy) -> TensorProxy:
 @named("heaviside")
 def heaviside(input: TensorProxy, values: TensorProxy) -> TensorProxy:
     """0 where input is negative, 1 where it is positive, `values` where it is 0. Dtypes: one for both."""
-    check_tensor("heaviside", input=input, values=values)
     check(
         input.dtype == values.dtype,
         lambda: f"heaviside: not implemented for tensors with different dtypes: input is {input}, values is {values}",
@@ -462,7 +450,6 @@ bitwise_right_shift = _binary(
 
 def _logical(name: str, combine: Symbol) -> Symbol:
     def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-        check_tensor(name, input=input, other=other)
         return combine(clang.as_bool(input), clang.as_bool(other))
 
     body.__name__, body.__doc__ = name, f"{combine.name} of whether input and other are not 0. Dtypes: out is bool."
@@ -479,7 +466,6 @@ def isclose(
     input: TensorProxy, other: TensorProxy, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> TensorProxy:
     """Whether |input - other| <= atol + rtol * |other|. Dtypes: one for both; out is bool."""
-    check_tensor("isclose", input=input, other=other)
     check(
         input.dtype == other.dtype,
         lambda: f"isclose: {input} and {other} must have one dtype: {input.dtype} did not match {other.dtype}",
@@ -505,7 +491,6 @@ def where(
     condition: TensorProxy, input: TensorOrNumber | None = None, other: TensorOrNumber | None = None
 ) -> TensorProxy:
     """input where condition, else other. Dtypes: condition is bool."""
-    check_tensor("where", condition=condition)
     check(
         input is not None and other is not None,
         lambda: (
@@ -519,5 +504,4 @@ def where(
 @torchsymbol(Tensor.where)
 def tensor_where(self: TensorProxy, condition: TensorProxy, other: TensorOrNumber) -> TensorProxy:
     """self where condition, else other."""
-    check_tensor("where", condition=condition)
     return clang.where(condition, self, other)

@@ -10,7 +10,7 @@ from forge.prims.core import check_dim, known
 from forge.torch_internals.versions import WRONG_KIND
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.creation import canonical_device, check_supported
-from forge.torchlang.spelling import Lengths, check_tensor
+from forge.torchlang.spelling import Lengths
 
 _NONE, _BY_ROOT, _BY_COUNT = 0, 1, 2
 
@@ -62,7 +62,6 @@ def _place(op: str, x: TensorProxy, dim: int) -> int:
 
 def _full(name: str, forward: bool) -> Symbol:
     def body(input: TensorProxy, n: Dim | None = None, dim: int = -1, norm: str | None = None) -> TensorProxy:
-        check_tensor(name, input=input)
         dim = _place(name, input, dim)
         count = input.shape[dim] if n is None else n
         _check_count(name, count)
@@ -79,7 +78,6 @@ def _full(name: str, forward: bool) -> Symbol:
 
 def _half(name: str, forward: bool) -> Symbol:
     def body(input: TensorProxy, n: Dim | None = None, dim: int = -1, norm: str | None = None) -> TensorProxy:
-        check_tensor(name, input=input)
         x = _real_input(name, input)
         dim = _place(name, x, dim)
         count = x.shape[dim] if n is None else n
@@ -94,7 +92,6 @@ def _half(name: str, forward: bool) -> Symbol:
 
 def _real(name: str, forward: bool) -> Symbol:
     def body(input: TensorProxy, n: Dim | None = None, dim: int = -1, norm: str | None = None) -> TensorProxy:
-        check_tensor(name, input=input)
         x = _complex_input(input)
         dim = _place(name, x, dim)
         count = (x.shape[dim] - 1) * 2 if n is None else n
@@ -200,7 +197,6 @@ def _over_all(name: str, transform: Callable[..., TensorProxy], forward: bool) -
         dim: int | Sequence[int] | None = None,
         norm: str | None = None,
     ) -> TensorProxy:
-        check_tensor(name, input=input)
         return transform(name, forward, input, s, dim, norm)
 
     body.__name__, body.__doc__ = name, f"{name.removesuffix('n')} over several dims, all by default."
@@ -214,7 +210,6 @@ def _over_two(name: str, transform: Callable[..., TensorProxy], forward: bool) -
         dim: int | Sequence[int] = (-2, -1),
         norm: str | None = None,
     ) -> TensorProxy:
-        check_tensor(name, input=input)
         return transform(name, forward, input, s, dim, norm)
 
     body.__name__, body.__doc__ = name, f"{name.removesuffix('2')} over two dims, the last by default."
@@ -238,7 +233,6 @@ for _name, _transform, _forward in (
 
 def _shift(name: str, rounding: int) -> Symbol:
     def body(input: TensorProxy, dim: int | Sequence[int] | None = None) -> TensorProxy:
-        check_tensor(name, input=input)
         dims = range(input.ndim) if dim is None else clang.as_tuple(dim)
         check(bool(dims), lambda: f"{name}: `shifts` required: {input} has no dims", RuntimeError)
         out = input

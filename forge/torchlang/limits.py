@@ -5,13 +5,12 @@ from collections.abc import Callable
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.torch_internals.versions import TORCH
-from forge.torchlang.spelling import TensorOrNumber, check_tensor, named
+from forge.torchlang.spelling import TensorOrNumber, named
 
 
 @named("clamp", "clip")
 def clamp(input: TensorProxy, min: TensorOrNumber | None = None, max: TensorOrNumber | None = None) -> TensorProxy:
     """input, but min where it is smaller and max where it is larger; max where min > max."""
-    check_tensor("clamp", input=input)
     check(
         min is not None or max is not None,
         lambda: "clamp: At least one of 'min' or 'max' must not be None",
@@ -95,7 +94,6 @@ def clamp_max(input: TensorProxy, max: TensorOrNumber) -> TensorProxy:
 
 def _number_over_nan(name: str, better: Callable, worse: Callable) -> Symbol:
     def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-        check_tensor(name, input=input, other=other)
         input, other = clang.prepare(name, input, other)
         prims.check_dtype(name, input, prims.REAL, RuntimeError)
         return clang.where(better(input, other) | clang.isnan(other), input, other)

@@ -20,8 +20,8 @@ from forge.ir import (
     register_grad,
     short_dtype,
 )
-from forge.prims.core import check_dim, check_tensor, same
-from forge.torchlang.core import torchsymbol
+from forge.prims.core import check_dim, same
+from forge.torchlang.core import check_tensor, torchsymbol
 from forge.torchlang.spelling import results
 
 
@@ -70,7 +70,6 @@ def _product(op: str, a: TensorProxy, b: TensorProxy) -> TensorProxy:
 )
 def matmul(input: TensorProxy, other: TensorProxy) -> TensorProxy:
     """The matrix product; batch dims broadcast."""
-    check_tensor("matmul", input=input, other=other)
     check(
         input.ndim > 0 and other.ndim > 0,
         lambda: f"matmul: both arguments to matmul need to be at least 1D, but they are {input} and {other}",
@@ -130,7 +129,6 @@ def outer(input: TensorProxy, vec2: TensorProxy) -> TensorProxy:
 @torchsymbol(torch.inner, Tensor.inner)
 def inner(input: TensorProxy, other: TensorProxy) -> TensorProxy:
     """The sums of products over the last dims; a product where one operand is 0-d."""
-    check_tensor("inner", input=input, other=other)
     if input.ndim == 0 or other.ndim == 0:
         return clang.mul(input, other)
     check(
@@ -145,7 +143,6 @@ def inner(input: TensorProxy, other: TensorProxy) -> TensorProxy:
 
 def _add_product(op: str, input: TensorProxy, product: TensorProxy, beta: Number, alpha: Number) -> TensorProxy:
     """beta * input + alpha * product, in the product's shape and dtype; an input that beta = 0 hides may be nan."""
-    check_tensor(op, input=input)
     check(
         input.dtype == product.dtype,
         lambda: f"{op}: input is {input}, but must have the dtype of the product, {short_dtype(product.dtype)}",
@@ -228,7 +225,6 @@ def linear(input: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = N
 
     Shapes: input (..., in), weight (out, in) or (in,), bias (out,) or (); out is (..., out).
     """
-    check_tensor("linear", input=input, weight=weight)
     check(
         weight.ndim in (1, 2) and input.ndim > 0 and same(input.shape[-1], weight.shape[-1]),
         lambda: f"linear: mat1 and mat2 shapes cannot be multiplied: input is {input}, weight is {weight}",
@@ -265,7 +261,6 @@ def bilinear(
     input1: TensorProxy, input2: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None
 ) -> TensorProxy:
     """out[..., o] = the sum over i and j of input1[..., i] * weight[o, i, j] * input2[..., j], plus bias[o]."""
-    check_tensor("bilinear", input1=input1, input2=input2)
     check_rank("bilinear", 3, weight=weight)
     bias_given = {} if bias is None else {"bias": bias}
     check_one_dtype("bilinear", input1=input1, input2=input2, weight=weight, **bias_given)
@@ -289,7 +284,6 @@ def bilinear(
 @torchsymbol(torch.tensordot)
 def tensordot(a: TensorProxy, b: TensorProxy, dims: int | Sequence = 2) -> TensorProxy:
     """The sum of products over the last `dims` dims of a and the first of b, or over the two lists of dims given."""
-    check_tensor("tensordot", a=a, b=b)
     check(
         not isinstance(dims, TensorProxy),
         lambda: "tensordot: dims in a tensor are not known while tracing; give a list",
@@ -350,7 +344,6 @@ def linalg_cross(input: TensorProxy, other: TensorProxy, *, dim: int = -1) -> Te
 @torchsymbol(torch.cross, Tensor.cross)
 def cross(input: TensorProxy, other: TensorProxy, dim: int | None = None) -> TensorProxy:
     """The cross product of vectors of 3 along `dim`, the first of length 3 by default."""
-    check_tensor("cross", input=input, other=other)
     if dim is None:
         found = [i for i, length in enumerate(input.shape) if prims.known(length == 3)]
         check(bool(found), lambda: f"cross: no dimension of size 3 in input {input}", RuntimeError)
@@ -359,7 +352,6 @@ def cross(input: TensorProxy, other: TensorProxy, dim: int | None = None) -> Ten
 
 
 def _cross(op: str, a: TensorProxy, b: TensorProxy, dim: int) -> TensorProxy:
-    check_tensor(op, input=a, other=b)
     check(
         a.ndim == b.ndim,
         lambda: f"{op}: inputs must have the same number of dimensions, but they are {a} and {b}",
@@ -394,7 +386,6 @@ def trace(input: TensorProxy) -> TensorProxy:
 @torchsymbol(torch.kron, Tensor.kron)
 def kron(input: TensorProxy, other: TensorProxy) -> TensorProxy:
     """Every element of input times the whole of other, laid out as one tensor."""
-    check_tensor("kron", input=input, other=other)
     rank = max(input.ndim, other.ndim)
     a_shape = (1,) * (rank - input.ndim) + tuple(input.shape)
     b_shape = (1,) * (rank - other.ndim) + tuple(other.shape)
@@ -411,6 +402,5 @@ def ldl_factor_ex(
     input: TensorProxy, *, hermitian: bool = False, check_errors: bool = False
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
     """input = L @ D @ L^H: L and D in one matrix, pivots as LAPACK has them, and whether each matrix was factored."""
-    check_tensor("linalg.ldl_factor_ex", input=input)
     found = prims.linalg_ldl_factor_ex(input, hermitian=hermitian, check_errors=check_errors)
     return results.linalg_ldl_factor_ex(found)

@@ -11,8 +11,8 @@ from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check, get_grad, needs
 from forge.prims.core import check_dim, known, same
 from forge.torch_internals.functions import torch_unsafe_masked_index, torch_unsafe_masked_index_put_accumulate
 from forge.torchlang import shape as shapes
-from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_operands, check_tensor
+from forge.torchlang.core import check_tensor, torchsymbol
+from forge.torchlang.spelling import check_operands
 
 TensorOrNumber = TensorProxy | Number
 Indices = Sequence[TensorProxy]
@@ -78,7 +78,6 @@ def index_reduce(
     input: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy, reduce: str, *, include_self: bool = True
 ) -> TensorProxy:
     """input with the slices of source that `index` names for one place reduced: "prod", "mean", "amax" or "amin"."""
-    check_tensor("index_reduce", input=input, index=index, source=source)
     dim = check_dim("index_reduce", dim, input.ndim)
     _check_index_reduce(input, dim, index, source, reduce)
     if source.ndim == 0:
@@ -92,7 +91,6 @@ def index_reduce(
 @torchsymbol(torch.put, Tensor.put, inplace=Tensor.put_)
 def put(input: TensorProxy, index: TensorProxy, source: TensorProxy, accumulate: bool = False) -> TensorProxy:
     """input with its elements at flat places replaced by (with `accumulate`, increased by) source's, in order."""
-    check_tensor("put", input=input, index=index, source=source)
     check(
         index.dtype == torch.int64,
         lambda: f"put_(): Expected a long tensor for index, but got {index}",
@@ -122,7 +120,6 @@ def put(input: TensorProxy, index: TensorProxy, source: TensorProxy, accumulate:
 
 
 def _check_masked(op: str, input: TensorProxy, mask: TensorProxy, indices: Indices) -> None:
-    check_tensor(op, input=input, mask=mask)
     for index in indices:
         check_tensor(op, indices=index)
         check(
@@ -226,7 +223,6 @@ def _is_in(elements: TensorOrNumber, others: TensorOrNumber) -> TensorProxy:
 @torchsymbol(torch.functional.unravel_index)
 def unravel_index(indices: TensorProxy, shape: Dim | Sequence[Dim]) -> tuple[TensorProxy, ...]:
     """The indices along each dim of a tensor of `shape` that flat indices stand for. Dtypes: integer; out is int64."""
-    check_tensor("unravel_index", indices=indices)
     check(
         clang.category(indices.dtype) == 1,
         lambda: f"unravel_index: expected 'indices' to be integer dtype, but got {indices}",

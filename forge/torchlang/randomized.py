@@ -10,7 +10,6 @@ from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.activation import leaky_relu
 from forge.torchlang.nn.softmax import softmax
 from forge.torchlang.random import RANDOM_CONSTANT, fills
-from forge.torchlang.spelling import check_tensor
 
 Generator = torch.Generator | None
 
@@ -46,7 +45,6 @@ def fill_log_normal(self: TensorProxy, mean: float = 1, std: float = 2, *, gener
 @torchsymbol(torch.poisson, tags=RANDOM_CONSTANT)
 def poisson(input: TensorProxy, generator: Generator = None) -> TensorProxy:
     """Numbers of Poisson distributions with these rates."""
-    check_tensor("poisson", input=input)
     check_supported("poisson", generator=generator)
     return prims.poisson(input)
 
@@ -63,7 +61,6 @@ def _poisson_grad(input: TensorProxy, generator: Generator = None) -> TensorProx
 
 
 def _rrelu(input: TensorProxy, lower: float, upper: float, training: bool) -> TensorProxy:
-    check_tensor("rrelu", input=input)
     check(
         lower <= upper,
         lambda: f"rrelu: Lower bound should be less than or equal to the upper bound, but they are {lower}, {upper}",
@@ -98,7 +95,6 @@ def gumbel_softmax(
     logits: TensorProxy, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> TensorProxy:
     """softmax of the logits with noise, over tau; where `hard`, 1 at its largest in the forward alone."""
-    check_tensor("gumbel_softmax", logits=logits)
     dims = clang.canonical_dims("gumbel_softmax", dim, logits.ndim)
     noise = -clang.log(prims.exponential(logits.shape, 1, logits.dtype, logits.device))
     soft = softmax((logits + noise) / tau, dim)

@@ -23,7 +23,7 @@ from forge.ir import (
     register_grad,
 )
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor, named, results, spellings
+from forge.torchlang.spelling import named, results, spellings
 
 Dims = int | Sequence[int] | None
 
@@ -42,7 +42,6 @@ def _summing(name: str) -> Symbol:
         axis: Dims = None,
         keepdims: bool = False,
     ) -> TensorProxy:
-        check_tensor(name, input=input)
         return target(input, axis if dim is None else dim, keepdim or keepdims, dtype)
 
     body.__name__, body.__doc__ = name, target.__doc__
@@ -107,7 +106,6 @@ def prod(
     keepdims: bool = False,
 ) -> TensorProxy:
     """The product over one dim or all. Dtypes: integers and bools are multiplied as int64 unless `dtype` is given."""
-    check_tensor("prod", input=input)
     return clang.prod(input, axis if dim is None else dim, keepdim or keepdims, dtype)
 
 
@@ -138,7 +136,6 @@ def _extremes(name: str) -> Symbol:
     def body(
         input: TensorProxy, dim: Dims = (), keepdim: bool = False, *, axis: Dims = None, keepdims: bool = False
     ) -> TensorProxy:
-        check_tensor(name, input=input)
         return target(input, dim if axis is None else axis, keepdim or keepdims)
 
     body.__name__, body.__doc__ = name, target.__doc__
@@ -155,7 +152,6 @@ def _quantifier(name: str) -> Symbol:
     def body(
         input: TensorProxy, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, keepdims: bool = False
     ) -> TensorProxy:
-        check_tensor(name, input=input)
         dim = axis if dim is None else dim
         if isinstance(dim, (tuple, list)) and not dim:  # over no dim, where other reductions take () for all
             out = clang.ne(input, 0)
@@ -173,7 +169,6 @@ all = _quantifier("all")
 @named("count_nonzero")
 def count_nonzero(input: TensorProxy, dim: Dims = None) -> TensorProxy:
     """The number of elements that are not 0."""
-    check_tensor("count_nonzero", input=input)
     return clang.sum(clang.as_bool(input), dim)
 
 
@@ -182,7 +177,6 @@ def logsumexp(
     input: TensorProxy, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, keepdims: bool = False
 ) -> TensorProxy:
     """log(sum(e^input)) over dim, without overflow."""
-    check_tensor("logsumexp", input=input)
     return clang.logsumexp(input, axis if dim is None else dim, keepdim or keepdims)
 
 
@@ -201,7 +195,6 @@ def _spread_arguments(
 
 
 def _check_floating(op: str, input: TensorProxy) -> None:
-    check_tensor(op, input=input)
     check(
         clang.category(input.dtype) > 1,
         lambda: f"{op}: std and var only support floating point and complex dtypes, but input is {input}",
@@ -286,7 +279,6 @@ def _extremum(name: str, prim: Symbol, over_all: Symbol, of_two: Symbol) -> Symb
         axis: int | None = None,
         keepdims: bool = False,
     ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
-        check_tensor(name, input=input)
         dim, other = (None, dim) if isinstance(dim, TensorProxy) else (_dim_of(dim, axis), other)
         if other is not None:
             prims.check_dtype(f"{name}imum", input, prims.REAL)
@@ -338,7 +330,6 @@ _register_over_all(min)
 @named("aminmax")
 def aminmax(input: TensorProxy, *, dim: int | None = None, keepdim: bool = False) -> tuple[TensorProxy, TensorProxy]:
     """(the minimum, the maximum) over a dim or all."""
-    check_tensor("aminmax", input=input)
     prims.check_dtype("aminmax", input, prims.REAL)
     return results.aminmax((clang.amin(input, dim, keepdim), clang.amax(input, dim, keepdim)))
 
@@ -354,7 +345,6 @@ def _arg_extremum(name: str) -> Symbol:
         axis: int | None = None,
         keepdims: bool = False,
     ) -> TensorProxy:
-        check_tensor(name, input=input)
         dim, keepdim = _dim_of(dim, axis), keepdim or keepdims
         if dim is not None:
             dim = prims.check_dim(name, dim, input.ndim)
@@ -381,7 +371,6 @@ def _middle(name: str) -> Symbol:
     def body(
         input: TensorProxy, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None
     ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
-        check_tensor(name, input=input)
         dim = _dim_of(dim, axis)
         if dim is None:
             return prim(clang.reshape(input, (-1,)), 0)[0]
@@ -418,7 +407,6 @@ def mode(
     input: TensorProxy, dim: int = -1, keepdim: bool = False, *, axis: int | None = None
 ) -> tuple[TensorProxy, TensorProxy]:
     """(the most frequent values, their indices) along dim."""
-    check_tensor("mode", input=input)
     dim = prims.check_dim("mode", dim if axis is None else axis, input.ndim)
     return results.mode(_kept(prims.mode(input, dim), input, dim, keepdim))
 
@@ -428,7 +416,6 @@ def kthvalue(
     input: TensorProxy, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None
 ) -> tuple[TensorProxy, TensorProxy]:
     """(the k-th smallest values, their indices) along dim."""
-    check_tensor("kthvalue", input=input)
     dim = prims.check_dim("kthvalue", dim if axis is None else axis, input.ndim)
     return results.kthvalue(_kept(prims.kthvalue(input, k, dim), input, dim, keepdim))
 
@@ -441,7 +428,6 @@ def topk(
     input: TensorProxy, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None
 ) -> tuple[TensorProxy, TensorProxy]:
     """(the k largest or smallest values, their indices) along dim."""
-    check_tensor("topk", input=input)
     dim = prims.check_dim("topk", dim if axis is None else axis, input.ndim)
     return results.topk(prims.topk(input, k, dim, largest, sorted))
 
@@ -451,7 +437,6 @@ def sort(
     input: TensorProxy, dim: Any = -1, descending: bool = False, *, stable: bool = False, axis: int | None = None
 ) -> tuple[TensorProxy, TensorProxy]:
     """(the values in order, their indices) along dim."""
-    check_tensor("sort", input=input)
     dim = prims.check_dim("sort", dim if axis is None else axis, input.ndim)
     return results.sort(prims.sort(input, dim, descending, bool(stable)))
 
@@ -461,7 +446,6 @@ def argsort(
     input: TensorProxy, dim: int = -1, descending: bool = False, *, stable: bool = False, axis: int | None = None
 ) -> TensorProxy:
     """The indices that sort input along dim."""
-    check_tensor("argsort", input=input)
     dim = prims.check_dim("argsort", dim if axis is None else axis, input.ndim)
     return prims.sort(input, dim, descending, stable)[1]
 
@@ -469,7 +453,6 @@ def argsort(
 @named("msort")
 def msort(input: TensorProxy) -> TensorProxy:
     """The values in order along the first dim."""
-    check_tensor("msort", input=input)
     return prims.sort(input, prims.check_dim("msort", 0, input.ndim))[0]
 
 
@@ -482,7 +465,6 @@ def _running(name: str) -> Symbol:
     def body(
         input: TensorProxy, dim: int | None = None, *, dtype: torch.dtype | None = None, axis: int | None = None
     ) -> TensorProxy:
-        check_tensor(name, input=input)
         dim = prims.check_dim(name, _dim_of(dim, axis), input.ndim)
         default = torch.int64 if clang.category(input.dtype) < 2 else input.dtype
         return prim(clang.convert(input, dtype or default), dim)
@@ -498,7 +480,6 @@ cumprod = _running("cumprod")
 @named("logcumsumexp")
 def logcumsumexp(input: TensorProxy, dim: int | None = None, *, axis: int | None = None) -> TensorProxy:
     """The logarithm of the running sum of e^input along dim. Dtypes: floating point."""
-    check_tensor("logcumsumexp", input=input)
     return prims.logcumsumexp(input, prims.check_dim("logcumsumexp", _dim_of(dim, axis), input.ndim))
 
 
@@ -506,7 +487,6 @@ def _running_extremum(name: str) -> Symbol:
     prim, result = getattr(prims, name), getattr(torch.return_types, name)
 
     def body(input: TensorProxy, dim: int | None = None, *, axis: int | None = None) -> tuple[TensorProxy, TensorProxy]:
-        check_tensor(name, input=input)
         return result(prim(input, prims.check_dim(name, _dim_of(dim, axis), input.ndim)))
 
     body.__name__, body.__doc__ = name, prim.__doc__
@@ -520,7 +500,6 @@ cummin = _running_extremum("cummin")
 @torchsymbol(*spellings("histc"), tags=[Tag.NOT_DIFFERENTIABLE])
 def histc(input: TensorProxy, bins: int = 100, min: Number = 0, max: Number = 0) -> TensorProxy:
     """How many elements lie in each of `bins` equal parts of [min, max], of their own range where those are equal."""
-    check_tensor("histc", input=input)
     prims.check_dtype("aminmax" if min == max else "histc", input, prims.REAL)
     return prims.histc(input, bins, min, max)
 
@@ -534,7 +513,6 @@ def diff(
     append: TensorProxy | None = None,
 ) -> TensorProxy:
     """Each element less the one before it along `dim`, n times. Dtypes: bools are compared (xor)."""
-    check_tensor("diff", input=input)
     check(
         input.ndim > 0, lambda: f"diff: expects input to be at least one-dimensional, but it is {input}", RuntimeError
     )

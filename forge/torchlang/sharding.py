@@ -15,7 +15,6 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from forge import clang, prims
 from forge.ir import TensorProxy, check, get_grad, put_grad, register_grad
 from forge.torchlang.core import View, torchsymbol
-from forge.torchlang.spelling import check_tensor
 
 Place = int | Literal["replicate", "partial"]
 
@@ -103,7 +102,6 @@ def spread(x: torch.Tensor, size: int, rank: int, group: str) -> torch.Tensor:
 
 
 def _check_group(op: str, x: Any, size: int, rank: int) -> None:
-    check_tensor(op, x=x)
     check(0 <= rank < size, lambda: f"{op}: rank is {rank}, but must be one of a group of {size}")
 
 

@@ -11,7 +11,7 @@ from forge.ir import Dim, TensorProxy, check
 from forge.prims.core import check_dims, same
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.linalg import check_one_dtype
-from forge.torchlang.spelling import check_tensor, results
+from forge.torchlang.spelling import results
 
 Pair = tuple[TensorProxy, TensorProxy]
 
@@ -19,42 +19,36 @@ Pair = tuple[TensorProxy, TensorProxy]
 @torchsymbol(torch.linalg.inv_ex)
 def inv_ex(A: TensorProxy, *, check_errors: bool = False) -> Pair:
     """(the inverse of each matrix, which are singular)."""
-    check_tensor("linalg.inv_ex", A=A)
     return results.linalg_inv_ex(prims.linalg_inv_ex(A, check_errors=check_errors))
 
 
 @torchsymbol(torch.linalg.inv)
 def inv(A: TensorProxy) -> TensorProxy:
     """The inverse of each matrix."""
-    check_tensor("linalg.inv", A=A)
     return prims.linalg_inv_ex(A, check_errors=True)[0]
 
 
 @torchsymbol(torch.inverse, Tensor.inverse)
 def inverse(input: TensorProxy) -> TensorProxy:
     """The inverse of each matrix."""
-    check_tensor("inverse", input=input)
     return prims.linalg_inv_ex(input, check_errors=True)[0]
 
 
 @torchsymbol(torch.linalg.solve_ex)
 def solve_ex(A: TensorProxy, B: TensorProxy, *, left: bool = True, check_errors: bool = False) -> Pair:
     """(X with A @ X = B, or X @ A = B; which matrices are singular)."""
-    check_tensor("linalg.solve_ex", A=A, B=B)
     return results.linalg_solve_ex(prims.linalg_solve_ex(A, B, left=left, check_errors=check_errors))
 
 
 @torchsymbol(torch.linalg.solve)
 def solve(A: TensorProxy, B: TensorProxy, *, left: bool = True) -> TensorProxy:
     """X with A @ X = B, or X @ A = B; B may be vectors."""
-    check_tensor("linalg.solve", A=A, B=B)
     return prims.linalg_solve_ex(A, B, left=left, check_errors=True)[0]
 
 
 @torchsymbol(torch.linalg.tensorinv)
 def tensorinv(input: TensorProxy, ind: int = 2) -> TensorProxy:
     """The inverse of tensordot(input, ·, the last dims): of the matrix of the first `ind` dims and the others."""
-    check_tensor("linalg.tensorinv", input=input)
     check(
         ind > 0,
         lambda: f"linalg.tensorinv: Expected a strictly positive integer for 'ind', but got {ind}",
@@ -77,7 +71,6 @@ def tensorinv(input: TensorProxy, ind: int = 2) -> TensorProxy:
 @torchsymbol(torch.linalg.tensorsolve)
 def tensorsolve(input: TensorProxy, other: TensorProxy, dims: Sequence[int] | None = None) -> TensorProxy:
     """X with tensordot(input, X, X.ndim) = other; `dims` of input are moved to its end first."""
-    check_tensor("linalg.tensorsolve", input=input, other=other)
     if dims is not None:
         moved = check_dims("linalg.tensorsolve", dims, input.ndim)
         input = clang.movedim(input, moved, tuple(range(input.ndim - len(moved), input.ndim)))
@@ -101,14 +94,12 @@ def tensorsolve(input: TensorProxy, other: TensorProxy, dims: Sequence[int] | No
 @torchsymbol(torch.linalg.matrix_exp, torch.matrix_exp, Tensor.matrix_exp)
 def matrix_exp(input: TensorProxy) -> TensorProxy:
     """The exponential of each matrix."""
-    check_tensor("matrix_exp", input=input)
     return prims.linalg_matrix_exp(input)
 
 
 @torchsymbol(torch.linalg.matrix_power, torch.matrix_power, Tensor.matrix_power)
 def matrix_power(input: TensorProxy, n: int) -> TensorProxy:
     """The product of n copies of each matrix; of its inverse for a negative n."""
-    check_tensor("linalg.matrix_power", input=input)
     check_square("linalg.matrix_power", input)
     n = int(n)  # which products are made decides what the program is
     if n == 0:  # whose gradient is zeros
@@ -155,7 +146,6 @@ def check_square(op: str, x: TensorProxy) -> None:
 @torchsymbol(torch.linalg.vecdot)
 def vecdot(x: TensorProxy, y: TensorProxy, *, dim: int = -1) -> TensorProxy:
     """The sum of conj(x) * y along `dim`; other dims broadcast."""
-    check_tensor("linalg.vecdot", x=x, y=y)
     check(
         clang.category(x.dtype) > 1,
         lambda: f"linalg.vecdot: Expected a floating point or complex tensor as input. Got {x}",
@@ -168,7 +158,6 @@ def vecdot(x: TensorProxy, y: TensorProxy, *, dim: int = -1) -> TensorProxy:
 @torchsymbol(torch.linalg.vander)
 def linalg_vander(x: TensorProxy, *, N: Dim | None = None) -> TensorProxy:
     """The powers 0 to N - 1 of each element, as the last dim."""
-    check_tensor("linalg.vander", x=x)
     check(
         x.dtype != torch.bool,
         lambda: f"linalg.vander supports floating point, complex, and integer tensors, but got {x}",
@@ -188,5 +177,4 @@ def linalg_vander(x: TensorProxy, *, N: Dim | None = None) -> TensorProxy:
 @torchsymbol(torch.linalg.diagonal, view=View.ALWAYS)
 def linalg_diagonal(A: TensorProxy, *, offset: Dim = 0, dim1: int = -2, dim2: int = -1) -> TensorProxy:
     """The elements of matrices whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
-    check_tensor("linalg.diagonal", A=A)
     return clang.diagonal(A, offset, dim1, dim2)

@@ -19,7 +19,7 @@ from forge.ir import (
     register_grad,
 )
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import TensorOrNumber, check_operands, check_tensor, named
+from forge.torchlang.spelling import TensorOrNumber, check_operands, named
 
 aten = torch.ops.aten
 
@@ -31,7 +31,6 @@ def _as_float(x: TensorProxy) -> TensorProxy:
 
 def _log_add(name: str, log_one_plus: Callable, power: Symbol) -> Symbol:
     def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-        check_tensor(name, input=input, other=other)
         a, b = clang.prepare(name, input, other)
         prims.check_dtype(name, a, prims.FLOAT if power is clang.exp else prims.REAL)
         dtype = a.dtype
@@ -107,7 +106,6 @@ xlog1py = _times_log("xlog1py", clang.log1p, lambda other: other + 1)
 @named("sinc")
 def sinc(input: TensorProxy) -> TensorProxy:
     """sin(pi x) / (pi x), 1 at 0."""
-    check_tensor("sinc", input=input)
     x = _as_float(input)
     dtype = x.dtype
     product = clang.widen(x) * math.pi
@@ -128,7 +126,6 @@ def _sinc_grad(input: TensorProxy) -> TensorProxy:
 @named("logit")
 def logit(input: TensorProxy, eps: float | None = None) -> TensorProxy:
     """log(x / (1 - x)), of x limited to [eps, 1 - eps] where eps is given."""
-    check_tensor("logit", input=input)
     prims.check_dtype("logit", input, prims.REAL)
     x = _as_float(input)
     dtype = x.dtype
@@ -157,7 +154,6 @@ def _logit_grad(input: TensorProxy, eps: float | None = None) -> TensorProxy:
 @named("entr")
 def entr(input: TensorProxy) -> TensorProxy:
     """-x log(x), 0 at 0, -inf below."""
-    check_tensor("entr", input=input)
     x = _as_float(input)
     dtype = x.dtype
     x = clang.widen(x)
@@ -175,7 +171,6 @@ def _entr_grad(input: TensorProxy) -> TensorProxy:
 @named("ndtr")
 def ndtr(input: TensorProxy) -> TensorProxy:
     """The area under the standard normal density up to x."""
-    check_tensor("ndtr", input=input)
     x = _as_float(input)
     dtype = x.dtype
     scaled = clang.widen(x) * math.sqrt(0.5)
@@ -195,7 +190,6 @@ def _ndtr_grad(input: TensorProxy) -> TensorProxy:
 @torchsymbol(torch.polygamma, torch.special.polygamma)
 def polygamma(n: int, input: TensorProxy) -> TensorProxy:
     """The derivative number n of digamma."""
-    check_tensor("polygamma", input=input)
     return prims.polygamma(n, _as_float(input))
 
 
@@ -208,7 +202,6 @@ def tensor_polygamma(self: TensorProxy, n: int) -> TensorProxy:
 @named("mvlgamma", "multigammaln")
 def mvlgamma(input: TensorProxy, p: int) -> TensorProxy:
     """The log of the multivariate gamma function of dimension p."""
-    check_tensor("mvlgamma", input=input)
     check(p >= 1, lambda: f"mvlgamma: p has to be greater than or equal to 1, but is {p}", RuntimeError)
     x = _as_float(input)
     total = clang.lgamma(x)
@@ -223,7 +216,6 @@ def mvlgamma(input: TensorProxy, p: int) -> TensorProxy:
 @named("addcmul")
 def addcmul(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
     """input + value * tensor1 * tensor2."""
-    check_tensor("addcmul", input=input, tensor1=tensor1, tensor2=tensor2)
     product = tensor1 * tensor2
     return input + (product if isinstance(value, int) and value == 1 else product * value)
 
@@ -231,7 +223,6 @@ def addcmul(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, v
 @named("addcdiv")
 def addcdiv(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
     """input + value * tensor1 / tensor2. Dtypes: floating point."""
-    check_tensor("addcdiv", input=input, tensor1=tensor1, tensor2=tensor2)
     check(
         clang.category(tensor1.dtype) > 1 or clang.category(tensor2.dtype) > 1,
         lambda: f"addcdiv: Integer division with addcdiv is no longer supported: {tensor1} by {tensor2}",
@@ -268,7 +259,6 @@ def _addcdiv_grad(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy
 @named("lerp")
 def lerp(input: TensorProxy, end: TensorProxy, weight: TensorOrNumber) -> TensorProxy:
     """input + weight * (end - input). Dtypes: one, floating point."""
-    check_tensor("lerp", input=input, end=end)
     prims.check_dtype("lerp", input, prims.FLOAT)
     for name, operand in (("end", end), ("weight", weight)):
         check(

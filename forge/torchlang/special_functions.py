@@ -8,7 +8,7 @@ from forge import clang, prims
 from forge.ir import Symbol, TensorProxy
 from forge.prims.special_functions import BESSEL, POLYNOMIALS
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import TensorOrNumber, check_operands, check_tensor
+from forge.torchlang.spelling import TensorOrNumber, check_operands
 
 
 def _named(name: str, body: Callable) -> Symbol:
@@ -21,7 +21,6 @@ def _of_input(name: str) -> Symbol:
     prim = getattr(prims, name)
 
     def body(input: TensorProxy) -> TensorProxy:
-        check_tensor(name, input=input)
         return prim(input)
 
     return _named(name, body)
@@ -31,7 +30,6 @@ def _of_x(name: str) -> Symbol:
     prim = getattr(prims, name)
 
     def body(x: TensorProxy) -> TensorProxy:
-        check_tensor(name, x=x)
         return prim(x)
 
     return _named(name, body)

@@ -6,7 +6,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import NUMBER_TYPES, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import TensorOrNumber, check_tensor, results
+from forge.torchlang.spelling import TensorOrNumber, results
 
 Pair = tuple[TensorProxy, TensorProxy]
 Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
@@ -15,49 +15,42 @@ Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
 @torchsymbol(torch.linalg.eigh)
 def eigh(input: TensorProxy, UPLO: str = "L") -> Pair:
     """(eigenvalues of symmetric or Hermitian matrices, ascending; eigenvectors as columns)."""
-    check_tensor("linalg.eigh", input=input)
     return results.linalg_eigh(prims.linalg_eigh(input, UPLO))
 
 
 @torchsymbol(torch.linalg.eigvalsh)
 def eigvalsh(input: TensorProxy, UPLO: str = "L") -> TensorProxy:
     """The eigenvalues of symmetric or Hermitian matrices, ascending."""
-    check_tensor("linalg.eigvalsh", input=input)
     return prims.linalg_eigh(input, UPLO)[0]
 
 
 @torchsymbol(torch.linalg.eig)
 def eig(input: TensorProxy) -> Pair:
     """(complex eigenvalues, eigenvectors as columns)."""
-    check_tensor("linalg.eig", input=input)
     return results.linalg_eig(prims.linalg_eig(input))
 
 
 @torchsymbol(torch.linalg.eigvals)
 def eigvals(input: TensorProxy) -> TensorProxy:
     """The complex eigenvalues."""
-    check_tensor("linalg.eigvals", input=input)
     return prims.linalg_eig(input)[0]
 
 
 @torchsymbol(torch.linalg.svd)
 def linalg_svd(A: TensorProxy, full_matrices: bool = True, *, driver: str | None = None) -> Triple:
     """(U, S, Vh) with A = U @ diag(S) @ Vh; without full_matrices, only the vectors that belong to singular values."""
-    check_tensor("linalg.svd", A=A)
     return results.linalg_svd(prims.linalg_svd(A, full_matrices, driver=driver))
 
 
 @torchsymbol(torch.linalg.svdvals)
 def svdvals(A: TensorProxy, *, driver: str | None = None) -> TensorProxy:
     """The singular values, descending."""
-    check_tensor("linalg.svdvals", A=A)
     return prims.linalg_svd(A, False, driver=driver)[1]
 
 
 @torchsymbol(torch.svd, Tensor.svd)
 def svd(input: TensorProxy, some: bool = True, compute_uv: bool = True) -> Triple:
     """(U, S, V) with input = U @ diag(S) @ V^H; without compute_uv, U and V are zeros."""
-    check_tensor("svd", input=input)
     check(input.ndim >= 2, lambda: f"svd: input should have at least 2 dimensions, but it is {input}", RuntimeError)
     if compute_uv:
         U, S, Vh = prims.linalg_svd(input, not some)
@@ -102,7 +95,6 @@ def _column(tolerance: TensorOrNumber) -> TensorOrNumber:
 def _pseudoinverse(
     op: str, A: TensorProxy, atol: TensorProxy | float | None, rtol: TensorProxy | float | None, hermitian: bool
 ) -> TensorProxy:
-    check_tensor(op, A=A)
     check(
         A.ndim >= 2,
         lambda: f"{op}: Expected a tensor with 2 or more dimensions of floating types, but it is {A}",
@@ -174,7 +166,6 @@ def matrix_rank(
     rtol: TensorProxy | float | None = None,
 ) -> TensorProxy:
     """How many singular values are above max(atol, rtol * the largest); tol is an atol without rtol."""
-    check_tensor("linalg.matrix_rank", input=input)
     check(
         input.ndim >= 2,
         lambda: f"linalg.matrix_rank: The input tensor input must have at least 2 dimensions, but it is {input}",

@@ -9,7 +9,6 @@ from forge.prims.core import known, same
 from forge.torch_internals.versions import WRONG_KIND
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn import pad
-from forge.torchlang.spelling import check_tensor
 
 _BY_ROOT, _BY_COUNT = 1, 2
 
@@ -60,7 +59,6 @@ def stft(
     center: places are the middles of the windows, and the signal is padded for them. onesided: the first half of the
     frequencies. return_complex: else both parts, in a last dim.
     """
-    check_tensor("stft", input=input)
     check(
         align_to_window is None,
         lambda: "stft: align_to_window is not supported; see forge/torchlang",
@@ -134,7 +132,6 @@ def istft(
     Source: Griffin and Lim, Signal estimation from modified short-time Fourier transform (1984). Whether windows cover
     every place depends on values, and is seen when torch's own function runs.
     """
-    check_tensor("istft", input=input)
     onesided = _check_spectrogram(input, n_fft, onesided, return_complex)
     hop = n_fft // 4 if hop_length is None else hop_length
     _check_hop("istft", hop)

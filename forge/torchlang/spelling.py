@@ -1,5 +1,5 @@
 """What the families of functions that torch spells in many ways share: every spelling of a name as one symbol, and the
-errors of arguments of another kind."""
+error of an argument that is neither a tensor nor a number."""
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -35,16 +35,6 @@ def _id(name: str) -> str:
 
 
 _OWNERS = {"torch": torch, "torch.Tensor": Tensor, "torch.special": torch.special}
-
-
-def check_tensor(op: str, **arguments: object) -> None:
-    """Raises TypeError, in torch's words, naming the first argument that is no tensor."""
-    for name, value in arguments.items():
-        check(
-            isinstance(value, TensorProxy),
-            lambda name=name, value=value: f"{op}(): argument '{name}' must be Tensor, not {type(value).__name__}",
-            TypeError,
-        )
 
 
 def check_operands(op: str, **arguments: object) -> None:

@@ -12,7 +12,7 @@ from forge.ir.pytree import tensors
 from forge.prims.core import check_dim, known, same
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.special import lerp
-from forge.torchlang.spelling import check_tensor, results
+from forge.torchlang.spelling import results
 
 TensorOrNumber = TensorProxy | Number
 
@@ -23,7 +23,6 @@ _INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
 def _check_quantile(op: str, input: TensorProxy, q: TensorProxy | float, interpolation: str) -> None:
-    check_tensor(op, input=input)
     check(
         not known(input.numel() == 0), lambda: f"{op}() input tensor must be non-empty, but it is {input}", RuntimeError
     )
@@ -122,7 +121,6 @@ def histogram(
 
     bins: how many in `range`, that of the elements unless given, or their edges. density: as parts of one, by width.
     """
-    check_tensor("histogram", input=input)
     options = {} if range is None else {"range": tuple(range)}
     return results.histogram(prims.histogram(input, bins, **options, weight=weight, density=density))
 
@@ -139,7 +137,6 @@ def histogramdd(
 
     Shapes: input's last dim has a point's coordinates.
     """
-    check_tensor("histogramdd", input=input)
     range = None if range is None else tuple(range)
     counts, edges = prims.histogramdd(input, bins, range, weight, density)
     given = tuple(bins) if isinstance(bins, Sequence) else ()
@@ -155,7 +152,6 @@ def _check_segments(
     data: TensorProxy, reduce: str, lengths: TensorProxy | None, offsets: TensorProxy | None, axis: int
 ) -> None:
     op = "segment_reduce()"
-    check_tensor("segment_reduce", data=data)
     check(
         reduce in _START or reduce in ("amax", "amin"),
         lambda: f"{op}: reduce argument must be either sum, prod, mean, amax or amin, got {reduce}",

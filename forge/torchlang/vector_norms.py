@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import TensorProxy, check, short_dtype
-from forge.prims.core import check_dim, check_tensor, same
+from forge.prims.core import check_dim, same
 from forge.torch_internals.versions import WRONG_OPTION
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.solvers import check_square, inv_ex
@@ -16,7 +16,6 @@ from forge.torchlang.spectral import svdvals
 
 
 def _norm_input(op: str, x: TensorProxy, dtype: torch.dtype | None) -> TensorProxy:
-    check_tensor(op, x=x)
     check(
         dtype is None or dtype.is_complex == x.is_complex(),
         lambda: f"{op}: dtype should be {'complex' if x.is_complex() else 'real'} as {x} is, but got {dtype}",
@@ -109,7 +108,6 @@ def _largest(sizes: TensorProxy, dim: int) -> TensorProxy:
 @torchsymbol(torch.linalg.cond)
 def cond(input: TensorProxy, p: float | str | None = None) -> TensorProxy:
     """The condition number of matrices in a norm: the matrix's times its inverse's, inf for a singular matrix."""
-    check_tensor("linalg.cond", input=input)
     check(
         input.ndim >= 2,
         lambda: f"linalg.cond: The input tensor must have at least 2 dimensions, but it is {input}",
@@ -145,7 +143,6 @@ def matrix_norm(
     dtype: torch.dtype | None = None,
 ) -> TensorProxy:
     """A norm of matrices: Frobenius's, or the extreme sum of a row (inf, -inf) or column (1, -1)."""
-    check_tensor("linalg.matrix_norm", A=A)
     return _matrix_norm("linalg.matrix_norm", A, ord, dim, keepdim, dtype)
 
 
@@ -159,7 +156,6 @@ def linalg_norm(
     dtype: torch.dtype | None = None,
 ) -> TensorProxy:
     """A vector norm over one dim (or of everything, for no ord), a matrix norm over two."""
-    check_tensor("linalg.norm", A=A)
     if ord is not None and dim is None:
         check(
             A.ndim in (1, 2),
@@ -224,7 +220,6 @@ def _nuclear_norm(
 @torchsymbol(torch.cosine_similarity)
 def cosine_similarity(x1: TensorProxy, x2: TensorProxy, dim: int = 1, eps: float = 1e-8) -> TensorProxy:
     """x1 · x2 / (|x1| |x2|) along `dim`, each norm at least eps."""
-    check_tensor("cosine_similarity", x1=x1, x2=x2)
     x1, x2 = clang.prepare("cosine_similarity", x1, x2)
     check(
         x1.is_floating_point(),
@@ -243,7 +238,6 @@ def pairwise_distance(
     x1: TensorProxy, x2: TensorProxy, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> TensorProxy:
     """The p-norm of x1 - x2 + eps along the last dim."""
-    check_tensor("pairwise_distance", x1=x1, x2=x2)
     difference = clang.add(clang.sub(x1, x2), eps)
     return _vector_norm("pairwise_distance", difference, p, -1 if difference.ndim else None, keepdim, None)
 
@@ -259,7 +253,6 @@ def cdist(
 
     Shapes: x1 (..., P, M), x2 (..., R, M), whose batch dims broadcast.
     """
-    check_tensor("cdist", x1=x1, x2=x2)
     check(
         x1.ndim >= 2 and x2.ndim >= 2,
         lambda: f"cdist only supports at least 2D tensors, but got {x1} and {x2}",

@@ -16,7 +16,6 @@ from forge.ir import Number, Symbol, TensorProxy, check, get_grad, needs_grad, p
 from forge.torch_internals.functions import nn_gelu_, torch_nn_module
 from forge.torchlang import elementwise
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor
 
 aten = torch.ops.aten
 _nn = torch_nn_module
@@ -24,7 +23,6 @@ _nn = torch_nn_module
 
 def _wide(op: str, input: TensorProxy) -> TensorProxy:
     """A floating point input, in the precision that torch computes in."""
-    check_tensor(op, input=input)
     prims.check_dtype(op, input, prims.FLOAT)
     return clang.widen(input)
 
@@ -39,7 +37,6 @@ def _backward_wide(grad_output: TensorProxy, self: TensorProxy) -> tuple[TensorP
 @torchsymbol(torch.relu, Tensor.relu, F.relu, inplace=(torch.relu_, Tensor.relu_), inplace_position=1)
 def relu(input: TensorProxy) -> TensorProxy:
     """max(input, 0)."""
-    check_tensor("relu", input=input)
     check(input.dtype != torch.bool, lambda: f"relu: Boolean inputs not supported for relu: {input}", RuntimeError)
     return clang.maximum(input, 0)
 
@@ -60,7 +57,6 @@ def _relu_grad(input: TensorProxy) -> TensorProxy:
 @torchsymbol(torch.threshold, F.threshold, inplace=torch.threshold_, inplace_position=3)
 def threshold(input: TensorProxy, threshold: Number, value: Number) -> TensorProxy:
     """input where it is above threshold, else value."""
-    check_tensor("threshold", input=input)
     out = clang.where(input <= threshold, value, input)
     return clang.convert(out, input.dtype)
 
@@ -79,7 +75,6 @@ _register_threshold(threshold)
 @torchsymbol(F.hardtanh, _nn.hardtanh, inplace=_nn.hardtanh_, inplace_position=3)
 def hardtanh(input: TensorProxy, min_val: float = -1.0, max_val: float = 1.0) -> TensorProxy:
     """input limited to [min_val, max_val]."""
-    check_tensor("hardtanh", input=input)
     check(input.dtype != torch.bool, lambda: f"hardtanh: Bool inputs not supported for hardtanh: {input}", RuntimeError)
     if clang.category(input.dtype) == 1:
         min_val, max_val = int(min_val), int(max_val)
@@ -102,7 +97,6 @@ def _hardtanh_grad(input: TensorProxy, min_val: float = -1.0, max_val: float = 1
 @torchsymbol(F.relu6, _nn.relu6, inplace=_nn.relu6_, inplace_position=1)
 def relu6(input: TensorProxy) -> TensorProxy:
     """input limited to [0, 6]."""
-    check_tensor("relu6", input=input)
     return clang.minimum(clang.maximum(input, 0), 6)
 
 
@@ -139,7 +133,6 @@ def _leaky_relu_grad(input: TensorProxy, negative_slope: Number = 0.01) -> Tenso
 @torchsymbol(torch.prelu, Tensor.prelu)
 def prelu(input: TensorProxy, weight: TensorProxy) -> TensorProxy:
     """input, times weight where it is negative. Shapes: weight has one element, or one for each of input's channels."""
-    check_tensor("prelu", input=input, weight=weight)
     return clang.where(input > 0, input, _weight_of_channels(input, weight) * input)
 
 
@@ -449,7 +442,6 @@ _register_from_result(elementwise.sigmoid, sigmoid_backward)
 @torchsymbol(torch.hardshrink, Tensor.hardshrink)
 def hardshrink(input: TensorProxy, lambd: float = 0.5) -> TensorProxy:
     """input, 0 where |input| <= lambd."""
-    check_tensor("hardshrink", input=input)
     prims.check_dtype("hardshrink", input, prims.FLOAT)
     return clang.where((input >= -lambd) & (input <= lambd), 0.0, input)
 
@@ -516,14 +508,12 @@ for _backward in (
 @torchsymbol(F.tanhshrink)
 def tanhshrink(input: TensorProxy) -> TensorProxy:
     """input - tanh(input)."""
-    check_tensor("tanhshrink", input=input)
     return clang.sub(input, elementwise.tanh(input))
 
 
 @torchsymbol(F.softsign)
 def softsign(input: TensorProxy) -> TensorProxy:
     """input / (1 + |input|)."""
-    check_tensor("softsign", input=input)
     return clang.div(input, clang.abs(input) + 1)
 
 

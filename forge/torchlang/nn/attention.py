@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import TensorProxy, check
-from forge.prims.core import check_same_device, check_tensor, known, same
+from forge.prims.core import check_same_device, known, same
 from forge.torchlang import random
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.softmax import softmax
@@ -55,7 +55,6 @@ def _check_attention(
     dropout_p: float,
 ) -> None:
     op = "scaled_dot_product_attention"
-    check_tensor(op, query=query, key=key, value=value)
     check_same_device(op, query, key, value)
     shown = f"{query}, {key} and {value}"
     check(

@@ -7,7 +7,7 @@ import torch
 
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import check_tensor, known
+from forge.prims.core import known
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.spelling import Lengths
 
@@ -31,7 +31,6 @@ def per_dim(op: str, name: str, value: Lengths | None, count: int) -> tuple[Dim 
 
 def _batched(op: str, input: TensorProxy, count: int) -> TensorProxy:
     """The input with a batch dim."""
-    check_tensor(op, input=input)
     check(
         input.ndim in (count + 1, count + 2),
         lambda: f"{op}: Expected {count + 1}D (unbatched) or {count + 2}D (batched) input, but got {input}",
@@ -45,7 +44,6 @@ def _convolve(
 ) -> TensorProxy:
     """A convolution of `input` with or without a batch dim; transposed where `lists` has an output_padding."""
     count = int(op.rstrip("d")[-1])
-    check_tensor(op, weight=weight)
     check(groups > 0, lambda: f"{op}: groups is {groups}, but must be positive", RuntimeError)
     check(
         weight.ndim == count + 2,
@@ -122,7 +120,6 @@ def _convolution_of(function: Callable) -> Symbol:
         Shapes: input (N, C, *lengths) or (C, *lengths), weight (C_out, C // groups, *kernel), bias (C_out,).
         Raises: RuntimeError where channels, ranks or dtypes do not fit or the kernel is larger than the input.
         """
-        check_tensor(op, input=input, weight=weight)
         input, padding = _pad_like(op, input, weight, padding, stride, dilation)
         lists = {"stride": stride, "padding": padding, "dilation": dilation}
         return _convolve(op, input, weight, bias, lists, groups)
@@ -177,7 +174,6 @@ def convolution(
     groups: int,
 ) -> TensorProxy:
     """The convolution that all others are: of any rank, transposed or not."""
-    check_tensor("convolution", input=input, weight=weight)
     prims.check_dtype("convolution", input, prims.REAL)
     lists: dict[str, Lengths] = {"stride": stride, "padding": padding, "dilation": dilation}
     if transposed:

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import Dim, TensorProxy, check
-from forge.prims.core import check_tensor
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.limits import clamp_min
 from forge.torchlang.nn.loss import reduced
@@ -40,7 +39,6 @@ def ctc_loss(
 
     Shapes: log_probs (steps, N, C) or (steps, C), targets (N, length), (length,) or all in a row, lengths (N,) or ().
     """
-    check_tensor("ctc_loss", log_probs=log_probs, targets=targets)
     check(reduction in _REDUCTIONS, lambda: f"{reduction} is not a valid value for reduction")
     losses = prims.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
     return reduced(losses / _target_lengths(target_lengths, losses) if reduction == "mean" else losses, reduction)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.ir.memory import Memory
-from forge.prims.core import check_tensor, known, same
+from forge.prims.core import known, same
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.embedding import check_table, padding_row, shorten
 
@@ -31,7 +31,6 @@ def _check_bags(
     input: TensorProxy, weight: TensorProxy, offsets: Optional, mode: str, scaled: bool, per_sample_weights: Optional
 ) -> None:
     op = "embedding_bag"
-    check_tensor(op, input=input, weight=weight)
     check(
         per_sample_weights is None
         or (per_sample_weights.ndim == input.ndim and all(map(same, per_sample_weights.shape, input.shape))),

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from forge import prims
 from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import check_tensor
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
 from forge.torchlang.spelling import Lengths
@@ -44,7 +43,6 @@ def _fractional_of(count: int, pool: Symbol, function: Callable) -> Symbol:
 
         Shapes: input (N, C, *lengths) or (C, *lengths), _random_samples (N, C, rank) in [0, 1).
         """
-        check_tensor(op, input=input)
         check(
             input.ndim in (count + 1, count + 2),
             lambda: f"{op}: Expected {count + 1}D or {count + 2}D tensor, but got {input}",

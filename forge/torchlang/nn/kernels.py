@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.prims import Upsampling
-from forge.prims.core import check_tensor, same
+from forge.prims.core import same
 from forge.torch_internals.dispatch import OpOverload
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
@@ -42,7 +42,6 @@ def _safe_softmax_grad(self: TensorProxy, dim: int, dtype: torch.dtype | None = 
 @torchsymbol(aten.native_dropout_backward.default)
 def native_dropout_backward(grad_output: TensorProxy, mask: TensorProxy, scale: float) -> TensorProxy:
     """The gradient of what dropout kept, scaled."""
-    check_tensor("native_dropout_backward", grad_output=grad_output, mask=mask)
     return grad_output * (clang.convert(mask, grad_output.dtype) * scale)
 
 
@@ -62,7 +61,6 @@ def max_pool2d_with_indices_backward(
 ) -> TensorProxy:
     """The gradient of max_pool2d's input: each window's goes to its place."""
     op = "max_pool2d_with_indices_backward"
-    check_tensor(op, grad_output=grad_output, self=self, indices=indices)
     for name, given in (("gradOutput", grad_output), ("indices", indices)):
         check(
             given.ndim == self.ndim and all(map(same, given.shape, grad_output.shape)),
@@ -104,7 +102,6 @@ def _grid_sampler_of(rank: int | None, function: Callable) -> Symbol:
         interpolation_mode: 0 linear, 1 nearest, 2 cubic. padding_mode: 0 zeros, 1 border, 2 reflection.
         Shapes: input (N, C, *lengths), grid (N, *out lengths, rank); out (N, C, *out lengths).
         """
-        check_tensor(op, input=input, grid=grid)
         check(
             ndim is None or input.ndim == ndim,
             lambda: f"{op}: expected {ndim}D input and grid with same number of dimensions, but got {input}",
@@ -143,7 +140,6 @@ def _antialias_of(kind: Upsampling, operator: OpOverload) -> Symbol:
         scales_w: float | None = None,
     ) -> TensorProxy:
         """Images resized to `output_size`, by a kernel that widens where they shrink."""
-        check_tensor(op, self=self)
         sizes = tuple(output_size)
         check(
             len(sizes) == 2,
@@ -170,7 +166,6 @@ def _antialias_scaled_of(kind: Upsampling, operator: OpOverload) -> Symbol:
         scale_factors: Sequence[float] | None,
     ) -> TensorProxy:
         """Images resized to `output_size`, or by `scale_factors`, by a kernel that widens where they shrink."""
-        check_tensor(op, input=input)
         check(
             (output_size is None) != (scale_factors is None),
             lambda: f"{op}: Must specify exactly one of output_size and scale_factors",

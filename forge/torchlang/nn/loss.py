@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_tensor, known, same
+from forge.prims.core import known, same
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.limits import clamp_min
 from forge.torchlang.nn.activation import logsigmoid
@@ -50,7 +50,6 @@ def spread(slope: TensorProxy, g: TensorProxy, weight: TensorProxy | None, reduc
 
 
 def _pair(op: str, input: TensorProxy, target: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    check_tensor(op, input=input, target=target)
     return clang.prepare(op, input, target)
 
 
@@ -164,7 +163,6 @@ def binary_cross_entropy(
 
 
 def _check_binary(op: str, input: TensorProxy, target: TensorProxy) -> None:
-    check_tensor(op, input=input, target=target)
     check(
         input.ndim == target.ndim and all(map(same, input.shape, target.shape)),
         lambda: f"{op}: Target size {list(target.shape)} must be the same as input size {list(input.shape)}",
@@ -243,7 +241,6 @@ def kl_div(
 ) -> TensorProxy:
     """target * (log(target) - input), input being a logarithm; target too with log_target."""
     check_legacy("kl_div", size_average, reduce)
-    check_tensor("kl_div", input=input, target=target)
     for each in (input, target):
         prims.check_dtype("kl_div", each, prims.REAL, RuntimeError)
     if log_target:
@@ -269,7 +266,6 @@ def poisson_nll_loss(
 ) -> TensorProxy:
     """exp(input) - target * input (input - target * log(input + eps) without log_input), and Stirling's term."""
     check_legacy("poisson_nll_loss", size_average, reduce)
-    check_tensor("poisson_nll_loss", input=input, target=target)
     loss = clang.exp(input) - target * input if log_input else input - target * clang.log(input + eps)
     if full:
         stirling = target * clang.log(target) - target + 0.5 * clang.log(target * (2 * math.pi))
@@ -290,7 +286,6 @@ def gaussian_nll_loss(
 
     Raises: ValueError for a negative var, of a tensor when the program runs.
     """
-    check_tensor("gaussian_nll_loss", input=input, target=target)
     if not isinstance(var, TensorProxy):
         check(var >= 0, lambda: f"gaussian_nll_loss: var has negative entry/entries: {var}")
         variance = prims.full(input.shape, var, input.dtype, input.device)
@@ -349,7 +344,6 @@ def nll_loss(
 
 def check_classes(op: str, input: TensorProxy, target: TensorProxy, weight: Optional) -> None:
     """Raises where a target of class indices or a weight of the classes does not go with the input."""
-    check_tensor(op, input=input, target=target)
     check(
         target.dtype in (torch.int64, torch.uint8),
         lambda: f"{op}: expected target of dtype Long or Byte, but got {target}",
@@ -398,7 +392,6 @@ def cross_entropy(
     Shapes: input (C,) or (N, C, *), target of classes () or (N, *), weight (C,).
     """
     check_legacy("cross_entropy", size_average, reduce)
-    check_tensor("cross_entropy", input=input, target=target)
     check(
         0 <= label_smoothing <= 1,
         lambda: f"cross_entropy: label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}",
@@ -469,7 +462,6 @@ def hinge_embedding_loss(
 ) -> TensorProxy:
     """input where target is 1, max(0, margin - input) where it is -1 (both where it is neither)."""
     check_legacy("hinge_embedding_loss", size_average, reduce)
-    check_tensor("hinge_embedding_loss", input=input, target=target)
     far = clang.where(target != 1, clamp_min(margin - input, 0), 0)
     near = clang.where(target != -1, input, 0)
     return reduced(far + near, reduction)
@@ -491,7 +483,6 @@ def cosine_embedding_loss(
     """
     op = "cosine_embedding_loss"
     check_legacy(op, size_average, reduce)
-    check_tensor(op, input1=input1, input2=input2, target=target)
     check(
         target.ndim in (0, 1) and input1.ndim == target.ndim + 1 and input2.ndim == target.ndim + 1,
         lambda: (
@@ -520,7 +511,6 @@ def margin_ranking_loss(
 ) -> TensorProxy:
     """max(0, margin - target * (input1 - input2))."""
     check_legacy("margin_ranking_loss", size_average, reduce)
-    check_tensor("margin_ranking_loss", input1=input1, input2=input2, target=target)
     check(
         input1.ndim == input2.ndim == target.ndim,
         lambda: (
@@ -532,7 +522,6 @@ def margin_ranking_loss(
 
 
 def _check_triplet(op: str, margin: float, **tensors: TensorProxy) -> None:
-    check_tensor(op, **tensors)
     check(margin > 0, lambda: f"{op}: margin must be greater than 0, got {margin}")
     ranks = {tensor.ndim for tensor in tensors.values()}
     check(
@@ -582,7 +571,6 @@ def soft_margin_loss(
 ) -> TensorProxy:
     """log(1 + exp(-target * input))."""
     check_legacy("soft_margin_loss", size_average, reduce)
-    check_tensor("soft_margin_loss", input=input, target=target)
     exponent = clang.convert(-target * input, input.dtype)
     return reduced(clang.log1p(clang.exp(exponent)), reduction)
 
@@ -619,7 +607,6 @@ def multilabel_soft_margin_loss(
 ) -> TensorProxy:
     """The mean over the last dim of binary_cross_entropy_with_logits, each class with its weight."""
     check_legacy("multilabel_soft_margin_loss", size_average, reduce)
-    check_tensor("multilabel_soft_margin_loss", input=input, target=target)
     loss = -(target * logsigmoid(input) + (1 - target) * logsigmoid(-input))
     loss = loss if weight is None else loss * weight
     return reduced(clang.sum(loss, -1) / input.shape[-1], reduction)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import TensorProxy, check
-from forge.prims.core import check_tensor, known, same
+from forge.prims.core import known, same
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.loss import check_legacy, reduced
 
@@ -44,7 +44,6 @@ def multi_margin_loss(
     op = "multi_margin_loss"
     check_legacy(op, size_average, reduce)
     check(p in (1, 2), lambda: f"{op}: only p == 1 and p == 2 supported, but p is {p}", ValueError)
-    check_tensor(op, input=input, target=target)
     check(
         weight is None or weight.ndim == 1, lambda: f"{op}: weight must be one-dimensional, but is {weight}", ValueError
     )
@@ -86,7 +85,6 @@ def multilabel_margin_loss(
     """
     op = "multilabel_margin_loss"
     check_legacy(op, size_average, reduce)
-    check_tensor(op, input=input, target=target)
     prims.check_dtype(op, input, prims.REAL)
     _check_rows(op, input, input.ndim - 1 if input.ndim else 0)
     check(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import Dim, TensorProxy, check
-from forge.prims.core import check_tensor, same
+from forge.prims.core import same
 from forge.torchlang import random
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.linalg import baddbmm, bmm, linear
@@ -53,7 +53,6 @@ def multi_head_attention_forward(
     Shapes: query (L, N, E), key and value (S, N, …), all of them with or all without N; weights (N, L, S), with
     num_heads after N unless they are averaged.
     """
-    check_tensor(OP, query=query, key=key, value=value)
     check(
         static_k is None and static_v is None,
         lambda: f"{OP}: static_k and static_v are given, which forge/torchlang/nn/multi_head.py lacks",

@@ -11,7 +11,7 @@ import torch
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.ir.memory import Memory
-from forge.prims.core import check_tensor, known
+from forge.prims.core import known
 from forge.torch_internals.functions import torch_native_batch_norm_legit
 from forge.torchlang.core import torchsymbol, write
 from forge.torchlang.nn.norm import (
@@ -61,7 +61,6 @@ def native_group_norm(
 ) -> Triple:
     """(group_norm, mean, 1 / sqrt(variance + eps)) of N * C channels of HxW numbers; the last two are (N, group)."""
     op = "native_group_norm"
-    check_tensor(op, input=input)
     check(
         not known(input.numel() != N * C * HxW),
         lambda: f"{op}: expected input to have {N} * {C} * {HxW} elements, but got {input}",

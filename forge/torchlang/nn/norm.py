@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.ir.memory import Memory
-from forge.prims.core import check_dim, check_tensor, known, same
+from forge.prims.core import check_dim, known, same
 from forge.torch_internals.functions import torch_weight_norm
-from forge.torchlang.core import torchsymbol, write
+from forge.torchlang.core import check_tensor, torchsymbol, write
 from forge.torchlang.limits import clamp_min
 from forge.torchlang.linalg import check_one_dtype
 from forge.torchlang.shape import row_major
@@ -74,7 +74,6 @@ def per_channel(value: TensorProxy | None, ndim: int) -> TensorProxy | None:
 
 def check_normalized(op: str, input: TensorProxy, shape: Sequence[Dim], **parameters: TensorProxy | None) -> None:
     """Raises RuntimeError where the input's last dims, or a parameter, do not have `shape`."""
-    check_tensor(op, input=input)
     check(
         len(shape) > 0,
         lambda: f"{op}: Expected normalized_shape to be at least 1-dimensional, but got {list(shape)}",
@@ -189,7 +188,6 @@ def group_norm(
 
 
 def _check_groups(input: TensorProxy, num_groups: int, **parameters: TensorProxy | None) -> None:
-    check_tensor("group_norm", input=input)
     check(
         input.ndim >= 2,
         lambda: f"group_norm: Expected at least 2 dimensions for input tensor but received {input}",
@@ -460,7 +458,6 @@ def torch_instance_norm(
 @torchsymbol(F.normalize)
 def normalize(input: TensorProxy, p: float = 2.0, dim: int | Sequence[int] = 1, eps: float = 1e-12) -> TensorProxy:
     """input / its p-norm along `dim`, which is at least eps."""
-    check_tensor("normalize", input=input)
     dims = clang.canonical_dims("normalize", dim, input.ndim)
     norm = clang.vector_norm(input, p, dims, True)
     return input / clamp_min(norm, eps)
@@ -471,7 +468,6 @@ def local_response_norm(
     input: TensorProxy, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> TensorProxy:
     """input / (k + alpha * the mean of the squares of `size` neighbouring channels) ** beta."""
-    check_tensor("local_response_norm", input=input)
     check(
         input.ndim >= 3,
         lambda: f"local_response_norm: Expected 3D or higher dimensionality input, but got {input}",
@@ -503,7 +499,6 @@ def _in_the_kernels_dtype(v: TensorProxy, g: TensorProxy, dim: int) -> tuple[Ten
 
 def _weight_length(v: TensorProxy, g: TensorProxy, dim: int) -> tuple[TensorProxy, tuple[int, ...]]:
     """|v|, and the dims that it is over."""
-    check_tensor("_weight_norm", v=v, g=g)
     kept = () if dim == -1 else (check_dim("_weight_norm", dim, v.ndim),)
     dims = tuple(i for i in range(v.ndim) if i not in kept)
     return clang.vector_norm(v, 2, dims, dim != -1), dims

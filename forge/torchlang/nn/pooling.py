@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import check_tensor, known
+from forge.prims.core import known
 from forge.torch_internals.functions import nn_adaptive_avg_pool2d, nn_adaptive_avg_pool3d
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
@@ -138,7 +138,6 @@ avg_pool3d = _avg_pool_of(3, F.avg_pool3d)
 
 def _output_size(op: str, input: TensorProxy, output_size: Lengths | None, count: int) -> tuple[Dim, ...]:
     """The output's lengths: None keeps the input's."""
-    check_tensor(op, input=input)
     check(
         input.ndim in (count + 1, count + 2),
         lambda: f"{op}: Expected {count + 1}D or {count + 2}D tensor, but got {input}",
@@ -208,7 +207,6 @@ def _lp_pool_of(count: int, function: Callable) -> Symbol:
         ceil_mode: bool = False,
     ) -> TensorProxy:
         """(the sum of input ** norm_type over each window) ** (1 / norm_type)."""
-        check_tensor(op, input=input)
         check(
             math.isfinite(norm_type),
             lambda: f"{op}: norm_type is {norm_type}, which forge/torchlang/nn/pooling.py lacks",

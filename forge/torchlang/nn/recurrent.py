@@ -7,8 +7,8 @@ import torch
 
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy, check
-from forge.prims.core import check_tensor, same
-from forge.torchlang.core import torchsymbol
+from forge.prims.core import same
+from forge.torchlang.core import check_tensor, torchsymbol
 from forge.torchlang.elementwise import sigmoid, tanh
 from forge.torchlang.linalg import linear
 from forge.torchlang.random import check_torch_probability, dropped

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import Dim, Number, TensorProxy, check
 from forge.prims import Upsampling
-from forge.prims.core import check_tensor, known, same
+from forge.prims.core import known, same
 from forge.torch_internals.functions import nn_pad
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.pooling import adaptive_mean
@@ -54,7 +54,6 @@ def _interpolate(
     recompute_scale_factor: bool,
     antialias: bool,
 ) -> TensorProxy:
-    check_tensor("interpolate", input=input)
     _check_options(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     rank = input.ndim - 2
     output_size, scales = resize(input, size, scale_factor)
@@ -136,7 +135,6 @@ def pad(input: TensorProxy, pad: Sequence[Dim], mode: str = "constant", value: N
     pad: (before, after) of the last dim, then of the one before it, …
     mode: "constant" pads with value, "reflect", "replicate" and "circular" with the input's own.
     """
-    check_tensor("pad", input=input)
     check(len(pad) % 2 == 0, lambda: f"pad: Padding length must be divisible by 2, but pad is {pad}", RuntimeError)
     check(
         len(pad) <= 2 * input.ndim,
@@ -223,7 +221,6 @@ def grid_sample(
 @torchsymbol(F.affine_grid)
 def affine_grid(theta: TensorProxy, size: Sequence[Dim], align_corners: bool | None = None) -> TensorProxy:
     """The grid of places that affine maps send the places of an output of `size` to."""
-    check_tensor("affine_grid", theta=theta)
     check(
         theta.is_floating_point(),
         lambda: f"affine_grid: Expected theta to have floating point type, but got {theta}",
@@ -248,7 +245,6 @@ def affine_grid(theta: TensorProxy, size: Sequence[Dim], align_corners: bool | N
 
 
 def _check_image(op: str, input: TensorProxy, factor: int) -> None:
-    check_tensor(op, input=input)
     check(
         input.ndim >= 3,
         lambda: f"{op} expects input to have at least 3 dimensions, but got {input}",
@@ -299,7 +295,6 @@ def pixel_unshuffle(input: TensorProxy, downscale_factor: int) -> TensorProxy:
 @torchsymbol(torch.channel_shuffle, torch.native_channel_shuffle)
 def channel_shuffle(input: TensorProxy, groups: int) -> TensorProxy:
     """The channels, in groups, dealt out one from each group in turn. Shapes: input (N, C, *)."""
-    check_tensor("channel_shuffle", input=input)
     check(
         input.ndim > 2,
         lambda: f"channel_shuffle expects input with > 2 dims, but got input with sizes {list(input.shape)}",

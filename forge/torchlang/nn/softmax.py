@@ -7,7 +7,6 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy, get_grad, put_grad, register_grad
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor
 
 aten = torch.ops.aten
 
@@ -15,7 +14,6 @@ aten = torch.ops.aten
 def _prepare(
     op: str, input: TensorProxy, dim: int | None, dtype: torch.dtype | None
 ) -> tuple[TensorProxy, tuple[int, ...]]:
-    check_tensor(op, input=input)
     if dim is None:  # canonical_dims takes it for all of them
         raise TypeError(f'{op}() missing 1 required positional arguments: "dim"')
     x = clang.convert(input, dtype or input.dtype)
@@ -97,7 +95,6 @@ def functional_softmax(
     input: TensorProxy, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> TensorProxy:
     """torch.softmax; a missing dim is guessed from the rank."""
-    check_tensor("softmax", input=input)
     return softmax(input, _implicit_dim(input.ndim) if dim is None else dim, dtype=dtype)
 
 
@@ -106,7 +103,6 @@ def functional_log_softmax(
     input: TensorProxy, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> TensorProxy:
     """torch.log_softmax; a missing dim is guessed from the rank."""
-    check_tensor("log_softmax", input=input)
     return log_softmax(input, _implicit_dim(input.ndim) if dim is None else dim, dtype=dtype)
 
 
@@ -115,5 +111,4 @@ def softmin(
     input: TensorProxy, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> TensorProxy:
     """torch.softmax of -input."""
-    check_tensor("softmin", input=input)
     return softmax(clang.neg(input), _implicit_dim(input.ndim) if dim is None else dim, dtype=dtype)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import check_tensor, known, same
+from forge.prims.core import known, same
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
 from forge.torchlang.spelling import Lengths
@@ -15,7 +15,6 @@ from forge.torchlang.spelling import Lengths
 
 def _unpool(op: str, input: TensorProxy, indices: TensorProxy, sizes: Sequence[Dim]) -> TensorProxy:
     """Zeros of (N, C, *sizes) with the input at `indices`, which count through the window dims laid out as one."""
-    check_tensor(op, input=input, indices=indices)
     count = len(sizes)
     check(
         indices.dtype == torch.int64,
@@ -98,7 +97,6 @@ def _max_unpool_of(count: int, function: Callable) -> Symbol:
 
         Shapes: input and indices (N, C, *lengths) or (C, *lengths).
         """
-        check_tensor(op, input=input, indices=indices)
         kernel = per_dim(op, "kernel_size", kernel_size, count)
         steps = kernel if stride is None else per_dim(op, "stride", stride, count)
         sizes = _output_size(op, input, kernel, steps, per_dim(op, "padding", padding, count), output_size)
