@@ -9,7 +9,7 @@ import torch
 from forge import prims
 from forge.clang.core import broadcast, clangop, convert, prepare
 from forge.clang.promotion import Promotion, category, compute_dtype
-from forge.ir import Number, Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Number, Symbol, TensorProxy, check
 
 TensorOrNumber = TensorProxy | Number
 
@@ -210,15 +210,7 @@ def where(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> Tenso
     return prims.where(condition, a, b)
 
 
-@register_grad(where)
-def _where_grad(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
-    out = where(condition, a, b)
-    g = get_grad(out)
-    if needs_grad(a):
-        put_grad(a, where(condition, g, 0))
-    if needs_grad(b):
-        put_grad(b, where(condition, 0, g))
-    return out
+prims.register_vjp(where, a=lambda g, condition: where(condition, g, 0), b=lambda g, condition: where(condition, 0, g))
 
 
 @clangop()
@@ -234,11 +226,7 @@ def square(x: TensorProxy) -> TensorProxy:
     return prims.mul(x, x)
 
 
-@register_grad(square)
-def _square_grad(x: TensorProxy) -> TensorProxy:
-    out = square(x)
-    put_grad(x, get_grad(out) * (conj(x) * 2))
-    return out
+prims.register_vjp(square, x=lambda g, x: g * (conj(x) * 2))
 
 
 @clangop()

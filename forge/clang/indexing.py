@@ -308,14 +308,6 @@ def index_select(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
     return prims.index(x, _along(dim, index))
 
 
-@register_grad(index_select)
-def _index_select_grad(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
-    out = index_select(x, dim, index)
-    g = get_grad(out)
-    put_grad(x, index_add(prims.full(x.shape, 0, g.dtype, g.device), dim, index, g))
-    return out
-
-
 @clangop()
 def index_add(x: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy) -> TensorProxy:
     """x with the slices of `source` added to those that `index` names."""
@@ -353,25 +345,12 @@ def _index_write(
     return prims.index_put(x, _along(dim, index), source, accumulate)
 
 
-@register_grad(index_add)
-def _index_add_grad(x: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy) -> TensorProxy:
-    out = index_add(x, dim, index, source)
-    g = get_grad(out)
-    put_grad(x, g)
-    if needs_grad(source):
-        put_grad(source, reshape(index_select(g, dim, index), source.shape))
-    return out
-
-
-@register_grad(index_copy)
-def _index_copy_grad(x: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy) -> TensorProxy:
-    out = index_copy(x, dim, index, source)
-    g = get_grad(out)
-    if needs_grad(x):
-        put_grad(x, index_fill(g, dim, index, 0))
-    if needs_grad(source):
-        put_grad(source, reshape(index_select(g, dim, index), source.shape))
-    return out
+prims.register_vjp(
+    index_select, x=lambda g, x, dim, index: index_add(prims.full(x.shape, 0, g.dtype, g.device), dim, index, g)
+)
+prims.register_vjp(
+    index_add, x=lambda g: g, source=lambda g, dim, index, source: reshape(index_select(g, dim, index), source.shape)
+)
 
 
 @clangop()
@@ -387,6 +366,13 @@ def index_fill(x: TensorProxy, dim: int, index: TensorProxy, value: TensorProxy 
     if x.ndim == 0:
         return reshape(prims.index_put(reshape(x, (1,)), (index,), value), ())
     return prims.index_put(x, _along(dim, index), value)
+
+
+prims.register_vjp(
+    index_copy,
+    x=lambda g, dim, index: index_fill(g, dim, index, 0),
+    source=lambda g, dim, index, source: reshape(index_select(g, dim, index), source.shape),
+)
 
 
 @register_grad(index_fill)
@@ -424,12 +410,6 @@ def masked_fill(x: TensorProxy, mask: TensorProxy, value: TensorProxy | Number) 
     return where(mask, value, x)
 
 
-@register_grad(masked_fill)
-def _masked_fill_grad(x: TensorProxy, mask: TensorProxy, value: TensorProxy | Number) -> TensorProxy:
-    out = masked_fill(x, mask, value)
-    g = get_grad(out)
-    if needs_grad(x):
-        put_grad(x, masked_fill(g, mask, 0))
-    if needs_grad(value):
-        put_grad(value, where(mask, g, 0).sum())
-    return out
+prims.register_vjp(
+    masked_fill, x=lambda g, mask: masked_fill(g, mask, 0), value=lambda g, mask: where(mask, g, 0).sum()
+)

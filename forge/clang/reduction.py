@@ -147,11 +147,12 @@ def _freedom(x: TensorProxy, dims: tuple[int, ...], correction: float) -> Dim | 
     return torch.sym_max(elements - correction, 0)
 
 
-@register_grad(var)
-def _var_grad(x: TensorProxy, dims: Dims = None, *, correction: float = 1, keepdim: bool = False) -> TensorProxy:
-    out = var(x, dims, correction=correction, keepdim=keepdim)
-    put_grad(x, _var_gradient(get_grad(out), x, canonical_dims("var", dims, x.ndim), correction, keepdim))
-    return out
+prims.register_vjp(
+    var,
+    x=lambda g, x, dims, correction, keepdim: _var_gradient(
+        g, x, canonical_dims("var", dims, x.ndim), correction, keepdim
+    ),
+)
 
 
 def _var_gradient(

@@ -370,18 +370,8 @@ def _check_matrices(op: str, x: TensorProxy) -> None:
     check(x.ndim >= 2, lambda: f"{op}: input tensor must have at least 2 dimensions, but it is {x}", RuntimeError)
 
 
-@register_grad(tril)
-def _tril_grad(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
-    out = tril(x, diagonal)
-    put_grad(x, tril(get_grad(out), diagonal))
-    return out
-
-
-@register_grad(triu)
-def _triu_grad(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
-    out = triu(x, diagonal)
-    put_grad(x, triu(get_grad(out), diagonal))
-    return out
+prims.register_vjp(tril, x=lambda g, diagonal: tril(g, diagonal))
+prims.register_vjp(triu, x=lambda g, diagonal: triu(g, diagonal))
 
 
 @clangop()

@@ -4,7 +4,7 @@ from forge.prims.arithmetic import *  # noqa: F403
 from forge.prims.checks import *  # noqa: F403
 from forge.prims.complex_numbers import *  # noqa: F403
 from forge.prims.conv import *  # noqa: F403
-from forge.prims.core import all_prims, check_dim, check_dims, known, make_prim, same
+from forge.prims.core import all_prims, check_dim, check_dims, known, make_prim, register_vjp, same
 from forge.prims.creation import *  # noqa: F403
 from forge.prims.ctc import *  # noqa: F403
 from forge.prims.determinants import *  # noqa: F403

@@ -8,7 +8,19 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true, statically_known_true
 
-from forge.ir import NUMBER_TYPES, Dim, Symbol, Tag, TensorProxy, check, current_trace
+from forge.ir import (
+    NUMBER_TYPES,
+    Dim,
+    Symbol,
+    Tag,
+    TensorProxy,
+    check,
+    current_trace,
+    get_grad,
+    needs_grad,
+    put_grad,
+    register_grad,
+)
 
 _prims: dict[str, Symbol] = {}
 
@@ -58,6 +70,38 @@ def checking_tensors(op: str, function: Callable, complain: Callable | None = No
 
 
 _SINGLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def register_vjp(symbol: Symbol, **formulas: Callable) -> None:
+    """Register the gradient rule of a symbol by a formula for each argument, as torch's derivatives.yaml does.
+
+    A formula names the values that it reads: `g`, the incoming gradient (`grad` where an argument is called g), `out`,
+    arguments, and `*rest`, all arguments that follow those. It runs where its argument needs a gradient. Of several
+    outputs, `g` is the first one's.
+    """
+    signature = inspect.signature(symbol.definition)
+    names = list(signature.parameters)
+    readers = [(name, formula, _reader(formula, names)) for name, formula in formulas.items()]
+
+    @register_grad(symbol)
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        out = symbol(*bound.args, **bound.kwargs)
+        g = get_grad(out if isinstance(out, TensorProxy) else out[0])
+        values = {"g": g, "grad": g, "out": out, **bound.arguments}
+        for name, formula, (read, rest) in readers:
+            if needs_grad(values[name]):
+                put_grad(values[name], formula(*[values[each] for each in (*read, *rest)]))
+        return out
+
+
+def _reader(formula: Callable, names: list[str]) -> tuple[list[str], list[str]]:
+    """Return the names of the values that a formula reads, and of those that its *rest takes."""
+    parameters = inspect.signature(formula).parameters.values()
+    read = [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL]
+    after = max((names.index(name) for name in read if name in names), default=-1) + 1
+    return read, names[after:] if len(read) < len(parameters) else []
 
 
 def all_prims() -> dict[str, Symbol]:

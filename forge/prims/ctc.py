@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import like, primitive
+from forge.ir import Dim, TensorProxy, check
+from forge.prims.core import like, primitive, register_vjp
 from forge.prims.elementwise import refuse_gradient
 
 SequenceLengths = TensorProxy | Sequence[Dim]
@@ -50,11 +50,7 @@ def ctc_loss_backward(g: TensorProxy, log_probs: TensorProxy, *how: object) -> T
     return like(log_probs)
 
 
-@register_grad(ctc_loss)
-def _ctc_loss_grad(log_probs: TensorProxy, *how: object) -> TensorProxy:
-    out = ctc_loss(log_probs, *how)
-    put_grad(log_probs, ctc_loss_backward(get_grad(out), log_probs, *how))
-    return out
+register_vjp(ctc_loss, log_probs=lambda g, log_probs, *how: ctc_loss_backward(g, log_probs, *how))
 
 
 refuse_gradient(ctc_loss_backward)

@@ -8,7 +8,7 @@ process that compiles the same program communicates in the same order. What a co
 from collections.abc import Sequence
 
 from forge.ir import Dim, Tag, TensorProxy, check, current_trace, get_grad, put_grad, register_grad
-from forge.prims.core import like, primitive
+from forge.prims.core import like, primitive, register_vjp
 
 COLLECTIVE = (Tag.EFFECT,)
 LINEAR = ("sum", "avg")  # reductions whose gradient is one
@@ -87,18 +87,11 @@ def wait_tensor(x: TensorProxy) -> TensorProxy:
 # gradients
 
 
-@register_grad(all_reduce)
-def _all_reduce_grad(x: TensorProxy, reduce_op: str, group: str) -> TensorProxy:
-    out = all_reduce(x, reduce_op, group)
-    put_grad(x, wait_tensor(all_reduce(get_grad(out), reduce_op, group)))
-    return out
-
-
-@register_grad(all_gather_into_tensor)
-def _all_gather_into_tensor_grad(x: TensorProxy, group_size: int, group: str) -> TensorProxy:
-    out = all_gather_into_tensor(x, group_size, group)
-    put_grad(x, wait_tensor(reduce_scatter_tensor(get_grad(out), "sum", group_size, group)))
-    return out
+register_vjp(all_reduce, x=lambda g, reduce_op, group: wait_tensor(all_reduce(g, reduce_op, group)))
+register_vjp(
+    all_gather_into_tensor,
+    x=lambda g, group_size, group: wait_tensor(reduce_scatter_tensor(g, "sum", group_size, group)),
+)
 
 
 @register_grad(reduce_scatter_tensor)
@@ -109,17 +102,10 @@ def _reduce_scatter_tensor_grad(x: TensorProxy, reduce_op: str, group_size: int,
     return out
 
 
-@register_grad(all_to_all_single)
-def _all_to_all_single_grad(
-    x: TensorProxy, output_split_sizes: Sequence[Dim], input_split_sizes: Sequence[Dim], group: str
-) -> TensorProxy:
-    out = all_to_all_single(x, output_split_sizes, input_split_sizes, group)
-    put_grad(x, wait_tensor(all_to_all_single(get_grad(out), input_split_sizes, output_split_sizes, group)))
-    return out
-
-
-@register_grad(wait_tensor)
-def _wait_tensor_grad(x: TensorProxy) -> TensorProxy:
-    out = wait_tensor(x)
-    put_grad(x, get_grad(out))
-    return out
+register_vjp(
+    all_to_all_single,
+    x=lambda g, output_split_sizes, input_split_sizes, group: wait_tensor(
+        all_to_all_single(g, input_split_sizes, output_split_sizes, group)
+    ),
+)
+register_vjp(wait_tensor, x=lambda g: g)

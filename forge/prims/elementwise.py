@@ -33,6 +33,7 @@ from forge.prims.core import (
     like,
     make_prim,
     primitive,
+    register_vjp,
 )
 from forge.prims.creation import full
 from forge.torch_internals.versions import TORCH
@@ -382,11 +383,7 @@ for _prim, _gradient in _UNARY_GRADIENTS.items():
     register_unary(_prim, _gradient)
 
 
-@register_grad(conj)
-def _conj_grad(x: TensorProxy) -> TensorProxy:
-    out = conj(x)
-    put_grad(x, conj(get_grad(out)))
-    return out
+register_vjp(conj, x=lambda g: conj(g))
 
 
 def direction(x: TensorProxy) -> TensorProxy:
@@ -394,25 +391,10 @@ def direction(x: TensorProxy) -> TensorProxy:
     return sgn(x) if x.dtype.is_complex else sign(x)
 
 
-@register_grad(abs)
-def _abs_grad(x: TensorProxy) -> TensorProxy:
-    out = abs(x)
-    put_grad(x, get_grad(out) * direction(x))
-    return out
-
-
-@register_grad(real)
-def _real_grad(x: TensorProxy) -> TensorProxy:
-    out = real(x)
-    put_grad(x, get_grad(out))  # put_grad makes it complex
-    return out
-
-
-@register_grad(imag)
-def _imag_grad(x: TensorProxy) -> TensorProxy:
-    out = imag(x)
-    put_grad(x, get_grad(out) * 1j)
-    return out
+register_vjp(abs, x=lambda g, x: g * direction(x))
+# put_grad makes it complex
+register_vjp(real, x=lambda g: g)
+register_vjp(imag, x=lambda g: g * 1j)
 
 
 @register_grad(angle)
@@ -456,36 +438,11 @@ for _prim in (ceil, floor, round, sign, trunc):
     _register_piecewise_constant(_prim)
 
 
-@register_grad(polygamma)
-def _polygamma_grad(n: int, x: TensorProxy) -> TensorProxy:
-    out = polygamma(n, x)
-    put_grad(x, get_grad(out) * polygamma(n + 1, x))
-    return out
-
-
-@register_grad(where)
-def _where_grad(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
-    out = where(condition, a, b)
-    g = get_grad(out)
-    if needs_grad(a):
-        put_grad(a, where(condition, g, 0))
-    if needs_grad(b):
-        put_grad(b, where(condition, 0, g))
-    return out
-
-
-@register_grad(convert_element_type)
-def _convert_grad(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
-    out = convert_element_type(x, dtype)
-    put_grad(x, get_grad(out))  # put_grad converts back
-    return out
-
-
-@register_grad(device_put)
-def _device_put_grad(x: TensorProxy, device: torch.device, non_blocking: bool = False) -> TensorProxy:
-    out = device_put(x, device, non_blocking)
-    put_grad(x, device_put(get_grad(out), x.device, non_blocking))
-    return out
+register_vjp(polygamma, x=lambda g, n, x: g * polygamma(n + 1, x))
+register_vjp(where, a=lambda g, condition: where(condition, g, 0), b=lambda g, condition: where(condition, 0, g))
+# put_grad converts back
+register_vjp(convert_element_type, x=lambda g: g)
+register_vjp(device_put, x=lambda g, x, non_blocking: device_put(g, x.device, non_blocking))
 
 
 # A binary derivative maps (a, b, out, g) to a pair of thunks, one per operand; None where torch has no gradient.

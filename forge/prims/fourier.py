@@ -8,7 +8,7 @@ to each other, under every normalization.
 import torch
 
 from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import like, primitive
+from forge.prims.core import like, primitive, register_vjp
 from forge.prims.creation import iota
 from forge.prims.elementwise import COMPLEX, check_dtype
 from forge.prims.shape import pad, reshape
@@ -50,11 +50,7 @@ def fft_c2r(x: TensorProxy, dim: list[int], normalization: int, last_dim_size: D
     return like(x, shape=shape, dtype=x.dtype.to_real())
 
 
-@register_grad(fft_c2c)
-def _c2c_grad(x: TensorProxy, dim: list[int], normalization: int, forward: bool) -> TensorProxy:
-    out = fft_c2c(x, dim, normalization, forward)
-    put_grad(x, fft_c2c(get_grad(out), dim, normalization, not forward))
-    return out
+register_vjp(fft_c2c, x=lambda g, dim, normalization, forward: fft_c2c(g, dim, normalization, not forward))
 
 
 @register_grad(fft_r2c)

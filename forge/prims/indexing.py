@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from forge.ir import Dim, Number, TensorProxy, check, get_grad, needs_grad, outside_regions, put_grad, register_grad
-from forge.prims.core import check_dim, check_same_device, check_tensor, known, like, primitive, same
+from forge.prims.core import check_dim, check_same_device, check_tensor, known, like, primitive, register_vjp, same
 from forge.prims.creation import full
 from forge.prims.shape import pad
 
@@ -284,30 +284,13 @@ def searchsorted(sorted: TensorProxy, values: TensorProxy, right: bool, dtype: t
 # gradient rules
 
 
-@register_grad(index)
-def _index_grad(x: TensorProxy, indices: Indices) -> TensorProxy:
-    out = index(x, indices)
-    g = get_grad(out)
-    put_grad(x, index_put(_zeros(x.shape, g), indices, g, True))
-    return out
-
-
-@register_grad(index_put)
-def _index_put_grad(x: TensorProxy, indices: Indices, values: TensorProxy, accumulate: bool = False) -> TensorProxy:
-    out = index_put(x, indices, values, accumulate)
-    g = get_grad(out)
-    if needs_grad(x):
-        put_grad(x, g if accumulate else index_put(g, indices, _zeros((), g)))
-    if needs_grad(values):
-        put_grad(values, index_sum(g, indices, values.shape) if has_mask(indices) else index(g, indices))
-    return out
-
-
-@register_grad(index_sum)
-def _index_sum_grad(g: TensorProxy, indices: Indices, shape: tuple[Dim, ...]) -> TensorProxy:
-    out = index_sum(g, indices, shape)
-    put_grad(g, index_put(_zeros(g.shape, g), indices, get_grad(out), True))
-    return out
+register_vjp(index, x=lambda g, x, indices: index_put(_zeros(x.shape, g), indices, g, True))
+register_vjp(
+    index_put,
+    x=lambda g, indices, accumulate: g if accumulate else index_put(g, indices, _zeros((), g)),
+    values=lambda g, indices, values: index_sum(g, indices, values.shape) if has_mask(indices) else index(g, indices),
+)
+register_vjp(index_sum, g=lambda grad, g, indices: index_put(_zeros(g.shape, g), indices, grad, True))
 
 
 def scatter_add(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy) -> TensorProxy:
@@ -315,23 +298,12 @@ def scatter_add(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy) 
     return scatter_reduce(x, dim, index, src, "sum")
 
 
-@register_grad(gather)
-def _gather_grad(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
-    out = gather(x, dim, index)
-    g = get_grad(out)
-    put_grad(x, scatter_add(_zeros(x.shape, g), dim, index, g))
-    return out
-
-
-@register_grad(scatter)
-def _scatter_grad(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | Number) -> TensorProxy:
-    out = scatter(x, dim, index, src)
-    g = get_grad(out)
-    if needs_grad(x):
-        put_grad(x, scatter(g, dim, index, 0))
-    if needs_grad(src):
-        put_grad(src, _fitted(gather(g, dim, index), src))
-    return out
+register_vjp(gather, x=lambda g, x, dim, index: scatter_add(_zeros(x.shape, g), dim, index, g))
+register_vjp(
+    scatter,
+    x=lambda g, dim, index: scatter(g, dim, index, 0),
+    src=lambda g, dim, index, src: _fitted(gather(g, dim, index), src),
+)
 
 
 def _fitted(x: TensorProxy, of: TensorProxy) -> TensorProxy:
@@ -421,31 +393,18 @@ _REDUCE_GRADS: dict[str, Callable[[_Reduced], Thunks]] = {
 }
 
 
-@register_grad(masked_scatter)
-def _masked_scatter_grad(x: TensorProxy, mask: TensorProxy, source: TensorProxy) -> TensorProxy:
-    out = masked_scatter(x, mask, source)
-    g = get_grad(out)
-    if needs_grad(x):
-        put_grad(x, mask.where(0, g))
-    if needs_grad(source):
-        put_grad(source, masked_scatter_backward(g, mask, source.shape))
-    return out
-
-
-@register_grad(masked_scatter_backward)
-def _masked_scatter_backward_grad(g: TensorProxy, mask: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
-    out = masked_scatter_backward(g, mask, shape)
-    put_grad(g, masked_scatter(_zeros(g.shape, g), mask, get_grad(out)))
-    return out
-
-
-@register_grad(embedding)
-def _embedding_grad(
-    weight: TensorProxy, indices: TensorProxy, padding_idx: int, scale_by_frequency: bool
-) -> TensorProxy:
-    out = embedding(weight, indices, padding_idx, scale_by_frequency)
-    put_grad(weight, embedding_backward(get_grad(out), indices, weight.shape[0], padding_idx, scale_by_frequency))
-    return out
+register_vjp(
+    masked_scatter,
+    x=lambda g, mask: mask.where(0, g),
+    source=lambda g, mask, source: masked_scatter_backward(g, mask, source.shape),
+)
+register_vjp(masked_scatter_backward, g=lambda grad, g, mask: masked_scatter(_zeros(g.shape, g), mask, grad))
+register_vjp(
+    embedding,
+    weight=lambda g, weight, indices, padding_idx, scale_by_frequency: embedding_backward(
+        g, indices, weight.shape[0], padding_idx, scale_by_frequency
+    ),
+)
 
 
 @register_grad(embedding_backward)

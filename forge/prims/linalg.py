@@ -2,8 +2,8 @@
 
 import torch
 
-from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, like, primitive, same
+from forge.ir import TensorProxy, check
+from forge.prims.core import check_same_device, like, primitive, register_vjp, same
 from forge.prims.elementwise import conjugate
 from forge.prims.shape import permute
 
@@ -37,12 +37,6 @@ def _swap_last(x: TensorProxy) -> TensorProxy:
     return permute(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 
-@register_grad(matmul)
-def _matmul_grad(a: TensorProxy, b: TensorProxy) -> TensorProxy:
-    out = matmul(a, b)
-    g = get_grad(out)
-    if needs_grad(a):
-        put_grad(a, matmul(g, _swap_last(conjugate(b))))
-    if needs_grad(b):
-        put_grad(b, matmul(_swap_last(conjugate(a)), g))
-    return out
+register_vjp(
+    matmul, a=lambda g, b: matmul(g, _swap_last(conjugate(b))), b=lambda g, a: matmul(_swap_last(conjugate(a)), g)
+)

@@ -1,7 +1,7 @@
 """Prims about memory: writes, and values that cross between tensors and Python."""
 
 from forge.ir import Dim, NumberProxy, Proxy, Tag, TensorProxy, current_trace, get_grad, put_grad, register_grad
-from forge.prims.core import like, primitive
+from forge.prims.core import like, primitive, register_vjp
 
 
 @primitive(tags=[Tag.EFFECT])
@@ -20,11 +20,7 @@ def with_data(x: TensorProxy, new: TensorProxy) -> TensorProxy:
     return like(x)
 
 
-@register_grad(with_data)
-def _with_data_grad(x: TensorProxy, new: TensorProxy) -> TensorProxy:
-    out = with_data(x, new)
-    put_grad(x, get_grad(out))
-    return out
+register_vjp(with_data, x=lambda g: g)
 
 
 @primitive(tags=[Tag.VIEW])
@@ -33,11 +29,7 @@ def alias(x: TensorProxy) -> TensorProxy:
     return like(x)
 
 
-@register_grad(alias)
-def _alias_grad(x: TensorProxy) -> TensorProxy:
-    out = alias(x)
-    put_grad(x, get_grad(out))
-    return out
+register_vjp(alias, x=lambda g: g)
 
 
 @primitive(tags=[Tag.NOT_DIFFERENTIABLE, Tag.SYNCHRONIZING])
@@ -79,11 +71,7 @@ def as_strided_backward(
     return like(g, shape=shape)
 
 
-@register_grad(as_strided)
-def _as_strided_grad(x: TensorProxy, size: tuple[Dim, ...], *how: object) -> TensorProxy:
-    out = as_strided(x, size, *how)
-    put_grad(x, as_strided_backward(get_grad(out), x.shape, *how))
-    return out
+register_vjp(as_strided, x=lambda g, x, size, *how: as_strided_backward(g, x.shape, *how))
 
 
 @register_grad(as_strided_backward)

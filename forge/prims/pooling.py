@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import known, like, primitive
+from forge.ir import Dim, TensorProxy, check
+from forge.prims.core import known, like, primitive, register_vjp
 from forge.prims.creation import full
 from forge.prims.indexing import gather
 from forge.prims.shape import reshape
@@ -144,27 +144,8 @@ def _flat(x: TensorProxy, before: Lengths) -> TensorProxy:
     return reshape(x, (*before, length))
 
 
-@register_grad(max_pool_backward)
-def _max_pool_backward_grad(
-    g: TensorProxy,
-    x: TensorProxy,
-    kernel_size: Lengths,
-    stride: Lengths,
-    padding: Lengths,
-    dilation: Lengths,
-    ceil_mode: bool,
-    indices: TensorProxy,
-) -> TensorProxy:
-    out = max_pool_backward(g, x, kernel_size, stride, padding, dilation, ceil_mode, indices)
-    put_grad(g, _taken(get_grad(out), indices, len(kernel_size)))
-    return out
-
-
-@register_grad(max_pool)
-def _max_pool_grad(x: TensorProxy, *how: object) -> tuple[TensorProxy, TensorProxy]:
-    out, indices = max_pool(x, *how)
-    put_grad(x, max_pool_backward(get_grad(out), x, *how, indices))
-    return out, indices
+register_vjp(max_pool_backward, g=lambda grad, kernel_size, indices: _taken(grad, indices, len(kernel_size)))
+register_vjp(max_pool, x=lambda g, out, x, *how: max_pool_backward(g, x, *how, out[1]))
 
 
 @primitive()
@@ -204,18 +185,8 @@ def avg_pool_backward(
     return like(x)
 
 
-@register_grad(avg_pool_backward)
-def _avg_pool_backward_grad(g: TensorProxy, x: TensorProxy, *how: object) -> TensorProxy:
-    out = avg_pool_backward(g, x, *how)
-    put_grad(g, avg_pool(get_grad(out), *how))
-    return out
-
-
-@register_grad(avg_pool)
-def _avg_pool_grad(x: TensorProxy, *how: object) -> TensorProxy:
-    out = avg_pool(x, *how)
-    put_grad(x, avg_pool_backward(get_grad(out), x, *how))
-    return out
+register_vjp(avg_pool_backward, g=lambda grad, x, *how: avg_pool(grad, *how))
+register_vjp(avg_pool, x=lambda g, x, *how: avg_pool_backward(g, x, *how))
 
 
 def _adaptive_shape(op: str, x: TensorProxy, output_size: Lengths) -> list[Dim]:
@@ -244,18 +215,8 @@ def adaptive_avg_pool_backward(g: TensorProxy, x: TensorProxy, output_size: Leng
     return like(x)
 
 
-@register_grad(adaptive_avg_pool_backward)
-def _adaptive_avg_pool_backward_grad(g: TensorProxy, x: TensorProxy, output_size: Lengths) -> TensorProxy:
-    out = adaptive_avg_pool_backward(g, x, output_size)
-    put_grad(g, adaptive_avg_pool(get_grad(out), output_size))
-    return out
-
-
-@register_grad(adaptive_avg_pool)
-def _adaptive_avg_pool_grad(x: TensorProxy, output_size: Lengths) -> TensorProxy:
-    out = adaptive_avg_pool(x, output_size)
-    put_grad(x, adaptive_avg_pool_backward(get_grad(out), x, output_size))
-    return out
+register_vjp(adaptive_avg_pool_backward, g=lambda grad, output_size: adaptive_avg_pool(grad, output_size))
+register_vjp(adaptive_avg_pool, x=lambda g, x, output_size: adaptive_avg_pool_backward(g, x, output_size))
 
 
 @primitive()
@@ -277,20 +238,8 @@ def adaptive_max_pool_backward(
     return like(x)
 
 
-@register_grad(adaptive_max_pool_backward)
-def _adaptive_max_pool_backward_grad(
-    g: TensorProxy, x: TensorProxy, output_size: Lengths, indices: TensorProxy
-) -> TensorProxy:
-    out = adaptive_max_pool_backward(g, x, output_size, indices)
-    put_grad(g, _taken(get_grad(out), indices, len(output_size)))
-    return out
-
-
-@register_grad(adaptive_max_pool)
-def _adaptive_max_pool_grad(x: TensorProxy, output_size: Lengths) -> tuple[TensorProxy, TensorProxy]:
-    out, indices = adaptive_max_pool(x, output_size)
-    put_grad(x, adaptive_max_pool_backward(get_grad(out), x, output_size, indices))
-    return out, indices
+register_vjp(adaptive_max_pool_backward, g=lambda grad, output_size, indices: _taken(grad, indices, len(output_size)))
+register_vjp(adaptive_max_pool, x=lambda g, out, x, output_size: adaptive_max_pool_backward(g, x, output_size, out[1]))
 
 
 # windows as columns
@@ -344,19 +293,12 @@ def col2im(
     return like(x, shape=[*x.shape[:-2], x.shape[-2] // rows, *output_size])
 
 
-@register_grad(im2col)
-def _im2col_grad(
-    x: TensorProxy, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
-) -> TensorProxy:
-    out = im2col(x, kernel_size, dilation, padding, stride)
-    put_grad(x, col2im(get_grad(out), x.shape[-2:], kernel_size, dilation, padding, stride))
-    return out
-
-
-@register_grad(col2im)
-def _col2im_grad(
-    x: TensorProxy, output_size: Lengths, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
-) -> TensorProxy:
-    out = col2im(x, output_size, kernel_size, dilation, padding, stride)
-    put_grad(x, im2col(get_grad(out), kernel_size, dilation, padding, stride))
-    return out
+register_vjp(
+    im2col,
+    x=lambda g, x, kernel_size, dilation, padding, stride: col2im(
+        g, x.shape[-2:], kernel_size, dilation, padding, stride
+    ),
+)
+register_vjp(
+    col2im, x=lambda g, kernel_size, dilation, padding, stride: im2col(g, kernel_size, dilation, padding, stride)
+)

@@ -5,7 +5,7 @@ import math
 import torch
 
 from forge.ir import Symbol, Tag, TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
-from forge.prims.core import check_dim, check_dims, known, like, make_prim, primitive
+from forge.prims.core import check_dim, check_dims, known, like, make_prim, primitive, register_vjp
 from forge.prims.creation import full, iota
 from forge.prims.elementwise import ANY, COUNTING, FLOAT, NUMERIC, REAL, Accepts, check_dtype, conjugate
 from forge.prims.indexing import scatter_reduce
@@ -192,11 +192,7 @@ def restore_dims(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...]) ->
     return broadcast_in_dim(reduced, x.shape, kept) if x.ndim else reduced
 
 
-@register_grad(sum)
-def _sum_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    out = sum(x, dims)
-    put_grad(x, restore_dims(get_grad(out), x, dims))
-    return out
+register_vjp(sum, x=lambda g, x, dims: restore_dims(g, x, dims))
 
 
 def _product_before(x: TensorProxy, backwards: bool) -> TensorProxy:
@@ -300,18 +296,8 @@ def _reversed_scan(prim: Symbol, g: TensorProxy, dim: int) -> TensorProxy:
     return flip(prim(flip(g, (dim,)), dim), (dim,)) if g.ndim else prim(g, dim)
 
 
-@register_grad(cumsum)
-def _cumsum_grad(x: TensorProxy, dim: int) -> TensorProxy:
-    out = cumsum(x, dim)
-    put_grad(x, _reversed_scan(cumsum, get_grad(out), dim))
-    return out
-
-
-@register_grad(cumprod)
-def _cumprod_grad(x: TensorProxy, dim: int) -> TensorProxy:
-    out = cumprod(x, dim)
-    put_grad(x, cumprod_backward(get_grad(out), x, dim, out))
-    return out
+register_vjp(cumsum, x=lambda g, dim: _reversed_scan(cumsum, g, dim))
+register_vjp(cumprod, x=lambda g, out, x, dim: cumprod_backward(g, x, dim, out))
 
 
 @register_grad(cumprod_backward)

@@ -3,7 +3,7 @@
 from enum import Enum
 
 from forge.ir import Dim, TensorProxy, check, end_grad, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, known, like, primitive, same
+from forge.prims.core import check_same_device, known, like, primitive, register_vjp, same
 
 Lengths = tuple[Dim, ...]
 
@@ -55,22 +55,13 @@ def upsample_backward(
     return like(g, shape=input_size)
 
 
-@register_grad(upsample_backward)
-def _upsample_backward_grad(
-    g: TensorProxy, mode: str, input_size: Lengths, align_corners: bool, scales: tuple[float | None, ...]
-) -> TensorProxy:
-    out = upsample_backward(g, mode, input_size, align_corners, scales)
-    put_grad(g, upsample(get_grad(out), mode, g.shape[2:], align_corners, scales))
-    return out
-
-
-@register_grad(upsample)
-def _upsample_grad(
-    x: TensorProxy, mode: str, output_size: Lengths, align_corners: bool, scales: tuple[float | None, ...]
-) -> TensorProxy:
-    out = upsample(x, mode, output_size, align_corners, scales)
-    put_grad(x, upsample_backward(get_grad(out), mode, x.shape, align_corners, scales))
-    return out
+register_vjp(
+    upsample_backward,
+    g=lambda grad, g, mode, align_corners, scales: upsample(grad, mode, g.shape[2:], align_corners, scales),
+)
+register_vjp(
+    upsample, x=lambda g, x, mode, align_corners, scales: upsample_backward(g, mode, x.shape, align_corners, scales)
+)
 
 
 # padding
@@ -120,18 +111,8 @@ def pad_edges_backward(g: TensorProxy, x: TensorProxy, padding: Lengths, mode: s
     return like(x)
 
 
-@register_grad(pad_edges_backward)
-def _pad_edges_backward_grad(g: TensorProxy, x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
-    out = pad_edges_backward(g, x, padding, mode)
-    put_grad(g, pad_edges(get_grad(out), padding, mode))
-    return out
-
-
-@register_grad(pad_edges)
-def _pad_edges_grad(x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
-    out = pad_edges(x, padding, mode)
-    put_grad(x, pad_edges_backward(get_grad(out), x, padding, mode))
-    return out
+register_vjp(pad_edges_backward, g=lambda grad, padding, mode: pad_edges(grad, padding, mode))
+register_vjp(pad_edges, x=lambda g, x, padding, mode: pad_edges_backward(g, x, padding, mode))
 
 
 # grids
@@ -246,15 +227,5 @@ def affine_grid_backward(g: TensorProxy, size: Lengths, align_corners: bool) -> 
     return like(g, shape=(size[0], len(size) - 2, len(size) - 1))
 
 
-@register_grad(affine_grid_backward)
-def _affine_grid_backward_grad(g: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
-    out = affine_grid_backward(g, size, align_corners)
-    put_grad(g, affine_grid(get_grad(out), size, align_corners))
-    return out
-
-
-@register_grad(affine_grid)
-def _affine_grid_grad(theta: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
-    out = affine_grid(theta, size, align_corners)
-    put_grad(theta, affine_grid_backward(get_grad(out), size, align_corners))
-    return out
+register_vjp(affine_grid_backward, g=lambda grad, size, align_corners: affine_grid(grad, size, align_corners))
+register_vjp(affine_grid, theta=lambda g, size, align_corners: affine_grid_backward(g, size, align_corners))

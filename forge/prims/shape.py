@@ -13,6 +13,7 @@ from forge.prims.core import (
     known,
     like,
     primitive,
+    register_vjp,
     same,
 )
 from forge.prims.creation import full
@@ -238,18 +239,8 @@ def windows_backward(g: TensorProxy, shape: tuple[Dim, ...], dim: int, size: Dim
 # gradient rules
 
 
-@register_grad(reshape)
-def _reshape_grad(x: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
-    out = reshape(x, shape)
-    put_grad(x, reshape(get_grad(out), x.shape))
-    return out
-
-
-@register_grad(permute)
-def _permute_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    out = permute(x, dims)
-    put_grad(x, permute(get_grad(out), tuple(sorted(range(len(dims)), key=dims.__getitem__))))
-    return out
+register_vjp(reshape, x=lambda g, x: reshape(g, x.shape))
+register_vjp(permute, x=lambda g, dims: permute(g, tuple(sorted(range(len(dims)), key=dims.__getitem__))))
 
 
 @register_grad(broadcast_in_dim)
@@ -265,13 +256,6 @@ def _broadcast_in_dim_grad(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[i
     return out
 
 
-@register_grad(slice)
-def _slice_grad(x: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> TensorProxy:
-    out = slice(x, dim, start, stop, step)
-    put_grad(x, slice_backward(get_grad(out), x.shape, dim, start, stop, step))
-    return out
-
-
 @primitive()
 def slice_backward(
     g: TensorProxy, shape: tuple[Dim, ...], dim: int, start: Dim, stop: Dim, step: int = 1
@@ -280,20 +264,9 @@ def slice_backward(
     return like(g, shape=shape)
 
 
-@register_grad(slice_backward)
-def _slice_backward_grad(
-    g: TensorProxy, shape: tuple[Dim, ...], dim: int, start: Dim, stop: Dim, step: int = 1
-) -> TensorProxy:
-    out = slice_backward(g, shape, dim, start, stop, step)
-    put_grad(g, slice(get_grad(out), dim, start, stop, step))
-    return out
-
-
-@register_grad(squeeze)
-def _squeeze_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    out = squeeze(x, dims)
-    put_grad(x, reshape(get_grad(out), x.shape))
-    return out
+register_vjp(slice, x=lambda g, x, dim, start, stop, step: slice_backward(g, x.shape, dim, start, stop, step))
+register_vjp(slice_backward, g=lambda grad, dim, start, stop, step: slice(grad, dim, start, stop, step))
+register_vjp(squeeze, x=lambda g, x: reshape(g, x.shape))
 
 
 @register_grad(cat)
@@ -308,32 +281,10 @@ def _cat_grad(tensors: Sequence[TensorProxy], dim: int) -> TensorProxy:
     return out
 
 
-@register_grad(pad)
-def _pad_grad(x: TensorProxy, padding: tuple[tuple[Dim, Dim], ...], value: Any) -> TensorProxy:
-    out = pad(x, padding, value)
-    put_grad(x, pad(get_grad(out), tuple((-before, -after) for before, after in padding), 0))
-    return out
-
-
-@register_grad(flip)
-def _flip_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    out = flip(x, dims)
-    put_grad(x, flip(get_grad(out), dims))
-    return out
-
-
-@register_grad(clone)
-def _clone_grad(x: TensorProxy, memory_format: torch.memory_format = torch.preserve_format) -> TensorProxy:
-    out = clone(x, memory_format)
-    put_grad(x, get_grad(out))
-    return out
-
-
-@register_grad(contiguous)
-def _contiguous_grad(x: TensorProxy, memory_format: torch.memory_format = torch.contiguous_format) -> TensorProxy:
-    out = contiguous(x, memory_format)
-    put_grad(x, get_grad(out))
-    return out
+register_vjp(pad, x=lambda g, padding: pad(g, tuple((-before, -after) for before, after in padding), 0))
+register_vjp(flip, x=lambda g, dims: flip(g, dims))
+register_vjp(clone, x=lambda g: g)
+register_vjp(contiguous, x=lambda g: g)
 
 
 @register_grad(view_scatter)
@@ -353,39 +304,12 @@ def _zeros(shape: Sequence[Dim], g: TensorProxy) -> TensorProxy:
     return full(tuple(shape), 0, g.dtype, g.device)
 
 
-@register_grad(slice_scatter)
-def _slice_scatter_grad(x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> TensorProxy:
-    out = slice_scatter(x, y, dim, start, stop, step)
-    g = get_grad(out)
-    put_grad(y, slice(g, dim, start, stop, step))
-    if needs_grad(x):
-        put_grad(x, slice_scatter(g, _zeros(y.shape, g), dim, start, stop, step))
-    return out
-
-
-@register_grad(diagonal)
-def _diagonal_grad(x: TensorProxy, offset: Dim, dim1: int, dim2: int) -> TensorProxy:
-    out = diagonal(x, offset, dim1, dim2)
-    put_grad(x, diagonal_backward(get_grad(out), x.shape, offset, dim1, dim2))
-    return out
-
-
-@register_grad(diagonal_backward)
-def _diagonal_backward_grad(g: TensorProxy, shape: tuple[Dim, ...], offset: Dim, dim1: int, dim2: int) -> TensorProxy:
-    out = diagonal_backward(g, shape, offset, dim1, dim2)
-    put_grad(g, diagonal(get_grad(out), offset, dim1, dim2))
-    return out
-
-
-@register_grad(windows)
-def _windows_grad(x: TensorProxy, dim: int, size: Dim, step: Dim) -> TensorProxy:
-    out = windows(x, dim, size, step)
-    put_grad(x, windows_backward(get_grad(out), x.shape, dim, size, step))
-    return out
-
-
-@register_grad(windows_backward)
-def _windows_backward_grad(g: TensorProxy, shape: tuple[Dim, ...], dim: int, size: Dim, step: Dim) -> TensorProxy:
-    out = windows_backward(g, shape, dim, size, step)
-    put_grad(g, windows(get_grad(out), dim, size, step))
-    return out
+register_vjp(
+    slice_scatter,
+    y=lambda g, dim, start, stop, step: slice(g, dim, start, stop, step),
+    x=lambda g, y, dim, start, stop, step: slice_scatter(g, _zeros(y.shape, g), dim, start, stop, step),
+)
+register_vjp(diagonal, x=lambda g, x, offset, dim1, dim2: diagonal_backward(g, x.shape, offset, dim1, dim2))
+register_vjp(diagonal_backward, g=lambda grad, offset, dim1, dim2: diagonal(grad, offset, dim1, dim2))
+register_vjp(windows, x=lambda g, x, dim, size, step: windows_backward(g, x.shape, dim, size, step))
+register_vjp(windows_backward, g=lambda grad, dim, size, step: windows(grad, dim, size, step))

@@ -8,7 +8,7 @@ that of the vectors, which equal values make infinite.
 import torch
 
 from forge.ir import Tag, TensorProxy, get_grad, put_grad, register_grad
-from forge.prims.core import like, primitive, same
+from forge.prims.core import like, primitive, register_vjp, same
 from forge.prims.elementwise import imag
 from forge.prims.factorizations import diagonal_matrix, identity_like, mH
 from forge.prims.library import make_library_prim
@@ -24,11 +24,7 @@ def check_phase(gradient: TensorProxy, phase: TensorProxy, op: str) -> TensorPro
     return like(gradient)
 
 
-@register_grad(check_phase)
-def _check_phase_grad(gradient: TensorProxy, phase: TensorProxy, op: str) -> TensorProxy:
-    out = check_phase(gradient, phase, op)
-    put_grad(gradient, get_grad(out))
-    return out
+register_vjp(check_phase, gradient=lambda g: g)
 
 
 def _checked(gradient: TensorProxy, of_vectors: TensorProxy, op: str) -> TensorProxy:

@@ -104,11 +104,7 @@ def view_as_real(input: TensorProxy) -> TensorProxy:
     return _apart(input)
 
 
-@register_grad(view_as_real)
-def _view_as_real_grad(input: TensorProxy) -> TensorProxy:
-    out = view_as_real(input)
-    put_grad(input, _joined(get_grad(out)))
-    return out
+prims.register_vjp(view_as_real, input=lambda g: _joined(g))
 
 
 @torchsymbol(torch.view_as_complex, view=View.ALWAYS, invert=lambda x, new: _apart(new))
@@ -127,11 +123,7 @@ def view_as_complex(input: TensorProxy) -> TensorProxy:
     return _joined(input)
 
 
-@register_grad(view_as_complex)
-def _view_as_complex_grad(input: TensorProxy) -> TensorProxy:
-    out = view_as_complex(input)
-    put_grad(input, _apart(get_grad(out)))
-    return out
+prims.register_vjp(view_as_complex, input=lambda g: _apart(g))
 
 
 @torchsymbol(

@@ -17,10 +17,6 @@ from forge.ir import (
     Symbol,
     TensorProxy,
     check,
-    get_grad,
-    needs_grad,
-    put_grad,
-    register_grad,
 )
 from forge.ir.memory import Memory
 from forge.torchlang.core import torchsymbol
@@ -125,11 +121,7 @@ def frac(input: TensorProxy) -> TensorProxy:
     return input - clang.trunc(input)
 
 
-@register_grad(frac)
-def _frac_grad(input: TensorProxy) -> TensorProxy:
-    out = frac(input)
-    put_grad(input, get_grad(out))
-    return out
+prims.register_vjp(frac, input=lambda g: g)
 
 
 @named("round")
@@ -142,11 +134,7 @@ def round(input: TensorProxy, *, decimals: int = 0) -> TensorProxy:
     return clang.round(input * scale) / scale if decimals > 0 else clang.round(input / scale) * scale
 
 
-@register_grad(round)
-def _round_grad(input: TensorProxy, *, decimals: int = 0) -> TensorProxy:
-    out = round(input, decimals=decimals)
-    put_grad(input, prims.zeros_like(get_grad(out)))
-    return out
+prims.register_vjp(round, input=lambda g: prims.zeros_like(g))
 
 
 def _angle_unit(name: str, factor: float) -> Symbol:
@@ -202,13 +190,7 @@ def nan_to_num(
     return clang.where(clang.eq(input, -math.inf), limits.min if neginf is None else neginf, out)
 
 
-@register_grad(nan_to_num)
-def _nan_to_num_grad(
-    input: TensorProxy, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None
-) -> TensorProxy:
-    out = nan_to_num(input, nan, posinf, neginf)
-    put_grad(input, clang.where(clang.isfinite(input), get_grad(out), 0))
-    return out
+prims.register_vjp(nan_to_num, input=lambda g, input: clang.where(clang.isfinite(input), g, 0))
 
 
 # arithmetic: of two numbers (sizes), torch's functions give 0-d tensors
@@ -366,15 +348,11 @@ def ldexp(input: TensorProxy, other: TensorProxy) -> TensorProxy:
     return clang.mul(input, clang.pow(2.0, other))
 
 
-@register_grad(ldexp)
-def _ldexp_grad(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-    out = ldexp(input, other)
-    g = get_grad(out)
-    if needs_grad(input):
-        put_grad(input, g * clang.conj(clang.pow(2.0, other)))
-    if needs_grad(other):
-        put_grad(other, g * clang.conj(out) * math.log(2))
-    return out
+prims.register_vjp(
+    ldexp,
+    input=lambda g, other: g * clang.conj(clang.pow(2.0, other)),
+    other=lambda g, out: g * clang.conj(out) * math.log(2),
+)
 
 
 @named("heaviside")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.clang.core import known_equal
-from forge.ir import Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Number, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.prims.core import check_dim
 from forge.torchlang.core import View, torchsymbol
 
@@ -55,15 +55,9 @@ def _is_whole(input: TensorProxy, key: Any) -> bool:
     return clang.is_basic(key) and known_equal((clang.getitem(input, key).numel(),), (input.numel(),))
 
 
-@register_grad(setitem)
-def _setitem_grad(input: TensorProxy, key: Any, value: TensorOrNumber) -> TensorProxy:
-    out = setitem(input, key, value)
-    g = get_grad(out)
-    if needs_grad(input):
-        put_grad(input, setitem(g, key, 0))
-    if needs_grad(value):
-        put_grad(value, clang.item_sum(g, key, value.shape))
-    return out
+prims.register_vjp(
+    setitem, input=lambda g, key: setitem(g, key, 0), value=lambda g, key, value: clang.item_sum(g, key, value.shape)
+)
 
 
 @torchsymbol(torch.index_put, Tensor.index_put, inplace=(torch.index_put_, Tensor.index_put_))
@@ -222,15 +216,11 @@ def masked_fill(input: TensorProxy, mask: TensorProxy, value: TensorOrNumber) ->
     return clang.masked_fill(input, mask, value)
 
 
-@register_grad(masked_fill)
-def _masked_fill_grad(input: TensorProxy, mask: TensorProxy, value: TensorOrNumber) -> TensorProxy:
-    out = masked_fill(input, mask, value)
-    g = get_grad(out)
-    if needs_grad(input):
-        put_grad(input, clang.masked_fill(g, mask, 0))
-    if needs_grad(value):
-        put_grad(value, clang.where(mask, g, 0).sum())
-    return out
+prims.register_vjp(
+    masked_fill,
+    input=lambda g, mask: clang.masked_fill(g, mask, 0),
+    value=lambda g, mask: clang.where(mask, g, 0).sum(),
+)
 
 
 @torchsymbol(torch.masked_scatter, Tensor.masked_scatter, inplace=Tensor.masked_scatter_)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.prims.core import check_dim, known, same
 from forge.torch_internals.functions import torch_unsafe_masked_index, torch_unsafe_masked_index_put_accumulate
 from forge.torchlang import shape as shapes
@@ -174,16 +174,11 @@ def _unsafe_masked_index_grad(input: TensorProxy, mask: TensorProxy, indices: In
     return out
 
 
-@register_grad(_unsafe_masked_index_put_accumulate)
-def _unsafe_masked_index_put_accumulate_grad(
-    input: TensorProxy, mask: TensorProxy, indices: Indices, values: TensorProxy
-) -> TensorProxy:
-    out = _unsafe_masked_index_put_accumulate(input, mask, indices, values)
-    g = get_grad(out)
-    put_grad(input, g)
-    if needs_grad(values):
-        put_grad(values, _unsafe_masked_index(g, mask, indices, 0))
-    return out
+prims.register_vjp(
+    _unsafe_masked_index_put_accumulate,
+    input=lambda g: g,
+    values=lambda g, mask, indices: _unsafe_masked_index(g, mask, indices, 0),
+)
 
 
 # what and where elements are

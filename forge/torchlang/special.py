@@ -144,11 +144,7 @@ def logit_backward(grad_output: TensorProxy, self: TensorProxy, eps: float | Non
     return clang.convert(slope, self.dtype)
 
 
-@register_grad(logit)
-def _logit_grad(input: TensorProxy, eps: float | None = None) -> TensorProxy:
-    out = logit(input, eps)
-    put_grad(input, logit_backward(get_grad(out), _as_float(input), eps))
-    return out
+prims.register_vjp(logit, input=lambda g, input, eps: logit_backward(g, _as_float(input), eps))
 
 
 @named("entr")
@@ -161,11 +157,7 @@ def entr(input: TensorProxy) -> TensorProxy:
     return clang.convert(clang.where(x > 0, -x * clang.log(x), below), dtype)
 
 
-@register_grad(entr)
-def _entr_grad(input: TensorProxy) -> TensorProxy:
-    out = entr(input)
-    put_grad(input, get_grad(out) * -(clang.log(input) + 1))
-    return out
+prims.register_vjp(entr, input=lambda g, input: g * -(clang.log(input) + 1))
 
 
 @named("ndtr")
@@ -232,28 +224,18 @@ def addcdiv(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, v
     return input + (quotient if isinstance(value, int) and value == 1 else quotient * value)
 
 
-@register_grad(addcmul)
-def _addcmul_grad(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
-    out = addcmul(input, tensor1, tensor2, value=value)
-    g = get_grad(out)
-    put_grad(input, g)
-    if needs_grad(tensor1):
-        put_grad(tensor1, g * clang.conj(tensor2 * value))
-    if needs_grad(tensor2):
-        put_grad(tensor2, g * clang.conj(tensor1 * value))
-    return out
-
-
-@register_grad(addcdiv)
-def _addcdiv_grad(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
-    out = addcdiv(input, tensor1, tensor2, value=value)
-    g = get_grad(out)
-    put_grad(input, g)
-    if needs_grad(tensor1):
-        put_grad(tensor1, g * clang.conj(value / tensor2))
-    if needs_grad(tensor2):
-        put_grad(tensor2, -g * clang.conj(tensor1 * value / (tensor2 * tensor2)))
-    return out
+prims.register_vjp(
+    addcmul,
+    input=lambda g: g,
+    tensor1=lambda g, tensor2, value: g * clang.conj(tensor2 * value),
+    tensor2=lambda g, tensor1, value: g * clang.conj(tensor1 * value),
+)
+prims.register_vjp(
+    addcdiv,
+    input=lambda g: g,
+    tensor1=lambda g, tensor2, value: g * clang.conj(value / tensor2),
+    tensor2=lambda g, tensor1, tensor2, value: -g * clang.conj(tensor1 * value / (tensor2 * tensor2)),
+)
 
 
 @named("lerp")
@@ -279,14 +261,9 @@ def lerp(input: TensorProxy, end: TensorProxy, weight: TensorOrNumber) -> Tensor
     return clang.convert(out, dtype)
 
 
-@register_grad(lerp)
-def _lerp_grad(input: TensorProxy, end: TensorProxy, weight: TensorOrNumber) -> TensorProxy:
-    out = lerp(input, end, weight)
-    g = get_grad(out)
-    if needs_grad(input):
-        put_grad(input, g * (1 - prims.conjugate(weight)))
-    if needs_grad(end):
-        put_grad(end, g * prims.conjugate(weight))
-    if needs_grad(weight):
-        put_grad(weight, g * clang.conj(end - input))
-    return out
+prims.register_vjp(
+    lerp,
+    input=lambda g, weight: g * (1 - prims.conjugate(weight)),
+    end=lambda g, weight: g * prims.conjugate(weight),
+    weight=lambda g, input, end: g * clang.conj(end - input),
+)

@@ -47,11 +47,7 @@ def threshold_backward(grad_output: TensorProxy, self: TensorProxy, threshold: N
     return clang.where(self <= threshold, 0, clang.convert(grad_output, clang.compute_dtype(grad_output, self)))
 
 
-@register_grad(relu)
-def _relu_grad(input: TensorProxy) -> TensorProxy:
-    out = relu(input)
-    put_grad(input, threshold_backward(get_grad(out), out, 0))
-    return out
+prims.register_vjp(relu, input=lambda g, out: threshold_backward(g, out, 0))
 
 
 @torchsymbol(torch.threshold, F.threshold, inplace=torch.threshold_, inplace_position=3)
@@ -87,11 +83,7 @@ def hardtanh_backward(grad_output: TensorProxy, self: TensorProxy, min_val: floa
     return clang.where((self <= min_val) | (self >= max_val), 0, grad_output)
 
 
-@register_grad(hardtanh)
-def _hardtanh_grad(input: TensorProxy, min_val: float = -1.0, max_val: float = 1.0) -> TensorProxy:
-    out = hardtanh(input, min_val, max_val)
-    put_grad(input, hardtanh_backward(get_grad(out), input, min_val, max_val))
-    return out
+prims.register_vjp(hardtanh, input=lambda g, input, min_val, max_val: hardtanh_backward(g, input, min_val, max_val))
 
 
 @torchsymbol(F.relu6, _nn.relu6, inplace=_nn.relu6_, inplace_position=1)
@@ -100,11 +92,7 @@ def relu6(input: TensorProxy) -> TensorProxy:
     return clang.minimum(clang.maximum(input, 0), 6)
 
 
-@register_grad(relu6)
-def _relu6_grad(input: TensorProxy) -> TensorProxy:
-    out = relu6(input)
-    put_grad(input, hardtanh_backward(get_grad(out), input, 0, 6))
-    return out
+prims.register_vjp(relu6, input=lambda g, input: hardtanh_backward(g, input, 0, 6))
 
 
 @torchsymbol(F.leaky_relu, _nn.leaky_relu, inplace=_nn.leaky_relu_, inplace_position=2)
@@ -123,11 +111,9 @@ def leaky_relu_backward(
     return clang.convert(clang.where(x > 0, g, g * negative_slope), self.dtype)
 
 
-@register_grad(leaky_relu)
-def _leaky_relu_grad(input: TensorProxy, negative_slope: Number = 0.01) -> TensorProxy:
-    out = leaky_relu(input, negative_slope)
-    put_grad(input, leaky_relu_backward(get_grad(out), input, negative_slope, False))
-    return out
+prims.register_vjp(
+    leaky_relu, input=lambda g, input, negative_slope: leaky_relu_backward(g, input, negative_slope, False)
+)
 
 
 @torchsymbol(torch.prelu, Tensor.prelu)
@@ -274,11 +260,7 @@ def gelu_backward(grad_output: TensorProxy, self: TensorProxy, *, approximate: s
     return clang.convert(g * slope, self.dtype)
 
 
-@register_grad(gelu)
-def _gelu_grad(input: TensorProxy, *, approximate: str = "none") -> TensorProxy:
-    out = gelu(input, approximate=approximate)
-    put_grad(input, gelu_backward(get_grad(out), input, approximate=approximate))
-    return out
+prims.register_vjp(gelu, input=lambda g, input, approximate: gelu_backward(g, input, approximate=approximate))
 
 
 @torchsymbol(F.silu, _nn.silu, inplace=_nn.silu_, inplace_position=1)
@@ -377,11 +359,7 @@ def softplus_backward(grad_output: TensorProxy, self: TensorProxy, beta: Number,
     return clang.convert(clang.where(scaled > threshold, g, g * clang.sigmoid(scaled)), self.dtype)
 
 
-@register_grad(softplus)
-def _softplus_grad(input: TensorProxy, beta: Number = 1, threshold: Number = 20) -> TensorProxy:
-    out = softplus(input, beta, threshold)
-    put_grad(input, softplus_backward(get_grad(out), input, beta, threshold))
-    return out
+prims.register_vjp(softplus, input=lambda g, input, beta, threshold: softplus_backward(g, input, beta, threshold))
 
 
 @torchsymbol(_nn.log_sigmoid)
@@ -550,8 +528,4 @@ def glu_backward(grad_output: TensorProxy, self: TensorProxy, dim: int) -> Tenso
     return clang.convert(joined, self.dtype)
 
 
-@register_grad(glu)
-def _glu_grad(input: TensorProxy, dim: int = -1) -> TensorProxy:
-    out = glu(input, dim)
-    put_grad(input, glu_backward(get_grad(out), input, dim))
-    return out
+prims.register_vjp(glu, input=lambda g, input, dim: glu_backward(g, input, dim))

@@ -32,11 +32,7 @@ def safe_softmax(self: TensorProxy, dim: int, dtype: torch.dtype | None = None) 
     return clang.where(masked, 0, out)
 
 
-@register_grad(safe_softmax)
-def _safe_softmax_grad(self: TensorProxy, dim: int, dtype: torch.dtype | None = None) -> TensorProxy:
-    out = safe_softmax(self, dim, dtype)
-    put_grad(self, softmax_backward(get_grad(out), out, dim, out.dtype))
-    return out
+prims.register_vjp(safe_softmax, self=lambda g, out, dim: softmax_backward(g, out, dim, out.dtype))
 
 
 @torchsymbol(aten.native_dropout_backward.default)
