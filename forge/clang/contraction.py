@@ -8,9 +8,9 @@ import torch
 from forge import prims
 from forge.clang.linalg import matmul
 from forge.clang.shape import permute, reshape, slice_in_dim
-from forge.ir import Dim, TensorProxy, check
+from forge.ir import Dim, TensorProxy
 from forge.ir.proxies import hint_of
-from forge.prims.core import known, same
+from forge.prims.core import known, same, torch_check
 
 Labels = tuple[object, ...]
 
@@ -58,13 +58,12 @@ def _lengths(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels])
         for label, length in zip(labels, operand.shape, strict=True):
             if label not in lengths or known(lengths[label] == 1):
                 lengths[label] = length
-            check(
+            torch_check(
                 known(length == 1) or same(lengths[label], length),
                 lambda label=label, length=length, operand=operand: (
                     f"{op}: operands do not broadcast: subscript {label} is of length {lengths[label]} before, "
                     f"but {length} in {operand}"
                 ),
-                RuntimeError,
             )
     return lengths
 

@@ -8,7 +8,7 @@ import torch
 from forge import prims
 from forge.clang.promotion import Promotion, compute_dtype
 from forge.ir import INT_TYPES, Dim, LanguageContext, Symbol, TensorProxy, check
-from forge.prims.core import check_same_device, known, same
+from forge.prims.core import check_same_device, known, same, torch_check
 
 T = TypeVar("T")
 language = LanguageContext("clang")
@@ -66,14 +66,13 @@ def broadcast_shapes(op: str, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
             if known(result[dim] == 1):
                 result[dim] = length
             else:
-                check(
+                torch_check(
                     same(result[dim], length),
                     lambda dim=dim, length=length: (
                         f"{op}: shapes {' and '.join(str(list(shape)) for shape in shapes)} do not broadcast: "
                         f"The size of tensor a ({result[dim]}) must match the size of tensor b ({length}) "
                         f"at non-singleton dimension {dim}"
                     ),
-                    RuntimeError,
                 )
     return tuple(result)
 

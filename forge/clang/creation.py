@@ -9,6 +9,7 @@ import torch
 from forge import prims
 from forge.clang.promotion import category
 from forge.ir import INT_TYPES, Dim, Number, Real, TensorProxy, check
+from forge.prims.core import torch_check
 from forge.prims.creation import nested_numbers
 
 
@@ -49,12 +50,11 @@ def arange(start: Real, end: Real, step: Real, dtype: torch.dtype | None, device
         inferred = dtype_of(start, end, step)
         dtype = torch.int64 if category(inferred) < 2 else inferred
     check(not dtype.is_complex, lambda: f"arange: not implemented for dtype={dtype}", NotImplementedError)
-    check(step != 0, lambda: "arange: step must be nonzero", RuntimeError)
+    torch_check(step != 0, lambda: "arange: step must be nonzero")
     if all(isinstance(number, int) for number in (start, end, step)):
-        check(
+        torch_check(
             (end - start) * step >= 0,
             lambda: f"arange: upper bound and lower bound inconsistent with step sign: {start} to {end} by {step}",
-            RuntimeError,
         )
     return prims.iota(arange_length(start, end, step), start, step, dtype, device)
 
@@ -66,10 +66,9 @@ def arange_length(start: Real, end: Real, step: Real) -> Dim:
         length = (end - start + rounding) // step
         return length if isinstance(length, int) or prims.known(length >= 0) else torch.sym_max(length, 0)
     length = math.ceil(cast(float, (end - start) / step))
-    check(
+    torch_check(
         not isinstance(length, int) or length >= 0,
         lambda: f"arange: upper bound and lower bound inconsistent with step sign: {start} to {end} by {step}",
-        RuntimeError,
     )
     return length
 
@@ -78,7 +77,7 @@ def linspace(
     start: TensorProxy | Number, end: TensorProxy | Number, steps: int, dtype: torch.dtype, device: torch.device
 ) -> TensorProxy:
     """`steps` numbers from start to end, evenly spaced, counted from both ends as torch does."""
-    check(steps >= 0, lambda: f"linspace: number of steps must be non-negative, but got {steps}", RuntimeError)
+    torch_check(steps >= 0, lambda: f"linspace: number of steps must be non-negative, but got {steps}")
     wide = dtype if category(dtype) > 1 else torch.float64
     step = (end - start) / max(steps - 1, 1)
     index = prims.iota(steps, 0, 1, torch.int64, device)
@@ -91,7 +90,7 @@ def check_supported(op: str, **options: Any) -> None:
     allowed = {"layout": (None, torch.strided), "requires_grad": (False,), "generator": (None,), "names": (None,)}
     for name, value in options.items():
         check(
-            value in allowed[name],
+            name not in allowed or value in allowed[name],
             lambda name=name, value=value: f"{op}: {name}={value} is not supported; see forge/torchlang/creation.py",
             NotImplementedError,
         )

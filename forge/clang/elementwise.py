@@ -9,7 +9,8 @@ import torch
 from forge import prims
 from forge.clang.core import broadcast, clangop, convert, prepare
 from forge.clang.promotion import Promotion, category, compute_dtype
-from forge.ir import Number, Symbol, TensorProxy, check
+from forge.ir import Number, Symbol, TensorProxy
+from forge.prims.core import torch_check
 
 TensorOrNumber = TensorProxy | Number
 
@@ -182,10 +183,9 @@ def pow(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
     """a to the power b, elementwise. Raises: RuntimeError for an integer to a negative integer number."""
     a, b = prepare("pow", a, b)
     integers = isinstance(a, TensorProxy) and category(a.dtype) < 2
-    check(
+    torch_check(
         not integers or not isinstance(b, int) or b >= 0,
         lambda: f"pow: Integers to negative integer powers are not allowed: {a} to the power {b}; convert it first",
-        RuntimeError,
     )
     return prims.pow(a, b)
 
@@ -196,10 +196,9 @@ prims.binary_rule(pow, prims.binary_derivatives[prims.pow])
 @clangop()
 def where(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
     """condition ? a : b, elementwise. Shapes: broadcast together. Dtypes: condition is bool; a and b are promoted."""
-    check(
+    torch_check(
         condition.dtype in (torch.bool, torch.uint8),
         lambda: f"where: expected condition to be a boolean tensor, but it is {condition}; compare it with 0 first",
-        RuntimeError,
     )
     condition = convert(condition, torch.bool)
     dtype = compute_dtype(a, b)

@@ -11,7 +11,7 @@ from forge.clang.core import clangop, convert, expand_to
 from forge.clang.elementwise import where
 from forge.clang.shape import is_whole, position, reshape, select, slice_bounds, unsqueeze
 from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_dim, known, same
+from forge.prims.core import check_dim, known, same, same_shape, torch_check
 from forge.prims.creation import nested_numbers
 from forge.prims.indexing import INDEX_DTYPES
 
@@ -163,8 +163,7 @@ def _read_int(op: str, reading: Reading, item: Dim) -> None:
     before, dim = reading.shown, reading.dim
     start = position(op, item, before.shape[dim], dim)
     reading.view(
-        select(before, dim, start),
-        lambda new: prims.slice_scatter(before, unsqueeze(new, dim), dim, start, start + 1),
+        select(before, dim, start), lambda new: prims.slice_scatter(before, unsqueeze(new, dim), dim, start, start + 1)
     )
 
 
@@ -246,7 +245,7 @@ def item_sum(x: TensorProxy, key: Any, shape: Sequence[Dim]) -> TensorProxy:
 def _copied(shown: TensorProxy, value: TensorProxy) -> TensorProxy:
     """`value` as what is written to all of `shown`; leading dims of length 1 go, as in torch."""
     extra = builtins.max(value.ndim - shown.ndim, 0)
-    check(
+    torch_check(
         all(known(length == 1) for length in value.shape[:extra])
         and all(
             known(length == 1) or same(length, wanted)
@@ -256,7 +255,6 @@ def _copied(shown: TensorProxy, value: TensorProxy) -> TensorProxy:
             f"setitem: shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to "
             f"indexing result of shape {list(shown.shape)}"
         ),
-        RuntimeError,
     )
     return expand_to(reshape(value, value.shape[extra:]), shown.shape)
 
@@ -286,16 +284,8 @@ def _along(dim: int, index: TensorProxy) -> tuple[TensorProxy | None, ...]:
 
 
 def _vector_index(op: str, x: TensorProxy, dim: int, index: TensorProxy) -> tuple[int, TensorProxy]:
-    check(
-        index.ndim <= 1,
-        lambda: f"{op}: Index is supposed to be a vector, but it is {index}",
-        IndexError,
-    )
-    check(
-        index.dtype in INDEX_DTYPES,
-        lambda: f"{op}: Expected dtype int32/int64 for index, but it is {index}",
-        RuntimeError,
-    )
+    check(index.ndim <= 1, lambda: f"{op}: Index is supposed to be a vector, but it is {index}", IndexError)
+    torch_check(index.dtype in INDEX_DTYPES, lambda: f"{op}: Expected dtype int32/int64 for index, but it is {index}")
     return check_dim(op, dim, x.ndim), reshape(index, (1,)) if index.ndim == 0 else index
 
 
@@ -324,23 +314,21 @@ def _index_write(
     op: str, x: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy, accumulate: bool
 ) -> TensorProxy:
     dim, index = _vector_index(op, x, dim, index)
-    check(
+    torch_check(
         x.dtype == source.dtype,
         lambda: f"{op}: self and source expected to have the same dtype, but got {x} and {source}",
-        RuntimeError,
     )
     if x.ndim == 0:
         vector = prims.index_put(reshape(x, (1,)), (index,), reshape(source, (1,)), accumulate)
         return reshape(vector, ())
     wanted = (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
     source = unsqueeze(source, 0) if source.ndim == 0 else source
-    check(
-        source.ndim == x.ndim and all(map(same, source.shape, wanted)),
+    torch_check(
+        same_shape(source.shape, wanted),
         lambda: (
             f"{op}: Source/destination tensor must have same slice shapes: source is {source}, but {x} indexed by "
             f"{index} along dim {dim} needs shape {list(wanted)}"
         ),
-        RuntimeError,
     )
     return prims.index_put(x, _along(dim, index), source, accumulate)
 
@@ -356,10 +344,9 @@ prims.register_vjp(
 @clangop()
 def index_fill(x: TensorProxy, dim: int, index: TensorProxy, value: TensorProxy | Number) -> TensorProxy:
     """x with the slices that `index` names filled with `value`. Shapes: value is 0-d."""
-    check(
+    torch_check(
         not isinstance(value, TensorProxy) or value.ndim == 0,
         lambda: f"index_fill: only supports a 0-dimensional value tensor, but got {value}",
-        RuntimeError,
     )
     dim, index = _vector_index("index_fill", x, dim, index)
     value = convert(value, x.dtype) if isinstance(value, TensorProxy) else prims.full((), value, x.dtype, x.device)
@@ -396,15 +383,10 @@ def gather(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
 @clangop()
 def masked_fill(x: TensorProxy, mask: TensorProxy, value: TensorProxy | Number) -> TensorProxy:
     """`value` where mask is true, else x; x and mask are broadcast together. Shapes: value is 0-d. Dtypes: x's."""
-    check(
-        mask.dtype == torch.bool,
-        lambda: f"masked_fill: only supports boolean masks, but got mask {mask}",
-        RuntimeError,
-    )
-    check(
+    torch_check(mask.dtype == torch.bool, lambda: f"masked_fill: only supports boolean masks, but got mask {mask}")
+    torch_check(
         not isinstance(value, TensorProxy) or value.ndim == 0,
         lambda: f"masked_fill: only supports a 0-dimensional value tensor, but got tensor {value}",
-        RuntimeError,
     )
     value = convert(value, x.dtype) if isinstance(value, TensorProxy) else prims.full((), value, x.dtype, x.device)
     return where(mask, value, x)

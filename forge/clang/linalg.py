@@ -9,25 +9,16 @@ from forge.clang.core import broadcast_shapes, clangop, convert, expand_to
 from forge.clang.elementwise import abs, conj, isnan, sgn, sqrt, squared_size, where
 from forge.clang.reduction import keep_dims
 from forge.clang.shape import reshape, unsqueeze
-from forge.ir import (
-    TensorProxy,
-    check,
-    end_grad,
-    get_grad,
-    needs_grad,
-    outside_regions,
-    put_grad,
-    register_grad,
-)
+from forge.ir import TensorProxy, end_grad, get_grad, needs_grad, outside_regions, put_grad, register_grad
+from forge.prims.core import torch_check
 
 
 @clangop()
 def matmul(a: TensorProxy, b: TensorProxy) -> TensorProxy:
     """torch.matmul: vectors get a dim of length 1, batch dims broadcast."""
-    check(
+    torch_check(
         a.ndim > 0 and b.ndim > 0,
         lambda: f"matmul: both arguments to matmul need to be at least 1D, but they are {a} and {b}",
-        RuntimeError,
     )
     left = unsqueeze(a, 0) if a.ndim == 1 else a
     right = unsqueeze(b, 1) if b.ndim == 1 else b

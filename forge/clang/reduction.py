@@ -9,8 +9,8 @@ from forge import prims
 from forge.clang.core import as_gradient, canonical_dims, clangop, convert
 from forge.clang.elementwise import conj, real, squared_size, widen
 from forge.clang.promotion import category
-from forge.ir import Dim, Real, Symbol, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import known
+from forge.ir import Dim, Real, Symbol, TensorProxy, get_grad, put_grad, register_grad
+from forge.prims.core import known, torch_check
 
 Dims = int | Sequence[int] | None
 
@@ -75,13 +75,12 @@ def prod(x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.
 def mean(x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TensorProxy:
     """The mean over `dims` (all by default). Dtypes: floating point; half precision is summed in float32."""
     dtype = dtype or x.dtype
-    check(
+    torch_check(
         category(dtype) > 1,
         lambda: (
             f"mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. "
             f"Got: {dtype} (input is {x}); pass dtype= or convert it first"
         ),
-        RuntimeError,
     )
     dims = canonical_dims("mean", dims, x.ndim)
     total = sum(widen(convert(x, dtype)), dims, keepdim)

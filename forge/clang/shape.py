@@ -9,7 +9,7 @@ import torch
 from forge import prims
 from forge.clang.core import clangop, convert, expand_to
 from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_dim, check_dims, known, same
+from forge.prims.core import check_dim, check_dims, known, same, same_shape, torch_check
 
 
 @clangop("view")
@@ -26,23 +26,21 @@ def infer_length(op: str, x: TensorProxy, shape: tuple[Dim, ...]) -> tuple[Dim, 
     unknown = [i for i, length in enumerate(shape) if known(length == -1)]
     if not unknown:
         return shape
-    check(len(unknown) == 1, lambda: f"{op}: only one dimension can be inferred, but shape is {shape}", RuntimeError)
+    torch_check(len(unknown) == 1, lambda: f"{op}: only one dimension can be inferred, but shape is {shape}")
     rest: Dim = 1
     for i, length in enumerate(shape):
         if i != unknown[0]:
             rest = rest * length
-    check(
+    torch_check(
         not known(rest == 0),
         lambda: (
             f"{op}: cannot reshape {x} into shape {list(shape)} because the unspecified dimension size -1 "
             "can be any value and is ambiguous"
         ),
-        RuntimeError,
     )
-    check(
+    torch_check(
         same(operator.mod(x.numel(), rest), 0),
         lambda: f"{op}: shape '{list(shape)}' is invalid for input of size {x.numel()}",
-        RuntimeError,
     )
     return (*shape[: unknown[0]], x.numel() // rest, *shape[unknown[0] + 1 :])
 
@@ -50,11 +48,7 @@ def infer_length(op: str, x: TensorProxy, shape: tuple[Dim, ...]) -> tuple[Dim, 
 @clangop()
 def permute(x: TensorProxy, dims: Sequence[int]) -> TensorProxy:
     """out's dim i is x's dim dims[i]."""
-    check(
-        len(dims) == x.ndim,
-        lambda: f"permute: number of dims don't match: x is {x}, dims are {tuple(dims)}",
-        RuntimeError,
-    )
+    torch_check(len(dims) == x.ndim, lambda: f"permute: number of dims don't match: x is {x}, dims are {tuple(dims)}")
     dims = check_dims("permute", dims, x.ndim) if x.ndim else ()
     return x if dims == tuple(range(x.ndim)) else prims.permute(x, dims)
 
@@ -79,11 +73,7 @@ def reverse_dims(x: TensorProxy) -> TensorProxy:
 @clangop("mT")
 def transpose_matrices(x: TensorProxy) -> TensorProxy:
     """x with its last two dims exchanged."""
-    check(
-        x.ndim >= 2,
-        lambda: f"tensor.mT is only supported on matrices or batches of matrices. Got {x}",
-        RuntimeError,
-    )
+    torch_check(x.ndim >= 2, lambda: f"tensor.mT is only supported on matrices or batches of matrices. Got {x}")
     return transpose(x, -2, -1)
 
 
@@ -91,13 +81,12 @@ def transpose_matrices(x: TensorProxy) -> TensorProxy:
 def movedim(x: TensorProxy, source: int | Sequence[int], destination: int | Sequence[int]) -> TensorProxy:
     """x with the dims `source` at `destination`, the others in order."""
     source, destination = as_tuple(source), as_tuple(destination)
-    check(
+    torch_check(
         len(source) == len(destination),
         lambda: (
             f"movedim: Invalid source or destination dims: source ({source} dims) should contain the same number "
             f"of dims as destination ({destination} dims)"
         ),
-        RuntimeError,
     )
     source, destination = check_dims("movedim", source, x.ndim), check_dims("movedim", destination, x.ndim)
     if x.ndim == 0:
@@ -115,33 +104,30 @@ def as_tuple(value: Any) -> tuple:
 @clangop()
 def expand(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
     """x broadcast to `shape`, where -1 keeps a length."""
-    check(
+    torch_check(
         len(shape) >= x.ndim,
         lambda: (
             f"expand: the number of sizes provided ({len(shape)}) must be greater or equal to the number of "
             f"dimensions in the tensor ({x.ndim})"
         ),
-        RuntimeError,
     )
     offset = len(shape) - x.ndim
     lengths = []
     for dim, length in enumerate(shape):
         keep = known(length == -1)
-        check(
+        torch_check(
             not keep or dim >= offset,
             lambda dim=dim: f"expand: -1 is not allowed in the new, leading dimension {dim} of {tuple(shape)}",
-            RuntimeError,
         )
         lengths.append(x.shape[dim - offset] if keep else length)
     for dim, length in enumerate(x.shape):
-        check(
+        torch_check(
             known(length == 1) or same(length, lengths[dim + offset]),
             lambda dim=dim, length=length: (
                 f"expand: The expanded size of the tensor ({lengths[dim + offset]}) must match the existing size "
                 f"({length}) at non-singleton dimension {dim + offset}.  Target sizes: {list(shape)}.  "
                 f"Tensor sizes: {list(x.shape)}"
             ),
-            RuntimeError,
         )
     return expand_to(x, lengths)
 
@@ -166,10 +152,9 @@ def squeeze(x: TensorProxy, dims: Iterable[int] | None = None) -> TensorProxy:
 def flatten(x: TensorProxy, start_dim: int = 0, end_dim: int = -1) -> TensorProxy:
     """x with the dims from start_dim to end_dim made one; a 0-d tensor becomes 1-d."""
     start, end = check_dim("flatten", start_dim, x.ndim), check_dim("flatten", end_dim, x.ndim)
-    check(
+    torch_check(
         start <= end,
         lambda: f"flatten() has invalid args: start_dim {start_dim} cannot come after end_dim {end_dim} of {x}",
-        RuntimeError,
     )
     if x.ndim == 0:
         return reshape(x, (1,))
@@ -183,7 +168,7 @@ def flatten(x: TensorProxy, start_dim: int = 0, end_dim: int = -1) -> TensorProx
 def unflatten(x: TensorProxy, dim: int, sizes: Sequence[Dim]) -> TensorProxy:
     """x with `dim` split into dims of lengths `sizes`, one of which may be -1."""
     dim = check_dim("unflatten", dim, x.ndim)
-    check(len(sizes) > 0, lambda: "unflatten: sizes must be non-empty", RuntimeError)
+    torch_check(len(sizes) > 0, lambda: "unflatten: sizes must be non-empty")
     sizes = split_length("unflatten", x.shape[dim], tuple(sizes))
     return reshape(x, (*x.shape[:dim], *sizes, *x.shape[dim + 1 :]))
 
@@ -197,10 +182,8 @@ def split_length(op: str, length: Dim, sizes: tuple[Dim, ...]) -> tuple[Dim, ...
     valid = len(unknown) < 2 and (
         same(rest, length) if not unknown else not known(rest == 0) and same(operator.mod(length, rest), 0)
     )
-    check(
-        valid,
-        lambda: f"{op}: Provided sizes {list(sizes)} don't multiply up to the size of the dim, which is {length}",
-        RuntimeError,
+    torch_check(
+        valid, lambda: f"{op}: Provided sizes {list(sizes)} don't multiply up to the size of the dim, which is {length}"
     )
     return tuple(length // rest if i in unknown else size for i, size in enumerate(sizes))
 
@@ -236,12 +219,10 @@ def narrow_in_dim(x: TensorProxy, dim: int, start: Dim, length: Dim) -> TensorPr
 @clangop()
 def cat(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
     """The tensors one after another along `dim`, promoted to one dtype. 1-d tensors without elements are left out."""
-    check(len(tensors) > 0, lambda: "cat(): expected a non-empty list of Tensors", RuntimeError)
+    torch_check(len(tensors) > 0, lambda: "cat(): expected a non-empty list of Tensors")
     for tensor in tensors:
-        check(
-            tensor.ndim > 0,
-            lambda tensor=tensor: f"cat: zero-dimensional tensor {tensor} cannot be concatenated",
-            RuntimeError,
+        torch_check(
+            tensor.ndim > 0, lambda tensor=tensor: f"cat: zero-dimensional tensor {tensor} cannot be concatenated"
         )
     dtype = tensors[0].dtype
     for tensor in tensors[1:]:
@@ -277,13 +258,12 @@ def _cat_grad(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
 @clangop()
 def stack(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
     """The tensors one after another along a new dim, promoted to one dtype. Shapes: one."""
-    check(len(tensors) > 0, lambda: "stack expects a non-empty TensorList", RuntimeError)
+    torch_check(len(tensors) > 0, lambda: "stack expects a non-empty TensorList")
     first = tensors[0]
     for tensor in tensors[1:]:
-        check(
-            tensor.ndim == first.ndim and all(map(same, tensor.shape, first.shape)),
+        torch_check(
+            same_shape(tensor.shape, first.shape),
             lambda tensor=tensor: f"stack expects each tensor to be equal size, but got {first} and {tensor}",
-            RuntimeError,
         )
     dim = check_dim("stack", dim, first.ndim + 1)
     return cat([unsqueeze(tensor, dim) for tensor in tensors], dim)
@@ -330,11 +310,7 @@ def roll(x: TensorProxy, shift: Dim, dim: int) -> TensorProxy:
 def diagonal(x: TensorProxy, offset: Dim = 0, dim1: int = 0, dim2: int = 1) -> TensorProxy:
     """The elements of x whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
     dim1, dim2 = check_dim("diagonal", dim1, x.ndim), check_dim("diagonal", dim2, x.ndim)
-    check(
-        dim1 != dim2,
-        lambda: f"diagonal: diagonal dimensions cannot be identical {dim1}, {dim2} ({x})",
-        RuntimeError,
-    )
+    torch_check(dim1 != dim2, lambda: f"diagonal: diagonal dimensions cannot be identical {dim1}, {dim2} ({x})")
     return prims.diagonal(x, offset, dim1, dim2)
 
 
@@ -367,7 +343,7 @@ def triu(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
 
 
 def _check_matrices(op: str, x: TensorProxy) -> None:
-    check(x.ndim >= 2, lambda: f"{op}: input tensor must have at least 2 dimensions, but it is {x}", RuntimeError)
+    torch_check(x.ndim >= 2, lambda: f"{op}: input tensor must have at least 2 dimensions, but it is {x}")
 
 
 prims.register_vjp(tril, x=lambda g, diagonal: tril(g, diagonal))

@@ -109,6 +109,11 @@ def all_prims() -> dict[str, Symbol]:
     return dict(_prims)
 
 
+def torch_check(ok: bool, message: Callable[..., str]) -> None:
+    """Raise RuntimeError unless `ok`, as TORCH_CHECK in torch's C++ does."""
+    check(ok, message, RuntimeError)
+
+
 def check_tensor(op: str, **arguments: Any) -> None:
     """Raises TypeError naming the first argument that is no tensor."""
     for name, value in arguments.items():
@@ -138,7 +143,7 @@ def check_dim(op: str, dim: int, ndim: int) -> int:
 def check_dims(op: str, dims: Sequence[int], ndim: int) -> tuple[int, ...]:
     """Distinct dims counted from the front. Raises IndexError out of range, ValueError on a repetition."""
     found = tuple(check_dim(op, dim, ndim) for dim in dims)
-    check(len(set(found)) == len(found), lambda: f"{op}: dims {tuple(dims)} name a dim twice", RuntimeError)
+    torch_check(len(set(found)) == len(found), lambda: f"{op}: dims {tuple(dims)} name a dim twice")
     return found
 
 
@@ -148,6 +153,11 @@ def same(a: Dim, b: Dim) -> bool:
     Where values decide it, they are taken to be equal, which what runs checks; a length is not taken to be 1.
     """
     return a is b or (guard_or_false if isinstance(b, int) and b == 1 else guard_or_true)(a == b)
+
+
+def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Return whether two shapes are equal, as `same` has it."""
+    return len(a) == len(b) and all(map(same, a, b))
 
 
 def known(condition: Any) -> bool:
@@ -160,7 +170,7 @@ def check_same_shape(op: str, *tensors: TensorProxy) -> None:
     first = tensors[0]
     for other in tensors[1:]:
         check(
-            len(first.shape) == len(other.shape) and all(map(same, first.shape, other.shape)),
+            same_shape(first.shape, other.shape),
             lambda other=other: f"{op}: {first} and {other} must have one shape; use clang.broadcast first",
         )
 
@@ -176,13 +186,12 @@ def check_same_device(op: str, *values: Any) -> torch.device:
             continue
         if device is None or (device.type == "cpu" and device != value.device and all_cpu_scalars(values, device)):
             device = value.device
-        check(
+        torch_check(
             value.device == device or (value.ndim == 0 and value.device.type == "cpu"),
             lambda value=value, device=device: (
                 f"{op}: Expected all tensors to be on the same device, but found {value} where {device} was wanted; "
                 "move it with .to(device)"
             ),
-            RuntimeError,
         )
     assert device is not None, f"{op}: none of its arguments is a tensor"
     return device

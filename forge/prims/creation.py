@@ -6,16 +6,15 @@ from typing import Any
 import torch
 
 from forge.ir import NUMBER_TYPES, Dim, Number, Tag, TensorProxy, check, current_trace
-from forge.prims.core import known, primitive
+from forge.prims.core import known, primitive, torch_check
 
 
 def check_lengths(op: str, shape: Sequence[Dim]) -> None:
     """Raises RuntimeError for a shape with a negative length."""
     for length in shape:
-        check(
+        torch_check(
             not known(length < 0),
             lambda length=length: f"{op}: Trying to create tensor with negative dimension {length}: {list(shape)}",
-            RuntimeError,
         )
 
 
@@ -37,8 +36,7 @@ def empty(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> Ten
 def iota(length: Dim, start: Number, step: Number, dtype: torch.dtype, device: torch.device) -> TensorProxy:
     """start, start + step, … (length of them)."""
     check(
-        not isinstance(length, int) or length >= 0,
-        lambda: f"prims.iota: length is {length}, but must not be negative",
+        not isinstance(length, int) or length >= 0, lambda: f"prims.iota: length is {length}, but must not be negative"
     )
     return current_trace().tensor((length,), dtype, device)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from forge.ir import Dim, TensorProxy, check
-from forge.prims.core import like, primitive, register_vjp
+from forge.prims.core import like, primitive, register_vjp, torch_check
 from forge.prims.elementwise import refuse_gradient
 
 SequenceLengths = TensorProxy | Sequence[Dim]
@@ -26,20 +26,15 @@ def ctc_loss(
     Source: torch.ctc_loss, Graves et al., 2006.
     """
     op = "prims.ctc_loss"
-    check(
-        log_probs.ndim in (2, 3),
-        lambda: f"{op}: log_probs is {log_probs}, but must have 2 or 3 dims",
-        RuntimeError,
-    )
+    torch_check(log_probs.ndim in (2, 3), lambda: f"{op}: log_probs is {log_probs}, but must have 2 or 3 dims")
     check(
         log_probs.dtype in (torch.float32, torch.float64),
         lambda: f'{op}: "ctc_loss" not implemented for {log_probs}',
         NotImplementedError,
     )
-    check(
+    torch_check(
         not isinstance(log_probs.shape[-1], int) or 0 <= blank < log_probs.shape[-1],
         lambda: f"{op}: blank must be in label range, but is {blank} for {log_probs}",
-        RuntimeError,
     )
     return like(log_probs, shape=log_probs.shape[1:-1])
 

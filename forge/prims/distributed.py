@@ -8,7 +8,7 @@ process that compiles the same program communicates in the same order. What a co
 from collections.abc import Sequence
 
 from forge.ir import Dim, Tag, TensorProxy, check, current_trace, get_grad, put_grad, register_grad
-from forge.prims.core import like, primitive, register_vjp
+from forge.prims.core import like, primitive, register_vjp, torch_check
 
 COLLECTIVE = (Tag.EFFECT,)
 LINEAR = ("sum", "avg")  # reductions whose gradient is one
@@ -23,8 +23,8 @@ def _check_reduction(op: str, reduce_op: str) -> None:
 
 
 def _check_group(op: str, x: TensorProxy, group_size: int) -> None:
-    check(group_size > 0, lambda: f"{op}: group_size is {group_size}, but must be positive", RuntimeError)
-    check(x.ndim > 0, lambda: f"{op}: x is {x}, but must have a dim to gather or to scatter along", RuntimeError)
+    torch_check(group_size > 0, lambda: f"{op}: group_size is {group_size}, but must be positive")
+    torch_check(x.ndim > 0, lambda: f"{op}: x is {x}, but must have a dim to gather or to scatter along")
 
 
 @primitive(tags=COLLECTIVE)
@@ -48,10 +48,9 @@ def reduce_scatter_tensor(x: TensorProxy, reduce_op: str, group_size: int, group
     out (n, ...). Raises: RuntimeError where dim 0 is no multiple of group_size."""
     _check_group("prims.reduce_scatter_tensor", x, group_size)
     _check_reduction("prims.reduce_scatter_tensor", reduce_op)
-    check(
+    torch_check(
         x.shape[0] % group_size == 0,
         lambda: f"prims.reduce_scatter_tensor: dim 0 of x, {x}, must be a multiple of group_size, {group_size}",
-        RuntimeError,
     )
     return current_trace().tensor((x.shape[0] // group_size, *x.shape[1:]), x.dtype, x.device)
 
@@ -64,13 +63,12 @@ def all_to_all_single(
 
     Shapes: x (sum of input_split_sizes, ...), out (sum of output_split_sizes, ...).
     """
-    check(
+    torch_check(
         len(output_split_sizes) == len(input_split_sizes) > 0,
         lambda: (
             f"prims.all_to_all_single: output_split_sizes {tuple(output_split_sizes)} and input_split_sizes "
             f"{tuple(input_split_sizes)} must have a length for each process"
         ),
-        RuntimeError,
     )
     length = output_split_sizes[0]
     for more in output_split_sizes[1:]:

@@ -34,6 +34,7 @@ from forge.prims.core import (
     make_prim,
     primitive,
     register_vjp,
+    torch_check,
 )
 from forge.prims.creation import full
 from forge.torch_internals.versions import TORCH
@@ -294,7 +295,7 @@ def polygamma(n: int, x: TensorProxy) -> TensorProxy:
     Dtypes: x is floating point. Raises: RuntimeError for a negative n.
     """
     check_dtype("prims.polygamma", x, FLOAT)
-    check(n >= 0, lambda: f"polygamma: n is {n}, but polygamma(n, x) does not support negative n", RuntimeError)
+    torch_check(n >= 0, lambda: f"polygamma: n is {n}, but polygamma(n, x) does not support negative n")
     return like(x)
 
 
@@ -575,10 +576,7 @@ binary_derivatives: dict[Symbol, BinaryDerivative] = {
     heaviside: lambda a, b, out, g: (None, None),
     igamma: lambda a, b, out, g: (None, lambda: g * _igamma_slope(a, b)),
     igammac: lambda a, b, out, g: (None, lambda: -(g * _igamma_slope(a, b))),
-    zeta: lambda a, b, out, g: (
-        None,
-        lambda: g * -a * _next_zeta(a, b),
-    ),
+    zeta: lambda a, b, out, g: (None, lambda: g * -a * _next_zeta(a, b)),
 }
 
 for _prim, _derivative in binary_derivatives.items():

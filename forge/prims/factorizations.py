@@ -2,8 +2,8 @@
 
 import torch
 
-from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, known, like, primitive, same
+from forge.ir import Dim, TensorProxy, get_grad, put_grad, register_grad
+from forge.prims.core import check_same_device, known, like, primitive, same, torch_check
 from forge.prims.creation import full
 from forge.prims.elementwise import FLOAT, check_dtype, no_derivative, refuse_gradient
 from forge.prims.library import make_library_prim
@@ -49,21 +49,14 @@ def linalg_solve_triangular(
 def _solution(op: str, A: TensorProxy, B: TensorProxy, dim: int, equation: str) -> TensorProxy:
     """What solves a system with batches of square matrices A, whose length is that of B's `dim`."""
     for name, x in (("A", A), ("B", B)):
-        check(
+        torch_check(
             x.ndim >= 2,
             lambda name=name, x=x: f"{op}: The input tensor {name} must have at least 2 dimensions, but it is {x}",
-            RuntimeError,
         )
-    check(
-        A.dtype == B.dtype,
-        lambda: f"{op}: Expected A and B to have the same dtype, but they are {A} and {B}",
-        RuntimeError,
-    )
-    check(same(*A.shape[-2:]), lambda: f"{op}: A must be batches of square matrices, but it is {A}", RuntimeError)
-    check(
-        same(A.shape[-1], B.shape[dim]),
-        lambda: f"{op}: Incompatible shapes of A and B for {equation}: {A} and {B}",
-        RuntimeError,
+    torch_check(A.dtype == B.dtype, lambda: f"{op}: Expected A and B to have the same dtype, but they are {A} and {B}")
+    torch_check(same(*A.shape[-2:]), lambda: f"{op}: A must be batches of square matrices, but it is {A}")
+    torch_check(
+        same(A.shape[-1], B.shape[dim]), lambda: f"{op}: Incompatible shapes of A and B for {equation}: {A} and {B}"
     )
     check_dtype(op, A, FLOAT)
     check_same_device(op, A, B)
@@ -87,8 +80,7 @@ def _solve_triangular_grad(
 # A = L L^H
 
 linalg_cholesky_ex = make_library_prim(
-    torch.linalg.cholesky_ex,
-    "The Cholesky factor of positive definite matrices, and where each could not be factored.",
+    torch.linalg.cholesky_ex, "The Cholesky factor of positive definite matrices, and where each could not be factored."
 )
 
 
@@ -142,8 +134,7 @@ def _cholesky_inverse_grad(L: TensorProxy, upper: bool = False) -> TensorProxy:
 # P^T A = L U
 
 lu_unpack = make_library_prim(
-    torch.lu_unpack,
-    "(P, L, U) of a compact LU factorization and its pivots; empty tensors for what is not asked for.",
+    torch.lu_unpack, "(P, L, U) of a compact LU factorization and its pivots; empty tensors for what is not asked for."
 )
 linalg_lu_factor_ex = make_library_prim(
     torch.linalg.lu_factor_ex,
@@ -286,11 +277,7 @@ def geqrf(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
     Shapes: (..., m, n), and out (..., m, n) and (..., min(m, n)). Dtypes: floating point or complex.
     Raises: RuntimeError on another rank; NotImplementedError on another dtype.
     """
-    check(
-        input.ndim >= 2,
-        lambda: f"geqrf: input must have at least 2 dimensions, but it is {input}",
-        RuntimeError,
-    )
+    torch_check(input.ndim >= 2, lambda: f"geqrf: input must have at least 2 dimensions, but it is {input}")
     check_dtype("geqrf", input, FLOAT)
     *batch, rows, columns = input.shape
     return like(input), like(input, shape=(*batch, torch.sym_min(rows, columns)))

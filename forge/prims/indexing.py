@@ -9,7 +9,17 @@ from typing import NamedTuple
 import torch
 
 from forge.ir import Dim, Number, TensorProxy, check, get_grad, needs_grad, outside_regions, put_grad, register_grad
-from forge.prims.core import check_dim, check_same_device, check_tensor, known, like, primitive, register_vjp, same
+from forge.prims.core import (
+    check_dim,
+    check_same_device,
+    check_tensor,
+    known,
+    like,
+    primitive,
+    register_vjp,
+    same,
+    torch_check,
+)
 from forge.prims.creation import full
 from forge.prims.shape import pad
 
@@ -92,10 +102,9 @@ def index_put(x: TensorProxy, indices: Indices, values: TensorProxy, accumulate:
     Dtypes: values have x's. Source: aten.index_put.
     """
     op = "prims.index_put"
-    check(
+    torch_check(
         values.dtype == x.dtype,
         lambda: f"{op}: Index put requires the source and destination dtypes match, but x is {x} and values {values}",
-        RuntimeError,
     )
     if not has_mask(indices):
         for index in indices:
@@ -111,13 +120,12 @@ def _check_expands(op: str, values: TensorProxy, shape: Sequence[Dim]) -> None:
         known(length == 1) or same(length, wanted)
         for length, wanted in zip(reversed(values.shape), reversed(shape), strict=False)
     )
-    check(
+    torch_check(
         fits,
         lambda: (
             f"{op}: shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to "
             f"indexing result of shape {list(shape)}"
         ),
-        RuntimeError,
     )
 
 
@@ -132,30 +140,26 @@ def _check_along(op: str, x: TensorProxy, dim: int, index: TensorProxy, src: Ten
     check_dim(op, dim, x.ndim)
     if known(index.numel() == 0):  # of any dtype, as in torch
         return
-    check(
-        index.dtype in INDEX_DTYPES,
-        lambda: f"{op}: Expected dtype int32/int64 for index, but index is {index}",
-        RuntimeError,
+    torch_check(
+        index.dtype in INDEX_DTYPES, lambda: f"{op}: Expected dtype int32/int64 for index, but index is {index}"
     )
     for name, tensor in (("input", x), ("src", src)):
         if tensor is None:
             continue
-        check(
+        torch_check(
             max(index.ndim, 1) == max(tensor.ndim, 1),
             lambda name=name, tensor=tensor: (
                 f"{op}: Index tensor must have the same number of dimensions as {name} tensor, "
                 f"but index is {index} and {name} {tensor}"
             ),
-            RuntimeError,
         )
         for i, (ours, theirs) in enumerate(zip(index.shape, tensor.shape, strict=False)):
-            check(
+            torch_check(
                 (i == dim and tensor is x) or not known(ours > theirs),
                 lambda name=name, tensor=tensor, i=i: (
                     f"{op}: Expected index {index} to be no larger than {name} {tensor} apart from dimension {dim}; "
                     f"dimension {i} is"
                 ),
-                RuntimeError,
             )
     check_same_device(op, *[tensor for tensor in (x, index, src) if tensor is not None])
 
@@ -184,10 +188,9 @@ def scatter(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | Num
 
 
 def _check_one_dtype(op: str, x: TensorProxy, src: TensorProxy | None) -> None:
-    check(
+    torch_check(
         src is None or src.dtype == x.dtype,
         lambda: f"{op}: Expected self.dtype to be equal to src.dtype, but they are {x} and {src}",
-        RuntimeError,
     )
 
 
@@ -203,10 +206,9 @@ def scatter_reduce(
     Shapes, Dtypes: as scatter. Source: torch.scatter_reduce.
     """
     op = "prims.scatter_reduce"
-    check(
+    torch_check(
         reduce in REDUCTIONS,
         lambda: f"{op}: reduce argument must be either sum, prod, mean, amax or amin, got {reduce}",
-        RuntimeError,
     )
     _check_along(op, x, dim, index, src)
     _check_one_dtype(op, x, src)
@@ -220,15 +222,10 @@ def masked_scatter(x: TensorProxy, mask: TensorProxy, source: TensorProxy) -> Te
     Shapes: mask has x's. Dtypes: mask is bool; source has x's. Source: torch.masked_scatter.
     """
     op = "prims.masked_scatter"
-    check(
-        mask.dtype == torch.bool,
-        lambda: f"{op}: expected mask dtype to be Bool but mask is {mask}",
-        RuntimeError,
-    )
-    check(
+    torch_check(mask.dtype == torch.bool, lambda: f"{op}: expected mask dtype to be Bool but mask is {mask}")
+    torch_check(
         x.dtype == source.dtype,
         lambda: f"{op}: expected self and source to have same dtypes but they are {x} and {source}",
-        RuntimeError,
     )
     return like(x)
 
@@ -246,7 +243,7 @@ def embedding(weight: TensorProxy, indices: TensorProxy, padding_idx: int, scale
     Shapes: weight is (rows, features); out is indices' shape and then features. Source: torch.embedding.
     """
     check_index("prims.embedding", indices)
-    check(weight.ndim == 2, lambda: f"prims.embedding: 'weight' must be 2-D, but it is {weight}", RuntimeError)
+    torch_check(weight.ndim == 2, lambda: f"prims.embedding: 'weight' must be 2-D, but it is {weight}")
     return like(weight, shape=(*indices.shape, weight.shape[1]))
 
 
@@ -270,13 +267,12 @@ def searchsorted(sorted: TensorProxy, values: TensorProxy, right: bool, dtype: t
     Shapes: sorted is 1-d or has the dims of values but the last; out has values'. Dtypes: out has `dtype`.
     Source: torch.searchsorted.
     """
-    check(
+    torch_check(
         sorted.ndim == 1 or (sorted.ndim == values.ndim and all(map(same, sorted.shape[:-1], values.shape[:-1]))),
         lambda: (
             "prims.searchsorted: boundaries tensor should be 1 dimension or the first N-1 dimensions of boundaries "
             f"tensor and input value tensor must match, but we got boundaries {sorted} and input value {values}"
         ),
-        RuntimeError,
     )
     return like(values, dtype=dtype)
 

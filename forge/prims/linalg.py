@@ -3,7 +3,7 @@
 import torch
 
 from forge.ir import TensorProxy, check
-from forge.prims.core import check_same_device, like, primitive, register_vjp, same
+from forge.prims.core import check_same_device, like, primitive, register_vjp, same, torch_check
 from forge.prims.elementwise import conjugate
 from forge.prims.shape import permute
 
@@ -19,15 +19,13 @@ def matmul(a: TensorProxy, b: TensorProxy) -> TensorProxy:
         a.ndim == b.ndim and a.ndim >= 2,
         lambda: f"prims.matmul: a is {a} and b is {b}, but both must have one rank of at least 2; use torch.matmul",
     )
-    check(
+    torch_check(
         same(a.shape[-1], b.shape[-2]) and all(map(same, a.shape[:-2], b.shape[:-2])),
         lambda: f"prims.matmul: mat1 and mat2 shapes cannot be multiplied: {a} and {b}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         a.dtype == b.dtype and a.dtype != torch.bool,
         lambda: f"prims.matmul: expected one dtype (not bool) for both, but a is {a} and b is {b}",
-        RuntimeError,
     )
     check_same_device("prims.matmul", a, b)
     return like(a, shape=(*a.shape[:-1], b.shape[-1]))

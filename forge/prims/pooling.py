@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from forge.ir import Dim, TensorProxy, check
-from forge.prims.core import known, like, primitive, register_vjp
+from forge.ir import Dim, TensorProxy
+from forge.prims.core import known, like, primitive, register_vjp, torch_check
 from forge.prims.creation import full
 from forge.prims.indexing import gather
 from forge.prims.shape import reshape
@@ -22,15 +22,13 @@ def _check_window(op: str, x: TensorProxy, **lists: Lengths) -> int:
     count = len(next(iter(lists.values())))
     _check_rank(op, x, count)
     for name, values in lists.items():
-        check(
+        torch_check(
             len(values) == count,
             lambda name=name, values=values: f"{op}: {name} is {values}, but must have {count} elements",
-            RuntimeError,
         )
-        check(
+        torch_check(
             name == "padding" or all(not known(value <= 0) for value in values),
             lambda name=name, values=values: f"{op}: {name} should be greater than zero, but got {values}",
-            RuntimeError,
         )
     _check_not_empty(op, x, x.ndim - count - 1)
     return count
@@ -38,32 +36,29 @@ def _check_window(op: str, x: TensorProxy, **lists: Lengths) -> int:
 
 def _check_rank(op: str, x: TensorProxy, count: int) -> None:
     """Raises RuntimeError unless x has `count` dims, channels and perhaps a batch."""
-    check(
+    torch_check(
         x.ndim in (count + 1, count + 2),
         lambda: f"{op}: Expected {count + 1}D or {count + 2}D (batch mode) tensor for input, but got {x}",
-        RuntimeError,
     )
 
 
 def _check_not_empty(op: str, x: TensorProxy, first: int) -> None:
     """Raises RuntimeError where a dim of x, from the `first` on, is empty."""
-    check(
+    torch_check(
         not any(known(length == 0) for length in x.shape[first:]),
         lambda: f"{op}: Expected input with non-zero sizes from dim {first} on, but got {x}",
-        RuntimeError,
     )
 
 
 def _check_half(op: str, kernel_size: Lengths, padding: Lengths, dilation: Sequence[Dim]) -> None:
     for kernel, pad, step in zip(kernel_size, padding, dilation, strict=True):
         reach = (kernel - 1) * step + 1
-        check(
+        torch_check(
             not known(pad < 0) and not known(pad > reach // 2),
             lambda pad=pad, reach=reach: (
                 f"{op}: pad should be at least 0 and at most half of effective kernel size, "
                 f"but got pad={pad} and effective kernel size {reach}"
             ),
-            RuntimeError,
         )
 
 
@@ -88,10 +83,9 @@ def _pooled_shape(op: str, x: TensorProxy, lists: Sequence[Lengths], ceil_mode: 
         window_count(x.shape[x.ndim - count + i], kernel[i], stride[i], padding[i], dilation[i], ceil_mode)
         for i in range(count)
     ]
-    check(
+    torch_check(
         not any(known(length < 1) for length in lengths),
         lambda: f"{op}: Given input {x}, the calculated output size is {lengths}: Output size is too small",
-        RuntimeError,
     )
     return [*x.shape[: x.ndim - count], *lengths]
 
@@ -166,7 +160,7 @@ def avg_pool(
     _check_window(op, x, kernel_size=kernel_size, stride=stride, padding=padding)
     one = (1,) * len(kernel_size)
     _check_half(op, kernel_size, padding, one)
-    check(divisor_override != 0, lambda: f"{op}: divisor must be not zero", RuntimeError)
+    torch_check(divisor_override != 0, lambda: f"{op}: divisor must be not zero")
     return like(x, shape=_pooled_shape(op, x, (kernel_size, stride, padding, one), ceil_mode))
 
 
@@ -192,10 +186,9 @@ register_vjp(avg_pool, x=lambda g, x, *how: avg_pool_backward(g, x, *how))
 def _adaptive_shape(op: str, x: TensorProxy, output_size: Lengths) -> list[Dim]:
     count = len(output_size)
     _check_rank(op, x, count)
-    check(
+    torch_check(
         not any(known(length < 0) for length in output_size),
         lambda: f"{op}: elements of output_size must be greater than or equal to 0, but got {output_size}",
-        RuntimeError,
     )
     return [*x.shape[: x.ndim - count], *output_size]
 
@@ -264,31 +257,25 @@ def col2im(
 ) -> TensorProxy:
     """Columns added up where their windows were: the transpose of im2col. Source: torch.nn.functional.fold."""
     op = "prims.col2im"
-    check(
-        x.ndim in (2, 3),
-        lambda: f"{op}: Expected 2D or 3D (batch mode) tensor for input, but got {x}",
-        RuntimeError,
-    )
+    torch_check(x.ndim in (2, 3), lambda: f"{op}: Expected 2D or 3D (batch mode) tensor for input, but got {x}")
     rows = kernel_size[0] * kernel_size[1]
-    check(
+    torch_check(
         not known(operator.mod(x.shape[-2], rows) != 0),
         lambda: (
             f"{op}: Expected size of input's dimension 1 to be divisible by the product of kernel_size "
             f"{kernel_size}, but got {x}"
         ),
-        RuntimeError,
     )
     blocks: Dim = 1
     for i in range(2):
         blocks = blocks * window_count(output_size[i], kernel_size[i], stride[i], padding[i], dilation[i], False)
-    check(
+    torch_check(
         not known(x.shape[-1] != blocks),
         lambda: (
             f"{op}: Given output_size={output_size}, kernel_size={kernel_size}, dilation={dilation}, "
             f"padding={padding} and stride={stride}, expected size of input's dimension 2 to match the calculated "
             f"number of sliding blocks, {blocks}, but got {x}"
         ),
-        RuntimeError,
     )
     return like(x, shape=[*x.shape[:-2], x.shape[-2] // rows, *output_size])
 

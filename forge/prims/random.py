@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from forge.ir import Dim, Tag, TensorProxy, check, current_trace
-from forge.prims.core import primitive
+from forge.prims.core import primitive, torch_check
 from forge.prims.creation import check_lengths
 
 RANDOM = (Tag.RANDOM, Tag.NOT_DIFFERENTIABLE)
@@ -23,10 +23,9 @@ def bernoulli(
     like: TensorProxy | None = None,
 ) -> TensorProxy:
     """1 with probability `p`, else 0. Shapes: a tensor p broadcasts to `shape`."""
-    check(
+    torch_check(
         not isinstance(p, (int, float)) or 0 <= p <= 1,
         lambda: f"prims.bernoulli: bernoulli_ expects p to be in [0, 1], but got p={p}",
-        RuntimeError,
     )
     check_lengths("prims.bernoulli", shape)
     return current_trace().tensor(shape, dtype, device)
@@ -43,10 +42,9 @@ def uniform(
 ) -> TensorProxy:
     """Uniform in [low, high). Dtypes: floating point."""
     _check_float("prims.uniform", dtype)
-    check(
+    torch_check(
         not (isinstance(low, (int, float)) and isinstance(high, (int, float))) or low <= high,
         lambda: f"prims.uniform: uniform_ expects to return a [from, to) range, but found from={low} > to={high}",
-        RuntimeError,
     )
     check_lengths("prims.uniform", shape)
     return current_trace().tensor(shape, dtype, device)
@@ -71,10 +69,9 @@ def normal(
 ) -> TensorProxy:
     """Normally distributed. Dtypes: floating point."""
     _check_float("prims.normal", dtype)
-    check(
+    torch_check(
         not isinstance(std, (int, float)) or std >= 0,
         lambda: f"prims.normal: normal expects std >= 0.0, but found std {std}",
-        RuntimeError,
     )
     check_lengths("prims.normal", shape)
     return current_trace().tensor(shape, dtype, device)
@@ -82,18 +79,13 @@ def normal(
 
 @primitive(tags=RANDOM)
 def exponential(
-    shape: Sequence[Dim],
-    rate: float,
-    dtype: torch.dtype,
-    device: torch.device,
-    like: TensorProxy | None = None,
+    shape: Sequence[Dim], rate: float, dtype: torch.dtype, device: torch.device, like: TensorProxy | None = None
 ) -> TensorProxy:
     """Exponentially distributed. Dtypes: floating point."""
     _check_float("prims.exponential", dtype)
-    check(
+    torch_check(
         not isinstance(rate, (int, float)) or rate > 0,
         lambda: f"prims.exponential: exponential_ expects lambda > 0.0, but found lambda={rate}",
-        RuntimeError,
     )
     check_lengths("prims.exponential", shape)
     return current_trace().tensor(shape, dtype, device)
@@ -101,18 +93,12 @@ def exponential(
 
 @primitive(tags=RANDOM)
 def randint(
-    shape: Sequence[Dim],
-    low: Dim,
-    high: Dim,
-    dtype: torch.dtype,
-    device: torch.device,
-    like: TensorProxy | None = None,
+    shape: Sequence[Dim], low: Dim, high: Dim, dtype: torch.dtype, device: torch.device, like: TensorProxy | None = None
 ) -> TensorProxy:
     """Integers, uniform in [low, high)."""
-    check(
+    torch_check(
         not (isinstance(low, int) and isinstance(high, int)) or low < high,
         lambda: f"prims.randint: random_ expects 'from' to be less than 'to', but got from={low} >= to={high}",
-        RuntimeError,
     )
     check_lengths("prims.randint", shape)
     return current_trace().tensor(shape, dtype, device)
@@ -121,11 +107,7 @@ def randint(
 @primitive(tags=RANDOM)
 def randperm(n: Dim, dtype: torch.dtype, device: torch.device) -> TensorProxy:
     """The integers below n in random order."""
-    check(
-        not isinstance(n, int) or n >= 0,
-        lambda: f"prims.randperm: n must be non-negative, got {n}",
-        RuntimeError,
-    )
+    torch_check(not isinstance(n, int) or n >= 0, lambda: f"prims.randperm: n must be non-negative, got {n}")
     return current_trace().tensor((n,), dtype, device)
 
 
@@ -136,18 +118,16 @@ def multinomial(x: TensorProxy, num_samples: int, replacement: bool) -> TensorPr
     Shapes: x is (n,) or (rows, n); out is (num_samples,) or (rows, num_samples). Source: torch.multinomial.
     """
     op = "prims.multinomial"
-    check(x.ndim in (1, 2), lambda: f"{op}: prob_dist must be 1 or 2 dim, but x is {x}", RuntimeError)
-    check(
+    torch_check(x.ndim in (1, 2), lambda: f"{op}: prob_dist must be 1 or 2 dim, but x is {x}")
+    torch_check(
         x.dtype.is_floating_point,
         lambda: f"{op}: multinomial only supports floating-point dtypes for input, but x is {x}",
-        RuntimeError,
     )
-    check(num_samples > 0, lambda: f"{op}: cannot sample n_sample <= 0 samples, got {num_samples}", RuntimeError)
-    check(
+    torch_check(num_samples > 0, lambda: f"{op}: cannot sample n_sample <= 0 samples, got {num_samples}")
+    torch_check(
         replacement or not isinstance(x.shape[-1], int) or num_samples <= x.shape[-1],
         lambda: (
             f"{op}: cannot sample n_sample > prob_dist.size(-1) samples without replacement: {num_samples} from {x}"
         ),
-        RuntimeError,
     )
     return current_trace().tensor((*x.shape[:-1], num_samples), torch.int64, x.device)

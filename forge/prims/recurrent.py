@@ -1,7 +1,7 @@
 """Recurrent layers: one layer in one direction, over a whole sequence."""
 
-from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, check_tensor, known, like, primitive, same
+from forge.ir import Dim, TensorProxy, get_grad, put_grad, register_grad
+from forge.prims.core import check_same_device, check_tensor, known, like, primitive, same_shape, torch_check
 
 KINDS = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}  # how many times the state's length its weights have
 
@@ -25,19 +25,15 @@ def recurrent_layer(kind: str, reverse: bool, inputs: LayerInputs) -> Tensors:
     check_tensor(op, x=x, h=h, w_ih=w_ih, w_hh=w_hh)
     check_same_device(op, *(each for each in inputs if each is not None))
     for name, value, rank in (("x", x, 3), ("h", h, 2), ("w_ih", w_ih, 2), ("w_hh", w_hh, 2)):
-        check(
+        torch_check(
             value.ndim == rank,
             lambda name=name, value=value, rank=rank: f"{op}: {name} is {value}, but must have {rank} dims",
-            RuntimeError,
         )
-    check(
-        not known(x.shape[0] == 0), lambda: f"{op}: Expected sequence length to be larger than 0 in RNN", RuntimeError
-    )
-    check(
+    torch_check(not known(x.shape[0] == 0), lambda: f"{op}: Expected sequence length to be larger than 0 in RNN")
+    torch_check(
         all(each is None or each is c or each.dtype == x.dtype for each in inputs)
         and (x.dtype.is_floating_point or x.dtype.is_complex),
         lambda: f"{op}: all tensors must have one floating point or complex dtype, but they are {inputs}",
-        RuntimeError,
     )
     hidden = w_hh.shape[0] // KINDS[kind]
     wanted: dict[str, tuple[TensorProxy | None, tuple[Dim, ...]]] = {
@@ -49,12 +45,11 @@ def recurrent_layer(kind: str, reverse: bool, inputs: LayerInputs) -> Tensors:
         "b_hh": (b_hh, (KINDS[kind] * hidden,)),
     }
     for name, (tensor, shape) in wanted.items():
-        check(
-            tensor is None or (tensor.ndim == len(shape) and all(map(same, tensor.shape, shape))),
+        torch_check(
+            tensor is None or same_shape(tensor.shape, shape),
             lambda name=name, tensor=tensor, shape=shape: (
                 f"{op}: mat1 and mat2 shapes cannot be multiplied: {name} is {tensor}, but for {x} must be {shape}"
             ),
-            RuntimeError,
         )
     return like(x, shape=(*x.shape[:2], h.shape[1])), like(h), None if c is None else like(c, dtype=x.dtype)
 

@@ -5,7 +5,7 @@ import math
 import torch
 
 from forge.ir import Symbol, Tag, TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
-from forge.prims.core import check_dim, check_dims, known, like, make_prim, primitive, register_vjp
+from forge.prims.core import check_dim, check_dims, known, like, make_prim, primitive, register_vjp, torch_check
 from forge.prims.creation import full, iota
 from forge.prims.elementwise import ANY, COUNTING, FLOAT, NUMERIC, REAL, Accepts, check_dtype, conjugate
 from forge.prims.indexing import scatter_reduce
@@ -122,10 +122,9 @@ def kthvalue(x: TensorProxy, k: int, dim: int) -> tuple[TensorProxy, TensorProxy
     """The k-th smallest element (from 1) along `dim` and its index. Source: torch.kthvalue."""
     dim = check_dim("prims.kthvalue", dim, x.ndim)
     length = x.shape[dim] if x.ndim else 1
-    check(
+    torch_check(
         known(k >= 1) and not known(k > length),
         lambda: f"kthvalue: selected number k out of range for dimension {dim}: k is {k}, x is {x}",
-        RuntimeError,
     )
     return _pair(x, _reduced_shape(x, (dim,)))
 
@@ -138,10 +137,9 @@ def topk(
     check_dtype("prims.topk", x, COUNTING)
     dim = check_dim("prims.topk", dim, x.ndim)
     length = x.shape[dim] if x.ndim else 1
-    check(
+    torch_check(
         not known(k < 0) and not known(k > length),
         lambda: f"topk: selected index k out of range: k is {k}, dimension {dim} of {x} has length {length}",
-        RuntimeError,
     )
     return _pair(x, [k if i == dim else length for i, length in enumerate(x.shape)])
 
@@ -178,8 +176,8 @@ def histc(x: TensorProxy, bins: int, min: float, max: float) -> TensorProxy:
 
     Dtypes: x is floating point; out has the same.
     """
-    check(bins > 0, lambda: f"histc: bins must be > 0, but is {bins}", RuntimeError)
-    check(min <= max, lambda: f"histc: max must be larger than min, but they are {min} and {max}", RuntimeError)
+    torch_check(bins > 0, lambda: f"histc: bins must be > 0, but is {bins}")
+    torch_check(min <= max, lambda: f"histc: max must be larger than min, but they are {min} and {max}")
     return like(x, shape=(bins,))
 
 

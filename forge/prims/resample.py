@@ -3,7 +3,7 @@
 from enum import Enum
 
 from forge.ir import Dim, TensorProxy, check, end_grad, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, known, like, primitive, register_vjp, same
+from forge.prims.core import check_same_device, known, like, primitive, register_vjp, same, torch_check
 
 Lengths = tuple[Dim, ...]
 
@@ -21,11 +21,7 @@ class Upsampling(Enum):
 
 @primitive()
 def upsample(
-    x: TensorProxy,
-    mode: str,
-    output_size: Lengths,
-    align_corners: bool,
-    scales: tuple[float | None, ...],
+    x: TensorProxy, mode: str, output_size: Lengths, align_corners: bool, scales: tuple[float | None, ...]
 ) -> TensorProxy:
     """x's dims after the channels resized to `output_size`.
 
@@ -34,15 +30,13 @@ def upsample(
     """
     op = "prims.upsample"
     Upsampling(mode)
-    check(
+    torch_check(
         x.ndim == len(output_size) + 2,
         lambda: f"{op}: It is expected output_size equals to {x.ndim - 2}, but got {output_size} for {x}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         not any(known(length <= 0) for length in (*x.shape[1:], *output_size)),
         lambda: f"{op}: Input and output sizes should be greater than 0, but got input {x} and output {output_size}",
-        RuntimeError,
     )
     return like(x, shape=(*x.shape[:2], *output_size))
 
@@ -77,31 +71,25 @@ def pad_edges(x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
     op = "prims.pad_edges"
     check(mode in ("reflect", "replicate"), lambda: f"{op}: mode is {mode!r}, but must be 'reflect' or 'replicate'")
     count = len(padding) // 2
-    check(
+    torch_check(
         len(padding) % 2 == 0 and 1 <= count <= 3 and x.ndim in (count + 1, count + 2),
         lambda: (
             f"{op}: padding {padding} does not go with {x}: it must name the last 1 to 3 dims, which one or two "
             "dims stand before"
         ),
-        RuntimeError,
     )
     shape = list(x.shape)
     for i in range(count):
         dim, before, after = x.ndim - 1 - i, padding[2 * i], padding[2 * i + 1]
-        check(
+        torch_check(
             mode == "replicate" or not (known(before >= shape[dim]) or known(after >= shape[dim])),
             lambda dim=dim, before=before, after=after: (
                 f"{op}: Padding size should be less than the corresponding "
                 f"input dimension, but got: padding ({before}, {after}) at dimension {dim} of input {x}"
             ),
-            RuntimeError,
         )
         shape[dim] = shape[dim] + before + after
-        check(
-            not known(shape[dim] < 1),
-            lambda: f"{op}: padding {padding} leaves a dim of {x} no elements",
-            RuntimeError,
-        )
+        torch_check(not known(shape[dim] < 1), lambda: f"{op}: padding {padding} leaves a dim of {x} no elements")
     return like(x, shape=shape)
 
 
@@ -133,30 +121,24 @@ def grid_sampler(
     """
     op = "prims.grid_sampler"
     check_same_device(op, x, grid)
-    check(
+    torch_check(
         x.ndim in (4, 5) and grid.ndim == x.ndim,
         lambda: f"{op}: Expected 4D or 5D input and grid with same number of dimensions, but got {x} and {grid}",
-        RuntimeError,
     )
-    check(
-        x.dtype == grid.dtype,
-        lambda: f"{op}: expected input and grid to have same dtype, but got {x} and {grid}",
-        RuntimeError,
+    torch_check(
+        x.dtype == grid.dtype, lambda: f"{op}: expected input and grid to have same dtype, but got {x} and {grid}"
     )
-    check(
+    torch_check(
         same(x.shape[0], grid.shape[0]),
         lambda: f"{op}: expected grid and input to have same batch size, but got {x} and {grid}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         same(grid.shape[-1], x.ndim - 2),
         lambda: f"{op}: expected grid to have size {x.ndim - 2} in last dimension, but got {grid}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         interpolation_mode != 2 or x.ndim == 4,
         lambda: f"{op}: bicubic interpolation only supports 4D input, but got {x}",
-        RuntimeError,
     )
     return like(x, shape=(*x.shape[:2], *grid.shape[1:-1]))
 

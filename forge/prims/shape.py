@@ -15,6 +15,7 @@ from forge.prims.core import (
     primitive,
     register_vjp,
     same,
+    torch_check,
 )
 from forge.prims.creation import full
 
@@ -26,10 +27,9 @@ def reshape(x: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
     Shapes: as many elements as x. Source: torch.reshape, without -1.
     """
     out = like(x, shape=shape)
-    check(
+    torch_check(
         same(x.numel(), out.numel()),
         lambda: f"prims.reshape: shape '{list(shape)}' is invalid for input of size {x.numel()} ({x})",
-        RuntimeError,
     )
     return out
 
@@ -40,10 +40,9 @@ def permute(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
 
     Shapes: dims is a permutation of x's dims. Source: torch.permute.
     """
-    check(
+    torch_check(
         sorted(dims) == list(range(x.ndim)),
         lambda: f"prims.permute: dims {tuple(dims)} are not a permutation of the {x.ndim} dims of {x}",
-        RuntimeError,
     )
     return like(x, shape=[x.shape[dim] for dim in dims])
 
@@ -100,17 +99,16 @@ def cat(tensors: Sequence[TensorProxy], dim: int) -> TensorProxy:
 
     Shapes: one rank and equal lengths off `dim`. Dtypes: one.
     """
-    check(len(tensors) > 0, lambda: "prims.cat: expected a non-empty list of tensors", RuntimeError)
+    torch_check(len(tensors) > 0, lambda: "prims.cat: expected a non-empty list of tensors")
     first = tensors[0]
     check_dim("prims.cat", dim, first.ndim)
     for tensor in tensors[1:]:
-        check(
+        torch_check(
             tensor.ndim == first.ndim
             and all(same(a, b) for i, (a, b) in enumerate(zip(tensor.shape, first.shape, strict=True)) if i != dim),
             lambda tensor=tensor: (
                 f"prims.cat: Sizes of tensors must match except in dimension {dim}: {tensor} does not go with {first}"
             ),
-            RuntimeError,
         )
         check(
             tensor.dtype == first.dtype,
@@ -133,10 +131,9 @@ def pad(x: TensorProxy, padding: tuple[tuple[Dim, Dim], ...], value: Any) -> Ten
     check(len(padding) == x.ndim, lambda: f"prims.pad: padding {padding} has not one pair for each dim of {x}")
     shape = [length + before + after for length, (before, after) in zip(x.shape, padding, strict=True)]
     for dim, length in enumerate(shape):
-        check(
+        torch_check(
             not known(length < 0),
             lambda dim=dim: f"prims.pad: padding {padding} leaves dim {dim} of {x} a negative length",
-            RuntimeError,
         )
     return like(x, shape=shape)
 

@@ -3,7 +3,7 @@
 import torch
 
 from forge.ir import TensorProxy, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import same
+from forge.prims.core import same_shape
 from forge.prims.factorizations import mH
 from forge.prims.library import make_library_prim
 from forge.prims.shape import cat
@@ -27,7 +27,7 @@ def has_vectors(A: TensorProxy, B: TensorProxy) -> bool:
     """Whether the right-hand side of a system is one vector for each matrix, as torch.linalg.solve reads it."""
     if B.ndim == 1:
         return True
-    return A.ndim - 1 == B.ndim and all(map(same, A.shape[:-1], B.shape))
+    return same_shape(A.shape[:-1], B.shape)
 
 
 def solution_gradient(of_B: TensorProxy, X: TensorProxy, vectors: bool, left: bool) -> TensorProxy:

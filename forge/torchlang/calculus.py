@@ -7,7 +7,7 @@ import torch
 
 from forge import clang, prims
 from forge.ir import NUMBER_TYPES, Number, Symbol, TensorProxy, check
-from forge.prims.core import check_dim, check_dims, known, same
+from forge.prims.core import check_dim, check_dims, known, same, torch_check
 from forge.torchlang.core import check_tensor, torchsymbol
 
 Parts = tuple[TensorProxy, ...]
@@ -20,20 +20,18 @@ Spacing = complex | Sequence[Number] | Sequence[TensorProxy] | None
 def _check_numbers(op: str, **arguments: Any) -> None:
     for name, tensor in arguments.items():
         check_tensor(op, **{name: tensor})
-        check(
+        torch_check(
             tensor.dtype != torch.bool,
             lambda name=name: f"{op}: received a bool input for `{name}`, but bool is not supported",
-            RuntimeError,
         )
 
 
 def _steps(op: str, y: TensorProxy, x: TensorProxy, dim: int) -> TensorProxy:
     """The distances between the points x, in a shape that goes with y's."""
     if x.ndim == 1:
-        check(
+        torch_check(
             same(x.shape[0], y.shape[dim]),
             lambda: f"{op}: There must be one `x` value for each sample point, but x is {x} and y is {y} along {dim}",
-            RuntimeError,
         )
         x = clang.reshape(x, [x.shape[0] if i == dim else 1 for i in range(y.ndim)])
     elif x.ndim < y.ndim:
@@ -91,36 +89,29 @@ def _spacings(spacing: Spacing, dims: tuple[int, ...], given: bool, ndim: int) -
     """One spacing, a number or a vector of places, for each dim."""
     if spacing is None or isinstance(spacing, NUMBER_TYPES):
         return [1 if spacing is None else spacing] * len(dims)
-    check(
+    torch_check(
         len(spacing) == len(dims),
         lambda: (
             "torch.gradient expected spacing to be unspecified, a scalar or a list of the length of "
             f"{'dim' if given else f'self.dim() = {ndim}'}, but got {len(spacing)} spacings for {len(dims)} dims"
         ),
-        RuntimeError,
     )
     return list(spacing)
 
 
 def _check_gradient(input: TensorProxy, dims: tuple[int, ...], edge_order: int) -> None:
-    check(
-        input.dtype != torch.uint8,
-        lambda: f"torch.gradient does not support uint8 input: {input}",
-        RuntimeError,
-    )
-    check(
+    torch_check(input.dtype != torch.uint8, lambda: f"torch.gradient does not support uint8 input: {input}")
+    torch_check(
         edge_order in (1, 2),
         lambda: f"torch.gradient only supports edge_order=1 and edge_order=2, but got {edge_order}",
-        RuntimeError,
     )
     for dim in dims:
-        check(
+        torch_check(
             not known(input.shape[dim] < edge_order + 1),
             lambda dim=dim: (
                 f"torch.gradient expected each dimension size to be at least edge_order+1 = {edge_order + 1}, "
                 f"but dim {dim} of {input} is not"
             ),
-            RuntimeError,
         )
 
 
@@ -142,10 +133,9 @@ def gradient(
 
 def _derivative(f: TensorProxy, dim: int, spacing: Any, edge_order: int) -> TensorProxy:
     if isinstance(spacing, TensorProxy):
-        check(
+        torch_check(
             spacing.ndim == 1,
             lambda: f"torch.gradient expected each element of spacing to have one dimension, but got {spacing}",
-            RuntimeError,
         )
         return _at_places(f, dim, spacing, edge_order)
     return _evenly(f, dim, spacing, edge_order)

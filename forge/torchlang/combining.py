@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Dim, Number, Symbol, TensorProxy, check
-from forge.prims.core import check_dim, same
+from forge.ir import Dim, Number, Symbol, TensorProxy
+from forge.prims.core import check_dim, same, torch_check
 from forge.torch_internals.functions import torch_chunk_cat, vf_block_diag, vf_cartesian_prod
 from forge.torchlang import joining
 from forge.torchlang.core import View, check_tensor, torchsymbol
@@ -25,12 +25,11 @@ def block_diag(*tensors: Any) -> TensorProxy:
     tensors = varargs(tensors[0], tensors[1:]) if tensors else ()
     for i, tensor in enumerate(tensors):
         check_tensor("block_diag", tensors=tensor)
-        check(
+        torch_check(
             tensor.ndim <= 2,
             lambda i=i, tensor=tensor: (
                 f"torch.block_diag: Input tensors must have 2 or fewer dimensions. Input {i} is {tensor}"
             ),
-            RuntimeError,
         )
     if not tensors:
         return prims.full((1, 0), 0, torch.get_default_dtype(), clang.canonical_device())
@@ -51,11 +50,7 @@ def cartesian_prod(*tensors: Any) -> TensorProxy:
     tensors = varargs(tensors[0], tensors[1:])
     for tensor in tensors:
         check_tensor("cartesian_prod", tensors=tensor)
-        check(
-            tensor.ndim == 1,
-            lambda tensor=tensor: f"cartesian_prod: Expect a 1D vector, but got {tensor}",
-            RuntimeError,
-        )
+        torch_check(tensor.ndim == 1, lambda tensor=tensor: f"cartesian_prod: Expect a 1D vector, but got {tensor}")
     if len(tensors) == 1:
         return tensors[0]
     return clang.stack([clang.reshape(grid, (grid.numel(),)) for grid in meshgrid(*tensors, indexing="ij")], 1)
@@ -95,28 +90,25 @@ def _chunk_cat(tensors: Tensors, dim: int, num_chunks: int) -> TensorProxy:
 
     Shapes: the tensors' dims before `dim` agree; out has these, num_chunks, and the elements of a chunk of each.
     """
-    check(len(tensors) > 0, lambda: "_chunk_cat expects a non-empty input tensor list", RuntimeError)
-    check(num_chunks >= 1, lambda: f"_chunk_cat expects positive num_chunks, but got {num_chunks}", RuntimeError)
+    torch_check(len(tensors) > 0, lambda: "_chunk_cat expects a non-empty input tensor list")
+    torch_check(num_chunks >= 1, lambda: f"_chunk_cat expects positive num_chunks, but got {num_chunks}")
     first = tensors[0]
     dim = check_dim("_chunk_cat", dim, first.ndim)
     for tensor in tensors:
-        check(
+        torch_check(
             not prims.known(tensor.numel() == 0) and tensor.ndim > dim,
             lambda tensor=tensor: f"_chunk_cat expects non-empty tensor with more than {dim} dims, but got {tensor}",
-            RuntimeError,
         )
-        check(
+        torch_check(
             tensor.dtype == first.dtype,
             lambda tensor=tensor: f"_chunk_cat expects all input tensors with the same dtype: {first} and {tensor}",
-            RuntimeError,
         )
-        check(
+        torch_check(
             all(map(same, tensor.shape[:dim], first.shape[:dim])),
             lambda tensor=tensor: (
                 "_chunk_cat expects same sizes of 0,...,dim-1 dimensions for all tensors, "
                 f"but dim is {dim}, and they are {first} and {tensor}"
             ),
-            RuntimeError,
         )
     return clang.cat([_chunked(tensor, dim, num_chunks) for tensor in tensors], dim + 1)
 

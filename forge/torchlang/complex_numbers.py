@@ -5,7 +5,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import same
+from forge.prims.core import same, torch_check
 from forge.torch_internals.versions import WRONG_KIND
 from forge.torchlang.core import View, getter, torchsymbol
 
@@ -22,11 +22,7 @@ def _pair(op: str, a: TensorProxy, b: TensorProxy) -> tuple[TensorProxy, TensorP
             lambda: f"{op}: Expected both inputs to be Half, Float or Double tensors but got {a} and {b}",
             NotImplementedError,
         )
-    check(
-        a.dtype == b.dtype,
-        lambda: f"{op}: expected one scalar type for both, but got {a} and {b}",
-        RuntimeError,
-    )
+    torch_check(a.dtype == b.dtype, lambda: f"{op}: expected one scalar type for both, but got {a} and {b}")
     return clang.broadcast(op, a, b)
 
 
@@ -115,10 +111,9 @@ def view_as_complex(input: TensorProxy) -> TensorProxy:
         lambda: f"view_as_complex is only supported for half, float and double tensors, but got {input}",
         WRONG_KIND if input.dtype.is_complex else NotImplementedError,
     )
-    check(
+    torch_check(
         input.ndim > 0 and same(input.shape[-1], 2),
         lambda: f"view_as_complex: Tensor must have a last dimension of size 2, but it is {input}",
-        RuntimeError,
     )
     return _joined(input)
 
@@ -127,11 +122,7 @@ prims.register_vjp(view_as_complex, input=lambda g: _apart(g))
 
 
 @torchsymbol(
-    torch.conj,
-    Tensor.conj,
-    torch.ops.aten._conj.default,
-    view=View.ALWAYS,
-    invert=lambda x, new: clang.conj(new),
+    torch.conj, Tensor.conj, torch.ops.aten._conj.default, view=View.ALWAYS, invert=lambda x, new: clang.conj(new)
 )
 def conj(input: TensorProxy) -> TensorProxy:
     """The complex conjugate, which torch computes where it is read; a real input itself."""

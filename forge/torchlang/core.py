@@ -13,22 +13,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from forge import clang, prims
-from forge.ir import (
-    LanguageContext,
-    NumberProxy,
-    Symbol,
-    Tag,
-    TensorProxy,
-    check,
-    current_trace,
-    short_dtype,
-    speaking,
-)
+from forge.ir import LanguageContext, NumberProxy, Symbol, Tag, TensorProxy, check, current_trace, short_dtype, speaking
 from forge.ir.memory import Memory, ViewStep
 from forge.ir.printing import qualified_name
 from forge.ir.proxies import hint_of
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.prims.core import checking_tensors
+from forge.prims.core import checking_tensors, same_shape, torch_check
 from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket, jit_resolve_packet
 from forge.torch_internals.functions import (
     VariableFunctions,
@@ -507,21 +497,19 @@ def _call_out(entry: Entry, target: Any, args: tuple, kwargs: dict, memory: Memo
 
 def write(target: TensorProxy, new: TensorProxy, memory: Memory, op: str) -> None:
     """Writes a result into a handle, with torch's conditions on its shape and dtype."""
-    check(
-        len(new.shape) == len(target.shape) and all(map(prims.same, new.shape, target.shape)),
+    torch_check(
+        same_shape(new.shape, target.shape),
         lambda: (
             f"{op}: output with shape {list(target.shape)} doesn't match the broadcast shape {list(new.shape)}: "
             "an in-place operation cannot change its tensor's shape"
         ),
-        RuntimeError,
     )
-    check(
+    torch_check(
         clang.category(new.dtype) <= clang.category(target.dtype),
         lambda: (
             f"{op}: result type {short_dtype(new.dtype)} can't be cast to the desired output type "
             f"{short_dtype(target.dtype)} of {target}"
         ),
-        RuntimeError,
     )
     new = clang.convert(new, target.dtype)
     trace = current_trace()

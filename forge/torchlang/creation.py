@@ -4,6 +4,8 @@
 is not supported.
 """
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.clang.creation import canonical_device, check_supported
 from forge.ir import Dim, Number, Real, Symbol, TensorProxy, check
+from forge.prims.core import torch_check
 from forge.torch_internals.functions import refs_tensor
 from forge.torchlang.core import torchsymbol
 
@@ -20,6 +23,33 @@ Dtype = torch.dtype | None
 Device = torch.device | str | None
 Layout = torch.layout | None
 Fill = Callable[[Sequence[Dim], torch.dtype, torch.device], TensorProxy]
+
+
+FACTORY = ("layout", "pin_memory", "requires_grad")
+_DEFAULTS = {"pin_memory": False, "requires_grad": False}  # None for others
+
+
+def with_options(*options: str, op: str | None = None) -> Callable[[Callable], Callable]:
+    """Have a function accept options of torch's that change no value, and refuse what would make another tensor.
+
+    op: the function's name in the error, its own unless given.
+    """
+    kind = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(name, kind, default=_DEFAULTS.get(name)) for name in options]
+
+    def decorate(body: Callable) -> Callable:
+        @functools.wraps(body)
+        def run(*args: Any, **kwargs: Any) -> TensorProxy:
+            check_supported(op or run.__name__, **{name: kwargs.pop(name) for name in options if name in kwargs})
+            return body(*args, **kwargs)
+
+        parameters = list(inspect.signature(body).parameters.values())
+        last = [parameters.pop()] if parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else []
+        signature = inspect.signature(body).replace(parameters=[*parameters, *added, *last])
+        run.__signature__ = signature  # type: ignore[attr-defined]  # functions have it where they are given it
+        return run
+
+    return decorate
 
 
 def _zeros(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
@@ -37,18 +67,9 @@ def _empty(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> Te
 def _of_size(name: str, fill: Fill, meaning: str) -> Symbol:
     """torch.zeros and kin: the size as several arguments or one."""
 
-    def body(
-        *size: Any,
-        dtype: Dtype = None,
-        layout: Layout = None,
-        device: Device = None,
-        pin_memory: bool = False,
-        requires_grad: bool = False,
-        memory_format: torch.memory_format | None = None,
-        **named: Any,
-    ) -> TensorProxy:
+    @with_options(*FACTORY, "memory_format")
+    def body(*size: Any, dtype: Dtype = None, device: Device = None, **named: Any) -> TensorProxy:
         shape = _size(name, size, named)
-        check_supported(name, layout=layout, requires_grad=requires_grad)
         return fill(shape, dtype or torch.get_default_dtype(), canonical_device(device))
 
     body.__name__, body.__doc__ = name, f"{meaning} Dtypes: the default float dtype."
@@ -70,18 +91,11 @@ empty = _of_size("empty", _empty, "A tensor of unspecified values.")
 
 
 @torchsymbol(torch.full, factory=True)
+@with_options(*FACTORY)
 def full(
-    size: Sequence[Dim],
-    fill_value: Number | TensorProxy,
-    *,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
+    size: Sequence[Dim], fill_value: Number | TensorProxy, *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
     """A tensor filled with a value. Dtypes: bool, int64 or the default float dtype, as the value is."""
-    check_supported("full", layout=layout, requires_grad=requires_grad)
     return _filled(tuple(size), fill_value, dtype, canonical_device(device))
 
 
@@ -94,17 +108,8 @@ def _filled(shape: Sequence[Dim], value: Number | TensorProxy, dtype: Dtype, dev
 def _like(name: str, fill: Fill, meaning: str) -> Symbol:
     """torch.zeros_like and kin."""
 
-    def body(
-        input: TensorProxy,
-        *,
-        dtype: Dtype = None,
-        layout: Layout = None,
-        device: Device = None,
-        pin_memory: bool = False,
-        requires_grad: bool = False,
-        memory_format: torch.memory_format | None = None,
-    ) -> TensorProxy:
-        check_supported(name, layout=layout, requires_grad=requires_grad)
+    @with_options(*FACTORY, "memory_format")
+    def body(input: TensorProxy, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
         return fill(input.shape, dtype or input.dtype, input.device if device is None else canonical_device(device))
 
     body.__name__, body.__doc__ = name, f"{meaning} Shapes and dtypes: input's."
@@ -117,19 +122,9 @@ empty_like = _like("empty_like", _empty, "A tensor of unspecified values.")
 
 
 @torchsymbol(torch.full_like)
-def full_like(
-    input: TensorProxy,
-    fill_value: Number,
-    *,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-    memory_format: torch.memory_format | None = None,
-) -> TensorProxy:
+@with_options(*FACTORY, "memory_format")
+def full_like(input: TensorProxy, fill_value: Number, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
     """A tensor filled with a value. Shapes and dtypes: input's."""
-    check_supported("full_like", layout=layout, requires_grad=requires_grad)
     device = input.device if device is None else canonical_device(device)
     return _filled(input.shape, fill_value, dtype or input.dtype, device)
 
@@ -137,17 +132,8 @@ def full_like(
 def _new(name: str, fill: Fill, meaning: str) -> Symbol:
     """Tensor.new_zeros and kin."""
 
-    def body(
-        self: TensorProxy,
-        *size: Any,
-        dtype: Dtype = None,
-        layout: Layout = None,
-        device: Device = None,
-        pin_memory: bool = False,
-        requires_grad: bool = False,
-        **named: Any,
-    ) -> TensorProxy:
-        check_supported(name, layout=layout, requires_grad=requires_grad)
+    @with_options(*FACTORY)
+    def body(self: TensorProxy, *size: Any, dtype: Dtype = None, device: Device = None, **named: Any) -> TensorProxy:
         device = self.device if device is None else canonical_device(device)
         return fill(_size(name, size, named), dtype or self.dtype, device)
 
@@ -161,19 +147,16 @@ new_empty = _new("new_empty", _empty, "A tensor of unspecified values.")
 
 
 @torchsymbol(Tensor.new_full)
+@with_options(*FACTORY)
 def new_full(
     self: TensorProxy,
     size: Sequence[Dim],
     fill_value: Number | TensorProxy,
     *,
     dtype: Dtype = None,
-    layout: Layout = None,
     device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
 ) -> TensorProxy:
     """A tensor filled with a value. Dtypes: self's."""
-    check_supported("new_full", layout=layout, requires_grad=requires_grad)
     device = self.device if device is None else canonical_device(device)
     return _filled(tuple(size), fill_value, dtype or self.dtype, device)
 
@@ -225,17 +208,9 @@ def as_tensor(data: Any, dtype: Dtype = None, device: Device = None) -> TensorPr
 
 
 @torchsymbol(torch.scalar_tensor, factory=True)
-def scalar_tensor(
-    s: Number,
-    *,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-) -> TensorProxy:
+@with_options(*FACTORY)
+def scalar_tensor(s: Number, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
     """A 0-d tensor. Dtypes: the default float dtype."""
-    check_supported("scalar_tensor", layout=layout, requires_grad=requires_grad)
     return prims.full((), s, dtype or torch.get_default_dtype(), canonical_device(device))
 
 
@@ -243,37 +218,21 @@ def scalar_tensor(
 
 
 @torchsymbol(torch.arange, factory=True)
+@with_options(*FACTORY)
 def arange(
-    start: Real,
-    end: Real | None = None,
-    step: Real = 1,
-    *,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
+    start: Real, end: Real | None = None, step: Real = 1, *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
     """start (0 unless two bounds are given), start + step, … before end."""
-    check_supported("arange", layout=layout, requires_grad=requires_grad)
     first, last = (0, start) if end is None else (start, end)
     return clang.arange(first, last, step, dtype, canonical_device(device))
 
 
 @torchsymbol(torch.linspace, factory=True)
+@with_options(*FACTORY)
 def linspace(
-    start: Number | TensorProxy,
-    end: Number | TensorProxy,
-    steps: int,
-    *,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
+    start: Number | TensorProxy, end: Number | TensorProxy, steps: int, *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
     """`steps` numbers from start to end, evenly spaced; these may be 0-d tensors, to which no gradient flows."""
-    check_supported("linspace", layout=layout, requires_grad=requires_grad)
     dtype = dtype or _spaced_dtype(start, end)
     device = canonical_device(device)
     start, end = _bounds("linspace", dtype, device, start, end)
@@ -295,10 +254,9 @@ def _bounds(
     gradient, as in torch."""
     wide = dtype if clang.category(dtype) > 1 else torch.float64
     for bound in bounds:
-        check(
+        torch_check(
             not isinstance(bound, TensorProxy) or bound.ndim == 0,
             lambda bound=bound: f"{op} only supports 0-dimensional start and end tensors, but got {bound}",
-            RuntimeError,
         )
     return [_bound(each, wide, device) if isinstance(each, TensorProxy) else each for each in bounds]
 
@@ -309,6 +267,7 @@ def _bound(bound: TensorProxy, dtype: torch.dtype, device: torch.device) -> Tens
 
 
 @torchsymbol(torch.logspace, factory=True)
+@with_options(*FACTORY)
 def logspace(
     start: Number | TensorProxy,
     end: Number | TensorProxy,
@@ -316,13 +275,9 @@ def logspace(
     base: float = 10.0,
     *,
     dtype: Dtype = None,
-    layout: Layout = None,
     device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
 ) -> TensorProxy:
     """base to the power of `steps` numbers from start to end, evenly spaced."""
-    check_supported("logspace", layout=layout, requires_grad=requires_grad)
     dtype = dtype or _spaced_dtype(start, end)
     wide = dtype if clang.category(dtype) > 1 else torch.float64
     device = canonical_device(device)
@@ -332,23 +287,13 @@ def logspace(
 
 
 @torchsymbol(torch.eye, factory=True)
-def eye(
-    n: Dim,
-    m: Dim | None = None,
-    *,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-) -> TensorProxy:
+@with_options(*FACTORY)
+def eye(n: Dim, m: Dim | None = None, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
     """An (n, m) matrix with ones on the diagonal; square without m."""
-    check_supported("eye", layout=layout, requires_grad=requires_grad)
     for length in (n, m):
-        check(
+        torch_check(
             length is None or not prims.known(length < 0),
             lambda length=length: f"eye: n and m must be greater or equal to 0, got {length}",
-            RuntimeError,
         )
     device = canonical_device(device)
     rows = prims.iota(n, 0, 1, torch.int64, device)
@@ -358,22 +303,9 @@ def eye(
 
 
 def _triangle(name: str, upper: bool) -> Symbol:
-    def body(
-        row: int,
-        col: int,
-        offset: int = 0,
-        *,
-        dtype: Dtype = torch.int64,
-        device: Device = None,
-        layout: Layout = None,
-        pin_memory: bool = False,
-    ) -> TensorProxy:
-        check_supported(name, layout=layout)
-        check(
-            row >= 0 and col >= 0,
-            lambda: f"{name}: row and col must be non-negative, got {row} and {col}",
-            RuntimeError,
-        )
+    @with_options(*FACTORY)
+    def body(row: int, col: int, offset: int = 0, *, dtype: Dtype = torch.int64, device: Device = None) -> TensorProxy:
+        torch_check(row >= 0 and col >= 0, lambda: f"{name}: row and col must be non-negative, got {row} and {col}")
         return prims.triangle_indices(upper, row, col, offset, dtype or torch.int64, canonical_device(device))
 
     body.__name__, body.__doc__ = name, "The rows and columns of a triangle's elements, row by row."

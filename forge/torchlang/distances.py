@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
-from forge.prims.core import check_dim, known
+from forge.ir import TensorProxy, get_grad, outside_regions, put_grad, register_grad
+from forge.prims.core import check_dim, known, torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.vector_norms import vector_norm
 
@@ -21,14 +21,13 @@ def dist(input: TensorProxy, other: TensorProxy, p: float = 2) -> TensorProxy:
 @torchsymbol(torch.renorm, Tensor.renorm, inplace=Tensor.renorm_)
 def renorm(input: TensorProxy, p: float, dim: int, maxnorm: float) -> TensorProxy:
     """Every slice along `dim` whose p-norm is larger than maxnorm scaled down to that norm."""
-    check(not isinstance(p, complex), lambda: f"renorm: p must be real-valued, but is {p}", RuntimeError)
-    check(p > 0, lambda: f"renorm: non-positive-norm not supported: p is {p}", RuntimeError)
-    check(
+    torch_check(not isinstance(p, complex), lambda: f"renorm: p must be real-valued, but is {p}")
+    torch_check(p > 0, lambda: f"renorm: non-positive-norm not supported: p is {p}")
+    torch_check(
         not isinstance(maxnorm, complex) and maxnorm >= 0,
         lambda: f"renorm: expected maxnorm to be >= 0 but got {maxnorm}",
-        RuntimeError,
     )
-    check(input.ndim > 1, lambda: f"renorm: input needs at least 2 dimensions, but it is {input}", RuntimeError)
+    torch_check(input.ndim > 1, lambda: f"renorm: input needs at least 2 dimensions, but it is {input}")
     norm, _ = _norm_of_slices(input, p, dim)
     factor = clang.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1)
     return clang.mul(input, clang.convert(factor, prims.real_dtype(input.dtype)))
@@ -74,13 +73,11 @@ def pdist(input: TensorProxy, p: float = 2) -> TensorProxy:
 
     Shapes: input is (n, features); out is (n * (n - 1) / 2,). Dtypes: floating point.
     """
-    check(input.ndim == 2, lambda: f"pdist only supports 2D tensors, got: {input}", RuntimeError)
-    check(
-        input.dtype.is_floating_point,
-        lambda: f"pdist only supports floating-point dtypes, but input is {input}",
-        RuntimeError,
+    torch_check(input.ndim == 2, lambda: f"pdist only supports 2D tensors, got: {input}")
+    torch_check(
+        input.dtype.is_floating_point, lambda: f"pdist only supports floating-point dtypes, but input is {input}"
     )
-    check(p >= 0, lambda: f"pdist only supports non-negative p values, but p is {p}", RuntimeError)
+    torch_check(p >= 0, lambda: f"pdist only supports non-negative p values, but p is {p}")
     difference = _pairs(input)[0]
     if known(input.shape[1] == 0):
         return clang.sum(difference, 1)

@@ -38,9 +38,7 @@ if torch.distributed.is_available():
         return prims.reduce_scatter_tensor(input, reduce_op, group_size, group_name)
 
     @torchsymbol(
-        _functional.all_to_all_single,
-        _autograd.all_to_all_single,
-        id="torch.ops._c10d_functional.all_to_all_single",
+        _functional.all_to_all_single, _autograd.all_to_all_single, id="torch.ops._c10d_functional.all_to_all_single"
     )
     def all_to_all_single(
         input: TensorProxy, output_split_sizes: Sequence[Dim], input_split_sizes: Sequence[Dim], group_name: str

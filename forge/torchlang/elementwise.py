@@ -12,13 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import (
-    Number,
-    Symbol,
-    TensorProxy,
-    check,
-)
+from forge.ir import Number, Symbol, TensorProxy, check
 from forge.ir.memory import Memory
+from forge.prims.core import torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.spelling import TensorOrNumber, check_operands, named
 
@@ -95,10 +91,9 @@ trunc = _unary(clang.trunc, "fix")
 @named("neg", "negative", "__neg__", more=(operator.neg,))
 def neg(input: TensorProxy) -> TensorProxy:
     """-input. Dtypes: any but bool."""
-    check(
+    torch_check(
         input.dtype != torch.bool,
         lambda: f"neg: Negation, the `-` operator, on a bool tensor is not supported: {input}; use ~ or logical_not",
-        RuntimeError,
     )
     return clang.neg(input)
 
@@ -106,10 +101,8 @@ def neg(input: TensorProxy) -> TensorProxy:
 @named("positive", "__pos__", more=(operator.pos,))
 def positive(input: TensorProxy) -> TensorProxy:
     """The input itself. Dtypes: any but bool."""
-    check(
-        input.dtype != torch.bool,
-        lambda: f"positive: The `+` operator, on a bool tensor is not supported: {input}",
-        RuntimeError,
+    torch_check(
+        input.dtype != torch.bool, lambda: f"positive: The `+` operator, on a bool tensor is not supported: {input}"
     )
     return input
 
@@ -206,10 +199,9 @@ def _tensor_first(input: TensorOrNumber, other: TensorOrNumber) -> TensorOrNumbe
 def _scaled(op: str, input: TensorOrNumber, other: TensorOrNumber, alpha: Number) -> TensorOrNumber:
     if isinstance(alpha, int) and alpha == 1:
         return other
-    check(
+    torch_check(
         not isinstance(alpha, float) or clang.category(clang.compute_dtype(input, other)) > 1,
         lambda: f"{op}: For integral input tensors, argument alpha must not be a floating point number: {alpha}",
-        RuntimeError,
     )
     return other * alpha
 
@@ -224,13 +216,12 @@ def add(input: TensorOrNumber, other: TensorOrNumber, *, alpha: Number = 1) -> T
 
 def _check_subtractable(op: str, *operands: TensorOrNumber) -> None:
     for operand in operands:
-        check(
+        torch_check(
             not isinstance(operand, TensorProxy) or operand.dtype != torch.bool,
             lambda operand=operand: (
                 f"{op}: Subtraction, the `-` operator, with a bool tensor is not supported: {operand}; "
                 "use ~, ^ or logical_xor"
             ),
-            RuntimeError,
         )
 
 
@@ -258,13 +249,7 @@ def mul(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
     return clang.mul(_tensor_first(input, other), other)
 
 
-@named(
-    "div",
-    "divide",
-    "true_divide",
-    "__truediv__",
-    inplace=(operator.itruediv, Tensor.__itruediv__),
-)
+@named("div", "divide", "true_divide", "__truediv__", inplace=(operator.itruediv, Tensor.__itruediv__))
 def div(input: TensorOrNumber, other: TensorOrNumber, *, rounding_mode: str | None = None) -> TensorProxy:
     """input / other, rounded to an integer ("trunc", "floor") or not (None)."""
     check_operands("div", input=input, other=other)
@@ -273,10 +258,9 @@ def div(input: TensorOrNumber, other: TensorOrNumber, *, rounding_mode: str | No
         return clang.div(input, other)
     if rounding_mode == "floor":
         return clang.floor_divide(input, other)
-    check(
+    torch_check(
         rounding_mode == "trunc",
         lambda: f"div: expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'",
-        RuntimeError,
     )
     if clang.category(clang.compute_dtype(input, other)) > 1:
         return _div_trunc(input, other)
@@ -307,12 +291,7 @@ def divided_by_tensor(input: Number, other: TensorProxy) -> TensorProxy:
     return clang.mul(clang.reciprocal(other), input)
 
 
-@named(
-    "floor_divide",
-    "__floordiv__",
-    more=(operator.floordiv,),
-    inplace=(operator.ifloordiv, Tensor.__ifloordiv__),
-)
+@named("floor_divide", "__floordiv__", more=(operator.floordiv,), inplace=(operator.ifloordiv, Tensor.__ifloordiv__))
 def floor_divide(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
     """floor(input / other), of which torch has no derivative, as it has of torch.div's."""
     check_operands("floor_divide", input=input, other=other)
@@ -358,10 +337,9 @@ prims.register_vjp(
 @named("heaviside")
 def heaviside(input: TensorProxy, values: TensorProxy) -> TensorProxy:
     """0 where input is negative, 1 where it is positive, `values` where it is 0. Dtypes: one for both."""
-    check(
+    torch_check(
         input.dtype == values.dtype,
         lambda: f"heaviside: not implemented for tensors with different dtypes: input is {input}, values is {values}",
-        RuntimeError,
     )
     return clang.heaviside(input, values)
 
@@ -444,10 +422,9 @@ def isclose(
     input: TensorProxy, other: TensorProxy, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> TensorProxy:
     """Whether |input - other| <= atol + rtol * |other|. Dtypes: one for both; out is bool."""
-    check(
+    torch_check(
         input.dtype == other.dtype,
         lambda: f"isclose: {input} and {other} must have one dtype: {input.dtype} did not match {other.dtype}",
-        RuntimeError,
     )
     close = clang.eq(input, other)
     if clang.category(input.dtype) < 2:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import TensorProxy, check, end_grad, get_grad, put_grad, register_grad
+from forge.ir import TensorProxy, end_grad, get_grad, put_grad, register_grad
+from forge.prims.core import same_shape, torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.spelling import results
 
@@ -32,12 +33,11 @@ def triangular_solve(
 ) -> Pair:
     """(X with A @ X = input, or with A's transpose, of triangular matrices; a copy of A)."""
     for name, value in (("b", input), ("A", A)):
-        check(
+        torch_check(
             value.ndim >= 2,
             lambda name=name, value=value: (
                 f"torch.triangular_solve: Expected {name} to have at least 2 dimensions, but it is {value}"
             ),
-            RuntimeError,
         )
     matrix, triangle = (A.mT, not upper) if transpose else (A, upper)
     solution = prims.linalg_solve_triangular(matrix, input, upper=triangle, unitriangular=unitriangular)
@@ -189,30 +189,26 @@ def _reflections(op: str, input: TensorProxy, tau: TensorProxy) -> Pair:
 
 
 def _check_reflections(op: str, input: TensorProxy, tau: TensorProxy) -> None:
-    check(input.ndim >= 2, lambda: f"{op}: input must have at least 2 dimensions, but it is {input}", RuntimeError)
-    check(
-        tau.ndim == input.ndim - 1 and all(map(prims.same, tau.shape[:-1], input.shape[:-2])),
+    torch_check(input.ndim >= 2, lambda: f"{op}: input must have at least 2 dimensions, but it is {input}")
+    torch_check(
+        same_shape(tau.shape[:-1], input.shape[:-2]),
         lambda: f"{op}: tau must have one dimension less than input, and its batch dims: they are {tau} and {input}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         tau.dtype == input.dtype,
         lambda: f"{op}: tau dtype must be equal to input's dtype, but they are {tau} and {input}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         not prims.known(tau.shape[-1] > input.shape[-1]),
         lambda: f"{op}: input.shape[-1] must be greater than or equal to tau.shape[-1]: they are {input} and {tau}",
-        RuntimeError,
     )
 
 
 def _product(op: str, input: TensorProxy, tau: TensorProxy) -> TensorProxy:
     _check_reflections(op, input, tau)
-    check(
+    torch_check(
         not prims.known(input.shape[-2] < input.shape[-1]),
         lambda: f"{op}: input.shape[-2] must be greater than or equal to input.shape[-1], but it is {input}",
-        RuntimeError,
     )
     V, T = _reflections(op, input, tau)
     rows, columns = input.shape[-2:]
@@ -240,20 +236,16 @@ def ormqr(
     Shapes: input (..., m, k), input2 (..., k), and m rows of input3, or columns.
     """
     _check_reflections("ormqr", input, input2)
-    check(
-        input3.ndim == input.ndim and all(map(prims.same, input3.shape[:-2], input.shape[:-2])),
+    torch_check(
+        same_shape(input3.shape[:-2], input.shape[:-2]),
         lambda: f"ormqr: other must have input's batch dims, but they are {input3} and {input}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         prims.same(input3.shape[-2 if left else -1], input.shape[-2]),
         lambda: f"ormqr: other is {input3}, which does not fit {input}",
-        RuntimeError,
     )
-    check(
-        input3.dtype == input.dtype,
-        lambda: f"ormqr: other must have input's dtype, but they are {input3} and {input}",
-        RuntimeError,
+    torch_check(
+        input3.dtype == input.dtype, lambda: f"ormqr: other must have input's dtype, but they are {input3} and {input}"
     )
     V, T = _reflections("ormqr", input, input2)
     T = prims.mH(T) if transpose else T

@@ -6,10 +6,10 @@ import torch
 
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import check_dim, known
+from forge.prims.core import check_dim, known, torch_check
 from forge.torch_internals.versions import WRONG_KIND
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.creation import canonical_device, check_supported
+from forge.torchlang.creation import FACTORY, canonical_device, with_options
 from forge.torchlang.spelling import Lengths
 
 _NONE, _BY_ROOT, _BY_COUNT = 0, 1, 2
@@ -18,7 +18,7 @@ _NONE, _BY_ROOT, _BY_COUNT = 0, 1, 2
 def _normalization(norm: str | None, forward: bool) -> int:
     """torch's number for a norm in a direction."""
     found = {"forward": forward, "backward": not forward}.get(norm or "backward")
-    check(norm == "ortho" or found is not None, lambda: f'Invalid normalization mode: "{norm}"', RuntimeError)
+    torch_check(norm == "ortho" or found is not None, lambda: f'Invalid normalization mode: "{norm}"')
     if norm == "ortho":
         return _BY_ROOT
     return _BY_COUNT if found else _NONE
@@ -41,7 +41,7 @@ def _complex_input(x: TensorProxy) -> TensorProxy:
 
 
 def _check_count(op: str, count: Dim) -> None:
-    check(not known(count < 1), lambda: f"{op}: Invalid number of data points ({count}) specified", RuntimeError)
+    torch_check(not known(count < 1), lambda: f"{op}: Invalid number of data points ({count}) specified")
 
 
 def _resized(x: TensorProxy, dims: Sequence[int], lengths: Sequence[Dim]) -> TensorProxy:
@@ -119,22 +119,20 @@ def _places(
 ) -> tuple[list[int], list[Dim | None]]:
     """The dims, and the length of the transform over each; None is x's own."""
     sizes = None if s is None else list(clang.as_tuple(s))
-    check(
+    torch_check(
         dim is None or sizes is None or len(clang.as_tuple(dim)) == len(sizes),
         lambda: f"{op}: When given, dim and shape arguments must have the same length: {dim} and {sizes}",
-        RuntimeError,
     )
     if dim is None:
         count = x.ndim if sizes is None else len(sizes)
-        check(
+        torch_check(
             count <= x.ndim,
             lambda: f"{op}: Got shape with {count} values but input tensor only has {x.ndim} dimensions.",
-            RuntimeError,
         )
         dims = list(range(x.ndim - count, x.ndim))
     else:
         dims = [_place(op, x, each) for each in clang.as_tuple(dim)]
-        check(len(set(dims)) == len(dims), lambda: f"{op}: FFT dims must be unique, but are {dims}", RuntimeError)
+        torch_check(len(set(dims)) == len(dims), lambda: f"{op}: FFT dims must be unique, but are {dims}")
     return dims, [None if size is None or known(size == -1) else size for size in sizes or [None] * len(dims)]
 
 
@@ -146,7 +144,7 @@ def _counts(op: str, x: TensorProxy, dims: list[int], sizes: list[Dim | None]) -
 
 
 def _check_some(op: str, dims: list[int]) -> None:
-    check(bool(dims), lambda: f"{op} must transform at least one axis", RuntimeError)
+    torch_check(bool(dims), lambda: f"{op} must transform at least one axis")
 
 
 def _full_of(
@@ -192,10 +190,7 @@ def _real_of(
 
 def _over_all(name: str, transform: Callable[..., TensorProxy], forward: bool) -> Symbol:
     def body(
-        input: TensorProxy,
-        s: Lengths | None = None,
-        dim: int | Sequence[int] | None = None,
-        norm: str | None = None,
+        input: TensorProxy, s: Lengths | None = None, dim: int | Sequence[int] | None = None, norm: str | None = None
     ) -> TensorProxy:
         return transform(name, forward, input, s, dim, norm)
 
@@ -205,10 +200,7 @@ def _over_all(name: str, transform: Callable[..., TensorProxy], forward: bool) -
 
 def _over_two(name: str, transform: Callable[..., TensorProxy], forward: bool) -> Symbol:
     def body(
-        input: TensorProxy,
-        s: Lengths | None = None,
-        dim: int | Sequence[int] = (-2, -1),
-        norm: str | None = None,
+        input: TensorProxy, s: Lengths | None = None, dim: int | Sequence[int] = (-2, -1), norm: str | None = None
     ) -> TensorProxy:
         return transform(name, forward, input, s, dim, norm)
 
@@ -234,7 +226,7 @@ for _name, _transform, _forward in (
 def _shift(name: str, rounding: int) -> Symbol:
     def body(input: TensorProxy, dim: int | Sequence[int] | None = None) -> TensorProxy:
         dims = range(input.ndim) if dim is None else clang.as_tuple(dim)
-        check(bool(dims), lambda: f"{name}: `shifts` required: {input} has no dims", RuntimeError)
+        torch_check(bool(dims), lambda: f"{name}: `shifts` required: {input} has no dims")
         out = input
         for each in dims:
             out = clang.roll(out, (out.shape[check_dim(name, each, out.ndim)] + rounding) // 2, each)
@@ -249,24 +241,17 @@ fftshift, ifftshift = _shift("fftshift", 0), _shift("ifftshift", 1)
 
 
 def _frequencies(name: str, onesided: bool) -> Symbol:
+    @with_options(*FACTORY)
     def body(
-        n: Dim,
-        d: float = 1.0,
-        *,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout | None = None,
-        device: torch.device | str | None = None,
-        pin_memory: bool = False,
-        requires_grad: bool = False,
+        n: Dim, d: float = 1.0, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> TensorProxy:
-        check_supported(name, layout=layout, requires_grad=requires_grad)
         dtype = dtype or torch.get_default_dtype()
         check(
             dtype.is_floating_point,
             lambda: f"{name} requires a floating point or complex dtype, but got {dtype}",
             NotImplementedError if dtype.is_complex else RuntimeError,
         )
-        check(not known(n < 0), lambda: f"{name}: Trying to create tensor with negative dimension {n}", RuntimeError)
+        torch_check(not known(n < 0), lambda: f"{name}: Trying to create tensor with negative dimension {n}")
         place = prims.iota(n // 2 + 1 if onesided else n, 0, 1, torch.int64, canonical_device(device))
         if not onesided:
             place = clang.where(place < (n + 1) // 2, place, place - n)

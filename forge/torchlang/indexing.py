@@ -10,7 +10,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.clang.core import known_equal
 from forge.ir import Number, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_dim
+from forge.prims.core import check_dim, same_shape, torch_check
 from forge.torchlang.core import View, torchsymbol
 
 TensorOrNumber = TensorProxy | Number
@@ -124,20 +124,17 @@ def gather(input: TensorProxy, dim: int, index: TensorProxy, *, sparse_grad: boo
 def take_along_dim(input: TensorProxy, indices: TensorProxy, dim: int | None = None) -> TensorProxy:
     """As gather, with input and indices broadcast off `dim`, along which negative ones count from the end; both
     flattened without `dim`."""
-    check(
-        indices.dtype == torch.int64,
-        lambda: f"take_along_dim: dtype of indices should be Long but got {indices}",
-        RuntimeError,
+    torch_check(
+        indices.dtype == torch.int64, lambda: f"take_along_dim: dtype of indices should be Long but got {indices}"
     )
     if dim is None:
         return clang.gather(clang.reshape(input, (-1,)), 0, clang.reshape(indices, (-1,)))
-    check(
+    torch_check(
         input.ndim == indices.ndim,
         lambda: (
             "take_along_dim: input and indices should have the same number of dimensions, "
             f"but got {input} and {indices}"
         ),
-        RuntimeError,
     )
     check(
         input.ndim > 0,
@@ -155,11 +152,7 @@ def take_along_dim(input: TensorProxy, indices: TensorProxy, dim: int | None = N
 @torchsymbol(torch.take, Tensor.take)
 def take(input: TensorProxy, index: TensorProxy) -> TensorProxy:
     """The elements of flattened input at `index`."""
-    check(
-        index.dtype == torch.int64,
-        lambda: f"take(): Expected a long tensor for index, but got {index}",
-        RuntimeError,
-    )
+    torch_check(index.dtype == torch.int64, lambda: f"take(): Expected a long tensor for index, but got {index}")
     return prims.index(clang.reshape(input, (-1,)), (index,))
 
 
@@ -182,10 +175,8 @@ def scatter(
     dim = check_dim("scatter", dim, input.ndim)
     if reduce is None:
         return prims.scatter(input, dim, index, src)
-    check(
-        reduce in _LEGACY_REDUCE,
-        lambda: f"scatter: reduce argument must be either add or multiply, got {reduce}",
-        RuntimeError,
+    torch_check(
+        reduce in _LEGACY_REDUCE, lambda: f"scatter: reduce argument must be either add or multiply, got {reduce}"
     )
     if not isinstance(src, TensorProxy):
         src = prims.full(index.shape, src, input.dtype, input.device)
@@ -237,13 +228,12 @@ def select_scatter(input: TensorProxy, src: TensorProxy, dim: int, index: int) -
     """input with input.select(dim, index) replaced by src."""
     dim = check_dim("select_scatter", dim, input.ndim)
     shape = (*input.shape[:dim], *input.shape[dim + 1 :])
-    check(
-        len(shape) == src.ndim and all(map(prims.same, shape, src.shape)),
+    torch_check(
+        same_shape(shape, src.shape),
         lambda: (
             f"select_scatter: expected src to have a size equal to the slice of self. src size = "
             f"{list(src.shape)}, slice size = {list(shape)}"
         ),
-        RuntimeError,
     )
     return clang.with_item(input, (*[slice(None)] * dim, index), src)
 
@@ -257,13 +247,12 @@ def slice_scatter(
     bounds = clang.slice_bounds(input.shape[dim], start, end, step)
     first, last, stride = bounds
     shape = (*input.shape[:dim], (last - first + stride - 1) // stride, *input.shape[dim + 1 :])
-    check(
-        len(shape) == src.ndim and all(map(prims.same, shape, src.shape)),
+    torch_check(
+        same_shape(shape, src.shape),
         lambda: (
             f"slice_scatter: expected src to have a size equal to the slice of self. src size = "
             f"{list(src.shape)}, slice size = {list(shape)}"
         ),
-        RuntimeError,
     )
     return prims.slice_scatter(input, clang.convert(src, input.dtype), dim, *bounds)
 
@@ -327,11 +316,7 @@ def fill(input: TensorProxy, value: TensorOrNumber) -> TensorProxy:
     """`value` in input's shape and dtype. Shapes: value is 0-d."""
     if not isinstance(value, TensorProxy):
         return prims.full(input.shape, value, input.dtype, input.device)
-    check(
-        value.ndim == 0,
-        lambda: f"fill: fill_ only supports 0-dimension value tensor but got tensor {value}",
-        RuntimeError,
-    )
+    torch_check(value.ndim == 0, lambda: f"fill: fill_ only supports 0-dimension value tensor but got tensor {value}")
     return _copy_like(input, value)
 
 
@@ -357,12 +342,11 @@ def searchsorted(
     sorter: TensorProxy | None = None,
 ) -> TensorProxy:
     """Where each value would be put in an ascending row, before equal ones; after them if `right`."""
-    check(
+    torch_check(
         side in (None, "left", "right") and not (side == "left" and right),
         lambda: (
             f"searchsorted: side is {side!r} with right={right}; it can only be 'left' or 'right', and not opposites"
         ),
-        RuntimeError,
     )
     if sorter is not None:
         sorted_sequence = clang.gather(sorted_sequence, sorted_sequence.ndim - 1, sorter)
@@ -377,11 +361,7 @@ def bucketize(
     input: TensorOrNumber, boundaries: TensorProxy, *, out_int32: bool = False, right: bool = False
 ) -> TensorProxy:
     """The bucket between ascending boundaries in which each value is."""
-    check(
-        boundaries.ndim == 1,
-        lambda: f"bucketize: boundaries tensor must be 1 dimension, but got {boundaries}",
-        RuntimeError,
-    )
+    torch_check(boundaries.ndim == 1, lambda: f"bucketize: boundaries tensor must be 1 dimension, but got {boundaries}")
     if not isinstance(input, TensorProxy):
         input = prims.full((), input, boundaries.dtype, boundaries.device)
     return prims.searchsorted(boundaries, input, right, torch.int32 if out_int32 else torch.int64)

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from forge import clang, prims
-from forge.ir import Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Symbol, TensorProxy, get_grad, needs_grad, put_grad, register_grad
+from forge.prims.core import torch_check
 from forge.torch_internals.versions import TORCH
 from forge.torchlang.spelling import TensorOrNumber, named
 
@@ -11,11 +12,7 @@ from forge.torchlang.spelling import TensorOrNumber, named
 @named("clamp", "clip")
 def clamp(input: TensorProxy, min: TensorOrNumber | None = None, max: TensorOrNumber | None = None) -> TensorProxy:
     """input, but min where it is smaller and max where it is larger; max where min > max."""
-    check(
-        min is not None or max is not None,
-        lambda: "clamp: At least one of 'min' or 'max' must not be None",
-        RuntimeError,
-    )
+    torch_check(min is not None or max is not None, lambda: "clamp: At least one of 'min' or 'max' must not be None")
     dtype = clang.compute_dtype(*[operand for operand in (input, min, max) if operand is not None])
     out = clang.convert(input, dtype)
     if min is not None:

@@ -6,6 +6,7 @@ import torch
 
 from forge import prims
 from forge.ir import Dim, Symbol, TensorProxy, check
+from forge.prims.core import torch_check
 from forge.torchlang.conversion import converted
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.nn.conv import per_dim
@@ -79,10 +80,9 @@ def _grid_sampler_backward(name: str, rank: int) -> Symbol:
         align_corners: bool,
         output_mask: Sequence[bool],
     ) -> tuple[TensorProxy | None, TensorProxy]:
-        check(
+        torch_check(
             input.ndim == grid.ndim == rank + 2,
             lambda: f"{name}: input and grid must have {rank + 2} dims, but they are {input} and {grid}",
-            RuntimeError,
         )
         how = (interpolation_mode, padding_mode, align_corners, tuple(output_mask))
         return prims.grid_sampler_backward(grad_output, input, grid, *how)

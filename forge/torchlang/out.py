@@ -3,9 +3,10 @@ of its memory."""
 
 from typing import Any
 
-from forge.ir import TensorProxy, check, short_dtype
+from forge.ir import TensorProxy, short_dtype
 from forge.ir.memory import Ambiguous, Memory
 from forge.ir.pytree import tensors
+from forge.prims.core import torch_check
 
 # torch refuses another dtype than the result's; so do all functions of several results
 _EXACT = frozenset(
@@ -48,12 +49,11 @@ def check_dtypes(id: str, target: Any, results: Any) -> None:
     if id not in _EXACT and isinstance(results, TensorProxy):
         return
     for handle, value in zip(tensors(target), tensors(results), strict=True):
-        check(
+        torch_check(
             handle.dtype == value.dtype,
             lambda handle=handle, value=value: (
                 f"{id}: Expected out tensor to have dtype {short_dtype(value.dtype)}, but got out={handle}"
             ),
-            RuntimeError,
         )
 
 

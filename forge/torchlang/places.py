@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_dim, known, same
+from forge.prims.core import check_dim, known, same, same_shape, torch_check
 from forge.torch_internals.functions import torch_unsafe_masked_index, torch_unsafe_masked_index_put_accumulate
 from forge.torchlang import shape as shapes
 from forge.torchlang.core import check_tensor, torchsymbol
@@ -24,13 +24,12 @@ def diagonal_scatter(
 ) -> TensorProxy:
     """input with the diagonal that torch.diagonal shows replaced by src."""
     shown = shapes.diagonal(input, offset, dim1, dim2)
-    check(
-        src.ndim == shown.ndim and all(map(same, src.shape, shown.shape)),
+    torch_check(
+        same_shape(src.shape, shown.shape),
         lambda: (
             "diagonal_scatter: expected src to have a size equal to the slice of self. "
             f"src size = {list(src.shape)}, slice size = {list(shown.shape)}"
         ),
-        RuntimeError,
     )
     new = clang.convert(src, input.dtype)
     return prims.view_scatter(input, new, shapes.diagonal, (offset, dim1, dim2), {}, None)
@@ -41,35 +40,30 @@ _REDUCTIONS = ("prod", "mean", "amax", "amin")
 
 def _check_index_reduce(input: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy, reduce: str) -> None:
     op = "index_reduce_()"
-    check(
+    torch_check(
         reduce in _REDUCTIONS,
         lambda: f"index_reduce(): Expected reduce to be one of prod, mean, amax or amin but got {reduce}.",
-        RuntimeError,
     )
     check(index.ndim <= 1, lambda: f"{op}: Index is supposed to be a vector, but got {index}", IndexError)
-    check(
+    torch_check(
         index.dtype in (torch.int32, torch.int64),
         lambda: f"{op}: Expected dtype int32/int64 for index but got: {index}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         input.dtype == source.dtype,
         lambda: f"{op}: self ({input}) and source ({source}) must have the same scalar type",
-        RuntimeError,
     )
     rest = [[n for i, n in enumerate(x.shape) if i != dim] for x in (input, source)]
-    check(
-        len(rest[0]) == len(rest[1]) and all(map(same, *rest)),
+    torch_check(
+        same_shape(*rest),
         lambda: (
             "source tensor shape must match self tensor shape, excluding the specified dimension. "
             f"Got self.shape = {list(input.shape)} source.shape = {list(source.shape)}"
         ),
-        RuntimeError,
     )
-    check(
+    torch_check(
         source.ndim == 0 or same(index.numel(), source.shape[dim]),
         lambda: f"{op}: Number of indices in {index} should be equal to source.size(dim) of {source}, for dim: {dim}",
-        RuntimeError,
     )
 
 
@@ -91,15 +85,10 @@ def index_reduce(
 @torchsymbol(torch.put, Tensor.put, inplace=Tensor.put_)
 def put(input: TensorProxy, index: TensorProxy, source: TensorProxy, accumulate: bool = False) -> TensorProxy:
     """input with its elements at flat places replaced by (with `accumulate`, increased by) source's, in order."""
-    check(
-        index.dtype == torch.int64,
-        lambda: f"put_(): Expected a long tensor for index, but got {index}",
-        RuntimeError,
-    )
-    check(
+    torch_check(index.dtype == torch.int64, lambda: f"put_(): Expected a long tensor for index, but got {index}")
+    torch_check(
         input.dtype == source.dtype,
         lambda: f"put_(): self and source expected to have the same dtype, but they are {input} and {source}",
-        RuntimeError,
     )
     check(
         same(index.numel(), source.numel()),
@@ -122,10 +111,9 @@ def put(input: TensorProxy, index: TensorProxy, source: TensorProxy, accumulate:
 def _check_masked(op: str, input: TensorProxy, mask: TensorProxy, indices: Indices) -> None:
     for index in indices:
         check_tensor(op, indices=index)
-        check(
+        torch_check(
             index.dtype in (torch.int32, torch.int64),
             lambda index=index: f"{op}: _unsafe_masked_index found unexpected index type: {index}",
-            RuntimeError,
         )
 
 

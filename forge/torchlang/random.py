@@ -12,11 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forge import clang, prims
-from forge.clang.creation import canonical_device, check_supported
+from forge.clang.creation import canonical_device
 from forge.ir import INT_TYPES, Dim, Symbol, Tag, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.ir.memory import Memory
+from forge.prims.core import torch_check
 from forge.torch_internals.versions import TORCH
 from forge.torchlang.core import torchsymbol, write
+from forge.torchlang.creation import FACTORY, with_options
 
 Dtype = torch.dtype | None
 Device = torch.device | str | None
@@ -30,22 +32,13 @@ RANDOM_CONSTANT = (Tag.RANDOM, Tag.ZERO_GRAD)
 def _of_size(name: str, draw: Callable, meaning: str) -> Symbol:
     """torch.rand and torch.randn: the size as several arguments or one."""
 
-    def body(
-        *size: Any,
-        generator: torch.Generator | None = None,
-        dtype: Dtype = None,
-        layout: Layout = None,
-        device: Device = None,
-        requires_grad: bool = False,
-        pin_memory: bool = False,
-        **named: Any,
-    ) -> TensorProxy:
+    @with_options(*FACTORY, "generator")
+    def body(*size: Any, dtype: Dtype = None, device: Device = None, **named: Any) -> TensorProxy:
         check(
             set(named) <= {"size"} and not (named and size),
             lambda: f"{name}: unexpected arguments {sorted(named)}",
             TypeError,
         )
-        check_supported(name, generator=generator, layout=layout, requires_grad=requires_grad)
         shape = tuple(named["size"]) if named else clang.lengths(size)
         return draw(shape, dtype or torch.get_default_dtype(), canonical_device(device))
 
@@ -72,18 +65,8 @@ randn = _of_size("randn", _normal, "Normally distributed.")
 def _like(name: str, draw: Callable, meaning: str) -> Symbol:
     """torch.rand_like and torch.randn_like."""
 
-    def body(
-        input: TensorProxy,
-        *,
-        dtype: Dtype = None,
-        layout: Layout = None,
-        device: Device = None,
-        requires_grad: bool = False,
-        pin_memory: bool = False,
-        memory_format: torch.memory_format | None = None,
-        generator: torch.Generator | None = None,
-    ) -> TensorProxy:
-        check_supported(name, generator=generator, layout=layout, requires_grad=requires_grad)
+    @with_options(*FACTORY, "memory_format", "generator")
+    def body(input: TensorProxy, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
         device = input.device if device is None else canonical_device(device)
         return draw(input.shape, dtype or input.dtype, device, input)
 
@@ -115,77 +98,55 @@ def _shape(op: str, size: Sequence[Dim] | None) -> tuple[Dim, ...]:
 
 
 @torchsymbol(torch.randint, tags=RANDOM, factory=True)
+@with_options(*FACTORY, "generator")
 def randint(
     *args: Any,
     low: Dim | None = None,
     high: Dim | None = None,
     size: Sequence[Dim] | None = None,
-    generator: torch.Generator | None = None,
     dtype: Dtype = None,
-    layout: Layout = None,
     device: Device = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
 ) -> TensorProxy:
     """Integers, uniform in [low, high): randint(high, size) or randint(low, high, size). Dtypes: int64."""
-    check_supported("randint", generator=generator, layout=layout, requires_grad=requires_grad)
     low, high, rest = _bounds("randint", args, low, high)
     shape = _shape("randint", rest[0] if rest else size)
     return prims.randint(shape, low, high, dtype or torch.int64, canonical_device(device))
 
 
 @torchsymbol(torch.randint_like, tags=RANDOM)
+@with_options(*FACTORY, "generator", "memory_format")
 def randint_like(
     input: TensorProxy,
     *args: Any,
     low: Dim | None = None,
     high: Dim | None = None,
-    generator: torch.Generator | None = None,
     dtype: Dtype = None,
-    layout: Layout = None,
     device: Device = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-    memory_format: torch.memory_format | None = None,
 ) -> TensorProxy:
     """Integers, uniform in [low, high). Shapes and dtypes: input's."""
-    check_supported("randint_like", generator=generator, layout=layout, requires_grad=requires_grad)
     low, high, _ = _bounds("randint_like", args, low, high)
     device = input.device if device is None else canonical_device(device)
     return prims.randint(input.shape, low, high, dtype or input.dtype, device, like=input)
 
 
 @torchsymbol(torch.randperm, tags=RANDOM, factory=True)
-def randperm(
-    n: Dim,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: Dtype = torch.int64,
-    layout: Layout = None,
-    device: Device = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-) -> TensorProxy:
+@with_options(*FACTORY, "generator")
+def randperm(n: Dim, *, dtype: Dtype = torch.int64, device: Device = None) -> TensorProxy:
     """The integers below n in random order."""
-    check_supported("randperm", generator=generator, layout=layout, requires_grad=requires_grad)
     return prims.randperm(n, dtype or torch.int64, canonical_device(device))
 
 
 @torchsymbol(torch.normal, tags=RANDOM_CONSTANT, factory=True)
+@with_options(*FACTORY, "generator")
 def normal(
     mean: TensorProxy | float = 0.0,
     std: TensorProxy | float = 1.0,
     size: Sequence[Dim] | None = None,
     *,
-    generator: torch.Generator | None = None,
     dtype: Dtype = None,
-    layout: Layout = None,
     device: Device = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
 ) -> TensorProxy:
     """Normally distributed with the given means and standard deviations, numbers or tensors."""
-    check_supported("normal", generator=generator, layout=layout, requires_grad=requires_grad)
     given = [value for value in (mean, std) if isinstance(value, TensorProxy)]
     if not given:
         dtype = dtype or torch.get_default_dtype()
@@ -196,30 +157,20 @@ def normal(
 
 
 @torchsymbol(torch.multinomial, Tensor.multinomial, tags=(*RANDOM, Tag.NOT_DIFFERENTIABLE))
-def multinomial(
-    input: TensorProxy, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
-) -> TensorProxy:
+@with_options("generator")
+def multinomial(input: TensorProxy, num_samples: int, replacement: bool = False) -> TensorProxy:
     """Indices drawn from each row of weights."""
-    check_supported("multinomial", generator=generator)
     return prims.multinomial(input, num_samples, replacement)
 
 
 @torchsymbol(torch.bernoulli, Tensor.bernoulli, tags=RANDOM_CONSTANT)
-def bernoulli(input: TensorProxy, p: float | None = None, *, generator: torch.Generator | None = None) -> TensorProxy:
+@with_options("generator")
+def bernoulli(input: TensorProxy, p: float | None = None) -> TensorProxy:
     """1 with probability `p`, or input's elements, else 0. Shapes and dtypes: input's."""
-    check_supported("bernoulli", generator=generator)
     return prims.bernoulli(input.shape, input if p is None else p, input.dtype, input.device)
 
 
-@register_grad(bernoulli)
-def _bernoulli_grad(
-    input: TensorProxy, p: float | None = None, *, generator: torch.Generator | None = None
-) -> TensorProxy:
-    """Zeros, as in eager."""
-    out = bernoulli(input, p, generator=generator)
-    get_grad(out)
-    put_grad(input, _no_slope(input))
-    return out
+prims.register_vjp(bernoulli, input=lambda g, input: _no_slope(input))
 
 
 @register_grad(normal)
@@ -255,6 +206,7 @@ def fills(name: str) -> Callable[[Callable], Symbol]:
     run.__name__ = name.rstrip("_")
 
     def decorate(body: Callable) -> Symbol:
+        body = with_options("generator", op=name)(body)
         symbol = torchsymbol(run, id=f"torch.Tensor.{name}", inplace=method, tags=RANDOM_CONSTANT)(body)
 
         @register_grad(symbol)
@@ -278,42 +230,33 @@ def _range(args: tuple, named: dict, default_high: Any) -> tuple[Any, Any]:
 
 
 @fills("uniform_")
-def uniform(self: TensorProxy, *args: float, generator: torch.Generator | None = None, **named: float) -> TensorProxy:
+def uniform(self: TensorProxy, *args: float, **named: float) -> TensorProxy:
     """Uniform in [from, to), by default in [0, 1). Shapes and dtypes: self's."""
-    check_supported("uniform_", generator=generator)
     low, high = _range(args, named, 1)
     return prims.uniform(self.shape, low, high, self.dtype, self.device, like=self)
 
 
 @fills("normal_")
-def fill_normal(
-    self: TensorProxy, mean: float = 0, std: float = 1, *, generator: torch.Generator | None = None
-) -> TensorProxy:
+def fill_normal(self: TensorProxy, mean: float = 0, std: float = 1) -> TensorProxy:
     """Normally distributed. Shapes and dtypes: self's."""
-    check_supported("normal_", generator=generator)
     return prims.normal(self.shape, mean, std, self.dtype, self.device, like=self)
 
 
 @fills("bernoulli_")
-def fill_bernoulli(
-    self: TensorProxy, p: TensorProxy | float = 0.5, *, generator: torch.Generator | None = None
-) -> TensorProxy:
+def fill_bernoulli(self: TensorProxy, p: TensorProxy | float = 0.5) -> TensorProxy:
     """1 with probability `p`, else 0. Shapes and dtypes: self's."""
-    check_supported("bernoulli_", generator=generator)
     return prims.bernoulli(self.shape, p, self.dtype, self.device, like=self)
 
 
 @fills("exponential_")
-def exponential(self: TensorProxy, lambd: float = 1, *, generator: torch.Generator | None = None) -> TensorProxy:
+def exponential(self: TensorProxy, lambd: float = 1) -> TensorProxy:
     """Exponentially distributed with rate `lambd`. Shapes and dtypes: self's."""
-    check_supported("exponential_", generator=generator)
     return prims.exponential(self.shape, lambd, self.dtype, self.device, like=self)
 
 
 @fills("random_")
-def fill_random(self: TensorProxy, *args: Any, generator: torch.Generator | None = None, **named: Any) -> TensorProxy:
+def fill_random(self: TensorProxy, *args: Any, **named: Any) -> TensorProxy:
     """Integers, uniform: random_() over what the dtype holds, random_(to) from 0, random_(from, to)."""
-    check_supported("random_", generator=generator)
     if len(args) == 1 and not named:
         args = (0, *args)
     low, high = _range(args, named, None)
@@ -411,11 +354,7 @@ def torch_dropout(input: TensorProxy, p: float, train: bool) -> TensorProxy:
 
 def check_torch_probability(op: str, p: float) -> None:
     """Raises RuntimeError, as torch's own functions do, unless p is a probability."""
-    check(
-        0 <= p <= 1,
-        lambda: f"{op}: dropout probability has to be between 0 and 1, but got {p}",
-        RuntimeError,
-    )
+    torch_check(0 <= p <= 1, lambda: f"{op}: dropout probability has to be between 0 and 1, but got {p}")
 
 
 @torchsymbol(torch.native_dropout)
@@ -429,10 +368,8 @@ def native_dropout(input: TensorProxy, p: float, train: bool | None) -> tuple[Te
 
 
 def _channel_noise(op: str, x: TensorProxy) -> tuple[Dim, ...]:
-    check(
-        x.ndim >= 2,
-        lambda: f"{op}: Feature dropout requires at least 2 dimensions in the input, but it is {x}",
-        RuntimeError,
+    torch_check(
+        x.ndim >= 2, lambda: f"{op}: Feature dropout requires at least 2 dimensions in the input, but it is {x}"
     )
     return (*x.shape[:2], *[1] * (x.ndim - 2))
 
@@ -454,10 +391,8 @@ def feature_dropout(input: TensorProxy, p: float, train: bool) -> TensorProxy:
 def dropout1d(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
     """Whole channels of (N, C, L) or (C, L) zeroed with probability p in training, the others scaled."""
     check_probability("dropout1d", p)
-    check(
-        input.ndim in (2, 3),
-        lambda: f"dropout1d: Expected 2D or 3D input, but received a {input.ndim}D input: {input}",
-        RuntimeError,
+    torch_check(
+        input.ndim in (2, 3), lambda: f"dropout1d: Expected 2D or 3D input, but received a {input.ndim}D input: {input}"
     )
     return _by_channel(input, p, training) if input.ndim == 3 else _of_one(input, p, training)
 

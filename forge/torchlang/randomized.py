@@ -5,7 +5,8 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.clang.creation import check_supported
-from forge.ir import TensorProxy, check, get_grad, put_grad, register_grad
+from forge.ir import TensorProxy, get_grad, put_grad, register_grad
+from forge.prims.core import torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.activation import leaky_relu
 from forge.torchlang.nn.softmax import softmax
@@ -17,24 +18,21 @@ Generator = torch.Generator | None
 
 
 @fills("cauchy_")
-def fill_cauchy(self: TensorProxy, median: float = 0, sigma: float = 1, *, generator: Generator = None) -> TensorProxy:
+def fill_cauchy(self: TensorProxy, median: float = 0, sigma: float = 1) -> TensorProxy:
     """Numbers of a Cauchy distribution. Shapes and dtypes: self's."""
-    check_supported("cauchy_", generator=generator)
     return prims.cauchy(self, median, sigma)
 
 
 @fills("geometric_")
-def fill_geometric(self: TensorProxy, p: float, *, generator: Generator = None) -> TensorProxy:
+def fill_geometric(self: TensorProxy, p: float) -> TensorProxy:
     """How many tries it takes to succeed with probability `p`. Shapes and dtypes: self's."""
-    check_supported("geometric_", generator=generator)
     prims.check_dtype("geometric_", self, prims.REAL)
     return prims.geometric(self, p)
 
 
 @fills("log_normal_")
-def fill_log_normal(self: TensorProxy, mean: float = 1, std: float = 2, *, generator: Generator = None) -> TensorProxy:
+def fill_log_normal(self: TensorProxy, mean: float = 1, std: float = 2) -> TensorProxy:
     """e to the power of normally distributed numbers. Shapes and dtypes: self's."""
-    check_supported("log_normal_", generator=generator)
     prims.check_dtype("log_normal_", self, prims.REAL)
     return prims.log_normal(self, mean, std)
 
@@ -61,10 +59,9 @@ def _poisson_grad(input: TensorProxy, generator: Generator = None) -> TensorProx
 
 
 def _rrelu(input: TensorProxy, lower: float, upper: float, training: bool) -> TensorProxy:
-    check(
+    torch_check(
         lower <= upper,
         lambda: f"rrelu: Lower bound should be less than or equal to the upper bound, but they are {lower}, {upper}",
-        RuntimeError,
     )
     if not training:
         return leaky_relu(prims.contiguous(input, torch.contiguous_format), (lower + upper) / 2)

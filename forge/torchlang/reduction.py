@@ -11,17 +11,8 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import (
-    Number,
-    Symbol,
-    Tag,
-    TensorProxy,
-    check,
-    get_grad,
-    outside_regions,
-    put_grad,
-    register_grad,
-)
+from forge.ir import Number, Symbol, Tag, TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
+from forge.prims.core import torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.spelling import named, results, spellings
 
@@ -114,14 +105,13 @@ def sum_to_size(self: TensorProxy, *size: Any) -> TensorProxy:
     """self summed over what broadcasting to its shape would repeat."""
     shape = tuple(size[0]) if size and isinstance(size[0], (tuple, list)) else size
     offset = self.ndim - len(shape)
-    check(
+    torch_check(
         offset >= 0
         and builtins.all(
             prims.known(wanted == 1) or prims.same(length, wanted)
             for length, wanted in zip(self.shape[offset:], shape, strict=True)
         ),
         lambda: f"sum_to_size: size {list(shape)} is not expandable to size {list(self.shape)} of {self}",
-        RuntimeError,
     )
     shrinks = [d for d, n in enumerate(shape, offset) if prims.known(n == 1) and not prims.known(self.shape[d] == 1)]
     dims = (*range(offset), *shrinks)
@@ -195,10 +185,9 @@ def _spread_arguments(
 
 
 def _check_floating(op: str, input: TensorProxy) -> None:
-    check(
+    torch_check(
         clang.category(input.dtype) > 1,
         lambda: f"{op}: std and var only support floating point and complex dtypes, but input is {input}",
-        RuntimeError,
     )
 
 
@@ -240,10 +229,7 @@ def _with_mean(name: str, spread: Symbol) -> Symbol:
     ) -> tuple[TensorProxy, TensorProxy]:
         _check_floating(name, input)
         dims, correction, keepdim = _spread_arguments(dim, unbiased, keepdim, correction, axis, keepdims)
-        return (
-            spread(input, dims, correction=correction, keepdim=keepdim),
-            clang.mean(input, dims, keepdim),
-        )
+        return (spread(input, dims, correction=correction, keepdim=keepdim), clang.mean(input, dims, keepdim))
 
     body.__name__, body.__doc__ = name, f"({spread.name}, mean) over dim."
     return named(name)(body)
@@ -284,13 +270,12 @@ def _extremum(name: str, prim: Symbol, over_all: Symbol, of_two: Symbol) -> Symb
             prims.check_dtype(f"{name}imum", input, prims.REAL)
             return of_two(input, other)
         if dim is None:
-            check(
+            torch_check(
                 not prims.known(input.numel() == 0),
                 lambda: (
                     f"{name}(): Expected reduction dim to be specified for input.numel() == 0: {input}. "
                     "Specify the reduction dim with the 'dim' argument."
                 ),
-                RuntimeError,
             )
             return over_all(input)
         return result(_kept(prim(input, prims.check_dim(name, dim, input.ndim)), input, dim, keepdim or keepdims))
@@ -506,17 +491,11 @@ def histc(input: TensorProxy, bins: int = 100, min: Number = 0, max: Number = 0)
 
 @torchsymbol(torch.diff, Tensor.diff)
 def diff(
-    input: TensorProxy,
-    n: int = 1,
-    dim: int = -1,
-    prepend: TensorProxy | None = None,
-    append: TensorProxy | None = None,
+    input: TensorProxy, n: int = 1, dim: int = -1, prepend: TensorProxy | None = None, append: TensorProxy | None = None
 ) -> TensorProxy:
     """Each element less the one before it along `dim`, n times. Dtypes: bools are compared (xor)."""
-    check(
-        input.ndim > 0, lambda: f"diff: expects input to be at least one-dimensional, but it is {input}", RuntimeError
-    )
-    check(n >= 0, lambda: f"diff: order must be non-negative but got {n}", RuntimeError)
+    torch_check(input.ndim > 0, lambda: f"diff: expects input to be at least one-dimensional, but it is {input}")
+    torch_check(n >= 0, lambda: f"diff: order must be non-negative but got {n}")
     dim = prims.check_dim("diff", dim, input.ndim)
     parts = [part for part in (prepend, input, append) if part is not None]
     out = clang.cat(parts, dim) if len(parts) > 1 else input

@@ -9,7 +9,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import Dim, Symbol, Tag, TensorProxy, check, current_trace
 from forge.ir.memory import Ambiguous, Memory, ViewStep
-from forge.prims.core import check_dim, check_dims, known
+from forge.prims.core import check_dim, check_dims, known, torch_check
 from forge.torch_internals.autograd import get_data_attr
 from forge.torch_internals.functions import vf_broadcast_tensors, vf_meshgrid
 from forge.torchlang.core import View, getter, torchsymbol
@@ -152,21 +152,18 @@ def broadcast_tensors(*tensors: Any) -> tuple[TensorProxy, ...]:
 def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TensorProxy, ...]:
     """Coordinate grids of vectors: "ij" (the default) for matrix order, "xy" with the first two dims exchanged."""
     tensors = varargs(tensors[0], tensors[1:])
-    check(
+    torch_check(
         indexing in (None, "ij", "xy"),
         lambda: f"meshgrid: indexing must be one of 'xy' or 'ij', but received: {indexing}",
-        RuntimeError,
     )
     for tensor in tensors:
-        check(
+        torch_check(
             tensor.ndim < 2,
             lambda tensor=tensor: f"meshgrid: Expected 0D or 1D tensor in the tensor list but got: {tensor}",
-            RuntimeError,
         )
-        check(
+        torch_check(
             tensor.dtype == tensors[0].dtype,
             lambda: f"meshgrid expects all tensors to have the same dtype, but they are {list(tensors)}",
-            RuntimeError,
         )
     order = list(range(len(tensors)))
     if indexing == "xy" and len(tensors) > 1:
@@ -260,7 +257,7 @@ movedim, moveaxis = _move("movedim"), _move("moveaxis")
 
 
 def _t(x: TensorProxy) -> TensorProxy:
-    check(x.ndim <= 2, lambda: f"t() expects a tensor with <= 2 dimensions, but self is {x}", RuntimeError)
+    torch_check(x.ndim <= 2, lambda: f"t() expects a tensor with <= 2 dimensions, but self is {x}")
     return clang.transpose(x, 0, 1) if x.ndim == 2 else x
 
 
@@ -314,9 +311,9 @@ def select(input: TensorProxy, dim: int, index: Dim) -> TensorProxy:
 
 def _narrow(op: str, x: TensorProxy, dim: int, start: Any, length: Dim) -> tuple[int, Dim, Dim]:
     """The dim, start and length of a narrow, counted from the front."""
-    check(x.ndim > 0, lambda: f"{op}() cannot be applied to a 0-dim tensor.", RuntimeError)
+    torch_check(x.ndim > 0, lambda: f"{op}() cannot be applied to a 0-dim tensor.")
     dim = check_dim(op, dim, x.ndim)
-    check(not known(length < 0), lambda: f"{op}(): length must be non-negative, but is {length}", RuntimeError)
+    torch_check(not known(length < 0), lambda: f"{op}(): length must be non-negative, but is {length}")
     check(
         not known(start > x.shape[dim]) and not known(start < -x.shape[dim]),
         lambda: (
@@ -327,10 +324,9 @@ def _narrow(op: str, x: TensorProxy, dim: int, start: Any, length: Dim) -> tuple
     )
     if not known(start >= 0):
         start = start + x.shape[dim] if known(start < 0) else torch.sym_ite(start < 0, start + x.shape[dim], start)
-    check(
+    torch_check(
         not known(start + length > x.shape[dim]),
         lambda: f"{op}: start ({start}) + length ({length}) exceeds dimension size ({x.shape[dim]}) of {x}",
-        RuntimeError,
     )
     return dim, start, length
 
@@ -355,10 +351,9 @@ def narrow(input: TensorProxy, dim: int, start: Dim | TensorProxy, length: Dim) 
 
 def _narrow_at(x: TensorProxy, dim: int, start: TensorProxy, length: Dim) -> TensorProxy:
     """A narrow from where a 0-d tensor says: which memory it shows, its strides say."""
-    check(
+    torch_check(
         start.ndim == 0 and clang.category(start.dtype) == 1,
         lambda: f"narrow: start must be an 0-dim integral Tensor, but is {start}",
-        RuntimeError,
     )
     dim, first, length = _narrow("narrow", x, dim, 0, length)
     start = clang.where(start < first, start + x.shape[dim], start)
@@ -394,12 +389,11 @@ def tensor_unfold(self: TensorProxy, dimension: int, size: Dim, step: Dim) -> Te
     is_number = self.ndim == 0
     self = clang.reshape(self, (1,)) if is_number else self
     dim = check_dim("unfold", dimension, self.ndim)
-    check(
+    torch_check(
         not known(size > self.shape[dim]),
         lambda: f"unfold: maximum size for tensor at dimension {dim} is {self.shape[dim]} but size is {size}",
-        RuntimeError,
     )
-    check(not known(step <= 0), lambda: f"unfold: step is {step} but must be > 0", RuntimeError)
+    torch_check(not known(step <= 0), lambda: f"unfold: step is {step} but must be > 0")
     return prims.slice(self, 0, 0, size, 1) if is_number else prims.windows(self, dim, size, step)
 
 
@@ -425,7 +419,7 @@ def flip(input: TensorProxy, dims: Sequence[int]) -> TensorProxy:
 
 def _flip_one(name: str, dim: int) -> Symbol:
     def body(input: TensorProxy) -> TensorProxy:
-        check(input.ndim > dim, lambda: f"{name}: Input must be >= {dim + 1}-d, but it is {input}", RuntimeError)
+        torch_check(input.ndim > dim, lambda: f"{name}: Input must be >= {dim + 1}-d, but it is {input}")
         return clang.flip(input, (dim,))
 
     body.__name__, body.__doc__ = name, f"The order of the elements along dim {dim} reversed."
@@ -440,12 +434,11 @@ def roll(input: TensorProxy, shifts: Dim | Sequence[Dim], dims: int | Sequence[i
     """The elements moved on along `dims`, those that leave the end put in front; all flattened without dims."""
     shifts, dims = clang.as_tuple(shifts), clang.as_tuple(dims)
     if not dims:
-        check(len(shifts) == 1, lambda: f"roll: shifts and dimensions must align: {shifts} and {dims}", RuntimeError)
+        torch_check(len(shifts) == 1, lambda: f"roll: shifts and dimensions must align: {shifts} and {dims}")
         return clang.reshape(clang.roll(clang.reshape(input, (-1,)), shifts[0], 0), input.shape)
-    check(
+    torch_check(
         len(shifts) == len(dims),
         lambda: f"roll: shifts and dimensions must align. shifts: {len(shifts)}, dims: {len(dims)}",
-        RuntimeError,
     )
     for shift, dim in zip(shifts, dims, strict=True):
         input = clang.roll(input, shift, dim)
@@ -455,16 +448,8 @@ def roll(input: TensorProxy, shifts: Dim | Sequence[Dim], dims: int | Sequence[i
 @torchsymbol(torch.rot90, Tensor.rot90)
 def rot90(input: TensorProxy, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorProxy:
     """Turned by k * 90 degrees in the plane of two dims, from the first to the second."""
-    check(
-        len(dims) == 2,
-        lambda: f"rot90: expected total rotation dims == 2, but got dims = {len(dims)}",
-        RuntimeError,
-    )
-    check(
-        input.ndim >= 2,
-        lambda: f"rot90: expected total dims >= 2, but got total dims = {input.ndim}",
-        RuntimeError,
-    )
+    torch_check(len(dims) == 2, lambda: f"rot90: expected total rotation dims == 2, but got dims = {len(dims)}")
+    torch_check(input.ndim >= 2, lambda: f"rot90: expected total dims >= 2, but got total dims = {input.ndim}")
     first, second = check_dims("rot90", dims, input.ndim)
     if k % 4 == 0:
         return prims.clone(input)
@@ -492,11 +477,7 @@ def diag_embed(input: TensorProxy, offset: int = 0, dim1: int = -2, dim2: int = 
     """The last dim as the diagonal of the dims dim1 and dim2 of a larger tensor, zeros elsewhere."""
     ndim = input.ndim + 1
     first, second = check_dim("diag_embed", dim1, ndim), check_dim("diag_embed", dim2, ndim)
-    check(
-        first != second,
-        lambda: f"diag_embed: diagonal dimensions cannot be identical {dim1}, {dim2}",
-        RuntimeError,
-    )
+    torch_check(first != second, lambda: f"diag_embed: diagonal dimensions cannot be identical {dim1}, {dim2}")
     side = input.shape[-1] + abs(offset)
     shape = list(input.shape[:-1])
     for dim in sorted((first, second)):
@@ -507,11 +488,7 @@ def diag_embed(input: TensorProxy, offset: int = 0, dim1: int = -2, dim2: int = 
 @torchsymbol(torch.diag, Tensor.diag)
 def diag(input: TensorProxy, diagonal: int = 0) -> TensorProxy:
     """A matrix's diagonal, or a matrix with a vector as its diagonal."""
-    check(
-        input.ndim in (1, 2),
-        lambda: f"diag(): Supports 1D or 2D tensors, but input is {input}",
-        RuntimeError,
-    )
+    torch_check(input.ndim in (1, 2), lambda: f"diag(): Supports 1D or 2D tensors, but input is {input}")
     return prims.clone(prims.diagonal(input, diagonal, 0, 1)) if input.ndim == 2 else diag_embed(input, diagonal, 0, 1)
 
 

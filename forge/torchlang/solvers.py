@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Dim, TensorProxy, check
-from forge.prims.core import check_dims, same
+from forge.ir import Dim, TensorProxy
+from forge.prims.core import check_dims, same, torch_check
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.linalg import check_one_dtype
 from forge.torchlang.spelling import results
@@ -49,20 +49,15 @@ def solve(A: TensorProxy, B: TensorProxy, *, left: bool = True) -> TensorProxy:
 @torchsymbol(torch.linalg.tensorinv)
 def tensorinv(input: TensorProxy, ind: int = 2) -> TensorProxy:
     """The inverse of tensordot(input, ·, the last dims): of the matrix of the first `ind` dims and the others."""
-    check(
-        ind > 0,
-        lambda: f"linalg.tensorinv: Expected a strictly positive integer for 'ind', but got {ind}",
-        RuntimeError,
-    )
+    torch_check(ind > 0, lambda: f"linalg.tensorinv: Expected a strictly positive integer for 'ind', but got {ind}")
     first, last = input.shape[:ind], input.shape[ind:]
     rows, columns = math.prod(first), math.prod(last)
-    check(
+    torch_check(
         same(rows, columns),
         lambda: (
             "linalg.tensorinv: Expected self to satisfy the requirement prod(self.shape[ind:]) == "
             f"prod(self.shape[:ind]), but it is {input} and ind is {ind}"
         ),
-        RuntimeError,
     )
     inverse = prims.linalg_inv_ex(clang.reshape(input, (rows, columns)), check_errors=True)[0]
     return clang.reshape(inverse, (*last, *first))
@@ -76,13 +71,12 @@ def tensorsolve(input: TensorProxy, other: TensorProxy, dims: Sequence[int] | No
         input = clang.movedim(input, moved, tuple(range(input.ndim - len(moved), input.ndim)))
     shape = input.shape[other.ndim :]
     rows, columns = math.prod(shape), math.prod(input.shape[: other.ndim])
-    check(
+    torch_check(
         same(rows, columns),
         lambda: (
             "linalg.tensorsolve: Expected self to satisfy the requirement prod(self.shape[other.ndim:]) == "
             f"prod(self.shape[:other.ndim]), but input is {input} and other is {other}"
         ),
-        RuntimeError,
     )
     matrix, vector = clang.reshape(input, (rows, columns)), clang.reshape(other, (-1,))
     return clang.reshape(prims.linalg_solve_ex(matrix, vector, check_errors=True)[0], shape)
@@ -128,16 +122,8 @@ def _power(x: TensorProxy, n: int) -> TensorProxy:
 
 def check_square(op: str, x: TensorProxy) -> None:
     """Raises RuntimeError unless x is batches of square matrices."""
-    check(
-        x.ndim >= 2,
-        lambda: f"{op}: The input tensor A must have at least 2 dimensions, but it is {x}",
-        RuntimeError,
-    )
-    check(
-        same(x.shape[-1], x.shape[-2]),
-        lambda: f"{op}: A must be batches of square matrices, but it is {x}",
-        RuntimeError,
-    )
+    torch_check(x.ndim >= 2, lambda: f"{op}: The input tensor A must have at least 2 dimensions, but it is {x}")
+    torch_check(same(x.shape[-1], x.shape[-2]), lambda: f"{op}: A must be batches of square matrices, but it is {x}")
 
 
 # vectors
@@ -146,10 +132,9 @@ def check_square(op: str, x: TensorProxy) -> None:
 @torchsymbol(torch.linalg.vecdot)
 def vecdot(x: TensorProxy, y: TensorProxy, *, dim: int = -1) -> TensorProxy:
     """The sum of conj(x) * y along `dim`; other dims broadcast."""
-    check(
+    torch_check(
         clang.category(x.dtype) > 1,
         lambda: f"linalg.vecdot: Expected a floating point or complex tensor as input. Got {x}",
-        RuntimeError,
     )
     check_one_dtype("linalg.vecdot", x=x, y=y)
     return clang.sum(clang.conj(x) * y, dim)
@@ -158,16 +143,13 @@ def vecdot(x: TensorProxy, y: TensorProxy, *, dim: int = -1) -> TensorProxy:
 @torchsymbol(torch.linalg.vander)
 def linalg_vander(x: TensorProxy, *, N: Dim | None = None) -> TensorProxy:
     """The powers 0 to N - 1 of each element, as the last dim."""
-    check(
+    torch_check(
         x.dtype != torch.bool,
         lambda: f"linalg.vander supports floating point, complex, and integer tensors, but got {x}",
-        RuntimeError,
     )
     x = x if x.ndim else clang.unsqueeze(x, 0)  # as torch does
     count = x.shape[-1] if N is None else N
-    check(
-        not prims.known(count <= 1), lambda: f"linalg.vander: N must be greater than 1, but it is {count}", RuntimeError
-    )
+    torch_check(not prims.known(count <= 1), lambda: f"linalg.vander: N must be greater than 1, but it is {count}")
     shape = (*x.shape, count - 1)
     powers = prims.cumprod(clang.expand_to(clang.unsqueeze(x, -1), shape), x.ndim)
     ones = prims.full((*x.shape, 1), 1, powers.dtype, x.device)

@@ -8,16 +8,8 @@ from typing import cast
 import torch
 
 from forge import clang, prims
-from forge.ir import (
-    Number,
-    Symbol,
-    TensorProxy,
-    check,
-    get_grad,
-    needs_grad,
-    put_grad,
-    register_grad,
-)
+from forge.ir import Number, Symbol, TensorProxy, get_grad, needs_grad, put_grad, register_grad
+from forge.prims.core import torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.spelling import TensorOrNumber, check_operands, named
 
@@ -194,7 +186,7 @@ def tensor_polygamma(self: TensorProxy, n: int) -> TensorProxy:
 @named("mvlgamma", "multigammaln")
 def mvlgamma(input: TensorProxy, p: int) -> TensorProxy:
     """The log of the multivariate gamma function of dimension p."""
-    check(p >= 1, lambda: f"mvlgamma: p has to be greater than or equal to 1, but is {p}", RuntimeError)
+    torch_check(p >= 1, lambda: f"mvlgamma: p has to be greater than or equal to 1, but is {p}")
     x = _as_float(input)
     total = clang.lgamma(x)
     for i in range(1, p):
@@ -215,10 +207,9 @@ def addcmul(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, v
 @named("addcdiv")
 def addcdiv(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
     """input + value * tensor1 / tensor2. Dtypes: floating point."""
-    check(
+    torch_check(
         clang.category(tensor1.dtype) > 1 or clang.category(tensor2.dtype) > 1,
         lambda: f"addcdiv: Integer division with addcdiv is no longer supported: {tensor1} by {tensor2}",
-        RuntimeError,
     )
     quotient = tensor1 / tensor2
     return input + (quotient if isinstance(value, int) and value == 1 else quotient * value)
@@ -243,12 +234,11 @@ def lerp(input: TensorProxy, end: TensorProxy, weight: TensorOrNumber) -> Tensor
     """input + weight * (end - input). Dtypes: one, floating point."""
     prims.check_dtype("lerp", input, prims.FLOAT)
     for name, operand in (("end", end), ("weight", weight)):
-        check(
+        torch_check(
             not isinstance(operand, TensorProxy) or operand.dtype == input.dtype,
             lambda name=name, operand=operand: (
                 f"lerp: expected dtype {input.dtype} for `{name}` but got dtype {operand.dtype}"
             ),
-            RuntimeError,
         )
     dtype = input.dtype
     start, end = clang.widen(input), clang.widen(end)

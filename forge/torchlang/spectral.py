@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import NUMBER_TYPES, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.ir import NUMBER_TYPES, TensorProxy, get_grad, put_grad, register_grad
+from forge.prims.core import torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.spelling import TensorOrNumber, results
 
@@ -51,7 +52,7 @@ def svdvals(A: TensorProxy, *, driver: str | None = None) -> TensorProxy:
 @torchsymbol(torch.svd, Tensor.svd)
 def svd(input: TensorProxy, some: bool = True, compute_uv: bool = True) -> Triple:
     """(U, S, V) with input = U @ diag(S) @ V^H; without compute_uv, U and V are zeros."""
-    check(input.ndim >= 2, lambda: f"svd: input should have at least 2 dimensions, but it is {input}", RuntimeError)
+    torch_check(input.ndim >= 2, lambda: f"svd: input should have at least 2 dimensions, but it is {input}")
     if compute_uv:
         U, S, Vh = prims.linalg_svd(input, not some)
         return results.svd((U, S, prims.mH(Vh)))
@@ -95,10 +96,8 @@ def _column(tolerance: TensorOrNumber) -> TensorOrNumber:
 def _pseudoinverse(
     op: str, A: TensorProxy, atol: TensorProxy | float | None, rtol: TensorProxy | float | None, hermitian: bool
 ) -> TensorProxy:
-    check(
-        A.ndim >= 2,
-        lambda: f"{op}: Expected a tensor with 2 or more dimensions of floating types, but it is {A}",
-        RuntimeError,
+    torch_check(
+        A.ndim >= 2, lambda: f"{op}: Expected a tensor with 2 or more dimensions of floating types, but it is {A}"
     )
     if prims.known(A.numel() == 0):
         return prims.clone(prims.mH(A))
@@ -166,10 +165,9 @@ def matrix_rank(
     rtol: TensorProxy | float | None = None,
 ) -> TensorProxy:
     """How many singular values are above max(atol, rtol * the largest); tol is an atol without rtol."""
-    check(
+    torch_check(
         input.ndim >= 2,
         lambda: f"linalg.matrix_rank: The input tensor input must have at least 2 dimensions, but it is {input}",
-        RuntimeError,
     )
     if tol is not None:
         atol, rtol = tol, 0.0

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Number, Symbol, TensorProxy, check
+from forge.ir import Number, Symbol, TensorProxy
 from forge.ir.pytree import tensors
-from forge.prims.core import check_dim, known, same
+from forge.prims.core import check_dim, known, same, torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.special import lerp
 from forge.torchlang.spelling import results
@@ -23,32 +23,23 @@ _INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
 def _check_quantile(op: str, input: TensorProxy, q: TensorProxy | float, interpolation: str) -> None:
-    check(
-        not known(input.numel() == 0), lambda: f"{op}() input tensor must be non-empty, but it is {input}", RuntimeError
-    )
-    check(
+    torch_check(not known(input.numel() == 0), lambda: f"{op}() input tensor must be non-empty, but it is {input}")
+    torch_check(
         input.dtype in (torch.float32, torch.float64),
         lambda: f"{op}() input tensor must be either float or double dtype, but it is {input}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         interpolation in _INTERPOLATIONS,
         lambda: f"{op}() interpolation must be one of {', '.join(_INTERPOLATIONS)}, but got {interpolation}",
-        RuntimeError,
     )
     if isinstance(q, TensorProxy):
-        check(q.ndim < 2, lambda: f"{op}() q must be a scalar or 1D tensor, but it is {q}", RuntimeError)
-        check(
+        torch_check(q.ndim < 2, lambda: f"{op}() q must be a scalar or 1D tensor, but it is {q}")
+        torch_check(
             q.dtype == input.dtype,
             lambda: f"{op}() q tensor must be same dtype as the input tensor, but they are {q} and {input}",
-            RuntimeError,
         )
     else:
-        check(
-            not known(q < 0) and not known(q > 1),
-            lambda: f"{op}() q must be in the range [0, 1] but got {q}",
-            RuntimeError,
-        )
+        torch_check(not known(q < 0) and not known(q > 1), lambda: f"{op}() q must be in the range [0, 1] but got {q}")
 
 
 def _ranks(ordered: TensorProxy, q: TensorProxy, ignore_nan: bool) -> TensorProxy:
@@ -152,18 +143,16 @@ def _check_segments(
     data: TensorProxy, reduce: str, lengths: TensorProxy | None, offsets: TensorProxy | None, axis: int
 ) -> None:
     op = "segment_reduce()"
-    check(
+    torch_check(
         reduce in _START or reduce in ("amax", "amin"),
         lambda: f"{op}: reduce argument must be either sum, prod, mean, amax or amin, got {reduce}",
-        RuntimeError,
     )
     given = lengths if offsets is None else offsets
     if given is None:
         raise RuntimeError(f"{op}: Either lengths or offsets must be defined.")
-    check(
+    torch_check(
         given.ndim == axis + 1 and all(map(same, given.shape[:-1], data.shape[:axis])),
         lambda: f"{op}: Expected axis to be the last dimension of lengths or offsets, but got {axis} and {given}",
-        RuntimeError,
     )
 
 
@@ -199,7 +188,7 @@ def segment_reduce(
 
     Shapes: lengths are data's dims before `axis` and one for the segments; offsets have one more, the end.
     """
-    check(indices is None, lambda: "segment_reduce(): indices based reduction is not supported yet.", RuntimeError)
+    torch_check(indices is None, lambda: "segment_reduce(): indices based reduction is not supported yet.")
     axis = check_dim("segment_reduce", axis, data.ndim)
     _check_segments(data, reduce, lengths, offsets, axis)
     segment, sizes = _segments(data, lengths, offsets, axis)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from forge import prims
-from forge.ir import Dim, Symbol, TensorProxy, check, current_trace, outside_regions
+from forge.ir import Dim, Symbol, TensorProxy, current_trace, outside_regions
 from forge.ir.memory import Ambiguous, Memory, ViewStep
-from forge.prims.core import known, same
+from forge.prims.core import known, same, torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.shape import row_major
 
@@ -32,20 +32,16 @@ class Shown(NamedTuple):
 
 
 def _check_strided(op: str, size: Sequence[Dim], stride: Sequence[Dim], offset: Dim | None) -> None:
-    check(
+    torch_check(
         len(size) == len(stride),
         lambda: f"{op}: mismatch in length of strides and shape: {tuple(stride)} and {tuple(size)}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         not any(known(step < 0) for step in stride),
         lambda: f"{op}: Negative strides are not supported at the moment, got strides: {list(stride)}",
-        RuntimeError,
     )
-    check(
-        offset is None or not known(offset < 0),
-        lambda: f"{op}: Storage offset must be non-negative, but got {offset}",
-        RuntimeError,
+    torch_check(
+        offset is None or not known(offset < 0), lambda: f"{op}: Storage offset must be non-negative, but got {offset}"
     )
 
 

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Number, Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Number, Symbol, TensorProxy, get_grad, needs_grad, put_grad, register_grad
+from forge.prims.core import torch_check
 from forge.torch_internals.functions import nn_gelu_, torch_nn_module
 from forge.torchlang import elementwise
 from forge.torchlang.core import torchsymbol
@@ -37,7 +38,7 @@ def _backward_wide(grad_output: TensorProxy, self: TensorProxy) -> tuple[TensorP
 @torchsymbol(torch.relu, Tensor.relu, F.relu, inplace=(torch.relu_, Tensor.relu_), inplace_position=1)
 def relu(input: TensorProxy) -> TensorProxy:
     """max(input, 0)."""
-    check(input.dtype != torch.bool, lambda: f"relu: Boolean inputs not supported for relu: {input}", RuntimeError)
+    torch_check(input.dtype != torch.bool, lambda: f"relu: Boolean inputs not supported for relu: {input}")
     return clang.maximum(input, 0)
 
 
@@ -71,7 +72,7 @@ _register_threshold(threshold)
 @torchsymbol(F.hardtanh, _nn.hardtanh, inplace=_nn.hardtanh_, inplace_position=3)
 def hardtanh(input: TensorProxy, min_val: float = -1.0, max_val: float = 1.0) -> TensorProxy:
     """input limited to [min_val, max_val]."""
-    check(input.dtype != torch.bool, lambda: f"hardtanh: Bool inputs not supported for hardtanh: {input}", RuntimeError)
+    torch_check(input.dtype != torch.bool, lambda: f"hardtanh: Bool inputs not supported for hardtanh: {input}")
     if clang.category(input.dtype) == 1:
         min_val, max_val = int(min_val), int(max_val)
     return clang.minimum(clang.maximum(input, min_val), max_val)
@@ -123,21 +124,16 @@ def prelu(input: TensorProxy, weight: TensorProxy) -> TensorProxy:
 
 
 def _weight_of_channels(input: TensorProxy, weight: TensorProxy) -> TensorProxy:
-    check(
-        weight.ndim <= 1,
-        lambda: f"prelu: Expected `weight` to be a scalar or 1D tensor, but it is {weight}",
-        RuntimeError,
-    )
+    torch_check(weight.ndim <= 1, lambda: f"prelu: Expected `weight` to be a scalar or 1D tensor, but it is {weight}")
     if weight.ndim == 0 or prims.known(weight.shape[0] == 1):
         return weight
     channels = input.shape[1] if input.ndim > 1 else 1
-    check(
+    torch_check(
         input.ndim > 0 and prims.same(weight.shape[0], channels),
         lambda: (
             f"prelu: Mismatch of parameter numbers and input channel size: {weight} has {weight.shape[0]} "
             f"parameters, {input} has {channels} channels"
         ),
-        RuntimeError,
     )
     return clang.reshape(weight, (weight.shape[0],) + (1,) * (input.ndim - 2)) if input.ndim > 1 else weight
 
@@ -189,7 +185,7 @@ def selu(input: TensorProxy) -> TensorProxy:
 @torchsymbol(torch.celu, F.celu, inplace=torch.celu_, inplace_position=2)
 def celu(input: TensorProxy, alpha: Number = 1.0) -> TensorProxy:
     """input, alpha * (e^(input / alpha) - 1) where it is negative."""
-    check(alpha != 0, lambda: "celu: ZeroDivisionError: alpha cannot be 0 for CELU", RuntimeError)
+    torch_check(alpha != 0, lambda: "celu: ZeroDivisionError: alpha cannot be 0 for CELU")
     return clang.convert(_elu(_wide("celu", input), alpha, 1, 1 / alpha), input.dtype)
 
 
@@ -234,10 +230,9 @@ def gelu(input: TensorProxy, *, approximate: str = "none") -> TensorProxy:
     """input times the area under the normal density up to it, or its approximation by tanh."""
     prims.check_dtype("gelu", input, prims.REAL)
     x = _wide("gelu", input)
-    check(
+    torch_check(
         approximate in ("none", "tanh"),
         lambda: f"gelu: approximate argument must be either none or tanh, but it is {approximate!r}",
-        RuntimeError,
     )
     if approximate == "none":
         area = clang.erf(x * math.sqrt(0.5)) + 1
@@ -428,11 +423,7 @@ def hardshrink(input: TensorProxy, lambd: float = 0.5) -> TensorProxy:
 def softshrink(input: TensorProxy, lambd: float = 0.5) -> TensorProxy:
     """input moved towards 0 by lambd."""
     x = _wide("softshrink", input)
-    check(
-        lambd >= 0,
-        lambda: f"softshrink: lambda must be greater or equal to 0, but found to be {lambd}",
-        RuntimeError,
-    )
+    torch_check(lambd >= 0, lambda: f"softshrink: lambda must be greater or equal to 0, but found to be {lambd}")
     out = clang.where(x > lambd, x - lambd, clang.where(x < -lambd, x + lambd, x * 0))
     return clang.convert(out, input.dtype)
 
@@ -473,13 +464,7 @@ def _register_backward_of_pieces(backward: Symbol) -> None:
         return out
 
 
-for _backward in (
-    hardshrink_backward,
-    hardtanh_backward,
-    leaky_relu_backward,
-    softshrink_backward,
-    threshold_backward,
-):
+for _backward in (hardshrink_backward, hardtanh_backward, leaky_relu_backward, softshrink_backward, threshold_backward):
     _register_backward_of_pieces(_backward)
 
 
@@ -505,13 +490,12 @@ def glu(input: TensorProxy, dim: int = -1) -> TensorProxy:
 
 
 def _halves(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
-    check(x.ndim > 0, lambda: f"glu: glu does not support 0-dimensional tensors: {x}", RuntimeError)
+    torch_check(x.ndim > 0, lambda: f"glu: glu does not support 0-dimensional tensors: {x}")
     dim = prims.check_dim("glu", dim, x.ndim)
     length = x.shape[dim]
-    check(
+    torch_check(
         prims.same(length % 2, 0),
         lambda: f"glu: Halving dimension must be even, but dimension {dim} of {x} is size {length}",
-        RuntimeError,
     )
     return clang.slice_in_dim(x, dim, None, length // 2), clang.slice_in_dim(x, dim, length // 2, None)
 

@@ -6,8 +6,8 @@ from typing import Any, overload
 import torch
 
 from forge import clang, prims
-from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import known
+from forge.ir import Dim, Symbol, TensorProxy
+from forge.prims.core import known, torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.spelling import Lengths
 
@@ -19,22 +19,20 @@ def per_dim(op: str, name: str, value: Lengths | None, count: int) -> tuple[Dim 
 def per_dim(op: str, name: str, value: Lengths | None, count: int) -> tuple[Dim | None, ...]:
     """An option of one number for all dims, or one for each, as one for each. Raises RuntimeError for other counts."""
     values: tuple[Dim | None, ...] = tuple(value) if isinstance(value, Sequence) else (value,)
-    check(
+    torch_check(
         len(values) in (1, count),
         lambda: (
             f"{op}: {name} is {value}, but expected {name} to be a single integer value or a list of {count} values"
         ),
-        RuntimeError,
     )
     return values * count if len(values) == 1 else values
 
 
 def _batched(op: str, input: TensorProxy, count: int) -> TensorProxy:
     """The input with a batch dim."""
-    check(
+    torch_check(
         input.ndim in (count + 1, count + 2),
         lambda: f"{op}: Expected {count + 1}D (unbatched) or {count + 2}D (batched) input, but got {input}",
-        RuntimeError,
     )
     return clang.unsqueeze(input, 0) if input.ndim == count + 1 else input
 
@@ -44,12 +42,8 @@ def _convolve(
 ) -> TensorProxy:
     """A convolution of `input` with or without a batch dim; transposed where `lists` has an output_padding."""
     count = int(op.rstrip("d")[-1])
-    check(groups > 0, lambda: f"{op}: groups is {groups}, but must be positive", RuntimeError)
-    check(
-        weight.ndim == count + 2,
-        lambda: f"{op}: weight is {weight}, but must have {count + 2} dims",
-        RuntimeError,
-    )
+    torch_check(groups > 0, lambda: f"{op}: groups is {groups}, but must be positive")
+    torch_check(weight.ndim == count + 2, lambda: f"{op}: weight is {weight}, but must have {count + 2} dims")
     x = _batched(op, input, count)
     values = {name: per_dim(op, name, value, count) for name, value in lists.items()}
     transposed = "output_padding" in values
@@ -61,10 +55,9 @@ def _convolve(
 
 def _convolve_parts(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *how: Any) -> TensorProxy:
     """A complex convolution as three of real numbers, (a + bi)(c + di) being ac - bd + ((a + b)(c + d) - ac - bd)i."""
-    check(
+    torch_check(
         weight.dtype == x.dtype and (bias is None or bias.dtype == x.dtype),
         lambda: f"conv: x is {x}, weight is {weight} and bias is {bias}, but all must have one dtype",
-        RuntimeError,
     )
     a, b, c, d = prims.real(x), prims.imag(x), prims.real(weight), prims.imag(weight)
     ac, bd = prims.convolution(a, c, None, *how), prims.convolution(b, d, None, *how)
@@ -82,18 +75,15 @@ def _pad_like(
     """
     if not isinstance(padding, str):
         return input, padding
-    check(
-        padding in ("same", "valid"),
-        lambda: f"{op}: Invalid padding string: {padding!r}; it must be 'same' or 'valid'",
-        RuntimeError,
+    torch_check(
+        padding in ("same", "valid"), lambda: f"{op}: Invalid padding string: {padding!r}; it must be 'same' or 'valid'"
     )
     if padding == "valid":
         return input, 0
     count = weight.ndim - 2
-    check(
+    torch_check(
         all(known(value == 1) for value in per_dim(op, "stride", stride, count)),
         lambda: f"{op}: padding='same' is not supported for strided convolutions, but stride is {stride}",
-        RuntimeError,
     )
     totals = [d * (k - 1) for d, k in zip(per_dim(op, "dilation", dilation, count), weight.shape[2:], strict=True)]
     odd = [(0, total - 2 * (total // 2)) for total in totals]

@@ -6,20 +6,20 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import Dim, Symbol, Tag, TensorProxy, check, current_trace
 from forge.ir.memory import Memory
+from forge.prims.core import torch_check
 from forge.torchlang.core import torchsymbol, write
 
 
 def check_table(op: str, weight: TensorProxy, indices: TensorProxy, sparse: bool) -> None:
     """Raises where a table or what is looked up in it has another shape or dtype, or gradients would be sparse."""
-    check(
+    torch_check(
         isinstance(indices, TensorProxy) and indices.dtype in (torch.int64, torch.int32),
         lambda: (
             f"{op}: Expected tensor for argument 'indices' to have one of the scalar types: Long, Int; but got "
             f"{indices!r}"
         ),
-        RuntimeError,
     )
-    check(weight.ndim == 2, lambda: f"{op}: 'weight' must be 2-D, but it is {weight}", RuntimeError)
+    torch_check(weight.ndim == 2, lambda: f"{op}: 'weight' must be 2-D, but it is {weight}")
     check(
         not sparse,
         lambda: (
@@ -102,17 +102,16 @@ def torch_embedding(
 @torchsymbol(F.one_hot)
 def one_hot(tensor: TensorProxy, num_classes: int = -1) -> TensorProxy:
     """1 at each index along a new last dim, else 0. Dtypes: int64."""
-    check(
+    torch_check(
         tensor.dtype == torch.int64,
         lambda: f"one_hot: one_hot is only applicable to index tensor of type LongTensor, but got {tensor}",
-        RuntimeError,
     )
     check(
         num_classes != -1,
         lambda: "one_hot: without num_classes the shape depends on data, which is not known while tracing",
         NotImplementedError,
     )
-    check(num_classes > 0, lambda: f"one_hot: Class values must be non-negative, got {num_classes}", RuntimeError)
+    torch_check(num_classes > 0, lambda: f"one_hot: Class values must be non-negative, got {num_classes}")
     if tensor.device.type == "cpu":  # a GPU is not waited for, as in torch
         prims.require(clang.all(tensor >= 0), "Class values must be non-negative.", "RuntimeError")
         prims.require(clang.all(tensor < num_classes), "Class values must be smaller than num_classes.", "RuntimeError")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.ir.memory import Memory
-from forge.prims.core import known, same
+from forge.prims.core import known, same_shape
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.embedding import check_table, padding_row, shorten
 
@@ -32,8 +32,7 @@ def _check_bags(
 ) -> None:
     op = "embedding_bag"
     check(
-        per_sample_weights is None
-        or (per_sample_weights.ndim == input.ndim and all(map(same, per_sample_weights.shape, input.shape))),
+        per_sample_weights is None or same_shape(per_sample_weights.shape, input.shape),
         lambda: (
             f"{op}: If per_sample_weights ({per_sample_weights}) is not None, then it must have the same shape as the "
             f"input ({input})"
@@ -46,10 +45,7 @@ def _check_bags(
         lambda: f"{op}: offsets has to be a 1D Tensor where input is 1D, and None where it is 2D, but is {offsets}",
     )
     check(mode in ("sum", "mean", "max"), lambda: f"{op}: mode has to be one of sum, mean or max, but is {mode!r}")
-    check(
-        mode != "max" or not scaled,
-        lambda: f"{op}: max mode does not support scaling the gradient by the frequency",
-    )
+    check(mode != "max" or not scaled, lambda: f"{op}: max mode does not support scaling the gradient by the frequency")
     check(
         mode == "sum" or per_sample_weights is None,
         lambda: f"{op}: per_sample_weights is only supported for mode='sum', but mode is {mode!r}",

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from forge import prims
 from forge.ir import Dim, Symbol, TensorProxy, check
+from forge.prims.core import torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
 from forge.torchlang.spelling import Lengths
@@ -43,10 +44,9 @@ def _fractional_of(count: int, pool: Symbol, function: Callable) -> Symbol:
 
         Shapes: input (N, C, *lengths) or (C, *lengths), _random_samples (N, C, rank) in [0, 1).
         """
-        check(
+        torch_check(
             input.ndim in (count + 1, count + 2),
             lambda: f"{op}: Expected {count + 1}D or {count + 2}D tensor, but got {input}",
-            RuntimeError,
         )
         kernel = per_dim(op, "kernel_size", kernel_size, count)
         sizes = _sizes(op, input, output_size, output_ratio, count)

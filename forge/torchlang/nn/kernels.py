@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from forge import clang, prims
-from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Dim, Symbol, TensorProxy, get_grad, needs_grad, put_grad, register_grad
 from forge.prims import Upsampling
-from forge.prims.core import same
+from forge.prims.core import same, torch_check
 from forge.torch_internals.dispatch import OpOverload
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
@@ -58,10 +58,9 @@ def max_pool2d_with_indices_backward(
     """The gradient of max_pool2d's input: each window's goes to its place."""
     op = "max_pool2d_with_indices_backward"
     for name, given in (("gradOutput", grad_output), ("indices", indices)):
-        check(
+        torch_check(
             given.ndim == self.ndim and all(map(same, given.shape, grad_output.shape)),
             lambda name=name, given=given: f"{op}: Expected {name} of shape {grad_output.shape}, but got {given}",
-            RuntimeError,
         )
     kernel = per_dim(op, "kernel_size", kernel_size, 2)
     steps = kernel if isinstance(stride, (tuple, list)) and not stride else per_dim(op, "stride", stride, 2)
@@ -98,10 +97,9 @@ def _grid_sampler_of(rank: int | None, function: Callable) -> Symbol:
         interpolation_mode: 0 linear, 1 nearest, 2 cubic. padding_mode: 0 zeros, 1 border, 2 reflection.
         Shapes: input (N, C, *lengths), grid (N, *out lengths, rank); out (N, C, *out lengths).
         """
-        check(
+        torch_check(
             ndim is None or input.ndim == ndim,
             lambda: f"{op}: expected {ndim}D input and grid with same number of dimensions, but got {input}",
-            RuntimeError,
         )
         return prims.grid_sampler(input, grid, interpolation_mode, padding_mode, align_corners)
 
@@ -137,11 +135,7 @@ def _antialias_of(kind: Upsampling, operator: OpOverload) -> Symbol:
     ) -> TensorProxy:
         """Images resized to `output_size`, by a kernel that widens where they shrink."""
         sizes = tuple(output_size)
-        check(
-            len(sizes) == 2,
-            lambda: f"{op}: It is expected output_size equals to 2, but got size {len(sizes)}",
-            RuntimeError,
-        )
+        torch_check(len(sizes) == 2, lambda: f"{op}: It is expected output_size equals to 2, but got size {len(sizes)}")
         return prims.upsample(self, kind.value, sizes, align_corners, (scales_h, scales_w))
 
     body.__name__ = op
@@ -162,10 +156,9 @@ def _antialias_scaled_of(kind: Upsampling, operator: OpOverload) -> Symbol:
         scale_factors: Sequence[float] | None,
     ) -> TensorProxy:
         """Images resized to `output_size`, or by `scale_factors`, by a kernel that widens where they shrink."""
-        check(
+        torch_check(
             (output_size is None) != (scale_factors is None),
             lambda: f"{op}: Must specify exactly one of output_size and scale_factors",
-            RuntimeError,
         )
         sizes, scales = resize(input, output_size, scale_factors)
         return prims.upsample(input, kind.value, sizes, align_corners, scales)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import Dim, TensorProxy, check
-from forge.prims.core import same
+from forge.prims.core import same, torch_check
 from forge.torchlang import random
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.linalg import baddbmm, bmm, linear
@@ -126,10 +126,8 @@ def _added(mask: Optional, dtype: torch.dtype) -> Optional:
 def _choose_mask(
     attn_mask: Optional, key_padding_mask: Optional, is_causal: bool, need_weights: bool, dtype: torch.dtype
 ) -> tuple[Optional, bool]:
-    check(
-        not is_causal or attn_mask is not None,
-        lambda: f"{OP}: Need attn_mask if specifying the is_causal hint.",
-        RuntimeError,
+    torch_check(
+        not is_causal or attn_mask is not None, lambda: f"{OP}: Need attn_mask if specifying the is_causal hint."
     )
     if is_causal and key_padding_mask is None and not need_weights:
         return None, True
@@ -143,10 +141,9 @@ def _merge_masks(
     rows, columns = q.shape[1], k.shape[1]
     if attn_mask is not None:
         wanted = (rows, columns - extra) if attn_mask.ndim == 2 else (q.shape[0], rows, columns - extra)
-        check(
+        torch_check(
             attn_mask.ndim in (2, 3) and all(map(same, attn_mask.shape, wanted)),
             lambda: f"{OP}: The shape of the attn_mask is {attn_mask}, but should be {wanted}.",
-            RuntimeError,
         )
         attn_mask = clang.unsqueeze(attn_mask, 0) if attn_mask.ndim == 2 else attn_mask
         attn_mask = _widened(attn_mask, extra)

@@ -11,7 +11,7 @@ import torch
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.ir.memory import Memory
-from forge.prims.core import known
+from forge.prims.core import known, torch_check
 from forge.torch_internals.functions import torch_native_batch_norm_legit
 from forge.torchlang.core import torchsymbol, write
 from forge.torchlang.nn.norm import (
@@ -61,15 +61,13 @@ def native_group_norm(
 ) -> Triple:
     """(group_norm, mean, 1 / sqrt(variance + eps)) of N * C channels of HxW numbers; the last two are (N, group)."""
     op = "native_group_norm"
-    check(
+    torch_check(
         not known(input.numel() != N * C * HxW),
         lambda: f"{op}: expected input to have {N} * {C} * {HxW} elements, but got {input}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         group > 0 and not known(C % group != 0),
         lambda: f"{op}: Expected number of channels {C} to be divisible by the number of groups {group}",
-        RuntimeError,
     )
     channels = clang.reshape(input, (N, C, HxW))
     check_channels(op, channels, weight=weight, bias=bias)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.ir.memory import Memory
-from forge.prims.core import check_dim, known, same
+from forge.prims.core import check_dim, known, same, same_shape, torch_check
 from forge.torch_internals.functions import torch_weight_norm
 from forge.torchlang.core import check_tensor, torchsymbol, write
 from forge.torchlang.limits import clamp_min
@@ -74,25 +74,21 @@ def per_channel(value: TensorProxy | None, ndim: int) -> TensorProxy | None:
 
 def check_normalized(op: str, input: TensorProxy, shape: Sequence[Dim], **parameters: TensorProxy | None) -> None:
     """Raises RuntimeError where the input's last dims, or a parameter, do not have `shape`."""
-    check(
-        len(shape) > 0,
-        lambda: f"{op}: Expected normalized_shape to be at least 1-dimensional, but got {list(shape)}",
-        RuntimeError,
+    torch_check(
+        len(shape) > 0, lambda: f"{op}: Expected normalized_shape to be at least 1-dimensional, but got {list(shape)}"
     )
-    check(
+    torch_check(
         input.ndim >= len(shape) and all(map(same, input.shape[input.ndim - len(shape) :], shape)),
         lambda: (
             f"{op}: Given normalized_shape={list(shape)}, expected input with shape [*, {list(shape)}], but got {input}"
         ),
-        RuntimeError,
     )
     for name, value in parameters.items():
-        check(
-            value is None or (value.ndim == len(shape) and all(map(same, value.shape, shape))),
+        torch_check(
+            value is None or same_shape(value.shape, shape),
             lambda name=name, value=value: (
                 f"{op}: Expected {name} to be of same shape as normalized_shape {list(shape)}, but got {value}"
             ),
-            RuntimeError,
         )
 
 
@@ -188,28 +184,24 @@ def group_norm(
 
 
 def _check_groups(input: TensorProxy, num_groups: int, **parameters: TensorProxy | None) -> None:
-    check(
-        input.ndim >= 2,
-        lambda: f"group_norm: Expected at least 2 dimensions for input tensor but received {input}",
-        RuntimeError,
+    torch_check(
+        input.ndim >= 2, lambda: f"group_norm: Expected at least 2 dimensions for input tensor but received {input}"
     )
-    check(num_groups > 0, lambda: f"group_norm: num_groups is {num_groups}, but must be positive", RuntimeError)
-    check(
+    torch_check(num_groups > 0, lambda: f"group_norm: num_groups is {num_groups}, but must be positive")
+    torch_check(
         same(input.shape[1] % num_groups, 0),
         lambda: (
             f"group_norm: Expected number of channels in input to be divisible by num_groups, but got {input} "
             f"and num_groups={num_groups}"
         ),
-        RuntimeError,
     )
     for name, value in parameters.items():
-        check(
-            value is None or (value.ndim == 1 and same(value.shape[0], input.shape[1])),
+        torch_check(
+            value is None or same_shape(value.shape, (input.shape[1],)),
             lambda name=name, value=value: (
                 f"group_norm: Expected {name} to be a vector of size equal to the number "
                 f"of channels in input, but got {value} and {input}"
             ),
-            RuntimeError,
         )
 
 
@@ -294,15 +286,14 @@ def _train(
 def check_channels(op: str, input: TensorProxy, **values: TensorProxy | None) -> None:
     """Raises RuntimeError where a value does not have one number for each channel of the input."""
     check_tensor(op, input=input)
-    check(input.ndim >= 2, lambda: f"{op}: input is {input}, but must have at least 2 dims: (N, C, …)", RuntimeError)
+    torch_check(input.ndim >= 2, lambda: f"{op}: input is {input}, but must have at least 2 dims: (N, C, …)")
     for name, value in values.items():
-        check(
-            value is None or (value.ndim == 1 and same(value.shape[0], input.shape[1])),
+        torch_check(
+            value is None or same_shape(value.shape, (input.shape[1],)),
             lambda name=name, value=value: (
                 f"{op}: {name} should contain {input.shape[1]} elements, "
                 f"one for each channel of {input}, but is {value}"
             ),
-            RuntimeError,
         )
 
 

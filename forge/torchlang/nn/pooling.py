@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import known
+from forge.prims.core import known, torch_check
 from forge.torch_internals.functions import nn_adaptive_avg_pool2d, nn_adaptive_avg_pool3d
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
@@ -138,10 +138,9 @@ avg_pool3d = _avg_pool_of(3, F.avg_pool3d)
 
 def _output_size(op: str, input: TensorProxy, output_size: Lengths | None, count: int) -> tuple[Dim, ...]:
     """The output's lengths: None keeps the input's."""
-    check(
+    torch_check(
         input.ndim in (count + 1, count + 2),
         lambda: f"{op}: Expected {count + 1}D or {count + 2}D tensor, but got {input}",
-        RuntimeError,
     )
     sizes = per_dim(op, "output_size", output_size, count)
     return tuple(input.shape[input.ndim - count + i] if size is None else size for i, size in enumerate(sizes))
@@ -234,11 +233,7 @@ lp_pool3d = _lp_pool_of(3, F.lp_pool3d)
 
 @torchsymbol(F.unfold)
 def unfold(
-    input: TensorProxy,
-    kernel_size: Lengths,
-    dilation: Lengths = 1,
-    padding: Lengths = 0,
-    stride: Lengths = 1,
+    input: TensorProxy, kernel_size: Lengths, dilation: Lengths = 1, padding: Lengths = 0, stride: Lengths = 1
 ) -> TensorProxy:
     """Every window as a column.
 

@@ -7,7 +7,7 @@ import torch
 
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy, check
-from forge.prims.core import same
+from forge.prims.core import same, torch_check
 from forge.torchlang.core import check_tensor, torchsymbol
 from forge.torchlang.elementwise import sigmoid, tanh
 from forge.torchlang.linalg import linear
@@ -43,7 +43,7 @@ def lstm_cell(
     b_hh: Parameter = None,
 ) -> tuple[TensorProxy, TensorProxy]:
     """(h, c) after a step: c = f * c + i * tanh(g) and h = o * tanh(c). Source: Hochreiter and Schmidhuber, 1997."""
-    check(len(hx) == 2, lambda: f"lstm_cell: lstm_cell expects two hidden states, but got {len(hx)}", RuntimeError)
+    torch_check(len(hx) == 2, lambda: f"lstm_cell: lstm_cell expects two hidden states, but got {len(hx)}")
     i, f, g, o = _parts(clang.add(*_gates("lstm_cell", input, hx[0], w_ih, w_hh, b_ih, b_hh)), 4)
     c = sigmoid(f) * hx[1] + sigmoid(i) * tanh(g)
     return sigmoid(o) * tanh(c), c
@@ -143,16 +143,14 @@ def _check_call(op: str, input: Any, states: list[Any], params: Any, num_layers:
         NotImplementedError,
     )
     check_tensor(op, input=input, **{f"hx{i}": state for i, state in enumerate(states)})
-    check(
+    torch_check(
         input.ndim == 3 and all(state.ndim == 3 for state in states),
         lambda: f"{op}: Expected input and hidden states to have 3 dims, but got {input} and {states}",
-        RuntimeError,
     )
     layers = num_layers * (2 if bidirectional else 1)
-    check(
+    torch_check(
         all(same(state.shape[0], layers) for state in states),
         lambda: f"{op}: Expected hidden states of {layers} layers, but got {states}",
-        RuntimeError,
     )
 
 
@@ -175,7 +173,7 @@ def lstm(
     """
     states: list[TensorProxy] = [hx] if isinstance(hx, TensorProxy) else list(hx)
     _check_call("lstm", input, states, params, num_layers, bidirectional)
-    check(len(states) == 2, lambda: f"lstm: lstm expects two hidden states, but got {len(states)}", RuntimeError)
+    torch_check(len(states) == 2, lambda: f"lstm: lstm expects two hidden states, but got {len(states)}")
     return _run("lstm", input, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import known, same
+from forge.prims.core import known, same_shape, torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
 from forge.torchlang.spelling import Lengths
@@ -16,27 +16,22 @@ from forge.torchlang.spelling import Lengths
 def _unpool(op: str, input: TensorProxy, indices: TensorProxy, sizes: Sequence[Dim]) -> TensorProxy:
     """Zeros of (N, C, *sizes) with the input at `indices`, which count through the window dims laid out as one."""
     count = len(sizes)
-    check(
-        indices.dtype == torch.int64,
-        lambda: f"{op}: elements in indices should be type int64 but got: {indices.dtype}",
-        RuntimeError,
+    torch_check(
+        indices.dtype == torch.int64, lambda: f"{op}: elements in indices should be type int64 but got: {indices.dtype}"
     )
-    check(
+    torch_check(
         input.ndim in (count + 1, count + 2),
         lambda: (
             f"{op}: Input to max_unpooling{count}d should be a {count + 1}d or {count + 2}d Tensor, but got {input}"
         ),
-        RuntimeError,
     )
-    check(
-        indices.ndim == input.ndim and all(map(same, indices.shape, input.shape)),
+    torch_check(
+        same_shape(indices.shape, input.shape),
         lambda: f"{op}: Expected shape of indices to be same as that of the input tensor ({input}) but got {indices}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         not any(known(length == 0) for length in input.shape[1:]),
         lambda: f"{op}: Expected input to have non-zero size for non-batch dimensions, but got {input}",
-        RuntimeError,
     )
     before = input.shape[:-count]
     length: Dim = 1
