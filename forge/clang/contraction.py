@@ -16,7 +16,7 @@ Labels = tuple[object, ...]
 
 
 def contract(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels], output: Labels) -> TensorProxy:
-    """The sum over every label that is not in `output` of the product of the operands.
+    """Return the sum over every label that is not in `output` of the product of the operands.
 
     inputs: one label for each dim of each operand; a repeated one is the diagonal. Dims of one label have one length,
     or 1. The pairs are contracted along the path that opt_einsum finds, where torch uses it.
@@ -38,7 +38,7 @@ def contract(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels],
 
 
 def contraction_path(inputs: Sequence[Labels], output: Labels, lengths: dict) -> list[tuple[int, ...]]:
-    """The order of pairs: opt_einsum's where torch would use it and it matters, else from left to right."""
+    """Return the order of pairs: opt_einsum's where torch would use it and it matters, else from left to right."""
     count = len(inputs)
     backend = torch.backends.opt_einsum
     if count > 2 and backend.is_available() and backend.enabled:
@@ -69,7 +69,7 @@ def _lengths(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels])
 
 
 def _simplify(x: TensorProxy, labels: Labels, lengths: dict) -> tuple[TensorProxy, Labels]:
-    """The operand with diagonals for repeated labels, and without dims of length 1 that broadcast."""
+    """Return the operand with diagonals for repeated labels, and without dims of length 1 that broadcast."""
     for label, count in Counter(labels).items():
         for _ in range(count - 1):
             x, labels = _diagonal(x, labels, label)
@@ -81,7 +81,7 @@ def _simplify(x: TensorProxy, labels: Labels, lengths: dict) -> tuple[TensorProx
 
 
 def _diagonal(x: TensorProxy, labels: Labels, label: object) -> tuple[TensorProxy, Labels]:
-    """The first two dims of `label` become one: every (n + 1)th element of the two, laid out as one."""
+    """Make the first two dims of `label` one: every (n + 1)th element of the two, laid out as one."""
     first = labels.index(label)
     second = labels.index(label, first + 1)
     rest = [i for i in range(x.ndim) if i not in (first, second)]
@@ -101,7 +101,7 @@ def _sum_out(x: TensorProxy, labels: Labels, kept: set) -> tuple[TensorProxy, La
 def _contract_pair(
     left: tuple[TensorProxy, Labels], right: tuple[TensorProxy, Labels], kept: set
 ) -> tuple[TensorProxy, Labels]:
-    """The product of two terms, summed over what is not kept: a batched matrix product, or a multiplication."""
+    """Return the product of two terms, summed over what is not kept: a batched matrix product, or a multiplication."""
     a, a_labels = _sum_out(*left, kept | set(right[1]))
     b, b_labels = _sum_out(*right, kept | set(left[1]))
     shared = [label for label in a_labels if label in b_labels]

@@ -94,13 +94,13 @@ signbit = _unary(prims.signbit)
 
 @clangop()
 def conj(x: TensorProxy) -> TensorProxy:
-    """The complex conjugate; a real x itself."""
+    """Return the complex conjugate; a real x itself."""
     return prims.conj(x) if x.dtype.is_complex else x
 
 
 @clangop()
 def real(x: TensorProxy) -> TensorProxy:
-    """The real part; a real x itself."""
+    """Return the real part; a real x itself."""
     return prims.real(x) if x.dtype.is_complex else x
 
 
@@ -180,7 +180,7 @@ zeta = _binary("zeta", kind=FLOAT)
 
 @clangop("ipow")
 def pow(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
-    """a to the power b, elementwise. Raises: RuntimeError for an integer to a negative integer number."""
+    """Raise a to the power b, elementwise. Raises: RuntimeError for an integer to a negative integer number."""
     a, b = prepare("pow", a, b)
     integers = isinstance(a, TensorProxy) and category(a.dtype) < 2
     torch_check(
@@ -230,12 +230,12 @@ prims.register_vjp(square, x=lambda g, x: g * (conj(x) * 2))
 
 @clangop()
 def logical_not(x: TensorProxy) -> TensorProxy:
-    """Whether x is 0. Dtypes: any; out is bool."""
+    """Return whether x is 0. Dtypes: any; out is bool."""
     return prims.bitwise_not(x) if x.dtype == torch.bool else prims.eq(x, 0)
 
 
 def as_bool(x: Any) -> Any:
-    """Whether x is not 0, of a tensor or a number."""
+    """Return whether x is not 0, of a tensor or a number."""
     if not isinstance(x, TensorProxy):
         return builtins.bool(x)
     return x if x.dtype == torch.bool else prims.ne(x, 0)

@@ -42,14 +42,14 @@ class Reading:
         self.dim += index.ndim if index is not None and index.dtype in _MASK_DTYPES else 1
 
     def write(self, new: TensorProxy) -> TensorProxy:
-        """The tensor with what is shown replaced by `new`."""
+        """Return the tensor with what is shown replaced by `new`."""
         for undo in reversed(self.undo):
             new = undo(new)
         return new
 
 
 def is_basic(key: Any) -> bool:
-    """Whether a key makes a view: only ints, slices, None and Ellipsis."""
+    """Return whether a key makes a view: only ints, slices, None and Ellipsis."""
     items = key if isinstance(key, tuple) else (key,)
     return all(
         item is None
@@ -61,7 +61,7 @@ def is_basic(key: Any) -> bool:
 
 
 def read_key(op: str, x: TensorProxy, key: Any) -> Reading:
-    """Applies a key's ints, slices and Nones, and collects its index tensors. Raises IndexError as torch does."""
+    """Apply a key's ints, slices and Nones, and collects its index tensors. Raises IndexError as torch does."""
     reading = Reading(x)
     for item in _complete(op, x, key):
         if item is None:
@@ -78,7 +78,7 @@ def read_key(op: str, x: TensorProxy, key: Any) -> Reading:
 
 
 def _complete(op: str, x: TensorProxy, key: Any) -> list[Any]:
-    """The items of a key, with the slices that an Ellipsis stands for."""
+    """Return the items of a key, with the slices that an Ellipsis stands for."""
     items = [_as_item(op, x, item) for item in (key if isinstance(key, tuple) else (key,))]
     used = builtins.sum(_dims_of(item) for item in items)
     check(
@@ -100,7 +100,7 @@ def _dims_of(item: Any) -> int:
 
 
 def _as_item(op: str, x: TensorProxy, item: Any) -> Any:
-    """A list as a tensor; anything else that is a valid item as it is."""
+    """Return a list as a tensor; anything else that is a valid item as it is."""
     if isinstance(item, (list, tuple, range)):
         return _list_index(op, x, list(item))
     if isinstance(item, TensorProxy):
@@ -291,7 +291,7 @@ def _vector_index(op: str, x: TensorProxy, dim: int, index: TensorProxy) -> tupl
 
 @clangop()
 def index_select(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
-    """The slices of x along `dim` that `index` names. Shapes: index is a vector."""
+    """Return the slices of x along `dim` that `index` names. Shapes: index is a vector."""
     dim, index = _vector_index("index_select", x, dim, index)
     if x.ndim == 0:
         return reshape(prims.index(reshape(x, (1,)), (index,)), ())

@@ -64,7 +64,7 @@ def _matmul_grad(a: TensorProxy, b: TensorProxy) -> TensorProxy:
 
 
 def _drop(gradient: TensorProxy, vector: TensorProxy, matrix_dim: int) -> TensorProxy:
-    """The gradient of a vector that was made a matrix: its batch dims summed, its dim of length 1 dropped."""
+    """Return the gradient of a vector that was made a matrix: its batch dims summed, its dim of length 1 dropped."""
     if vector.ndim > 1:
         return gradient
     dims = tuple(range(gradient.ndim - 2))
@@ -87,7 +87,7 @@ def vector_norm(x: TensorProxy, ord: float, dims: tuple[int, ...], keepdim: bool
 
 
 def wider(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that sums of `dtype` are accumulated in."""
+    """Return the dtype that sums of `dtype` are accumulated in."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 

@@ -16,13 +16,13 @@ Dims = int | Sequence[int] | None
 
 
 def keep_dims(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """A value reduced over `dims` of x, with those dims back at length 1."""
+    """Return a value reduced over `dims` of x, with those dims back at length 1."""
     shape = tuple(1 if dim in dims else length for dim, length in enumerate(x.shape))
     return prims.broadcast_in_dim(reduced, shape, tuple(dim for dim in range(x.ndim) if dim not in dims))
 
 
 def spread(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...], keepdim: bool) -> TensorProxy:
-    """A value reduced over `dims` of x, with or without those dims, repeated to x's shape."""
+    """Return a value reduced over `dims` of x, with or without those dims, repeated to x's shape."""
     if not dims:
         return reduced
     if keepdim:
@@ -31,7 +31,7 @@ def spread(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...], keepdim:
 
 
 def count(x: TensorProxy, dims: tuple[int, ...]) -> Dim:
-    """The number of elements over `dims`."""
+    """Return the number of elements over `dims`."""
     total: Dim = 1
     for dim in dims:
         total = total * x.shape[dim]
@@ -49,7 +49,8 @@ def _summable(x: TensorProxy, dtype: torch.dtype | None) -> TensorProxy:
 
 @clangop()
 def sum(x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TensorProxy:
-    """The sum over `dims` (all by default). Dtypes: integers and bools are summed as int64 unless `dtype` is given."""
+    """Return the sum over `dims` (all by default). Dtypes: integers and bools are summed as int64 unless `dtype` is
+    given."""
     dims = canonical_dims("sum", dims, x.ndim)
     return _reduce(prims.sum, _summable(x, dtype), dims, keepdim)
 
@@ -66,14 +67,14 @@ def _sum_grad(
 
 @clangop()
 def prod(x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TensorProxy:
-    """The product over `dims` (all by default). Dtypes: as sum."""
+    """Return the product over `dims` (all by default). Dtypes: as sum."""
     dims = canonical_dims("prod", dims, x.ndim)
     return _reduce(prims.prod, _summable(x, dtype), dims, keepdim)
 
 
 @clangop()
 def mean(x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TensorProxy:
-    """The mean over `dims` (all by default). Dtypes: floating point; half precision is summed in float32."""
+    """Return the mean over `dims` (all by default). Dtypes: floating point; half precision is summed in float32."""
     dtype = dtype or x.dtype
     torch_check(
         category(dtype) > 1,
@@ -102,33 +103,33 @@ def _mean_grad(
 
 @clangop()
 def amax(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy:
-    """The maximum over `dims` (all by default)."""
+    """Return the maximum over `dims` (all by default)."""
     return _reduce(prims.amax, x, canonical_dims("amax", dims, x.ndim), keepdim)
 
 
 @clangop()
 def amin(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy:
-    """The minimum over `dims` (all by default)."""
+    """Return the minimum over `dims` (all by default)."""
     return _reduce(prims.amin, x, canonical_dims("amin", dims, x.ndim), keepdim)
 
 
 @clangop()
 def any(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy:
-    """Whether any element over `dims` (all by default) is not 0. Dtypes: out is bool, uint8 of uint8."""
+    """Return whether any element over `dims` (all by default) is not 0. Dtypes: out is bool, uint8 of uint8."""
     out = _reduce(prims.any, x, canonical_dims("any", dims, x.ndim), keepdim)
     return convert(out, torch.uint8) if x.dtype == torch.uint8 else out
 
 
 @clangop()
 def all(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy:
-    """Whether no element over `dims` (all by default) is 0. Dtypes: as any."""
+    """Return whether no element over `dims` (all by default) is 0. Dtypes: as any."""
     out = _reduce(prims.all, x, canonical_dims("all", dims, x.ndim), keepdim)
     return convert(out, torch.uint8) if x.dtype == torch.uint8 else out
 
 
 @clangop()
 def var(x: TensorProxy, dims: Dims = None, *, correction: float = 1, keepdim: bool = False) -> TensorProxy:
-    """The variance over `dims`: the sum of squared distances to the mean over count - correction.
+    """Return the variance over `dims`: the sum of squared distances to the mean over count - correction.
 
     Dtypes: out is real.
     """
@@ -157,7 +158,7 @@ prims.register_vjp(
 def _var_gradient(
     g: TensorProxy, x: TensorProxy, dims: tuple[int, ...], correction: float, keepdim: bool
 ) -> TensorProxy:
-    """The gradient of x from the gradient g of its variance."""
+    """Return the gradient of x from the gradient g of its variance."""
     freedom = _freedom(x, dims, correction)
     known_positive = isinstance(freedom, (int, float)) and freedom > 0
     scaled = g * (2 / freedom) if known_positive else g * 2 / freedom
@@ -166,7 +167,7 @@ def _var_gradient(
 
 @clangop()
 def std(x: TensorProxy, dims: Dims = None, *, correction: float = 1, keepdim: bool = False) -> TensorProxy:
-    """The square root of the variance over `dims`. Dtypes: out is real."""
+    """Return the square root of the variance over `dims`. Dtypes: out is real."""
     dims = canonical_dims("std", dims, x.ndim)
     return convert(_var(widen(x), dims, correction, keepdim).sqrt(), prims.real_dtype(x.dtype))
 

@@ -97,7 +97,7 @@ def movedim(x: TensorProxy, source: int | Sequence[int], destination: int | Sequ
 
 
 def as_tuple(value: Any) -> tuple:
-    """A sequence as a tuple, anything else as a tuple of it."""
+    """Return a sequence as a tuple, anything else as a tuple of it."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
@@ -198,7 +198,7 @@ def select(x: TensorProxy, dim: int, index: Dim) -> TensorProxy:
 
 
 def position(op: str, index: Dim, length: Dim, dim: int) -> Dim:
-    """An index counted from the front. Raises IndexError where it is known to be out of range."""
+    """Return an index counted from the front. Raises IndexError where it is known to be out of range."""
     check(
         not known(index >= length) and not known(index < -length),
         lambda: f"{op}: index {index} is out of bounds for dimension {dim} with size {length}",
@@ -218,7 +218,8 @@ def narrow_in_dim(x: TensorProxy, dim: int, start: Dim, length: Dim) -> TensorPr
 
 @clangop()
 def cat(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
-    """The tensors one after another along `dim`, promoted to one dtype. 1-d tensors without elements are left out."""
+    """Return the tensors one after another along `dim`, promoted to one dtype. 1-d tensors without elements are left
+    out."""
     torch_check(len(tensors) > 0, lambda: "cat(): expected a non-empty list of Tensors")
     for tensor in tensors:
         torch_check(
@@ -233,7 +234,7 @@ def cat(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
 
 
 def _without_empty(tensors: Sequence[TensorProxy]) -> list[TensorProxy]:
-    """Those that cat joins: 1-d tensors without elements go with tensors of any rank."""
+    """Return the tensors that cat joins: 1-d tensors without elements go with tensors of any rank."""
     if len({tensor.ndim for tensor in tensors}) == 1:
         return list(tensors)
     return [tensor for tensor in tensors if tensor.ndim != 1 or not known(tensor.shape[0] == 0)]
@@ -257,7 +258,7 @@ def _cat_grad(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
 
 @clangop()
 def stack(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
-    """The tensors one after another along a new dim, promoted to one dtype. Shapes: one."""
+    """Return the tensors one after another along a new dim, promoted to one dtype. Shapes: one."""
     torch_check(len(tensors) > 0, lambda: "stack expects a non-empty TensorList")
     first = tensors[0]
     for tensor in tensors[1:]:
@@ -308,21 +309,21 @@ def roll(x: TensorProxy, shift: Dim, dim: int) -> TensorProxy:
 
 @clangop()
 def diagonal(x: TensorProxy, offset: Dim = 0, dim1: int = 0, dim2: int = 1) -> TensorProxy:
-    """The elements of x whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
+    """Return the elements of x whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
     dim1, dim2 = check_dim("diagonal", dim1, x.ndim), check_dim("diagonal", dim2, x.ndim)
     torch_check(dim1 != dim2, lambda: f"diagonal: diagonal dimensions cannot be identical {dim1}, {dim2} ({x})")
     return prims.diagonal(x, offset, dim1, dim2)
 
 
 def triangle_mask(rows: Dim, columns: Dim, diagonal: Dim, device: torch.device) -> TensorProxy:
-    """A (rows, columns) matrix that is true on and below a diagonal."""
+    """Return a (rows, columns) matrix that is true on and below a diagonal."""
     row = prims.iota(rows, diagonal, 1, torch.int64, device)
     column = prims.iota(columns, 0, 1, torch.int64, device)
     return unsqueeze(row, 1) >= unsqueeze(column, 0)
 
 
 def _zero(x: TensorProxy) -> bool | int:
-    """The number that promotes with x to x's own dtype."""
+    """Return the number that promotes with x to x's own dtype."""
     return False if x.dtype == torch.bool else 0
 
 
@@ -361,7 +362,7 @@ Bounds = tuple[Dim, Dim, int]
 
 
 def slice_bounds(length: Dim, start: Dim | None, stop: Dim | None, step: int | None = 1) -> Bounds:
-    """A slice's bounds with 0 <= start <= stop <= length."""
+    """Return a slice's bounds with 0 <= start <= stop <= length."""
     step = 1 if step is None else step
     check(step > 0, lambda: f"getitem: slice step must be positive, but got {step}", ValueError)
     start, stop = clamp_bound(start, length, 0), clamp_bound(stop, length, length)
@@ -369,13 +370,13 @@ def slice_bounds(length: Dim, start: Dim | None, stop: Dim | None, step: int | N
 
 
 def is_whole(length: Dim, bounds: Bounds) -> bool:
-    """Whether a slice takes everything."""
+    """Return whether a slice takes everything."""
     start, stop, step = bounds
     return step == 1 and known(start == 0) and known(stop == length)
 
 
 def clamp_bound(bound: Dim | None, length: Dim, default: Dim) -> Dim:
-    """A slice's bound in [0, length]; arithmetic only, so that symbolic lengths stay symbolic."""
+    """Return a slice's bound in [0, length]; arithmetic only, so that symbolic lengths stay symbolic."""
     if bound is None:
         return default
     if isinstance(bound, int) and isinstance(length, int):

@@ -29,7 +29,7 @@ def require(
     error: str | type[Exception],
     *values: Any,
 ) -> None:
-    """Raises an exception, or the built-in one of this name, where the condition, one bool, does not hold.
+    """Raise an exception, or the built-in one of this name, where the condition, one bool, does not hold.
 
     message: text, a function of the values, or None for torch's own.
     """

@@ -49,7 +49,7 @@ def convolution(
     output_padding: Lengths,
     groups: int,
 ) -> TensorProxy:
-    """The convolution (cross-correlation) of a batch with a weight, or its transpose.
+    """Return the convolution (cross-correlation) of a batch with a weight, or its transpose.
 
     Shapes: x (N, C, *lengths); weight (C_out, C // groups, *kernel), transposed (C, C_out // groups, *kernel);
     bias (C_out,); the lists have one number for each of x's lengths; out (N, C_out, *lengths), (N, 0, *lengths) where
@@ -84,7 +84,7 @@ def convolution(
 def convolved_length(
     x: TensorProxy, weight: TensorProxy, i: int, lists: dict[str, Lengths], *, transposed: bool
 ) -> Dim:
-    """The length of out's spatial dim i."""
+    """Return the length of out's spatial dim i."""
     length, kernel = x.shape[i + 2], weight.shape[i + 2]
     stride, padding, dilation, extra = [values[i] for values in lists.values()]
     reach = dilation * (kernel - 1) + 1
@@ -122,7 +122,8 @@ def convolution_backward(
     groups: int,
     output_mask: tuple[bool, bool, bool],
 ) -> tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]:
-    """The gradients of x, weight and bias, None where `output_mask` is False. Source: aten.convolution_backward."""
+    """Return the gradients of x, weight and bias, None where `output_mask` is False. Source:
+    aten.convolution_backward."""
     return (
         like(x) if output_mask[0] else None,
         like(weight) if output_mask[1] else None,
@@ -134,7 +135,7 @@ def convolution_backward(
 def _convolution_backward_grad(
     g: TensorProxy, x: TensorProxy, weight: TensorProxy, bias_sizes: Lengths | None, *how: object
 ) -> tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]:
-    """The gradients are linear in g, and of x and weight each is linear in the other."""
+    """Return the gradients are linear in g, and of x and weight each is linear in the other."""
     options = how[:-1]
     out = convolution_backward(g, x, weight, bias_sizes, *how)
     of_x, of_weight, of_bias = [None if gradient is None else get_grad(gradient) for gradient in out]

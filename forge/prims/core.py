@@ -105,7 +105,7 @@ def _reader(formula: Callable, names: list[str]) -> tuple[list[str], list[str]]:
 
 
 def all_prims() -> dict[str, Symbol]:
-    """Every prim by id."""
+    """Return every prim by id."""
     return dict(_prims)
 
 
@@ -115,7 +115,7 @@ def torch_check(ok: bool, message: Callable[..., str]) -> None:
 
 
 def check_tensor(op: str, **arguments: Any) -> None:
-    """Raises TypeError naming the first argument that is no tensor."""
+    """Raise TypeError naming the first argument that is no tensor."""
     for name, value in arguments.items():
         check(
             isinstance(value, TensorProxy),
@@ -148,7 +148,7 @@ def check_dims(op: str, dims: Sequence[int], ndim: int) -> tuple[int, ...]:
 
 
 def same(a: Dim, b: Dim) -> bool:
-    """Whether two lengths are equal; a symbolic one is guarded on only when the answer is not known.
+    """Return whether two lengths are equal; a symbolic one is guarded on only when the answer is not known.
 
     Where values decide it, they are taken to be equal, which what runs checks; a length is not taken to be 1.
     """
@@ -161,12 +161,12 @@ def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
 
 
 def known(condition: Any) -> bool:
-    """Whether a condition on lengths is known to hold, without a guard."""
+    """Return whether a condition on lengths is known to hold, without a guard."""
     return condition if isinstance(condition, bool) else statically_known_true(condition)
 
 
 def check_same_shape(op: str, *tensors: TensorProxy) -> None:
-    """Raises ValueError unless all tensors have one shape."""
+    """Raise ValueError unless all tensors have one shape."""
     first = tensors[0]
     for other in tensors[1:]:
         check(
@@ -176,7 +176,7 @@ def check_same_shape(op: str, *tensors: TensorProxy) -> None:
 
 
 def check_same_device(op: str, *values: Any) -> torch.device:
-    """The device of the tensors among `values`; a 0-d CPU tensor goes with any device, as in torch.
+    """Return the device of the tensors among `values`; a 0-d CPU tensor goes with any device, as in torch.
 
     Raises RuntimeError when they differ, as torch does.
     """
@@ -198,12 +198,12 @@ def check_same_device(op: str, *values: Any) -> torch.device:
 
 
 def all_cpu_scalars(values: Iterable[Any], device: torch.device) -> bool:
-    """Whether every tensor on `device` is 0-d, so that another tensor's device decides."""
+    """Return whether every tensor on `device` is 0-d, so that another tensor's device decides."""
     return all(value.ndim == 0 for value in values if isinstance(value, TensorProxy) and value.device == device)
 
 
 def check_number_or_tensor(op: str, **arguments: Any) -> None:
-    """Raises TypeError naming the first argument that is neither a number nor a tensor."""
+    """Raise TypeError naming the first argument that is neither a number nor a tensor."""
     for name, value in arguments.items():
         check(
             isinstance(value, (TensorProxy, *NUMBER_TYPES)),
@@ -213,5 +213,5 @@ def check_number_or_tensor(op: str, **arguments: Any) -> None:
 
 
 def like(x: TensorProxy, *, shape: Sequence[Dim] | None = None, dtype: torch.dtype | None = None) -> TensorProxy:
-    """A new tensor with `x`'s shape, dtype and device unless given."""
+    """Return a new tensor with `x`'s shape, dtype and device unless given."""
     return current_trace().tensor(x.shape if shape is None else shape, dtype or x.dtype, x.device)

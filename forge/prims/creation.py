@@ -10,7 +10,7 @@ from forge.prims.core import known, primitive, torch_check
 
 
 def check_lengths(op: str, shape: Sequence[Dim]) -> None:
-    """Raises RuntimeError for a shape with a negative length."""
+    """Raise RuntimeError for a shape with a negative length."""
     for length in shape:
         torch_check(
             not known(length < 0),
@@ -20,14 +20,14 @@ def check_lengths(op: str, shape: Sequence[Dim]) -> None:
 
 @primitive()
 def full(shape: Sequence[Dim], value: Number, dtype: torch.dtype, device: torch.device) -> TensorProxy:
-    """A tensor filled with `value`."""
+    """Return a tensor filled with `value`."""
     check_lengths("prims.full", shape)
     return current_trace().tensor(shape, dtype, device)
 
 
 @primitive(tags=[Tag.UNINITIALIZED])
 def empty(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
-    """A tensor of unspecified values."""
+    """Return a tensor of unspecified values."""
     check_lengths("prims.empty", shape)
     return current_trace().tensor(shape, dtype, device)
 
@@ -43,12 +43,13 @@ def iota(length: Dim, start: Number, step: Number, dtype: torch.dtype, device: t
 
 @primitive()
 def tensor(data: Any, dtype: torch.dtype, device: torch.device) -> TensorProxy:
-    """The numbers of a nest of sequences. Shapes: the nest's. Source: torch.tensor."""
+    """Return the numbers of a nest of sequences. Shapes: the nest's. Source: torch.tensor."""
     return current_trace().tensor(nested_shape("prims.tensor", data), dtype, device)
 
 
 def nested_shape(op: str, data: Any) -> list[int]:
-    """The shape of a nest of sequences of numbers. Raises ValueError for a ragged one, TypeError for other things."""
+    """Return the shape of a nest of sequences of numbers. Raises ValueError for a ragged one, TypeError for other
+    things."""
     if isinstance(data, NUMBER_TYPES):
         return []
     check(
@@ -65,7 +66,7 @@ def nested_shape(op: str, data: Any) -> list[int]:
 
 
 def nested_numbers(data: Any) -> Iterator[Number]:
-    """The numbers of a nest of sequences, in order."""
+    """Yield the numbers of a nest of sequences, in order."""
     if not isinstance(data, (tuple, list)):
         yield data
         return
@@ -77,7 +78,7 @@ def nested_numbers(data: Any) -> Iterator[Number]:
 def triangle_indices(
     upper: bool, rows: int, columns: int, offset: int, dtype: torch.dtype, device: torch.device
 ) -> TensorProxy:
-    """The row and column indices of the upper or lower triangle of a matrix, row by row.
+    """Return the row and column indices of the upper or lower triangle of a matrix, row by row.
 
     Shapes: (2, number of elements). Source: torch.tril_indices, torch.triu_indices.
     """

@@ -41,7 +41,8 @@ def ctc_loss(
 
 @primitive()
 def ctc_loss_backward(g: TensorProxy, log_probs: TensorProxy, *how: object) -> TensorProxy:
-    """The gradient of ctc_loss's log_probs. torch differentiates it no further. Source: aten._ctc_loss_backward."""
+    """Return the gradient of ctc_loss's log_probs. torch differentiates it no further. Source:
+    aten._ctc_loss_backward."""
     return like(log_probs)
 
 

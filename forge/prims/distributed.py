@@ -29,14 +29,14 @@ def _check_group(op: str, x: TensorProxy, group_size: int) -> None:
 
 @primitive(tags=COLLECTIVE)
 def all_reduce(x: TensorProxy, reduce_op: str, group: str) -> TensorProxy:
-    """The processes' tensors reduced, in every process. Shapes and dtypes: x's, the same in every process."""
+    """Return the processes' tensors reduced, in every process. Shapes and dtypes: x's, the same in every process."""
     _check_reduction("prims.all_reduce", reduce_op)
     return like(x)
 
 
 @primitive(tags=COLLECTIVE)
 def all_gather_into_tensor(x: TensorProxy, group_size: int, group: str) -> TensorProxy:
-    """The processes' tensors one after the other along dim 0, in every process. Shapes: x (n, ...), out
+    """Return the processes' tensors one after the other along dim 0, in every process. Shapes: x (n, ...), out
     (group_size * n, ...)."""
     _check_group("prims.all_gather_into_tensor", x, group_size)
     return current_trace().tensor((x.shape[0] * group_size, *x.shape[1:]), x.dtype, x.device)
@@ -44,8 +44,8 @@ def all_gather_into_tensor(x: TensorProxy, group_size: int, group: str) -> Tenso
 
 @primitive(tags=COLLECTIVE)
 def reduce_scatter_tensor(x: TensorProxy, reduce_op: str, group_size: int, group: str) -> TensorProxy:
-    """The processes' tensors reduced, of which each process gets its part along dim 0. Shapes: x (group_size * n, ...),
-    out (n, ...). Raises: RuntimeError where dim 0 is no multiple of group_size."""
+    """Return the processes' tensors reduced, of which each process gets its part along dim 0. Shapes: x (group_size *
+    n, ...), out (n, ...). Raises: RuntimeError where dim 0 is no multiple of group_size."""
     _check_group("prims.reduce_scatter_tensor", x, group_size)
     _check_reduction("prims.reduce_scatter_tensor", reduce_op)
     torch_check(
@@ -59,7 +59,7 @@ def reduce_scatter_tensor(x: TensorProxy, reduce_op: str, group_size: int, group
 def all_to_all_single(
     x: TensorProxy, output_split_sizes: Sequence[Dim], input_split_sizes: Sequence[Dim], group: str
 ) -> TensorProxy:
-    """Each process sends a part of x along dim 0 to each process.
+    """Send a part of x along dim 0 from each process to each process.
 
     Shapes: x (sum of input_split_sizes, ...), out (sum of output_split_sizes, ...).
     """

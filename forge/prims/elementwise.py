@@ -78,7 +78,7 @@ _ORDERING = frozenset(
 
 
 def check_dtype(op: str, x: TensorProxy, accepts: Accepts, error: type[Exception] = NotImplementedError) -> None:
-    """Raises NotImplementedError, as torch's kernels do, or `error` unless `accepts` takes x's dtype."""
+    """Raise NotImplementedError, as torch's kernels do, or `error` unless `accepts` takes x's dtype."""
     if op in _ORDERING and x.dtype.is_complex and TORCH >= (2, 15):
         error = TypeError
     check(
@@ -89,7 +89,7 @@ def check_dtype(op: str, x: TensorProxy, accepts: Accepts, error: type[Exception
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a complex number's parts; a real dtype itself."""
+    """Return the dtype of a complex number's parts; a real dtype itself."""
     return dtype.to_real() if dtype.is_complex else dtype
 
 
@@ -107,7 +107,7 @@ def _unary(
 
 
 def _to_real(name: str, meaning: str, accepts: Accepts) -> Symbol:
-    """A function of complex numbers whose values are real."""
+    """Return a function of complex numbers whose values are real."""
     op = f"prims.{name}"
 
     def meta(x: TensorProxy) -> TensorProxy:
@@ -290,7 +290,7 @@ def device_put(x: TensorProxy, device: torch.device, non_blocking: bool = False)
 
 @primitive()
 def polygamma(n: int, x: TensorProxy) -> TensorProxy:
-    """The derivative number n of digamma. Source: torch.polygamma.
+    """Return the derivative number n of digamma. Source: torch.polygamma.
 
     Dtypes: x is floating point. Raises: RuntimeError for a negative n.
     """
@@ -351,7 +351,7 @@ _UNARY_GRADIENTS: dict[Symbol, Callable[[TensorProxy, TensorProxy, TensorProxy],
 
 
 def i1_slope(x: TensorProxy, slope: Callable[[TensorProxy], TensorProxy]) -> TensorProxy:
-    """The slope as a function of 1 / x, which is 1/2 about 0; before 2.15, torch takes nan for 0."""
+    """Return the slope as a function of 1 / x, which is 1/2 about 0; before 2.15, torch takes nan for 0."""
     tiny = torch.finfo(x.dtype).eps
     is_large = abs(x) > tiny
     if TORCH >= (2, 15):
@@ -364,7 +364,7 @@ def conjugate(value: TensorProxy) -> TensorProxy: ...
 @overload
 def conjugate(value: Number) -> Number: ...
 def conjugate(value: TensorOrNumber) -> TensorOrNumber:
-    """The complex conjugate; a real value itself."""
+    """Return the complex conjugate; a real value itself."""
     if isinstance(value, TensorProxy):
         return conj(value) if value.dtype.is_complex else value
     return value.conjugate() if isinstance(value, complex) else value
@@ -412,7 +412,7 @@ def _angle_grad(x: TensorProxy) -> TensorProxy:
 
 @register_grad(sgn)
 def _sgn_grad(x: TensorProxy) -> TensorProxy:
-    """What of the gradient is at a right angle to x, over |x|: the length of x does not matter."""
+    """Keep the part of the gradient at a right angle to x, over |x|: the length of x does not matter."""
     out = sgn(x)
     g = get_grad(out)
     across = (g - real(g * conj(out)) * out) / abs(x)
@@ -426,7 +426,7 @@ def zeros_like(x: TensorProxy) -> TensorProxy:
 
 
 def _register_piecewise_constant(prim: Symbol) -> None:
-    """The rule of a prim that is constant almost everywhere: torch gives zeros, not None."""
+    """Register the rule of a prim that is constant almost everywhere: torch gives zeros, not None."""
 
     @register_grad(prim)
     def rule(x: TensorProxy) -> TensorProxy:
@@ -453,7 +453,7 @@ BinaryDerivative = Callable[..., tuple[Callable | None, Callable | None]]
 
 @primitive(tags=[Tag.EFFECT, Tag.NOT_DIFFERENTIABLE])
 def no_derivative(gradient: TensorProxy, of: str) -> TensorProxy:
-    """The gradient of what torch has no derivative of: raises NotImplementedError, as torch's backward does.
+    """Return the gradient of what torch has no derivative of: raises NotImplementedError, as torch's backward does.
 
     Source: torch.floor_divide's backward.
     """
@@ -461,7 +461,7 @@ def no_derivative(gradient: TensorProxy, of: str) -> TensorProxy:
 
 
 def refuse_gradient(symbol: Symbol) -> None:
-    """Registers the rule of a prim whose results torch gives a history, though it has no derivative: the backward
+    """Register the rule of a prim whose results torch gives a history, though it has no derivative: the backward
     raises."""
 
     @register_grad(symbol)
@@ -475,7 +475,7 @@ def refuse_gradient(symbol: Symbol) -> None:
 
 
 def binary_rule(symbol: Symbol, derivative: BinaryDerivative) -> None:
-    """Registers the rule of a binary symbol from its derivative; where that is None, the backward raises."""
+    """Register the rule of a binary symbol from its derivative; where that is None, the backward raises."""
 
     @register_grad(symbol)
     def rule(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
@@ -490,7 +490,7 @@ def binary_rule(symbol: Symbol, derivative: BinaryDerivative) -> None:
 
 
 def log_of_number(number: Number) -> Number:
-    """The logarithm of a number; nan of a negative one, as torch has it."""
+    """Return the logarithm of a number; nan of a negative one, as torch has it."""
     if isinstance(number, complex):
         return cmath.log(number) if number else -math.inf
     return math.log(cast(float, number)) if number > 0 else -math.inf if number == 0 else math.nan

@@ -11,7 +11,7 @@ from forge.prims.shape import cat, diagonal_backward
 
 
 def mH(x: TensorProxy) -> TensorProxy:
-    """The conjugate transpose of each matrix."""
+    """Return the conjugate transpose of each matrix."""
     return x.mT.conj()
 
 
@@ -21,7 +21,7 @@ def diagonal_matrix(x: TensorProxy) -> TensorProxy:
 
 
 def identity_like(x: TensorProxy, length: Dim) -> TensorProxy:
-    """The identity matrix of x's dtype, on its device."""
+    """Return the identity matrix of x's dtype, on its device."""
     return diagonal_matrix(full((length,), 1, x.dtype, x.device))
 
 
@@ -47,7 +47,7 @@ def linalg_solve_triangular(
 
 
 def _solution(op: str, A: TensorProxy, B: TensorProxy, dim: int, equation: str) -> TensorProxy:
-    """What solves a system with batches of square matrices A, whose length is that of B's `dim`."""
+    """Return the solution of a system with batches of square matrices A, whose length is that of B's `dim`."""
     for name, x in (("A", A), ("B", B)):
         torch_check(
             x.ndim >= 2,
@@ -165,7 +165,7 @@ def widened(x: TensorProxy, rows: Dim, columns: Dim) -> TensorProxy:
 
 
 def permutation_of(LU: TensorProxy, pivots: TensorProxy) -> TensorProxy:
-    """The permutation matrix P of A = P @ L @ U."""
+    """Return the permutation matrix P of A = P @ L @ U."""
     return lu_unpack(LU, pivots, False, True)[0]
 
 
@@ -272,7 +272,7 @@ def _qr_grad(A: TensorProxy, mode: str = "reduced") -> tuple[TensorProxy, Tensor
 
 @primitive()
 def geqrf(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """The QR factorization as LAPACK has it: R with Householder's vectors below its diagonal, and their factors.
+    """Return the QR factorization as LAPACK has it: R with Householder's vectors below its diagonal, and their factors.
 
     Shapes: (..., m, n), and out (..., m, n) and (..., min(m, n)). Dtypes: floating point or complex.
     Raises: RuntimeError on another rank; NotImplementedError on another dtype.

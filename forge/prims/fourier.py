@@ -16,7 +16,7 @@ from forge.prims.shape import pad, reshape
 
 @primitive()
 def fft_c2c(x: TensorProxy, dim: list[int], normalization: int, forward: bool) -> TensorProxy:
-    """The transform over `dim`: forward with e^(-2 pi i jk / n), else with e^(2 pi i jk / n).
+    """Return the transform over `dim`: forward with e^(-2 pi i jk / n), else with e^(2 pi i jk / n).
 
     Dtypes: complex, and out the same.
     """
@@ -26,7 +26,7 @@ def fft_c2c(x: TensorProxy, dim: list[int], normalization: int, forward: bool) -
 
 @primitive()
 def fft_r2c(x: TensorProxy, dim: list[int], normalization: int, onesided: bool) -> TensorProxy:
-    """The forward transform of real numbers over `dim`.
+    """Return the forward transform of real numbers over `dim`.
 
     Shapes: x's; onesided: the first half of dim[-1], n // 2 + 1 of n, which tells the other.
     Dtypes: floating point, and out the complex one of it.
@@ -40,7 +40,7 @@ def fft_r2c(x: TensorProxy, dim: list[int], normalization: int, onesided: bool) 
 
 @primitive()
 def fft_c2r(x: TensorProxy, dim: list[int], normalization: int, last_dim_size: Dim) -> TensorProxy:
-    """The backward transform over `dim` whose result is real.
+    """Return the backward transform over `dim` whose result is real.
 
     Shapes: x is the first half of what is transformed, out has last_dim_size in dim[-1].
     Dtypes: complex, and out that of the parts.
@@ -55,7 +55,7 @@ register_vjp(fft_c2c, x=lambda g, dim, normalization, forward: fft_c2c(g, dim, n
 
 @register_grad(fft_r2c)
 def _r2c_grad(x: TensorProxy, dim: list[int], normalization: int, onesided: bool) -> TensorProxy:
-    """Of the half that is not there the gradient is 0."""
+    """Take 0 for the gradient of the half that is not there."""
     out = fft_r2c(x, dim, normalization, onesided)
     g = get_grad(out)
     if onesided:
@@ -67,7 +67,8 @@ def _r2c_grad(x: TensorProxy, dim: list[int], normalization: int, onesided: bool
 
 @register_grad(fft_c2r)
 def _c2r_grad(x: TensorProxy, dim: list[int], normalization: int, last_dim_size: Dim) -> TensorProxy:
-    """What stands for its mirror image, too, counts twice: all but the first and, of an even length, the last."""
+    """Count what stands for its mirror image, too, twice: all but the first and, of an even length, the
+    last."""
     out = fft_c2r(x, dim, normalization, last_dim_size)
     half = fft_r2c(get_grad(out), dim, normalization, True)
     length = half.shape[dim[-1]]

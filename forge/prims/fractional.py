@@ -20,7 +20,7 @@ def _register(prim: Symbol, count: int) -> None:
     def rule(
         x: TensorProxy, kernel_size: tuple[Dim, ...], output_size: tuple[Dim, ...], samples: TensorProxy
     ) -> tuple[TensorProxy, TensorProxy]:
-        """Each window's gradient goes to its place."""
+        """Put each window's gradient at its place."""
         out, indices = prim(x, kernel_size, output_size, samples)
         before = x.shape[:-count]
         zeros = reshape(full(x.shape, 0, x.dtype, x.device), (*before, _product(x.shape[-count:])))

@@ -28,7 +28,7 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 def check_index(op: str, index: TensorProxy) -> None:
-    """Raises IndexError unless `index` is an integer tensor that torch indexes with."""
+    """Raise IndexError unless `index` is an integer tensor that torch indexes with."""
     check_tensor(op, index=index)
     check(
         index.dtype in INDEX_DTYPES,
@@ -42,7 +42,8 @@ def _zeros(shape: Sequence[Dim], like: TensorProxy) -> TensorProxy:
 
 
 def indexed_shape(op: str, x: TensorProxy, indices: Indices) -> list[Dim]:
-    """The shape of x[indices]: the indices' common shape in the place of the indexed dims, in front if these are apart.
+    """Return the shape of x[indices]: the indices' common shape in the place of the indexed dims, in front if these are
+    apart.
 
     Source: numpy's advanced indexing.
     """
@@ -90,7 +91,7 @@ def index(x: TensorProxy, indices: Indices) -> TensorProxy:
 
 
 def has_mask(indices: Indices) -> bool:
-    """Whether one of the indices is a mask, so that how many elements it picks is not known."""
+    """Return whether one of the indices is a mask, so that how many elements it picks is not known."""
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
@@ -136,7 +137,7 @@ def index_sum(g: TensorProxy, indices: Indices, shape: tuple[Dim, ...]) -> Tenso
 
 
 def _check_along(op: str, x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | None = None) -> None:
-    """An index of x's rank that is nowhere longer than x off `dim`, nor than `src`."""
+    """Check that an index has x's rank and is nowhere longer than x off `dim`, nor than `src`."""
     check_dim(op, dim, x.ndim)
     if known(index.numel() == 0):  # of any dtype, as in torch
         return
@@ -232,13 +233,14 @@ def masked_scatter(x: TensorProxy, mask: TensorProxy, source: TensorProxy) -> Te
 
 @primitive()
 def masked_scatter_backward(g: TensorProxy, mask: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
-    """The elements of g where mask is true, in order, then zeros, as `shape`. Source: aten.masked_scatter_backward."""
+    """Return the elements of g where mask is true, in order, then zeros, as `shape`. Source:
+    aten.masked_scatter_backward."""
     return like(g, shape=shape)
 
 
 @primitive()
 def embedding(weight: TensorProxy, indices: TensorProxy, padding_idx: int, scale_by_frequency: bool) -> TensorProxy:
-    """The rows of a table at `indices`; the other arguments are those of its gradient, embedding_backward.
+    """Return the rows of a table at `indices`; the other arguments are those of its gradient, embedding_backward.
 
     Shapes: weight is (rows, features); out is indices' shape and then features. Source: torch.embedding.
     """
@@ -251,7 +253,7 @@ def embedding(weight: TensorProxy, indices: TensorProxy, padding_idx: int, scale
 def embedding_backward(
     g: TensorProxy, indices: TensorProxy, rows: Dim, padding_idx: int, scale_by_frequency: bool
 ) -> TensorProxy:
-    """The gradient of a table of `rows` rows from g, that of its rows at `indices`.
+    """Return the gradient of a table of `rows` rows from g, that of its rows at `indices`.
 
     padding_idx's row gets none (-1 is no row); scale_by_frequency divides a row's by its occurrences.
     Source: aten.embedding_dense_backward.
@@ -262,7 +264,7 @@ def embedding_backward(
 
 @primitive()
 def searchsorted(sorted: TensorProxy, values: TensorProxy, right: bool, dtype: torch.dtype) -> TensorProxy:
-    """Where each value would be put in its ascending row of `sorted`, before equal ones, after them if `right`.
+    """Return where each value would be put in its ascending row of `sorted`, before equal ones, after them if `right`.
 
     Shapes: sorted is 1-d or has the dims of values but the last; out has values'. Dtypes: out has `dtype`.
     Source: torch.searchsorted.
@@ -364,7 +366,7 @@ def _extremum_grads(call: _Reduced) -> Thunks:
 
 
 def _prod_grads(call: _Reduced) -> Thunks:
-    """A zero in src takes the product of the others in its place; where there are two, all get 0."""
+    """Return a zero in src takes the product of the others in its place; where there are two, all get 0."""
     g, x, dim, index, src, out, include_self = call
     zero = src == 0
 

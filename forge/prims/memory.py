@@ -6,17 +6,18 @@ from forge.prims.core import like, primitive, register_vjp
 
 @primitive(tags=[Tag.EFFECT])
 def copy_(x: TensorProxy, y: TensorProxy) -> None:
-    """Writes y into x's memory. Source: torch.Tensor.copy_."""
+    """Write y into x's memory. Source: torch.Tensor.copy_."""
 
 
 @primitive(tags=[Tag.EFFECT])
 def copy_data_(x: TensorProxy, y: TensorProxy) -> None:
-    """Writes y into x's memory, unseen by autograd: x's version stays. Source: x.data.copy_(y)."""
+    """Write y into x's memory, unseen by autograd: x's version stays. Source: x.data.copy_(y)."""
 
 
 @primitive()
 def with_data(x: TensorProxy, new: TensorProxy) -> TensorProxy:
-    """`new`, through which gradients flow to x: a tensor that was changed under torch.no_grad keeps its history."""
+    """Return `new` with x's history: gradients flow to x, as a tensor that is changed under torch.no_grad keeps its
+    history."""
     return like(x)
 
 
@@ -25,7 +26,7 @@ register_vjp(with_data, x=lambda g: g)
 
 @primitive(tags=[Tag.VIEW])
 def alias(x: TensorProxy) -> TensorProxy:
-    """Another tensor with x's memory. Source: aten.alias."""
+    """Return another tensor with x's memory. Source: aten.alias."""
     return like(x)
 
 
@@ -34,7 +35,8 @@ register_vjp(alias, x=lambda g: g)
 
 @primitive(tags=[Tag.NOT_DIFFERENTIABLE, Tag.SYNCHRONIZING])
 def place(x: TensorProxy) -> Proxy:
-    """How many bytes lie before x's first element in its memory: no metadata tells, and they differ from run to run."""
+    """Return how many bytes lie before x's first element in its memory: no metadata tells, and they differ from run to
+    run."""
     return Proxy(current_trace().fresh_name("place"))
 
 
@@ -50,7 +52,7 @@ def as_strided(
     strides: tuple[Dim, ...],
     origin: Origin = None,
 ) -> TensorProxy:
-    """What memory in which x has these `strides` shows, from `offset` elements after x's first.
+    """Return a view of the memory in which x has these `strides`, from `offset` elements after x's first.
 
     origin: the input whose memory x shows, or its place; `offset` then counts from the memory's start.
     Shapes: out has `size`. Source: torch.as_strided, relative to x.
@@ -67,7 +69,7 @@ def as_strided_backward(
     strides: tuple[Dim, ...],
     origin: Origin = None,
 ) -> TensorProxy:
-    """The gradient of x, which has `shape` and `strides`, from that of what as_strided shows of it."""
+    """Return the gradient of x, which has `shape` and `strides`, from that of what as_strided shows of it."""
     return like(g, shape=shape)
 
 
@@ -85,7 +87,7 @@ def _as_strided_backward_grad(g: TensorProxy, shape: tuple[Dim, ...], *how: obje
 
 @primitive(tags=[Tag.SYNCHRONIZING])
 def item(x: TensorProxy) -> NumberProxy:
-    """The number in a tensor of one element. Source: torch.Tensor.item.
+    """Return the number in a tensor of one element. Source: torch.Tensor.item.
 
     Its symbol is Dynamo's: the front end records the call with it (forge/capture/dynamo.py).
     """
@@ -94,7 +96,7 @@ def item(x: TensorProxy) -> NumberProxy:
 
 @primitive(tags=[Tag.SYNCHRONIZING])
 def length(x: TensorProxy, dim: int) -> NumberProxy:
-    """How long a tensor is along a dim, where values decided that. Source: torch.Tensor.size.
+    """Return how long a tensor is along a dim, where values decided that. Source: torch.Tensor.size.
 
     Its symbol is Dynamo's, as item's.
     """

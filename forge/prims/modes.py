@@ -6,10 +6,10 @@ from forge.prims.core import like, primitive
 
 @primitive(tags=[Tag.EFFECT])
 def set_grad_enabled(mode: bool) -> None:
-    """From here on autograd records, or does not. Source: torch.set_grad_enabled."""
+    """Have autograd record from here on, or not. Source: torch.set_grad_enabled."""
 
 
 @primitive(tags=[Tag.NOT_DIFFERENTIABLE])
 def as_inference(x: TensorProxy, mode: bool) -> TensorProxy:
-    """A copy of x that is an inference tensor, or is none. Source: torch.inference_mode."""
+    """Return a copy of x that is an inference tensor, or is none. Source: torch.inference_mode."""
     return like(x)

@@ -18,7 +18,7 @@ Lengths = tuple[Dim, ...]
 
 
 def _check_window(op: str, x: TensorProxy, **lists: Lengths) -> int:
-    """The number of dims that windows move over."""
+    """Return the number of dims that windows move over."""
     count = len(next(iter(lists.values())))
     _check_rank(op, x, count)
     for name, values in lists.items():
@@ -35,7 +35,7 @@ def _check_window(op: str, x: TensorProxy, **lists: Lengths) -> int:
 
 
 def _check_rank(op: str, x: TensorProxy, count: int) -> None:
-    """Raises RuntimeError unless x has `count` dims, channels and perhaps a batch."""
+    """Raise RuntimeError unless x has `count` dims, channels and perhaps a batch."""
     torch_check(
         x.ndim in (count + 1, count + 2),
         lambda: f"{op}: Expected {count + 1}D or {count + 2}D (batch mode) tensor for input, but got {x}",
@@ -43,7 +43,7 @@ def _check_rank(op: str, x: TensorProxy, count: int) -> None:
 
 
 def _check_not_empty(op: str, x: TensorProxy, first: int) -> None:
-    """Raises RuntimeError where a dim of x, from the `first` on, is empty."""
+    """Raise RuntimeError where a dim of x, from the `first` on, is empty."""
     torch_check(
         not any(known(length == 0) for length in x.shape[first:]),
         lambda: f"{op}: Expected input with non-zero sizes from dim {first} on, but got {x}",
@@ -63,7 +63,8 @@ def _check_half(op: str, kernel_size: Lengths, padding: Lengths, dilation: Seque
 
 
 def window_count(length: Dim, kernel: Dim, stride: Dim, padding: Dim, dilation: Dim, ceil_mode: bool) -> Dim:
-    """How many windows fit; with ceil_mode also a last one that starts inside of the input or its left padding."""
+    """Return how many windows fit; with ceil_mode also a last one that starts inside of the input or its left
+    padding."""
     spare = length + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:
         return spare // stride + 1
@@ -97,7 +98,8 @@ def _pooled_shape(op: str, x: TensorProxy, lists: Sequence[Lengths], ceil_mode: 
 def max_pool(
     x: TensorProxy, kernel_size: Lengths, stride: Lengths, padding: Lengths, dilation: Lengths, ceil_mode: bool
 ) -> tuple[TensorProxy, TensorProxy]:
-    """The largest value of each window, nan if there is one, and its place in the input's window dims laid out as one.
+    """Return the largest value of each window, nan if there is one, and its place in the input's window dims laid out
+    as one.
 
     Source: torch.nn.functional.max_pool2d, return_indices=True.
     """
@@ -119,12 +121,12 @@ def max_pool_backward(
     ceil_mode: bool,
     indices: TensorProxy,
 ) -> TensorProxy:
-    """The gradient of max_pool's input. Source: aten.max_pool2d_with_indices_backward."""
+    """Return the gradient of max_pool's input. Source: aten.max_pool2d_with_indices_backward."""
     return like(x)
 
 
 def _taken(x: TensorProxy, indices: TensorProxy, count: int) -> TensorProxy:
-    """The elements of x at places in its last `count` dims laid out as one."""
+    """Return the elements of x at places in its last `count` dims laid out as one."""
     if known(indices.numel() == 0):
         return full(indices.shape, 0, x.dtype, x.device)
     before = x.shape[: x.ndim - count]
@@ -152,7 +154,7 @@ def avg_pool(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> TensorProxy:
-    """The sum of each window over its size (without padding unless count_include_pad), or over divisor_override.
+    """Return the sum of each window over its size (without padding unless count_include_pad), or over divisor_override.
 
     Source: torch.nn.functional.avg_pool2d.
     """
@@ -175,7 +177,7 @@ def avg_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> TensorProxy:
-    """The gradient of avg_pool's input, of which only the shape is read. Source: aten.avg_pool2d_backward."""
+    """Return the gradient of avg_pool's input, of which only the shape is read. Source: aten.avg_pool2d_backward."""
     return like(x)
 
 
@@ -195,7 +197,8 @@ def _adaptive_shape(op: str, x: TensorProxy, output_size: Lengths) -> list[Dim]:
 
 @primitive()
 def adaptive_avg_pool(x: TensorProxy, output_size: Lengths) -> TensorProxy:
-    """The means of windows that make an output of `output_size`. Source: torch.nn.functional.adaptive_avg_pool2d."""
+    """Return the means of windows that make an output of `output_size`. Source:
+    torch.nn.functional.adaptive_avg_pool2d."""
     shape = _adaptive_shape("prims.adaptive_avg_pool", x, output_size)
     count = len(output_size)
     _check_not_empty("prims.adaptive_avg_pool", x, 1 if count == 3 else x.ndim - count)  # as torch's kernels do
@@ -204,7 +207,7 @@ def adaptive_avg_pool(x: TensorProxy, output_size: Lengths) -> TensorProxy:
 
 @primitive()
 def adaptive_avg_pool_backward(g: TensorProxy, x: TensorProxy, output_size: Lengths) -> TensorProxy:
-    """The gradient of adaptive_avg_pool's input, of which only the shape is read."""
+    """Return the gradient of adaptive_avg_pool's input, of which only the shape is read."""
     return like(x)
 
 
@@ -214,7 +217,7 @@ register_vjp(adaptive_avg_pool, x=lambda g, x, output_size: adaptive_avg_pool_ba
 
 @primitive()
 def adaptive_max_pool(x: TensorProxy, output_size: Lengths) -> tuple[TensorProxy, TensorProxy]:
-    """The largest values of windows that make an output of `output_size`, and their places.
+    """Return the largest values of windows that make an output of `output_size`, and their places.
 
     Source: torch.nn.functional.adaptive_max_pool2d, return_indices=True.
     """
@@ -227,7 +230,7 @@ def adaptive_max_pool(x: TensorProxy, output_size: Lengths) -> tuple[TensorProxy
 def adaptive_max_pool_backward(
     g: TensorProxy, x: TensorProxy, output_size: Lengths, indices: TensorProxy
 ) -> TensorProxy:
-    """The gradient of adaptive_max_pool's input. Source: aten.adaptive_max_pool2d_backward."""
+    """Return the gradient of adaptive_max_pool's input. Source: aten.adaptive_max_pool2d_backward."""
     return like(x)
 
 
@@ -240,7 +243,7 @@ register_vjp(adaptive_max_pool, x=lambda g, out, x, output_size: adaptive_max_po
 
 @primitive()
 def im2col(x: TensorProxy, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths) -> TensorProxy:
-    """Every window as a column.
+    """Return every window as a column.
 
     Shapes: x (N, C, H, W) or without N; out (N, C * window, number of windows). Source: torch.nn.functional.unfold.
     """
@@ -255,7 +258,7 @@ def im2col(x: TensorProxy, kernel_size: Lengths, dilation: Lengths, padding: Len
 def col2im(
     x: TensorProxy, output_size: Lengths, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
 ) -> TensorProxy:
-    """Columns added up where their windows were: the transpose of im2col. Source: torch.nn.functional.fold."""
+    """Add up columns where their windows were: the transpose of im2col. Source: torch.nn.functional.fold."""
     op = "prims.col2im"
     torch_check(x.ndim in (2, 3), lambda: f"{op}: Expected 2D or 3D (batch mode) tensor for input, but got {x}")
     rows = kernel_size[0] * kernel_size[1]

@@ -40,7 +40,7 @@ def uniform(
     device: torch.device,
     like: TensorProxy | None = None,
 ) -> TensorProxy:
-    """Uniform in [low, high). Dtypes: floating point."""
+    """Draw uniform numbers in [low, high). Dtypes: floating point."""
     _check_float("prims.uniform", dtype)
     torch_check(
         not (isinstance(low, (int, float)) and isinstance(high, (int, float))) or low <= high,
@@ -67,7 +67,7 @@ def normal(
     device: torch.device,
     like: TensorProxy | None = None,
 ) -> TensorProxy:
-    """Normally distributed. Dtypes: floating point."""
+    """Draw normal numbers. Dtypes: floating point."""
     _check_float("prims.normal", dtype)
     torch_check(
         not isinstance(std, (int, float)) or std >= 0,
@@ -81,7 +81,7 @@ def normal(
 def exponential(
     shape: Sequence[Dim], rate: float, dtype: torch.dtype, device: torch.device, like: TensorProxy | None = None
 ) -> TensorProxy:
-    """Exponentially distributed. Dtypes: floating point."""
+    """Draw exponential numbers. Dtypes: floating point."""
     _check_float("prims.exponential", dtype)
     torch_check(
         not isinstance(rate, (int, float)) or rate > 0,
@@ -95,7 +95,7 @@ def exponential(
 def randint(
     shape: Sequence[Dim], low: Dim, high: Dim, dtype: torch.dtype, device: torch.device, like: TensorProxy | None = None
 ) -> TensorProxy:
-    """Integers, uniform in [low, high)."""
+    """Draw integers, uniform in [low, high)."""
     torch_check(
         not (isinstance(low, int) and isinstance(high, int)) or low < high,
         lambda: f"prims.randint: random_ expects 'from' to be less than 'to', but got from={low} >= to={high}",
@@ -106,14 +106,14 @@ def randint(
 
 @primitive(tags=RANDOM)
 def randperm(n: Dim, dtype: torch.dtype, device: torch.device) -> TensorProxy:
-    """The integers below n in random order."""
+    """Return the integers below n in random order."""
     torch_check(not isinstance(n, int) or n >= 0, lambda: f"prims.randperm: n must be non-negative, got {n}")
     return current_trace().tensor((n,), dtype, device)
 
 
 @primitive(tags=RANDOM)
 def multinomial(x: TensorProxy, num_samples: int, replacement: bool) -> TensorProxy:
-    """Indices drawn from each row of weights.
+    """Draw indices from each row of weights.
 
     Shapes: x is (n,) or (rows, n); out is (num_samples,) or (rows, num_samples). Source: torch.multinomial.
     """

@@ -12,7 +12,7 @@ LayerInputs = tuple[TensorProxy, TensorProxy, Optional, TensorProxy, TensorProxy
 
 @primitive()
 def recurrent_layer(kind: str, reverse: bool, inputs: LayerInputs) -> Tensors:
-    """(what the layer gives at each step, its state after the last step), of steps in order or in reverse.
+    """Return (the layer's outputs at each step, its state after the last step), of steps in order or in reverse.
 
     kind: a key of KINDS. inputs: (x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr), c an LSTM's alone; None is no bias and no
     projection.
@@ -55,7 +55,7 @@ def recurrent_layer(kind: str, reverse: bool, inputs: LayerInputs) -> Tensors:
 
 
 def input_count(order: int) -> int:
-    """How many inputs a gradient of recurrent_layer has: those of what it is the gradient of, and its results'
+    """Return how many inputs a gradient of recurrent_layer has: those of what it is the gradient of, and its results'
     gradients."""
     counts = [8, 11]
     while len(counts) <= order:
@@ -65,7 +65,7 @@ def input_count(order: int) -> int:
 
 @primitive()
 def recurrent_gradient(order: int, kind: str, reverse: bool, inputs: Tensors) -> Tensors:
-    """The gradients of a recurrent layer's inputs; of higher `order`, of those of its gradient's inputs.
+    """Return the gradients of a recurrent layer's inputs; of higher `order`, of those of its gradient's inputs.
 
     inputs: those of the gradient of one order less (of the layer), and the gradients of its results.
     """

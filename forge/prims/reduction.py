@@ -17,7 +17,7 @@ def _reduced_shape(x: TensorProxy, dims: tuple[int, ...]) -> list:
 
 
 def check_not_empty(op: str, x: TensorProxy, dims: tuple[int, ...]) -> None:
-    """Raises IndexError, as torch does, when a reduction without an identity has nothing to reduce."""
+    """Raise IndexError, as torch does, when a reduction without an identity has nothing to reduce."""
     for dim in dims:
         check(
             x.ndim == 0 or not known(x.shape[dim] == 0),
@@ -86,7 +86,7 @@ logcumsumexp = _scan("logcumsumexp", "logarithm of the sum of the exponentials",
 
 @primitive()
 def cumprod_backward(g: TensorProxy, x: TensorProxy, dim: int, out: TensorProxy) -> TensorProxy:
-    """The gradient of cumprod. Source: aten.cumprod_backward."""
+    """Return the gradient of cumprod. Source: aten.cumprod_backward."""
     return like(x)
 
 
@@ -119,7 +119,7 @@ mode = _selection("mode", "the most frequent value")
 
 @primitive()
 def kthvalue(x: TensorProxy, k: int, dim: int) -> tuple[TensorProxy, TensorProxy]:
-    """The k-th smallest element (from 1) along `dim` and its index. Source: torch.kthvalue."""
+    """Return the k-th smallest element (from 1) along `dim` and its index. Source: torch.kthvalue."""
     dim = check_dim("prims.kthvalue", dim, x.ndim)
     length = x.shape[dim] if x.ndim else 1
     torch_check(
@@ -133,7 +133,7 @@ def kthvalue(x: TensorProxy, k: int, dim: int) -> tuple[TensorProxy, TensorProxy
 def topk(
     x: TensorProxy, k: int, dim: int, largest: bool = True, sorted: bool = True
 ) -> tuple[TensorProxy, TensorProxy]:
-    """The k largest (or smallest) elements along `dim` and their indices. Source: torch.topk."""
+    """Return the k largest (or smallest) elements along `dim` and their indices. Source: torch.topk."""
     check_dtype("prims.topk", x, COUNTING)
     dim = check_dim("prims.topk", dim, x.ndim)
     length = x.shape[dim] if x.ndim else 1
@@ -146,7 +146,7 @@ def topk(
 
 @primitive()
 def sort(x: TensorProxy, dim: int, descending: bool = False, stable: bool = False) -> tuple[TensorProxy, TensorProxy]:
-    """The elements in order along `dim` and their indices. Source: torch.sort."""
+    """Return the elements in order along `dim` and their indices. Source: torch.sort."""
     check_dtype("prims.sort", x, REAL)
     check_dim("prims.sort", dim, x.ndim)
     return _pair(x, x.shape)
@@ -172,7 +172,7 @@ cummin = _extremum_scan("cummin", "minimum")
 
 @primitive(tags=[Tag.NOT_DIFFERENTIABLE])
 def histc(x: TensorProxy, bins: int, min: float, max: float) -> TensorProxy:
-    """How many elements lie in each of `bins` equal parts of [min, max]. Source: torch.histc.
+    """Return how many elements lie in each of `bins` equal parts of [min, max]. Source: torch.histc.
 
     Dtypes: x is floating point; out has the same.
     """
@@ -185,7 +185,7 @@ def histc(x: TensorProxy, bins: int, min: float, max: float) -> TensorProxy:
 
 
 def restore_dims(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """A value reduced over `dims` of x, repeated along them to x's shape."""
+    """Return a value reduced over `dims` of x, repeated along them to x's shape."""
     kept = tuple(dim for dim in range(x.ndim) if dim not in dims)
     return broadcast_in_dim(reduced, x.shape, kept) if x.ndim else reduced
 
@@ -194,7 +194,7 @@ register_vjp(sum, x=lambda g, x, dims: restore_dims(g, x, dims))
 
 
 def _product_before(x: TensorProxy, backwards: bool) -> TensorProxy:
-    """The product of the elements before (or after) each one along the last dim."""
+    """Return the product of the elements before (or after) each one along the last dim."""
     x = flip(x, (x.ndim - 1,)) if backwards else x
     edge = ((0, 0),) * (x.ndim - 1)
     shifted = pad(slice(x, x.ndim - 1, 0, x.shape[-1] - 1), (*edge, (1, 0)), 1)
@@ -204,7 +204,7 @@ def _product_before(x: TensorProxy, backwards: bool) -> TensorProxy:
 
 @register_grad(prod)
 def _prod_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """As torch's: the product is divided by each element; where there is a zero anywhere, the others are multiplied."""
+    """Divide the product by each element, as torch does; multiply the others where there is a zero anywhere."""
     out = prod(x, dims)
     g = get_grad(out)
     if not dims:
@@ -227,7 +227,7 @@ def _prod_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
 
 
 def _products_of_others(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """For each element, the product of the other ones over `dims`, without division."""
+    """Return for each element the product of the other ones over `dims`, without division."""
     kept = [dim for dim in range(x.ndim) if dim not in dims]
     rows = x.permute((*kept, *dims))
     count = math.prod(x.shape[dim] for dim in dims)
@@ -255,7 +255,7 @@ _register_extremum(amin)
 
 
 def _register_selection(prim: Symbol, *, reduces: bool) -> None:
-    """The gradient goes to where the value came from."""
+    """Register the rule that puts the gradient where the value came from."""
 
     @register_grad(prim)
     def rule(x: TensorProxy, *options: object) -> tuple[TensorProxy, TensorProxy]:
@@ -300,7 +300,7 @@ register_vjp(cumprod, x=lambda g, out, x, dim: cumprod_backward(g, x, dim, out))
 
 @register_grad(cumprod_backward)
 def _cumprod_backward_grad(g: TensorProxy, x: TensorProxy, dim: int, out: TensorProxy) -> TensorProxy:
-    """Of the products without each element in turn: of as many rows as there are elements, without division."""
+    """Differentiate the products without each element in turn, in as many rows as elements and without division."""
     result = cumprod_backward(g, x, dim, out)
     h = get_grad(result)
     if not x.ndim:  # the gradient is g itself
@@ -331,7 +331,7 @@ def _cumprod_backward_grad(g: TensorProxy, x: TensorProxy, dim: int, out: Tensor
 
 @register_grad(logcumsumexp)
 def _logcumsumexp_grad(x: TensorProxy, dim: int) -> TensorProxy:
-    """In logarithms; positive and negative gradients apart where they are real."""
+    """Compute in logarithms; positive and negative gradients apart where they are real."""
     out = logcumsumexp(x, dim)
     g = get_grad(out)
     if not x.ndim:

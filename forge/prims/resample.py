@@ -45,7 +45,7 @@ def upsample(
 def upsample_backward(
     g: TensorProxy, mode: str, input_size: Lengths, align_corners: bool, scales: tuple[float | None, ...]
 ) -> TensorProxy:
-    """The gradient of upsample's input, which has `input_size`. Source: aten.upsample_bilinear2d_backward."""
+    """Return the gradient of upsample's input, which has `input_size`. Source: aten.upsample_bilinear2d_backward."""
     return like(g, shape=input_size)
 
 
@@ -95,7 +95,8 @@ def pad_edges(x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
 
 @primitive()
 def pad_edges_backward(g: TensorProxy, x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
-    """The gradient of pad_edges' input, of which only the shape is read. Source: aten.reflection_pad2d_backward."""
+    """Return the gradient of pad_edges' input, of which only the shape is read. Source:
+    aten.reflection_pad2d_backward."""
     return like(x)
 
 
@@ -153,7 +154,8 @@ def grid_sampler_backward(
     align_corners: bool,
     output_mask: tuple[bool, bool],
 ) -> tuple[TensorProxy | None, TensorProxy]:
-    """The gradients of x (None where output_mask[0] is False) and grid. Source: aten.grid_sampler_2d_backward."""
+    """Return the gradients of x (None where output_mask[0] is False) and grid. Source:
+    aten.grid_sampler_2d_backward."""
     return like(x) if output_mask[0] else None, like(grid)
 
 
@@ -161,7 +163,7 @@ def grid_sampler_backward(
 def grid_sampler_double_backward(
     of_x: TensorProxy | None, of_grid: TensorProxy, g: TensorProxy, x: TensorProxy, grid: TensorProxy, *how: object
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
-    """The gradients of g, x and grid from those of grid_sampler_backward's results; how: its other arguments.
+    """Return the gradients of g, x and grid from those of grid_sampler_backward's results; how: its other arguments.
 
     Source: the derivative of aten.grid_sampler_2d_backward.
     """
@@ -195,7 +197,7 @@ def _grid_sampler_grad(x: TensorProxy, grid: TensorProxy, *how: object) -> Tenso
 
 @primitive()
 def affine_grid(theta: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
-    """The grid of places that affine maps send the places of an output of `size` to.
+    """Return the grid of places that affine maps send the places of an output of `size` to.
 
     Shapes: theta (N, rank, rank + 1), size (N, C, *lengths); out (N, *lengths, rank).
     Source: torch.nn.functional.affine_grid.
@@ -205,7 +207,7 @@ def affine_grid(theta: TensorProxy, size: Lengths, align_corners: bool) -> Tenso
 
 @primitive()
 def affine_grid_backward(g: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
-    """The gradient of affine_grid's theta. Source: aten.affine_grid_generator_backward."""
+    """Return the gradient of affine_grid's theta. Source: aten.affine_grid_generator_backward."""
     return like(g, shape=(size[0], len(size) - 2, len(size) - 1))
 
 

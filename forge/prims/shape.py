@@ -95,7 +95,7 @@ def squeeze(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
 
 @primitive()
 def cat(tensors: Sequence[TensorProxy], dim: int) -> TensorProxy:
-    """The tensors one after another along `dim`.
+    """Return the tensors one after another along `dim`.
 
     Shapes: one rank and equal lengths off `dim`. Dtypes: one.
     """
@@ -147,7 +147,7 @@ def flip(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
 
 @primitive()
 def clone(x: TensorProxy, memory_format: torch.memory_format = torch.preserve_format) -> TensorProxy:
-    """A copy of x in memory of its own."""
+    """Return a copy of x in memory of its own."""
     return like(x)
 
 
@@ -198,7 +198,7 @@ def slice_scatter(x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Di
 
 @primitive(tags=[Tag.VIEW])
 def diagonal(x: TensorProxy, offset: Dim, dim1: int, dim2: int) -> TensorProxy:
-    """The elements of x whose index along dim2 is the one along dim1 plus `offset`.
+    """Return the elements of x whose index along dim2 is the one along dim1 plus `offset`.
 
     Shapes: out has x's other dims, then the diagonal. Source: torch.diagonal.
     """
@@ -217,7 +217,7 @@ def diagonal_backward(g: TensorProxy, shape: tuple[Dim, ...], offset: Dim, dim1:
 
 @primitive(tags=[Tag.VIEW])
 def windows(x: TensorProxy, dim: int, size: Dim, step: Dim) -> TensorProxy:
-    """Every window of `size` elements along `dim`, one each `step`.
+    """Return every window of `size` elements along `dim`, one each `step`.
 
     Shapes: dim counts the windows, a new last dim is inside them. Source: torch.Tensor.unfold.
     """

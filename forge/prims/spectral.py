@@ -17,7 +17,7 @@ from forge.prims.solvers import linalg_solve_ex
 
 @primitive(tags=[Tag.SYNCHRONIZING])
 def check_phase(gradient: TensorProxy, phase: TensorProxy, op: str) -> TensorProxy:
-    """The gradient as it is.
+    """Return the gradient as it is.
 
     Raises, when it runs: RuntimeError where a phase, what a gradient depends on that of a vector, is not 0.
     """
@@ -28,7 +28,7 @@ register_vjp(check_phase, gradient=lambda g: g)
 
 
 def _checked(gradient: TensorProxy, of_vectors: TensorProxy, op: str) -> TensorProxy:
-    """The gradient, where complex vectors, whose products with their gradients are given, may have any phase."""
+    """Return the gradient, where complex vectors, whose products with their gradients are given, may have any phase."""
     if not of_vectors.dtype.is_complex:
         return gradient
     return check_phase(gradient, imag(_diagonal(of_vectors)), op)
@@ -98,7 +98,8 @@ def _svd_grad(
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
     """Of the vectors, those that belong to singular values have a gradient. A phase is divided among U and Vh.
 
-    Source: J. Townsend, Differentiating the singular value decomposition, https://j-towns.github.io/papers/svd-derivative.pdf
+    Source: J. Townsend, Differentiating the singular value decomposition,
+    https://j-towns.github.io/papers/svd-derivative.pdf
     """
     outputs = linalg_svd(A, full_matrices, driver=driver)
     (U, S, Vh), (gU, gS, gVh) = outputs, map(get_grad, outputs)

@@ -27,7 +27,7 @@ def _check_numbers(op: str, **arguments: Any) -> None:
 
 
 def _steps(op: str, y: TensorProxy, x: TensorProxy, dim: int) -> TensorProxy:
-    """The distances between the points x, in a shape that goes with y's."""
+    """Return the distances between the points x, in a shape that goes with y's."""
     if x.ndim == 1:
         torch_check(
             same(x.shape[0], y.shape[dim]),
@@ -74,7 +74,7 @@ trapezoid, trapz = _trapezoid("trapezoid"), _trapezoid("trapz")
 def cumulative_trapezoid(
     y: TensorProxy, x: TensorProxy | None = None, *, dx: Number | None = None, dim: int = -1
 ) -> TensorProxy:
-    """The integral of y from its first point to each later one, along `dim`."""
+    """Return the integral of y from its first point to each later one, along `dim`."""
     dx, dim = _along("cumulative_trapezoid", y, x, dx, dim)
     areas = _areas("cumulative_trapezoid", y, x, dx, dim)
     if clang.category(areas.dtype) < 2:
@@ -86,7 +86,7 @@ def cumulative_trapezoid(
 
 
 def _spacings(spacing: Spacing, dims: tuple[int, ...], given: bool, ndim: int) -> list[Any]:
-    """One spacing, a number or a vector of places, for each dim."""
+    """Return one spacing, a number or a vector of places, for each dim."""
     if spacing is None or isinstance(spacing, NUMBER_TYPES):
         return [1 if spacing is None else spacing] * len(dims)
     torch_check(
@@ -119,7 +119,7 @@ def _check_gradient(input: TensorProxy, dims: tuple[int, ...], edge_order: int) 
 def gradient(
     input: TensorProxy, *, spacing: Spacing = None, dim: int | Sequence[int] | None = None, edge_order: int = 1
 ) -> Parts:
-    """The derivative along each of `dim` (all by default) by differences of neighbours.
+    """Return the derivative along each of `dim` (all by default) by differences of neighbours.
 
     spacing: between neighbours, of all dims or of each, or the places of the elements. edge_order: how exact the first
     and the last derivative are. Source: numpy.gradient, B. Fornberg, Math. Comp. 51 (1988).
@@ -161,7 +161,7 @@ def _evenly(f: TensorProxy, dim: int, h: Number, edge_order: int) -> TensorProxy
 
 
 def _at_places(f: TensorProxy, dim: int, places: TensorProxy, edge_order: int) -> TensorProxy:
-    """The slopes of parabolas through three neighbours; at the ends of lines through two, for edge_order 1."""
+    """Return the slopes of parabolas through three neighbours; at the ends of lines through two, for edge_order 1."""
     shape = [-1 if i == dim else 1 for i in range(f.ndim)]
 
     def at(x: TensorProxy, start: int, stop: int | None) -> TensorProxy:

@@ -21,7 +21,8 @@ Parts = tuple[TensorProxy, ...]
 
 @torchsymbol(torch.functional.block_diag, vf_block_diag)
 def block_diag(*tensors: Any) -> TensorProxy:
-    """A matrix with the tensors, of at most 2 dims, one after another along its diagonal, promoted to one dtype."""
+    """Return a matrix with the tensors, of at most 2 dims, one after another along its diagonal, promoted to one
+    dtype."""
     tensors = varargs(tensors[0], tensors[1:]) if tensors else ()
     for i, tensor in enumerate(tensors):
         check_tensor("block_diag", tensors=tensor)
@@ -46,7 +47,7 @@ def block_diag(*tensors: Any) -> TensorProxy:
 
 @torchsymbol(torch.functional.cartesian_prod, vf_cartesian_prod)
 def cartesian_prod(*tensors: Any) -> TensorProxy:
-    """Every choice of one element of each vector as a row; of one vector, that vector. Dtypes: one."""
+    """Return every choice of one element of each vector as a row; of one vector, that vector. Dtypes: one."""
     tensors = varargs(tensors[0], tensors[1:])
     for tensor in tensors:
         check_tensor("cartesian_prod", tensors=tensor)
@@ -58,19 +59,19 @@ def cartesian_prod(*tensors: Any) -> TensorProxy:
 
 @torchsymbol(torch.diagflat, Tensor.diagflat)
 def diagflat(input: TensorProxy, offset: int = 0) -> TensorProxy:
-    """A matrix with all elements on a diagonal, zeros elsewhere."""
+    """Return a matrix with all elements on a diagonal, zeros elsewhere."""
     side = input.numel() + abs(offset)
     return prims.diagonal_backward(clang.reshape(input, (input.numel(),)), (side, side), offset, 0, 1)
 
 
 @torchsymbol(torch.constant_pad_nd)
 def constant_pad_nd(input: TensorProxy, pad: Sequence[Dim], value: Number = 0) -> TensorProxy:
-    """The input widened by `value`, or cropped, at the ends of its last dims: (before, after) of the last, …"""
+    """Return the input widened by `value`, or cropped, at the ends of its last dims: (before, after) of the last, …"""
     return resample.pad(input, pad, "constant", value)
 
 
 def _chunked(tensor: TensorProxy, dim: int, chunks: int) -> TensorProxy:
-    """One tensor's chunks along `dim`, the last filled up with zeros, each as a row."""
+    """Return one tensor's chunks along `dim`, the last filled up with zeros, each as a row."""
     length = tensor.shape[dim]
     missing = -length % chunks
     padded = prims.pad(tensor, tuple((0, missing if i == dim else 0) for i in range(tensor.ndim)), 0)
@@ -86,7 +87,8 @@ def _count(tensor: TensorProxy, dim: int) -> Dim:
 
 @torchsymbol(torch_chunk_cat)
 def _chunk_cat(tensors: Tensors, dim: int, num_chunks: int) -> TensorProxy:
-    """Each tensor in `num_chunks` chunks along `dim`, the last filled up with zeros; the k-th of all side by side.
+    """Return each tensor in `num_chunks` chunks along `dim`, the last filled up with zeros; the k-th of all side by
+    side.
 
     Shapes: the tensors' dims before `dim` agree; out has these, num_chunks, and the elements of a chunk of each.
     """

@@ -15,7 +15,7 @@ _PARTS = (torch.float16, torch.float32, torch.float64)
 
 
 def _pair(op: str, a: TensorProxy, b: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """Two tensors of one of torch's dtypes for parts, broadcast together."""
+    """Return two tensors of one of torch's dtypes for parts, broadcast together."""
     for each in (a, b):
         check(
             each.dtype in _PARTS,
@@ -34,14 +34,14 @@ def complex(real: TensorProxy, imag: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.polar)
 def polar(abs: TensorProxy, angle: TensorProxy) -> TensorProxy:
-    """The number at a distance from 0, in a direction. Dtypes: one for both, float32 or float64."""
+    """Return the number at a distance from 0, in a direction. Dtypes: one for both, float32 or float64."""
     size, angle = _pair("polar", abs, angle)
     return prims.complex(size * clang.cos(angle), size * clang.sin(angle))
 
 
 @register_grad(polar)
 def _polar_grad(abs: TensorProxy, angle: TensorProxy) -> TensorProxy:
-    """The direction is the result's, as in torch, which has none at 0 and takes abs to be no less."""
+    """Return the direction is the result's, as in torch, which has none at 0 and takes abs to be no less."""
     out = polar(abs, angle)
     g = clang.conj(get_grad(out))
     if needs_grad(abs):
@@ -68,7 +68,7 @@ def _with_real(x: TensorProxy, new: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.real, getter("real"), methods=("real",), view=View.ALWAYS, invert=_with_real)
 def real(input: TensorProxy) -> TensorProxy:
-    """The real part; a real input itself."""
+    """Return the real part; a real input itself."""
     return clang.real(input)
 
 
@@ -80,7 +80,7 @@ def real(input: TensorProxy) -> TensorProxy:
     invert=lambda x, new: prims.complex(prims.real(x), new),
 )
 def imag(input: TensorProxy) -> TensorProxy:
-    """The imaginary part of a complex number."""
+    """Return the imaginary part of a complex number."""
     _check_complex("imag", input)
     return prims.imag(input)
 
@@ -95,7 +95,7 @@ def _apart(x: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.view_as_real, view=View.ALWAYS, invert=lambda x, new: _joined(new))
 def view_as_real(input: TensorProxy) -> TensorProxy:
-    """Both parts of complex numbers, in a last dim of length 2."""
+    """Return both parts of complex numbers, in a last dim of length 2."""
     _check_complex("view_as_real", input)
     return _apart(input)
 
@@ -105,7 +105,7 @@ prims.register_vjp(view_as_real, input=lambda g: _joined(g))
 
 @torchsymbol(torch.view_as_complex, view=View.ALWAYS, invert=lambda x, new: _apart(new))
 def view_as_complex(input: TensorProxy) -> TensorProxy:
-    """The complex numbers whose parts are in the last dim, of length 2. Dtypes: float16, float32 or float64."""
+    """Return the complex numbers whose parts are in the last dim, of length 2. Dtypes: float16, float32 or float64."""
     check(
         input.dtype in _PARTS,
         lambda: f"view_as_complex is only supported for half, float and double tensors, but got {input}",
@@ -125,7 +125,7 @@ prims.register_vjp(view_as_complex, input=lambda g: _apart(g))
     torch.conj, Tensor.conj, torch.ops.aten._conj.default, view=View.ALWAYS, invert=lambda x, new: clang.conj(new)
 )
 def conj(input: TensorProxy) -> TensorProxy:
-    """The complex conjugate, which torch computes where it is read; a real input itself."""
+    """Return the complex conjugate, which torch computes where it is read; a real input itself."""
     return clang.conj(input)
 
 
@@ -134,11 +134,11 @@ def conj(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.resolve_conj, Tensor.resolve_conj, view=View.MAYBE)
 def resolve_conj(input: TensorProxy) -> TensorProxy:
-    """A tensor whose conjugation is done; the input itself where there is none to do."""
+    """Return a tensor whose conjugation is done; the input itself where there is none to do."""
     return prims.clone(input)
 
 
 @torchsymbol(torch.resolve_neg, Tensor.resolve_neg, view=View.MAYBE)
 def resolve_neg(input: TensorProxy) -> TensorProxy:
-    """A tensor whose negation is done; the input itself where there is none to do."""
+    """Return a tensor whose negation is done; the input itself where there is none to do."""
     return prims.clone(input)

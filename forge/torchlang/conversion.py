@@ -48,7 +48,7 @@ def _same_device(a: torch.device, b: torch.device) -> bool:
 
 
 def as_device(device: Any) -> torch.device:
-    """A torch.device of one, its name, or an accelerator's number."""
+    """Return a torch.device of one, its name, or an accelerator's number."""
     return device if isinstance(device, torch.device) else torch.device(device)
 
 

@@ -95,7 +95,7 @@ empty = _of_size("empty", _empty, "A tensor of unspecified values.")
 def full(
     size: Sequence[Dim], fill_value: Number | TensorProxy, *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
-    """A tensor filled with a value. Dtypes: bool, int64 or the default float dtype, as the value is."""
+    """Return a tensor filled with a value. Dtypes: bool, int64 or the default float dtype, as the value is."""
     return _filled(tuple(size), fill_value, dtype, canonical_device(device))
 
 
@@ -124,7 +124,7 @@ empty_like = _like("empty_like", _empty, "A tensor of unspecified values.")
 @torchsymbol(torch.full_like)
 @with_options(*FACTORY, "memory_format")
 def full_like(input: TensorProxy, fill_value: Number, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
-    """A tensor filled with a value. Shapes and dtypes: input's."""
+    """Return a tensor filled with a value. Shapes and dtypes: input's."""
     device = input.device if device is None else canonical_device(device)
     return _filled(input.shape, fill_value, dtype or input.dtype, device)
 
@@ -156,7 +156,7 @@ def new_full(
     dtype: Dtype = None,
     device: Device = None,
 ) -> TensorProxy:
-    """A tensor filled with a value. Dtypes: self's."""
+    """Return a tensor filled with a value. Dtypes: self's."""
     device = self.device if device is None else canonical_device(device)
     return _filled(tuple(size), fill_value, dtype or self.dtype, device)
 
@@ -183,7 +183,7 @@ def _holds_tensor(data: Any) -> bool:
 def tensor(
     data: Any, *, dtype: Dtype = None, device: Device = None, requires_grad: bool = False, pin_memory: bool = False
 ) -> TensorProxy:
-    """The tensor of a number or of nested sequences of numbers."""
+    """Return the tensor of a number or of nested sequences of numbers."""
     check_supported("tensor", requires_grad=requires_grad)
     return _numbers("tensor", data, dtype, device)
 
@@ -192,14 +192,14 @@ def tensor(
 def new_tensor(
     self: TensorProxy, data: Any, *, dtype: Dtype = None, device: Device = None, requires_grad: bool = False
 ) -> TensorProxy:
-    """The tensor of a number or of nested sequences of numbers. Dtypes: self's."""
+    """Return the tensor of a number or of nested sequences of numbers. Dtypes: self's."""
     check_supported("new_tensor", requires_grad=requires_grad)
     return _numbers("new_tensor", data, dtype or self.dtype, device or self.device)
 
 
 @torchsymbol(torch.as_tensor, factory=True)
 def as_tensor(data: Any, dtype: Dtype = None, device: Device = None) -> TensorProxy:
-    """A tensor as it is where it has the dtype and device; else the tensor of numbers."""
+    """Return a tensor as it is where it has the dtype and device; else the tensor of numbers."""
     if not isinstance(data, TensorProxy):
         return _numbers("as_tensor", data, dtype, device)
     if device is not None and canonical_device(device) != data.device:
@@ -210,7 +210,7 @@ def as_tensor(data: Any, dtype: Dtype = None, device: Device = None) -> TensorPr
 @torchsymbol(torch.scalar_tensor, factory=True)
 @with_options(*FACTORY)
 def scalar_tensor(s: Number, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
-    """A 0-d tensor. Dtypes: the default float dtype."""
+    """Return a 0-d tensor. Dtypes: the default float dtype."""
     return prims.full((), s, dtype or torch.get_default_dtype(), canonical_device(device))
 
 
@@ -232,7 +232,7 @@ def arange(
 def linspace(
     start: Number | TensorProxy, end: Number | TensorProxy, steps: int, *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
-    """`steps` numbers from start to end, evenly spaced; these may be 0-d tensors, to which no gradient flows."""
+    """Return `steps` numbers from start to end, evenly spaced; these may be 0-d tensors, to which no gradient flows."""
     dtype = dtype or _spaced_dtype(start, end)
     device = canonical_device(device)
     start, end = _bounds("linspace", dtype, device, start, end)
@@ -240,7 +240,7 @@ def linspace(
 
 
 def _spaced_dtype(start: Number | TensorProxy, end: Number | TensorProxy) -> torch.dtype:
-    """The default float dtype, or its complex one where a bound is complex."""
+    """Return the default float dtype, or its complex one where a bound is complex."""
     numbers = any(isinstance(each, complex) for each in (start, end))
     tensors = any(isinstance(each, TensorProxy) and each.dtype.is_complex for each in (start, end))
     default = torch.get_default_dtype()
@@ -277,7 +277,7 @@ def logspace(
     dtype: Dtype = None,
     device: Device = None,
 ) -> TensorProxy:
-    """base to the power of `steps` numbers from start to end, evenly spaced."""
+    """Return base to the power of `steps` numbers from start to end, evenly spaced."""
     dtype = dtype or _spaced_dtype(start, end)
     wide = dtype if clang.category(dtype) > 1 else torch.float64
     device = canonical_device(device)
@@ -289,7 +289,7 @@ def logspace(
 @torchsymbol(torch.eye, factory=True)
 @with_options(*FACTORY)
 def eye(n: Dim, m: Dim | None = None, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
-    """An (n, m) matrix with ones on the diagonal; square without m."""
+    """Return an (n, m) matrix with ones on the diagonal; square without m."""
     for length in (n, m):
         torch_check(
             length is None or not prims.known(length < 0),

@@ -13,7 +13,7 @@ from forge.torchlang.core import check_tensor, torchsymbol
 
 @torchsymbol(torch.einsum)
 def einsum(equation: str | TensorProxy, *operands: Any) -> TensorProxy:
-    """The sum of products that an equation describes ("ij,jk->ik", or operand, dims, …, output dims).
+    """Return the sum of products that an equation describes ("ij,jk->ik", or operand, dims, …, output dims).
 
     Raises: RuntimeError for an equation that does not fit its operands. Source: torch.einsum.
     """
@@ -29,7 +29,7 @@ def einsum(equation: str | TensorProxy, *operands: Any) -> TensorProxy:
 
 
 def _read_equation(equation: str, count: int) -> tuple[list[list], list | None]:
-    """Each operand's labels and the output's, with "..." among them; None where the output is implied."""
+    """Return each operand's labels and the output's, with "..." among them; None where the output is implied."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = [_read_term(term, equation) for term in left.split(",")]
     torch_check(
@@ -61,7 +61,7 @@ def _read_term(term: str, equation: str) -> list:
 
 
 def _read_sublists(arguments: tuple) -> tuple[list, list[list], list | None]:
-    """The operands, their labels and the output's of einsum(x, [0, 1], y, [1, 2], [0, 2])."""
+    """Return the operands, their labels and the output's of einsum(x, [0, 1], y, [1, 2], [0, 2])."""
     given = list(arguments[0 : len(arguments) - 1 : 2])
     terms = [_read_sublist(dims) for dims in arguments[1 : 2 * len(given) : 2]]
     return given, terms, _read_sublist(arguments[-1]) if len(arguments) % 2 else None

@@ -22,7 +22,7 @@ from forge.torchlang.spelling import TensorOrNumber, check_operands, named
 
 
 def _unary(target: Symbol, *aliases: str, name: str = "", more: tuple[Callable, ...] = ()) -> Symbol:
-    """Every spelling of a unary function, as clang has it."""
+    """Return every spelling of a unary function, as clang has it."""
     op = name or target.name
 
     def body(input: TensorProxy) -> TensorProxy:
@@ -100,7 +100,7 @@ def neg(input: TensorProxy) -> TensorProxy:
 
 @named("positive", "__pos__", more=(operator.pos,))
 def positive(input: TensorProxy) -> TensorProxy:
-    """The input itself. Dtypes: any but bool."""
+    """Return the input itself. Dtypes: any but bool."""
     torch_check(
         input.dtype != torch.bool, lambda: f"positive: The `+` operator, on a bool tensor is not supported: {input}"
     )
@@ -119,7 +119,7 @@ prims.register_vjp(frac, input=lambda g: g)
 
 @named("round")
 def round(input: TensorProxy, *, decimals: int = 0) -> TensorProxy:
-    """The nearest number with so many decimals, ties to even."""
+    """Return the nearest number with so many decimals, ties to even."""
     if decimals == 0:
         return clang.round(input)
     prims.check_dtype("round", input, prims.FLOAT)
@@ -160,7 +160,7 @@ isneginf = _is_infinite("isneginf", -math.inf)
 
 @named("isreal")
 def isreal(input: TensorProxy) -> TensorProxy:
-    """Whether the imaginary part is 0: True of every real number."""
+    """Return whether the imaginary part is 0: True of every real number."""
     if input.dtype.is_complex:
         return clang.eq(prims.imag(input), 0)
     return prims.full(input.shape, True, torch.bool, input.device)
@@ -190,7 +190,7 @@ prims.register_vjp(nan_to_num, input=lambda g, input: clang.where(clang.isfinite
 
 
 def _tensor_first(input: TensorOrNumber, other: TensorOrNumber) -> TensorOrNumber:
-    """The first operand; as a 0-d tensor where both are numbers."""
+    """Return the first operand; as a 0-d tensor where both are numbers."""
     if isinstance(input, TensorProxy) or isinstance(other, TensorProxy):
         return input
     return prims.full((), input, clang.dtype_of(input), torch.device("cpu"))
@@ -347,7 +347,7 @@ def heaviside(input: TensorProxy, values: TensorProxy) -> TensorProxy:
 def _binary(
     target: Symbol, *aliases: str, name: str = "", more: tuple[Callable, ...] = (), inplace: tuple[Callable, ...] = ()
 ) -> Symbol:
-    """Every spelling of a binary function, its operators and their in-place forms, as clang has it."""
+    """Return every spelling of a binary function, its operators and their in-place forms, as clang has it."""
     op = name or target.name
 
     def body(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
@@ -421,7 +421,7 @@ logical_xor = _logical("logical_xor", clang.bitwise_xor)
 def isclose(
     input: TensorProxy, other: TensorProxy, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> TensorProxy:
-    """Whether |input - other| <= atol + rtol * |other|. Dtypes: one for both; out is bool."""
+    """Return whether |input - other| <= atol + rtol * |other|. Dtypes: one for both; out is bool."""
     torch_check(
         input.dtype == other.dtype,
         lambda: f"isclose: {input} and {other} must have one dtype: {input.dtype} did not match {other.dtype}",

@@ -49,7 +49,7 @@ def triangular_solve(
 
 
 def _older(function: Callable, method: Callable) -> Callable:
-    """Makes a symbol of a function that torch 2.15 has as an error alone, written in Python."""
+    """Make a symbol of a function that torch 2.15 has as an error alone, written in Python."""
     return (lambda body: body) if isinstance(function, FunctionType) else torchsymbol(function, method)
 
 
@@ -73,7 +73,7 @@ def cholesky(input: TensorProxy, upper: bool = False) -> TensorProxy:
 
 @torchsymbol(torch.cholesky_inverse, Tensor.cholesky_inverse)
 def cholesky_inverse(input: TensorProxy, upper: bool = False) -> TensorProxy:
-    """The inverse of the matrix of which input is the Cholesky factor."""
+    """Return the inverse of the matrix of which input is the Cholesky factor."""
     return prims.cholesky_inverse(input, upper)
 
 
@@ -168,7 +168,8 @@ def qr(input: TensorProxy, some: bool = True) -> Pair:
 
 @torchsymbol(torch.geqrf, Tensor.geqrf)
 def geqrf(input: TensorProxy) -> Pair:
-    """The QR factorization as LAPACK has it: (R with Householder's vectors below its diagonal, their factors)."""
+    """Return the QR factorization as LAPACK has it: (R with Householder's vectors below its diagonal, their
+    factors)."""
     return results.geqrf(prims.geqrf(input))
 
 
@@ -217,7 +218,7 @@ def _product(op: str, input: TensorProxy, tau: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.linalg.householder_product)
 def householder_product(input: TensorProxy, tau: TensorProxy) -> TensorProxy:
-    """The first columns of the product of Householder's reflections, as geqrf gives them."""
+    """Return the first columns of the product of Householder's reflections, as geqrf gives them."""
     return _product("linalg.householder_product", input, tau)
 
 
@@ -258,7 +259,7 @@ def ormqr(
 def _ormqr_grad(
     input: TensorProxy, input2: TensorProxy, input3: TensorProxy, left: bool = True, transpose: bool = False
 ) -> TensorProxy:
-    """Where a tensor is empty, torch gives none of the reflections a gradient."""
+    """Give the reflections no gradient where a tensor is empty, as torch does."""
     if not any(prims.known(x.numel() == 0) for x in (input, input2, input3)):
         return NotImplemented
     out = ormqr(input, input2, input3, left, transpose)

@@ -117,7 +117,7 @@ hfft, irfft = _real("hfft", True), _real("irfft", False)
 def _places(
     op: str, x: TensorProxy, s: Lengths | None, dim: int | Sequence[int] | None
 ) -> tuple[list[int], list[Dim | None]]:
-    """The dims, and the length of the transform over each; None is x's own."""
+    """Return the dims, and the length of the transform over each; None is x's own."""
     sizes = None if s is None else list(clang.as_tuple(s))
     torch_check(
         dim is None or sizes is None or len(clang.as_tuple(dim)) == len(sizes),

@@ -19,13 +19,13 @@ from forge.torch_internals.autograd import set_grad_enabled
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """The grad mode is afterwards what it was before."""
+    """Restore the grad mode at the exit of the context."""
     with torch.set_grad_enabled(torch.is_grad_enabled()):
         yield
 
 
 def note(trace: Trace) -> None:
-    """What a front end records from now on is tagged with the mode that this thread is in."""
+    """Tag what a front end records from now on with this thread's grad mode."""
     if not trace.follows_grad_mode:
         return
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():  # in which enable_grad means nothing

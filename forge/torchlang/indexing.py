@@ -37,7 +37,7 @@ def getitem(input: TensorProxy, key: Any) -> TensorProxy:
 
 
 def with_item(input: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
-    """A copy of input with input[key] = value."""
+    """Return a copy of input with input[key] = value."""
     out = input.clone()
     out[key] = value
     return out
@@ -84,7 +84,7 @@ def aten_index(self: TensorProxy, indices: Sequence[TensorProxy | None]) -> Tens
 
 @torchsymbol(torch.index_select, Tensor.index_select)
 def index_select(input: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
-    """The slices along `dim` that the vector `index` names."""
+    """Return the slices along `dim` that the vector `index` names."""
     return clang.index_select(input, dim, index)
 
 
@@ -151,7 +151,7 @@ def take_along_dim(input: TensorProxy, indices: TensorProxy, dim: int | None = N
 
 @torchsymbol(torch.take, Tensor.take)
 def take(input: TensorProxy, index: TensorProxy) -> TensorProxy:
-    """The elements of flattened input at `index`."""
+    """Return the elements of flattened input at `index`."""
     torch_check(index.dtype == torch.int64, lambda: f"take(): Expected a long tensor for index, but got {index}")
     return prims.index(clang.reshape(input, (-1,)), (index,))
 
@@ -289,7 +289,7 @@ def _copy_grad(self: TensorProxy, src: TensorProxy, non_blocking: bool = False) 
 
 
 def _put_zeros(overwritten: TensorProxy) -> None:
-    """What a tensor was before all of it was written gets zeros, as in eager, where it keeps its history."""
+    """Put zeros for what a tensor was before all of it was written, as in eager, where it keeps its history."""
     put_grad(overwritten, prims.full(overwritten.shape, 0, overwritten.dtype, overwritten.device))
 
 
@@ -341,7 +341,7 @@ def searchsorted(
     side: str | None = None,
     sorter: TensorProxy | None = None,
 ) -> TensorProxy:
-    """Where each value would be put in an ascending row, before equal ones; after them if `right`."""
+    """Return where each value would be put in an ascending row, before equal ones; after them if `right`."""
     torch_check(
         side in (None, "left", "right") and not (side == "left" and right),
         lambda: (
@@ -360,7 +360,7 @@ def searchsorted(
 def bucketize(
     input: TensorOrNumber, boundaries: TensorProxy, *, out_int32: bool = False, right: bool = False
 ) -> TensorProxy:
-    """The bucket between ascending boundaries in which each value is."""
+    """Return the bucket between ascending boundaries in which each value is."""
     torch_check(boundaries.ndim == 1, lambda: f"bucketize: boundaries tensor must be 1 dimension, but got {boundaries}")
     if not isinstance(input, TensorProxy):
         input = prims.full((), input, boundaries.dtype, boundaries.device)

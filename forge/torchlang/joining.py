@@ -19,19 +19,20 @@ Parts = tuple[TensorProxy, ...]
 
 @torchsymbol(torch.cat, torch.concat, torch.concatenate)
 def cat(tensors: Tensors, dim: int = 0) -> TensorProxy:
-    """The tensors one after another along `dim`, promoted to one dtype; 1-d ones without elements are left out."""
+    """Return the tensors one after another along `dim`, promoted to one dtype; 1-d ones without elements are left
+    out."""
     return clang.cat(tensors, dim)
 
 
 @torchsymbol(torch.stack)
 def stack(tensors: Tensors, dim: int = 0) -> TensorProxy:
-    """The tensors one after another along a new dim."""
+    """Return the tensors one after another along a new dim."""
     return clang.stack(tensors, dim)
 
 
 @torchsymbol(torch.hstack)
 def hstack(tensors: Tensors) -> TensorProxy:
-    """The tensors side by side: along dim 1, vectors along dim 0."""
+    """Return the tensors side by side: along dim 1, vectors along dim 0."""
     torch_check(len(tensors) > 0, lambda: "hstack expects a non-empty TensorList")
     tensors = [atleast_1d(tensor) for tensor in tensors]
     return clang.cat(tensors, 0 if tensors[0].ndim == 1 else 1)
@@ -39,21 +40,21 @@ def hstack(tensors: Tensors) -> TensorProxy:
 
 @torchsymbol(torch.vstack, torch.row_stack)
 def vstack(tensors: Tensors) -> TensorProxy:
-    """The tensors one above the other, along dim 0; vectors are rows."""
+    """Return the tensors one above the other, along dim 0; vectors are rows."""
     torch_check(len(tensors) > 0, lambda: "vstack expects a non-empty TensorList")
     return clang.cat([atleast_2d(tensor) for tensor in tensors], 0)
 
 
 @torchsymbol(torch.dstack)
 def dstack(tensors: Tensors) -> TensorProxy:
-    """The tensors behind each other, along dim 2."""
+    """Return the tensors behind each other, along dim 2."""
     torch_check(len(tensors) > 0, lambda: "dstack expects a non-empty TensorList")
     return clang.cat([atleast_3d(tensor) for tensor in tensors], 2)
 
 
 @torchsymbol(torch.column_stack)
 def column_stack(tensors: Tensors) -> TensorProxy:
-    """The tensors side by side; vectors and numbers are columns."""
+    """Return the tensors side by side; vectors and numbers are columns."""
     torch_check(len(tensors) > 0, lambda: "column_stack expects a non-empty TensorList")
     columns = [clang.reshape(t, (t.numel(), 1)) if t.ndim <= 1 else t for t in tensors]
     return hstack(columns)
@@ -180,7 +181,7 @@ hsplit, vsplit, dsplit = _split_along("hsplit", 1), _split_along("vsplit", 0), _
 
 @torchsymbol(torch.unbind, Tensor.unbind, view=View.ALWAYS)
 def unbind(input: TensorProxy, dim: int = 0) -> Parts:
-    """The slices along `dim`, without it."""
+    """Return the slices along `dim`, without it."""
     check(input.ndim > 0, lambda: "unbind: Dimension specified as 0 but tensor has no dimensions", IndexError)
     dim = check_dim("unbind", dim, input.ndim)
     return tuple(clang.select(input, dim, i) for i in range(int(input.shape[dim])))
@@ -214,19 +215,19 @@ def _repeated(op: str, x: TensorProxy, repeats: Sequence[Dim]) -> TensorProxy:
 
 @torchsymbol(Tensor.repeat)
 def repeat(self: TensorProxy, *args: Any, repeats: Sequence[Dim] | None = None) -> TensorProxy:
-    """Copies of the whole tensor, repeats[i] of them along dim i; new dims come first."""
+    """Copy of the whole tensor, repeats[i] of them along dim i; new dims come first."""
     return _repeated("repeat", self, varargs(args[0], args[1:]) if args else tuple(repeats or ()))
 
 
 @torchsymbol(Tensor.tile)
 def tensor_tile(self: TensorProxy, *args: Any, dims: Sequence[Dim] | None = None) -> TensorProxy:
-    """As repeat, with 1 for the leading dims that are not given."""
+    """Repeat as `repeat` does, with 1 for the leading dims that are not given."""
     return tile(self, varargs(args[0], args[1:]) if args else tuple(dims or ()))
 
 
 @torchsymbol(torch.tile)
 def tile(input: TensorProxy, dims: Sequence[Dim]) -> TensorProxy:
-    """As repeat, with 1 for the leading dims that are not given."""
+    """Repeat as `repeat` does, with 1 for the leading dims that are not given."""
     return _repeated("tile", input, [1] * (input.ndim - len(dims)) + list(dims))
 
 
@@ -238,7 +239,7 @@ def repeat_interleave(
     *,
     output_size: Dim | None = None,
 ) -> TensorProxy:
-    """Each element (or slice along `dim`) repeated; flattened without `dim`."""
+    """Return each element (or slice along `dim`) repeated; flattened without `dim`."""
     if not isinstance(repeats, INT_TYPES):
         return _repeated_by(input, repeats, dim, output_size)
     torch_check(not known(repeats < 0), lambda: f"repeat_interleave: Repeats must be non-negative, got {repeats}")
@@ -254,7 +255,8 @@ def repeat_interleave(
 
 
 def _repeated_by(input: TensorProxy, repeats: TensorProxy | None, dim: int | None, size: Dim | None) -> TensorProxy:
-    """Each slice repeated as often as a tensor says, `size` in all; without repeats, the places of input's own."""
+    """Return each slice repeated as often as a tensor says, `size` in all; without repeats, the places of input's
+    own."""
     if size is None:
         raise NotImplementedError(
             "repeat_interleave by a tensor without output_size depends on data; see forge/torchlang/joining.py"

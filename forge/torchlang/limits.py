@@ -46,7 +46,7 @@ def _clamp_grad(
 def _put_shared_clamp_grads(
     input: TensorProxy, min: TensorOrNumber | None, max: TensorOrNumber | None, g: TensorProxy
 ) -> None:
-    """As torch 2.14 differentiates: an input that equals a number has no gradient, and shares it with a tensor."""
+    """Put gradients as torch 2.14 does: an input that equals a number has no gradient, and shares it with a tensor."""
     if min is None or max is None:
         limit, worse, better = (min, clang.lt, clang.gt) if max is None else (max, clang.gt, clang.lt)
         if isinstance(limit, TensorProxy):
@@ -71,7 +71,7 @@ def _put_shared_clamp_grads(
 
 
 def _put_shared_grads(a: TensorProxy, b: TensorProxy, g: TensorProxy, worse: Callable) -> None:
-    """Of the better of two: to both in halves where they are equal, and whole where one is nan."""
+    """Put the gradient of the better of two: to both in halves where they are equal, and whole where one is nan."""
     shared = clang.where(clang.eq(a, b), g / 2, g)
     put_grad(a, clang.where(worse(a, b), 0, shared))
     put_grad(b, clang.where(worse(b, a), 0, shared))

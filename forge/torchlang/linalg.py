@@ -26,7 +26,7 @@ from forge.torchlang.spelling import results
 
 
 def check_rank(op: str, ndim: int, **arguments: TensorProxy) -> None:
-    """Raises RuntimeError naming the first argument that has not `ndim` dims."""
+    """Raise RuntimeError naming the first argument that has not `ndim` dims."""
     check_tensor(op, **arguments)
     for name, value in arguments.items():
         torch_check(
@@ -36,7 +36,7 @@ def check_rank(op: str, ndim: int, **arguments: TensorProxy) -> None:
 
 
 def check_one_dtype(op: str, **arguments: TensorProxy) -> None:
-    """Raises RuntimeError unless all have one dtype."""
+    """Raise RuntimeError unless all have one dtype."""
     torch_check(
         len({value.dtype for value in arguments.values()}) == 1,
         lambda: f"{op}: {', '.join(arguments)} must have the same dtype, but they are {list(arguments.values())}",
@@ -44,7 +44,8 @@ def check_one_dtype(op: str, **arguments: TensorProxy) -> None:
 
 
 def _product(op: str, a: TensorProxy, b: TensorProxy) -> TensorProxy:
-    """The matrix product of operands whose ranks are right. Raises RuntimeError where dtypes or lengths differ."""
+    """Return the matrix product of operands whose ranks are right. Raises RuntimeError where dtypes or lengths
+    differ."""
     torch_check(
         a.dtype == b.dtype, lambda: f"{op}: expected both operands to have the same dtype, but they are {a} and {b}"
     )
@@ -59,7 +60,7 @@ def _product(op: str, a: TensorProxy, b: TensorProxy) -> TensorProxy:
     torch.matmul, Tensor.matmul, operator.matmul, torch.linalg.matmul, Tensor.__matmul__, inplace=operator.imatmul
 )
 def matmul(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """The matrix product; batch dims broadcast."""
+    """Return the matrix product; batch dims broadcast."""
     torch_check(
         input.ndim > 0 and other.ndim > 0,
         lambda: f"matmul: both arguments to matmul need to be at least 1D, but they are {input} and {other}",
@@ -69,14 +70,14 @@ def matmul(input: TensorProxy, other: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.mm, Tensor.mm)
 def mm(input: TensorProxy, mat2: TensorProxy) -> TensorProxy:
-    """The product of two matrices."""
+    """Return the product of two matrices."""
     check_rank("mm", 2, input=input, mat2=mat2)
     return _product("mm", input, mat2)
 
 
 @torchsymbol(torch.bmm, Tensor.bmm)
 def bmm(input: TensorProxy, mat2: TensorProxy) -> TensorProxy:
-    """The products of two batches of matrices."""
+    """Return the products of two batches of matrices."""
     check_rank("bmm", 3, input=input, mat2=mat2)
     torch_check(
         same(input.shape[0], mat2.shape[0]),
@@ -87,7 +88,7 @@ def bmm(input: TensorProxy, mat2: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.mv, Tensor.mv)
 def mv(input: TensorProxy, vec: TensorProxy) -> TensorProxy:
-    """The product of a matrix and a vector."""
+    """Return the product of a matrix and a vector."""
     check_rank("mv", 2, input=input)
     check_rank("mv", 1, vec=vec)
     return _product("mv", input, vec)
@@ -95,7 +96,7 @@ def mv(input: TensorProxy, vec: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.dot, Tensor.dot)
 def dot(input: TensorProxy, tensor: TensorProxy) -> TensorProxy:
-    """The sum of the products of two vectors' elements."""
+    """Return the sum of the products of two vectors' elements."""
     check_rank("dot", 1, input=input, tensor=tensor)
     return _product("dot", input, tensor)
 
@@ -116,7 +117,7 @@ def outer(input: TensorProxy, vec2: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.inner, Tensor.inner)
 def inner(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """The sums of products over the last dims; a product where one operand is 0-d."""
+    """Return the sums of products over the last dims; a product where one operand is 0-d."""
     if input.ndim == 0 or other.ndim == 0:
         return clang.mul(input, other)
     torch_check(
@@ -263,7 +264,8 @@ def bilinear(
 
 @torchsymbol(torch.tensordot)
 def tensordot(a: TensorProxy, b: TensorProxy, dims: int | Sequence = 2) -> TensorProxy:
-    """The sum of products over the last `dims` dims of a and the first of b, or over the two lists of dims given."""
+    """Return the sum of products over the last `dims` dims of a and the first of b, or over the two lists of dims
+    given."""
     check(
         not isinstance(dims, TensorProxy),
         lambda: "tensordot: dims in a tensor are not known while tracing; give a list",
@@ -292,13 +294,13 @@ def tensordot(a: TensorProxy, b: TensorProxy, dims: int | Sequence = 2) -> Tenso
 
 @torchsymbol(torch.chain_matmul)
 def chain_matmul(*matrices: TensorProxy) -> TensorProxy:
-    """The product of matrices, in the cheapest order."""
+    """Return the product of matrices, in the cheapest order."""
     return _chain("chain_matmul", matrices)
 
 
 @torchsymbol(torch.linalg.multi_dot)
 def multi_dot(tensors: Sequence[TensorProxy]) -> TensorProxy:
-    """The product of matrices in the cheapest order; the first and the last may be vectors."""
+    """Return the product of matrices in the cheapest order; the first and the last may be vectors."""
     return _chain("linalg.multi_dot", tensors)
 
 
@@ -315,13 +317,13 @@ def _chain(op: str, matrices: Sequence[TensorProxy]) -> TensorProxy:
 
 @torchsymbol(torch.linalg.cross)
 def linalg_cross(input: TensorProxy, other: TensorProxy, *, dim: int = -1) -> TensorProxy:
-    """The cross product of vectors of 3 along `dim`; other dims broadcast."""
+    """Return the cross product of vectors of 3 along `dim`; other dims broadcast."""
     return _cross("linalg.cross", input, other, dim)
 
 
 @torchsymbol(torch.cross, Tensor.cross)
 def cross(input: TensorProxy, other: TensorProxy, dim: int | None = None) -> TensorProxy:
-    """The cross product of vectors of 3 along `dim`, the first of length 3 by default."""
+    """Return the cross product of vectors of 3 along `dim`, the first of length 3 by default."""
     if dim is None:
         found = [i for i, length in enumerate(input.shape) if prims.known(length == 3)]
         torch_check(bool(found), lambda: f"cross: no dimension of size 3 in input {input}")
@@ -349,7 +351,7 @@ def _rolled(x: TensorProxy, dim: int, by: int) -> TensorProxy:
 
 @torchsymbol(torch.trace, Tensor.trace)
 def trace(input: TensorProxy) -> TensorProxy:
-    """The sum of a matrix's diagonal."""
+    """Return the sum of a matrix's diagonal."""
     check_rank("trace", 2, input=input)
     rows, columns = input.shape
     length: Dim = torch.sym_min(rows, columns)
@@ -360,7 +362,7 @@ def trace(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.kron, Tensor.kron)
 def kron(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """Every element of input times the whole of other, laid out as one tensor."""
+    """Return every element of input times the whole of other, laid out as one tensor."""
     rank = max(input.ndim, other.ndim)
     a_shape = (1,) * (rank - input.ndim) + tuple(input.shape)
     b_shape = (1,) * (rank - other.ndim) + tuple(other.shape)

@@ -17,7 +17,7 @@ Gradients = tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]
 
 @torchsymbol(aten.alias.default, view=View.ALWAYS, invert=lambda x, new: new)
 def alias(self: TensorProxy) -> TensorProxy:
-    """The same memory as another tensor. Source: aten.alias."""
+    """Return the same memory as another tensor. Source: aten.alias."""
     return prims.alias(self)
 
 
@@ -32,7 +32,7 @@ def _to_copy(
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> TensorProxy:
-    """A copy in another dtype or on another device. Source: aten._to_copy."""
+    """Return a copy in another dtype or on another device. Source: aten._to_copy."""
     check(layout in (None, torch.strided), lambda: f"_to_copy: layout {layout} is not dense", NotImplementedError)
     return converted(self, dtype, device, copy=True, memory_format=memory_format)
 
@@ -51,8 +51,8 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> Gradients:
-    """The gradients of a convolution's input, weight and bias, None where output_mask says that it is not asked for.
-    Source: aten.convolution_backward."""
+    """Return the gradients of a convolution's input, weight and bias, None where output_mask says that it is not asked
+    for. Source: aten.convolution_backward."""
     count = input.ndim - 2
     given = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
     *lists, extra = [per_dim("convolution_backward", name, each, count) for name, each in given.items()]

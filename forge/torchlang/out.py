@@ -38,14 +38,15 @@ _APART = frozenset(
 
 
 def with_dtype(id: str, target: Any, kwargs: dict) -> dict:
-    """The arguments of a call with `out=target`: its dtype is computed in, where the function takes it from there."""
+    """Return the arguments of a call with `out=target`: its dtype is computed in, where the function takes it from
+    there."""
     if id in _COMPUTED_IN and kwargs.get("dtype") is None:
         return {**kwargs, "dtype": target.dtype}
     return kwargs
 
 
 def check_dtypes(id: str, target: Any, results: Any) -> None:
-    """Raises RuntimeError where torch refuses the dtype of an out= for the result."""
+    """Raise RuntimeError where torch refuses the dtype of an out= for the result."""
     if id not in _EXACT and isinstance(results, TensorProxy):
         return
     for handle, value in zip(tensors(target), tensors(results), strict=True):
@@ -58,7 +59,7 @@ def check_dtypes(id: str, target: Any, results: Any) -> None:
 
 
 def check_apart(id: str, target: Any, arguments: Any, memory: Memory) -> None:
-    """Raises Ambiguous where torch may refuse an out= for the memory that it shares with an argument."""
+    """Raise Ambiguous where torch may refuse an out= for the memory that it shares with an argument."""
     if id not in _APART:
         return
     written = [memory.ref(handle).storage for handle in tensors(target)]

@@ -135,7 +135,7 @@ def _unsafe_masked_index(input: TensorProxy, mask: TensorProxy, indices: Indices
 
 
 def _as(dtype: torch.dtype, number: Number) -> Number:
-    """A number as torch casts it to a dtype."""
+    """Return a number as torch casts it to a dtype."""
     return number if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool else int(cast(float, number))
 
 
@@ -176,7 +176,8 @@ prims.register_vjp(
 def isin(
     elements: TensorOrNumber, test_elements: TensorOrNumber, *, assume_unique: bool = False, invert: bool = False
 ) -> TensorProxy:
-    """Whether each element is one of the others (is none, with `invert`). nan is none. Dtypes: real, not bool."""
+    """Return whether each element is one of the others (is none, with `invert`). nan is none. Dtypes: real, not
+    bool."""
     check_operands("isin", elements=elements, test_elements=test_elements)
     for each in (elements, test_elements):
         check(
@@ -205,7 +206,8 @@ def _is_in(elements: TensorOrNumber, others: TensorOrNumber) -> TensorProxy:
 
 @torchsymbol(torch.functional.unravel_index)
 def unravel_index(indices: TensorProxy, shape: Dim | Sequence[Dim]) -> tuple[TensorProxy, ...]:
-    """The indices along each dim of a tensor of `shape` that flat indices stand for. Dtypes: integer; out is int64."""
+    """Return the indices along each dim of a tensor of `shape` that flat indices stand for. Dtypes: integer; out is
+    int64."""
     check(
         clang.category(indices.dtype) == 1,
         lambda: f"unravel_index: expected 'indices' to be integer dtype, but got {indices}",

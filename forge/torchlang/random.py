@@ -107,7 +107,7 @@ def randint(
     dtype: Dtype = None,
     device: Device = None,
 ) -> TensorProxy:
-    """Integers, uniform in [low, high): randint(high, size) or randint(low, high, size). Dtypes: int64."""
+    """Draw integers, uniform in [low, high): randint(high, size) or randint(low, high, size). Dtypes: int64."""
     low, high, rest = _bounds("randint", args, low, high)
     shape = _shape("randint", rest[0] if rest else size)
     return prims.randint(shape, low, high, dtype or torch.int64, canonical_device(device))
@@ -123,7 +123,7 @@ def randint_like(
     dtype: Dtype = None,
     device: Device = None,
 ) -> TensorProxy:
-    """Integers, uniform in [low, high). Shapes and dtypes: input's."""
+    """Draw integers, uniform in [low, high). Shapes and dtypes: input's."""
     low, high, _ = _bounds("randint_like", args, low, high)
     device = input.device if device is None else canonical_device(device)
     return prims.randint(input.shape, low, high, dtype or input.dtype, device, like=input)
@@ -132,7 +132,7 @@ def randint_like(
 @torchsymbol(torch.randperm, tags=RANDOM, factory=True)
 @with_options(*FACTORY, "generator")
 def randperm(n: Dim, *, dtype: Dtype = torch.int64, device: Device = None) -> TensorProxy:
-    """The integers below n in random order."""
+    """Return the integers below n in random order."""
     return prims.randperm(n, dtype or torch.int64, canonical_device(device))
 
 
@@ -146,7 +146,7 @@ def normal(
     dtype: Dtype = None,
     device: Device = None,
 ) -> TensorProxy:
-    """Normally distributed with the given means and standard deviations, numbers or tensors."""
+    """Draw normal numbers with the given means and standard deviations, numbers or tensors."""
     given = [value for value in (mean, std) if isinstance(value, TensorProxy)]
     if not given:
         dtype = dtype or torch.get_default_dtype()
@@ -159,7 +159,7 @@ def normal(
 @torchsymbol(torch.multinomial, Tensor.multinomial, tags=(*RANDOM, Tag.NOT_DIFFERENTIABLE))
 @with_options("generator")
 def multinomial(input: TensorProxy, num_samples: int, replacement: bool = False) -> TensorProxy:
-    """Indices drawn from each row of weights."""
+    """Draw indices from each row of weights."""
     return prims.multinomial(input, num_samples, replacement)
 
 
@@ -194,7 +194,7 @@ def _no_slope(x: TensorProxy) -> TensorProxy:
 
 
 def fills(name: str) -> Callable[[Callable], Symbol]:
-    """Makes a body the meaning of Tensor.name, which writes random numbers into its tensor.
+    """Make a body the meaning of Tensor.name, which writes random numbers into its tensor.
 
     What the tensor was before, and parameters that are tensors, get gradients of zeros, as in eager.
     """
@@ -224,21 +224,21 @@ def fills(name: str) -> Callable[[Callable], Symbol]:
 
 
 def _range(args: tuple, named: dict, default_high: Any) -> tuple[Any, Any]:
-    """The bounds of x.uniform_(0, 1), whose names are `from` and `to`."""
+    """Return the bounds of x.uniform_(0, 1), whose names are `from` and `to`."""
     given = {**dict(zip(("from", "to"), args, strict=False)), **named}
     return given.get("from", 0), given.get("to", default_high)
 
 
 @fills("uniform_")
 def uniform(self: TensorProxy, *args: float, **named: float) -> TensorProxy:
-    """Uniform in [from, to), by default in [0, 1). Shapes and dtypes: self's."""
+    """Draw uniform numbers in [from, to), by default in [0, 1). Shapes and dtypes: self's."""
     low, high = _range(args, named, 1)
     return prims.uniform(self.shape, low, high, self.dtype, self.device, like=self)
 
 
 @fills("normal_")
 def fill_normal(self: TensorProxy, mean: float = 0, std: float = 1) -> TensorProxy:
-    """Normally distributed. Shapes and dtypes: self's."""
+    """Draw normal numbers. Shapes and dtypes: self's."""
     return prims.normal(self.shape, mean, std, self.dtype, self.device, like=self)
 
 
@@ -250,13 +250,13 @@ def fill_bernoulli(self: TensorProxy, p: TensorProxy | float = 0.5) -> TensorPro
 
 @fills("exponential_")
 def exponential(self: TensorProxy, lambd: float = 1) -> TensorProxy:
-    """Exponentially distributed with rate `lambd`. Shapes and dtypes: self's."""
+    """Draw exponential numbers with rate `lambd`. Shapes and dtypes: self's."""
     return prims.exponential(self.shape, lambd, self.dtype, self.device, like=self)
 
 
 @fills("random_")
 def fill_random(self: TensorProxy, *args: Any, **named: Any) -> TensorProxy:
-    """Integers, uniform: random_() over what the dtype holds, random_(to) from 0, random_(from, to)."""
+    """Draw integers, uniform: random_() over what the dtype holds, random_(to) from 0, random_(from, to)."""
     if len(args) == 1 and not named:
         args = (0, *args)
     low, high = _range(args, named, None)
@@ -266,7 +266,7 @@ def fill_random(self: TensorProxy, *args: Any, **named: Any) -> TensorProxy:
 
 
 def _above(dtype: torch.dtype) -> int:
-    """The integer after the last that a dtype holds exactly."""
+    """Return the integer after the last that a dtype holds exactly."""
     if dtype.is_floating_point:
         return int(2 / torch.finfo(dtype).eps) + 1
     return 2 if dtype == torch.bool else torch.iinfo(dtype).max
@@ -276,7 +276,7 @@ def _above(dtype: torch.dtype) -> int:
 
 
 def check_probability(op: str, p: float) -> None:
-    """Raises ValueError unless p is a probability; RuntimeError for nan, which torch's Python functions let pass."""
+    """Raise ValueError unless p is a probability; RuntimeError for nan, which torch's Python functions let pass."""
     check(
         0 <= p <= 1,
         lambda: f"{op}: dropout probability has to be between 0 and 1, but got {p}",
@@ -309,13 +309,13 @@ def _kept(x: TensorProxy, p: float, noise_shape: Sequence[Dim] | None) -> Tensor
 
 
 def noise_dtype(dtype: torch.dtype) -> torch.dtype:
-    """That of what dropout multiplies a tensor by: a real one for complex numbers since torch 2.15."""
+    """Return the dtype of dropout's noise: a real one for complex numbers since torch 2.15."""
     return prims.real_dtype(dtype) if TORCH >= (2, 15) else dtype
 
 
 @torchsymbol(_run_dropout_, id="torch.dropout_", inplace=torch.dropout_)
 def dropout_(input: TensorProxy, p: float, train: bool) -> TensorProxy:
-    """Elements zeroed with probability p in training, the others scaled to keep the mean.
+    """Zero elements with probability p in training, the others scaled to keep the mean.
 
     A symbol of its own: on a GPU, eager draws other numbers in place than torch.dropout does.
     """
@@ -341,19 +341,19 @@ def _dropout_call(
 
 @torchsymbol(F.dropout, handler=_dropout_handler)
 def dropout(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
-    """Elements zeroed with probability p in training, the others scaled to keep the mean."""
+    """Zero elements with probability p in training, the others scaled to keep the mean."""
     return dropped(input, p, training)
 
 
 @torchsymbol(torch.dropout)
 def torch_dropout(input: TensorProxy, p: float, train: bool) -> TensorProxy:
-    """Elements zeroed with probability p in training, the others scaled to keep the mean."""
+    """Zero elements with probability p in training, the others scaled to keep the mean."""
     check_torch_probability("dropout", p)
     return dropped(input, p, train)
 
 
 def check_torch_probability(op: str, p: float) -> None:
-    """Raises RuntimeError, as torch's own functions do, unless p is a probability."""
+    """Raise RuntimeError, as torch's own functions do, unless p is a probability."""
     torch_check(0 <= p <= 1, lambda: f"{op}: dropout probability has to be between 0 and 1, but got {p}")
 
 
@@ -382,14 +382,14 @@ def _by_channel(x: TensorProxy, p: float, training: bool) -> TensorProxy:
 
 @torchsymbol(torch.feature_dropout, inplace=torch.feature_dropout_)
 def feature_dropout(input: TensorProxy, p: float, train: bool) -> TensorProxy:
-    """Whole channels (of dim 1) zeroed with probability p in training, the others scaled to keep the mean."""
+    """Zero whole channels (of dim 1) with probability p in training, the others scaled to keep the mean."""
     check_torch_probability("feature_dropout", p)
     return _by_channel(input, p, train)
 
 
 @torchsymbol(F.dropout1d, inplace_position=3)
 def dropout1d(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
-    """Whole channels of (N, C, L) or (C, L) zeroed with probability p in training, the others scaled."""
+    """Zero whole channels of (N, C, L) or (C, L) with probability p in training, the others scaled."""
     check_probability("dropout1d", p)
     torch_check(
         input.ndim in (2, 3), lambda: f"dropout1d: Expected 2D or 3D input, but received a {input.ndim}D input: {input}"
@@ -406,14 +406,14 @@ def _of_one(x: TensorProxy, p: float, training: bool) -> TensorProxy:
 
 @torchsymbol(F.dropout2d, inplace_position=3)
 def dropout2d(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
-    """Whole channels (of dim 1) zeroed with probability p in training, the others scaled."""
+    """Zero whole channels (of dim 1) with probability p in training, the others scaled."""
     check_probability("dropout2d", p)
     return _by_channel(input, p, training)
 
 
 @torchsymbol(F.dropout3d, inplace_position=3)
 def dropout3d(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
-    """Whole channels of (N, C, D, H, W) or (C, D, H, W) zeroed with probability p in training, the others scaled."""
+    """Zero whole channels of (N, C, D, H, W) or (C, D, H, W) with probability p in training, the others scaled."""
     check_probability("dropout3d", p)
     return _by_channel(input, p, training) if input.ndim == 5 else _of_one(input, p, training)
 
@@ -422,7 +422,7 @@ ALPHA = 1.7580993408473766
 
 
 def _alpha_dropped(x: TensorProxy, p: float, training: bool, noise_shape: Sequence[Dim] | None) -> TensorProxy:
-    """Elements set to SELU's lowest value with probability p; scaled and shifted to keep mean and variance."""
+    """Set elements to SELU's lowest value with probability p; scaled and shifted to keep mean and variance."""
     if not training or p == 0 or prims.known(x.numel() == 0):
         return x
     if p == 1:
@@ -448,13 +448,13 @@ def torch_alpha_dropout(input: TensorProxy, p: float, train: bool) -> TensorProx
 
 @torchsymbol(F.feature_alpha_dropout, inplace_position=3)
 def feature_alpha_dropout(input: TensorProxy, p: float = 0.5, training: bool = False) -> TensorProxy:
-    """As alpha_dropout, of whole channels (of dim 1)."""
+    """Apply alpha_dropout to whole channels (of dim 1)."""
     check_probability("feature_alpha_dropout", p)
     return _alpha_dropped(input, p, training, _channel_noise("feature_dropout", input) if training and p else None)
 
 
 @torchsymbol(torch.feature_alpha_dropout, inplace=torch.feature_alpha_dropout_)
 def torch_feature_alpha_dropout(input: TensorProxy, p: float, train: bool) -> TensorProxy:
-    """As alpha_dropout, of whole channels (of dim 1)."""
+    """Apply alpha_dropout to whole channels (of dim 1)."""
     check_torch_probability("feature_alpha_dropout", p)
     return _alpha_dropped(input, p, train, _channel_noise("feature_dropout", input) if train and p else None)

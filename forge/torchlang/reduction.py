@@ -40,13 +40,13 @@ def _summing(name: str) -> Symbol:
 
 
 def _nansum(x: TensorProxy, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> TensorProxy:
-    """The sum of what is not nan over `dims` (all by default). Dtypes: real."""
+    """Return the sum of what is not nan over `dims` (all by default). Dtypes: real."""
     prims.check_dtype("nansum", x, prims.REAL)
     return clang.sum(clang.where(clang.isnan(x), 0, x), dims, keepdim, dtype)
 
 
 def _nanmean(x: TensorProxy, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> TensorProxy:
-    """The mean of what is not nan over `dims` (all by default). Dtypes: floating point."""
+    """Return the mean of what is not nan over `dims` (all by default). Dtypes: floating point."""
     prims.check_dtype("nanmean", x, prims.FLOAT)
     prims.check_dtype("nanmean", x, prims.REAL)
     numbers = clang.sum(clang.logical_not(clang.isnan(x)), dims, keepdim)
@@ -60,7 +60,7 @@ nanmean = _summing("nanmean")
 
 
 def _register_without_nan(symbol: Symbol) -> None:
-    """As torch's: the gradient times 0 where the input is nan, which is nan of an infinite one."""
+    """Multiply the gradient by 0 where the input is nan, as torch does; an infinite one becomes nan."""
 
     @register_grad(symbol)
     def rule(
@@ -96,7 +96,8 @@ def prod(
     axis: int | None = None,
     keepdims: bool = False,
 ) -> TensorProxy:
-    """The product over one dim or all. Dtypes: integers and bools are multiplied as int64 unless `dtype` is given."""
+    """Return the product over one dim or all. Dtypes: integers and bools are multiplied as int64 unless `dtype` is
+    given."""
     return clang.prod(input, axis if dim is None else dim, keepdim or keepdims, dtype)
 
 
@@ -158,7 +159,7 @@ all = _quantifier("all")
 
 @named("count_nonzero")
 def count_nonzero(input: TensorProxy, dim: Dims = None) -> TensorProxy:
-    """The number of elements that are not 0."""
+    """Return the number of elements that are not 0."""
     return clang.sum(clang.as_bool(input), dim)
 
 
@@ -247,7 +248,7 @@ def _dim_of(dim: Any, axis: int | None) -> Any:
 
 
 def _kept(pair: tuple, input: TensorProxy, dim: int, keepdim: bool) -> list[TensorProxy]:
-    """The outputs of a reduction over one dim, with that dim back at length 1 where it is to be kept."""
+    """Return the outputs of a reduction over one dim, with that dim back at length 1 where it is to be kept."""
     if not keepdim or input.ndim == 0:
         return list(pair)
     return [clang.keep_dims(each, input, (prims.check_dim("keepdim", dim, input.ndim),)) for each in pair]
@@ -290,14 +291,14 @@ min = _extremum("min", prims.min_dim, clang.amin, clang.minimum)
 
 
 def _chosen_of_all(symbol: Symbol, x: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """An element that was chosen of all, and where x is it; nan is one where it was."""
+    """Return an element that was chosen of all, and where x is it; nan is one where it was."""
     with outside_regions():
         out = symbol(x)
         return out, (x == out) | (clang.isnan(x) & clang.isnan(out))
 
 
 def _register_over_all(symbol: Symbol) -> None:
-    """Of all elements, those that are the extremum share its gradient; nan is one where it is the result."""
+    """Share the gradient among the elements that are the extremum; nan is one where it is the result."""
 
     @register_grad(symbol)
     def rule(input: TensorProxy, *others: Any, **options: Any) -> TensorProxy:
@@ -314,7 +315,7 @@ _register_over_all(min)
 
 @named("aminmax")
 def aminmax(input: TensorProxy, *, dim: int | None = None, keepdim: bool = False) -> tuple[TensorProxy, TensorProxy]:
-    """(the minimum, the maximum) over a dim or all."""
+    """Return (the minimum, the maximum) over a dim or all."""
     prims.check_dtype("aminmax", input, prims.REAL)
     return results.aminmax((clang.amin(input, dim, keepdim), clang.amax(input, dim, keepdim)))
 
@@ -391,7 +392,7 @@ nanmedian = _middle("nanmedian")
 def mode(
     input: TensorProxy, dim: int = -1, keepdim: bool = False, *, axis: int | None = None
 ) -> tuple[TensorProxy, TensorProxy]:
-    """(the most frequent values, their indices) along dim."""
+    """Return (the most frequent values, their indices) along dim."""
     dim = prims.check_dim("mode", dim if axis is None else axis, input.ndim)
     return results.mode(_kept(prims.mode(input, dim), input, dim, keepdim))
 
@@ -400,7 +401,7 @@ def mode(
 def kthvalue(
     input: TensorProxy, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None
 ) -> tuple[TensorProxy, TensorProxy]:
-    """(the k-th smallest values, their indices) along dim."""
+    """Return (the k-th smallest values, their indices) along dim."""
     dim = prims.check_dim("kthvalue", dim if axis is None else axis, input.ndim)
     return results.kthvalue(_kept(prims.kthvalue(input, k, dim), input, dim, keepdim))
 
@@ -412,7 +413,7 @@ def kthvalue(
 def topk(
     input: TensorProxy, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None
 ) -> tuple[TensorProxy, TensorProxy]:
-    """(the k largest or smallest values, their indices) along dim."""
+    """Return (the k largest or smallest values, their indices) along dim."""
     dim = prims.check_dim("topk", dim if axis is None else axis, input.ndim)
     return results.topk(prims.topk(input, k, dim, largest, sorted))
 
@@ -421,7 +422,7 @@ def topk(
 def sort(
     input: TensorProxy, dim: Any = -1, descending: bool = False, *, stable: bool = False, axis: int | None = None
 ) -> tuple[TensorProxy, TensorProxy]:
-    """(the values in order, their indices) along dim."""
+    """Return (the values in order, their indices) along dim."""
     dim = prims.check_dim("sort", dim if axis is None else axis, input.ndim)
     return results.sort(prims.sort(input, dim, descending, bool(stable)))
 
@@ -430,14 +431,14 @@ def sort(
 def argsort(
     input: TensorProxy, dim: int = -1, descending: bool = False, *, stable: bool = False, axis: int | None = None
 ) -> TensorProxy:
-    """The indices that sort input along dim."""
+    """Return the indices that sort input along dim."""
     dim = prims.check_dim("argsort", dim if axis is None else axis, input.ndim)
     return prims.sort(input, dim, descending, stable)[1]
 
 
 @named("msort")
 def msort(input: TensorProxy) -> TensorProxy:
-    """The values in order along the first dim."""
+    """Return the values in order along the first dim."""
     return prims.sort(input, prims.check_dim("msort", 0, input.ndim))[0]
 
 
@@ -464,7 +465,7 @@ cumprod = _running("cumprod")
 
 @named("logcumsumexp")
 def logcumsumexp(input: TensorProxy, dim: int | None = None, *, axis: int | None = None) -> TensorProxy:
-    """The logarithm of the running sum of e^input along dim. Dtypes: floating point."""
+    """Return the logarithm of the running sum of e^input along dim. Dtypes: floating point."""
     return prims.logcumsumexp(input, prims.check_dim("logcumsumexp", _dim_of(dim, axis), input.ndim))
 
 
@@ -484,7 +485,8 @@ cummin = _running_extremum("cummin")
 
 @torchsymbol(*spellings("histc"), tags=[Tag.NOT_DIFFERENTIABLE])
 def histc(input: TensorProxy, bins: int = 100, min: Number = 0, max: Number = 0) -> TensorProxy:
-    """How many elements lie in each of `bins` equal parts of [min, max], of their own range where those are equal."""
+    """Return how many elements lie in each of `bins` equal parts of [min, max], of their own range where those are
+    equal."""
     prims.check_dtype("aminmax" if min == max else "histc", input, prims.REAL)
     return prims.histc(input, bins, min, max)
 
@@ -493,7 +495,7 @@ def histc(input: TensorProxy, bins: int = 100, min: Number = 0, max: Number = 0)
 def diff(
     input: TensorProxy, n: int = 1, dim: int = -1, prepend: TensorProxy | None = None, append: TensorProxy | None = None
 ) -> TensorProxy:
-    """Each element less the one before it along `dim`, n times. Dtypes: bools are compared (xor)."""
+    """Return each element less the one before it along `dim`, n times. Dtypes: bools are compared (xor)."""
     torch_check(input.ndim > 0, lambda: f"diff: expects input to be at least one-dimensional, but it is {input}")
     torch_check(n >= 0, lambda: f"diff: order must be non-negative but got {n}")
     dim = prims.check_dim("diff", dim, input.ndim)

@@ -23,7 +23,7 @@ def varargs(first: Any, rest: tuple) -> tuple:
 
 
 def _sizes(args: tuple, named: Any, op: str) -> tuple:
-    """The sizes of x.view(2, 3), x.view((2, 3)) or x.view(size=(2, 3))."""
+    """Return the sizes of x.view(2, 3), x.view((2, 3)) or x.view(size=(2, 3))."""
     check(bool(args) or named is not None, lambda: f"{op}: missing the argument 'size'", TypeError)
     return clang.lengths(args or named)
 
@@ -33,7 +33,7 @@ def _reshape_back(x: TensorProxy, new: TensorProxy, *args: Any, **kwargs: Any) -
 
 
 def row_major(x: TensorProxy) -> bool:
-    """Whether x is known to lie in memory in row-major order."""
+    """Return whether x is known to lie in memory in row-major order."""
     if x.strides is None:
         return False
     expected: Dim = 1
@@ -53,7 +53,7 @@ def _view_if_row_major(args: tuple, kwargs: dict) -> View:
 
 @torchsymbol(Tensor.view, view=View.ALWAYS, invert=_reshape_back)
 def view(self: TensorProxy, *shape: Any, size: Sequence[Dim] | None = None, dtype: Any = None) -> TensorProxy:
-    """The same memory with another shape."""
+    """Return the same memory with another shape."""
     check(
         dtype is None and not (shape and isinstance(shape[0], torch.dtype)),
         lambda: "Tensor.view(dtype) is not supported; see forge/torchlang/shape.py",
@@ -64,55 +64,55 @@ def view(self: TensorProxy, *shape: Any, size: Sequence[Dim] | None = None, dtyp
 
 @torchsymbol(Tensor.reshape, view=_view_if_row_major, invert=_reshape_back)
 def tensor_reshape(self: TensorProxy, *args: Any, shape: Sequence[Dim] | None = None) -> TensorProxy:
-    """The elements in row-major order with another shape."""
+    """Return the elements in row-major order with another shape."""
     return clang.reshape(self, _sizes(args, shape, "reshape"))
 
 
 @torchsymbol(torch.reshape, view=_view_if_row_major, invert=_reshape_back)
 def reshape(input: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
-    """The elements in row-major order with another shape."""
+    """Return the elements in row-major order with another shape."""
     return clang.reshape(input, shape)
 
 
 @torchsymbol(Tensor.view_as, view=View.ALWAYS, invert=_reshape_back)
 def view_as(self: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """The same memory with other's shape."""
+    """Return the same memory with other's shape."""
     return clang.reshape(self, other.shape)
 
 
 @torchsymbol(Tensor.reshape_as, view=_view_if_row_major, invert=_reshape_back)
 def reshape_as(self: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """The elements with other's shape."""
+    """Return the elements with other's shape."""
     return clang.reshape(self, other.shape)
 
 
 @torchsymbol(torch.flatten, Tensor.flatten, view=_view_if_row_major, invert=_reshape_back)
 def flatten(input: TensorProxy, start_dim: int = 0, end_dim: int = -1) -> TensorProxy:
-    """The dims from start_dim to end_dim as one; a 0-d tensor becomes 1-d."""
+    """Return the dims from start_dim to end_dim as one; a 0-d tensor becomes 1-d."""
     return clang.flatten(input, start_dim, end_dim)
 
 
 @torchsymbol(torch.ravel, Tensor.ravel, view=_view_if_row_major, invert=_reshape_back)
 def ravel(input: TensorProxy) -> TensorProxy:
-    """All elements in one dim."""
+    """Return all elements in one dim."""
     return clang.reshape(input, (-1,))
 
 
 @torchsymbol(torch.unflatten, Tensor.unflatten, view=View.ALWAYS, invert=_reshape_back)
 def unflatten(input: TensorProxy, dim: int, sizes: Sequence[Dim]) -> TensorProxy:
-    """One dim split into several, the length of one of which may be -1."""
+    """Return one dim split into several, the length of one of which may be -1."""
     return clang.unflatten(input, dim, sizes)
 
 
 @torchsymbol(torch.unsqueeze, Tensor.unsqueeze, view=View.ALWAYS, invert=_reshape_back)
 def unsqueeze(input: TensorProxy, dim: int) -> TensorProxy:
-    """A dim of length 1 before `dim`."""
+    """Return a dim of length 1 before `dim`."""
     return clang.unsqueeze(input, dim)
 
 
 @torchsymbol(torch.squeeze, Tensor.squeeze, view=View.ALWAYS, invert=_reshape_back)
 def squeeze(input: TensorProxy, dim: int | Sequence[int] | None = None) -> TensorProxy:
-    """Without those of `dim` (all by default) whose length is 1."""
+    """Drop those of `dim` (all by default) whose length is 1."""
     return clang.squeeze(input, None if dim is None else clang.as_tuple(dim))
 
 
@@ -142,7 +142,7 @@ def broadcast_to(input: TensorProxy, size: Sequence[Dim]) -> TensorProxy:
 
 @torchsymbol(torch.functional.broadcast_tensors, vf_broadcast_tensors)
 def broadcast_tensors(*tensors: Any) -> tuple[TensorProxy, ...]:
-    """The tensors, broadcast together."""
+    """Return the tensors, broadcast together."""
     tensors = varargs(tensors[0], tensors[1:]) if tensors else ()
     shape = clang.broadcast_shapes("broadcast_tensors", *[tensor.shape for tensor in tensors]) if tensors else ()
     return tuple(clang.expand(tensor, shape) for tensor in tensors)
@@ -204,7 +204,7 @@ atleast_1d, atleast_2d, atleast_3d = _atleast(1), _atleast(2), _atleast(3)
     invert=lambda x, new, dim0, dim1: clang.transpose(new, dim0, dim1),
 )
 def transpose(input: TensorProxy, dim0: int, dim1: int) -> TensorProxy:
-    """Two dims exchanged."""
+    """Return two dims exchanged."""
     return clang.transpose(input, dim0, dim1)
 
 
@@ -215,7 +215,7 @@ def transpose(input: TensorProxy, dim0: int, dim1: int) -> TensorProxy:
     invert=lambda x, new, axis0, axis1: clang.transpose(new, axis0, axis1),
 )
 def swapaxes(input: TensorProxy, axis0: int, axis1: int) -> TensorProxy:
-    """Two dims exchanged."""
+    """Return two dims exchanged."""
     return clang.transpose(input, axis0, axis1)
 
 
@@ -264,7 +264,7 @@ def _t(x: TensorProxy) -> TensorProxy:
 def _own_inverse(
     name: str, meaning: Callable[[TensorProxy], TensorProxy], *functions: Callable, attribute: bool = False
 ) -> Symbol:
-    """A view without arguments that undoes itself."""
+    """Return a view without arguments that undoes itself."""
 
     def body(input: TensorProxy) -> TensorProxy:
         return meaning(input)
@@ -310,7 +310,7 @@ def select(input: TensorProxy, dim: int, index: Dim) -> TensorProxy:
 
 
 def _narrow(op: str, x: TensorProxy, dim: int, start: Any, length: Dim) -> tuple[int, Dim, Dim]:
-    """The dim, start and length of a narrow, counted from the front."""
+    """Return the dim, start and length of a narrow, counted from the front."""
     torch_check(x.ndim > 0, lambda: f"{op}() cannot be applied to a 0-dim tensor.")
     dim = check_dim(op, dim, x.ndim)
     torch_check(not known(length < 0), lambda: f"{op}(): length must be non-negative, but is {length}")
@@ -350,7 +350,7 @@ def narrow(input: TensorProxy, dim: int, start: Dim | TensorProxy, length: Dim) 
 
 
 def _narrow_at(x: TensorProxy, dim: int, start: TensorProxy, length: Dim) -> TensorProxy:
-    """A narrow from where a 0-d tensor says: which memory it shows, its strides say."""
+    """Return a narrow from where a 0-d tensor says: which memory it shows, its strides say."""
     torch_check(
         start.ndim == 0 and clang.category(start.dtype) == 1,
         lambda: f"narrow: start must be an 0-dim integral Tensor, but is {start}",
@@ -379,13 +379,14 @@ def aten_slice(
 
 @torchsymbol(torch.diagonal, Tensor.diagonal, view=View.ALWAYS)
 def diagonal(input: TensorProxy, offset: Dim = 0, dim1: int = 0, dim2: int = 1) -> TensorProxy:
-    """The elements whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
+    """Return the elements whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
     return clang.diagonal(input, offset, dim1, dim2)
 
 
 @torchsymbol(Tensor.unfold, view=View.ALWAYS)
 def tensor_unfold(self: TensorProxy, dimension: int, size: Dim, step: Dim) -> TensorProxy:
-    """Every window of `size` elements along `dimension`, one each `step`, as a last dim; of a number, one window."""
+    """Return every window of `size` elements along `dimension`, one each `step`, as a last dim; of a number, one
+    window."""
     is_number = self.ndim == 0
     self = clang.reshape(self, (1,)) if is_number else self
     dim = check_dim("unfold", dimension, self.ndim)
@@ -407,13 +408,13 @@ def _flipped(x: TensorProxy, args: tuple, dims: Sequence[int] | int | None, op: 
 
 @torchsymbol(Tensor.flip)
 def tensor_flip(self: TensorProxy, *args: Any, dims: Sequence[int] | int | None = None) -> TensorProxy:
-    """The order of the elements along `dims` reversed."""
+    """Return the order of the elements along `dims` reversed."""
     return _flipped(self, args, dims)
 
 
 @torchsymbol(torch.flip)
 def flip(input: TensorProxy, dims: Sequence[int]) -> TensorProxy:
-    """The order of the elements along `dims` reversed."""
+    """Return the order of the elements along `dims` reversed."""
     return clang.flip(input, dims)
 
 
@@ -431,7 +432,7 @@ fliplr, flipud = _flip_one("fliplr", 1), _flip_one("flipud", 0)
 
 @torchsymbol(torch.roll, Tensor.roll)
 def roll(input: TensorProxy, shifts: Dim | Sequence[Dim], dims: int | Sequence[int] = ()) -> TensorProxy:
-    """The elements moved on along `dims`, those that leave the end put in front; all flattened without dims."""
+    """Return the elements moved on along `dims`, those that leave the end put in front; all flattened without dims."""
     shifts, dims = clang.as_tuple(shifts), clang.as_tuple(dims)
     if not dims:
         torch_check(len(shifts) == 1, lambda: f"roll: shifts and dimensions must align: {shifts} and {dims}")
@@ -447,7 +448,7 @@ def roll(input: TensorProxy, shifts: Dim | Sequence[Dim], dims: int | Sequence[i
 
 @torchsymbol(torch.rot90, Tensor.rot90)
 def rot90(input: TensorProxy, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorProxy:
-    """Turned by k * 90 degrees in the plane of two dims, from the first to the second."""
+    """Turn by k * 90 degrees in the plane of two dims, from the first to the second."""
     torch_check(len(dims) == 2, lambda: f"rot90: expected total rotation dims == 2, but got dims = {len(dims)}")
     torch_check(input.ndim >= 2, lambda: f"rot90: expected total dims >= 2, but got total dims = {input.ndim}")
     first, second = check_dims("rot90", dims, input.ndim)
@@ -474,7 +475,7 @@ def triu(input: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
 
 @torchsymbol(torch.diag_embed, Tensor.diag_embed)
 def diag_embed(input: TensorProxy, offset: int = 0, dim1: int = -2, dim2: int = -1) -> TensorProxy:
-    """The last dim as the diagonal of the dims dim1 and dim2 of a larger tensor, zeros elsewhere."""
+    """Return the last dim as the diagonal of the dims dim1 and dim2 of a larger tensor, zeros elsewhere."""
     ndim = input.ndim + 1
     first, second = check_dim("diag_embed", dim1, ndim), check_dim("diag_embed", dim2, ndim)
     torch_check(first != second, lambda: f"diag_embed: diagonal dimensions cannot be identical {dim1}, {dim2}")
@@ -487,7 +488,7 @@ def diag_embed(input: TensorProxy, offset: int = 0, dim1: int = -2, dim2: int = 
 
 @torchsymbol(torch.diag, Tensor.diag)
 def diag(input: TensorProxy, diagonal: int = 0) -> TensorProxy:
-    """A matrix's diagonal, or a matrix with a vector as its diagonal."""
+    """Return a matrix's diagonal, or a matrix with a vector as its diagonal."""
     torch_check(input.ndim in (1, 2), lambda: f"diag(): Supports 1D or 2D tensors, but input is {input}")
     return prims.clone(prims.diagonal(input, diagonal, 0, 1)) if input.ndim == 2 else diag_embed(input, diagonal, 0, 1)
 
@@ -503,7 +504,7 @@ def contiguous(self: TensorProxy, memory_format: Format = torch.contiguous_forma
 
 @torchsymbol(torch.clone, Tensor.clone)
 def clone(input: TensorProxy, *, memory_format: Format = torch.preserve_format) -> TensorProxy:
-    """A copy in memory of its own."""
+    """Return a copy in memory of its own."""
     return prims.clone(input, memory_format)
 
 
@@ -518,12 +519,12 @@ def clone(input: TensorProxy, *, memory_format: Format = torch.preserve_format) 
     tags=[Tag.NOT_DIFFERENTIABLE],
 )
 def detach(input: TensorProxy) -> TensorProxy:
-    """The same values, through which no gradient flows."""
+    """Return the same values, through which no gradient flows."""
     return prims.detach(input)
 
 
 def _detach_in_place(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    """The handle shows its memory through `detach` from now on; other views of the memory keep their history."""
+    """Return the handle shows its memory through `detach` from now on; other views of the memory keep their history."""
     (target,) = args
     if any(target is each for each in current_trace().inputs) and not target.requires_grad:
         return target
@@ -536,5 +537,5 @@ def _detach_in_place(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) 
 
 @torchsymbol(torch.detach_, Tensor.detach_, handler=_detach_in_place, tags=[Tag.NOT_DIFFERENTIABLE])
 def detach_(input: TensorProxy) -> TensorProxy:
-    """The tensor itself, without its history from now on."""
+    """Return the tensor itself, without its history from now on."""
     return prims.detach(input)

@@ -20,7 +20,7 @@ Place = int | Literal["replicate", "partial"]
 
 
 def of_gradient(place: Place) -> Place:
-    """Where the gradient of a value is that is placed so."""
+    """Return the placement of the gradient of a value that is placed so."""
     return "replicate" if place == "partial" else place
 
 
@@ -34,7 +34,7 @@ class _Calls(NamedTuple):
 
 
 def _moved(calls: _Calls, x: Any, source: Place, target: Place, size: int, rank: int, group: str) -> Any:
-    """As redistribute."""
+    """Redistribute as `redistribute` does, by the given calls."""
     collectives = calls.collectives
 
     def parts(x: Any, dim: Place) -> list[Any]:
@@ -85,7 +85,7 @@ class _Spread(torch.autograd.Function):
 
 
 def redistribute(x: torch.Tensor, source: Place, target: Place, size: int, rank: int, group: str) -> torch.Tensor:
-    """What this process has of a tensor that was placed as `source` and is to be placed as `target`.
+    """Return this process's part of a tensor that was placed as `source` and is to be placed as `target`.
 
     size, rank: of the group, and this process's in it. group: the name under which torch knows it.
     """
@@ -109,7 +109,7 @@ if torch.distributed.is_available():
 
     @torchsymbol(redistribute, id="forge.redistribute")
     def redistributed(x: TensorProxy, source: Place, target: Place, size: int, rank: int, group: str) -> TensorProxy:
-        """What this process has of a tensor that is placed otherwise.
+        """Return this process's part of a tensor that is placed otherwise.
 
         Shapes: a dim along which it is cut is `size` times as long where it is not; it must be a multiple.
         Raises: ValueError for a place or a rank that is none.

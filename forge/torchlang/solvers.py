@@ -18,19 +18,19 @@ Pair = tuple[TensorProxy, TensorProxy]
 
 @torchsymbol(torch.linalg.inv_ex)
 def inv_ex(A: TensorProxy, *, check_errors: bool = False) -> Pair:
-    """(the inverse of each matrix, which are singular)."""
+    """Return (the inverse of each matrix, which are singular)."""
     return results.linalg_inv_ex(prims.linalg_inv_ex(A, check_errors=check_errors))
 
 
 @torchsymbol(torch.linalg.inv)
 def inv(A: TensorProxy) -> TensorProxy:
-    """The inverse of each matrix."""
+    """Return the inverse of each matrix."""
     return prims.linalg_inv_ex(A, check_errors=True)[0]
 
 
 @torchsymbol(torch.inverse, Tensor.inverse)
 def inverse(input: TensorProxy) -> TensorProxy:
-    """The inverse of each matrix."""
+    """Return the inverse of each matrix."""
     return prims.linalg_inv_ex(input, check_errors=True)[0]
 
 
@@ -48,7 +48,8 @@ def solve(A: TensorProxy, B: TensorProxy, *, left: bool = True) -> TensorProxy:
 
 @torchsymbol(torch.linalg.tensorinv)
 def tensorinv(input: TensorProxy, ind: int = 2) -> TensorProxy:
-    """The inverse of tensordot(input, ·, the last dims): of the matrix of the first `ind` dims and the others."""
+    """Return the inverse of tensordot(input, ·, the last dims): of the matrix of the first `ind` dims and the
+    others."""
     torch_check(ind > 0, lambda: f"linalg.tensorinv: Expected a strictly positive integer for 'ind', but got {ind}")
     first, last = input.shape[:ind], input.shape[ind:]
     rows, columns = math.prod(first), math.prod(last)
@@ -87,13 +88,13 @@ def tensorsolve(input: TensorProxy, other: TensorProxy, dims: Sequence[int] | No
 
 @torchsymbol(torch.linalg.matrix_exp, torch.matrix_exp, Tensor.matrix_exp)
 def matrix_exp(input: TensorProxy) -> TensorProxy:
-    """The exponential of each matrix."""
+    """Return the exponential of each matrix."""
     return prims.linalg_matrix_exp(input)
 
 
 @torchsymbol(torch.linalg.matrix_power, torch.matrix_power, Tensor.matrix_power)
 def matrix_power(input: TensorProxy, n: int) -> TensorProxy:
-    """The product of n copies of each matrix; of its inverse for a negative n."""
+    """Return the product of n copies of each matrix; of its inverse for a negative n."""
     check_square("linalg.matrix_power", input)
     n = int(n)  # which products are made decides what the program is
     if n == 0:  # whose gradient is zeros
@@ -106,7 +107,7 @@ def matrix_power(input: TensorProxy, n: int) -> TensorProxy:
 
 
 def _power(x: TensorProxy, n: int) -> TensorProxy:
-    """By squaring; a cube takes two products."""
+    """Return a power by squaring; a cube takes two products."""
     if n == 3:
         return (x @ x) @ x
     result: TensorProxy | None = None
@@ -121,7 +122,7 @@ def _power(x: TensorProxy, n: int) -> TensorProxy:
 
 
 def check_square(op: str, x: TensorProxy) -> None:
-    """Raises RuntimeError unless x is batches of square matrices."""
+    """Raise RuntimeError unless x is batches of square matrices."""
     torch_check(x.ndim >= 2, lambda: f"{op}: The input tensor A must have at least 2 dimensions, but it is {x}")
     torch_check(same(x.shape[-1], x.shape[-2]), lambda: f"{op}: A must be batches of square matrices, but it is {x}")
 
@@ -131,7 +132,7 @@ def check_square(op: str, x: TensorProxy) -> None:
 
 @torchsymbol(torch.linalg.vecdot)
 def vecdot(x: TensorProxy, y: TensorProxy, *, dim: int = -1) -> TensorProxy:
-    """The sum of conj(x) * y along `dim`; other dims broadcast."""
+    """Return the sum of conj(x) * y along `dim`; other dims broadcast."""
     torch_check(
         clang.category(x.dtype) > 1,
         lambda: f"linalg.vecdot: Expected a floating point or complex tensor as input. Got {x}",
@@ -142,7 +143,7 @@ def vecdot(x: TensorProxy, y: TensorProxy, *, dim: int = -1) -> TensorProxy:
 
 @torchsymbol(torch.linalg.vander)
 def linalg_vander(x: TensorProxy, *, N: Dim | None = None) -> TensorProxy:
-    """The powers 0 to N - 1 of each element, as the last dim."""
+    """Return the powers 0 to N - 1 of each element, as the last dim."""
     torch_check(
         x.dtype != torch.bool,
         lambda: f"linalg.vander supports floating point, complex, and integer tensors, but got {x}",
@@ -158,5 +159,5 @@ def linalg_vander(x: TensorProxy, *, N: Dim | None = None) -> TensorProxy:
 
 @torchsymbol(torch.linalg.diagonal, view=View.ALWAYS)
 def linalg_diagonal(A: TensorProxy, *, offset: Dim = 0, dim1: int = -2, dim2: int = -1) -> TensorProxy:
-    """The elements of matrices whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
+    """Return the elements of matrices whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
     return clang.diagonal(A, offset, dim1, dim2)

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def _as_float(x: TensorProxy) -> TensorProxy:
-    """Integers as the default float dtype."""
+    """Convert integers to the default float dtype."""
     return clang.convert(x, clang.compute_dtype(x, kind=clang.Promotion.INT_TO_FLOAT))
 
 
@@ -129,7 +129,7 @@ def logit(input: TensorProxy, eps: float | None = None) -> TensorProxy:
 
 @torchsymbol(aten.logit_backward.default)
 def logit_backward(grad_output: TensorProxy, self: TensorProxy, eps: float | None = None) -> TensorProxy:
-    """The gradient of logit."""
+    """Return the gradient of logit."""
     g, x = clang.widen(grad_output), clang.widen(self)
     low, outside = (0.0, math.nan) if eps is None else (eps, 0.0)
     slope = clang.where((x >= low) & (x <= 1 - low), g / (x * (1 - x)), outside)
@@ -154,7 +154,7 @@ prims.register_vjp(entr, input=lambda g, input: g * -(clang.log(input) + 1))
 
 @named("ndtr")
 def ndtr(input: TensorProxy) -> TensorProxy:
-    """The area under the standard normal density up to x."""
+    """Return the area under the standard normal density up to x."""
     x = _as_float(input)
     dtype = x.dtype
     scaled = clang.widen(x) * math.sqrt(0.5)
@@ -173,19 +173,19 @@ def _ndtr_grad(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.polygamma, torch.special.polygamma)
 def polygamma(n: int, input: TensorProxy) -> TensorProxy:
-    """The derivative number n of digamma."""
+    """Return the derivative number n of digamma."""
     return prims.polygamma(n, _as_float(input))
 
 
 @torchsymbol(torch.Tensor.polygamma, inplace=torch.Tensor.polygamma_)
 def tensor_polygamma(self: TensorProxy, n: int) -> TensorProxy:
-    """The derivative number n of digamma."""
+    """Return the derivative number n of digamma."""
     return prims.polygamma(n, _as_float(self))
 
 
 @named("mvlgamma", "multigammaln")
 def mvlgamma(input: TensorProxy, p: int) -> TensorProxy:
-    """The log of the multivariate gamma function of dimension p."""
+    """Return the log of the multivariate gamma function of dimension p."""
     torch_check(p >= 1, lambda: f"mvlgamma: p has to be greater than or equal to 1, but is {p}")
     x = _as_float(input)
     total = clang.lgamma(x)

@@ -21,7 +21,7 @@ def eigh(input: TensorProxy, UPLO: str = "L") -> Pair:
 
 @torchsymbol(torch.linalg.eigvalsh)
 def eigvalsh(input: TensorProxy, UPLO: str = "L") -> TensorProxy:
-    """The eigenvalues of symmetric or Hermitian matrices, ascending."""
+    """Return the eigenvalues of symmetric or Hermitian matrices, ascending."""
     return prims.linalg_eigh(input, UPLO)[0]
 
 
@@ -33,7 +33,7 @@ def eig(input: TensorProxy) -> Pair:
 
 @torchsymbol(torch.linalg.eigvals)
 def eigvals(input: TensorProxy) -> TensorProxy:
-    """The complex eigenvalues."""
+    """Return the complex eigenvalues."""
     return prims.linalg_eig(input)[0]
 
 
@@ -45,7 +45,7 @@ def linalg_svd(A: TensorProxy, full_matrices: bool = True, *, driver: str | None
 
 @torchsymbol(torch.linalg.svdvals)
 def svdvals(A: TensorProxy, *, driver: str | None = None) -> TensorProxy:
-    """The singular values, descending."""
+    """Return the singular values, descending."""
     return prims.linalg_svd(A, False, driver=driver)[1]
 
 
@@ -65,14 +65,14 @@ def svd(input: TensorProxy, some: bool = True, compute_uv: bool = True) -> Tripl
 
 
 def _largest(x: TensorProxy) -> TensorProxy:
-    """The largest of each row."""
+    """Return the largest of each row."""
     return clang.amax(x, -1, True)
 
 
 def _cutoff(
     x: TensorProxy, sizes: TensorProxy, atol: TensorProxy | float | None, rtol: TensorProxy | float | None
 ) -> TensorProxy:
-    """What singular values are not above counts as 0: the larger of atol and rtol times the largest one.
+    """Return the bound up to which singular values count as 0: the larger of atol and rtol times the largest one.
 
     By default rtol is the dtype's epsilon times the longer side, 0 where an atol above 0 is given.
     """
@@ -120,7 +120,7 @@ def pinv(
     atol: TensorProxy | float | None = None,
     rtol: TensorProxy | float | None = None,
 ) -> TensorProxy:
-    """The pseudoinverse of each matrix: singular values up to max(atol, rtol * the largest) count as 0."""
+    """Return the pseudoinverse of each matrix: singular values up to max(atol, rtol * the largest) count as 0."""
     return _pseudoinverse("linalg.pinv", input, atol, rtol if rcond is None else rcond, hermitian)
 
 
@@ -139,7 +139,7 @@ def _pinv_grad(
     atol: TensorProxy | float | None = None,
     rtol: TensorProxy | float | None = None,
 ) -> TensorProxy:
-    """Of matrices of constant rank, whose singular values may be equal, or 0.
+    """Differentiate for matrices of constant rank, whose singular values may be equal, or 0.
 
     Source: G. Golub and V. Pereyra, The differentiation of pseudo-inverses and nonlinear least squares problems whose
     variables separate, SIAM J. Numer. Anal. 10 (1973), equation 4.12.
@@ -164,7 +164,7 @@ def matrix_rank(
     atol: TensorProxy | float | None = None,
     rtol: TensorProxy | float | None = None,
 ) -> TensorProxy:
-    """How many singular values are above max(atol, rtol * the largest); tol is an atol without rtol."""
+    """Return how many singular values are above max(atol, rtol * the largest); tol is an atol without rtol."""
     torch_check(
         input.ndim >= 2,
         lambda: f"linalg.matrix_rank: The input tensor input must have at least 2 dimensions, but it is {input}",

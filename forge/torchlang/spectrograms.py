@@ -16,7 +16,7 @@ _BY_ROOT, _BY_COUNT = 1, 2
 def _window(
     op: str, x: TensorProxy, window: TensorProxy | None, n_fft: Dim, win_length: Dim | None
 ) -> TensorProxy | None:
-    """The window with zeros on both sides, n_fft long; None where it is 1 everywhere."""
+    """Return the window with zeros on both sides, n_fft long; None where it is 1 everywhere."""
     length = n_fft if win_length is None else win_length
     torch_check(
         not known(length <= 0) and not known(length > n_fft),
@@ -52,7 +52,7 @@ def stft(
     return_complex: bool | None = None,
     align_to_window: bool | None = None,
 ) -> TensorProxy:
-    """The transform of n_fft points, one each hop_length, of a signal times a window: [batch, frequency, time].
+    """Return the transform of n_fft points, one each hop_length, of a signal times a window: [batch, frequency, time].
 
     center: places are the middles of the windows, and the signal is padded for them. onesided: the first half of the
     frequencies. return_complex: else both parts, in a last dim.
@@ -120,7 +120,8 @@ def istft(
     length: Dim | None = None,
     return_complex: bool = False,
 ) -> TensorProxy:
-    """The signal of which stft made this, by least squares: the windowed frames added up, over the squared windows.
+    """Return the signal of which stft made this, by least squares: the windowed frames added up, over the squared
+    windows.
 
     Source: Griffin and Lim, Signal estimation from modified short-time Fourier transform (1984). Whether windows cover
     every place depends on values, and is seen when torch's own function runs.
@@ -153,7 +154,7 @@ def istft(
 
 
 def _check_spectrogram(x: TensorProxy, n_fft: Dim, onesided: bool | None, return_complex: bool) -> bool:
-    """Whether the input is one half of the frequencies."""
+    """Return whether the input is one half of the frequencies."""
     check(
         x.dtype.is_complex,
         lambda: f"istft requires a complex-valued input tensor matching the output from stft, but got {x}",

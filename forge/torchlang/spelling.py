@@ -38,7 +38,7 @@ _OWNERS = {"torch": torch, "torch.Tensor": Tensor, "torch.special": torch.specia
 
 
 def check_operands(op: str, **arguments: object) -> None:
-    """Raises TypeError, in torch's words, naming the first argument that is neither a tensor nor a number."""
+    """Raise TypeError, in torch's words, naming the first argument that is neither a tensor nor a number."""
     for name, value in arguments.items():
         check(
             isinstance(value, (TensorProxy, *NUMBER_TYPES)),

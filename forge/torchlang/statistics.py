@@ -43,7 +43,7 @@ def _check_quantile(op: str, input: TensorProxy, q: TensorProxy | float, interpo
 
 
 def _ranks(ordered: TensorProxy, q: TensorProxy, ignore_nan: bool) -> TensorProxy:
-    """Where the quantiles are in each ascending row, whose nans are last: a nan's place where one decides."""
+    """Return where the quantiles are in each ascending row, whose nans are last: a nan's place where one decides."""
     last = ordered.shape[-1] - 1
     nans = clang.isnan(ordered)
     if ignore_nan:
@@ -159,7 +159,7 @@ def _check_segments(
 def _segments(
     data: TensorProxy, lengths: TensorProxy | None, offsets: TensorProxy | None, axis: int
 ) -> tuple[TensorProxy, TensorProxy]:
-    """Of each place along `axis` the segment, one after the last for none; the segments' lengths."""
+    """Return the segment of each place along `axis`, one after the last for none, and the segments' lengths."""
     if offsets is None:
         assert lengths is not None, "_check_segments takes one of the two"
         ends, begin = prims.cumsum(clang.convert(lengths, torch.int64), axis), 0
@@ -209,6 +209,6 @@ def segment_reduce(
 
 
 def _mean(total: TensorProxy, lengths: TensorProxy, initial: Number | None) -> TensorProxy:
-    """The total over the lengths; of nothing `initial`, or nan."""
+    """Return the total over the lengths; of nothing `initial`, or nan."""
     mean = clang.div(total, clang.convert(clang.maximum(lengths, 1), total.dtype))
     return clang.where(lengths == 0, math.nan, mean) if initial is None else mean

@@ -46,7 +46,7 @@ def _check_strided(op: str, size: Sequence[Dim], stride: Sequence[Dim], offset: 
 
 
 def _dense(x: TensorProxy) -> bool:
-    """Whether x has one element for each place in the memory that it spans, as far as is known."""
+    """Return whether x has one element for each place in the memory that it spans, as far as is known."""
     if row_major(x):
         return True
     assert x.strides is not None, f"{x} is of an unknown layout"
@@ -59,7 +59,7 @@ def _dense(x: TensorProxy) -> bool:
 
 
 def _within(x: TensorProxy, shown: Shown, offset: Dim) -> bool:
-    """Whether nothing but x is shown; `offset` counts from x."""
+    """Return whether nothing but x is shown; `offset` counts from x."""
     reach: Dim = offset + 1
     for length, step in zip(shown.size, shown.stride, strict=True):
         if known(length == 0):
@@ -71,8 +71,8 @@ def _within(x: TensorProxy, shown: Shown, offset: Dim) -> bool:
 def _placed(
     op: str, x: TensorProxy, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None, memory: Memory
 ) -> tuple[Shown, bool]:
-    """What a call shows, and whether it is known to be nothing but x. Raises NotImplementedError where x's layout is
-    not known, Ambiguous where memory around x is shown that may not be there."""
+    """Return the part that a call shows, and whether it is known to lie in x. Raises NotImplementedError where x's
+    layout is not known, Ambiguous where memory around x is shown that may not be there."""
     _check_strided(op, size, stride, storage_offset)
     if x.strides is None or (storage_offset is not None and x.offset is None):
         raise NotImplementedError(f"{op} of {x}, whose layout is not known while tracing")
@@ -91,13 +91,13 @@ def _placed(
 
 
 def _elements_before(x: TensorProxy, dtype: torch.dtype) -> Dim:
-    """How many elements of a dtype lie before x in its memory."""
+    """Return how many elements of a dtype lie before x in its memory."""
     assert x.offset is not None, f"{x} is an input of an unknown offset"
     return x.offset if x.dtype == dtype else x.offset * x.dtype.itemsize // dtype.itemsize
 
 
 def _held(shown: Shown) -> Shown:
-    """For a value: with what is kept of the input's place."""
+    """Replace the origin by its place, for a call on a value."""
     return shown if shown.origin is None else shown._replace(origin=prims.place(shown.origin))
 
 
@@ -128,7 +128,7 @@ def _show_of(
 
 @torchsymbol(torch.as_strided, Tensor.as_strided, handler=_show)
 def as_strided(input: TensorProxy, *shown: Any) -> TensorProxy:
-    """A view of input's memory with another shape and strides."""
+    """Return a view of input's memory with another shape and strides."""
     return prims.as_strided(input, *shown)
 
 
@@ -150,5 +150,5 @@ def _copy_of(
 
 @torchsymbol(torch.as_strided_copy, handler=_copy)
 def as_strided_copy(input: TensorProxy, *shown: Any) -> TensorProxy:
-    """What as_strided shows, in memory of its own."""
+    """Return a copy of the view that as_strided makes."""
     return prims.clone(prims.as_strided(input, *shown), torch.contiguous_format)

@@ -20,7 +20,7 @@ def run_without_values(
     dtype: Callable[[TensorProxy], torch.dtype] = lambda proxy: proxy.dtype,
     grad: bool = False,
 ) -> list[Any] | None:
-    """Runs a function under `seen` on tensors that have the proxies' metadata, in `dtype`, with grad enabled or
+    """Run a function under `seen` on tensors that have the proxies' metadata, in `dtype`, with grad enabled or
     not; None where it raises.
 
     The leaves of the arguments that it was given.
@@ -115,7 +115,7 @@ class Trial(NamedTuple):
 
 
 def try_without_values(function: Callable, args: tuple, kwargs: dict) -> Trial | None:
-    """What a call does besides returning tensors; None where that cannot be seen without values."""
+    """Return a call's effects besides its results; None where they cannot be seen without values."""
     seen = Seen()
     given = run_without_values(function, args, kwargs, seen, grad=True)
     if given is None:

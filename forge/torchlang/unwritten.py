@@ -44,7 +44,7 @@ def _check_layout(size: Sequence[Dim], physical_layout: Sequence[int]) -> None:
 def empty_permuted(
     size: Sequence[Dim], physical_layout: Sequence[int], *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
-    """A tensor of unspecified values, whose dims lie in memory in the order `physical_layout`."""
+    """Return a tensor of unspecified values, whose dims lie in memory in the order `physical_layout`."""
     _check_layout(size, [int(dim) for dim in physical_layout])
     return prims.empty(tuple(size), dtype or torch.get_default_dtype(), canonical_device(device))
 
@@ -65,7 +65,7 @@ def _check_strides(op: str, size: Sequence[Dim], stride: Sequence[Dim]) -> None:
 def empty_strided(
     size: Sequence[Dim], stride: Sequence[Dim], *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
-    """A tensor of unspecified values with these strides."""
+    """Return a tensor of unspecified values with these strides."""
     _check_strides("empty_strided", size, stride)
     return prims.empty(tuple(size), dtype or torch.get_default_dtype(), canonical_device(device))
 
@@ -75,7 +75,7 @@ def empty_strided(
 def new_empty_strided(
     self: TensorProxy, size: Sequence[Dim], stride: Sequence[Dim], *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
-    """A tensor of unspecified values with these strides. Dtypes: self's."""
+    """Return a tensor of unspecified values with these strides. Dtypes: self's."""
     _check_strides("new_empty_strided", size, stride)
     device = self.device if device is None else canonical_device(device)
     return prims.empty(tuple(size), dtype or self.dtype, device)

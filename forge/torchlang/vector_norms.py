@@ -80,7 +80,7 @@ def _matrix_norm(
 
 
 def _spectral_norm(x: TensorProxy, ord: float | str, dims: Sequence[int], keepdim: bool) -> TensorProxy:
-    """Of singular values: the sum ("nuc"), the largest (2) or the smallest (-2)."""
+    """Return a norm of singular values: the sum ("nuc"), the largest (2) or the smallest (-2)."""
     values = svdvals(clang.movedim(x, dims, (-2, -1)))
     if ord == "nuc":
         norm = clang.sum(values, -1, True)
@@ -93,7 +93,7 @@ def _spectral_norm(x: TensorProxy, ord: float | str, dims: Sequence[int], keepdi
 
 
 def _largest(sizes: TensorProxy, dim: int) -> TensorProxy:
-    """The largest along `dim`, 0 where there is none."""
+    """Return the largest along `dim`, 0 where there is none."""
     if prims.known(sizes.shape[dim] == 0):
         return prims.full((*sizes.shape[:dim], 1, *sizes.shape[dim + 1 :]), 0, sizes.dtype, sizes.device)
     return clang.amax(sizes, dim, True)
@@ -101,7 +101,8 @@ def _largest(sizes: TensorProxy, dim: int) -> TensorProxy:
 
 @torchsymbol(torch.linalg.cond)
 def cond(input: TensorProxy, p: float | str | None = None) -> TensorProxy:
-    """The condition number of matrices in a norm: the matrix's times its inverse's, inf for a singular matrix."""
+    """Return the condition number of matrices in a norm: the matrix's times its inverse's, inf for a singular
+    matrix."""
     torch_check(
         input.ndim >= 2, lambda: f"linalg.cond: The input tensor must have at least 2 dimensions, but it is {input}"
     )
@@ -134,7 +135,7 @@ def matrix_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> TensorProxy:
-    """A norm of matrices: Frobenius's, or the extreme sum of a row (inf, -inf) or column (1, -1)."""
+    """Return a norm of matrices: Frobenius's, or the extreme sum of a row (inf, -inf) or column (1, -1)."""
     return _matrix_norm("linalg.matrix_norm", A, ord, dim, keepdim, dtype)
 
 
@@ -147,7 +148,7 @@ def linalg_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> TensorProxy:
-    """A vector norm over one dim (or of everything, for no ord), a matrix norm over two."""
+    """Return a vector norm over one dim (or of everything, for no ord), a matrix norm over two."""
     if ord is not None and dim is None:
         torch_check(
             A.ndim in (1, 2),
@@ -171,7 +172,7 @@ def norm(
     out: None = None,
     dtype: torch.dtype | None = None,
 ) -> TensorProxy:
-    """The p-norm of the elements over `dim`; "fro" is 2."""
+    """Return the p-norm of the elements over `dim`; "fro" is 2."""
     return _p_norm(input, p, dim, keepdim, dtype)
 
 
@@ -183,7 +184,7 @@ def tensor_norm(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> TensorProxy:
-    """The p-norm of the elements over `dim`; "fro" is 2."""
+    """Return the p-norm of the elements over `dim`; "fro" is 2."""
     return _p_norm(self, p, dim, keepdim, dtype)
 
 
@@ -223,7 +224,7 @@ def cosine_similarity(x1: TensorProxy, x2: TensorProxy, dim: int = 1, eps: float
 def pairwise_distance(
     x1: TensorProxy, x2: TensorProxy, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> TensorProxy:
-    """The p-norm of x1 - x2 + eps along the last dim."""
+    """Return the p-norm of x1 - x2 + eps along the last dim."""
     difference = clang.add(clang.sub(x1, x2), eps)
     return _vector_norm("pairwise_distance", difference, p, -1 if difference.ndim else None, keepdim, None)
 

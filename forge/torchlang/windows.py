@@ -47,7 +47,7 @@ _HANN, _BLACKMAN = (0.5, 0.5), (0.42, 0.5, 0.08)
 
 
 def _made(length: Dim, periodic: bool, values: Values, dtype: torch.dtype, device: torch.device) -> TensorProxy:
-    """A window; symmetric unless periodic. One of length 1 is 1."""
+    """Return a window; symmetric unless periodic. One of length 1 is 1."""
     if known(length <= 1):
         return prims.full((length,), 1, dtype, device)
     place = clang.convert(prims.iota(length, 0, 1, torch.int64, device), dtype)

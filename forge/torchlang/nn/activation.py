@@ -23,7 +23,7 @@ _nn = torch_nn_module
 
 
 def _wide(op: str, input: TensorProxy) -> TensorProxy:
-    """A floating point input, in the precision that torch computes in."""
+    """Return a floating point input, in the precision that torch computes in."""
     prims.check_dtype(op, input, prims.FLOAT)
     return clang.widen(input)
 
@@ -44,7 +44,7 @@ def relu(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(aten.threshold_backward.default)
 def threshold_backward(grad_output: TensorProxy, self: TensorProxy, threshold: Number) -> TensorProxy:
-    """The gradient where self > threshold, else 0. Source: aten.threshold_backward."""
+    """Return the gradient where self > threshold, else 0. Source: aten.threshold_backward."""
     return clang.where(self <= threshold, 0, clang.convert(grad_output, clang.compute_dtype(grad_output, self)))
 
 
@@ -80,7 +80,7 @@ def hardtanh(input: TensorProxy, min_val: float = -1.0, max_val: float = 1.0) ->
 
 @torchsymbol(aten.hardtanh_backward.default)
 def hardtanh_backward(grad_output: TensorProxy, self: TensorProxy, min_val: float, max_val: float) -> TensorProxy:
-    """The gradient strictly between the limits, else 0."""
+    """Return the gradient strictly between the limits, else 0."""
     return clang.where((self <= min_val) | (self >= max_val), 0, grad_output)
 
 
@@ -107,7 +107,7 @@ def leaky_relu(input: TensorProxy, negative_slope: Number = 0.01) -> TensorProxy
 def leaky_relu_backward(
     grad_output: TensorProxy, self: TensorProxy, negative_slope: Number, self_is_result: bool
 ) -> TensorProxy:
-    """The gradient, times negative_slope where self is not positive."""
+    """Return the gradient, times negative_slope where self is not positive."""
     g, x = _backward_wide(grad_output, self)
     return clang.convert(clang.where(x > 0, g, g * negative_slope), self.dtype)
 
@@ -198,7 +198,7 @@ def elu_backward(
     is_result: bool,
     self_or_result: TensorProxy,
 ) -> TensorProxy:
-    """The gradient of the exponential units, of their input or of their result."""
+    """Return the gradient of the exponential units, of their input or of their result."""
     g, x = _backward_wide(grad_output, self_or_result)
     factor = alpha * scale
     if is_result:
@@ -243,7 +243,7 @@ def gelu(input: TensorProxy, *, approximate: str = "none") -> TensorProxy:
 
 @torchsymbol(aten.gelu_backward.default)
 def gelu_backward(grad_output: TensorProxy, self: TensorProxy, *, approximate: str = "none") -> TensorProxy:
-    """The gradient of gelu."""
+    """Return the gradient of gelu."""
     g, x = _backward_wide(grad_output, self)
     if approximate == "none":
         area = (clang.erf(x * math.sqrt(0.5)) + 1) * 0.5
@@ -267,7 +267,7 @@ def silu(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(aten.silu_backward.default)
 def silu_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorProxy:
-    """The gradient of silu."""
+    """Return the gradient of silu."""
     g, x = _backward_wide(grad_output, self)
     s = clang.sigmoid(x)
     return clang.convert(g * (s * (x * (1 - s) + 1)), self.dtype)
@@ -287,7 +287,7 @@ def _log_one_plus_exp(x: TensorProxy) -> TensorProxy:
 
 @torchsymbol(aten.mish_backward.default)
 def mish_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorProxy:
-    """The gradient of mish."""
+    """Return the gradient of mish."""
     g, x = _backward_wide(grad_output, self)
     inner = clang.tanh(_log_one_plus_exp(x))
     return clang.convert(g * (inner + x * clang.sigmoid(x) * (1 - inner * inner)), self.dtype)
@@ -302,7 +302,7 @@ def hardswish(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(aten.hardswish_backward.default)
 def hardswish_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorProxy:
-    """The gradient of hardswish."""
+    """Return the gradient of hardswish."""
     g, x = _backward_wide(grad_output, self)
     inside = g * (x / 3 + 0.5)
     return clang.convert(clang.where(x <= -3, 0.0, clang.where(x < 3, inside, g)), self.dtype)
@@ -317,13 +317,13 @@ def hardsigmoid(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(aten.hardsigmoid_backward.default)
 def hardsigmoid_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorProxy:
-    """The gradient of hardsigmoid."""
+    """Return the gradient of hardsigmoid."""
     g, x = _backward_wide(grad_output, self)
     return clang.convert(clang.where((x > -3) & (x < 3), g * (1 / 6), 0.0), self.dtype)
 
 
 def _register_unary(symbol: Symbol, backward: Symbol) -> None:
-    """The rule of a function of one tensor with a backward operator of its gradient and its input."""
+    """Register the rule of a function of one tensor with a backward operator of its gradient and its input."""
 
     @register_grad(symbol)
     def rule(input: TensorProxy) -> TensorProxy:
@@ -348,7 +348,7 @@ def softplus(input: TensorProxy, beta: Number = 1, threshold: Number = 20) -> Te
 
 @torchsymbol(aten.softplus_backward.default)
 def softplus_backward(grad_output: TensorProxy, self: TensorProxy, beta: Number, threshold: Number) -> TensorProxy:
-    """The gradient of softplus."""
+    """Return the gradient of softplus."""
     g, x = _backward_wide(grad_output, self)
     scaled = x * beta
     return clang.convert(clang.where(scaled > threshold, g, g * clang.sigmoid(scaled)), self.dtype)
@@ -366,7 +366,7 @@ def logsigmoid(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(grad_output: TensorProxy, self: TensorProxy, buffer: TensorProxy) -> TensorProxy:
-    """The gradient of logsigmoid. buffer: e^-|self|, which torch's kernel for a CPU alone reads."""
+    """Return the gradient of logsigmoid. buffer: e^-|self|, which torch's kernel for a CPU alone reads."""
     g, x = _backward_wide(grad_output, self)
     tail = clang.exp(-clang.abs(x))
     tail = tail / (1 + tail)
@@ -383,20 +383,20 @@ def _logsigmoid_grad(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(aten.tanh_backward.default)
 def tanh_backward(grad_output: TensorProxy, output: TensorProxy) -> TensorProxy:
-    """The gradient of tanh from its result."""
+    """Return the gradient of tanh from its result."""
     g, out = _backward_wide(grad_output, clang.conj(output))
     return clang.convert(g * (1 - out * out), output.dtype)
 
 
 @torchsymbol(aten.sigmoid_backward.default)
 def sigmoid_backward(grad_output: TensorProxy, output: TensorProxy) -> TensorProxy:
-    """The gradient of sigmoid from its result."""
+    """Return the gradient of sigmoid from its result."""
     g, out = _backward_wide(grad_output, clang.conj(output))
     return clang.convert(g * (out * (1 - out)), output.dtype)
 
 
 def _register_from_result(symbol: Symbol, backward: Symbol) -> None:
-    """The rule of a function with a backward operator of its gradient and its result."""
+    """Register the rule of a function with a backward operator of its gradient and its result."""
 
     @register_grad(symbol)
     def rule(input: TensorProxy) -> TensorProxy:
@@ -430,13 +430,13 @@ def softshrink(input: TensorProxy, lambd: float = 0.5) -> TensorProxy:
 
 @torchsymbol(aten.hardshrink_backward.default)
 def hardshrink_backward(grad_out: TensorProxy, self: TensorProxy, lambd: float) -> TensorProxy:
-    """The gradient, 0 where |self| <= lambd."""
+    """Return the gradient, 0 where |self| <= lambd."""
     return clang.where((self >= -lambd) & (self <= lambd), 0.0, grad_out)
 
 
 @torchsymbol(aten.softshrink_backward.default)
 def softshrink_backward(grad_output: TensorProxy, self: TensorProxy, lambd: float) -> TensorProxy:
-    """The gradient, 0 where |self| <= lambd."""
+    """Return the gradient, 0 where |self| <= lambd."""
     return clang.where((self >= -lambd) & (self <= lambd), 0.0, grad_output)
 
 
@@ -453,7 +453,7 @@ _register_shrink(softshrink, softshrink_backward)
 
 
 def _register_backward_of_pieces(backward: Symbol) -> None:
-    """The rule of a backward operator that is linear in the gradient and piecewise constant in the input."""
+    """Register the rule of a backward operator that is linear in the gradient and piecewise constant in the input."""
 
     @register_grad(backward)
     def rule(grad_output: TensorProxy, self: TensorProxy, *options: Any) -> TensorProxy:
@@ -482,7 +482,7 @@ def softsign(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(_nn.glu, F.glu)
 def glu(input: TensorProxy, dim: int = -1) -> TensorProxy:
-    """The first half of input along dim times the sigmoid of the second."""
+    """Return the first half of input along dim times the sigmoid of the second."""
     prims.check_dtype("glu", input, prims.REAL)
     x = _wide("glu", input)
     first, second = _halves(x, dim)
@@ -502,7 +502,7 @@ def _halves(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
 
 @torchsymbol(aten.glu_backward.default)
 def glu_backward(grad_output: TensorProxy, self: TensorProxy, dim: int) -> TensorProxy:
-    """The gradient of glu."""
+    """Return the gradient of glu."""
     prims.check_dtype("glu_backward", self, prims.REAL)
     g, x = _backward_wide(grad_output, self)
     first, second = _halves(x, dim)

@@ -17,7 +17,8 @@ def per_dim(op: str, name: str, value: Lengths, count: int) -> tuple[Dim, ...]: 
 @overload
 def per_dim(op: str, name: str, value: Lengths | None, count: int) -> tuple[Dim | None, ...]: ...
 def per_dim(op: str, name: str, value: Lengths | None, count: int) -> tuple[Dim | None, ...]:
-    """An option of one number for all dims, or one for each, as one for each. Raises RuntimeError for other counts."""
+    """Return an option of one number for all dims, or one for each, as one for each. Raises RuntimeError for other
+    counts."""
     values: tuple[Dim | None, ...] = tuple(value) if isinstance(value, Sequence) else (value,)
     torch_check(
         len(values) in (1, count),
@@ -29,7 +30,7 @@ def per_dim(op: str, name: str, value: Lengths | None, count: int) -> tuple[Dim 
 
 
 def _batched(op: str, input: TensorProxy, count: int) -> TensorProxy:
-    """The input with a batch dim."""
+    """Return the input with a batch dim."""
     torch_check(
         input.ndim in (count + 1, count + 2),
         lambda: f"{op}: Expected {count + 1}D (unbatched) or {count + 2}D (batched) input, but got {input}",
@@ -40,7 +41,7 @@ def _batched(op: str, input: TensorProxy, count: int) -> TensorProxy:
 def _convolve(
     op: str, input: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, lists: dict[str, Lengths], groups: int
 ) -> TensorProxy:
-    """A convolution of `input` with or without a batch dim; transposed where `lists` has an output_padding."""
+    """Return a convolution of `input` with or without a batch dim; transposed where `lists` has an output_padding."""
     count = int(op.rstrip("d")[-1])
     torch_check(groups > 0, lambda: f"{op}: groups is {groups}, but must be positive")
     torch_check(weight.ndim == count + 2, lambda: f"{op}: weight is {weight}, but must have {count + 2} dims")
@@ -54,7 +55,8 @@ def _convolve(
 
 
 def _convolve_parts(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *how: Any) -> TensorProxy:
-    """A complex convolution as three of real numbers, (a + bi)(c + di) being ac - bd + ((a + b)(c + d) - ac - bd)i."""
+    """Return a complex convolution as three of real numbers, (a + bi)(c + di) being ac - bd + ((a + b)(c + d) - ac -
+    bd)i."""
     torch_check(
         weight.dtype == x.dtype and (bias is None or bias.dtype == x.dtype),
         lambda: f"conv: x is {x}, weight is {weight} and bias is {bias}, but all must have one dtype",
@@ -69,7 +71,7 @@ def _convolve_parts(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | Non
 def _pad_like(
     op: str, input: TensorProxy, weight: TensorProxy, padding: Lengths | str, stride: Lengths, dilation: Lengths
 ) -> tuple[TensorProxy, Lengths]:
-    """The input and the numbers that stand for padding "same" or "valid".
+    """Return the input and the numbers that stand for padding "same" or "valid".
 
     Where "same" needs one more on the right than on the left, the input is padded by the difference, as in torch.
     """
@@ -105,7 +107,7 @@ def _convolution_of(function: Callable) -> Symbol:
         dilation: Lengths = 1,
         groups: int = 1,
     ) -> TensorProxy:
-        """The convolution of the input with the weight, plus the bias.
+        """Return the convolution of the input with the weight, plus the bias.
 
         Shapes: input (N, C, *lengths) or (C, *lengths), weight (C_out, C // groups, *kernel), bias (C_out,).
         Raises: RuntimeError where channels, ranks or dtypes do not fit or the kernel is larger than the input.
@@ -132,7 +134,7 @@ def _transposed_of(function: Callable) -> Symbol:
         groups: int = 1,
         dilation: Lengths = 1,
     ) -> TensorProxy:
-        """The transpose of a convolution: the gradient of its input.
+        """Return the transpose of a convolution: the gradient of its input.
 
         Shapes: input (N, C, *lengths) or (C, *lengths), weight (C, C_out // groups, *kernel), bias (C_out,).
         """
@@ -163,7 +165,7 @@ def convolution(
     output_padding: Sequence[Dim],
     groups: int,
 ) -> TensorProxy:
-    """The convolution that all others are: of any rank, transposed or not."""
+    """Return the convolution that all others are: of any rank, transposed or not."""
     prims.check_dtype("convolution", input, prims.REAL)
     lists: dict[str, Lengths] = {"stride": stride, "padding": padding, "dilation": dilation}
     if transposed:

@@ -17,7 +17,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 def _target_lengths(lengths: SequenceLengths, losses: TensorProxy) -> TensorProxy:
-    """As numbers of the losses' dtype, at least 1."""
+    """Return lengths as numbers of the losses' dtype, at least 1."""
     if not isinstance(lengths, TensorProxy):
         lengths = prims.tensor(list(lengths), torch.int64, losses.device)
     lengths = clang.convert(prims.device_put(lengths, losses.device), losses.dtype)

@@ -11,7 +11,7 @@ from forge.torchlang.core import torchsymbol, write
 
 
 def check_table(op: str, weight: TensorProxy, indices: TensorProxy, sparse: bool) -> None:
-    """Raises where a table or what is looked up in it has another shape or dtype, or gradients would be sparse."""
+    """Raise where a table or what is looked up in it has another shape or dtype, or gradients would be sparse."""
     torch_check(
         isinstance(indices, TensorProxy) and indices.dtype in (torch.int64, torch.int32),
         lambda: (
@@ -44,7 +44,7 @@ def padding_row(weight: TensorProxy, padding_idx: int | None) -> Dim:
 
 
 def shorten(weight: TensorProxy, indices: TensorProxy, max_norm: float, norm_type: float, memory: Memory) -> None:
-    """Writes to a table: the rows that are read get no longer than max_norm. No gradient knows."""
+    """Write to a table: the rows that are read get no longer than max_norm. No gradient knows."""
     trace = current_trace()
     with trace.tagged(trace.tags | {Tag.NO_GRAD}):
         new = prims.embedding_renorm(*memory.read_all((weight, indices)), max_norm, norm_type)
@@ -61,7 +61,7 @@ def _handle_max_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) 
 
 @torchsymbol(torch.ops.aten.embedding_renorm.default, inplace=torch.embedding_renorm_)
 def embedding_renorm(self: TensorProxy, indices: TensorProxy, max_norm: float, norm_type: float) -> TensorProxy:
-    """The table with the rows at `indices` scaled down to max_norm, where their norm is larger."""
+    """Return the table with the rows at `indices` scaled down to max_norm, where their norm is larger."""
     check_table("embedding_renorm", self, indices, False)
     return prims.embedding_renorm(self, indices, max_norm, norm_type)
 
@@ -76,7 +76,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> TensorProxy:
-    """The rows of `weight` at `input`.
+    """Return the rows of `weight` at `input`.
 
     Shapes: weight is (rows, features); out is input's shape and then features.
     max_norm: no row that is read is longer; its handler writes to weight, so that here it is None.
@@ -94,7 +94,7 @@ def torch_embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> TensorProxy:
-    """The rows of `weight` at `indices`."""
+    """Return the rows of `weight` at `indices`."""
     check_table("embedding", weight, indices, sparse)
     return prims.embedding(weight, indices, padding_idx, scale_grad_by_freq)
 

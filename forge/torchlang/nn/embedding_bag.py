@@ -16,7 +16,7 @@ Optional = TensorProxy | None
 
 
 def _bags(input: TensorProxy, offsets: TensorProxy | None, count: Dim) -> TensorProxy:
-    """The number of the bag that each index is in: bags of one length, or such that begin at `offsets`."""
+    """Return the number of the bag that each index is in: bags of one length, or such that begin at `offsets`."""
     length = input.numel()
     places = prims.iota(length, 0, 1, torch.int64, input.device)
     if known(length == 0):
@@ -75,7 +75,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> TensorProxy:
-    """The sum, mean or maximum of the rows of `weight` that each bag of indices names; zeros for an empty bag.
+    """Return the sum, mean or maximum of the rows of `weight` that each bag of indices names; zeros for an empty bag.
 
     Shapes: input (bags, length), or (indices,) with the bags' first places in offsets, which has the number of indices
     as its last element where include_last_offset; weight (rows, features); out (bags, features).

@@ -40,7 +40,7 @@ def _fractional_of(count: int, pool: Symbol, function: Callable) -> Symbol:
         return_indices: bool = False,
         _random_samples: TensorProxy | None = None,
     ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
-        """The largest values of windows that make an output of `output_size`, whose lengths are drawn.
+        """Return the largest values of windows that make an output of `output_size`, whose lengths are drawn.
 
         Shapes: input (N, C, *lengths) or (C, *lengths), _random_samples (N, C, rank) in [0, 1).
         """

@@ -37,7 +37,7 @@ prims.register_vjp(safe_softmax, self=lambda g, out, dim: softmax_backward(g, ou
 
 @torchsymbol(aten.native_dropout_backward.default)
 def native_dropout_backward(grad_output: TensorProxy, mask: TensorProxy, scale: float) -> TensorProxy:
-    """The gradient of what dropout kept, scaled."""
+    """Return the gradient of what dropout kept, scaled."""
     return grad_output * (clang.convert(mask, grad_output.dtype) * scale)
 
 
@@ -55,7 +55,7 @@ def max_pool2d_with_indices_backward(
     ceil_mode: bool,
     indices: TensorProxy,
 ) -> TensorProxy:
-    """The gradient of max_pool2d's input: each window's goes to its place."""
+    """Return the gradient of max_pool2d's input: each window's goes to its place."""
     op = "max_pool2d_with_indices_backward"
     for name, given in (("gradOutput", grad_output), ("indices", indices)):
         torch_check(
@@ -72,7 +72,7 @@ def max_pool2d_with_indices_backward(
 def _max_pool2d_with_indices_backward_grad(
     grad_output: TensorProxy, self: TensorProxy, *how: Any, **named: Any
 ) -> TensorProxy:
-    """It is linear; of the input only the shape is read, whose gradient is zeros, as in eager."""
+    """Gather from the incoming gradient; the input, of which only the shape is read, gets zeros, as in eager."""
     out = max_pool2d_with_indices_backward(grad_output, self, *how, **named)
     indices = named["indices"] if "indices" in named else how[-1]
     g, places = (clang.reshape(each, (*each.shape[:-2], -1)) for each in (get_grad(out), indices))
@@ -92,7 +92,7 @@ def _grid_sampler_of(rank: int | None, function: Callable) -> Symbol:
     def body(
         input: TensorProxy, grid: TensorProxy, interpolation_mode: int, padding_mode: int, align_corners: bool
     ) -> TensorProxy:
-        """The input's values at the places that the grid names, in [-1, 1] from edge to edge.
+        """Return the input's values at the places that the grid names, in [-1, 1] from edge to edge.
 
         interpolation_mode: 0 linear, 1 nearest, 2 cubic. padding_mode: 0 zeros, 1 border, 2 reflection.
         Shapes: input (N, C, *lengths), grid (N, *out lengths, rank); out (N, C, *out lengths).
@@ -133,7 +133,7 @@ def _antialias_of(kind: Upsampling, operator: OpOverload) -> Symbol:
         scales_h: float | None = None,
         scales_w: float | None = None,
     ) -> TensorProxy:
-        """Images resized to `output_size`, by a kernel that widens where they shrink."""
+        """Resize images to `output_size`, by a kernel that widens where they shrink."""
         sizes = tuple(output_size)
         torch_check(len(sizes) == 2, lambda: f"{op}: It is expected output_size equals to 2, but got size {len(sizes)}")
         return prims.upsample(self, kind.value, sizes, align_corners, (scales_h, scales_w))
@@ -155,7 +155,7 @@ def _antialias_scaled_of(kind: Upsampling, operator: OpOverload) -> Symbol:
         align_corners: bool,
         scale_factors: Sequence[float] | None,
     ) -> TensorProxy:
-        """Images resized to `output_size`, or by `scale_factors`, by a kernel that widens where they shrink."""
+        """Resize images to `output_size`, or by `scale_factors`, by a kernel that widens where they shrink."""
         torch_check(
             (output_size is None) != (scale_factors is None),
             lambda: f"{op}: Must specify exactly one of output_size and scale_factors",

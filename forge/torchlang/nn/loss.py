@@ -52,7 +52,7 @@ def reducing(function: Callable) -> Callable[[Callable], Symbol]:
 
 
 def reduced(loss: TensorProxy, reduction: str) -> TensorProxy:
-    """The loss, its mean or its sum. Raises ValueError for another reduction."""
+    """Return the loss, its mean or its sum. Raises ValueError for another reduction."""
     check(
         reduction in ("none", "mean", "sum"),
         lambda: f"{reduction} is not a valid value for reduction; it must be 'none', 'mean' or 'sum'",
@@ -77,7 +77,7 @@ def _pair(op: str, input: TensorProxy, target: TensorProxy) -> tuple[TensorProxy
 
 
 def _weighted(op: str, loss: TensorProxy, weight: Optional, input: TensorProxy, reduction: str) -> TensorProxy:
-    """The loss, weighted; its mean is over the sum of the weights."""
+    """Return the loss, weighted; its mean is over the sum of the weights."""
     if weight is None:
         return reduced(loss, reduction)
     check(
@@ -299,7 +299,7 @@ def nll_loss(
 
 
 def check_classes(op: str, input: TensorProxy, target: TensorProxy, weight: Optional) -> None:
-    """Raises where a target of class indices or a weight of the classes does not go with the input."""
+    """Raise where a target of class indices or a weight of the classes does not go with the input."""
     torch_check(
         target.dtype in (torch.int64, torch.uint8),
         lambda: f"{op}: expected target of dtype Long or Byte, but got {target}",
@@ -384,7 +384,7 @@ def _of_probabilities(
 def _of_even(
     scores: TensorProxy, target: TensorProxy, weight: Optional, ignore_index: int, reduction: str, dim: int
 ) -> TensorProxy:
-    """The loss of classes that are all as likely, times their number."""
+    """Return the loss of classes that are all as likely, times their number."""
     terms = scores if weight is None else scores * _class_weights(weight, scores.ndim, dim)
     used = target != ignore_index
     loss = clang.where(used, -clang.sum(terms, dim), 0)
@@ -511,7 +511,7 @@ def _soft_margin_loss_grad(
 def multilabel_soft_margin_loss(
     input: TensorProxy, target: TensorProxy, weight: Optional = None, reduction: str = "mean"
 ) -> TensorProxy:
-    """The mean over the last dim of binary_cross_entropy_with_logits, each class with its weight."""
+    """Return the mean over the last dim of binary_cross_entropy_with_logits, each class with its weight."""
     loss = -(target * logsigmoid(input) + (1 - target) * logsigmoid(-input))
     loss = loss if weight is None else loss * weight
     return reduced(clang.sum(loss, -1) / input.shape[-1], reduction)

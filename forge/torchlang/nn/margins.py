@@ -10,7 +10,7 @@ from forge.torchlang.nn.loss import reduced, reducing
 
 
 def _check_rows(op: str, input: TensorProxy, least: int) -> None:
-    """A matrix of rows, a vector that is one row, or one number."""
+    """Check that the input is a matrix of rows, a vector that is one row, or one number."""
     torch_check(
         input.ndim <= 2 and not any(known(length == 0) for length in input.shape[least:]),
         lambda: f"{op}: Expected non-empty vector or matrix with optional 0-dim batch size, but got: {input}",
@@ -18,7 +18,7 @@ def _check_rows(op: str, input: TensorProxy, least: int) -> None:
 
 
 def _matrix(x: TensorProxy) -> TensorProxy:
-    """One row, where it is no matrix."""
+    """Return x as one row where it is no matrix."""
     return x if x.ndim == 2 else clang.reshape(x, (1, x.numel()))
 
 
@@ -31,7 +31,7 @@ def multi_margin_loss(
     weight: TensorProxy | None = None,
     reduction: str = "mean",
 ) -> TensorProxy:
-    """The sum over the other classes of max(0, margin - input[target] + input) ** p * weight[target], over C.
+    """Return the sum over the other classes of max(0, margin - input[target] + input) ** p * weight[target], over C.
 
     Shapes: input (N, C) or (C,), target (N,) or (), weight (C,).
     """
@@ -64,7 +64,7 @@ def multi_margin_loss(
 
 @reducing(F.multilabel_margin_loss)
 def multilabel_margin_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean") -> TensorProxy:
-    """The sum over the targets and all other classes of max(0, 1 - input[target] + input), over C.
+    """Return the sum over the targets and all other classes of max(0, 1 - input[target] + input), over C.
 
     Shapes: input (N, C) or (C,), and target the same: the classes of a row before its first negative number.
     """

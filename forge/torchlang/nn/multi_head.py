@@ -112,7 +112,7 @@ def _check_shapes(query: TensorProxy, key: TensorProxy, value: TensorProxy, widt
 
 
 def _added(mask: Optional, dtype: torch.dtype) -> Optional:
-    """A mask to add: a bool one as -inf where it is True."""
+    """Return a mask to add: a bool one as -inf where it is True."""
     if mask is None or mask.is_floating_point():
         return mask
     check(
@@ -137,7 +137,7 @@ def _choose_mask(
 def _merge_masks(
     attn_mask: Optional, key_padding_mask: Optional, q: TensorProxy, k: TensorProxy, num_heads: int, extra: int
 ) -> Optional:
-    """One mask of (1 or N * heads, L or 1, S), with 0 for the `extra` keys that were put last."""
+    """Return one mask of (1 or N * heads, L or 1, S), with 0 for the `extra` keys that were put last."""
     rows, columns = q.shape[1], k.shape[1]
     if attn_mask is not None:
         wanted = (rows, columns - extra) if attn_mask.ndim == 2 else (q.shape[0], rows, columns - extra)
@@ -188,7 +188,7 @@ def _project_packed(
     same_qk: bool,
     same_kv: bool,
 ) -> Three:
-    """One product for the inputs that are the same tensor, as torch does."""
+    """Project the inputs that are the same tensor by one product, as torch does."""
     if same_kv and same_qk:
         q, k, v = _project_together(query, weight, bias, 3)
         return q, k, v

@@ -31,8 +31,8 @@ Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
 
 
 def statistics_dtype(x: TensorProxy, *parameters: Parameter) -> torch.dtype:
-    """The dtype of a norm's statistics: wider than half precision on a GPU, on a CPU where the parameters are. torch's
-    kernels for tensors without values say otherwise."""
+    """Return the dtype of a norm's statistics: wider than half precision on a GPU, on a CPU where the parameters are.
+    torch's kernels for tensors without values say otherwise."""
     narrow = x.device.type == "cpu" and all(each is None or each.dtype == x.dtype for each in parameters)
     return x.dtype if narrow else clang.wider(x.dtype)
 
@@ -86,7 +86,7 @@ def native_group_norm(
 
 
 def _handle(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> tuple:
-    """In training running statistics change in place."""
+    """Change running statistics in place in training."""
     given = symbol.bind(args, kwargs)
     if not given.pop("training", True):
         return symbol(*memory.read_all(args), **memory.read_all(kwargs))
@@ -98,7 +98,7 @@ def _handle(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> tuple:
 
 
 def _handle_update(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> tuple:
-    """Beside the statistics, what the kernel keeps for its backward: nothing but on a GPU."""
+    """Return also what the kernel keeps for its backward: nothing but on a GPU."""
     results = _handle(symbol, args, kwargs, memory)
     device = results[0].device
     check(
@@ -175,7 +175,7 @@ def _legit_arguments(
     momentum: float | None = None,
     eps: float | None = None,
 ) -> dict:
-    """The arguments by name: torch's function is called with running statistics, or without them."""
+    """Return the arguments by name: torch's function is called with running statistics, or without them."""
     if not isinstance(running_mean, TensorProxy):
         numbers = [each for each in (running_mean, running_var, training, momentum, eps) if each is not None]
         running_mean, running_var, (training, momentum, eps) = None, None, numbers

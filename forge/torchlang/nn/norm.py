@@ -63,7 +63,7 @@ def scale_and_shift(
 
 
 def per_channel(value: TensorProxy | None, ndim: int) -> TensorProxy | None:
-    """A value for each channel, (C,) as (1, C, 1, …)."""
+    """Return a value for each channel, (C,) as (1, C, 1, …)."""
     if value is None:
         return None
     return prims.broadcast_in_dim(value, (1, value.shape[0], *[1] * (ndim - 2)), (1,))
@@ -73,7 +73,7 @@ def per_channel(value: TensorProxy | None, ndim: int) -> TensorProxy | None:
 
 
 def check_normalized(op: str, input: TensorProxy, shape: Sequence[Dim], **parameters: TensorProxy | None) -> None:
-    """Raises RuntimeError where the input's last dims, or a parameter, do not have `shape`."""
+    """Raise RuntimeError where the input's last dims, or a parameter, do not have `shape`."""
     torch_check(
         len(shape) > 0, lambda: f"{op}: Expected normalized_shape to be at least 1-dimensional, but got {list(shape)}"
     )
@@ -137,7 +137,7 @@ def rms_norm(
 
 
 def _root_mean_square(input: TensorProxy, count: int, eps: float | None) -> tuple[TensorProxy, TensorProxy]:
-    """The input in the dtype to compute in, and 1 / sqrt(mean of squares + eps); torch's result is row-major."""
+    """Return the input in the dtype to compute in, and 1 / sqrt(mean of squares + eps); torch's result is row-major."""
     if input.strides is not None and not row_major(input):
         input = prims.contiguous(input)
     wide = clang.convert(input, clang.wider(input.dtype))
@@ -149,7 +149,7 @@ def _root_mean_square(input: TensorProxy, count: int, eps: float | None) -> tupl
 def rms_norm_grad(
     input: TensorProxy, normalized_shape: Sequence[Dim], weight: TensorProxy | None = None, eps: float | None = None
 ) -> TensorProxy:
-    """Saves the input and one number for each row."""
+    """Save the input and one number for each row."""
     count = len(normalized_shape)
     wide, rstd = _root_mean_square(input, count, eps)
     out = scale_and_shift(wide * rstd, weight, None, input.dtype)
@@ -173,7 +173,7 @@ def group_norm(
     bias: TensorProxy | None = None,
     eps: float = 1e-5,
 ) -> TensorProxy:
-    """The channels in groups, each of which is standardized; times weight plus bias for each channel.
+    """Return the channels in groups, each of which is standardized; times weight plus bias for each channel.
 
     Shapes: input (N, C, *), weight and bias (C,).
     """
@@ -251,7 +251,7 @@ def _batch_norm_train(
 
 
 def blend(running: TensorProxy | None, new: TensorProxy, momentum: float) -> TensorProxy | None:
-    """A running statistic moved towards a new one, in its dtype and without a gradient."""
+    """Return a running statistic moved towards a new one, in its dtype and without a gradient."""
     if running is None:
         return None
     new = prims.detach(clang.reshape(new, running.shape))
@@ -284,7 +284,7 @@ def _train(
 
 
 def check_channels(op: str, input: TensorProxy, **values: TensorProxy | None) -> None:
-    """Raises RuntimeError where a value does not have one number for each channel of the input."""
+    """Raise RuntimeError where a value does not have one number for each channel of the input."""
     check_tensor(op, input=input)
     torch_check(input.ndim >= 2, lambda: f"{op}: input is {input}, but must have at least 2 dims: (N, C, …)")
     for name, value in values.items():
@@ -336,7 +336,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> TensorProxy:
-    """Channels standardized by the running statistics; in training, by the batch's, which then move the running ones.
+    """Standardize channels by the running statistics; in training, by the batch's, which then move the running ones.
 
     Shapes: input (N, C, *), all else (C,).
     Raises: ValueError where a channel has one value in training; RuntimeError without statistics in evaluation.
@@ -415,7 +415,8 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> TensorProxy:
-    """Every channel of every instance standardized by itself; without use_input_stats, by the running statistics.
+    """Standardize every channel of every instance by itself; without use_input_stats, by the running
+    statistics.
 
     Shapes: input (N, C, *), all else (C,).
     """

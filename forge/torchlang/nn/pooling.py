@@ -16,7 +16,7 @@ from forge.torchlang.spelling import Lengths
 
 
 def _stride(op: str, stride: Lengths | None, kernel_size: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """The stride, which is the kernel's size where none is given."""
+    """Return the stride, which is the kernel's size where none is given."""
     if stride is None or (isinstance(stride, (tuple, list)) and not stride):
         return kernel_size
     return per_dim(op, "stride", stride, len(kernel_size))
@@ -58,7 +58,7 @@ def _max_pool_of(count: int, function: Callable, *others: Callable) -> Symbol:
         ceil_mode: bool = False,
         return_indices: bool = False,
     ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
-        """The largest value of each window, and on request its place.
+        """Return the largest value of each window, and on request its place.
 
         Shapes: input (N, C, *lengths) or (C, *lengths).
         """
@@ -81,7 +81,7 @@ def _max_pool_with_indices_of(count: int, function: Callable, *others: Callable)
         ceil_mode: bool = False,
         return_indices: bool = False,
     ) -> tuple[TensorProxy, TensorProxy]:
-        """The largest value of each window and its place, whatever return_indices says."""
+        """Return the largest value of each window and its place, whatever return_indices says."""
         return _max_pool(op, count, input, kernel_size, stride, padding, dilation, ceil_mode)
 
     body.__name__ = op
@@ -115,7 +115,7 @@ def _avg_pool_of(count: int, function: Callable) -> Symbol:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> TensorProxy:
-        """The mean of each window, or its sum over divisor_override.
+        """Return the mean of each window, or its sum over divisor_override.
 
         Shapes: input (N, C, *lengths) or (C, *lengths).
         """
@@ -137,7 +137,7 @@ avg_pool3d = _avg_pool_of(3, F.avg_pool3d)
 
 
 def _output_size(op: str, input: TensorProxy, output_size: Lengths | None, count: int) -> tuple[Dim, ...]:
-    """The output's lengths: None keeps the input's."""
+    """Return the output's lengths: None keeps the input's."""
     torch_check(
         input.ndim in (count + 1, count + 2),
         lambda: f"{op}: Expected {count + 1}D or {count + 2}D tensor, but got {input}",
@@ -147,7 +147,8 @@ def _output_size(op: str, input: TensorProxy, output_size: Lengths | None, count
 
 
 def adaptive_mean(op: str, input: TensorProxy, output_size: Lengths | None, count: int) -> TensorProxy:
-    """The means of windows that make an output of `output_size`; one window is the mean of everything, as in torch."""
+    """Return the means of windows that make an output of `output_size`; one window is the mean of everything, as in
+    torch."""
     sizes = _output_size(op, input, output_size, count)
     if all(known(size == 1) for size in sizes):
         return clang.mean(input, tuple(range(input.ndim - count, input.ndim)), True)
@@ -158,7 +159,7 @@ def _adaptive_avg_pool_of(count: int, function: Callable, *others: Callable) -> 
     op = function.__name__
 
     def body(input: TensorProxy, output_size: Lengths | None) -> TensorProxy:
-        """The means of windows that make an output of `output_size`, where None keeps a length."""
+        """Return the means of windows that make an output of `output_size`, where None keeps a length."""
         return adaptive_mean(op, input, output_size, count)
 
     body.__name__ = op
@@ -176,7 +177,7 @@ def _adaptive_max_pool_of(count: int, function: Callable) -> Symbol:
     def body(
         input: TensorProxy, output_size: Lengths | None, return_indices: bool = False
     ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
-        """The largest values of windows that make an output of `output_size`, and on request their places."""
+        """Return the largest values of windows that make an output of `output_size`, and on request their places."""
         pooled = prims.adaptive_max_pool(input, _output_size(op, input, output_size, count))
         return pooled if return_indices or op.endswith("indices") else pooled[0]
 
@@ -205,7 +206,7 @@ def _lp_pool_of(count: int, function: Callable) -> Symbol:
         stride: Lengths | None = None,
         ceil_mode: bool = False,
     ) -> TensorProxy:
-        """(the sum of input ** norm_type over each window) ** (1 / norm_type)."""
+        """Return (the sum of input ** norm_type over each window) ** (1 / norm_type)."""
         check(
             math.isfinite(norm_type),
             lambda: f"{op}: norm_type is {norm_type}, which forge/torchlang/nn/pooling.py lacks",
@@ -235,7 +236,7 @@ lp_pool3d = _lp_pool_of(3, F.lp_pool3d)
 def unfold(
     input: TensorProxy, kernel_size: Lengths, dilation: Lengths = 1, padding: Lengths = 0, stride: Lengths = 1
 ) -> TensorProxy:
-    """Every window as a column.
+    """Return every window as a column.
 
     Shapes: input (N, C, H, W) or (C, H, W); out (N, C * kernel, windows).
     """
@@ -252,7 +253,7 @@ def fold(
     padding: Lengths = 0,
     stride: Lengths = 1,
 ) -> TensorProxy:
-    """Columns added up where their windows were.
+    """Add up columns where their windows were.
 
     Shapes: input (N, C * kernel, windows) or without N; out (N, C, *output_size).
     """

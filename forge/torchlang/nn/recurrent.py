@@ -23,7 +23,7 @@ Tensors = Sequence[TensorProxy]
 def _gates(
     op: str, x: TensorProxy, h: TensorProxy, w_ih: TensorProxy, w_hh: TensorProxy, b_ih: Parameter, b_hh: Parameter
 ) -> tuple[TensorProxy, TensorProxy]:
-    """What the input and the state add to each gate."""
+    """Return the input's and the state's terms of each gate."""
     check_tensor(op, input=x, hx=h, w_ih=w_ih, w_hh=w_hh)
     return linear(x, w_ih, b_ih), linear(h, w_hh, b_hh)
 
@@ -76,7 +76,7 @@ def _rnn_cell_of(activation: Callable[[TensorProxy], TensorProxy], function: Cal
         b_ih: Parameter = None,
         b_hh: Parameter = None,
     ) -> TensorProxy:
-        """The activation of what the input and the state add up to. Source: Elman, 1990."""
+        """Return the activation of what the input and the state add up to. Source: Elman, 1990."""
         return activation(clang.add(*_gates(op, input, hx, w_ih, w_hh, b_ih, b_hh)))
 
     body.__name__ = op
@@ -117,7 +117,7 @@ def _run(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple:
-    """(the last layer's outputs, the states of all after the last step)."""
+    """Return (the last layer's outputs, the states of all after the last step)."""
     check_torch_probability(kind, dropout)
     x = clang.transpose(input, 0, 1) if batch_first else input
     directions = 2 if bidirectional else 1
@@ -166,7 +166,7 @@ def lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
-    """Layers of lstm_cell over sequences: (outputs, h after the last step, c after it).
+    """Run layers of lstm_cell over sequences: (outputs, h after the last step, c after it).
 
     Shapes: input (steps, N, features), or (N, steps, features) with batch_first; hx two of (layers, N, …).
     Packed sequences, whose second argument is the sizes of batches, are not supported.
@@ -191,7 +191,7 @@ def _recurrent_of(function: Callable) -> Symbol:
         bidirectional: bool,
         batch_first: bool,
     ) -> tuple[TensorProxy, TensorProxy]:
-        """Layers of a cell over sequences: (outputs, the state after the last step).
+        """Run layers of a cell over sequences: (outputs, the state after the last step).
 
         Shapes: input (steps, N, features), or (N, steps, features) with batch_first; hx (layers, N, H).
         Packed sequences, whose second argument is the sizes of batches, are not supported.

@@ -38,7 +38,7 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> TensorProxy:
-    """The dims after the channels resized to `size`, or by `scale_factor`.
+    """Return the dims after the channels resized to `size`, or by `scale_factor`.
 
     Shapes: input (N, C, *lengths). Raises: as torch, ValueError for options that do not go together.
     """
@@ -114,7 +114,7 @@ def _check_options(
 def resize(
     input: TensorProxy, size: Lengths | None, scale_factor: Scales | None
 ) -> tuple[tuple[Dim, ...], tuple[float | None, ...]]:
-    """The output's lengths, and the scales that the user gave."""
+    """Return the output's lengths, and the scales that the user gave."""
     rank = input.ndim - 2
     if size is not None:
         sizes = tuple(size) if isinstance(size, Sequence) else (size,) * rank
@@ -130,7 +130,7 @@ def resize(
 
 @torchsymbol(nn_pad, F.pad)
 def pad(input: TensorProxy, pad: Sequence[Dim], mode: str = "constant", value: Number | None = None) -> TensorProxy:
-    """The input widened (or cropped, by negative amounts) at the ends of its last dims.
+    """Return the input widened (or cropped, by negative amounts) at the ends of its last dims.
 
     pad: (before, after) of the last dim, then of the one before it, …
     mode: "constant" pads with value, "reflect", "replicate" and "circular" with the input's own.
@@ -162,7 +162,7 @@ def pad(input: TensorProxy, pad: Sequence[Dim], mode: str = "constant", value: N
 
 
 def _pad_circular(x: TensorProxy, pad: Sequence[Dim]) -> TensorProxy:
-    """Each dim widened by the other end of it."""
+    """Return each dim widened by the other end of it."""
     for i in range(len(pad) // 2):
         dim, before, after = x.ndim - 1 - i, pad[2 * i], pad[2 * i + 1]
         length = x.shape[dim]
@@ -198,7 +198,7 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
 ) -> TensorProxy:
-    """The input's values at the places that the grid names, in [-1, 1] from edge to edge.
+    """Return the input's values at the places that the grid names, in [-1, 1] from edge to edge.
 
     Shapes: input (N, C, *lengths), grid (N, *out lengths, rank); out (N, C, *out lengths).
     """
@@ -217,7 +217,7 @@ def grid_sample(
 
 @torchsymbol(F.affine_grid)
 def affine_grid(theta: TensorProxy, size: Sequence[Dim], align_corners: bool | None = None) -> TensorProxy:
-    """The grid of places that affine maps send the places of an output of `size` to."""
+    """Return the grid of places that affine maps send the places of an output of `size` to."""
     check(
         theta.is_floating_point(), lambda: f"affine_grid: Expected theta to have floating point type, but got {theta}"
     )
@@ -284,7 +284,7 @@ def pixel_unshuffle(input: TensorProxy, downscale_factor: int) -> TensorProxy:
 
 @torchsymbol(torch.channel_shuffle, torch.native_channel_shuffle)
 def channel_shuffle(input: TensorProxy, groups: int) -> TensorProxy:
-    """The channels, in groups, dealt out one from each group in turn. Shapes: input (N, C, *)."""
+    """Return the channels, in groups, dealt out one from each group in turn. Shapes: input (N, C, *)."""
     torch_check(
         input.ndim > 2,
         lambda: f"channel_shuffle expects input with > 2 dims, but got input with sizes {list(input.shape)}",

@@ -40,7 +40,7 @@ def softmax(
 
 @torchsymbol(aten._softmax_backward_data.default)
 def softmax_backward(grad_output: TensorProxy, output: TensorProxy, dim: int, input_dtype: torch.dtype) -> TensorProxy:
-    """The gradient of softmax from its result."""
+    """Return the gradient of softmax from its result."""
     prims.check_dtype("_softmax_backward_data", output, prims.REAL)
     g, out = clang.widen(grad_output), clang.widen(output)
     weighted = g * out
@@ -52,7 +52,7 @@ def softmax_backward(grad_output: TensorProxy, output: TensorProxy, dim: int, in
 def log_softmax(
     input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None, *, axis: int | None = None
 ) -> TensorProxy:
-    """The logarithm of softmax, computed in `dtype` where one is given."""
+    """Return the logarithm of softmax, computed in `dtype` where one is given."""
     x, dims = _prepare("log_softmax", input, axis if dim is None else dim, dtype)
     shifted = _shifted(x, dims)
     return clang.convert(shifted - clang.log(clang.sum(clang.exp(shifted), dims, True)), dtype or input.dtype)
@@ -62,7 +62,7 @@ def log_softmax(
 def log_softmax_backward(
     grad_output: TensorProxy, output: TensorProxy, dim: int, input_dtype: torch.dtype
 ) -> TensorProxy:
-    """The gradient of log_softmax from its result."""
+    """Return the gradient of log_softmax from its result."""
     prims.check_dtype("_log_softmax_backward_data", output, prims.REAL)
     g, out = clang.widen(grad_output), clang.widen(output)
     return clang.convert(g - clang.exp(out) * clang.sum(g, (dim,), True), input_dtype)

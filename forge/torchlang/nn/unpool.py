@@ -52,7 +52,7 @@ def _output_size(
     padding: Sequence[Dim],
     size: Sequence[Dim] | None,
 ) -> tuple[Dim, ...]:
-    """The lengths whose pooling gives the input's, or those that are asked for."""
+    """Return the lengths whose pooling gives the input's, or those that are asked for."""
     count = len(kernel)
     lengths = input.shape[-count:]
     usual = [(lengths[i] - 1) * stride[i] + kernel[i] - 2 * padding[i] for i in range(count)]
@@ -88,7 +88,7 @@ def _max_unpool_of(count: int, function: Callable) -> Symbol:
         padding: Lengths = 0,
         output_size: Sequence[Dim] | None = None,
     ) -> TensorProxy:
-        """The input's values where `indices` of max_pool say that they were, zeros elsewhere.
+        """Return the input's values where `indices` of max_pool say that they were, zeros elsewhere.
 
         Shapes: input and indices (N, C, *lengths) or (C, *lengths).
         """
