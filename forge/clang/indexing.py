@@ -210,10 +210,10 @@ def getitem(x: TensorProxy, key: Any) -> TensorProxy:
     reading = read_key("getitem", x, key)
     if prims.has_mask(reading.indices):  # made from a list of bools
         raise NotImplementedError("getitem: a list of bools as an index is not supported; see forge/clang/indexing.py")
-    return prims.index(reading.shown, tuple(_trimmed(reading.indices))) if reading.indices else reading.shown
+    return prims.index(reading.shown, tuple(_trim(reading.indices))) if reading.indices else reading.shown
 
 
-def _trimmed(indices: Sequence[TensorProxy | None]) -> list[TensorProxy | None]:
+def _trim(indices: Sequence[TensorProxy | None]) -> list[TensorProxy | None]:
     last = max(i for i, index in enumerate(indices) if index is not None)
     return list(indices[: last + 1])
 
@@ -226,8 +226,8 @@ def with_item(x: TensorProxy, key: Any, value: TensorProxy | Number) -> TensorPr
     tensor = value if isinstance(value, TensorProxy) else prims.full((), value, x.dtype, x.device)
     tensor = convert(tensor, x.dtype)
     if reading.indices:
-        return reading.write(_put(shown, tuple(_trimmed(reading.indices)), tensor))
-    return reading.write(_copied(shown, tensor))
+        return reading.write(_put(shown, tuple(_trim(reading.indices)), tensor))
+    return reading.write(_fit_value(shown, tensor))
 
 
 def item_sum(x: TensorProxy, key: Any, shape: Sequence[Dim]) -> TensorProxy:
@@ -235,14 +235,14 @@ def item_sum(x: TensorProxy, key: Any, shape: Sequence[Dim]) -> TensorProxy:
     reading = read_key("getitem", x, key)
     shown = reading.shown
     if reading.indices:
-        indices = tuple(_trimmed(reading.indices))
+        indices = tuple(_trim(reading.indices))
         if prims.has_mask(indices):
             return prims.index_sum(shown, indices, tuple(shape))
         shown = prims.index(shown, indices)
     return reshape(shown, (*[1] * (len(shape) - shown.ndim), *shown.shape))
 
 
-def _copied(shown: TensorProxy, value: TensorProxy) -> TensorProxy:
+def _fit_value(shown: TensorProxy, value: TensorProxy) -> TensorProxy:
     """`value` as what is written to all of `shown`; leading dims of length 1 go, as in torch."""
     extra = builtins.max(value.ndim - shown.ndim, 0)
     torch_check(

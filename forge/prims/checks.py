@@ -11,7 +11,7 @@ from forge.prims.core import check_tensor, primitive
 from forge.torch_internals.functions import torch_check_with
 
 
-class Violated(RuntimeError):
+class ViolatedAssumption(RuntimeError):
     """An assumption under which a program was captured does not hold; the program has changed nothing yet."""
 
 

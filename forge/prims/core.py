@@ -59,14 +59,14 @@ def checking_tensors(op: str, function: Callable, complain: Callable | None = No
     wanted = [(i, each.name) for i, each in parameters if each.annotation is TensorProxy and each.kind in _SINGLE]
 
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         for i, name in wanted:
             value = args[i] if i < len(args) else kwargs.get(name, TensorProxy)  # the call says what is missing
             if not isinstance(value, TensorProxy) and value is not TensorProxy:
                 complain(op, **{name: value})
         return function(*args, **kwargs)
 
-    return checked if wanted else function
+    return run if wanted else function
 
 
 _SINGLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

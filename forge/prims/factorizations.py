@@ -149,12 +149,12 @@ def _lu_unpack_grad(
     P, L, U = lu_unpack(LU_data, LU_pivots, unpack_data, unpack_pivots)
     if unpack_data:
         rows, columns = LU_data.shape[-2:]
-        put_grad(LU_data, widened(get_grad(L).tril(-1), rows, columns))
-        put_grad(LU_data, widened(get_grad(U).triu(), rows, columns))
+        put_grad(LU_data, pad_matrices(get_grad(L).tril(-1), rows, columns))
+        put_grad(LU_data, pad_matrices(get_grad(U).triu(), rows, columns))
     return P, L, U
 
 
-def widened(x: TensorProxy, rows: Dim, columns: Dim) -> TensorProxy:
+def pad_matrices(x: TensorProxy, rows: Dim, columns: Dim) -> TensorProxy:
     """Matrices with zeros below and on the right, so that they have this many rows and columns."""
     for dim, length in ((x.ndim - 2, rows), (x.ndim - 1, columns)):
         if not known(x.shape[dim] == length):
@@ -257,7 +257,7 @@ def _qr_grad(A: TensorProxy, mode: str = "reduced") -> tuple[TensorProxy, Tensor
     gQ, gR = get_grad(Q), get_grad(R)
     rows, columns = A.shape[-2:]
     if mode == "r" or (mode == "complete" and not same(rows, columns) and rows > columns):
-        put_grad(A, widened(no_derivative(gR, f"linalg.qr with mode='{mode}'"), rows, columns))
+        put_grad(A, pad_matrices(no_derivative(gR, f"linalg.qr with mode='{mode}'"), rows, columns))
         return Q, R
     square, gR_square, right = R, gR, None
     if not same(rows, columns) and rows < columns:

@@ -300,11 +300,11 @@ register_vjp(gather, x=lambda g, x, dim, index: scatter_add(_zeros(x.shape, g), 
 register_vjp(
     scatter,
     x=lambda g, dim, index: scatter(g, dim, index, 0),
-    src=lambda g, dim, index, src: _fitted(gather(g, dim, index), src),
+    src=lambda g, dim, index, src: _fit(gather(g, dim, index), src),
 )
 
 
-def _fitted(x: TensorProxy, of: TensorProxy) -> TensorProxy:
+def _fit(x: TensorProxy, of: TensorProxy) -> TensorProxy:
     """x with the lengths of `of`: what of src an index that is smaller reads, or that gradient with zeros after it."""
     if x.ndim != of.ndim:  # an index without elements has any number of dims
         return full(of.shape, 0, x.dtype, x.device)
@@ -313,7 +313,7 @@ def _fitted(x: TensorProxy, of: TensorProxy) -> TensorProxy:
     return pad(x, tuple([(0, theirs - ours) for ours, theirs in zip(x.shape, of.shape, strict=True)]), 0)
 
 
-class _Reduced(NamedTuple):
+class _ScatterReduce(NamedTuple):
     """One scatter_reduce, and the gradient of its result."""
 
     g: TensorProxy
@@ -331,23 +331,23 @@ def _scatter_reduce_grad(
 ) -> TensorProxy:
     with outside_regions(reduce in ("amax", "amin")):
         out = scatter_reduce(x, dim, index, src, reduce, include_self)
-    read = _fitted(src, index)
-    of_x, of_src = _REDUCE_GRADS[reduce](_Reduced(get_grad(out), x, dim, index, read, out, include_self))
+    read = _fit(src, index)
+    of_x, of_src = _REDUCE_GRADS[reduce](_ScatterReduce(get_grad(out), x, dim, index, read, out, include_self))
     if needs_grad(x):
         put_grad(x, of_x() if include_self else scatter(of_x(), dim, index, 0))
     if needs_grad(src):
-        put_grad(src, _fitted(of_src(), src))
+        put_grad(src, _fit(of_src(), src))
     return out
 
 
 Thunks = tuple[Callable[[], TensorProxy], Callable[[], TensorProxy]]
 
 
-def _sum_grads(call: _Reduced) -> Thunks:
+def _sum_grads(call: _ScatterReduce) -> Thunks:
     return lambda: call.g, lambda: gather(call.g, call.dim, call.indices)
 
 
-def _mean_grads(call: _Reduced) -> Thunks:
+def _mean_grads(call: _ScatterReduce) -> Thunks:
     g, x, dim, index, src, _, include_self = call
     count = full(x.shape, 1 if include_self else 0, x.dtype, x.device)
     count = scatter_add(count, dim, index, full(src.shape, 1, x.dtype, x.device))
@@ -355,7 +355,7 @@ def _mean_grads(call: _Reduced) -> Thunks:
     return lambda: share, lambda: gather(share, dim, index)
 
 
-def _extremum_grads(call: _Reduced) -> Thunks:
+def _extremum_grads(call: _ScatterReduce) -> Thunks:
     """Ties share the gradient; x counts where it equals the result, included or not, as in torch."""
     g, x, dim, index, src, out, _ = call
     with outside_regions():
@@ -365,7 +365,7 @@ def _extremum_grads(call: _Reduced) -> Thunks:
     return lambda: from_x * share, lambda: from_src * gather(share, dim, index)
 
 
-def _prod_grads(call: _Reduced) -> Thunks:
+def _prod_grads(call: _ScatterReduce) -> Thunks:
     """Return a zero in src takes the product of the others in its place; where there are two, all get 0."""
     g, x, dim, index, src, out, include_self = call
     zero = src == 0
@@ -382,7 +382,7 @@ def _prod_grads(call: _Reduced) -> Thunks:
     return of_x, of_src
 
 
-_REDUCE_GRADS: dict[str, Callable[[_Reduced], Thunks]] = {
+_REDUCE_GRADS: dict[str, Callable[[_ScatterReduce], Thunks]] = {
     "sum": _sum_grads,
     "mean": _mean_grads,
     "prod": _prod_grads,

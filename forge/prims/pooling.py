@@ -125,7 +125,7 @@ def max_pool_backward(
     return like(x)
 
 
-def _taken(x: TensorProxy, indices: TensorProxy, count: int) -> TensorProxy:
+def _take(x: TensorProxy, indices: TensorProxy, count: int) -> TensorProxy:
     """Return the elements of x at places in its last `count` dims laid out as one."""
     if known(indices.numel() == 0):
         return full(indices.shape, 0, x.dtype, x.device)
@@ -140,7 +140,7 @@ def _flat(x: TensorProxy, before: Lengths) -> TensorProxy:
     return reshape(x, (*before, length))
 
 
-register_vjp(max_pool_backward, g=lambda grad, kernel_size, indices: _taken(grad, indices, len(kernel_size)))
+register_vjp(max_pool_backward, g=lambda grad, kernel_size, indices: _take(grad, indices, len(kernel_size)))
 register_vjp(max_pool, x=lambda g, out, x, *how: max_pool_backward(g, x, *how, out[1]))
 
 
@@ -234,7 +234,7 @@ def adaptive_max_pool_backward(
     return like(x)
 
 
-register_vjp(adaptive_max_pool_backward, g=lambda grad, output_size, indices: _taken(grad, indices, len(output_size)))
+register_vjp(adaptive_max_pool_backward, g=lambda grad, output_size, indices: _take(grad, indices, len(output_size)))
 register_vjp(adaptive_max_pool, x=lambda g, out, x, output_size: adaptive_max_pool_backward(g, x, output_size, out[1]))
 
 

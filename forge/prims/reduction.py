@@ -310,22 +310,22 @@ def _cumprod_backward_grad(g: TensorProxy, x: TensorProxy, dim: int, out: Tensor
     shape = (*[n for i, n in enumerate(x.shape) if i != dim], length, length)
     ends, rows = (*range(last - 1), last), tuple(range(last))
 
-    def moved(value: TensorProxy) -> TensorProxy:
+    def to_last(value: TensorProxy) -> TensorProxy:
         return value.permute([*[i for i in range(last) if i != dim], dim])
 
-    def back(value: TensorProxy) -> TensorProxy:
+    def from_last(value: TensorProxy) -> TensorProxy:
         return value.permute([*range(dim), last - 1, *range(dim, last - 1)])
 
     # row i is x with 1 in the place of element i, which out's elements from i on have as a factor
     position = iota(length, 0, 1, torch.int64, x.device)
     row = broadcast_in_dim(position, shape, (last - 1,))
     column = broadcast_in_dim(position, shape, (last,))
-    others = (row == column).where(1, broadcast_in_dim(moved(x), shape, ends))
+    others = (row == column).where(1, broadcast_in_dim(to_last(x), shape, ends))
     products = cumprod(others, last)
-    along = (column >= row).where(broadcast_in_dim(moved(h), shape, rows), 0)
-    put_grad(g, back(sum(along * products, (last - 1,))))
-    slopes = cumprod_backward(conjugate(along) * broadcast_in_dim(moved(g), shape, ends), others, last, products)
-    put_grad(x, back(sum((row == column).where(0, slopes), (last - 1,))))
+    along = (column >= row).where(broadcast_in_dim(to_last(h), shape, rows), 0)
+    put_grad(g, from_last(sum(along * products, (last - 1,))))
+    slopes = cumprod_backward(conjugate(along) * broadcast_in_dim(to_last(g), shape, ends), others, last, products)
+    put_grad(x, from_last(sum((row == column).where(0, slopes), (last - 1,))))
     return result
 
 

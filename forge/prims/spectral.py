@@ -27,7 +27,7 @@ def check_phase(gradient: TensorProxy, phase: TensorProxy, op: str) -> TensorPro
 register_vjp(check_phase, gradient=lambda g: g)
 
 
-def _checked(gradient: TensorProxy, of_vectors: TensorProxy, op: str) -> TensorProxy:
+def _check_phases(gradient: TensorProxy, of_vectors: TensorProxy, op: str) -> TensorProxy:
     """Return the gradient, where complex vectors, whose products with their gradients are given, may have any phase."""
     if not of_vectors.dtype.is_complex:
         return gradient
@@ -62,7 +62,7 @@ def _eigh_grad(A: TensorProxy, UPLO: str = "L") -> tuple[TensorProxy, TensorProx
     turned = mH(vectors) @ get_grad(vectors)
     skew = (turned - mH(turned)) * 0.5
     of_vectors = vectors @ (_without_diagonal(skew) / _differences(values)) @ mH(vectors)
-    put_grad(A, _checked(of_vectors, turned, "linalg_eigh_backward"), of=(vectors,))
+    put_grad(A, _check_phases(of_vectors, turned, "linalg_eigh_backward"), of=(vectors,))
     return values, vectors
 
 
@@ -78,7 +78,7 @@ def _eig_grad(A: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
     turned = mH(vectors) @ get_grad(vectors)
     lengths = (mH(vectors) @ vectors) * _diagonal(turned).real.unsqueeze(-2)
     inner = _without_diagonal(turned - lengths) / _differences(values).conj()
-    put_grad(A, _checked(_similar(vectors, inner), turned, "linalg_eig_backward"), of=(vectors,))
+    put_grad(A, _check_phases(_similar(vectors, inner), turned, "linalg_eig_backward"), of=(vectors,))
     return values, vectors
 
 
@@ -116,8 +116,8 @@ def _svd_grad(
     if not same(columns, length):
         from_V = from_V + U @ ((gVh - mH(of_V) @ Vh) / S.unsqueeze(-1))
     phases = _skew(of_U) + _skew(of_V)
-    put_grad(A, _checked(from_U, phases, "svd_backward"), of=(outputs[0],))
-    put_grad(A, _checked(from_V, phases, "svd_backward"), of=(outputs[2],))
+    put_grad(A, _check_phases(from_U, phases, "svd_backward"), of=(outputs[0],))
+    put_grad(A, _check_phases(from_V, phases, "svd_backward"), of=(outputs[2],))
     if A.dtype.is_complex:
         turn = _diagonal(_skew(of_U)) * 0.5 / S
         put_grad(A, (U * turn.unsqueeze(-2)) @ Vh, of=(outputs[0], outputs[2]))

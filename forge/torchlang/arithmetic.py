@@ -2,7 +2,7 @@
 
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy
-from forge.torchlang.spelling import named, results
+from forge.torchlang.aliases import results, torchaliases
 
 
 def _of_integers(name: str) -> Symbol:
@@ -12,14 +12,14 @@ def _of_integers(name: str) -> Symbol:
         return prim(*clang.prepare(name, input, other))
 
     body.__name__, body.__doc__ = name, f"{prim.meta.__doc__} Dtypes: integers."
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 gcd = _of_integers("gcd")
 lcm = _of_integers("lcm")
 
 
-@named("frexp")
+@torchaliases("frexp")
 def frexp(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
     """(mantissa, exponent): input is mantissa * 2^exponent. Dtypes: floating point; the exponent is int32."""
     return results.frexp(prims.frexp(input))

@@ -27,7 +27,7 @@ def casts_recurrent_layers() -> bool:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def preserve() -> Iterator[None]:
     """Restore autocast at the exit of the context, whatever the inside set."""
     before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in DEVICES]
     try:
@@ -39,7 +39,7 @@ def kept() -> Iterator[None]:
 
 
 @contextmanager
-def disabled() -> Iterator[None]:
+def disable() -> Iterator[None]:
     """Enter a context in which nothing is under autocast."""
     with ExitStack() as stack:
         for kind in DEVICES:
@@ -57,7 +57,7 @@ def without(call: Callable) -> Callable:
         return call
 
     def run(*args: Any) -> Any:
-        with disabled():
+        with disable():
             return call(*args)
 
     return run
@@ -73,7 +73,7 @@ def state() -> tuple | None:
 @contextmanager
 def at(wanted: tuple | None) -> Iterator[None]:
     """Enter a context in which autocast is as `state` gave it."""
-    with kept():
+    with preserve():
         for kind, (enabled, lower) in zip(DEVICES, wanted or [(False, None)] * len(DEVICES), strict=True):
             torch.set_autocast_enabled(kind, enabled)
             if lower is not None:

@@ -70,7 +70,7 @@ def constant_pad_nd(input: TensorProxy, pad: Sequence[Dim], value: Number = 0) -
     return resample.pad(input, pad, "constant", value)
 
 
-def _chunked(tensor: TensorProxy, dim: int, chunks: int) -> TensorProxy:
+def _as_chunks(tensor: TensorProxy, dim: int, chunks: int) -> TensorProxy:
     """Return one tensor's chunks along `dim`, the last filled up with zeros, each as a row."""
     length = tensor.shape[dim]
     missing = -length % chunks
@@ -112,7 +112,7 @@ def _chunk_cat(tensors: Tensors, dim: int, num_chunks: int) -> TensorProxy:
                 f"but dim is {dim}, and they are {first} and {tensor}"
             ),
         )
-    return clang.cat([_chunked(tensor, dim, num_chunks) for tensor in tensors], dim + 1)
+    return clang.cat([_as_chunks(tensor, dim, num_chunks) for tensor in tensors], dim + 1)
 
 
 # parts that share memory, of which autograd does not know

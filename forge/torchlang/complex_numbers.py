@@ -85,25 +85,25 @@ def imag(input: TensorProxy) -> TensorProxy:
     return prims.imag(input)
 
 
-def _joined(x: TensorProxy) -> TensorProxy:
+def _as_complex(x: TensorProxy) -> TensorProxy:
     return prims.complex(clang.select(x, -1, 0), clang.select(x, -1, 1))
 
 
-def _apart(x: TensorProxy) -> TensorProxy:
+def _as_real(x: TensorProxy) -> TensorProxy:
     return clang.stack([prims.real(x), prims.imag(x)], -1)
 
 
-@torchsymbol(torch.view_as_real, view=View.ALWAYS, invert=lambda x, new: _joined(new))
+@torchsymbol(torch.view_as_real, view=View.ALWAYS, invert=lambda x, new: _as_complex(new))
 def view_as_real(input: TensorProxy) -> TensorProxy:
     """Return both parts of complex numbers, in a last dim of length 2."""
     _check_complex("view_as_real", input)
-    return _apart(input)
+    return _as_real(input)
 
 
-prims.register_vjp(view_as_real, input=lambda g: _joined(g))
+prims.register_vjp(view_as_real, input=lambda g: _as_complex(g))
 
 
-@torchsymbol(torch.view_as_complex, view=View.ALWAYS, invert=lambda x, new: _apart(new))
+@torchsymbol(torch.view_as_complex, view=View.ALWAYS, invert=lambda x, new: _as_real(new))
 def view_as_complex(input: TensorProxy) -> TensorProxy:
     """Return the complex numbers whose parts are in the last dim, of length 2. Dtypes: float16, float32 or float64."""
     check(
@@ -115,10 +115,10 @@ def view_as_complex(input: TensorProxy) -> TensorProxy:
         input.ndim > 0 and same(input.shape[-1], 2),
         lambda: f"view_as_complex: Tensor must have a last dimension of size 2, but it is {input}",
     )
-    return _joined(input)
+    return _as_complex(input)
 
 
-prims.register_vjp(view_as_complex, input=lambda g: _apart(g))
+prims.register_vjp(view_as_complex, input=lambda g: _as_real(g))
 
 
 @torchsymbol(

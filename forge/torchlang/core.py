@@ -318,7 +318,7 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
     if entry is None:
         raise NotImplementedError(f"torchlang does not have {function_name(function)}")
     if not kwargs.keys().isdisjoint(_OF_NUMPY):
-        kwargs = _renamed(entry.symbol, kwargs)
+        kwargs = _rename(entry.symbol, kwargs)
     grad_mode.note(current_trace())
     if autocast_mode.is_enabled():
         args, kwargs = _autocast(function, args, kwargs, memory)
@@ -344,7 +344,7 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
 _OF_NUMPY = {"axis": "dim", "keepdims": "keepdim", "x": "input", "x1": "input", "a": "input", "x2": "other"}
 
 
-def _renamed(symbol: Symbol, kwargs: dict) -> dict:
+def _rename(symbol: Symbol, kwargs: dict) -> dict:
     """Return the arguments by the names that the symbol has, where it does not have NumPy's."""
     known = inspect.signature(symbol.definition).parameters
     names = {name: torchs for name, torchs in _OF_NUMPY.items() if name not in known and torchs in known}
@@ -359,7 +359,7 @@ def _autocast(function: Callable | str, args: tuple, kwargs: dict, memory: Memor
         with speaking(clang.language):
             return _call(_methods["to"], (tensor, dtype), {}, memory, None)
 
-    given = autocast_casts.converted(_callable(function), args, kwargs, convert)
+    given = autocast_casts.cast_arguments(_callable(function), args, kwargs, convert)
     if given is None:
         raise NotImplementedError(f"torchlang does not have {function_name(function)} under torch.autocast")
     return given

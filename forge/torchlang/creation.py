@@ -96,10 +96,10 @@ def full(
     size: Sequence[Dim], fill_value: Number | TensorProxy, *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
     """Return a tensor filled with a value. Dtypes: bool, int64 or the default float dtype, as the value is."""
-    return _filled(tuple(size), fill_value, dtype, canonical_device(device))
+    return _fill(tuple(size), fill_value, dtype, canonical_device(device))
 
 
-def _filled(shape: Sequence[Dim], value: Number | TensorProxy, dtype: Dtype, device: torch.device) -> TensorProxy:
+def _fill(shape: Sequence[Dim], value: Number | TensorProxy, dtype: Dtype, device: torch.device) -> TensorProxy:
     if isinstance(value, TensorProxy):
         return clang.expand(clang.convert(value, dtype or value.dtype), shape)
     return prims.full(tuple(shape), value, dtype or clang.dtype_of(value), device)
@@ -126,7 +126,7 @@ empty_like = _like("empty_like", _empty, "A tensor of unspecified values.")
 def full_like(input: TensorProxy, fill_value: Number, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
     """Return a tensor filled with a value. Shapes and dtypes: input's."""
     device = input.device if device is None else canonical_device(device)
-    return _filled(input.shape, fill_value, dtype or input.dtype, device)
+    return _fill(input.shape, fill_value, dtype or input.dtype, device)
 
 
 def _new(name: str, fill: Fill, meaning: str) -> Symbol:
@@ -158,7 +158,7 @@ def new_full(
 ) -> TensorProxy:
     """Return a tensor filled with a value. Dtypes: self's."""
     device = self.device if device is None else canonical_device(device)
-    return _filled(tuple(size), fill_value, dtype or self.dtype, device)
+    return _fill(tuple(size), fill_value, dtype or self.dtype, device)
 
 
 # numbers
@@ -258,10 +258,10 @@ def _bounds(
             not isinstance(bound, TensorProxy) or bound.ndim == 0,
             lambda bound=bound: f"{op} only supports 0-dimensional start and end tensors, but got {bound}",
         )
-    return [_bound(each, wide, device) if isinstance(each, TensorProxy) else each for each in bounds]
+    return [_endpoint(each, wide, device) if isinstance(each, TensorProxy) else each for each in bounds]
 
 
-def _bound(bound: TensorProxy, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+def _endpoint(bound: TensorProxy, dtype: torch.dtype, device: torch.device) -> TensorProxy:
     bound = prims.detach(bound)
     return clang.convert(bound if bound.device == device else prims.device_put(bound, device), dtype)
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import TensorProxy
+from forge.torchlang.aliases import results
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import results
 
 
 @torchsymbol(torch.linalg.det)

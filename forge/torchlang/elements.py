@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from forge import clang, prims
 from forge.ir import Dim, TensorProxy
 from forge.prims.core import known, torch_check
-from forge.torchlang.spelling import named
+from forge.torchlang.aliases import torchaliases
 
 
-@named("hash_tensor")
+@torchaliases("hash_tensor")
 def hash_tensor(
     input: TensorProxy, dim: int | Sequence[int] = (), *, keepdim: bool = False, mode: int = 0
 ) -> TensorProxy:
@@ -18,7 +18,7 @@ def hash_tensor(
     return prims.hash_tensor(input, list(clang.as_tuple(dim)), keepdim=keepdim, mode=mode)
 
 
-@named("nonzero_static")
+@torchaliases("nonzero_static")
 def nonzero_static(input: TensorProxy, *, size: Dim, fill_value: int = -1) -> TensorProxy:
     """Return the places of the first `size` elements that are not 0, one in a row, and after these fill_value."""
     torch_check(not known(size < 0), lambda: f"nonzero_static: 'size' must be an non-negative integer, not {size}")

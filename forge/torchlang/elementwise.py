@@ -15,8 +15,8 @@ from forge import clang, prims
 from forge.ir import Number, Symbol, TensorProxy, check
 from forge.ir.memory import Memory
 from forge.prims.core import torch_check
+from forge.torchlang.aliases import TensorOrNumber, check_operands, torchaliases
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import TensorOrNumber, check_operands, named
 
 # unary
 
@@ -29,7 +29,7 @@ def _unary(target: Symbol, *aliases: str, name: str = "", more: tuple[Callable, 
         return target(input)
 
     body.__name__, body.__doc__ = op, target.__doc__
-    return named(op, *aliases, more=more)(body)
+    return torchaliases(op, *aliases, more=more)(body)
 
 
 abs = _unary(clang.abs, "absolute", "__abs__", more=(operator.abs,))
@@ -88,7 +88,7 @@ tanh = _unary(clang.tanh, more=(F.tanh,))
 trunc = _unary(clang.trunc, "fix")
 
 
-@named("neg", "negative", "__neg__", more=(operator.neg,))
+@torchaliases("neg", "negative", "__neg__", more=(operator.neg,))
 def neg(input: TensorProxy) -> TensorProxy:
     """-input. Dtypes: any but bool."""
     torch_check(
@@ -98,7 +98,7 @@ def neg(input: TensorProxy) -> TensorProxy:
     return clang.neg(input)
 
 
-@named("positive", "__pos__", more=(operator.pos,))
+@torchaliases("positive", "__pos__", more=(operator.pos,))
 def positive(input: TensorProxy) -> TensorProxy:
     """Return the input itself. Dtypes: any but bool."""
     torch_check(
@@ -107,7 +107,7 @@ def positive(input: TensorProxy) -> TensorProxy:
     return input
 
 
-@named("frac")
+@torchaliases("frac")
 def frac(input: TensorProxy) -> TensorProxy:
     """input - trunc(input). Dtypes: floating point."""
     prims.check_dtype("frac", input, prims.FLOAT)
@@ -117,7 +117,7 @@ def frac(input: TensorProxy) -> TensorProxy:
 prims.register_vjp(frac, input=lambda g: g)
 
 
-@named("round")
+@torchaliases("round")
 def round(input: TensorProxy, *, decimals: int = 0) -> TensorProxy:
     """Return the nearest number with so many decimals, ties to even."""
     if decimals == 0:
@@ -136,7 +136,7 @@ def _angle_unit(name: str, factor: float) -> Symbol:
         return input * factor
 
     body.__name__, body.__doc__ = name, f"input * {factor:.6g}. Dtypes: integers become the default float dtype."
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 deg2rad = _angle_unit("deg2rad", math.pi / 180)
@@ -151,14 +151,14 @@ def _is_infinite(name: str, value: float) -> Symbol:
         return clang.eq(input, value)
 
     body.__name__, body.__doc__ = name, f"Whether input is {value}."
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 isposinf = _is_infinite("isposinf", math.inf)
 isneginf = _is_infinite("isneginf", -math.inf)
 
 
-@named("isreal")
+@torchaliases("isreal")
 def isreal(input: TensorProxy) -> TensorProxy:
     """Return whether the imaginary part is 0: True of every real number."""
     if input.dtype.is_complex:
@@ -166,7 +166,7 @@ def isreal(input: TensorProxy) -> TensorProxy:
     return prims.full(input.shape, True, torch.bool, input.device)
 
 
-@named("nan_to_num")
+@torchaliases("nan_to_num")
 def nan_to_num(
     input: TensorProxy, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> TensorProxy:
@@ -196,7 +196,7 @@ def _tensor_first(input: TensorOrNumber, other: TensorOrNumber) -> TensorOrNumbe
     return prims.full((), input, clang.dtype_of(input), torch.device("cpu"))
 
 
-def _scaled(op: str, input: TensorOrNumber, other: TensorOrNumber, alpha: Number) -> TensorOrNumber:
+def _scale(op: str, input: TensorOrNumber, other: TensorOrNumber, alpha: Number) -> TensorOrNumber:
     if isinstance(alpha, int) and alpha == 1:
         return other
     torch_check(
@@ -206,12 +206,12 @@ def _scaled(op: str, input: TensorOrNumber, other: TensorOrNumber, alpha: Number
     return other * alpha
 
 
-@named("add", "__add__", "__radd__", more=(operator.add,), inplace=(operator.iadd, Tensor.__iadd__))
+@torchaliases("add", "__add__", "__radd__", more=(operator.add,), inplace=(operator.iadd, Tensor.__iadd__))
 def add(input: TensorOrNumber, other: TensorOrNumber, *, alpha: Number = 1) -> TensorProxy:
     """input + alpha * other."""
     check_operands("add", input=input, other=other)
     input = _tensor_first(input, other)
-    return clang.add(input, _scaled("add", input, other, alpha))
+    return clang.add(input, _scale("add", input, other, alpha))
 
 
 def _check_subtractable(op: str, *operands: TensorOrNumber) -> None:
@@ -225,31 +225,31 @@ def _check_subtractable(op: str, *operands: TensorOrNumber) -> None:
         )
 
 
-@named("sub", "subtract", "__sub__", more=(operator.sub,), inplace=(operator.isub, Tensor.__isub__))
+@torchaliases("sub", "subtract", "__sub__", more=(operator.sub,), inplace=(operator.isub, Tensor.__isub__))
 def sub(input: TensorOrNumber, other: TensorOrNumber, *, alpha: Number = 1) -> TensorProxy:
     """input - alpha * other. Dtypes: any but bool."""
     check_operands("sub", input=input, other=other)
     input = _tensor_first(input, other)
     _check_subtractable("sub", input, other)
-    return clang.sub(input, _scaled("sub", input, other, alpha))
+    return clang.sub(input, _scale("sub", input, other, alpha))
 
 
-@named("rsub", "__rsub__")
+@torchaliases("rsub", "__rsub__")
 def rsub(input: TensorProxy, other: TensorOrNumber, *, alpha: Number = 1) -> TensorProxy:
     """other - alpha * input. Dtypes: any but bool."""
     check_operands("rsub", input=input, other=other)
     _check_subtractable("rsub", input, other)
-    return clang.sub(other, _scaled("rsub", other, input, alpha))
+    return clang.sub(other, _scale("rsub", other, input, alpha))
 
 
-@named("mul", "multiply", "__mul__", "__rmul__", more=(operator.mul,), inplace=(operator.imul, Tensor.__imul__))
+@torchaliases("mul", "multiply", "__mul__", "__rmul__", more=(operator.mul,), inplace=(operator.imul, Tensor.__imul__))
 def mul(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
     """input * other."""
     check_operands("mul", input=input, other=other)
     return clang.mul(_tensor_first(input, other), other)
 
 
-@named("div", "divide", "true_divide", "__truediv__", inplace=(operator.itruediv, Tensor.__itruediv__))
+@torchaliases("div", "divide", "true_divide", "__truediv__", inplace=(operator.itruediv, Tensor.__itruediv__))
 def div(input: TensorOrNumber, other: TensorOrNumber, *, rounding_mode: str | None = None) -> TensorProxy:
     """input / other, rounded to an integer ("trunc", "floor") or not (None)."""
     check_operands("div", input=input, other=other)
@@ -268,12 +268,12 @@ def div(input: TensorOrNumber, other: TensorOrNumber, *, rounding_mode: str | No
     return floored + clang.convert((floored < 0) & (floored * other != input), floored.dtype)
 
 
-def _truncated(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
+def _trunc_quotient(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
     """trunc(input / other), of which the gradients are 0 also where other is."""
     return clang.trunc(clang.div(input, other))
 
 
-_div_trunc = Symbol("div_trunc", "torchlang.div_trunc", body=_truncated)
+_div_trunc = Symbol("div_trunc", "torchlang.div_trunc", body=_trunc_quotient)
 prims.binary_rule(_div_trunc, lambda input, other, out, g: (lambda: prims.zeros_like(g), lambda: prims.zeros_like(g)))
 
 
@@ -291,7 +291,9 @@ def divided_by_tensor(input: Number, other: TensorProxy) -> TensorProxy:
     return clang.mul(clang.reciprocal(other), input)
 
 
-@named("floor_divide", "__floordiv__", more=(operator.floordiv,), inplace=(operator.ifloordiv, Tensor.__ifloordiv__))
+@torchaliases(
+    "floor_divide", "__floordiv__", more=(operator.floordiv,), inplace=(operator.ifloordiv, Tensor.__ifloordiv__)
+)
 def floor_divide(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
     """floor(input / other), of which torch has no derivative, as it has of torch.div's."""
     check_operands("floor_divide", input=input, other=other)
@@ -301,14 +303,14 @@ def floor_divide(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
 prims.binary_rule(floor_divide, lambda input, other, out, g: (None, None))
 
 
-@named("pow", "__pow__", more=(operator.pow,), inplace=(operator.ipow, Tensor.__ipow__))
+@torchaliases("pow", "__pow__", more=(operator.pow,), inplace=(operator.ipow, Tensor.__ipow__))
 def pow(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
     """input to the power exponent."""
     check_operands("pow", input=input, exponent=exponent)
     return clang.pow(input, exponent)
 
 
-@named("float_power")
+@torchaliases("float_power")
 def float_power(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
     """input to the power exponent, in float64 or complex128."""
     check_operands("float_power", input=input, exponent=exponent)
@@ -321,7 +323,7 @@ def float_power(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
     return clang.pow(base, power)
 
 
-@named("ldexp")
+@torchaliases("ldexp")
 def ldexp(input: TensorProxy, other: TensorProxy) -> TensorProxy:
     """input * 2^other."""
     return clang.mul(input, clang.pow(2.0, other))
@@ -334,7 +336,7 @@ prims.register_vjp(
 )
 
 
-@named("heaviside")
+@torchaliases("heaviside")
 def heaviside(input: TensorProxy, values: TensorProxy) -> TensorProxy:
     """0 where input is negative, 1 where it is positive, `values` where it is 0. Dtypes: one for both."""
     torch_check(
@@ -359,7 +361,7 @@ def _binary(
         return target(input, other)
 
     body.__name__, body.__doc__ = op, target.__doc__
-    return named(op, *aliases, more=more, inplace=inplace)(body)
+    return torchaliases(op, *aliases, more=more, inplace=inplace)(body)
 
 
 atan2 = _binary(clang.atan2, "arctan2")
@@ -409,7 +411,7 @@ def _logical(name: str, combine: Symbol) -> Symbol:
         return combine(clang.as_bool(input), clang.as_bool(other))
 
     body.__name__, body.__doc__ = name, f"{combine.name} of whether input and other are not 0. Dtypes: out is bool."
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 logical_and = _logical("logical_and", clang.bitwise_and)
@@ -417,7 +419,7 @@ logical_or = _logical("logical_or", clang.bitwise_or)
 logical_xor = _logical("logical_xor", clang.bitwise_xor)
 
 
-@named("isclose")
+@torchaliases("isclose")
 def isclose(
     input: TensorProxy, other: TensorProxy, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> TensorProxy:

@@ -9,8 +9,8 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import TensorProxy, end_grad, get_grad, put_grad, register_grad
 from forge.prims.core import same_shape, torch_check
+from forge.torchlang.aliases import results
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import results
 
 Pair = tuple[TensorProxy, TensorProxy]
 Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
@@ -183,7 +183,7 @@ def _reflections(op: str, input: TensorProxy, tau: TensorProxy) -> Pair:
     """
     columns = tau.shape[-1]
     below = clang.tril(input[..., :columns], -1)
-    V = below + prims.widened(prims.identity_like(input, columns), input.shape[-2], columns)
+    V = below + prims.pad_matrices(prims.identity_like(input, columns), input.shape[-2], columns)
     products = clang.triu(prims.mH(V) @ V, 1) * clang.unsqueeze(tau, -1)
     T = prims.linalg_solve_triangular(products, prims.diagonal_matrix(tau), upper=True, unitriangular=True)
     return V, T
@@ -213,7 +213,9 @@ def _product(op: str, input: TensorProxy, tau: TensorProxy) -> TensorProxy:
     )
     V, T = _reflections(op, input, tau)
     rows, columns = input.shape[-2:]
-    return prims.widened(prims.identity_like(input, columns), rows, columns) - V @ (T @ prims.mH(V[..., :columns, :]))
+    return prims.pad_matrices(prims.identity_like(input, columns), rows, columns) - V @ (
+        T @ prims.mH(V[..., :columns, :])
+    )
 
 
 @torchsymbol(torch.linalg.householder_product)

@@ -8,9 +8,9 @@ from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.prims.core import check_dim, known, torch_check
 from forge.torch_internals.versions import WRONG_KIND
+from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.creation import FACTORY, canonical_device, with_options
-from forge.torchlang.spelling import Lengths
 
 _NONE, _BY_ROOT, _BY_COUNT = 0, 1, 2
 
@@ -44,7 +44,7 @@ def _check_count(op: str, count: Dim) -> None:
     torch_check(not known(count < 1), lambda: f"{op}: Invalid number of data points ({count}) specified")
 
 
-def _resized(x: TensorProxy, dims: Sequence[int], lengths: Sequence[Dim]) -> TensorProxy:
+def _resize(x: TensorProxy, dims: Sequence[int], lengths: Sequence[Dim]) -> TensorProxy:
     """x cut, or filled up with zeros, at the end of these dims."""
     padding: list[tuple[Dim, Dim]] = [(0, 0)] * x.ndim
     for dim, length in zip(dims, lengths, strict=True):
@@ -67,8 +67,8 @@ def _full(name: str, forward: bool) -> Symbol:
         _check_count(name, count)
         how = _normalization(norm, forward)
         if input.dtype.is_complex:
-            return prims.fft_c2c(_resized(input, [dim], [count]), [dim], how, forward)
-        out = prims.fft_r2c(_resized(_real_input(name, input), [dim], [count]), [dim], how, False)
+            return prims.fft_c2c(_resize(input, [dim], [count]), [dim], how, forward)
+        out = prims.fft_r2c(_resize(_real_input(name, input), [dim], [count]), [dim], how, False)
         return out if forward else prims.conj(out)
 
     body.__name__ = name
@@ -82,7 +82,7 @@ def _half(name: str, forward: bool) -> Symbol:
         dim = _place(name, x, dim)
         count = x.shape[dim] if n is None else n
         _check_count(name, count)
-        out = prims.fft_r2c(_resized(x, [dim], [count]), [dim], _normalization(norm, forward), True)
+        out = prims.fft_r2c(_resize(x, [dim], [count]), [dim], _normalization(norm, forward), True)
         return out if forward else prims.conj(out)
 
     body.__name__ = name
@@ -96,7 +96,7 @@ def _real(name: str, forward: bool) -> Symbol:
         dim = _place(name, x, dim)
         count = (x.shape[dim] - 1) * 2 if n is None else n
         _check_count(name, count)
-        x = _resized(x, [dim], [count // 2 + 1])
+        x = _resize(x, [dim], [count // 2 + 1])
         return prims.fft_c2r(prims.conj(x) if forward else x, [dim], _normalization(norm, forward), count)
 
     body.__name__ = name
@@ -152,7 +152,7 @@ def _full_of(
 ) -> TensorProxy:
     x = _complex_input(x)
     dims, sizes = _places(op, x, s, dim)
-    x = _resized(x, dims, _counts(op, x, dims, sizes))
+    x = _resize(x, dims, _counts(op, x, dims, sizes))
     how = _normalization(norm, forward)
     return prims.fft_c2c(x, dims, how, forward) if dims else prims.clone(x)
 
@@ -163,7 +163,7 @@ def _half_of(
     x = _real_input(op, x)
     dims, sizes = _places(op, x, s, dim)
     _check_some(op, dims)
-    x = _resized(x, dims, _counts(op, x, dims, sizes))
+    x = _resize(x, dims, _counts(op, x, dims, sizes))
     how = _normalization(norm, forward)
     if forward:
         return prims.fft_r2c(x, dims, how, True)
@@ -179,7 +179,7 @@ def _real_of(
     _check_some(op, dims)
     last = (x.shape[dims[-1]] - 1) * 2 if sizes[-1] is None else sizes[-1]
     _check_count(op, last)
-    x = _resized(x, dims, _counts(op, x, dims, [*sizes[:-1], last // 2 + 1]))
+    x = _resize(x, dims, _counts(op, x, dims, [*sizes[:-1], last // 2 + 1]))
     how = _normalization(norm, forward)
     if not forward:
         return prims.fft_c2r(x, dims, how, last)

@@ -260,11 +260,11 @@ def slice_scatter(
 # whole-tensor writes
 
 
-def _copied(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+def _run_copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     return torch.empty_like(self).copy_(src, non_blocking)
 
 
-@torchsymbol(_copied, torch.ops.aten.copy.default, id="torch.Tensor.copy_", inplace=Tensor.copy_)
+@torchsymbol(_run_copy, torch.ops.aten.copy.default, id="torch.Tensor.copy_", inplace=Tensor.copy_)
 def copy(self: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
     """src in self's shape, dtype and device; in row-major order, whatever the strides of src."""
     if src.device != self.device:
@@ -293,11 +293,11 @@ def _put_zeros(overwritten: TensorProxy) -> None:
     put_grad(overwritten, prims.full(overwritten.shape, 0, overwritten.dtype, overwritten.device))
 
 
-def _zeroed(input: torch.Tensor) -> torch.Tensor:
+def _run_zero(input: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(input)
 
 
-@torchsymbol(_zeroed, id="torch.Tensor.zero_", inplace=(torch.zero_, Tensor.zero_))
+@torchsymbol(_run_zero, id="torch.Tensor.zero_", inplace=(torch.zero_, Tensor.zero_))
 def zero(input: TensorProxy) -> TensorProxy:
     """Zeros in input's shape and dtype."""
     return prims.full(input.shape, 0, input.dtype, input.device)

@@ -190,7 +190,7 @@ def unbind(input: TensorProxy, dim: int = 0) -> Parts:
 # repetition
 
 
-def _repeated(op: str, x: TensorProxy, repeats: Sequence[Dim]) -> TensorProxy:
+def _repeat(op: str, x: TensorProxy, repeats: Sequence[Dim]) -> TensorProxy:
     torch_check(
         len(repeats) >= x.ndim,
         lambda: (
@@ -216,7 +216,7 @@ def _repeated(op: str, x: TensorProxy, repeats: Sequence[Dim]) -> TensorProxy:
 @torchsymbol(Tensor.repeat)
 def repeat(self: TensorProxy, *args: Any, repeats: Sequence[Dim] | None = None) -> TensorProxy:
     """Copy of the whole tensor, repeats[i] of them along dim i; new dims come first."""
-    return _repeated("repeat", self, varargs(args[0], args[1:]) if args else tuple(repeats or ()))
+    return _repeat("repeat", self, varargs(args[0], args[1:]) if args else tuple(repeats or ()))
 
 
 @torchsymbol(Tensor.tile)
@@ -228,7 +228,7 @@ def tensor_tile(self: TensorProxy, *args: Any, dims: Sequence[Dim] | None = None
 @torchsymbol(torch.tile)
 def tile(input: TensorProxy, dims: Sequence[Dim]) -> TensorProxy:
     """Repeat as `repeat` does, with 1 for the leading dims that are not given."""
-    return _repeated("tile", input, [1] * (input.ndim - len(dims)) + list(dims))
+    return _repeat("tile", input, [1] * (input.ndim - len(dims)) + list(dims))
 
 
 @torchsymbol(torch.repeat_interleave, Tensor.repeat_interleave)

@@ -6,10 +6,10 @@ from forge import clang, prims
 from forge.ir import Symbol, TensorProxy, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import torch_check
 from forge.torch_internals.versions import TORCH
-from forge.torchlang.spelling import TensorOrNumber, named
+from forge.torchlang.aliases import TensorOrNumber, torchaliases
 
 
-@named("clamp", "clip")
+@torchaliases("clamp", "clip")
 def clamp(input: TensorProxy, min: TensorOrNumber | None = None, max: TensorOrNumber | None = None) -> TensorProxy:
     """input, but min where it is smaller and max where it is larger; max where min > max."""
     torch_check(min is not None or max is not None, lambda: "clamp: At least one of 'min' or 'max' must not be None")
@@ -77,13 +77,13 @@ def _put_shared_grads(a: TensorProxy, b: TensorProxy, g: TensorProxy, worse: Cal
     put_grad(b, clang.where(worse(b, a), 0, shared))
 
 
-@named("clamp_min")
+@torchaliases("clamp_min")
 def clamp_min(input: TensorProxy, min: TensorOrNumber) -> TensorProxy:
     """input, but min where it is smaller."""
     return clamp(input, min)
 
 
-@named("clamp_max")
+@torchaliases("clamp_max")
 def clamp_max(input: TensorProxy, max: TensorOrNumber) -> TensorProxy:
     """input, but max where it is larger."""
     return clamp(input, None, max)
@@ -96,7 +96,7 @@ def _number_over_nan(name: str, better: Callable, worse: Callable) -> Symbol:
         return clang.where(better(input, other) | clang.isnan(other), input, other)
 
     body.__name__, body.__doc__ = name, "The better of two numbers; the other one where one is nan."
-    symbol = named(name)(body)
+    symbol = torchaliases(name)(body)
 
     @register_grad(symbol)
     def rule(input: TensorProxy, other: TensorProxy) -> TensorProxy:

@@ -21,8 +21,8 @@ from forge.ir import (
     short_dtype,
 )
 from forge.prims.core import check_dim, same, same_shape, torch_check
+from forge.torchlang.aliases import results
 from forge.torchlang.core import check_tensor, torchsymbol
-from forge.torchlang.spelling import results
 
 
 def check_rank(op: str, ndim: int, **arguments: TensorProxy) -> None:
@@ -342,10 +342,10 @@ def _cross(op: str, a: TensorProxy, b: TensorProxy, dim: int) -> TensorProxy:
         lambda: f"{op}: inputs dimension {dim} must have length 3. Got {a} and {b}",
     )
     a, b = clang.broadcast(op, a, b)
-    return _rolled(a, dim, 1) * _rolled(b, dim, 2) - _rolled(a, dim, 2) * _rolled(b, dim, 1)
+    return _roll(a, dim, 1) * _roll(b, dim, 2) - _roll(a, dim, 2) * _roll(b, dim, 1)
 
 
-def _rolled(x: TensorProxy, dim: int, by: int) -> TensorProxy:
+def _roll(x: TensorProxy, dim: int, by: int) -> TensorProxy:
     return prims.cat([clang.slice_in_dim(x, dim, by, None), clang.slice_in_dim(x, dim, 0, by)], dim)
 
 

@@ -106,7 +106,7 @@ class Pullback:
         flat = list(leaves([args, kwargs]))
         with torch.enable_grad():
             # each position is a value of its own, through which gradients flow on to the argument where it has any
-            fresh = {i: tracked(flat[i]) for i in self.positions}
+            fresh = {i: track(flat[i]) for i in self.positions}
             by_id = {id(flat[i]): value for i, value in fresh.items()}
             args, kwargs = tree_map(lambda leaf: by_id.get(id(leaf), leaf), (args, kwargs))
             output = self.function(*args, **kwargs)
@@ -114,7 +114,7 @@ class Pullback:
         return _gradients(outputs, list(fresh.values()), gradients, create_graph=again)
 
 
-def tracked(value: torch.Tensor) -> torch.Tensor:
+def track(value: torch.Tensor) -> torch.Tensor:
     """Return the value as one of its own, through which gradients flow on to the tensor where it has any."""
     return value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
 
@@ -176,7 +176,7 @@ class OpaqueGraph:
         self.unreached: frozenset[int] | None = None
 
 
-class Unreached(Exception):
+class UnreachedInputs(Exception):
     """Other inputs of an opaque call have no gradient than its graph's `unreached` said; that says now which."""
 
 
@@ -208,7 +208,7 @@ def run_opaque_forward(function: Callable, args: tuple, kwargs: dict, positions:
 def run_opaque_backward(graph: OpaqueGraph, gradients: tuple) -> tuple:
     """Return the gradients of the inputs; zeros in the place of None.
 
-    Raises Unreached where others are None than was taken to be so: what does not depend on them is another program.
+    Raises UnreachedInputs where others are None than was taken to be so: the program without them is another one.
     """
     pairs = [(o, g) for o, g in zip(graph.outputs, gradients, strict=True) if o.requires_grad]
     found: tuple[torch.Tensor | None, ...] = (None,) * len(graph.inputs)
@@ -218,7 +218,7 @@ def run_opaque_backward(graph: OpaqueGraph, gradients: tuple) -> tuple:
     unreached = frozenset(i for i, gradient in enumerate(found) if gradient is None)
     if graph.unreached is not None and unreached != graph.unreached:
         graph.unreached = unreached
-        raise Unreached
+        raise UnreachedInputs
     if not unreached:
         return found
     return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(graph.inputs, found, strict=True))

@@ -7,7 +7,7 @@ import torch
 from forge import prims
 from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.prims.core import torch_check
-from forge.torchlang.conversion import converted
+from forge.torchlang.conversion import convert_tensor
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.nn.conv import per_dim
 
@@ -34,7 +34,7 @@ def _to_copy(
 ) -> TensorProxy:
     """Return a copy in another dtype or on another device. Source: aten._to_copy."""
     check(layout in (None, torch.strided), lambda: f"_to_copy: layout {layout} is not dense", NotImplementedError)
-    return converted(self, dtype, device, copy=True, memory_format=memory_format)
+    return convert_tensor(self, dtype, device, copy=True, memory_format=memory_format)
 
 
 @torchsymbol(aten.convolution_backward.default)

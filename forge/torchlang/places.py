@@ -11,8 +11,8 @@ from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check, get_grad, put_g
 from forge.prims.core import check_dim, known, same, same_shape, torch_check
 from forge.torch_internals.functions import torch_unsafe_masked_index, torch_unsafe_masked_index_put_accumulate
 from forge.torchlang import shape as shapes
+from forge.torchlang.aliases import check_operands
 from forge.torchlang.core import check_tensor, torchsymbol
-from forge.torchlang.spelling import check_operands
 
 TensorOrNumber = TensorProxy | Number
 Indices = Sequence[TensorProxy]
@@ -117,7 +117,7 @@ def _check_masked(op: str, input: TensorProxy, mask: TensorProxy, indices: Indic
         )
 
 
-def _between(index: TensorProxy, low: Dim, high: Dim) -> TensorProxy:
+def _clip(index: TensorProxy, low: Dim, high: Dim) -> TensorProxy:
     return clang.minimum(clang.maximum(index, low), high)
 
 
@@ -129,7 +129,7 @@ def _unsafe_masked_index(input: TensorProxy, mask: TensorProxy, indices: Indices
     if known(input.numel() == 0):
         shape = prims.indexed_shape(op, input, tuple(indices))
         return prims.full(tuple(shape), fill, input.dtype, input.device)
-    inside = [_between(index, 0, input.shape[i] - 1) for i, index in enumerate(indices)]
+    inside = [_clip(index, 0, input.shape[i] - 1) for i, index in enumerate(indices)]
     shown = prims.index(input, tuple(inside))
     return clang.masked_fill(shown, clang.logical_not(mask), _as(input.dtype, fill))
 
@@ -148,7 +148,7 @@ def _unsafe_masked_index_put_accumulate(
     _check_masked(op, input, mask, indices)
     if known(input.numel() == 0):
         return prims.clone(input)
-    inside = [_between(index, -input.shape[i], input.shape[i] - 1) for i, index in enumerate(indices)]
+    inside = [_clip(index, -input.shape[i], input.shape[i] - 1) for i, index in enumerate(indices)]
     kept = clang.masked_fill(values, clang.logical_not(mask), 0)
     return prims.index_put(input, tuple(inside), kept, True)
 

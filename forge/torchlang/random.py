@@ -284,7 +284,7 @@ def check_probability(op: str, p: float) -> None:
     )
 
 
-def dropped(x: TensorProxy, p: float, training: bool, noise_shape: Sequence[Dim] | None = None) -> TensorProxy:
+def apply_dropout(x: TensorProxy, p: float, training: bool, noise_shape: Sequence[Dim] | None = None) -> TensorProxy:
     """x with elements (or channels, by noise_shape) zeroed with probability p, the others scaled to keep the mean.
 
     x itself, and nothing drawn, where p is 0 or not in training.
@@ -293,7 +293,7 @@ def dropped(x: TensorProxy, p: float, training: bool, noise_shape: Sequence[Dim]
         return x
     if p == 1:
         return x * prims.full((), 0, x.dtype, x.device)
-    noise = _kept(x, p, noise_shape)
+    noise = _dropout_mask(x, p, noise_shape)
     return x * (noise / (1 - p))
 
 
@@ -301,7 +301,7 @@ def _run_dropout_(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return torch.dropout_(input.clone(), p, train)
 
 
-def _kept(x: TensorProxy, p: float, noise_shape: Sequence[Dim] | None) -> TensorProxy:
+def _dropout_mask(x: TensorProxy, p: float, noise_shape: Sequence[Dim] | None) -> TensorProxy:
     """1 for what dropout keeps, 0 for what it zeroes."""
     if noise_shape is None:
         return prims.bernoulli(x.shape, 1 - p, noise_dtype(x.dtype), x.device, like=x)
@@ -320,7 +320,7 @@ def dropout_(input: TensorProxy, p: float, train: bool) -> TensorProxy:
     A symbol of its own: on a GPU, eager draws other numbers in place than torch.dropout does.
     """
     check_torch_probability("dropout_", p)
-    return dropped(input, p, train)
+    return apply_dropout(input, p, train)
 
 
 def _dropout_handler(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
@@ -342,14 +342,14 @@ def _dropout_call(
 @torchsymbol(F.dropout, handler=_dropout_handler)
 def dropout(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
     """Zero elements with probability p in training, the others scaled to keep the mean."""
-    return dropped(input, p, training)
+    return apply_dropout(input, p, training)
 
 
 @torchsymbol(torch.dropout)
 def torch_dropout(input: TensorProxy, p: float, train: bool) -> TensorProxy:
     """Zero elements with probability p in training, the others scaled to keep the mean."""
     check_torch_probability("dropout", p)
-    return dropped(input, p, train)
+    return apply_dropout(input, p, train)
 
 
 def check_torch_probability(op: str, p: float) -> None:
@@ -363,7 +363,7 @@ def native_dropout(input: TensorProxy, p: float, train: bool | None) -> tuple[Te
     check_torch_probability("native_dropout", p)
     if train is False or p == 0 or prims.known(input.numel() == 0):
         return prims.clone(input), prims.full(input.shape, True, torch.bool, input.device)
-    noise = _kept(input, p, None)
+    noise = _dropout_mask(input, p, None)
     return input * noise * (0.0 if p == 1 else 1 / (1 - p)), noise != 0
 
 
@@ -377,7 +377,7 @@ def _channel_noise(op: str, x: TensorProxy) -> tuple[Dim, ...]:
 def _by_channel(x: TensorProxy, p: float, training: bool) -> TensorProxy:
     if not training or p == 0 or prims.known(x.numel() == 0):
         return x
-    return dropped(x, p, training, _channel_noise("feature_dropout", x))
+    return apply_dropout(x, p, training, _channel_noise("feature_dropout", x))
 
 
 @torchsymbol(torch.feature_dropout, inplace=torch.feature_dropout_)
@@ -427,7 +427,7 @@ def _alpha_dropped(x: TensorProxy, p: float, training: bool, noise_shape: Sequen
         return x
     if p == 1:
         return x * prims.full((), 0, x.dtype, x.device)
-    noise = _kept(x, p, noise_shape)
+    noise = _dropout_mask(x, p, noise_shape)
     a = 1.0 / math.sqrt((ALPHA * ALPHA * p + 1) * (1 - p))
     return x * (noise * a) + ((noise - 1) * (ALPHA * a) + ALPHA * a * p)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import Number, Symbol, Tag, TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
 from forge.prims.core import torch_check
+from forge.torchlang.aliases import aliases, results, torchaliases
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import named, results, spellings
 
 Dims = int | Sequence[int] | None
 
@@ -36,7 +36,7 @@ def _summing(name: str) -> Symbol:
         return target(input, axis if dim is None else dim, keepdim or keepdims, dtype)
 
     body.__name__, body.__doc__ = name, target.__doc__
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 def _nansum(x: TensorProxy, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> TensorProxy:
@@ -86,7 +86,7 @@ _register_without_nan(nansum)
 _register_without_nan(nanmean)
 
 
-@named("prod")
+@torchaliases("prod")
 def prod(
     input: TensorProxy,
     dim: int | None = None,
@@ -130,7 +130,7 @@ def _extremes(name: str) -> Symbol:
         return target(input, dim if axis is None else axis, keepdim or keepdims)
 
     body.__name__, body.__doc__ = name, target.__doc__
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 amax = _extremes("amax")
@@ -150,20 +150,20 @@ def _quantifier(name: str) -> Symbol:
         return target(input, dim, keepdim or keepdims)
 
     body.__name__, body.__doc__ = name, target.__doc__
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 any = _quantifier("any")
 all = _quantifier("all")
 
 
-@named("count_nonzero")
+@torchaliases("count_nonzero")
 def count_nonzero(input: TensorProxy, dim: Dims = None) -> TensorProxy:
     """Return the number of elements that are not 0."""
     return clang.sum(clang.as_bool(input), dim)
 
 
-@named("logsumexp")
+@torchaliases("logsumexp")
 def logsumexp(
     input: TensorProxy, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, keepdims: bool = False
 ) -> TensorProxy:
@@ -210,7 +210,7 @@ def _variance(name: str) -> Symbol:
         return target(input, dims, correction=correction, keepdim=keepdim)
 
     body.__name__, body.__doc__ = name, target.__doc__
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 var = _variance("var")
@@ -233,7 +233,7 @@ def _with_mean(name: str, spread: Symbol) -> Symbol:
         return (spread(input, dims, correction=correction, keepdim=keepdim), clang.mean(input, dims, keepdim))
 
     body.__name__, body.__doc__ = name, f"({spread.name}, mean) over dim."
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 var_mean = _with_mean("var_mean", clang.var)
@@ -247,7 +247,7 @@ def _dim_of(dim: Any, axis: int | None) -> Any:
     return axis if dim is None else dim
 
 
-def _kept(pair: tuple, input: TensorProxy, dim: int, keepdim: bool) -> list[TensorProxy]:
+def _keep_dim(pair: tuple, input: TensorProxy, dim: int, keepdim: bool) -> list[TensorProxy]:
     """Return the outputs of a reduction over one dim, with that dim back at length 1 where it is to be kept."""
     if not keepdim or input.ndim == 0:
         return list(pair)
@@ -279,11 +279,11 @@ def _extremum(name: str, prim: Symbol, over_all: Symbol, of_two: Symbol) -> Symb
                 ),
             )
             return over_all(input)
-        return result(_kept(prim(input, prims.check_dim(name, dim, input.ndim)), input, dim, keepdim or keepdims))
+        return result(_keep_dim(prim(input, prims.check_dim(name, dim, input.ndim)), input, dim, keepdim or keepdims))
 
     body.__name__ = name
     body.__doc__ = f"The {name}imum of all; (values, indices) along a dim; the larger or smaller of two tensors."
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 max = _extremum("max", prims.max_dim, clang.amax, clang.maximum)
@@ -313,7 +313,7 @@ _register_over_all(max)
 _register_over_all(min)
 
 
-@named("aminmax")
+@torchaliases("aminmax")
 def aminmax(input: TensorProxy, *, dim: int | None = None, keepdim: bool = False) -> tuple[TensorProxy, TensorProxy]:
     """Return (the minimum, the maximum) over a dim or all."""
     prims.check_dtype("aminmax", input, prims.REAL)
@@ -334,7 +334,7 @@ def _arg_extremum(name: str) -> Symbol:
         dim, keepdim = _dim_of(dim, axis), keepdim or keepdims
         if dim is not None:
             dim = prims.check_dim(name, dim, input.ndim)
-            return _kept((prim(input, dim),), input, dim, keepdim)[0]
+            return _keep_dim((prim(input, dim),), input, dim, keepdim)[0]
         check(
             not prims.known(input.numel() == 0),
             lambda: f"{name}(): Expected reduction dim to be specified for input.numel() == 0: {input}",
@@ -344,7 +344,7 @@ def _arg_extremum(name: str) -> Symbol:
         return clang.reshape(out, (1,) * input.ndim) if keepdim else out
 
     body.__name__, body.__doc__ = name, f"The index of the {name[3:]}imum along dim, or in the flattened input."
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 argmax = _arg_extremum("argmax")
@@ -360,10 +360,10 @@ def _middle(name: str) -> Symbol:
         dim = _dim_of(dim, axis)
         if dim is None:
             return prim(clang.reshape(input, (-1,)), 0)[0]
-        return result(_kept(prim(input, prims.check_dim(name, dim, input.ndim)), input, dim, keepdim))
+        return result(_keep_dim(prim(input, prims.check_dim(name, dim, input.ndim)), input, dim, keepdim))
 
     body.__name__, body.__doc__ = name, f"The {name} of all, or (values, indices) along a dim."
-    symbol = named(name)(body)
+    symbol = torchaliases(name)(body)
 
     @register_grad(symbol)
     def rule(
@@ -388,28 +388,28 @@ median = _middle("median")
 nanmedian = _middle("nanmedian")
 
 
-@named("mode")
+@torchaliases("mode")
 def mode(
     input: TensorProxy, dim: int = -1, keepdim: bool = False, *, axis: int | None = None
 ) -> tuple[TensorProxy, TensorProxy]:
     """Return (the most frequent values, their indices) along dim."""
     dim = prims.check_dim("mode", dim if axis is None else axis, input.ndim)
-    return results.mode(_kept(prims.mode(input, dim), input, dim, keepdim))
+    return results.mode(_keep_dim(prims.mode(input, dim), input, dim, keepdim))
 
 
-@named("kthvalue")
+@torchaliases("kthvalue")
 def kthvalue(
     input: TensorProxy, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None
 ) -> tuple[TensorProxy, TensorProxy]:
     """Return (the k-th smallest values, their indices) along dim."""
     dim = prims.check_dim("kthvalue", dim if axis is None else axis, input.ndim)
-    return results.kthvalue(_kept(prims.kthvalue(input, k, dim), input, dim, keepdim))
+    return results.kthvalue(_keep_dim(prims.kthvalue(input, k, dim), input, dim, keepdim))
 
 
 # sorting
 
 
-@named("topk")
+@torchaliases("topk")
 def topk(
     input: TensorProxy, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None
 ) -> tuple[TensorProxy, TensorProxy]:
@@ -418,7 +418,7 @@ def topk(
     return results.topk(prims.topk(input, k, dim, largest, sorted))
 
 
-@named("sort")
+@torchaliases("sort")
 def sort(
     input: TensorProxy, dim: Any = -1, descending: bool = False, *, stable: bool = False, axis: int | None = None
 ) -> tuple[TensorProxy, TensorProxy]:
@@ -427,7 +427,7 @@ def sort(
     return results.sort(prims.sort(input, dim, descending, bool(stable)))
 
 
-@named("argsort")
+@torchaliases("argsort")
 def argsort(
     input: TensorProxy, dim: int = -1, descending: bool = False, *, stable: bool = False, axis: int | None = None
 ) -> TensorProxy:
@@ -436,7 +436,7 @@ def argsort(
     return prims.sort(input, dim, descending, stable)[1]
 
 
-@named("msort")
+@torchaliases("msort")
 def msort(input: TensorProxy) -> TensorProxy:
     """Return the values in order along the first dim."""
     return prims.sort(input, prims.check_dim("msort", 0, input.ndim))[0]
@@ -456,14 +456,14 @@ def _running(name: str) -> Symbol:
         return prim(clang.convert(input, dtype or default), dim)
 
     body.__name__, body.__doc__ = name, prim.__doc__
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 cumsum = _running("cumsum")
 cumprod = _running("cumprod")
 
 
-@named("logcumsumexp")
+@torchaliases("logcumsumexp")
 def logcumsumexp(input: TensorProxy, dim: int | None = None, *, axis: int | None = None) -> TensorProxy:
     """Return the logarithm of the running sum of e^input along dim. Dtypes: floating point."""
     return prims.logcumsumexp(input, prims.check_dim("logcumsumexp", _dim_of(dim, axis), input.ndim))
@@ -476,14 +476,14 @@ def _running_extremum(name: str) -> Symbol:
         return result(prim(input, prims.check_dim(name, _dim_of(dim, axis), input.ndim)))
 
     body.__name__, body.__doc__ = name, prim.__doc__
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 cummax = _running_extremum("cummax")
 cummin = _running_extremum("cummin")
 
 
-@torchsymbol(*spellings("histc"), tags=[Tag.NOT_DIFFERENTIABLE])
+@torchsymbol(*aliases("histc"), tags=[Tag.NOT_DIFFERENTIABLE])
 def histc(input: TensorProxy, bins: int = 100, min: Number = 0, max: Number = 0) -> TensorProxy:
     """Return how many elements lie in each of `bins` equal parts of [min, max], of their own range where those are
     equal."""

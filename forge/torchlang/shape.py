@@ -176,14 +176,14 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TensorProxy, .
 def _atleast(rank: int) -> Symbol:
     def body(*tensors: Any) -> TensorProxy | tuple[TensorProxy, ...]:
         if len(tensors) == 1 and not isinstance(tensors[0], (tuple, list)):
-            return _padded(tensors[0], rank)
-        return tuple(_padded(tensor, rank) for tensor in varargs(tensors[0], tensors[1:]))
+            return _pad_rank(tensors[0], rank)
+        return tuple(_pad_rank(tensor, rank) for tensor in varargs(tensors[0], tensors[1:]))
 
     body.__name__, body.__doc__ = f"atleast_{rank}d", f"Dims of length 1 added to make {rank}, as numpy does."
     return torchsymbol(getattr(torch.functional, body.__name__), view=View.ALWAYS, invert=_reshape_back)(body)
 
 
-def _padded(x: TensorProxy, rank: int) -> TensorProxy:
+def _pad_rank(x: TensorProxy, rank: int) -> TensorProxy:
     while x.ndim < rank:
         x = clang.unsqueeze(x, x.ndim if x.ndim == 2 else 0)
     return x
@@ -401,7 +401,7 @@ def tensor_unfold(self: TensorProxy, dimension: int, size: Dim, step: Dim) -> Te
 # copies in other orders
 
 
-def _flipped(x: TensorProxy, args: tuple, dims: Sequence[int] | int | None, op: str = "flip") -> TensorProxy:
+def _flip(x: TensorProxy, args: tuple, dims: Sequence[int] | int | None, op: str = "flip") -> TensorProxy:
     given = varargs(args[0], args[1:]) if args else clang.as_tuple(dims)
     return clang.flip(x, given)
 
@@ -409,7 +409,7 @@ def _flipped(x: TensorProxy, args: tuple, dims: Sequence[int] | int | None, op: 
 @torchsymbol(Tensor.flip)
 def tensor_flip(self: TensorProxy, *args: Any, dims: Sequence[int] | int | None = None) -> TensorProxy:
     """Return the order of the elements along `dims` reversed."""
-    return _flipped(self, args, dims)
+    return _flip(self, args, dims)
 
 
 @torchsymbol(torch.flip)

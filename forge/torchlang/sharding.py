@@ -33,7 +33,7 @@ class _Calls(NamedTuple):
     clone: Callable[..., Any]
 
 
-def _moved(calls: _Calls, x: Any, source: Place, target: Place, size: int, rank: int, group: str) -> Any:
+def _redistribute(calls: _Calls, x: Any, source: Place, target: Place, size: int, rank: int, group: str) -> Any:
     """Redistribute as `redistribute` does, by the given calls."""
     collectives = calls.collectives
 
@@ -65,7 +65,7 @@ class _Redistribute(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, *how: Any) -> torch.Tensor:
         ctx.how = how
         calls = _Calls(torch.ops._c10d_functional, torch.narrow, torch.cat, torch.clone)
-        return _moved(calls, x.contiguous(), *how)
+        return _redistribute(calls, x.contiguous(), *how)
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple:
@@ -123,7 +123,7 @@ if torch.distributed.is_available():
                 ),
             )
         calls = _Calls(prims, clang.narrow_in_dim, clang.cat, prims.clone)
-        return _moved(calls, x, source, target, size, rank, group)
+        return _redistribute(calls, x, source, target, size, rank, group)
 
     @register_grad(redistributed)
     def _redistributed_grad(

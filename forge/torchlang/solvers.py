@@ -9,9 +9,9 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import Dim, TensorProxy
 from forge.prims.core import check_dims, same, torch_check
+from forge.torchlang.aliases import results
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.linalg import check_one_dtype
-from forge.torchlang.spelling import results
 
 Pair = tuple[TensorProxy, TensorProxy]
 

@@ -10,8 +10,8 @@ import torch
 from forge import clang, prims
 from forge.ir import Number, Symbol, TensorProxy, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import torch_check
+from forge.torchlang.aliases import TensorOrNumber, check_operands, torchaliases
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import TensorOrNumber, check_operands, named
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ def _log_add(name: str, log_one_plus: Callable, power: Symbol) -> Symbol:
         name,
         "The logarithm of the sum of two powers, without overflow. Dtypes: floating point.",
     )
-    symbol = named(name)(body)
+    symbol = torchaliases(name)(body)
 
     @register_grad(symbol)
     def rule(input: TensorProxy, other: TensorProxy) -> TensorProxy:
@@ -75,7 +75,7 @@ def _times_log(name: str, logarithm: Symbol, argument: Callable) -> Symbol:
         return clang.where(clang.isnan(b), b, clang.where(clang.eq(a, 0), 0.0, a * logarithm(b)))
 
     body.__name__, body.__doc__ = name, _times_log.__doc__
-    symbol = named(name)(body)
+    symbol = torchaliases(name)(body)
 
     @register_grad(symbol)
     def rule(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
@@ -95,7 +95,7 @@ xlogy = _times_log("xlogy", clang.log, lambda other: other)
 xlog1py = _times_log("xlog1py", clang.log1p, lambda other: other + 1)
 
 
-@named("sinc")
+@torchaliases("sinc")
 def sinc(input: TensorProxy) -> TensorProxy:
     """sin(pi x) / (pi x), 1 at 0."""
     x = _as_float(input)
@@ -115,7 +115,7 @@ def _sinc_grad(input: TensorProxy) -> TensorProxy:
     return out
 
 
-@named("logit")
+@torchaliases("logit")
 def logit(input: TensorProxy, eps: float | None = None) -> TensorProxy:
     """log(x / (1 - x)), of x limited to [eps, 1 - eps] where eps is given."""
     prims.check_dtype("logit", input, prims.REAL)
@@ -139,7 +139,7 @@ def logit_backward(grad_output: TensorProxy, self: TensorProxy, eps: float | Non
 prims.register_vjp(logit, input=lambda g, input, eps: logit_backward(g, _as_float(input), eps))
 
 
-@named("entr")
+@torchaliases("entr")
 def entr(input: TensorProxy) -> TensorProxy:
     """-x log(x), 0 at 0, -inf below."""
     x = _as_float(input)
@@ -152,7 +152,7 @@ def entr(input: TensorProxy) -> TensorProxy:
 prims.register_vjp(entr, input=lambda g, input: g * -(clang.log(input) + 1))
 
 
-@named("ndtr")
+@torchaliases("ndtr")
 def ndtr(input: TensorProxy) -> TensorProxy:
     """Return the area under the standard normal density up to x."""
     x = _as_float(input)
@@ -183,7 +183,7 @@ def tensor_polygamma(self: TensorProxy, n: int) -> TensorProxy:
     return prims.polygamma(n, _as_float(self))
 
 
-@named("mvlgamma", "multigammaln")
+@torchaliases("mvlgamma", "multigammaln")
 def mvlgamma(input: TensorProxy, p: int) -> TensorProxy:
     """Return the log of the multivariate gamma function of dimension p."""
     torch_check(p >= 1, lambda: f"mvlgamma: p has to be greater than or equal to 1, but is {p}")
@@ -197,14 +197,14 @@ def mvlgamma(input: TensorProxy, p: int) -> TensorProxy:
 # of three tensors
 
 
-@named("addcmul")
+@torchaliases("addcmul")
 def addcmul(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
     """input + value * tensor1 * tensor2."""
     product = tensor1 * tensor2
     return input + (product if isinstance(value, int) and value == 1 else product * value)
 
 
-@named("addcdiv")
+@torchaliases("addcdiv")
 def addcdiv(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
     """input + value * tensor1 / tensor2. Dtypes: floating point."""
     torch_check(
@@ -229,7 +229,7 @@ prims.register_vjp(
 )
 
 
-@named("lerp")
+@torchaliases("lerp")
 def lerp(input: TensorProxy, end: TensorProxy, weight: TensorOrNumber) -> TensorProxy:
     """input + weight * (end - input). Dtypes: one, floating point."""
     prims.check_dtype("lerp", input, prims.FLOAT)

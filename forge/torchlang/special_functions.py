@@ -7,11 +7,11 @@ import torch
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy
 from forge.prims.special_functions import BESSEL, POLYNOMIALS
+from forge.torchlang.aliases import TensorOrNumber, check_operands
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import TensorOrNumber, check_operands
 
 
-def _named(name: str, body: Callable) -> Symbol:
+def _define(name: str, body: Callable) -> Symbol:
     prim = getattr(prims, name)
     body.__name__, body.__doc__ = name, prim.meta.__doc__
     return torchsymbol(getattr(torch.special, name))(body)
@@ -23,7 +23,7 @@ def _of_input(name: str) -> Symbol:
     def body(input: TensorProxy) -> TensorProxy:
         return prim(input)
 
-    return _named(name, body)
+    return _define(name, body)
 
 
 def _of_x(name: str) -> Symbol:
@@ -32,7 +32,7 @@ def _of_x(name: str) -> Symbol:
     def body(x: TensorProxy) -> TensorProxy:
         return prim(x)
 
-    return _named(name, body)
+    return _define(name, body)
 
 
 def _polynomial(name: str) -> Symbol:
@@ -42,7 +42,7 @@ def _polynomial(name: str) -> Symbol:
         check_operands(name, x=x, n=n)
         return prim(*clang.prepare(name, x, n, kind=clang.Promotion.INT_TO_FLOAT))
 
-    return _named(name, body)
+    return _define(name, body)
 
 
 for _name in BESSEL:

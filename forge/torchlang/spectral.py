@@ -6,8 +6,8 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import NUMBER_TYPES, TensorProxy, get_grad, put_grad, register_grad
 from forge.prims.core import torch_check
+from forge.torchlang.aliases import TensorOrNumber, results
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import TensorOrNumber, results
 
 Pair = tuple[TensorProxy, TensorProxy]
 Triple = tuple[TensorProxy, TensorProxy, TensorProxy]

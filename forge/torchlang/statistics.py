@@ -10,9 +10,9 @@ from forge import clang, prims
 from forge.ir import Number, Symbol, TensorProxy
 from forge.ir.pytree import tensors
 from forge.prims.core import check_dim, known, same, torch_check
+from forge.torchlang.aliases import results
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.special import lerp
-from forge.torchlang.spelling import results
 
 TensorOrNumber = TensorProxy | Number
 

@@ -20,7 +20,7 @@ from forge.torchlang.core import torchsymbol
 from forge.torchlang.shape import row_major
 
 
-class Shown(NamedTuple):
+class StridedView(NamedTuple):
     """What as_strided shows of a tensor with `strides`, from `offset` on: after its first element, or after the start
     of the memory in which the input `origin` lies."""
 
@@ -58,7 +58,7 @@ def _dense(x: TensorProxy) -> bool:
     return True
 
 
-def _within(x: TensorProxy, shown: Shown, offset: Dim) -> bool:
+def _within(x: TensorProxy, shown: StridedView, offset: Dim) -> bool:
     """Return whether nothing but x is shown; `offset` counts from x."""
     reach: Dim = offset + 1
     for length, step in zip(shown.size, shown.stride, strict=True):
@@ -68,9 +68,9 @@ def _within(x: TensorProxy, shown: Shown, offset: Dim) -> bool:
     return not known(offset < 0) and not known(reach > x.numel()) and _dense(x)
 
 
-def _placed(
+def _place_view(
     op: str, x: TensorProxy, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None, memory: Memory
-) -> tuple[Shown, bool]:
+) -> tuple[StridedView, bool]:
     """Return the part that a call shows, and whether it is known to lie in x. Raises NotImplementedError where x's
     layout is not known, Ambiguous where memory around x is shown that may not be there."""
     _check_strided(op, size, stride, storage_offset)
@@ -82,7 +82,7 @@ def _placed(
     relative = 0 if storage_offset is None else storage_offset - before
     origin = storage.root if given and storage_offset is not None else None
     offset = relative if origin is None else relative + _elements_before(origin, x.dtype)
-    shown = Shown(tuple(size), tuple(stride), offset, x.strides, origin)
+    shown = StridedView(tuple(size), tuple(stride), offset, x.strides, origin)
     overlaps = any(known(step == 0) and not known(n == 1) for step, n in zip(x.strides, x.shape, strict=True))
     inside = not overlaps and _within(x, shown, relative)
     if not inside and (not given or storage.version):
@@ -96,7 +96,7 @@ def _elements_before(x: TensorProxy, dtype: torch.dtype) -> Dim:
     return x.offset if x.dtype == dtype else x.offset * x.dtype.itemsize // dtype.itemsize
 
 
-def _held(shown: Shown) -> Shown:
+def _with_place(shown: StridedView) -> StridedView:
     """Replace the origin by its place, for a call on a value."""
     return shown if shown.origin is None else shown._replace(origin=prims.place(shown.origin))
 
@@ -113,9 +113,9 @@ def _show_of(
     stride: Sequence[Dim],
     storage_offset: Dim | None = None,
 ) -> TensorProxy:
-    shown, inside = _placed("as_strided", input, size, stride, storage_offset, memory)
+    shown, inside = _place_view("as_strided", input, size, stride, storage_offset, memory)
     with outside_regions(not inside):  # whose code does not look at where memory ends
-        out = symbol(memory.read(input), *_held(shown))
+        out = symbol(memory.read(input), *_with_place(shown))
 
     def invert(x: TensorProxy, new: TensorProxy) -> TensorProxy:
         if not inside:
@@ -144,8 +144,8 @@ def _copy_of(
     stride: Sequence[Dim],
     storage_offset: Dim | None = None,
 ) -> TensorProxy:
-    shown, _ = _placed("as_strided_copy", input, size, stride, storage_offset, memory)
-    return symbol(memory.read(input), *_held(shown))
+    shown, _ = _place_view("as_strided_copy", input, size, stride, storage_offset, memory)
+    return symbol(memory.read(input), *_with_place(shown))
 
 
 @torchsymbol(torch.as_strided_copy, handler=_copy)

@@ -48,7 +48,7 @@ def _empty(leaf: Any, dtype: Callable[[TensorProxy], torch.dtype]) -> Any:
     return torch.empty_strided(shape, list(map(hint_of, leaf.strides)), dtype=dtype(leaf), device=leaf.device)
 
 
-class Seen(TorchDispatchMode):
+class EffectRecorder(TorchDispatchMode):
     """What the operators that run do besides returning tensors.
 
     `written` holds the memory that they change, `tracked` that of it which they change where autograd sees it (with
@@ -116,7 +116,7 @@ class Trial(NamedTuple):
 
 def try_without_values(function: Callable, args: tuple, kwargs: dict) -> Trial | None:
     """Return a call's effects besides its results; None where they cannot be seen without values."""
-    seen = Seen()
+    seen = EffectRecorder()
     given = run_without_values(function, args, kwargs, seen, grad=True)
     if given is None:
         return None

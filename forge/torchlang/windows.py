@@ -46,7 +46,7 @@ def _bessel(beta: float) -> Values:
 _HANN, _BLACKMAN = (0.5, 0.5), (0.42, 0.5, 0.08)
 
 
-def _made(length: Dim, periodic: bool, values: Values, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+def _make_window(length: Dim, periodic: bool, values: Values, dtype: torch.dtype, device: torch.device) -> TensorProxy:
     """Return a window; symmetric unless periodic. One of length 1 is 1."""
     if known(length <= 1):
         return prims.full((length,), 1, dtype, device)
@@ -64,7 +64,7 @@ def _older(name: str, length: Dim, periodic: bool, values: Values, dtype: Dtype,
     torch_check(
         not known(length < 0), lambda: f"{name} requires non-negative window_length, got window_length={length}"
     )
-    return _made(length, periodic, values, dtype, canonical_device(device))
+    return _make_window(length, periodic, values, dtype, canonical_device(device))
 
 
 def _older_form(name: str, values: Values, meaning: str) -> Symbol:

@@ -8,8 +8,8 @@ import torch
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy
 from forge.prims.core import known, torch_check
+from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import Lengths
 
 
 @overload
@@ -29,7 +29,7 @@ def per_dim(op: str, name: str, value: Lengths | None, count: int) -> tuple[Dim 
     return values * count if len(values) == 1 else values
 
 
-def _batched(op: str, input: TensorProxy, count: int) -> TensorProxy:
+def _with_batch(op: str, input: TensorProxy, count: int) -> TensorProxy:
     """Return the input with a batch dim."""
     torch_check(
         input.ndim in (count + 1, count + 2),
@@ -45,7 +45,7 @@ def _convolve(
     count = int(op.rstrip("d")[-1])
     torch_check(groups > 0, lambda: f"{op}: groups is {groups}, but must be positive")
     torch_check(weight.ndim == count + 2, lambda: f"{op}: weight is {weight}, but must have {count + 2} dims")
-    x = _batched(op, input, count)
+    x = _with_batch(op, input, count)
     values = {name: per_dim(op, name, value, count) for name, value in lists.items()}
     transposed = "output_padding" in values
     extra = values.get("output_padding", (0,) * count)

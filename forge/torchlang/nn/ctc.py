@@ -9,7 +9,7 @@ from forge import clang, prims
 from forge.ir import Dim, TensorProxy, check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.limits import clamp_min
-from forge.torchlang.nn.loss import reduced
+from forge.torchlang.nn.loss import reduce_loss
 
 SequenceLengths = TensorProxy | Sequence[Dim]
 
@@ -41,7 +41,7 @@ def ctc_loss(
     """
     check(reduction in _REDUCTIONS, lambda: f"{reduction} is not a valid value for reduction")
     losses = prims.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
-    return reduced(losses / _target_lengths(target_lengths, losses) if reduction == "mean" else losses, reduction)
+    return reduce_loss(losses / _target_lengths(target_lengths, losses) if reduction == "mean" else losses, reduction)
 
 
 @torchsymbol(torch.ctc_loss)

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from forge import prims
 from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.prims.core import torch_check
+from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
-from forge.torchlang.spelling import Lengths
 
 Ratio = float | Sequence[float]
 

@@ -12,11 +12,11 @@ from forge.ir import Dim, Symbol, TensorProxy, get_grad, needs_grad, put_grad, r
 from forge.prims import Upsampling
 from forge.prims.core import same, torch_check
 from forge.torch_internals.dispatch import OpOverload
+from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
 from forge.torchlang.nn.resample import Scales, interpolate, resize
 from forge.torchlang.nn.softmax import softmax, softmax_backward
-from forge.torchlang.spelling import Lengths
 
 aten = torch.ops.aten
 

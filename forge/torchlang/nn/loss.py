@@ -51,7 +51,7 @@ def reducing(function: Callable) -> Callable[[Callable], Symbol]:
     return decorate
 
 
-def reduced(loss: TensorProxy, reduction: str) -> TensorProxy:
+def reduce_loss(loss: TensorProxy, reduction: str) -> TensorProxy:
     """Return the loss, its mean or its sum. Raises ValueError for another reduction."""
     check(
         reduction in ("none", "mean", "sum"),
@@ -76,15 +76,15 @@ def _pair(op: str, input: TensorProxy, target: TensorProxy) -> tuple[TensorProxy
     return clang.prepare(op, input, target)
 
 
-def _weighted(op: str, loss: TensorProxy, weight: Optional, input: TensorProxy, reduction: str) -> TensorProxy:
+def _weight(op: str, loss: TensorProxy, weight: Optional, input: TensorProxy, reduction: str) -> TensorProxy:
     """Return the loss, weighted; its mean is over the sum of the weights."""
     if weight is None:
-        return reduced(loss, reduction)
+        return reduce_loss(loss, reduction)
     check(
         same_shape(weight.shape, input.shape),
         lambda: f"{op}: Weights and input must have the same size, but they are {weight} and {input}",
     )
-    total = reduced(loss * weight, "sum" if reduction == "mean" else reduction)
+    total = reduce_loss(loss * weight, "sum" if reduction == "mean" else reduction)
     return total / clang.sum(weight) if reduction == "mean" else total
 
 
@@ -94,14 +94,14 @@ def mse_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean", w
     x, y = _pair("mse_loss", input, target)
     if weight is None:  # torch's kernel takes real numbers, its weighted form any
         prims.check_dtype("mse_loss", x, prims.REAL)
-    return _weighted("mse_loss", (x - y) ** 2, weight, input, reduction)
+    return _weight("mse_loss", (x - y) ** 2, weight, input, reduction)
 
 
 @reducing(F.l1_loss)
 def l1_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean", weight: Optional = None) -> TensorProxy:
     """|input - target|."""
     x, y = _pair("l1_loss", input, target)
-    return _weighted("l1_loss", clang.abs(x - y), weight, input, reduction)
+    return _weight("l1_loss", clang.abs(x - y), weight, input, reduction)
 
 
 @reducing(F.smooth_l1_loss)
@@ -114,7 +114,7 @@ def smooth_l1_loss(input: TensorProxy, target: TensorProxy, reduction: str = "me
         prims.check_dtype("smooth_l1_loss", x, prims.REAL)
         near = distance * distance * (0.5 / beta)
         distance = clang.where(distance < beta, near, distance - 0.5 * beta)
-    return reduced(distance, reduction)
+    return reduce_loss(distance, reduction)
 
 
 @torchsymbol(F.huber_loss)
@@ -131,8 +131,8 @@ def huber_loss(
     loss = clang.where(is_far, (distance - 0.5 * delta) * delta, near * near * 0.5)
     loss = clang.convert(loss, input.dtype)
     if weight is None or reduction != "mean":
-        return _weighted("huber_loss", loss, weight, input, reduction)
-    return clang.mean(_weighted("huber_loss", loss, weight, input, "none"))
+        return _weight("huber_loss", loss, weight, input, reduction)
+    return clang.mean(_weight("huber_loss", loss, weight, input, "none"))
 
 
 # probabilities
@@ -146,7 +146,7 @@ def binary_cross_entropy(
     _check_binary("binary_cross_entropy", input, target)
     negative, positive = [clamp_min(each, -100) for each in (clang.log1p(-input), clang.log(input))]
     loss = (target - 1) * negative - target * positive
-    return reduced(loss if weight is None else clang.convert(loss * weight, input.dtype), reduction)
+    return reduce_loss(loss if weight is None else clang.convert(loss * weight, input.dtype), reduction)
 
 
 def _check_binary(op: str, input: TensorProxy, target: TensorProxy) -> None:
@@ -179,7 +179,7 @@ def binary_cross_entropy_with_logits(
     if pos_weight is not None:
         positive = positive * ((pos_weight - 1) * target + 1)
     loss = (1 - target) * input - positive
-    return reduced(loss if weight is None else loss * weight, reduction)
+    return reduce_loss(loss if weight is None else loss * weight, reduction)
 
 
 def _slope_of_logits(input: TensorProxy, target: TensorProxy, pos_weight: Optional) -> TensorProxy:
@@ -215,7 +215,7 @@ def kl_div(input: TensorProxy, target: TensorProxy, reduction: str = "mean", log
         product = target * input  # first, as in torch: its share of the gradient is added last
         loss = xlogy(target, target) - product
     if reduction != "batchmean":
-        return reduced(loss, reduction)
+        return reduce_loss(loss, reduction)
     return clang.sum(loss) / input.shape[0] if input.ndim else clang.sum(loss)
 
 
@@ -233,7 +233,7 @@ def poisson_nll_loss(
     if full:
         stirling = target * clang.log(target) - target + 0.5 * clang.log(target * (2 * math.pi))
         loss = loss + clang.where(target <= 1, 0, stirling)
-    return reduced(loss, reduction)
+    return reduce_loss(loss, reduction)
 
 
 @torchsymbol(F.gaussian_nll_loss)
@@ -258,7 +258,7 @@ def gaussian_nll_loss(
     variance = _variance(input, variance)
     variance = prims.with_data(variance, clamp_min(variance, eps))
     loss = 0.5 * (clang.log(variance) + (input - target) ** 2 / variance)
-    return reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
+    return reduce_loss(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
 
 
 def _variance(input: TensorProxy, var: TensorProxy) -> TensorProxy:
@@ -294,7 +294,7 @@ def nll_loss(
     weights = clang.convert(used, input.dtype) if weight is None else clang.where(used, _look_up(weight, classes), 0)
     loss = clang.where(used, -picked * weights, 0)
     if reduction != "mean":
-        return reduced(loss, reduction)
+        return reduce_loss(loss, reduction)
     return clang.sum(loss) / clang.sum(weights)
 
 
@@ -377,7 +377,7 @@ def _of_probabilities(
         terms = terms * _class_weights(weight, input.ndim, dim)
     loss = -clang.sum(terms, dim)
     if reduction != "mean":
-        return reduced(loss, reduction)
+        return reduce_loss(loss, reduction)
     return clang.sum(loss) / (input.numel() // input.shape[dim])
 
 
@@ -389,7 +389,7 @@ def _of_even(
     used = target != ignore_index
     loss = clang.where(used, -clang.sum(terms, dim), 0)
     if reduction != "mean":
-        return reduced(loss, reduction)
+        return reduce_loss(loss, reduction)
     if weight is None:
         return clang.sum(loss) / clang.sum(clang.convert(used, loss.dtype))
     classes = clang.convert(clang.where(used, target, 0), torch.int64)
@@ -406,7 +406,7 @@ def hinge_embedding_loss(
     """input where target is 1, max(0, margin - input) where it is -1 (both where it is neither)."""
     far = clang.where(target != 1, clamp_min(margin - input, 0), 0)
     near = clang.where(target != -1, input, 0)
-    return reduced(far + near, reduction)
+    return reduce_loss(far + near, reduction)
 
 
 @reducing(F.cosine_embedding_loss)
@@ -430,7 +430,7 @@ def cosine_embedding_loss(
     cosine = product / clang.sqrt(lengths[0] * lengths[1])
     near = clang.where(target == 1, 1 - cosine, 0)
     far = clang.where(target == -1, clamp_min(cosine - margin, 0), 0)
-    return reduced(near + far, reduction)
+    return reduce_loss(near + far, reduction)
 
 
 @reducing(F.margin_ranking_loss)
@@ -444,7 +444,7 @@ def margin_ranking_loss(
             f"margin_ranking_loss: All input tensors should have same dimension but got: {input1}, {input2}, {target}"
         ),
     )
-    return reduced(clamp_min(-target * (input1 - input2) + margin, 0), reduction)
+    return reduce_loss(clamp_min(-target * (input1 - input2) + margin, 0), reduction)
 
 
 def _check_triplet(op: str, margin: float, **tensors: TensorProxy) -> None:
@@ -462,7 +462,7 @@ def _check_triplet(op: str, margin: float, **tensors: TensorProxy) -> None:
 def _triplet(near: TensorProxy, far: TensorProxy, across: Optional, margin: float, reduction: str) -> TensorProxy:
     """max(0, margin + near - far), far being the smaller of it and `across` where that is given."""
     far = far if across is None else clang.minimum(far, across)
-    return reduced(clamp_min(near + margin - far, 0), reduction)
+    return reduce_loss(clamp_min(near + margin - far, 0), reduction)
 
 
 @reducing(F.triplet_margin_loss)
@@ -487,7 +487,7 @@ def triplet_margin_loss(
 def soft_margin_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean") -> TensorProxy:
     """log(1 + exp(-target * input))."""
     exponent = clang.convert(-target * input, input.dtype)
-    return reduced(clang.log1p(clang.exp(exponent)), reduction)
+    return reduce_loss(clang.log1p(clang.exp(exponent)), reduction)
 
 
 @register_grad(soft_margin_loss)
@@ -514,4 +514,4 @@ def multilabel_soft_margin_loss(
     """Return the mean over the last dim of binary_cross_entropy_with_logits, each class with its weight."""
     loss = -(target * logsigmoid(input) + (1 - target) * logsigmoid(-input))
     loss = loss if weight is None else loss * weight
-    return reduced(clang.sum(loss, -1) / input.shape[-1], reduction)
+    return reduce_loss(clang.sum(loss, -1) / input.shape[-1], reduction)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import TensorProxy, check
 from forge.prims.core import known, same, same_shape, torch_check
-from forge.torchlang.nn.loss import reduced, reducing
+from forge.torchlang.nn.loss import reduce_loss, reducing
 
 
 def _check_rows(op: str, input: TensorProxy, least: int) -> None:
@@ -59,7 +59,7 @@ def multi_margin_loss(
     if weight is not None:
         loss = loss * clang.reshape(prims.gather(weight, 0, clang.reshape(target, (count,))), (count, 1))
     loss = clang.sum(loss, 1) / width
-    return reduced(loss if target.ndim or reduction != "none" else clang.reshape(loss, ()), reduction)
+    return reduce_loss(loss if target.ndim or reduction != "none" else clang.reshape(loss, ()), reduction)
 
 
 @reducing(F.multilabel_margin_loss)
@@ -84,4 +84,4 @@ def multilabel_margin_loss(input: TensorProxy, target: TensorProxy, reduction: s
     short = 1 - clang.unsqueeze(prims.gather(rows, 1, chosen), 2) + clang.unsqueeze(rows, 1)
     counts = clang.unsqueeze(named, 2) & clang.logical_not(clang.unsqueeze(is_target, 1)) & (short > 0)
     loss = clang.sum(clang.where(counts, short, 0), (1, 2)) / width
-    return reduced(loss if target.ndim == 2 or reduction != "none" else clang.reshape(loss, ()), reduction)
+    return reduce_loss(loss if target.ndim == 2 or reduction != "none" else clang.reshape(loss, ()), reduction)

@@ -64,7 +64,7 @@ def multi_head_attention_forward(
     if not batched:
         query, key, value = [clang.unsqueeze(each, 1) for each in (query, key, value)]
         key_padding_mask = None if key_padding_mask is None else clang.unsqueeze(key_padding_mask, 0)
-    key_padding_mask = _added(key_padding_mask, query.dtype)
+    key_padding_mask = _as_additive(key_padding_mask, query.dtype)
     attn_mask, is_causal = _choose_mask(attn_mask, key_padding_mask, is_causal, need_weights, query.dtype)
     if use_separate_proj_weight:
         separate = (q_proj_weight, k_proj_weight, v_proj_weight)
@@ -111,7 +111,7 @@ def _check_shapes(query: TensorProxy, key: TensorProxy, value: TensorProxy, widt
 # masks
 
 
-def _added(mask: Optional, dtype: torch.dtype) -> Optional:
+def _as_additive(mask: Optional, dtype: torch.dtype) -> Optional:
     """Return a mask to add: a bool one as -inf where it is True."""
     if mask is None or mask.is_floating_point():
         return mask
@@ -131,7 +131,7 @@ def _choose_mask(
     )
     if is_causal and key_padding_mask is None and not need_weights:
         return None, True
-    return _added(attn_mask, dtype), is_causal and key_padding_mask is None
+    return _as_additive(attn_mask, dtype), is_causal and key_padding_mask is None
 
 
 def _merge_masks(
@@ -146,17 +146,17 @@ def _merge_masks(
             lambda: f"{OP}: The shape of the attn_mask is {attn_mask}, but should be {wanted}.",
         )
         attn_mask = clang.unsqueeze(attn_mask, 0) if attn_mask.ndim == 2 else attn_mask
-        attn_mask = _widened(attn_mask, extra)
+        attn_mask = _pad_mask(attn_mask, extra)
     if key_padding_mask is None:
         return attn_mask
-    padding = _widened(key_padding_mask, extra)
+    padding = _pad_mask(key_padding_mask, extra)
     batch = padding.shape[0]
     padding = clang.expand(clang.reshape(padding, (batch, 1, 1, columns)), (batch, num_heads, 1, columns))
     padding = clang.reshape(padding, (batch * num_heads, 1, columns))
     return padding if attn_mask is None else clang.add(attn_mask, padding)
 
 
-def _widened(mask: TensorProxy, extra: int) -> TensorProxy:
+def _pad_mask(mask: TensorProxy, extra: int) -> TensorProxy:
     return prims.pad(mask, ((0, 0),) * (mask.ndim - 1) + ((0, extra),), 0) if extra else mask
 
 

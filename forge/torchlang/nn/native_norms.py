@@ -138,7 +138,8 @@ def batch_norm_with_update(
     return out, mean_of_batch, rstd, new_mean, new_var
 
 
-def _normed(
+@torchsymbol(torch.native_batch_norm, aten.native_batch_norm.default, handler=_handle)
+def native_batch_norm(
     input: TensorProxy,
     weight: Parameter,
     bias: Parameter,
@@ -160,9 +161,6 @@ def _normed(
     shape = (input.shape[1],)
     rstd = clang.rsqrt(clang.convert(running_var, dtype) + eps)
     return out, _statistic(running_mean, shape, dtype), _statistic(rstd, shape, dtype)
-
-
-native_batch_norm = torchsymbol(torch.native_batch_norm, aten.native_batch_norm.default, handler=_handle)(_normed)
 
 
 def _legit_arguments(
@@ -199,7 +197,7 @@ def native_batch_norm_legit(
     eps: float,
 ) -> Triple:
     """native_batch_norm."""
-    return _normed(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    return native_batch_norm.definition(input, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
 @torchsymbol(aten._native_batch_norm_legit.no_stats)
@@ -207,4 +205,4 @@ def native_batch_norm_no_stats(
     input: TensorProxy, weight: Parameter, bias: Parameter, training: bool, momentum: float, eps: float
 ) -> Triple:
     """native_batch_norm without running statistics."""
-    return _normed(input, weight, bias, None, None, training, momentum, eps)
+    return native_batch_norm.definition(input, weight, bias, None, None, training, momentum, eps)

@@ -10,9 +10,9 @@ from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.prims.core import known, torch_check
 from forge.torch_internals.functions import nn_adaptive_avg_pool2d, nn_adaptive_avg_pool3d
+from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
-from forge.torchlang.spelling import Lengths
 
 
 def _stride(op: str, stride: Lengths | None, kernel_size: tuple[Dim, ...]) -> tuple[Dim, ...]:

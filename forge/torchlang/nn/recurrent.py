@@ -11,7 +11,7 @@ from forge.prims.core import same, torch_check
 from forge.torchlang.core import check_tensor, torchsymbol
 from forge.torchlang.elementwise import sigmoid, tanh
 from forge.torchlang.linalg import linear
-from forge.torchlang.random import check_torch_probability, dropped
+from forge.torchlang.random import apply_dropout, check_torch_probability
 
 Parameter = TensorProxy | None
 Tensors = Sequence[TensorProxy]
@@ -131,7 +131,7 @@ def _run(
             last.append(tuple(state))
         x = outputs[0] if len(outputs) == 1 else clang.cat(outputs, 2)
         if layer < num_layers - 1:
-            x = dropped(x, dropout, train)
+            x = apply_dropout(x, dropout, train)
     after = [clang.stack([each[i] for each in last], 0) for i in range(len(states))]
     return (clang.transpose(x, 0, 1) if batch_first else x), *after
 

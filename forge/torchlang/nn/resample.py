@@ -10,9 +10,9 @@ from forge.ir import Dim, Number, TensorProxy, check
 from forge.prims import Upsampling
 from forge.prims.core import known, same, torch_check
 from forge.torch_internals.functions import nn_pad
+from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.pooling import adaptive_mean
-from forge.torchlang.spelling import Lengths
 
 Scales = float | Sequence[float]
 

@@ -21,7 +21,7 @@ def _prepare(
     return clang.widen(x), clang.canonical_dims(op, dim, x.ndim)
 
 
-def _shifted(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
+def _shift(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
     """x without its maximum, which leaves the result the same and overflows nowhere."""
     if prims.known(x.numel() == 0):
         return x
@@ -34,7 +34,7 @@ def softmax(
 ) -> TensorProxy:
     """e^input over its sum along dim, computed in `dtype` where one is given."""
     x, dims = _prepare("softmax", input, axis if dim is None else dim, dtype)
-    power = clang.exp(_shifted(x, dims))
+    power = clang.exp(_shift(x, dims))
     return clang.convert(power / clang.sum(power, dims, True), dtype or input.dtype)
 
 
@@ -54,7 +54,7 @@ def log_softmax(
 ) -> TensorProxy:
     """Return the logarithm of softmax, computed in `dtype` where one is given."""
     x, dims = _prepare("log_softmax", input, axis if dim is None else dim, dtype)
-    shifted = _shifted(x, dims)
+    shifted = _shift(x, dims)
     return clang.convert(shifted - clang.log(clang.sum(clang.exp(shifted), dims, True)), dtype or input.dtype)
 
 

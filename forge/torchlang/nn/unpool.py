@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.prims.core import known, same_shape, torch_check
+from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
-from forge.torchlang.spelling import Lengths
 
 
 def _unpool(op: str, input: TensorProxy, indices: TensorProxy, sizes: Sequence[Dim]) -> TensorProxy:

@@ -15,17 +15,17 @@ Lengths = Dim | Sequence[Dim]  # one for each dim, or one for all
 results: ModuleType = torch.return_types  # of proxies here; its stubs have tensors, and few of its names
 
 
-def spellings(*names: str, inplace: bool = False) -> tuple[Callable, ...]:
+def aliases(*names: str, inplace: bool = False) -> tuple[Callable, ...]:
     """torch's functions and methods of these names (torch.x, Tensor.x, torch.special.x), or their in-place forms."""
     suffix = "_" if inplace else ""
     found = [getattr(owner, name + suffix, None) for name in names for owner in (torch, Tensor, torch.special)]
     return tuple({id(function): function for function in found if function is not None}.values())
 
 
-def named(*names: str, more: tuple = (), inplace: tuple = (), tags: tuple = ()) -> Callable[[Callable], Symbol]:
+def torchaliases(*names: str, more: tuple = (), inplace: tuple = (), tags: tuple = ()) -> Callable[[Callable], Symbol]:
     """torchsymbol for every spelling of these names, in-place forms included, and `more` functions."""
     return torchsymbol(
-        *spellings(*names), *more, inplace=(*spellings(*names, inplace=True), *inplace), tags=tags, id=_id(names[0])
+        *aliases(*names), *more, inplace=(*aliases(*names, inplace=True), *inplace), tags=tags, id=_id(names[0])
     )
 
 
