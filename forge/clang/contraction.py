@@ -1,5 +1,6 @@
 """Sums of products over named dims: what einsum, tensordot and bilinear are written in."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -133,11 +134,4 @@ def _arrange(x: TensorProxy, labels: Labels, order: list, groups: tuple[int, ...
     parts = [x.shape[:first], x.shape[first:second], x.shape[second:]]
     if not parts[0]:
         parts = parts[1:]
-    return reshape(x, [_product(part) for part in parts])
-
-
-def _product(lengths: Sequence[Dim]) -> Dim:
-    count: Dim = 1
-    for length in lengths:
-        count = count * length
-    return count
+    return reshape(x, [math.prod(part) for part in parts])

@@ -32,10 +32,7 @@ def spread(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...], keepdim:
 
 def count(x: TensorProxy, dims: tuple[int, ...]) -> Dim:
     """Return the number of elements over `dims`."""
-    total: Dim = 1
-    for dim in dims:
-        total = total * x.shape[dim]
-    return total
+    return math.prod(x.shape[dim] for dim in dims)
 
 
 def _reduce(prim: Symbol, x: TensorProxy, dims: tuple[int, ...], keepdim: bool) -> TensorProxy:

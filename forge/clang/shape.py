@@ -1,5 +1,6 @@
 """Shape operations with negative dims, lengths of -1 and the rest of torch's conventions."""
 
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -27,10 +28,7 @@ def infer_length(op: str, x: TensorProxy, shape: tuple[Dim, ...]) -> tuple[Dim, 
     if not unknown:
         return shape
     torch_check(len(unknown) == 1, lambda: f"{op}: only one dimension can be inferred, but shape is {shape}")
-    rest: Dim = 1
-    for i, length in enumerate(shape):
-        if i != unknown[0]:
-            rest = rest * length
+    rest = math.prod(length for i, length in enumerate(shape) if i != unknown[0])
     torch_check(
         not known(rest == 0),
         lambda: (
@@ -158,10 +156,7 @@ def flatten(x: TensorProxy, start_dim: int = 0, end_dim: int = -1) -> TensorProx
     )
     if x.ndim == 0:
         return reshape(x, (1,))
-    length: Dim = 1
-    for dim in range(start, end + 1):
-        length = length * x.shape[dim]
-    return reshape(x, (*x.shape[:start], length, *x.shape[end + 1 :]))
+    return reshape(x, (*x.shape[:start], math.prod(x.shape[start : end + 1]), *x.shape[end + 1 :]))
 
 
 @clangop()
@@ -176,9 +171,7 @@ def unflatten(x: TensorProxy, dim: int, sizes: Sequence[Dim]) -> TensorProxy:
 def split_length(op: str, length: Dim, sizes: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """`sizes` with a -1 replaced so that their product is `length`. Raises RuntimeError where it cannot be."""
     unknown = [i for i, size in enumerate(sizes) if known(size == -1)]
-    rest: Dim = 1
-    for i, size in enumerate(sizes):
-        rest = rest * (1 if i in unknown else size)
+    rest = math.prod(1 if i in unknown else size for i, size in enumerate(sizes))
     valid = len(unknown) < 2 and (
         same(rest, length) if not unknown else not known(rest == 0) and same(operator.mod(length, rest), 0)
     )

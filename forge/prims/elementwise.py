@@ -425,18 +425,9 @@ def zeros_like(x: TensorProxy) -> TensorProxy:
     return full(x.shape, 0, x.dtype, x.device)
 
 
-def _register_piecewise_constant(prim: Symbol) -> None:
-    """Register the rule of a prim that is constant almost everywhere: torch gives zeros, not None."""
-
-    @register_grad(prim)
-    def rule(x: TensorProxy) -> TensorProxy:
-        out = prim(x)
-        put_grad(x, zeros_like(get_grad(out)))
-        return out
-
-
+# constant almost everywhere: torch gives zeros, not None
 for _prim in (ceil, floor, round, sign, trunc):
-    _register_piecewise_constant(_prim)
+    register_vjp(_prim, x=lambda g: zeros_like(g))
 
 
 register_vjp(polygamma, x=lambda g, n, x: g * polygamma(n + 1, x))

@@ -1,5 +1,7 @@
 """Pooling over windows of random lengths."""
 
+import math
+
 from forge.ir import Dim, Symbol, TensorProxy, get_grad, put_grad, register_grad
 from forge.prims.creation import full
 from forge.prims.indexing import scatter_reduce
@@ -23,17 +25,10 @@ def _register(prim: Symbol, count: int) -> None:
         """Put each window's gradient at its place."""
         out, indices = prim(x, kernel_size, output_size, samples)
         before = x.shape[:-count]
-        zeros = reshape(full(x.shape, 0, x.dtype, x.device), (*before, _product(x.shape[-count:])))
-        places, g = (reshape(each, (*before, _product(out.shape[-count:]))) for each in (indices, get_grad(out)))
+        zeros = reshape(full(x.shape, 0, x.dtype, x.device), (*before, math.prod(x.shape[-count:])))
+        places, g = (reshape(each, (*before, math.prod(out.shape[-count:]))) for each in (indices, get_grad(out)))
         put_grad(x, reshape(scatter_reduce(zeros, len(before), places, g, "sum"), x.shape))
         return out, indices
-
-
-def _product(lengths: tuple[Dim, ...]) -> Dim:
-    total: Dim = 1
-    for each in lengths:
-        total = total * each
-    return total
 
 
 _register(fractional_max_pool2d, 2)

@@ -3,6 +3,7 @@
 The dims before the windows are the batch and the channels; the batch may be missing.
 """
 
+import math
 import operator
 from collections.abc import Sequence
 
@@ -134,10 +135,7 @@ def _take(x: TensorProxy, indices: TensorProxy, count: int) -> TensorProxy:
 
 
 def _flat(x: TensorProxy, before: Lengths) -> TensorProxy:
-    length: Dim = 1
-    for each in x.shape[len(before) :]:
-        length = length * each
-    return reshape(x, (*before, length))
+    return reshape(x, (*before, math.prod(x.shape[len(before) :])))
 
 
 register_vjp(max_pool_backward, g=lambda grad, kernel_size, indices: _take(grad, indices, len(kernel_size)))

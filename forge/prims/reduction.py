@@ -276,18 +276,10 @@ for _prim in (topk, sort):
     _register_selection(_prim, reduces=False)
 
 
-def _register_extremum_scan(prim: Symbol) -> None:
-    @register_grad(prim)
-    def rule(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
-        values, indices = prim(x, dim)
-        g = get_grad(values)
-        zeros = full(x.shape, 0, g.dtype, g.device)
-        put_grad(x, scatter_reduce(zeros, dim, indices, g, "sum"))
-        return values, indices
-
-
-_register_extremum_scan(cummax)
-_register_extremum_scan(cummin)
+for _prim in (cummax, cummin):
+    register_vjp(
+        _prim, x=lambda g, out, x, dim: scatter_reduce(full(x.shape, 0, g.dtype, g.device), dim, out[1], g, "sum")
+    )
 
 
 def _reversed_scan(prim: Symbol, g: TensorProxy, dim: int) -> TensorProxy:

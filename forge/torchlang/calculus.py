@@ -141,15 +141,11 @@ def _derivative(f: TensorProxy, dim: int, spacing: Any, edge_order: int) -> Tens
     return _evenly(f, dim, spacing, edge_order)
 
 
-def _part(x: TensorProxy, dim: int, start: int | None, stop: int | None) -> TensorProxy:
-    return clang.slice_in_dim(x, dim, start, stop)
-
-
 def _evenly(f: TensorProxy, dim: int, h: Number, edge_order: int) -> TensorProxy:
     """Central differences; at the ends one-sided ones."""
 
     def at(start: int, stop: int | None) -> TensorProxy:
-        return _part(f, dim, start, stop)
+        return clang.slice_in_dim(f, dim, start, stop)
 
     inner = clang.div(clang.sub(at(2, None), at(0, -2)), 2 * h)
     if edge_order == 1:
@@ -165,9 +161,11 @@ def _at_places(f: TensorProxy, dim: int, places: TensorProxy, edge_order: int) -
     shape = [-1 if i == dim else 1 for i in range(f.ndim)]
 
     def at(x: TensorProxy, start: int, stop: int | None) -> TensorProxy:
-        return _part(x, dim, start, stop)
+        return clang.slice_in_dim(x, dim, start, stop)
 
-    steps = clang.reshape(clang.sub(_part(places, 0, 1, None), _part(places, 0, 0, -1)), shape)
+    steps = clang.reshape(
+        clang.sub(clang.slice_in_dim(places, 0, 1, None), clang.slice_in_dim(places, 0, 0, -1)), shape
+    )
     slopes = clang.div(clang.sub(at(f, 1, None), at(f, 0, -1)), steps)
     before, after = at(steps, 0, -1), at(steps, 1, None)
     inner = (at(slopes, 0, -1) * after + at(slopes, 1, None) * before) / (before + after)

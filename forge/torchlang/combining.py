@@ -1,5 +1,6 @@
 """Functions of torch that lay out tensors in one: blocks, products, padding, chunks; and unsafe splits."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,14 +76,9 @@ def _as_chunks(tensor: TensorProxy, dim: int, chunks: int) -> TensorProxy:
     length = tensor.shape[dim]
     missing = -length % chunks
     padded = prims.pad(tensor, tuple((0, missing if i == dim else 0) for i in range(tensor.ndim)), 0)
-    return clang.reshape(padded, (*tensor.shape[:dim], chunks, padded.numel() // _count(tensor, dim) // chunks))
-
-
-def _count(tensor: TensorProxy, dim: int) -> Dim:
-    count: Dim = 1
-    for length in tensor.shape[:dim]:
-        count = count * length
-    return count
+    return clang.reshape(
+        padded, (*tensor.shape[:dim], chunks, padded.numel() // math.prod(tensor.shape[:dim]) // chunks)
+    )
 
 
 @torchsymbol(torch_chunk_cat)

@@ -6,6 +6,7 @@ Both front ends end here: `call(function, args, kwargs)`, a torch function appli
 import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -45,26 +46,16 @@ Invert = Callable[..., TensorProxy]
 Handler = Callable[[Symbol, tuple, dict, Memory], Any]
 
 
+@dataclass(frozen=True, slots=True)
 class Entry:
-    """What a torch function means: its symbol, and how its in-place form and views behave."""
+    """Meaning of a torch function: its symbol, and how its in-place form and views behave."""
 
-    __slots__ = ("handler", "inplace", "inplace_position", "invert", "symbol", "view")
-
-    def __init__(
-        self,
-        symbol: Symbol,
-        inplace: bool,
-        inplace_position: int | None,
-        view: View | Callable[[tuple, dict], View],
-        invert: Invert | None,
-        handler: Handler | None,
-    ) -> None:
-        self.symbol = symbol
-        self.inplace = inplace
-        self.inplace_position = inplace_position
-        self.view = view
-        self.invert = invert
-        self.handler = handler
+    symbol: Symbol
+    inplace: bool
+    inplace_position: int | None
+    view: View | Callable[[tuple, dict], View]
+    invert: Invert | None
+    handler: Handler | None
 
 
 _entries: dict[Any, Entry] = {}
@@ -112,6 +103,8 @@ def torchsymbol(
         assert name is not None, f"torchsymbol: {functions[0]} has no name; give its id"
         check(name not in _symbols, lambda: f"torchsymbol: {name} is defined twice")
         op = name.removesuffix(".default").rpartition(".")[2]
+        if body.__name__ == "body":  # which a function makes for each of a family
+            body.__name__ = op
         body = checking_tensors(f"linalg.{op}" if ".linalg." in name else op, body, check_tensor)
         symbol = _symbols[name] = Symbol(body.__name__, name, body=body, tags=frozenset(tags))
         _functions[name] = functions[0]

@@ -32,60 +32,30 @@ def _unary(target: Symbol, *aliases: str, name: str = "", more: tuple[Callable, 
     return torchaliases(op, *aliases, more=more)(body)
 
 
-abs = _unary(clang.abs, "absolute", "__abs__", more=(operator.abs,))
-acos = _unary(clang.acos, "arccos")
-acosh = _unary(clang.acosh, "arccosh")
-angle = _unary(clang.angle)
-asin = _unary(clang.asin, "arcsin")
-asinh = _unary(clang.asinh, "arcsinh")
-atan = _unary(clang.atan, "arctan")
-atanh = _unary(clang.atanh, "arctanh")
-bessel_j0 = _unary(clang.bessel_j0)
-bessel_j1 = _unary(clang.bessel_j1)
-bessel_y0 = _unary(clang.bessel_y0)
-bessel_y1 = _unary(clang.bessel_y1)
-bitwise_not = _unary(clang.bitwise_not, "__invert__", more=(operator.invert,))
-ceil = _unary(clang.ceil)
+_FURTHER_NAMES = {
+    "abs": "absolute __abs__",
+    "acos": "arccos",
+    "acosh": "arccosh",
+    "asin": "arcsin",
+    "asinh": "arcsinh",
+    "atan": "arctan",
+    "atanh": "arctanh",
+    "bitwise_not": "__invert__",
+    "digamma": "psi",
+    "lgamma": "gammaln",
+    "trunc": "fix",
+}
+_OPERATORS: dict[str, tuple[Callable, ...]] = {"abs": (operator.abs,), "bitwise_not": (operator.invert,)}
+for _name in """
+    abs acos acosh angle asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 bitwise_not ceil cos cosh
+    digamma erf erfc erfcx erfinv exp exp2 expm1 floor i0 i0e i1 i1e isfinite isinf isnan lgamma log log10 log1p
+    log2 log_ndtr logical_not ndtri reciprocal rsqrt sgn sign signbit sin sinh sqrt square tan trunc
+""".split():
+    _further = _FURTHER_NAMES.get(_name, "").split()
+    globals()[_name] = _unary(getattr(clang, _name), *_further, more=_OPERATORS.get(_name, ()))
 conj_physical = _unary(clang.conj, name="conj_physical")
-cos = _unary(clang.cos)
-cosh = _unary(clang.cosh)
-digamma = _unary(clang.digamma, "psi")
-erf = _unary(clang.erf)
-erfc = _unary(clang.erfc)
-erfcx = _unary(clang.erfcx)
-erfinv = _unary(clang.erfinv)
-exp = _unary(clang.exp)
-exp2 = _unary(clang.exp2)
-expm1 = _unary(clang.expm1)
-floor = _unary(clang.floor)
-i0 = _unary(clang.i0)
-i0e = _unary(clang.i0e)
-i1 = _unary(clang.i1)
-i1e = _unary(clang.i1e)
-isfinite = _unary(clang.isfinite)
-isinf = _unary(clang.isinf)
-isnan = _unary(clang.isnan)
-lgamma = _unary(clang.lgamma, "gammaln")
-log = _unary(clang.log)
-log10 = _unary(clang.log10)
-log1p = _unary(clang.log1p)
-log2 = _unary(clang.log2)
-log_ndtr = _unary(clang.log_ndtr)
-logical_not = _unary(clang.logical_not)
-ndtri = _unary(clang.ndtri)
-reciprocal = _unary(clang.reciprocal)
-rsqrt = _unary(clang.rsqrt)
-sgn = _unary(clang.sgn)
 sigmoid = _unary(clang.sigmoid, "expit", more=(F.sigmoid,))
-sign = _unary(clang.sign)
-signbit = _unary(clang.signbit)
-sin = _unary(clang.sin)
-sinh = _unary(clang.sinh)
-sqrt = _unary(clang.sqrt)
-square = _unary(clang.square)
-tan = _unary(clang.tan)
 tanh = _unary(clang.tanh, more=(F.tanh,))
-trunc = _unary(clang.trunc, "fix")
 
 
 @torchaliases("neg", "negative", "__neg__", more=(operator.neg,))

@@ -188,23 +188,15 @@ def _real_of(
     return prims.fft_c2r(prims.conj(x), dims[-1:], how, last)
 
 
-def _over_all(name: str, transform: Callable[..., TensorProxy], forward: bool) -> Symbol:
+def _over(
+    name: str, transform: Callable[..., TensorProxy], forward: bool, default: tuple[int, ...] | None, which: str
+) -> Symbol:
     def body(
-        input: TensorProxy, s: Lengths | None = None, dim: int | Sequence[int] | None = None, norm: str | None = None
+        input: TensorProxy, s: Lengths | None = None, dim: int | Sequence[int] | None = default, norm: str | None = None
     ) -> TensorProxy:
         return transform(name, forward, input, s, dim, norm)
 
-    body.__name__, body.__doc__ = name, f"{name.removesuffix('n')} over several dims, all by default."
-    return torchsymbol(getattr(torch.fft, name))(body)
-
-
-def _over_two(name: str, transform: Callable[..., TensorProxy], forward: bool) -> Symbol:
-    def body(
-        input: TensorProxy, s: Lengths | None = None, dim: int | Sequence[int] = (-2, -1), norm: str | None = None
-    ) -> TensorProxy:
-        return transform(name, forward, input, s, dim, norm)
-
-    body.__name__, body.__doc__ = name, f"{name.removesuffix('2')} over two dims, the last by default."
+    body.__name__, body.__doc__ = name, f"{name[:-1]} over {which} by default."
     return torchsymbol(getattr(torch.fft, name))(body)
 
 
@@ -216,8 +208,8 @@ for _name, _transform, _forward in (
     ("hfft", _real_of, True),
     ("irfft", _real_of, False),
 ):
-    globals()[f"{_name}n"] = _over_all(f"{_name}n", _transform, _forward)
-    globals()[f"{_name}2"] = _over_two(f"{_name}2", _transform, _forward)
+    globals()[f"{_name}n"] = _over(f"{_name}n", _transform, _forward, None, "several dims, all")
+    globals()[f"{_name}2"] = _over(f"{_name}2", _transform, _forward, (-2, -1), "two dims, the last")
 
 
 # the order of frequencies

@@ -5,6 +5,7 @@ torch.autograd.grad for the gradients.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -157,6 +158,7 @@ def _fresh(trace: Any, leaf: Any) -> Any:
     return trace.tensor(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, TensorProxy) else leaf
 
 
+@dataclass(slots=True, eq=False)
 class OpaqueGraph:
     """What the backward of an opaque call needs: its detached inputs and its outputs, with torch's graph between.
 
@@ -164,16 +166,11 @@ class OpaqueGraph:
     backward takes to have no gradient; None where it gets zeros for them.
     """
 
-    __slots__ = ("function", "inputs", "outputs", "random", "unreached")
-
-    def __init__(
-        self, function: Callable, inputs: list[torch.Tensor], outputs: list[torch.Tensor], random: bool
-    ) -> None:
-        self.function = function
-        self.inputs = inputs
-        self.outputs = outputs
-        self.random = random
-        self.unreached: frozenset[int] | None = None
+    function: Callable
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    random: bool
+    unreached: frozenset[int] | None = None
 
 
 class UnreachedInputs(Exception):

@@ -1,6 +1,6 @@
 """Reductions and scans of torch, sorting and selection.
 
-NumPy's names `axis` and `keepdims` are accepted where torch accepts them. What torch returns as a named tuple is one.
+What torch returns as a named tuple is one.
 """
 
 import builtins
@@ -25,15 +25,9 @@ def _summing(name: str) -> Symbol:
     target = (targets | {"nansum": _nansum, "nanmean": _nanmean})[name]
 
     def body(
-        input: TensorProxy,
-        dim: Dims = None,
-        keepdim: bool = False,
-        *,
-        dtype: torch.dtype | None = None,
-        axis: Dims = None,
-        keepdims: bool = False,
+        input: TensorProxy, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
     ) -> TensorProxy:
-        return target(input, axis if dim is None else dim, keepdim or keepdims, dtype)
+        return target(input, dim, keepdim, dtype)
 
     body.__name__, body.__doc__ = name, target.__doc__
     return torchaliases(name)(body)
@@ -64,17 +58,11 @@ def _register_without_nan(symbol: Symbol) -> None:
 
     @register_grad(symbol)
     def rule(
-        input: TensorProxy,
-        dim: Dims = None,
-        keepdim: bool = False,
-        *,
-        dtype: torch.dtype | None = None,
-        axis: Dims = None,
-        keepdims: bool = False,
+        input: TensorProxy, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
     ) -> TensorProxy:
-        out = symbol(input, dim, keepdim, dtype=dtype, axis=axis, keepdims=keepdims)
-        dims = clang.canonical_dims(symbol.name, axis if dim is None else dim, input.ndim)
-        is_number, kept = clang.logical_not(clang.isnan(input)), keepdim or keepdims
+        out = symbol(input, dim, keepdim, dtype=dtype)
+        dims = clang.canonical_dims(symbol.name, dim, input.ndim)
+        is_number, kept = clang.logical_not(clang.isnan(input)), keepdim
         g = get_grad(out)
         if symbol is nanmean:
             g = g / clang.sum(is_number, dims, kept)
@@ -88,17 +76,11 @@ _register_without_nan(nanmean)
 
 @torchaliases("prod")
 def prod(
-    input: TensorProxy,
-    dim: int | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-    axis: int | None = None,
-    keepdims: bool = False,
+    input: TensorProxy, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> TensorProxy:
     """Return the product over one dim or all. Dtypes: integers and bools are multiplied as int64 unless `dtype` is
     given."""
-    return clang.prod(input, axis if dim is None else dim, keepdim or keepdims, dtype)
+    return clang.prod(input, dim, keepdim, dtype)
 
 
 @torchsymbol(Tensor.sum_to_size)
@@ -124,10 +106,8 @@ def sum_to_size(self: TensorProxy, *size: Any) -> TensorProxy:
 def _extremes(name: str) -> Symbol:
     target = getattr(clang, name)
 
-    def body(
-        input: TensorProxy, dim: Dims = (), keepdim: bool = False, *, axis: Dims = None, keepdims: bool = False
-    ) -> TensorProxy:
-        return target(input, dim if axis is None else axis, keepdim or keepdims)
+    def body(input: TensorProxy, dim: Dims = (), keepdim: bool = False) -> TensorProxy:
+        return target(input, dim, keepdim)
 
     body.__name__, body.__doc__ = name, target.__doc__
     return torchaliases(name)(body)
@@ -140,14 +120,11 @@ amin = _extremes("amin")
 def _quantifier(name: str) -> Symbol:
     target = getattr(clang, name)
 
-    def body(
-        input: TensorProxy, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, keepdims: bool = False
-    ) -> TensorProxy:
-        dim = axis if dim is None else dim
+    def body(input: TensorProxy, dim: Dims = None, keepdim: bool = False) -> TensorProxy:
         if isinstance(dim, (tuple, list)) and not dim:  # over no dim, where other reductions take () for all
             out = clang.ne(input, 0)
             return clang.convert(out, torch.uint8) if input.dtype == torch.uint8 else out
-        return target(input, dim, keepdim or keepdims)
+        return target(input, dim, keepdim)
 
     body.__name__, body.__doc__ = name, target.__doc__
     return torchaliases(name)(body)
@@ -164,25 +141,21 @@ def count_nonzero(input: TensorProxy, dim: Dims = None) -> TensorProxy:
 
 
 @torchaliases("logsumexp")
-def logsumexp(
-    input: TensorProxy, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, keepdims: bool = False
-) -> TensorProxy:
+def logsumexp(input: TensorProxy, dim: Dims = None, keepdim: bool = False) -> TensorProxy:
     """log(sum(e^input)) over dim, without overflow."""
-    return clang.logsumexp(input, axis if dim is None else dim, keepdim or keepdims)
+    return clang.logsumexp(input, dim, keepdim)
 
 
 # variance
 
 
-def _spread_arguments(
-    dim: Any, unbiased: bool | None, keepdim: bool, correction: Number | None, axis: Dims, keepdims: bool
-) -> tuple[Dims, Number, bool]:
-    """(dims, correction, keepdim) of var(unbiased), var(dim, unbiased, keepdim) and var(dim, correction=…)."""
+def _spread_arguments(dim: Any, unbiased: bool | None, correction: Number | None) -> tuple[Dims, Number]:
+    """Return (dims, correction) of var(unbiased), var(dim, unbiased, keepdim) and var(dim, correction=…)."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     if correction is None:
         correction = 1 if unbiased is None else int(unbiased)
-    return (axis if dim is None else dim), correction, keepdim or keepdims
+    return dim, correction
 
 
 def _check_floating(op: str, input: TensorProxy) -> None:
@@ -192,9 +165,7 @@ def _check_floating(op: str, input: TensorProxy) -> None:
     )
 
 
-def _variance(name: str) -> Symbol:
-    target = getattr(clang, name)
-
+def _variance(name: str, spread: Symbol, with_mean: bool = False) -> Symbol:
     def body(
         input: TensorProxy,
         dim: Any = None,
@@ -202,49 +173,22 @@ def _variance(name: str) -> Symbol:
         keepdim: bool = False,
         *,
         correction: Number | None = None,
-        axis: Dims = None,
-        keepdims: bool = False,
-    ) -> TensorProxy:
+    ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
         _check_floating(name, input)
-        dims, correction, keepdim = _spread_arguments(dim, unbiased, keepdim, correction, axis, keepdims)
-        return target(input, dims, correction=correction, keepdim=keepdim)
+        dims, correction = _spread_arguments(dim, unbiased, correction)
+        out = spread(input, dims, correction=correction, keepdim=keepdim)
+        return (out, clang.mean(input, dims, keepdim)) if with_mean else out
 
-    body.__name__, body.__doc__ = name, target.__doc__
+    body.__name__ = name
+    body.__doc__ = f"Return ({spread.name}, mean) over dim." if with_mean else spread.__doc__
     return torchaliases(name)(body)
 
 
-var = _variance("var")
-std = _variance("std")
-
-
-def _with_mean(name: str, spread: Symbol) -> Symbol:
-    def body(
-        input: TensorProxy,
-        dim: Any = None,
-        unbiased: bool | None = None,
-        keepdim: bool = False,
-        *,
-        correction: Number | None = None,
-        axis: Dims = None,
-        keepdims: bool = False,
-    ) -> tuple[TensorProxy, TensorProxy]:
-        _check_floating(name, input)
-        dims, correction, keepdim = _spread_arguments(dim, unbiased, keepdim, correction, axis, keepdims)
-        return (spread(input, dims, correction=correction, keepdim=keepdim), clang.mean(input, dims, keepdim))
-
-    body.__name__, body.__doc__ = name, f"({spread.name}, mean) over dim."
-    return torchaliases(name)(body)
-
-
-var_mean = _with_mean("var_mean", clang.var)
-std_mean = _with_mean("std_mean", clang.std)
+var, std = _variance("var", clang.var), _variance("std", clang.std)
+var_mean, std_mean = _variance("var_mean", clang.var, True), _variance("std_mean", clang.std, True)
 
 
 # extremes with their places
-
-
-def _dim_of(dim: Any, axis: int | None) -> Any:
-    return axis if dim is None else dim
 
 
 def _keep_dim(pair: tuple, input: TensorProxy, dim: int, keepdim: bool) -> list[TensorProxy]:
@@ -263,10 +207,8 @@ def _extremum(name: str, prim: Symbol, over_all: Symbol, of_two: Symbol) -> Symb
         keepdim: bool = False,
         *,
         other: TensorProxy | None = None,
-        axis: int | None = None,
-        keepdims: bool = False,
     ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
-        dim, other = (None, dim) if isinstance(dim, TensorProxy) else (_dim_of(dim, axis), other)
+        dim, other = (None, dim) if isinstance(dim, TensorProxy) else (dim, other)
         if other is not None:
             prims.check_dtype(f"{name}imum", input, prims.REAL)
             return of_two(input, other)
@@ -279,7 +221,7 @@ def _extremum(name: str, prim: Symbol, over_all: Symbol, of_two: Symbol) -> Symb
                 ),
             )
             return over_all(input)
-        return result(_keep_dim(prim(input, prims.check_dim(name, dim, input.ndim)), input, dim, keepdim or keepdims))
+        return result(_keep_dim(prim(input, prims.check_dim(name, dim, input.ndim)), input, dim, keepdim))
 
     body.__name__ = name
     body.__doc__ = f"The {name}imum of all; (values, indices) along a dim; the larger or smaller of two tensors."
@@ -323,15 +265,7 @@ def aminmax(input: TensorProxy, *, dim: int | None = None, keepdim: bool = False
 def _arg_extremum(name: str) -> Symbol:
     prim = getattr(prims, name)
 
-    def body(
-        input: TensorProxy,
-        dim: int | None = None,
-        keepdim: bool = False,
-        *,
-        axis: int | None = None,
-        keepdims: bool = False,
-    ) -> TensorProxy:
-        dim, keepdim = _dim_of(dim, axis), keepdim or keepdims
+    def body(input: TensorProxy, dim: int | None = None, keepdim: bool = False) -> TensorProxy:
         if dim is not None:
             dim = prims.check_dim(name, dim, input.ndim)
             return _keep_dim((prim(input, dim),), input, dim, keepdim)[0]
@@ -355,9 +289,8 @@ def _middle(name: str) -> Symbol:
     prim, result = getattr(prims, name), getattr(torch.return_types, name)
 
     def body(
-        input: TensorProxy, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None
+        input: TensorProxy, dim: int | None = None, keepdim: bool = False
     ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
-        dim = _dim_of(dim, axis)
         if dim is None:
             return prim(clang.reshape(input, (-1,)), 0)[0]
         return result(_keep_dim(prim(input, prims.check_dim(name, dim, input.ndim)), input, dim, keepdim))
@@ -367,9 +300,8 @@ def _middle(name: str) -> Symbol:
 
     @register_grad(symbol)
     def rule(
-        input: TensorProxy, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None
+        input: TensorProxy, dim: int | None = None, keepdim: bool = False
     ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
-        dim = _dim_of(dim, axis)
         if dim is not None:
             out = symbol(input, dim, keepdim)
             indices = out[1] if keepdim or input.ndim == 0 else clang.unsqueeze(out[1], dim)
@@ -389,20 +321,16 @@ nanmedian = _middle("nanmedian")
 
 
 @torchaliases("mode")
-def mode(
-    input: TensorProxy, dim: int = -1, keepdim: bool = False, *, axis: int | None = None
-) -> tuple[TensorProxy, TensorProxy]:
+def mode(input: TensorProxy, dim: int = -1, keepdim: bool = False) -> tuple[TensorProxy, TensorProxy]:
     """Return (the most frequent values, their indices) along dim."""
-    dim = prims.check_dim("mode", dim if axis is None else axis, input.ndim)
+    dim = prims.check_dim("mode", dim, input.ndim)
     return results.mode(_keep_dim(prims.mode(input, dim), input, dim, keepdim))
 
 
 @torchaliases("kthvalue")
-def kthvalue(
-    input: TensorProxy, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None
-) -> tuple[TensorProxy, TensorProxy]:
+def kthvalue(input: TensorProxy, k: int, dim: int = -1, keepdim: bool = False) -> tuple[TensorProxy, TensorProxy]:
     """Return (the k-th smallest values, their indices) along dim."""
-    dim = prims.check_dim("kthvalue", dim if axis is None else axis, input.ndim)
+    dim = prims.check_dim("kthvalue", dim, input.ndim)
     return results.kthvalue(_keep_dim(prims.kthvalue(input, k, dim), input, dim, keepdim))
 
 
@@ -411,28 +339,26 @@ def kthvalue(
 
 @torchaliases("topk")
 def topk(
-    input: TensorProxy, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None
+    input: TensorProxy, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[TensorProxy, TensorProxy]:
     """Return (the k largest or smallest values, their indices) along dim."""
-    dim = prims.check_dim("topk", dim if axis is None else axis, input.ndim)
+    dim = prims.check_dim("topk", dim, input.ndim)
     return results.topk(prims.topk(input, k, dim, largest, sorted))
 
 
 @torchaliases("sort")
 def sort(
-    input: TensorProxy, dim: Any = -1, descending: bool = False, *, stable: bool = False, axis: int | None = None
+    input: TensorProxy, dim: Any = -1, descending: bool = False, *, stable: bool = False
 ) -> tuple[TensorProxy, TensorProxy]:
     """Return (the values in order, their indices) along dim."""
-    dim = prims.check_dim("sort", dim if axis is None else axis, input.ndim)
+    dim = prims.check_dim("sort", dim, input.ndim)
     return results.sort(prims.sort(input, dim, descending, bool(stable)))
 
 
 @torchaliases("argsort")
-def argsort(
-    input: TensorProxy, dim: int = -1, descending: bool = False, *, stable: bool = False, axis: int | None = None
-) -> TensorProxy:
+def argsort(input: TensorProxy, dim: int = -1, descending: bool = False, *, stable: bool = False) -> TensorProxy:
     """Return the indices that sort input along dim."""
-    dim = prims.check_dim("argsort", dim if axis is None else axis, input.ndim)
+    dim = prims.check_dim("argsort", dim, input.ndim)
     return prims.sort(input, dim, descending, stable)[1]
 
 
@@ -448,10 +374,8 @@ def msort(input: TensorProxy) -> TensorProxy:
 def _running(name: str) -> Symbol:
     prim = getattr(prims, name)
 
-    def body(
-        input: TensorProxy, dim: int | None = None, *, dtype: torch.dtype | None = None, axis: int | None = None
-    ) -> TensorProxy:
-        dim = prims.check_dim(name, _dim_of(dim, axis), input.ndim)
+    def body(input: TensorProxy, dim: int, *, dtype: torch.dtype | None = None) -> TensorProxy:
+        dim = prims.check_dim(name, dim, input.ndim)
         default = torch.int64 if clang.category(input.dtype) < 2 else input.dtype
         return prim(clang.convert(input, dtype or default), dim)
 
@@ -464,16 +388,16 @@ cumprod = _running("cumprod")
 
 
 @torchaliases("logcumsumexp")
-def logcumsumexp(input: TensorProxy, dim: int | None = None, *, axis: int | None = None) -> TensorProxy:
+def logcumsumexp(input: TensorProxy, dim: int) -> TensorProxy:
     """Return the logarithm of the running sum of e^input along dim. Dtypes: floating point."""
-    return prims.logcumsumexp(input, prims.check_dim("logcumsumexp", _dim_of(dim, axis), input.ndim))
+    return prims.logcumsumexp(input, prims.check_dim("logcumsumexp", dim, input.ndim))
 
 
 def _running_extremum(name: str) -> Symbol:
     prim, result = getattr(prims, name), getattr(torch.return_types, name)
 
-    def body(input: TensorProxy, dim: int | None = None, *, axis: int | None = None) -> tuple[TensorProxy, TensorProxy]:
-        return result(prim(input, prims.check_dim(name, _dim_of(dim, axis), input.ndim)))
+    def body(input: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
+        return result(prim(input, prims.check_dim(name, dim, input.ndim)))
 
     body.__name__, body.__doc__ = name, prim.__doc__
     return torchaliases(name)(body)

@@ -58,15 +58,7 @@ def threshold(input: TensorProxy, threshold: Number, value: Number) -> TensorPro
     return clang.convert(out, input.dtype)
 
 
-def _register_threshold(symbol: Symbol) -> None:
-    @register_grad(symbol)
-    def rule(input: TensorProxy, threshold: Number, value: Number) -> TensorProxy:
-        out = symbol(input, threshold, value)
-        put_grad(input, threshold_backward(get_grad(out), input, threshold))
-        return out
-
-
-_register_threshold(threshold)
+prims.register_vjp(threshold, input=lambda g, input, threshold: threshold_backward(g, input, threshold))
 
 
 @torchsymbol(F.hardtanh, _nn.hardtanh, inplace=_nn.hardtanh_, inplace_position=3)
@@ -208,18 +200,13 @@ def elu_backward(
     return clang.convert(clang.where(x <= 0, g * slope, g * scale), self_or_result.dtype)
 
 
-def _register_elu(symbol: Symbol, constants: Any) -> None:
-    @register_grad(symbol)
-    def rule(input: TensorProxy, *options: Any, **named: Any) -> TensorProxy:
-        out = symbol(input, *options, **named)
-        put_grad(input, elu_backward(get_grad(out), *constants(*options, **named), False, input))
-        return out
-
-
-_register_elu(elu, lambda alpha=1.0: (alpha, 1, 1))
-_register_elu(scaled_elu, lambda alpha=1.0, scale=1, input_scale=1: (alpha, scale, input_scale))
-_register_elu(selu, lambda: (_SELU_ALPHA, _SELU_SCALE, 1))
-_register_elu(celu, lambda alpha=1.0: (alpha, 1, 1 / alpha))
+prims.register_vjp(elu, input=lambda g, input, alpha: elu_backward(g, alpha, 1, 1, False, input))
+prims.register_vjp(
+    scaled_elu,
+    input=lambda g, input, alpha, scale, input_scale: elu_backward(g, alpha, scale, input_scale, False, input),
+)
+prims.register_vjp(selu, input=lambda g, input: elu_backward(g, _SELU_ALPHA, _SELU_SCALE, 1, False, input))
+prims.register_vjp(celu, input=lambda g, input, alpha: elu_backward(g, alpha, 1, 1 / alpha, False, input))
 
 
 # smooth units
@@ -322,20 +309,10 @@ def hardsigmoid_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorP
     return clang.convert(clang.where((x > -3) & (x < 3), g * (1 / 6), 0.0), self.dtype)
 
 
-def _register_unary(symbol: Symbol, backward: Symbol) -> None:
-    """Register the rule of a function of one tensor with a backward operator of its gradient and its input."""
-
-    @register_grad(symbol)
-    def rule(input: TensorProxy) -> TensorProxy:
-        out = symbol(input)
-        put_grad(input, backward(get_grad(out), input))
-        return out
-
-
-_register_unary(silu, silu_backward)
-_register_unary(mish, mish_backward)
-_register_unary(hardswish, hardswish_backward)
-_register_unary(hardsigmoid, hardsigmoid_backward)
+prims.register_vjp(silu, input=lambda g, input: silu_backward(g, input))
+prims.register_vjp(mish, input=lambda g, input: mish_backward(g, input))
+prims.register_vjp(hardswish, input=lambda g, input: hardswish_backward(g, input))
+prims.register_vjp(hardsigmoid, input=lambda g, input: hardsigmoid_backward(g, input))
 
 
 @torchsymbol(_nn.softplus)
@@ -395,18 +372,8 @@ def sigmoid_backward(grad_output: TensorProxy, output: TensorProxy) -> TensorPro
     return clang.convert(g * (out * (1 - out)), output.dtype)
 
 
-def _register_from_result(symbol: Symbol, backward: Symbol) -> None:
-    """Register the rule of a function with a backward operator of its gradient and its result."""
-
-    @register_grad(symbol)
-    def rule(input: TensorProxy) -> TensorProxy:
-        out = symbol(input)
-        put_grad(input, backward(get_grad(out), out))
-        return out
-
-
-_register_from_result(elementwise.tanh, tanh_backward)
-_register_from_result(elementwise.sigmoid, sigmoid_backward)
+prims.register_vjp(elementwise.tanh, input=lambda g, out: tanh_backward(g, out))
+prims.register_vjp(elementwise.sigmoid, input=lambda g, out: sigmoid_backward(g, out))
 
 
 # shrinking units
@@ -440,16 +407,8 @@ def softshrink_backward(grad_output: TensorProxy, self: TensorProxy, lambd: floa
     return clang.where((self >= -lambd) & (self <= lambd), 0.0, grad_output)
 
 
-def _register_shrink(symbol: Symbol, backward: Symbol) -> None:
-    @register_grad(symbol)
-    def rule(input: TensorProxy, lambd: float = 0.5) -> TensorProxy:
-        out = symbol(input, lambd)
-        put_grad(input, backward(get_grad(out), input, lambd))
-        return out
-
-
-_register_shrink(hardshrink, hardshrink_backward)
-_register_shrink(softshrink, softshrink_backward)
+prims.register_vjp(hardshrink, input=lambda g, input, lambd: hardshrink_backward(g, input, lambd))
+prims.register_vjp(softshrink, input=lambda g, input, lambd: softshrink_backward(g, input, lambd))
 
 
 def _register_backward_of_pieces(backward: Symbol) -> None:

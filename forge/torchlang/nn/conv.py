@@ -116,7 +116,6 @@ def _convolution_of(function: Callable) -> Symbol:
         lists = {"stride": stride, "padding": padding, "dilation": dilation}
         return _convolve(op, input, weight, bias, lists, groups)
 
-    body.__name__ = op
     return torchsymbol(function)(body)
 
 
@@ -141,7 +140,6 @@ def _transposed_of(function: Callable) -> Symbol:
         lists = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
         return _convolve(op, input, weight, bias, lists, groups)
 
-    body.__name__ = op
     return torchsymbol(function)(body)
 
 

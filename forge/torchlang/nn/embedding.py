@@ -51,7 +51,8 @@ def shorten(weight: TensorProxy, indices: TensorProxy, max_norm: float, norm_typ
         write(weight, new, memory, "embedding")
 
 
-def _handle_max_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
+def handle_max_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
+    """Shorten the rows that are read to max_norm, before the call without it."""
     given = symbol.bind(args, kwargs)
     if given["max_norm"] is not None:
         shorten(given["weight"], given["input"], given["max_norm"], given["norm_type"], memory)
@@ -66,7 +67,7 @@ def embedding_renorm(self: TensorProxy, indices: TensorProxy, max_norm: float, n
     return prims.embedding_renorm(self, indices, max_norm, norm_type)
 
 
-@torchsymbol(F.embedding, handler=_handle_max_norm)
+@torchsymbol(F.embedding, handler=handle_max_norm)
 def embedding(
     input: TensorProxy,
     weight: TensorProxy,

@@ -6,11 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from forge import clang, prims
-from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.ir.memory import Memory
+from forge.ir import Dim, TensorProxy, check
 from forge.prims.core import known, same_shape
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.nn.embedding import check_table, padding_row, shorten
+from forge.torchlang.nn.embedding import check_table, handle_max_norm, padding_row
 
 Optional = TensorProxy | None
 
@@ -53,15 +52,7 @@ def _check_bags(
     )
 
 
-def _handle_max_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    given = symbol.bind(args, kwargs)
-    if given["max_norm"] is not None:
-        shorten(given["weight"], given["input"], given["max_norm"], given["norm_type"], memory)
-        args, kwargs = (), {**given, "max_norm": None}
-    return symbol(*memory.read_all(args), **memory.read_all(kwargs))
-
-
-@torchsymbol(F.embedding_bag, handler=_handle_max_norm)
+@torchsymbol(F.embedding_bag, handler=handle_max_norm)
 def embedding_bag(
     input: TensorProxy,
     weight: TensorProxy,

@@ -57,7 +57,6 @@ def _fractional_of(count: int, pool: Symbol, function: Callable) -> Symbol:
         pooled = pool(input, kernel, sizes, _random_samples)
         return pooled if return_indices or op.endswith("indices") else pooled[0]
 
-    body.__name__ = op
     return torchsymbol(function)(body)
 
 

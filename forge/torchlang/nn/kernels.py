@@ -103,7 +103,6 @@ def _grid_sampler_of(rank: int | None, function: Callable) -> Symbol:
         )
         return prims.grid_sampler(input, grid, interpolation_mode, padding_mode, align_corners)
 
-    body.__name__ = op
     return torchsymbol(function)(body)
 
 
@@ -138,7 +137,6 @@ def _antialias_of(kind: Upsampling, operator: OpOverload) -> Symbol:
         torch_check(len(sizes) == 2, lambda: f"{op}: It is expected output_size equals to 2, but got size {len(sizes)}")
         return prims.upsample(self, kind.value, sizes, align_corners, (scales_h, scales_w))
 
-    body.__name__ = op
     return torchsymbol(operator)(body)
 
 

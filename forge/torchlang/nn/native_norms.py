@@ -128,9 +128,7 @@ def batch_norm_with_update(
     dims = (0, *range(2, input.ndim))
     out, mean, variance, rstd = standardize(input, dims, eps)
     out = scale_and_shift(out, per_channel(weight, input.ndim), per_channel(bias, input.ndim), input.dtype)
-    count: Dim = 1
-    for dim in dims:
-        count = count * input.shape[dim]
+    count = clang.count(input, dims)
     unbiased = variance if known(count == 1) else variance * count / (count - 1)
     dtype = statistics_dtype(input, *parameters.values())
     mean_of_batch, rstd = [_statistic(each, (input.shape[1],), dtype) for each in (mean, rstd)]

@@ -1,5 +1,6 @@
 """Normalizations."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -178,7 +179,9 @@ def group_norm(
     Shapes: input (N, C, *), weight and bias (C,).
     """
     _check_groups(input, num_groups, weight=weight, bias=bias)
-    grouped = clang.reshape(input, (input.shape[0], num_groups, _group_size(input, num_groups)))
+    grouped = clang.reshape(
+        input, (input.shape[0], num_groups, math.prod((input.shape[1] // num_groups, *input.shape[2:])))
+    )
     out = clang.reshape(standardize(grouped, (2,), eps)[0], input.shape)
     return scale_and_shift(out, per_channel(weight, input.ndim), per_channel(bias, input.ndim), input.dtype)
 
@@ -203,13 +206,6 @@ def _check_groups(input: TensorProxy, num_groups: int, **parameters: TensorProxy
                 f"of channels in input, but got {value} and {input}"
             ),
         )
-
-
-def _group_size(input: TensorProxy, num_groups: int) -> Dim:
-    size = input.shape[1] // num_groups
-    for length in input.shape[2:]:
-        size = size * length
-    return size
 
 
 @torchsymbol(torch.group_norm)
@@ -241,9 +237,7 @@ def _batch_norm_train(
     dims = (0, *range(2, input.ndim))
     out, mean, variance, _ = standardize(input, dims, eps)
     out = scale_and_shift(out, per_channel(weight, input.ndim), per_channel(bias, input.ndim), input.dtype)
-    count: Dim = 1
-    for dim in dims:
-        count = count * input.shape[dim]
+    count = clang.count(input, dims)
     unbiased = variance * (count / (count - 1)) if isinstance(count, int) and count > 1 else variance
     if not isinstance(count, int):
         unbiased = variance * count / (count - 1)
@@ -319,9 +313,7 @@ def _write_statistics(given: dict[str, Any], new: Sequence[TensorProxy | None], 
 
 
 def _check_count(message: str, input: TensorProxy, dims: tuple[int, ...]) -> None:
-    count: Dim = 1
-    for dim in dims:
-        count = count * input.shape[dim]
+    count = clang.count(input, dims)
     check(not known(count == 1), lambda: f"{message}, got input {input}", ValueError)
 
 

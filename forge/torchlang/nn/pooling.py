@@ -25,27 +25,6 @@ def _stride(op: str, stride: Lengths | None, kernel_size: tuple[Dim, ...]) -> tu
 # max
 
 
-def _max_pool(
-    op: str,
-    count: int,
-    input: TensorProxy,
-    kernel_size: Lengths,
-    stride: Lengths | None,
-    padding: Lengths,
-    dilation: Lengths,
-    ceil_mode: bool,
-) -> tuple[TensorProxy, TensorProxy]:
-    kernel = per_dim(op, "kernel_size", kernel_size, count)
-    return prims.max_pool(
-        input,
-        kernel,
-        _stride(op, stride, kernel),
-        per_dim(op, "padding", padding, count),
-        per_dim(op, "dilation", dilation, count),
-        ceil_mode,
-    )
-
-
 def _max_pool_of(count: int, function: Callable, *others: Callable) -> Symbol:
     op = function.__name__
 
@@ -58,46 +37,25 @@ def _max_pool_of(count: int, function: Callable, *others: Callable) -> Symbol:
         ceil_mode: bool = False,
         return_indices: bool = False,
     ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
-        """Return the largest value of each window, and on request its place.
+        """Return the largest value of each window, and on request, or where the function's name says so, its place.
 
         Shapes: input (N, C, *lengths) or (C, *lengths).
         """
-        pooled = _max_pool(op, count, input, kernel_size, stride, padding, dilation, ceil_mode)
-        return pooled if return_indices else pooled[0]
+        kernel = per_dim(op, "kernel_size", kernel_size, count)
+        steps = _stride(op, stride, kernel)
+        sides = per_dim(op, "padding", padding, count), per_dim(op, "dilation", dilation, count)
+        pooled = prims.max_pool(input, kernel, steps, *sides, ceil_mode)
+        return pooled if return_indices or op.endswith("indices") else pooled[0]
 
-    body.__name__ = op
-    return torchsymbol(function, *others)(body)
-
-
-def _max_pool_with_indices_of(count: int, function: Callable, *others: Callable) -> Symbol:
-    op = function.__name__
-
-    def body(
-        input: TensorProxy,
-        kernel_size: Lengths,
-        stride: Lengths | None = None,
-        padding: Lengths = 0,
-        dilation: Lengths = 1,
-        ceil_mode: bool = False,
-        return_indices: bool = False,
-    ) -> tuple[TensorProxy, TensorProxy]:
-        """Return the largest value of each window and its place, whatever return_indices says."""
-        return _max_pool(op, count, input, kernel_size, stride, padding, dilation, ceil_mode)
-
-    body.__name__ = op
     return torchsymbol(function, *others)(body)
 
 
 max_pool1d = _max_pool_of(1, F.max_pool1d, torch.max_pool1d)
 max_pool2d = _max_pool_of(2, F.max_pool2d, torch.max_pool2d)
 max_pool3d = _max_pool_of(3, F.max_pool3d, torch.max_pool3d)
-max_pool1d_with_indices = _max_pool_with_indices_of(1, F.max_pool1d_with_indices)
-max_pool2d_with_indices = _max_pool_with_indices_of(
-    2, F.max_pool2d_with_indices, torch.ops.aten.max_pool2d_with_indices.default
-)
-max_pool3d_with_indices = _max_pool_with_indices_of(
-    3, F.max_pool3d_with_indices, torch.ops.aten.max_pool3d_with_indices.default
-)
+max_pool1d_with_indices = _max_pool_of(1, F.max_pool1d_with_indices)
+max_pool2d_with_indices = _max_pool_of(2, F.max_pool2d_with_indices, torch.ops.aten.max_pool2d_with_indices.default)
+max_pool3d_with_indices = _max_pool_of(3, F.max_pool3d_with_indices, torch.ops.aten.max_pool3d_with_indices.default)
 
 
 # mean
@@ -124,7 +82,6 @@ def _avg_pool_of(count: int, function: Callable) -> Symbol:
         padding = per_dim(op, "padding", padding, count)
         return prims.avg_pool(input, kernel, steps, padding, ceil_mode, count_include_pad, divisor_override)
 
-    body.__name__ = op
     return torchsymbol(function)(body)
 
 
@@ -162,7 +119,6 @@ def _adaptive_avg_pool_of(count: int, function: Callable, *others: Callable) -> 
         """Return the means of windows that make an output of `output_size`, where None keeps a length."""
         return adaptive_mean(op, input, output_size, count)
 
-    body.__name__ = op
     return torchsymbol(function, *others)(body)
 
 
@@ -181,7 +137,6 @@ def _adaptive_max_pool_of(count: int, function: Callable) -> Symbol:
         pooled = prims.adaptive_max_pool(input, _output_size(op, input, output_size, count))
         return pooled if return_indices or op.endswith("indices") else pooled[0]
 
-    body.__name__ = op
     return torchsymbol(function)(body)
 
 
@@ -220,7 +175,6 @@ def _lp_pool_of(count: int, function: Callable) -> Symbol:
         sums = clang.sign(means) * size * math.prod(sizes)
         return sums ** (1.0 / norm_type)
 
-    body.__name__ = op
     return torchsymbol(function)(body)
 
 

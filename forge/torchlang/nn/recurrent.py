@@ -79,7 +79,6 @@ def _rnn_cell_of(activation: Callable[[TensorProxy], TensorProxy], function: Cal
         """Return the activation of what the input and the state add up to. Source: Elman, 1990."""
         return activation(clang.add(*_gates(op, input, hx, w_ih, w_hh, b_ih, b_hh)))
 
-    body.__name__ = op
     return torchsymbol(function)(body)
 
 
@@ -154,35 +153,12 @@ def _check_call(op: str, input: Any, states: list[Any], params: Any, num_layers:
     )
 
 
-@torchsymbol(torch.lstm)
-def lstm(
-    input: TensorProxy,
-    hx: TensorProxy | Tensors,
-    params: Tensors,
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
-    """Run layers of lstm_cell over sequences: (outputs, h after the last step, c after it).
-
-    Shapes: input (steps, N, features), or (N, steps, features) with batch_first; hx two of (layers, N, …).
-    Packed sequences, whose second argument is the sizes of batches, are not supported.
-    """
-    states: list[TensorProxy] = [hx] if isinstance(hx, TensorProxy) else list(hx)
-    _check_call("lstm", input, states, params, num_layers, bidirectional)
-    torch_check(len(states) == 2, lambda: f"lstm: lstm expects two hidden states, but got {len(states)}")
-    return _run("lstm", input, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-
-
 def _recurrent_of(function: Callable) -> Symbol:
     op = function.__name__
 
     def body(
         input: TensorProxy,
-        hx: TensorProxy,
+        hx: TensorProxy | Tensors,
         params: Tensors,
         has_biases: bool,
         num_layers: int,
@@ -190,19 +166,22 @@ def _recurrent_of(function: Callable) -> Symbol:
         train: bool,
         bidirectional: bool,
         batch_first: bool,
-    ) -> tuple[TensorProxy, TensorProxy]:
-        """Run layers of a cell over sequences: (outputs, the state after the last step).
+    ) -> tuple[TensorProxy, ...]:
+        """Run layers of a cell over sequences: (outputs, the state after the last step; an LSTM's h and c).
 
-        Shapes: input (steps, N, features), or (N, steps, features) with batch_first; hx (layers, N, H).
+        Shapes: input (steps, N, features), or (N, steps, features) with batch_first; hx (layers, N, H), an LSTM's two.
         Packed sequences, whose second argument is the sizes of batches, are not supported.
         """
-        _check_call(op, input, [hx], params, num_layers, bidirectional)
-        return _run(op, input, [hx], params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+        states: list[TensorProxy] = [hx] if isinstance(hx, TensorProxy) else list(hx)
+        _check_call(op, input, states, params, num_layers, bidirectional)
+        wanted = 2 if op == "lstm" else 1
+        torch_check(len(states) == wanted, lambda: f"{op}: lstm expects two hidden states, but got {len(states)}")
+        return _run(op, input, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
 
-    body.__name__ = op
     return torchsymbol(function)(body)
 
 
+lstm = _recurrent_of(torch.lstm)
 gru = _recurrent_of(torch.gru)
 rnn_tanh = _recurrent_of(torch.rnn_tanh)
 rnn_relu = _recurrent_of(torch.rnn_relu)

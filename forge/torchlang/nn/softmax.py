@@ -29,11 +29,9 @@ def _shift(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
 
 
 @torchsymbol(torch.softmax, Tensor.softmax, torch.special.softmax)
-def softmax(
-    input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None, *, axis: int | None = None
-) -> TensorProxy:
+def softmax(input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None) -> TensorProxy:
     """e^input over its sum along dim, computed in `dtype` where one is given."""
-    x, dims = _prepare("softmax", input, axis if dim is None else dim, dtype)
+    x, dims = _prepare("softmax", input, dim, dtype)
     power = clang.exp(_shift(x, dims))
     return clang.convert(power / clang.sum(power, dims, True), dtype or input.dtype)
 
@@ -49,11 +47,9 @@ def softmax_backward(grad_output: TensorProxy, output: TensorProxy, dim: int, in
 
 
 @torchsymbol(torch.log_softmax, Tensor.log_softmax, torch.special.log_softmax)
-def log_softmax(
-    input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None, *, axis: int | None = None
-) -> TensorProxy:
+def log_softmax(input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None) -> TensorProxy:
     """Return the logarithm of softmax, computed in `dtype` where one is given."""
-    x, dims = _prepare("log_softmax", input, axis if dim is None else dim, dtype)
+    x, dims = _prepare("log_softmax", input, dim, dtype)
     shifted = _shift(x, dims)
     return clang.convert(shifted - clang.log(clang.sum(clang.exp(shifted), dims, True)), dtype or input.dtype)
 
@@ -70,10 +66,7 @@ def log_softmax_backward(
 
 def _register(symbol: Symbol, backward: Symbol) -> None:
     @register_grad(symbol)
-    def rule(
-        input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None, *, axis: int | None = None
-    ) -> TensorProxy:
-        dim = axis if dim is None else dim
+    def rule(input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None) -> TensorProxy:
         out = symbol(input, dim, dtype)
         put_grad(input, backward(get_grad(out), out, dim, out.dtype))
         return out

@@ -1,5 +1,6 @@
 """Max pooling undone: values put back at the places that they were found at."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -34,12 +35,9 @@ def _unpool(op: str, input: TensorProxy, indices: TensorProxy, sizes: Sequence[D
         lambda: f"{op}: Expected input to have non-zero size for non-batch dimensions, but got {input}",
     )
     before = input.shape[:-count]
-    length: Dim = 1
-    for each in sizes:
-        length = length * each
     if known(input.numel() == 0):
         return prims.clone(clang.reshape(input, (*before, *sizes)))
-    zeros = prims.full((*before, length), 0, input.dtype, input.device)
+    zeros = prims.full((*before, math.prod(sizes)), 0, input.dtype, input.device)
     places, values = (clang.reshape(each, (*before, -1)) for each in (indices, input))
     return clang.reshape(prims.scatter(zeros, len(before), places, values), (*before, *sizes))
 
@@ -97,7 +95,6 @@ def _max_unpool_of(count: int, function: Callable) -> Symbol:
         sizes = _output_size(op, input, kernel, steps, per_dim(op, "padding", padding, count), output_size)
         return _unpool(op, input, indices, sizes)
 
-    body.__name__ = op
     return torchsymbol(function)(body)
 
 
