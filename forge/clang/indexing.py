@@ -10,7 +10,7 @@ from forge import prims
 from forge.clang.core import clangop, convert, expand_to
 from forge.clang.elementwise import where
 from forge.clang.shape import is_whole, position, reshape, select, slice_bounds, unsqueeze
-from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check
 from forge.prims.core import check_dim, known, same, same_shape, torch_check
 from forge.prims.creation import nested_numbers
 from forge.prims.indexing import INDEX_DTYPES
@@ -362,16 +362,13 @@ prims.register_vjp(
 )
 
 
-@register_grad(index_fill)
-def _index_fill_grad(x: TensorProxy, dim: int, index: TensorProxy, value: TensorProxy | Number) -> TensorProxy:
-    out = index_fill(x, dim, index, value)
-    g = get_grad(out)
-    if needs_grad(x):
-        put_grad(x, index_fill(g, dim, index, 0))
-    if needs_grad(value):
-        nowhere = prims.full(x.shape, False, torch.bool, x.device)
-        put_grad(value, where(index_fill(nowhere, dim, index, True), g, 0).sum())
-    return out
+prims.register_vjp(
+    index_fill,
+    x=lambda g, dim, index: index_fill(g, dim, index, 0),
+    value=lambda g, x, dim, index: where(
+        index_fill(prims.full(x.shape, False, torch.bool, x.device), dim, index, True), g, 0
+    ).sum(),
+)
 
 
 @clangop()

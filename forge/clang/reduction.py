@@ -52,14 +52,10 @@ def sum(x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.d
     return _reduce(prims.sum, _summable(x, dtype), dims, keepdim)
 
 
-@register_grad(sum)
-def _sum_grad(
-    x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
-) -> TensorProxy:
-    out = sum(x, dims, keepdim, dtype)
-    g = spread(get_grad(out), x, canonical_dims("sum", dims, x.ndim), keepdim)
-    put_grad(x, as_gradient(g, x.dtype))
-    return out
+prims.register_vjp(
+    sum,
+    x=lambda g, x, dims, keepdim: as_gradient(spread(g, x, canonical_dims("sum", dims, x.ndim), keepdim), x.dtype),
+)
 
 
 @clangop()

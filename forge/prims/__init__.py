@@ -11,10 +11,8 @@ from forge.prims.determinants import *  # noqa: F403
 from forge.prims.distributed import *  # noqa: F403
 from forge.prims.elements import *  # noqa: F403
 from forge.prims.elementwise import *  # noqa: F403
-from forge.prims.embedding import *  # noqa: F403
 from forge.prims.factorizations import *  # noqa: F403
 from forge.prims.fourier import *  # noqa: F403
-from forge.prims.fractional import *  # noqa: F403
 from forge.prims.indexing import *  # noqa: F403
 from forge.prims.library import library_functions
 from forge.prims.linalg import *  # noqa: F403

@@ -1,6 +1,7 @@
 """Elementwise prims: one shape, one dtype and one device in, broadcasting and promotion done by clang.
 
-A binary prim takes a number in place of one tensor; the number has the tensor's dtype.
+A binary prim takes a number in place of one tensor; the number has the tensor's dtype. One file, though long: prims
+and their derivatives are read side by side.
 """
 
 import cmath

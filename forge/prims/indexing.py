@@ -21,6 +21,8 @@ from forge.prims.core import (
     torch_check,
 )
 from forge.prims.creation import full
+from forge.prims.elementwise import refuse_gradient
+from forge.prims.library import make_library_prim
 from forge.prims.shape import pad
 
 Indices = Sequence[TensorProxy | None]
@@ -418,3 +420,14 @@ def _embedding_backward_grad(
     again = index(get_grad(out), (indices,))
     put_grad(g, again if padding_idx < 0 else (indices == padding_idx).unsqueeze(-1).where(0, again))
     return out
+
+
+# rows that are kept short
+
+
+embedding_renorm = make_library_prim(
+    torch.ops.aten.embedding_renorm.default,
+    "The table with the rows that indices name scaled down to max_norm, where their norm is larger.",
+    name="embedding_renorm",
+)
+refuse_gradient(embedding_renorm)

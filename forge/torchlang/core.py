@@ -1,6 +1,7 @@
 """torchlang: torch's functions, methods and operators as symbols, and the one door through which torch calls enter.
 
-Both front ends end here: `call(function, args, kwargs)`, a torch function applied to proxies.
+Both front ends end here: `call(function, args, kwargs)`, a torch function applied to proxies. One file, though long:
+the registry and the calls through it share the entries.
 """
 
 import inspect

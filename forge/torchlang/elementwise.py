@@ -15,7 +15,7 @@ from forge import clang, prims
 from forge.ir import Number, Symbol, TensorProxy, check
 from forge.ir.memory import Memory
 from forge.prims.core import torch_check
-from forge.torchlang.aliases import TensorOrNumber, check_operands, torchaliases
+from forge.torchlang.aliases import TensorOrNumber, check_operands, results, torchaliases
 from forge.torchlang.core import torchsymbol
 
 # unary
@@ -432,3 +432,26 @@ def where(
 def tensor_where(self: TensorProxy, condition: TensorProxy, other: TensorOrNumber) -> TensorProxy:
     """self where condition, else other."""
     return clang.where(condition, self, other)
+
+
+# divisors, multiples, and what a floating point number consists of
+
+
+def _of_integers(name: str) -> Symbol:
+    prim = getattr(prims, name)
+
+    def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
+        return prim(*clang.prepare(name, input, other))
+
+    body.__name__, body.__doc__ = name, f"{prim.meta.__doc__} Dtypes: integers."
+    return torchaliases(name)(body)
+
+
+gcd = _of_integers("gcd")
+lcm = _of_integers("lcm")
+
+
+@torchaliases("frexp")
+def frexp(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
+    """(mantissa, exponent): input is mantissa * 2^exponent. Dtypes: floating point; the exponent is int32."""
+    return results.frexp(prims.frexp(input))

@@ -76,39 +76,9 @@ def _full(name: str, forward: bool) -> Symbol:
     return torchsymbol(getattr(torch.fft, name))(body)
 
 
-def _half(name: str, forward: bool) -> Symbol:
-    def body(input: TensorProxy, n: Dim | None = None, dim: int = -1, norm: str | None = None) -> TensorProxy:
-        x = _real_input(name, input)
-        dim = _place(name, x, dim)
-        count = x.shape[dim] if n is None else n
-        _check_count(name, count)
-        out = prims.fft_r2c(_resize(x, [dim], [count]), [dim], _normalization(norm, forward), True)
-        return out if forward else prims.conj(out)
-
-    body.__name__ = name
-    body.__doc__ = f"The first half of the transform of real numbers over `dim`, {_DIRECTION[forward]}."
-    return torchsymbol(getattr(torch.fft, name))(body)
-
-
-def _real(name: str, forward: bool) -> Symbol:
-    def body(input: TensorProxy, n: Dim | None = None, dim: int = -1, norm: str | None = None) -> TensorProxy:
-        x = _complex_input(input)
-        dim = _place(name, x, dim)
-        count = (x.shape[dim] - 1) * 2 if n is None else n
-        _check_count(name, count)
-        x = _resize(x, [dim], [count // 2 + 1])
-        return prims.fft_c2r(prims.conj(x) if forward else x, [dim], _normalization(norm, forward), count)
-
-    body.__name__ = name
-    body.__doc__ = f"The real transform over `dim` of what is given by its first half, {_DIRECTION[forward]}."
-    return torchsymbol(getattr(torch.fft, name))(body)
-
-
 _DIRECTION = {True: "forwards", False: "backwards"}
 
 fft, ifft = _full("fft", True), _full("ifft", False)
-rfft, ihfft = _half("rfft", True), _half("ihfft", False)
-hfft, irfft = _real("hfft", True), _real("irfft", False)
 
 
 # several dims
@@ -186,6 +156,22 @@ def _real_of(
     if dims[:-1]:
         x = prims.fft_c2c(x, dims[:-1], how, True)
     return prims.fft_c2r(prims.conj(x), dims[-1:], how, last)
+
+
+def _over_one(name: str, transform: Callable[..., TensorProxy], forward: bool, meaning: str) -> Symbol:
+    def body(input: TensorProxy, n: Dim | None = None, dim: int = -1, norm: str | None = None) -> TensorProxy:
+        if n is not None:
+            _check_count(name, n)
+        return transform(name, forward, input, None if n is None else (n,), (dim,), norm)
+
+    body.__name__, body.__doc__ = name, f"{meaning}, {_DIRECTION[forward]}."
+    return torchsymbol(getattr(torch.fft, name))(body)
+
+
+_HALF = "Return the first half of the transform of real numbers over `dim`"
+_REAL = "Return the real transform over `dim` of what is given by its first half"
+rfft, ihfft = _over_one("rfft", _half_of, True, _HALF), _over_one("ihfft", _half_of, False, _HALF)
+hfft, irfft = _over_one("hfft", _real_of, True, _REAL), _over_one("irfft", _real_of, False, _REAL)
 
 
 def _over(

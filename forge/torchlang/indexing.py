@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.clang.core import known_equal
-from forge.ir import Number, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.ir import Number, TensorProxy, check
 from forge.prims.core import check_dim, same_shape, torch_check
 from forge.torchlang.core import View, torchsymbol
 
@@ -279,18 +279,14 @@ def _copy_like(self: TensorProxy, src: TensorProxy) -> TensorProxy:
     return new if new is converted and new is not src else prims.clone(new)
 
 
-@register_grad(copy)
-def _copy_grad(self: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
-    out = copy(self, src, non_blocking)
-    g = get_grad(out)
-    put_grad(src, g if src.device == self.device else prims.device_put(g, src.device, non_blocking))
-    _put_zeros(self)
-    return out
-
-
-def _put_zeros(overwritten: TensorProxy) -> None:
-    """Put zeros for what a tensor was before all of it was written, as in eager, where it keeps its history."""
-    put_grad(overwritten, prims.full(overwritten.shape, 0, overwritten.dtype, overwritten.device))
+# what a tensor was before all of it was written gets zeros, as in eager, where it keeps its history
+prims.register_vjp(
+    copy,
+    src=lambda g, self, src, non_blocking: (
+        g if src.device == self.device else prims.device_put(g, src.device, non_blocking)
+    ),
+    self=lambda g, self: prims.zeros_like(self),
+)
 
 
 def _run_zero(input: torch.Tensor) -> torch.Tensor:
@@ -303,12 +299,7 @@ def zero(input: TensorProxy) -> TensorProxy:
     return prims.full(input.shape, 0, input.dtype, input.device)
 
 
-@register_grad(zero)
-def _zero_grad(input: TensorProxy) -> TensorProxy:
-    out = zero(input)
-    get_grad(out)
-    _put_zeros(input)
-    return out
+prims.register_vjp(zero, input=lambda g, input: prims.zeros_like(input))
 
 
 @torchsymbol(torch.fill, inplace=(torch.fill_, Tensor.fill_))
@@ -320,12 +311,7 @@ def fill(input: TensorProxy, value: TensorOrNumber) -> TensorProxy:
     return _copy_like(input, value)
 
 
-@register_grad(fill)
-def _fill_grad(input: TensorProxy, value: TensorOrNumber) -> TensorProxy:
-    out = fill(input, value)
-    put_grad(value, get_grad(out))
-    _put_zeros(input)
-    return out
+prims.register_vjp(fill, value=lambda g: g, input=lambda g, input: prims.zeros_like(input))
 
 
 # places

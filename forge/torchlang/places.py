@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check
 from forge.prims.core import check_dim, known, same, same_shape, torch_check
 from forge.torch_internals.functions import torch_unsafe_masked_index, torch_unsafe_masked_index_put_accumulate
 from forge.torchlang import shape as shapes
-from forge.torchlang.aliases import check_operands
+from forge.torchlang.aliases import check_operands, torchaliases
 from forge.torchlang.core import check_tensor, torchsymbol
 
 TensorOrNumber = TensorProxy | Number
@@ -153,13 +153,12 @@ def _unsafe_masked_index_put_accumulate(
     return prims.index_put(input, tuple(inside), kept, True)
 
 
-@register_grad(_unsafe_masked_index)
-def _unsafe_masked_index_grad(input: TensorProxy, mask: TensorProxy, indices: Indices, fill: Number) -> TensorProxy:
-    out = _unsafe_masked_index(input, mask, indices, fill)
-    g = get_grad(out)
-    zeros = prims.full(input.shape, 0, g.dtype, g.device)
-    put_grad(input, _unsafe_masked_index_put_accumulate(zeros, mask, indices, g))
-    return out
+prims.register_vjp(
+    _unsafe_masked_index,
+    input=lambda g, input, mask, indices: _unsafe_masked_index_put_accumulate(
+        prims.full(input.shape, 0, g.dtype, g.device), mask, indices, g
+    ),
+)
 
 
 prims.register_vjp(
@@ -224,3 +223,23 @@ def unravel_index(indices: TensorProxy, shape: Dim | Sequence[Dim]) -> tuple[Ten
         found.append(clang.remainder(rest, length))
         rest = clang.floor_divide(rest, length)
     return tuple(reversed(found))
+
+
+# hashes, and the places of what is not 0
+
+
+@torchaliases("hash_tensor")
+def hash_tensor(
+    input: TensorProxy, dim: int | Sequence[int] = (), *, keepdim: bool = False, mode: int = 0
+) -> TensorProxy:
+    """Return the exclusive or of the elements' bits, in 64-bit dtypes, over `dim` (all by default). Dtypes: out is
+    uint64."""
+    torch_check(mode == 0, lambda: f"hash_tensor: Unknown hash_tensor mode: {mode}; 0 is the only one")
+    return prims.hash_tensor(input, list(clang.as_tuple(dim)), keepdim=keepdim, mode=mode)
+
+
+@torchaliases("nonzero_static")
+def nonzero_static(input: TensorProxy, *, size: Dim, fill_value: int = -1) -> TensorProxy:
+    """Return the places of the first `size` elements that are not 0, one in a row, and after these fill_value."""
+    torch_check(not known(size < 0), lambda: f"nonzero_static: 'size' must be an non-negative integer, not {size}")
+    return prims.nonzero_static(input, size=size, fill_value=fill_value)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.clang.creation import check_supported
-from forge.ir import TensorProxy, get_grad, put_grad, register_grad
+from forge.ir import TensorProxy
 from forge.prims.core import torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.activation import leaky_relu
@@ -47,12 +47,7 @@ def poisson(input: TensorProxy, generator: Generator = None) -> TensorProxy:
     return prims.poisson(input)
 
 
-@register_grad(poisson)
-def _poisson_grad(input: TensorProxy, generator: Generator = None) -> TensorProxy:
-    out = poisson(input, generator)
-    get_grad(out)
-    put_grad(input, prims.full(input.shape, 0, input.dtype, input.device))
-    return out
+prims.register_vjp(poisson, input=lambda g, input: prims.full(input.shape, 0, input.dtype, input.device))
 
 
 # activation functions

@@ -1,4 +1,7 @@
-"""Functions of torch that show a tensor's elements in another shape or order."""
+"""Functions of torch that show a tensor's elements in another shape or order.
+
+One file, though long: each is a few lines, and torch has most of them in several forms.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,7 @@
-"""Losses. size_average and reduce, which torch deprecates, are not supported: such a call runs as an opaque one."""
+"""Losses. size_average and reduce, which torch deprecates, are not supported: such a call runs as an opaque one.
+
+One file, though long: a loss is a few lines, and they share reductions, weights and checks.
+"""
 
 import functools
 import inspect

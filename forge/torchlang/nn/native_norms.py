@@ -183,19 +183,9 @@ def _handle_legit(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> 
     return _handle(symbol, (), _legit_arguments(*args, **kwargs), memory)
 
 
-@torchsymbol(torch_native_batch_norm_legit, aten._native_batch_norm_legit.default, handler=_handle_legit)
-def native_batch_norm_legit(
-    input: TensorProxy,
-    weight: Parameter,
-    bias: Parameter,
-    running_mean: Parameter,
-    running_var: Parameter,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Triple:
-    """native_batch_norm."""
-    return native_batch_norm.definition(input, weight, bias, running_mean, running_var, training, momentum, eps)
+native_batch_norm_legit = torchsymbol(
+    torch_native_batch_norm_legit, aten._native_batch_norm_legit.default, handler=_handle_legit
+)(native_batch_norm.definition)
 
 
 @torchsymbol(aten._native_batch_norm_legit.no_stats)

@@ -17,9 +17,6 @@ from forge.torchlang.limits import clamp_min
 from forge.torchlang.linalg import check_one_dtype
 from forge.torchlang.shape import row_major
 
-Pair = tuple[TensorProxy | None, TensorProxy | None]
-
-
 # (x - mean) / sqrt(variance + eps)
 
 

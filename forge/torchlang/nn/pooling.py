@@ -1,14 +1,15 @@
 """Pooling, unfold and fold."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import known, torch_check
+from forge.prims.core import known, same_shape, torch_check
 from forge.torch_internals.functions import nn_adaptive_avg_pool2d, nn_adaptive_avg_pool3d
 from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
@@ -219,3 +220,155 @@ def fold(
         "stride": stride,
     }
     return prims.col2im(input, *[per_dim("fold", name, value, 2) for name, value in options.items()])
+
+
+# windows of random lengths
+
+
+Ratio = float | Sequence[float]
+
+
+def _sizes(
+    op: str, input: TensorProxy, output_size: Lengths | None, output_ratio: Ratio | None, count: int
+) -> tuple[Dim, ...]:
+    check(
+        output_size is not None or output_ratio is not None,
+        lambda: f"{op} requires specifying either an output_size or an output_ratio",
+    )
+    if output_size is not None:
+        return per_dim(op, "output_size", output_size, count)
+    ratios = per_dim(op, "output_ratio", cast(Lengths, output_ratio), count)  # it copies numbers of any kind
+    return tuple(torch.sym_int(n * ratio) for n, ratio in zip(input.shape[-count:], ratios, strict=True))
+
+
+def _fractional_of(count: int, pool: Symbol, function: Callable) -> Symbol:
+    op = function.__name__
+
+    def body(
+        input: TensorProxy,
+        kernel_size: Lengths,
+        output_size: Lengths | None = None,
+        output_ratio: Ratio | None = None,
+        return_indices: bool = False,
+        _random_samples: TensorProxy | None = None,
+    ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
+        """Return the largest values of windows that make an output of `output_size`, whose lengths are drawn.
+
+        Shapes: input (N, C, *lengths) or (C, *lengths), _random_samples (N, C, rank) in [0, 1).
+        """
+        torch_check(
+            input.ndim in (count + 1, count + 2),
+            lambda: f"{op}: Expected {count + 1}D or {count + 2}D tensor, but got {input}",
+        )
+        kernel = per_dim(op, "kernel_size", kernel_size, count)
+        sizes = _sizes(op, input, output_size, output_ratio, count)
+        if _random_samples is None:
+            batch = 1 if input.ndim == count + 1 else input.shape[0]
+            shape = (batch, input.shape[-count - 1], count)
+            _random_samples = prims.uniform(shape, 0.0, 1.0, input.dtype, input.device)
+        pooled = pool(input, kernel, sizes, _random_samples)
+        return pooled if return_indices or op.endswith("indices") else pooled[0]
+
+    return torchsymbol(function)(body)
+
+
+fractional_max_pool2d = _fractional_of(2, prims.fractional_max_pool2d, F.fractional_max_pool2d)
+fractional_max_pool3d = _fractional_of(3, prims.fractional_max_pool3d, F.fractional_max_pool3d)
+fractional_max_pool2d_with_indices = _fractional_of(
+    2, prims.fractional_max_pool2d, F.fractional_max_pool2d_with_indices
+)
+fractional_max_pool3d_with_indices = _fractional_of(
+    3, prims.fractional_max_pool3d, F.fractional_max_pool3d_with_indices
+)
+
+
+# max pooling undone: values put back at the places that they were found at
+
+
+def _unpool(op: str, input: TensorProxy, indices: TensorProxy, sizes: Sequence[Dim]) -> TensorProxy:
+    """Zeros of (N, C, *sizes) with the input at `indices`, which count through the window dims laid out as one."""
+    count = len(sizes)
+    torch_check(
+        indices.dtype == torch.int64, lambda: f"{op}: elements in indices should be type int64 but got: {indices.dtype}"
+    )
+    torch_check(
+        input.ndim in (count + 1, count + 2),
+        lambda: (
+            f"{op}: Input to max_unpooling{count}d should be a {count + 1}d or {count + 2}d Tensor, but got {input}"
+        ),
+    )
+    torch_check(
+        same_shape(indices.shape, input.shape),
+        lambda: f"{op}: Expected shape of indices to be same as that of the input tensor ({input}) but got {indices}",
+    )
+    torch_check(
+        not any(known(length == 0) for length in input.shape[1:]),
+        lambda: f"{op}: Expected input to have non-zero size for non-batch dimensions, but got {input}",
+    )
+    before = input.shape[:-count]
+    if known(input.numel() == 0):
+        return prims.clone(clang.reshape(input, (*before, *sizes)))
+    zeros = prims.full((*before, math.prod(sizes)), 0, input.dtype, input.device)
+    places, values = (clang.reshape(each, (*before, -1)) for each in (indices, input))
+    return clang.reshape(prims.scatter(zeros, len(before), places, values), (*before, *sizes))
+
+
+def _unpooled_size(
+    op: str,
+    input: TensorProxy,
+    kernel: Sequence[Dim],
+    stride: Sequence[Dim],
+    padding: Sequence[Dim],
+    size: Sequence[Dim] | None,
+) -> tuple[Dim, ...]:
+    """Return the lengths whose pooling gives the input's, or those that are asked for."""
+    count = len(kernel)
+    lengths = input.shape[-count:]
+    usual = [(lengths[i] - 1) * stride[i] + kernel[i] - 2 * padding[i] for i in range(count)]
+    if size is None:
+        return tuple(usual)
+    size = tuple(size)[2:] if len(size) == count + 2 else tuple(size)
+    check(
+        len(size) == count,
+        lambda: (
+            f"{op}: output_size should be a sequence containing {count} or {count + 2} elements, but it has a length "
+            f"of '{len(size)}'"
+        ),
+    )
+    for dim in range(count):
+        low, high = usual[dim] - stride[dim], usual[dim] + stride[dim]
+        check(
+            not known(size[dim] <= low) and not known(size[dim] >= high),
+            lambda dim=dim, low=low, high=high: (
+                f'{op}: invalid output_size "{size}" (dim {dim} must be between {low} and {high})'
+            ),
+        )
+    return size
+
+
+def _max_unpool_of(count: int, function: Callable) -> Symbol:
+    op = function.__name__
+
+    def body(
+        input: TensorProxy,
+        indices: TensorProxy,
+        kernel_size: Lengths,
+        stride: Lengths | None = None,
+        padding: Lengths = 0,
+        output_size: Sequence[Dim] | None = None,
+    ) -> TensorProxy:
+        """Return the input's values where `indices` of max_pool say that they were, zeros elsewhere.
+
+        Shapes: input and indices (N, C, *lengths) or (C, *lengths).
+        """
+        kernel = per_dim(op, "kernel_size", kernel_size, count)
+        steps = kernel if stride is None else per_dim(op, "stride", stride, count)
+        sizes = _unpooled_size(op, input, kernel, steps, per_dim(op, "padding", padding, count), output_size)
+        return _unpool(op, input, indices, sizes)
+
+    return torchsymbol(function)(body)
+
+
+max_unpool1d = _max_unpool_of(1, F.max_unpool1d)
+max_unpool2d = _max_unpool_of(2, F.max_unpool2d)
+max_unpool3d = _max_unpool_of(3, F.max_unpool3d)

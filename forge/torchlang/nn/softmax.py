@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Symbol, TensorProxy, get_grad, put_grad, register_grad
+from forge.ir import TensorProxy
 from forge.torchlang.core import torchsymbol
 
 aten = torch.ops.aten
@@ -64,16 +64,8 @@ def log_softmax_backward(
     return clang.convert(g - clang.exp(out) * clang.sum(g, (dim,), True), input_dtype)
 
 
-def _register(symbol: Symbol, backward: Symbol) -> None:
-    @register_grad(symbol)
-    def rule(input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None) -> TensorProxy:
-        out = symbol(input, dim, dtype)
-        put_grad(input, backward(get_grad(out), out, dim, out.dtype))
-        return out
-
-
-_register(softmax, softmax_backward)
-_register(log_softmax, log_softmax_backward)
+prims.register_vjp(softmax, input=lambda g, out, dim: softmax_backward(g, out, dim, out.dtype))
+prims.register_vjp(log_softmax, input=lambda g, out, dim: log_softmax_backward(g, out, dim, out.dtype))
 
 
 # torch.nn.functional's forms guess a missing dim and have an argument more; they run as the functions above
