@@ -85,11 +85,14 @@ def register_vjp(symbol: Symbol, **formulas: Callable) -> None:
 
     @register_grad(symbol)
     def rule(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        out = symbol(*bound.args, **bound.kwargs)
+        arguments = dict(zip(names, args, strict=False))
+        if kwargs or len(args) != len(names):  # else nothing is to be bound, which takes time
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            args, kwargs, arguments = bound.args, bound.kwargs, bound.arguments
+        out = symbol(*args, **kwargs)
         g = get_grad(out if isinstance(out, TensorProxy) else out[0])
-        values = {"g": g, "grad": g, "out": out, **bound.arguments}
+        values = {"g": g, "grad": g, "out": out, **arguments}
         for name, formula, (read, rest) in readers:
             if needs_grad(values[name]):
                 put_grad(values[name], formula(*[values[each] for each in (*read, *rest)]))
