@@ -23,7 +23,7 @@ def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "comput
     """
     trace = _new_trace(name)
     grad = torch.is_grad_enabled()
-    with recording(trace, torchlang.language), grad_mode.kept():
+    with recording(trace, torchlang.language), grad_mode.preserve():
         result = _run(trace, function, args, kwargs)
         return finish(trace, result, grad=grad)
 
@@ -46,7 +46,7 @@ class TracedCall:
             tensors.append(leaf)
             return _Place(len(tensors) - 1)
 
-        with recording(trace, torchlang.language), grad_mode.kept():
+        with recording(trace, torchlang.language), grad_mode.preserve():
             self._tree = tree_map(place, _run(trace, function, args, kwargs))
             captured = [_as_input(trace, name) for name in list(trace.constants)]
             self.program = finish(trace, tuple(tensors), grad=grad)

@@ -122,7 +122,7 @@ class _Interpreter:
     def modes(self) -> Iterator[None]:
         """Close the regions (of torch.autocast, of inference mode) that the graph leaves open, and restore the grad
         mode."""
-        with grad_mode.kept():
+        with grad_mode.preserve():
             try:
                 yield
             finally:
@@ -393,7 +393,7 @@ class _Interpreter:
         if isinstance(node.target, Check):
             prims.require(condition, node.target.message, node.target.error, *values)
         else:
-            prims.require(condition, *values, RuntimeError if self.has_acted() else prims.Violated)
+            prims.require(condition, *values, RuntimeError if self.has_acted() else prims.ViolatedAssumption)
 
     def as_asked(self, value: Any) -> Any:
         """Return a node's value; a number as the graph computes it."""

@@ -25,7 +25,7 @@ from forge.runtime.torch_state import transforms_restored
 from forge.torch_internals.dispatch import DisableTorchFunction, OpOverload, disable_current_modes
 from forge.torch_internals.fake_tensors import FakeTensor
 from forge.torch_internals.tensors import core_aten_decompositions, get_decompositions
-from forge.torchlang.opaque import record_pullback, tracked
+from forge.torchlang.opaque import record_pullback, track
 
 aten = torch.ops.aten
 Inline = Callable[[GraphModule, tuple], Any]
@@ -76,7 +76,7 @@ class _Gradient:
         again = torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in given)
         with torch.enable_grad():
             for i in self.wanted:
-                args[i] = tracked(args[i])
+                args[i] = track(args[i])
             made = self.function(*args)
         outputs = [leaf for leaf in leaves(made) if differentiable(leaf)]
         pairs = [(output, gradient) for output, gradient in zip(outputs, incoming, strict=True) if output.requires_grad]

@@ -167,7 +167,7 @@ def compile(program: Program, config: Config, *, eager: Callable | None = None) 
     config = _with_selection(config, report)
     context = Context(kind=Kind.PROGRAM, config=config, program=program, report=report)
     context.freezing = freezing_of(program) if config.freeze else None
-    with autocast_mode.disabled(), progress.display():
+    with autocast_mode.disable(), progress.display():
         plan, second_tier = _compile_trace(program.trace, context)
     if context.freezing is not None:
         report.frozen, report.unfrozen = context.freezing.done, context.freezing.left
@@ -182,7 +182,7 @@ def compile(program: Program, config: Config, *, eager: Callable | None = None) 
 
 def _assumes(program: Program) -> bool:
     checks = (call for call in innermost(program.trace.bound_symbols) if call.symbol is prims.require)
-    return any(call.args[2] is prims.Violated for call in checks)
+    return any(call.args[2] is prims.ViolatedAssumption for call in checks)
 
 
 def _compile_trace(trace: Trace, context: Context) -> tuple[CompiledPlan, SecondTier | None]:
@@ -256,7 +256,7 @@ def _compile_second_tier(
     trace: Trace, context: Context, first: CompiledPlan, tier: SecondTier, call: Callable
 ) -> TierResult:
     config, report = context.config.second_tier(), context.report
-    with paused_gc(), preserve_torch_state(), autocast_mode.disabled(), report.time_phase("larger regions"):
+    with paused_gc(), preserve_torch_state(), autocast_mode.disable(), report.time_phase("larger regions"):
         lower = partial(_lower_program, trace, context, config, times_passes=False)
         plan, lowered, backward = compile_until_stable(lower)
     training = first.training

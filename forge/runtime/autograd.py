@@ -19,7 +19,7 @@ from forge.torch_internals.autograd import get_current_graph_task_keep_graph as 
 from forge.torch_internals.functorch import is_legacy_batchedtensor as is_batched
 from forge.torch_internals.tensors import is_view
 from forge.torchlang import autocast_mode
-from forge.torchlang.opaque import OpaqueGraph, Unreached
+from forge.torchlang.opaque import OpaqueGraph, UnreachedInputs
 
 _SIZES = 64  # programs that are for one size each
 _DREW = (
@@ -144,7 +144,7 @@ class DifferentiableCall:
             def backward(ctx: Any, *gradients: Any) -> Any:
                 try:
                     if autocast_mode.is_enabled():
-                        with autocast_mode.disabled():
+                        with autocast_mode.disable():
                             return ForgeFunction.backward(ctx, *gradients)
                     present = tuple([gradient is not None for gradient in gradients])
                     given = [gradient for gradient in gradients if gradient is not None]
@@ -194,7 +194,7 @@ class DifferentiableCall:
                     try:
                         with torch.no_grad():
                             return missing, function([*_unpack_saved_tensors(ctx, read), *ctx.numbers, *given])
-                    except Unreached:
+                    except UnreachedInputs:
                         unreached.update((place, graph.unreached) for place, graph in found.items())
 
             @staticmethod
@@ -280,7 +280,7 @@ class _Parts:
         if torch.is_grad_enabled():  # they are there, with a history
             return next(self.left, (None,) * count)
         try:
-            with autocast_mode.disabled():
+            with autocast_mode.disable():
                 return next(self.left, (None,) * count)
         except Exception as failure:
             note_place(failure)

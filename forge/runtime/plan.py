@@ -86,7 +86,7 @@ def assemble(plan: CompiledPlan, otherwise: Callable | None = None) -> Callable:
             expect(generated.function, generated.trace)
     call = plan.forward.function if training is None else _differentiable(plan.forward.function, plan, training)
     call = call if plan.folded_weights is None else plan.folded_weights.wrap(call)
-    call = grad_mode.restored(call, plan.grad) if plan.sets_mode else call
+    call = grad_mode.restore_on_error(call, plan.grad) if plan.sets_mode else call
     return as_chosen_now(call, otherwise) if plan.attends else call
 
 
@@ -102,7 +102,7 @@ def _differentiable(forward: Callable, plan: CompiledPlan, training: TrainingPla
     )
     apply = region.bucketed(training.buckets) if training.buckets else region.apply
     if not plan.grad:
-        apply = grad_mode.enabled(apply)
+        apply = grad_mode.with_grad(apply)
     if training.epilogue is None:
         return apply
     epilogue = training.epilogue.function
@@ -126,7 +126,7 @@ def _unless_violated(call: Callable, eager: Callable) -> Callable:
     def call_or_fall_back(*inputs: Any) -> Any:
         try:
             return call(*inputs)
-        except (prims.Violated, ZeroDivisionError):  # the latter of a number by which another one is divided
+        except (prims.ViolatedAssumption, ZeroDivisionError):  # the latter of a number by which another one is divided
             pass
         return eager(*inputs)  # where that has no error of its own, the assumption is one
 

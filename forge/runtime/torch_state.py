@@ -43,7 +43,7 @@ def preserve_torch_state() -> Iterator[None]:
     grad, inference, forward = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _forward_grad_enabled()
     dtype, random = torch.get_default_dtype(), _random_states()
     apart = disable_current_modes(), _without_hooks()
-    kept = transforms_restored(), PreserveDispatchKeyGuard(), autocast_mode.kept()
+    kept = transforms_restored(), PreserveDispatchKeyGuard(), autocast_mode.preserve()
     with ExitStack() as stack:
         for each in (*apart, *kept):
             stack.enter_context(each)

@@ -51,7 +51,7 @@ op(
     wrong(
         *(t(2, 3, 4), 2, t(3, 3, 1), None, [1], [0], [1], False, [0], 1, [True] * 3),
         error=TypeError,
-        match="input is 2, but must be a tensor",
+        match="argument 'input' must be Tensor, not int",
         stricter="torch's dispatcher raises RuntimeError for whatever has another type",
     ),
     dtypes=(torch.float32, torch.float64),
