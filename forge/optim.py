@@ -134,7 +134,7 @@ class AdamW(torch.optim.AdamW):
 
     @torch.compiler.disable
     def _run(self, number: int, group: dict[str, Any], params: list[Tensor]) -> None:
-        grads = [param.grad for param in params]
+        grads = [param.grad for param in params if param.grad is not None]
         check(
             all(grad.layout is torch.strided for grad in grads),
             lambda: "forge.optim.AdamW: a gradient is sparse, but must be dense; torch.optim.SparseAdam takes those",
@@ -146,25 +146,27 @@ class AdamW(torch.optim.AdamW):
             for param, state in zip(params, states, strict=True):  # a parameter's memory format may have changed
                 state.update({name: _laid_out_as(param, state[name]) for name in MOMENTS if name in state})
         reason = run.unsupported(params)
-        lists = [
+        lists = (
             params,
             grads,
-            *[[state[name] for state in states] for name in MOMENTS[:2]],
+            [state[MOMENTS[0]] for state in states],
+            [state[MOMENTS[1]] for state in states],
             [state[MOMENTS[2]] for state in states] if group["amsgrad"] else [],
             [state["step"] for state in states],
-        ]
-        options = {name: group[name] for name in ("lr", "eps", "weight_decay", "maximize")}
+        )
+        options: dict[str, Any] = {name: group[name] for name in ("lr", "eps", "weight_decay", "maximize")}
         options |= {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}  # of a GradScaler
-        if reason is None:
+        if reason is None and run.step is not None:
             run.step(*lists, betas=group["betas"], **options)
             return
+        assert reason is not None, "where the kernel runs a step, it is there"
         _check_moments(group, params, reason)
         _notice(reason)
         beta1, beta2 = group["betas"]
-        lists[1] = [_laid_out_as(param, grad) for param, grad in zip(params, grads, strict=True)]
-        adamw(*lists, fused=True, capturable=group["capturable"], amsgrad=group["amsgrad"], beta1=beta1, beta2=beta2,
-              **options)  # fmt: skip
-        for grad, used in zip(grads, lists[1], strict=True):
+        laid_out = [_laid_out_as(param, grad) for param, grad in zip(params, grads, strict=True)]
+        adamw(params, laid_out, *lists[2:], fused=True, capturable=group["capturable"], amsgrad=group["amsgrad"],
+              beta1=beta1, beta2=beta2, **options)  # fmt: skip
+        for grad, used in zip(grads, laid_out, strict=True):
             if used is not grad and options["grad_scale"] is not None:  # a step leaves gradients without their scale
                 grad.copy_(used)
 
@@ -194,10 +196,11 @@ class _Run:
     def unsupported(self, params: list[Tensor]) -> str | None:
         """Why the kernel does not run the step; None where it does."""
         if self._is_new:
-            kernel, reason = _kernel()
-            self._reason = reason or next(filter(None, map(kernel.adamw_unsupported, params)), None)
-            if self._reason is None and self.step is None:
-                self.step = kernel.AdamWStep()
+            kernel, self._reason = _kernel()
+            if kernel is not None:
+                self._reason = next(filter(None, map(kernel.adamw_unsupported, params)), None)
+                if self._reason is None and self.step is None:
+                    self.step = kernel.AdamWStep()
         return self._reason
 
 

@@ -55,6 +55,7 @@ class Backend:
             Unsupported: under fullgraph, for what forge cannot compile.
         """
         handle = self._handle()
+        assert handle is not None, "the function that calls Dynamo has the handle"
         try:
             with paused_gc(), preserve_torch_state():
                 executable, report = _compile(graph, self._config, handle)

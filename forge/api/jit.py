@@ -34,7 +34,7 @@ from forge.transforms.users import Transform
 
 @dynamo_disable
 def jit(
-    target: Callable | torch.nn.Module = ...,
+    target: Callable | torch.nn.Module | types.EllipsisType = ...,
     *,
     executors: Sequence[str | Executor] | None = None,
     transforms: Sequence[Transform] = (),
@@ -171,7 +171,7 @@ def jit(
         history=handle.history,
         layers=layers_named,
     )
-    compiled._forge_handle = handle
+    vars(compiled)["_forge_handle"] = handle
     if isinstance(target, torch.nn.Module):
         return jitted_module(target, compiled, rejit)
     functools.update_wrapper(compiled, target, updated=())

@@ -27,7 +27,7 @@ class LoadedKernel:
         self._symbol = kernels[0].target.symbol
         executor = HubExecutor("kernels", None if force else verifier, checked=not force, faster=False)
         executor.add(kernels)
-        self.kernels = [each.name for each in executor.candidates(self._symbol)]
+        self.kernels = [each.name for each in executor.candidates(self._symbol) if each.name is not None]
         self._by_name = {kernel.name: kernel for kernel in kernels}
         self._direct = Direct(self._call, [executor, "torch"])
 

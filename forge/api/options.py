@@ -119,8 +119,8 @@ def _rounding(executor: Executor) -> Executor:
     if not isinstance(executor, FusionExecutor):
         return executor
     rounding = executor.rounding()
-    require(
-        rounding is not None,
-        lambda: f"forge.jit: numerics is 'eager', but executor {executor.name} has no regions that round as eager does",
-    )
+    if rounding is None:
+        raise ValueError(
+            f"forge.jit: numerics is 'eager', but executor {executor.name} has no regions that round as eager does"
+        )
     return rounding

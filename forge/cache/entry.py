@@ -123,7 +123,8 @@ class CacheEntry:
             entry.data["guards"] = guards_since(self._described.symbols, self._described.guards)
         except Uncacheable:
             return
-        store.write(self.key, entry)
+        if self.key is not None:
+            store.write(self.key, entry)
 
     def _compiler(self) -> Callable[[], tuple[Executable, CompileReport]]:
         """Return what compiles the graph when it is called, under the modes of now."""

@@ -141,7 +141,7 @@ def _is_known(tx: Any, condition: Any) -> bool | None:
     if not isinstance(condition, SymNodeVariable):
         return None
     if not free_unbacked_symbols(condition.sym_num):
-        return condition.evaluate_expr(tx.output)
+        return bool(condition.evaluate_expr(tx.output))
     return False if statically_known_true(torch.sym_not(condition.sym_num)) else None
 
 
@@ -281,10 +281,10 @@ class GraphNumbers:
         return self._numbers[node]
 
     def _compute(self, node: Node, example: Any) -> Any:
-        if _computes_number(node):
+        if _computes_number(node) and callable(node.target):
             return node.target(*torch.fx.map_arg(node.args, self.number))
         if node.target is _SIZE:  # before torch 2.13, its example is an integer where that is what Dynamo has learnt
-            tensor, dim = node.args
+            tensor, dim = node.all_input_nodes[0], node.args[1]
             example = tensor.meta["example_value"].size(dim)
         if not isinstance(example, SYMBOLIC_TYPES):
             return example

@@ -57,7 +57,7 @@ from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket
 from forge.torch_internals.functions import nn_pad
 from forge.torch_internals.functorch import lazy_load_decompositions, predispatch
 from forge.torch_internals.sympy import SymT, symbol_is_type
-from forge.torch_internals.tensors import log_api_usage_once
+from forge.torch_internals.tensors import data_descriptor, log_api_usage_once
 from forge.torchlang import autocast_casts, autocast_mode, grad_mode
 from forge.torchlang.opaque import opaque_symbol
 
@@ -112,6 +112,7 @@ class _Interpreter:
         self.misplaced: set[Node] = set()  # whose fake tensors have other strides than torch's tensors
         self.skipped: Collection[Node] = ()
         self.native = False  # whether opaque calls are refused
+        self.given: Iterator[Any] | None = None  # the values of the inputs of a nested graph
         self.weights: list[int] = []  # positions of inputs that are parameters or buffers of modules
         self.unversioned: list[int] = []
         self.checks = checks_of(graph.graph)  # that are not recorded yet
@@ -208,8 +209,7 @@ class _Interpreter:
         inner.paths = self.paths
         if inner.trace is self.trace:  # else a gradient rule runs it once more
             inner.opaque_calls, inner.numbers = self.opaque_calls, self.numbers
-        given = iter(args)
-        inner.placeholder = lambda node: next(given)
+        inner.given = iter(args)
         return inner.run()
 
     def inline_operators(self, graph: GraphModule, args: tuple) -> Any:
@@ -230,6 +230,8 @@ class _Interpreter:
     # nodes
 
     def placeholder(self, node: Node) -> Any:
+        if self.given is not None:
+            return next(self.given)
         value = node.meta["example_value"]
         name = self.trace.fresh_name(friendly(node.name, self.parameters))
         if isinstance(value, torch.Tensor):
@@ -258,7 +260,7 @@ class _Interpreter:
         listed.append(len(self.trace.inputs))
 
     def get_attr(self, node: Node) -> Any:
-        value = operator.attrgetter(node.target)(self.graph)
+        value = operator.attrgetter(str(node.target))(self.graph)
         if not isinstance(value, torch.Tensor):
             return value
         if self.native:  # made of numbers while the operators were found; `hoist` makes it once
@@ -275,27 +277,28 @@ class _Interpreter:
         return self.call(node, node.target, self.look_up(node.args), self.look_up(node.kwargs))
 
     def call_function(self, node: Node) -> Any:
-        if node.target is layers.layer_call:
+        target: Any = node.target
+        if target is layers.layer_call:
             return self.layer(node)
-        if node.target is ASSUMES:
+        if target is ASSUMES:
             return None  # recorded before, unless it is of a number that no value tells
-        if isinstance(node.target, Check):
+        if isinstance(target, Check):
             return self.add_check(node)
         args, kwargs = self.look_up(node.args), self.look_up(node.kwargs)
-        if is_constructor(node.target):
-            return Fields(node.target, kwargs)
+        if is_constructor(target):
+            return Fields(target, kwargs)
         if any(isinstance(leaf, Fields) for leaf in map(self.env.get, node.all_input_nodes)):
-            constructing = Constructing(node.target, (args, kwargs))
+            constructing = Constructing(target, (args, kwargs))
             return self.call(node, constructing, *plain((args, kwargs)))
-        special = _SPECIAL.get(node.target)
+        special = _SPECIAL.get(target)
         if special is not None:
             result = special(self, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return self.call(node, node.target, args, kwargs)
+        return self.call(node, target, args, kwargs)
 
     def call(self, node: Node, target: Callable | str, args: tuple, kwargs: dict) -> Any:
-        example = node.meta.get("example_value")
+        example: Any = node.meta.get("example_value")
         found = tensors([args, kwargs])
         if not found and not _makes_tensors(example):
             return _on_numbers(target, args, kwargs, example)
@@ -455,7 +458,7 @@ class _Interpreter:
         where one of those that it was computed from was made."""
         if not isinstance(example, torch.Tensor):
             return
-        strides = tuple(example.stride())
+        strides: tuple[Any, ...] = tuple(example.stride())
         otherwise = _is_laid_out_by_kernel(node, example)
         if not otherwise:
             compare_meta(node, output, example)
@@ -597,10 +600,14 @@ _PADS = (nn_pad, torch.nn.functional.pad)
 
 
 # what lowered graphs ask of a shape, whose answer is an expression of the lengths that the program has
-_LENGTHS = tuple(getattr(torch.ops.aten, f"sym_{name}") for name in ("size", "stride", "numel", "storage_offset"))
-_LENGTHS = frozenset(getattr(packet, overload) for packet in _LENGTHS for overload in packet.overloads())
+_LENGTHS = frozenset(
+    getattr(packet, overload)
+    for name in ("size", "stride", "numel", "storage_offset")
+    for packet in (getattr(torch.ops.aten, f"sym_{name}"),)
+    for overload in packet.overloads()
+)
 
-_DATA = (torch.Tensor.data.__get__, get_data_attr)  # a tensor with a version of its own
+_DATA = (data_descriptor.__get__, get_data_attr)  # a tensor with a version of its own
 
 
 def _as_strided_args(example: torch.Tensor, input: Any, size: Any, stride: Any, storage_offset: Any = None) -> tuple:
@@ -676,7 +683,7 @@ def _ask(interpreter: _Interpreter, question: str, node: Node, args: tuple, kwar
     """Return a question about a tensor's metadata."""
     if question in ("size", "dim", "numel", "element_size"):
         return getattr(args[0], question)(*args[1:], **kwargs)
-    return getattr(node.args[0].meta["example_value"], question)(*args[1:], **kwargs)
+    return getattr(node.all_input_nodes[0].meta["example_value"], question)(*args[1:], **kwargs)
 
 
 def _shares_memory(node: Node, example: Any) -> bool | None:
@@ -701,8 +708,8 @@ def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
         unsupported = Unsupported(reason, "correct the symbol's meta function or decomposition")
         raise unsupported if proxy.dtype == example.dtype else EagerFallback(unsupported, Source.of(node))
     if CHECK_META:
-        ours, theirs = (short_type(proxy), proxy.device), (short_type(example), example.device)
-        assert ours == theirs, f"{node.format_node()}: forge says {ours}, Dynamo says {theirs}"
+        own, dynamos = (short_type(proxy), proxy.device), (short_type(example), example.device)
+        assert own == dynamos, f"{node.format_node()}: forge says {own}, Dynamo says {dynamos}"
 
 
 # names

@@ -322,8 +322,9 @@ def _is_equal_symbol(item: Any, value: Any) -> bool:
 def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any) -> Any:
     """Call a method. Dynamo takes the methods of a class for constants: the one called here is guarded. Where the
     program made its object, Dynamo does not look for the closure."""
-    owner = self.im_self if _IS_COMPOSED else self.obj
-    called = self.im_func if _IS_COMPOSED else self
+    method: Any = self  # since torch 2.15, it holds a function
+    owner = method.im_self if _IS_COMPOSED else self.obj
+    called = method.im_func if _IS_COMPOSED else self
     function = called.fn if isinstance(called, UserFunctionVariable) else None
     if not isinstance(function, FunctionType) or function.__module__ == torch.nn.Module.__module__:
         return _call_function.original(self, tx, *args, **options)
@@ -344,18 +345,17 @@ def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any
     why="the forward of a module's class is a constant without a guard",
     upstream="torch/_dynamo/variables/nn_module.py, UnspecializedNNModuleVariable.call_function",
 )
-def _call_module(self: UnspecializedNNModuleVariable, tx: Any, *args: Any, **options: Any) -> Any:
+def _call_module(self: UnspecializedNNModuleVariable, tx: Any, args: list, kwargs: dict) -> Any:
     """Call a module by its class's `forward`."""
     _guard_method(self, _forward_in, tx)
-    return captured_call(self, tx, *args, **options, call=partial(_call_module.original, self, tx, *args, **options))
+    return captured_call(self, tx, args, kwargs, call=partial(_call_module.original, self, tx, args, kwargs))
 
 
 def _guard_method(owner: Any, name_in: Callable[[type], str | None], tx: Any) -> Source | None:
     """Guard, once a graph, that the class of `owner` which has the method still has this one, and no class before it
     has another; where Dynamo finds the method's function."""
     kind, source = _class_of(owner)
-    name = source and name_in(kind)
-    if name is None:
+    if source is None or (name := name_in(kind)) is None:
         return None
     guarded = vars(tx.output).setdefault("_forge_guarded_methods", set())  # (class, name) pairs
     for position, each in enumerate(kind.__mro__):
@@ -432,7 +432,7 @@ _SOURCES = ("source",) if _IS_COMPOSED else ("source", "source_fn")
 )
 def _handle(self: InstructionTranslatorBase, raised: Exception) -> None:
     """Run the frame in eager where torch raises for fake tensors, which is not an error of the program."""
-    if isinstance(raised, exc.FakeTensorObservedException):
+    if isinstance(raised, vars(exc)["FakeTensorObservedException"]):
         raise exc.TorchRuntimeError(str(raised), raised.real_stack)
     _handle.original(self, raised)
 
@@ -445,13 +445,12 @@ def _handle(self: InstructionTranslatorBase, raised: Exception) -> None:
     upstream="torch/_dynamo/symbolic_convert.py, InliningInstructionTranslator.build_inline_tracer",
     since=(2, 15),
 )
-@staticmethod
 def _inline(parent: Any, function: Any, args: list, kwargs: dict, *others: Any, **options: Any) -> Any:
     """Break the graph where a call of the program's function has arguments that it does not take."""
     try:
         return _inline.original(parent, function, args, kwargs, *others, **options)
     except exc.ObservedTypeError as raised:
-        if not isinstance(raised.__context__, functions.BindArgsTypeError):
+        if not isinstance(raised.__context__, vars(functions)["BindArgsTypeError"]):
             raise
         unimplemented(
             gb_type=WRONG_ARGUMENTS,

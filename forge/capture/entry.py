@@ -41,6 +41,7 @@ from forge.torch_internals.dynamo import (
     FailOnRecompileLimitHit,
     FrameAction,
     FrameExecStrategy,
+    OptimizeContext,
     RecompileError,
     TorchRuntimeError,
     compile_lock,
@@ -193,9 +194,8 @@ class History:
         self.skipped.append(skipped)
         failed = next((each for each in reversed(get_compilation_metrics()) if each.co_name == code.co_name), None)
         if failed is not None and failed.fail_user_frame_filename is not None:
-            self._sources[skipped] = Source.of_frames(
-                [(failed.fail_user_frame_filename, failed.fail_user_frame_lineno)]
-            )
+            place = failed.fail_user_frame_filename, failed.fail_user_frame_lineno or 0
+            self._sources[skipped] = Source.of_frames([place])
         if self.strict:
             self._runs_in_eager(f"a function runs in eager: {skipped}", self._sources.get(skipped))
 
@@ -430,6 +430,7 @@ def enter(
     mode. An error of the backend is raised as itself, and one that torch raises for bad arguments is of torch's type.
     """
     context = optimize(backend, nopython=fullgraph, guard_fail_fn=history.on_guard_failure)
+    assert isinstance(context, OptimizeContext) and callable(context.callback)
     callback = context.callback = FrameCallback(context.callback, before, dynamic, history, fullgraph, layers)
     history.entry = function.__code__
     compiled = context(function)
@@ -469,7 +470,7 @@ def enter(
             plain = eval_frame._stance
         return result
 
-    call._torchdynamo_inline = function
+    vars(call)["_torchdynamo_inline"] = function
     return unconverted(call)
 
 
@@ -487,7 +488,7 @@ def _as_raised(failure: Exception) -> Exception:
 _OTHER_DEVICES = getattr(fake_tensor, "FakeTensorDeviceMismatchError", ())  # torch 2.12 and later have it
 
 
-def _as_torch_raises(failure: TorchRuntimeError | Unsupported) -> Exception:
+def _as_torch_raises(failure: Exception) -> Exception:
     """Return the error of torch or Python while Dynamo ran a call on fake tensors, with the user's line and the call as
     notes; Dynamo's own needs twenty lines for it. A graph break stays Dynamo's."""
     cause = _cause(failure)

@@ -133,8 +133,8 @@ def _note_line(error: Exception, graph: GraphModule) -> None:
     statement = (frame and frame.line) or ""
     nodes = {node.name: node for node in graph.graph.nodes}
     node = nodes.get(re.split(r"\W", statement, maxsplit=1)[0])
-    line = node and Source.of(node).line
-    if line:
+    line = None if node is None else Source.of(node).line
+    if node is not None and line is not None:
         error.add_note(f"at {line}, in {statement.partition(';')[0].removeprefix(f'{node.name} = ')}")
 
 

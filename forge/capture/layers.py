@@ -14,7 +14,7 @@ import re
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -104,15 +104,18 @@ def captured_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kw
     executor = _capturing.executor
     if executor is None:
         return call()
-    executor.see(type(module.value))
-    if not executor.offered(module.value):
+    value = module.value
+    assert isinstance(value, torch.nn.Module)
+    executor.see(type(value))
+    if not executor.offered(value):
         return call()
     nodes = tx.output.current_tracer.graph.nodes
     last = next(iter(reversed(nodes)), None)
     result = call()
     name = _name_of(module)
+    inside = _after(tx.output.current_tracer.graph, last)
     try:
-        return _mark_call(executor, module, tx, args, kwargs, result, _after(tx.output.current_tracer.graph, last))
+        return _mark_call(executor, value, module, tx, args, kwargs, result, inside)
     except _KeepForward as kept:
         reason = str(kept)
     except Exception as error:  # of what Dynamo cannot do with a module's attributes
@@ -141,6 +144,7 @@ def _name_of(module: UnspecializedNNModuleVariable) -> str:
 
 def _mark_call(
     executor: ModuleExecutor,
+    value: torch.nn.Module,
     module: UnspecializedNNModuleVariable,
     tx: Any,
     args: list,
@@ -148,7 +152,6 @@ def _mark_call(
     result: Any,
     inside: list[Node],
 ) -> Any:
-    value = module.value
     _check_module(value)
     template = ModuleTemplate(value)
     given = [_attribute(tx, module, name) for name in template.names]
@@ -162,7 +165,7 @@ def _mark_call(
     layer = executor.find(value, device, training)
     if isinstance(layer, Declined):
         raise _KeepForward(layer.reason)
-    _check_reads(tx, module, layer.kind)
+    _check_reads(tx, module, value, layer.kind)
     outputs = _outputs(result)
     _check_results(outputs, fakes, inside)
     _check_inputs(fakes, inside)
@@ -226,14 +229,14 @@ def _arguments(module: torch.nn.Module, args: list, kwargs: dict) -> tuple[tuple
     return (tuple(positional), {name: template_of(each, name) for name, each in bound.kwargs.items()}), found
 
 
-def _check_reads(tx: Any, module: UnspecializedNNModuleVariable, layer: type[torch.nn.Module]) -> None:
+def _check_reads(tx: Any, variable: Any, module: torch.nn.Module, layer: type[torch.nn.Module]) -> None:
     """Guards the attributes that a layer's forward may read, of the module and of those inside it."""
     names = reads_of_self(layer.forward.__code__)
-    for path, inside in module.value.named_modules():
+    for path, inside in module.named_modules():
         for name, value in vars(inside).items():
             if not (isinstance(value, _PLAIN) if names is None else name in names) or isinstance(value, dict):
                 continue
-            found = _attribute(tx, module, f"{path}.{name}" if path else name)
+            found = _attribute(tx, variable, f"{path}.{name}" if path else name)
             if isinstance(found, SymNodeVariable):
                 guard_scalar(found.sym_num)
             elif not found.is_python_constant():
@@ -259,9 +262,10 @@ def reads_of_self(code: types.CodeType) -> set[str] | None:
 def _outputs(result: Any) -> list[TensorVariable]:
     found = list(result.items) if isinstance(result, TupleVariable) else [result]
     found = [each.realize() if hasattr(each, "realize") else each for each in found]
-    if not found or not all(isinstance(each, TensorVariable) for each in found):
+    outputs = [each for each in found if isinstance(each, TensorVariable)]
+    if not found or len(outputs) < len(found):
         raise _KeepForward("it returns something else than tensors")
-    return found
+    return outputs
 
 
 def _check_results(outputs: Sequence[TensorVariable], fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
@@ -308,7 +312,7 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor)
 
 
@@ -357,11 +361,13 @@ def decide(graph: GraphModule, executor: ModuleExecutor | None) -> list[LayerUse
 
 
 def _decide(site: Site, node: Node) -> LayerUse:
-    given = [each.meta.get("example_value") for each in node.args[1:]]
-    if not all(map(_is_tensor, given)):
+    tensors = node.args[1:]
+    fakes = [each.meta.get("example_value") for each in tensors if isinstance(each, Node)]
+    given = [each for each in fakes if _is_tensor(each)]
+    if len(given) < len(tensors):
         return LayerUse(site.module, site.layer, None, "the metadata of what it is given is not known")
     decision = site.override.verify(given)
-    if not decision:
+    if isinstance(decision, Declined):
         return LayerUse(site.module, site.layer, None, decision.reason)
     if _is_traceable(site.override.function, given, node.meta["example_value"]):
         site.how, site.take = "traced", _LayerTracer(site.override.function)

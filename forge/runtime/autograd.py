@@ -232,8 +232,9 @@ class DifferentiableCall:
         to the others; what it is given beside that part's inputs, autograd does not see.
         """
         first, *later = parts
+        function: Any = self._function
 
-        class First(self._function):
+        class First(function):
             @staticmethod
             @unconverted
             def forward(ctx: Any, shared: _Parts, token: torch.Tensor, inputs: tuple, *own: torch.Tensor) -> Any:
@@ -356,7 +357,7 @@ def _unpack_saved_tensors(ctx: Any, read: Collection[int] | None) -> Sequence[to
 
     Raises torch's error where one of those was mutated.
     """
-    unchecked = frozenset() if _UNPACKS_EACH else getattr(ctx, "unchecked", frozenset())
+    unchecked: frozenset[int] = frozenset() if _UNPACKS_EACH else getattr(ctx, "unchecked", frozenset())
     if unchecked and (read is None or not unchecked.isdisjoint(read)):
         raise RuntimeError(
             "one of the variables needed for gradient computation may have been modified by an inplace operation "

@@ -51,7 +51,7 @@ class CudaRecorder:
 
     def record(self, function: Callable, inputs: Sequence[Any], pool: Any) -> Recording:
         """Record a call, which does not run yet. Raises what the call raises, or torch where it cannot be recorded."""
-        graph = torch.cuda.CUDAGraph()
+        graph: Any = torch.cuda.CUDAGraph()  # which holds what it computes
         try:
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 outputs = function(*inputs)

@@ -87,7 +87,7 @@ def assemble(plan: CompiledPlan, otherwise: Callable | None = None) -> Callable:
     call = plan.forward.function if training is None else _differentiable(plan.forward.function, plan, training)
     call = call if plan.folded_weights is None else plan.folded_weights.wrap(call)
     call = grad_mode.restored(call, plan.grad) if plan.sets_mode else call
-    return as_chosen_now(call, otherwise) if plan.attends else call
+    return as_chosen_now(call, otherwise) if plan.attends and otherwise is not None else call
 
 
 def _differentiable(forward: Callable, plan: CompiledPlan, training: TrainingPlan) -> Callable:

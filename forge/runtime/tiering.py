@@ -51,12 +51,12 @@ def is_small(trace: Trace, flops: int) -> bool:
         for proxy in proxies((bound.args, bound.kwargs, bound.output))
         if isinstance(proxy, TensorProxy)
     }
-    rates = {_RATES.get(proxy.device.type) for proxy in edges.values()}
-    if len(calls) < _FEWEST or len(rates) != 1 or None in rates:
+    devices = {proxy.device.type for proxy in edges.values()}
+    if len(calls) < _FEWEST or len(devices) != 1 or not devices <= _RATES.keys():
         return False
     if any(isinstance(length, SYMBOLIC_TYPES) for proxy in edges.values() for length in proxy.shape):
         return False
-    (rate,) = rates
+    rate = _RATES[devices.pop()]
     threads = torch.get_num_threads() if rate is _RATES["cpu"] else 1
     moved = sum(proxy.numel() * proxy.element_size() for proxy in edges.values())
     work = flops / (rate.flops * threads) + moved / rate.bytes

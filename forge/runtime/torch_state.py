@@ -30,8 +30,8 @@ from forge.torchlang import autocast_mode
 
 def dynamo_disable(function: Callable) -> Callable:
     """Mark a function as `unconverted` does, and break a graph that calls it."""
-    function._torchdynamo_disable = True
-    function._torchdynamo_disable_msg = f"forge.{function.__name__} runs between graphs"
+    reason = f"forge.{function.__name__} runs between graphs"
+    vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
     return unconverted(function)
 
 

@@ -2,7 +2,7 @@
 ways to look for them: a program would take the branch of its first call for ever."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from functools import partial
 from types import WrapperDescriptorType
 from typing import Any
@@ -61,7 +61,9 @@ def _constant(name: Any) -> str | None:
 
 def _refuse_empty_dict(obj: Any, name: str | None) -> None:
     """An object of a dict's subclass is guarded by its items first: where there are none, torch looks no further."""
-    if not isinstance(obj, UserDefinedDictVariable) or obj.source is None or len(obj.value):
+    if not isinstance(obj, UserDefinedDictVariable) or obj.source is None:
+        return
+    if isinstance(obj.value, Sized) and len(obj.value):
         return
     if name is not None and not hasattr(type(obj.value), name):
         unimplemented(

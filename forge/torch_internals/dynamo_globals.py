@@ -41,7 +41,7 @@ class _Scope(ModuleType):
 )
 def _globals(self: InliningInstructionTranslator, name: str) -> tuple:
     """Return where Dynamo finds a global of a function that it inlines: (the module, its variable, the source)."""
-    module = sys.modules.get(self.f_globals.get("__name__"))
+    module = sys.modules.get(self.f_globals.get("__name__", ""))
     if getattr(module, "__dict__", None) is self.f_globals:
         return _globals.original(self, name)
     scopes = vars(self.output).setdefault("_forge_scopes", {})  # by the id of the globals, which each keeps

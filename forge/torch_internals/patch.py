@@ -76,6 +76,8 @@ class Patch(Replaced):
         since: Version | None = None,
         before: Version | None = None,
     ) -> None:
+        if isinstance(inspect.getattr_static(owner, name, None), staticmethod):
+            replacement = staticmethod(replacement)
         super().__init__(owner, name, replacement)
         self.scope = scope
         self.why = why
