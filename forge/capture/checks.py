@@ -193,7 +193,6 @@ def _constant(value: Any, values: Iterator) -> Any:
     "_format_value",
     scope=Scope.MESSAGE,
     why="a number that is a symbol is formatted as what it is at the first call",
-    upstream="torch/_dynamo/symbolic_convert.py, InstructionTranslatorBase._format_value",
 )
 def _format_value(self: InstructionTranslatorBase, spec: Any, flags: int) -> None:
     """Format a value in an f-string; a symbolic number stays a value that the program reads as it runs."""
@@ -207,7 +206,6 @@ def _format_value(self: InstructionTranslatorBase, spec: Any, flags: int) -> Non
 @patch(
     symbolic_convert,
     "_detect_and_normalize_assert_statement",
-    scope=Scope.CAPTURE,
     why="an assert on a number that is a symbol is no check of the program: Dynamo has the condition alone, for itself",
     upstream="torch/_dynamo/symbolic_convert.py, generic_jump",
 )

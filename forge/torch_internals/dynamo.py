@@ -1,6 +1,6 @@
 """Dynamo: its bytecode translator, variables, guards and settings."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._dynamo import config as dynamo_config
@@ -89,3 +89,9 @@ try:  # torch 2.12 and later; an earlier one gives the graph an input that has t
     from torch._higher_order_ops.register_hook import register_hook_op
 except ImportError:
     register_hook_op = None  # type: ignore[assignment]  # the name of an operator that is not there
+
+
+def break_graph(reason: str, context: str, explanation: str, cause: Exception | None = None) -> NoReturn:
+    """Break the graph that Dynamo captures; the reason is that of the graph break in forge.explain."""
+    more: dict[str, Any] = {} if cause is None else {"from_exc": cause}
+    unimplemented(gb_type=reason, context=context, explanation=explanation, hints=[], **more)

@@ -34,9 +34,7 @@ class _Scope(ModuleType):
 @patch(
     InliningInstructionTranslator,
     "get_globals_source_and_value",
-    scope=Scope.CAPTURE,
     why="the globals of a function whose module is not in sys.modules are another module's, or not found",
-    upstream="torch/_dynamo/symbolic_convert.py, InliningInstructionTranslator.get_globals_source_and_value",
     before=(2, 15),
 )
 def _globals(self: InliningInstructionTranslator, name: str) -> tuple:
