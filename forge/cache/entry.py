@@ -12,7 +12,7 @@ from forge.cache.graphs import GraphKey, Uncacheable
 from forge.cache.guards import equal_lengths, guards_since, hold
 from forge.cache.keys import key_of
 from forge.cache.programs import dump, load
-from forge.capture import dynamo
+from forge.capture import dynamo, fake_values
 from forge.compiler import pipeline
 from forge.compiler.config import Config
 from forge.compiler.executable import Executable
@@ -31,7 +31,7 @@ class CacheEntry:
         self.key: str | None = None
         self.reason: str | None = None
         self._seconds = 0.0
-        if not config.cache or not is_on() or dynamo.CHECK_META:
+        if not config.cache or not is_on() or fake_values.CHECK_META:
             return
         self._graph = graph
         self._config = config

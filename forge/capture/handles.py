@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from forge.capture.entry import History
+from forge.capture.history import History
 from forge.compiler.executable import Executable
 from forge.compiler.report import CompileReport
 from forge.ir import check
