@@ -19,7 +19,7 @@ from forge.compiler.executable import Executable
 from forge.compiler.report import CompileReport
 from forge.executors.executor import Executor
 from forge.ir.interpreter import paused_gc
-from forge.runtime.plan import CompiledPlan
+from forge.runtime.plan import CallBoundary, CompiledPlan
 from forge.runtime.torch_state import modes, preserve_torch_state, under
 from forge.support.owner_only_store import is_on
 
@@ -51,7 +51,7 @@ class CacheEntry:
         """The lengths that are guarded to be equal by now; nothing where no program is written."""
         return {} if self.key is None else equal_lengths(self._described.symbols)
 
-    def load(self, eager: Callable) -> tuple[Executable, CompileReport] | None:
+    def load(self, boundary: CallBoundary) -> tuple[Executable, CompileReport] | None:
         """Return the program that is on disk, None where there is none that can run here."""
         if self.key is None:
             return None
@@ -62,7 +62,7 @@ class CacheEntry:
         try:
             if not hold(entry.data["guards"], self._described.symbols):
                 return None
-            executable, report = load(entry, self._config, self._described, self._compiler(), eager)
+            executable, report = load(entry, self._config, self._described, self._compiler(), boundary)
         except Exception as error:  # what an entry names is code of others
             store.notice(f"a program cannot be used, and is compiled anew: {type(error).__name__}: {error}")
             return None

@@ -29,7 +29,7 @@ from forge.ir.printing import compile_function
 from forge.ir.pytree import names
 from forge.ir.source import Source
 from forge.runtime.autograd import DifferentiableBackward, Sources
-from forge.runtime.plan import Backwards, CompiledPlan, GeneratedFunction, TrainingPlan, assemble, with_checks
+from forge.runtime.plan import Backwards, Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
 from forge.runtime.tiering import TieredProgram, TierResult, is_wanted
 from forge.transforms.split import Saved
 
@@ -126,7 +126,7 @@ def load(
     config: Config,
     graph: GraphKey,
     compile: Callable[[], tuple[Executable, CompileReport]],
-    eager: Callable,
+    boundary: CallBoundary,
 ) -> tuple[Executable, CompileReport]:
     """Return the program of an entry. compile: compiles it from the captured graph. Raises an error, of whatever kind,
     where what it names is not here."""
@@ -150,19 +150,16 @@ def load(
     plan = CompiledPlan(made["forward"], data["grad"], data["sets_mode"], attends=data["attends"])
     if data["training"] is not None:
         plan = plan._replace(training=_training(made, program, **data["training"]))
-    call, second_tier, tiered = assemble(plan, program.call), None, None
-    if data["has_second_tier"]:
-        second_tier = SecondTier(program.second_tier)
-        if is_wanted():
-            tiered = TieredProgram(call, second_tier.compile)
-            call = tiered.call
-    executable = Executable(with_checks(call, data["mutated"], eager), plan, second_tier, tiered)
+    second_tier = SecondTier(program.second_tier) if data["has_second_tier"] else None
+    tiered = TieredProgram(second_tier.compile) if second_tier is not None and is_wanted() else None
     tensors = list(graph.held.values())
-    held = [tensors[number] for number in data["held"]]
+    boundary = boundary._replace(held=[tensors[number] for number in data["held"]])
+    parts = Call(plan, program.call, tiered, data["mutated"], boundary=boundary)
+    call, report.wrappers = parts.assemble()
     report.opaque_calls = data["opaque_calls"]
     report.saved = [Saved._make([*each, report.line(line)]) for *each, line in data["saved"]]
     report.measured = [Measurement(**each) for each in data["measured"]]
-    return executable.wrap_call(lambda call: lambda *inputs: call(*inputs, *held)) if held else executable, report
+    return Executable(call, plan, second_tier, tiered), report
 
 
 def _function(reader: Reader, name: str, **code: Any) -> GeneratedFunction:

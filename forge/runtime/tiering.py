@@ -80,14 +80,21 @@ class TierResult(NamedTuple):
 
 
 class TieredProgram:
-    """A program that runs as `function` until it was called often and what `compile(function)` then gives is ready."""
+    """A program that runs its first tier until it was called often and what `compile(first tier)` then gives is
+    ready."""
 
-    def __init__(self, function: Callable, compile: Callable[[Callable], TierResult]) -> None:
-        self._function = function
+    _function: Callable
+
+    def __init__(self, compile: Callable[[Callable], TierResult]) -> None:
         self._compile: Callable[[Callable], TierResult] | None = compile
         self._second: TierResult | None = None
         self._left = CALLS
         self._lock = new_lock()
+
+    def wrap(self, first: Callable) -> Callable:
+        """Return the program's call, which starts as its first tier."""
+        self._function = first
+        return self.call
 
     def call(self, *inputs: Any) -> Any:
         """Run the program."""
