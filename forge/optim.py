@@ -78,7 +78,7 @@ class AdamW(torch.optim.AdamW):
         self._runs: dict[int, _Run] = {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, with options of their own. Raises ValueError for a moment_dtype that is neither None nor
+        """Add parameters, with options of their own. Raises ValueError for a moment_dtype that is neither None nor
         torch.float32."""
         if "moment_dtype" not in self.defaults:
             self.defaults["moment_dtype"] = self._moment_dtype
@@ -94,7 +94,7 @@ class AdamW(torch.optim.AdamW):
         super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over a state_dict of this class or of torch.optim.AdamW. The moments' dtype stays what it is here."""
+        """Take over a state_dict of this class or of torch.optim.AdamW. The moments' dtype stays what it is here."""
         dtypes = [group["moment_dtype"] for group in self.param_groups]
         super().load_state_dict(state_dict)
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
@@ -121,7 +121,7 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every parameter that has a gradient. `closure` computes the loss again, which is returned."""
+        """Step every parameter that has a gradient. `closure` computes the loss again, which is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -188,13 +188,13 @@ class _Run:
         self._reason: str | None = None
 
     def is_new(self, params: list[Tensor]) -> bool:
-        """Whether these are others than those of the last step, or in another memory format; notes them."""
+        """Return whether these are others than at the last step, or in another memory format; note them."""
         before, self._asked = self._asked, [(id(each), each.dtype, each.device, each.stride()) for each in params]
         self._is_new = before != self._asked
         return self._is_new
 
     def unsupported(self, params: list[Tensor]) -> str | None:
-        """Why the kernel does not run the step; None where it does."""
+        """Return why the kernel does not run the step; None where it does."""
         if self._is_new:
             kernel, self._reason = _kernel()
             if kernel is not None:
@@ -209,13 +209,12 @@ def _moment(param: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _laid_out_as(param: Tensor, other: Tensor) -> Tensor:
-    """A gradient or a moment in memory of the parameter's strides: torch's fused AdamW reads it as though it had
-    them."""
+    """Return a gradient or a moment with the parameter's strides, which torch's fused AdamW takes for granted."""
     return other if other.stride() == param.stride() else torch.empty_like(param, dtype=other.dtype).copy_(other)
 
 
 def _check_moments(group: dict[str, Any], params: list[Tensor], reason: str) -> None:
-    """Raises NotImplementedError where torch's own AdamW does not have the moments that a group asks for."""
+    """Raise NotImplementedError where torch's own AdamW does not have the moments that a group asks for."""
     wanted = group["moment_dtype"]
     other = next((param.dtype for param in params if wanted not in (None, param.dtype)), None)
     check(
@@ -230,7 +229,7 @@ def _check_moments(group: dict[str, Any], params: list[Tensor], reason: str) -> 
 
 @cache
 def _kernel() -> tuple[ModuleType | None, str | None]:
-    """(the repository that comes with forge, None), or (None, why it cannot be used)."""
+    """Return (the repository that comes with forge, None), or (None, why it cannot be used)."""
     try:
         return hub.load(hub.resolve(_REPOSITORY, policy=hub.Policy(local=True))), None
     except (hub.HubError, ImportError) as error:

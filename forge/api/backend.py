@@ -190,7 +190,7 @@ def _warn_of_subclass(node: torch.fx.Node, kind: str, handle: JitHandle) -> None
 
 
 def _warn_of_gradients(report: CompileReport, handle: JitHandle) -> None:
-    """Once for a jitted function."""
+    """Warn, once for a jitted function, that gradients keep its weights from being folded."""
     if not handle.warned:
         handle.warned = True
         advice = "call it under torch.no_grad() or torch.inference_mode(), or after requires_grad_(False)"

@@ -45,7 +45,7 @@ class LoadedKernel:
         return executable.call(*input_tensors(args, kwargs))
 
     def _reasons(self, name: str, report: CompileReport, args: tuple, kwargs: dict) -> list[str]:
-        """Every constraint that fails, else why it was declined all the same."""
+        """Return every constraint that fails, else why the kernel was declined all the same."""
         kernel = self._by_name[name]
         unusable = kernel.unusable()
         if unusable is not None:

@@ -88,7 +88,7 @@ def unmatched_layer_message(wanted: str | type, seen: Sequence[str]) -> str | No
 
 
 def unused_layers(programs: Sequence[CompileReport]) -> Iterator[LayerUse]:
-    """Modules' calls that do not fit the layer for them. A layer that fits and is wrong has a warning of its own."""
+    """Yield the modules' calls that do not fit the layer for them. A wrong layer that fits has a warning of its own."""
     for program in programs:
         yield from (use for use in program.layers if use.how is None and not use.layer)
 

@@ -20,7 +20,7 @@ from forge.compiler.report import CompileReport
 from forge.executors.executor import Executor
 from forge.ir.interpreter import paused_gc
 from forge.runtime.plan import CallBoundary, CompiledPlan
-from forge.runtime.torch_state import modes, preserve_torch_state, under
+from forge.runtime.torch_state import modes, preserve_torch_state, set_modes
 from forge.support.owner_only_store import is_on
 
 
@@ -131,7 +131,7 @@ class CacheEntry:
         graph, config, parameters, now = self._graph, self._config, self._parameters, modes()
 
         def compile() -> tuple[Executable, CompileReport]:
-            with paused_gc(), preserve_torch_state(), under(now):
+            with paused_gc(), preserve_torch_state(), set_modes(now):
                 return pipeline.compile(dynamo.record(graph, parameters).program, config)
 
         return compile

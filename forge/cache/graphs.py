@@ -53,7 +53,7 @@ class GraphKey:
         return None if source is None else self.lines.get(source)
 
     def held_number(self, tensor: torch.Tensor) -> int:
-        """Where a tensor that the graph holds stands among those that it holds."""
+        """Return the index of a tensor among those that the graph holds."""
         return list(self.held).index(id(tensor))
 
     def _graph(self, graph: GraphModule) -> None:

@@ -250,7 +250,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """How many elements lie from the first to the last of a tensor."""
+    """Return the number of elements from the first to the last of a tensor in memory."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))

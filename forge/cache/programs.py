@@ -149,7 +149,7 @@ def load(
     report.fallbacks = [_fallbacks(made.get(part)) for part in ("forward", "backward")]
     plan = CompiledPlan(made["forward"], data["grad"], data["sets_mode"], attends=data["attends"])
     if data["training"] is not None:
-        plan = plan._replace(training=_training(made, program, **data["training"]))
+        plan = plan._replace(training=_training_plan(made, program, **data["training"]))
     second_tier = SecondTier(program.second_tier) if data["has_second_tier"] else None
     tiered = TieredProgram(second_tier.compile) if second_tier is not None and is_wanted() else None
     tensors = list(graph.held.values())
@@ -173,7 +173,7 @@ def _fallbacks(generated: GeneratedFunction | None) -> dict[str, Fallback]:
     return {region: each for each in found for region in each.regions}
 
 
-def _training(
+def _training_plan(
     made: dict[str, GeneratedFunction],
     program: "_Program",
     usual: list[bool],

@@ -373,6 +373,6 @@ _apply = Patch(
 
 @contextmanager
 def traced_directly() -> Iterator[None]:
-    """Inside, torch code that runs on proxies is recorded as torchlang, Function.apply included."""
+    """Record torch code that runs on proxies inside as torchlang, Function.apply included."""
     with speaking(torchlang.language), torchlang.RecordFactories(), _apply:
         yield

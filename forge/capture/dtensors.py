@@ -58,7 +58,7 @@ class _Spec(NamedTuple):
     places: tuple[Place, ...]
 
     def group(self, dim: int) -> tuple[int, int, str]:
-        """Size, this process's rank and name of the group along a dim of the mesh."""
+        """Return the size, this process's rank and the name of the group along a dim of the mesh."""
         return self.mesh.size(dim), self.mesh.get_local_rank(dim), self.mesh.get_group(dim).group_name
 
     @property
@@ -222,7 +222,7 @@ class _Writer:
         return node
 
     def spread(self, x: Node, spec: _Spec, dims: Sequence[int]) -> Node:
-        """x, whose gradients are summed along these dims of the mesh."""
+        """Return x, whose gradients are summed along these dims of the mesh."""
         for dim in dims:
             x = self.insert(spread, x, *spec.group(dim))
         return x
@@ -400,7 +400,7 @@ def _run(function: Callable, leaves: Sequence[Any], structure: Any) -> Any:
 # which operators run
 
 
-class _Watching(TorchDispatchMode):
+class _OperatorRecorder(TorchDispatchMode):
     """The operators that run on local tensors. `labels`: of each tensor, by id, the expression that makes it."""
 
     def __init__(self, given: Sequence[Any] = ()) -> None:
@@ -451,7 +451,7 @@ class _Trial:
     def _propagate(self, values: list[Any], sizes: dict[int, list[int]]) -> Any:
         inside = [x._local_tensor if isinstance(x, DTensor) else x for x in values]
         fake = next(x.fake_mode for x in inside if isinstance(x, FakeTensor))
-        with fake, torch.no_grad(), _Watching(inside) as seen:
+        with fake, torch.no_grad(), _OperatorRecorder(inside) as seen:
             try:
                 for i, dividers in sizes.items():
                     for size in dividers:
@@ -465,7 +465,7 @@ class _Trial:
         return [seen.label(each) for each in results]
 
     def divisions(self, given: dict[Node, _Spec], partial: list[int]) -> Iterator[dict[Node, Sequence[int]]]:
-        """Arguments that every process has, and of which each takes its share where the result is a sum (a bias)."""
+        """Yield the arguments that every process has and divides where the result is a sum (a bias)."""
         yield {}
         for each, spec in given.items():
             if partial and all(spec.places[dim] == "replicate" for dim in partial):

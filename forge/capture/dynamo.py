@@ -14,7 +14,7 @@ from forge.capture import fake_values, higher_order, inline_python, layers
 from forge.capture.aliasing import Pair, pairs, reconcile
 from forge.capture.checks import ASSUMES, Check
 from forge.capture.effects import Effects, Functional, effects
-from forge.capture.fields import Constructing, Fields, is_constructor, plain
+from forge.capture.fields import DataclassCall, Fields, is_constructor, plain
 from forge.capture.inputs import friendly, gains_history, weight_of
 from forge.capture.lowering import symbol_from_function
 from forge.capture.markers import MARKERS
@@ -110,14 +110,14 @@ class _Interpreter:
 
     def run(self) -> Any:
         higher_order.hooks_first(self.graph.graph)
-        left_out = layers.left_out(self.graph.graph)
+        replaced = layers.replaced_nodes(self.graph.graph)
         self.numbers.add_checks()
         nodes = iter(self.graph.graph.nodes)
         for node in nodes:
             self.trace.source = Source.of(node)
             if node.op == "output":
                 return self.look_up(node.args[0])
-            if node in self.skipped or node in left_out:
+            if node in self.skipped or node in replaced:
                 continue
             try:
                 if node.target in higher_order.STARTS:
@@ -139,7 +139,7 @@ class _Interpreter:
             error.args = (_METADATA_OF.sub(named, error.args[0]),)
 
     def run_region(self, region: higher_order.Region) -> None:
-        """Nodes that only make sense together: the operators that torch runs for them, else one opaque call."""
+        """Record a region as the operators that torch runs for it, else as one opaque call."""
         args, given = self.look_up(tuple(region.inputs)), pairs(self.env, region.inputs)
         function = grad_mode.InMode(region.function)
         grad_mode.note(self.trace)
@@ -190,7 +190,7 @@ class _Interpreter:
         return inner.run()
 
     def inline_operators(self, graph: GraphModule, args: tuple) -> Any:
-        """As `inline`, a graph of which every call is known. Raises Unsupported where one is not."""
+        """Run a nested graph whose calls are all known. Raises Unsupported where one is not."""
         return self.inline(graph, args, native=True)
 
     def look_up(self, tree: Any) -> Any:
@@ -265,7 +265,7 @@ class _Interpreter:
         if is_constructor(target):
             return Fields(target, kwargs)
         if any(isinstance(leaf, Fields) for leaf in map(self.env.get, node.all_input_nodes)):
-            constructing = Constructing(target, (args, kwargs))
+            constructing = DataclassCall(target, (args, kwargs))
             return self.call(node, constructing, *plain((args, kwargs)))
         special = MARKERS.get(target)
         if special is not None:

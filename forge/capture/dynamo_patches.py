@@ -15,7 +15,7 @@ from torch.autograd.function import FunctionCtx
 from forge.capture.autograd_functions import wrong_gradients
 from forge.capture.checks import CHECKS, capture_check
 from forge.capture.fake_substitutes import STAND_INS
-from forge.capture.layers import captured_call, replacing
+from forge.capture.layers import captured_call, mark_layers
 from forge.executors.modules import ModuleExecutor
 from forge.torch_internals import dynamo_attributes, dynamo_globals  # noqa: F401  # whose patches are in the table
 from forge.torch_internals.dynamo import (
@@ -438,7 +438,7 @@ def capture_scope(layers: ModuleExecutor | None = None) -> Iterator[None]:
     """Enter the patches under which Dynamo captures one of forge's frames; `layers` may replace the forward of
     modules."""
     with ExitStack() as stack:
-        stack.enter_context(replacing(layers))
+        stack.enter_context(mark_layers(layers))
         for each in patches_of(Scope.CAPTURE):
             stack.enter_context(each)
         yield

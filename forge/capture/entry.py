@@ -28,7 +28,7 @@ from forge.ir.interpreter import paused_gc, unconverted, with_room
 from forge.ir.locks import free_after_fork
 from forge.ir.source import Source
 from forge.prims.library import quiet
-from forge.runtime.torch_state import transforms_restored
+from forge.runtime.torch_state import restore_transforms
 from forge.torch_internals.dispatch import is_tracing
 from forge.torch_internals.dynamo import (
     BackendCompilerFailed,
@@ -130,7 +130,7 @@ class FrameCallback:
         self._before()
         quietly = nullcontext() if os.environ.get("TORCH_LOGS") else quiet()  # the program raises what says more
         noted, patches = self._history.frame(), capture_scope(self._layers)
-        with compile_lock, paused_gc(), transforms_restored(), settings, shapes, patches, quietly, noted:
+        with compile_lock, paused_gc(), restore_transforms(), settings, shapes, patches, quietly, noted:
             try:
                 returned = self._torchdynamo_orig_backend(*frame)
                 if returned.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:  # Dynamo compiles no more of it

@@ -75,7 +75,7 @@ def layer_call(own: Any, *given: Any) -> Any:
 # while Dynamo captures
 
 
-class _Capturing:
+class _CaptureState:
     """The layers of the frame that Dynamo captures now (one at a time), and why modules keep their own forward."""
 
     executor: ModuleExecutor | None = None
@@ -85,23 +85,23 @@ class _Capturing:
         self.kept = {}
 
 
-_capturing = _Capturing()
+_state = _CaptureState()
 
 
 @contextmanager
-def replacing(executor: ModuleExecutor | None) -> Iterator[None]:
-    """While Dynamo captures a frame: calls of modules for which there are layers are marked."""
-    before = _capturing.executor, _capturing.kept
-    _capturing.executor, _capturing.kept = executor, {}
+def mark_layers(executor: ModuleExecutor | None) -> Iterator[None]:
+    """Mark the calls of modules for which there are layers, while Dynamo captures a frame."""
+    before = _state.executor, _state.kept
+    _state.executor, _state.kept = executor, {}
     try:
         yield
     finally:
-        _capturing.executor, _capturing.kept = before
+        _state.executor, _state.kept = before
 
 
 def captured_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kwargs: dict, call: Callable) -> Any:
-    """`call()`, the call of a module, marked where a layer may replace it."""
-    executor = _capturing.executor
+    """Return `call()`, the call of a module, marked where a layer may replace it."""
+    executor = _state.executor
     if executor is None:
         return call()
     value = module.value
@@ -120,7 +120,7 @@ def captured_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kw
         reason = str(kept)
     except Exception as error:  # of what Dynamo cannot do with a module's attributes
         reason = in_one_line(error)
-    _capturing.kept.setdefault(LayerUse(name, "", None, reason), next(_numbers))
+    _state.kept.setdefault(LayerUse(name, "", None, reason), next(_numbers))
     return result
 
 
@@ -230,7 +230,7 @@ def _arguments(module: torch.nn.Module, args: list, kwargs: dict) -> tuple[tuple
 
 
 def _check_reads(tx: Any, variable: Any, module: torch.nn.Module, layer: type[torch.nn.Module]) -> None:
-    """Guards the attributes that a layer's forward may read, of the module and of those inside it."""
+    """Guard the attributes that a layer's forward may read, of the module and of those inside it."""
     names = reads_of_self(layer.forward.__code__)
     for path, inside in module.named_modules():
         for name, value in vars(inside).items():
@@ -317,7 +317,7 @@ def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _names(template: ModuleTemplate, module: torch.nn.Module, call: tuple[tuple, dict]) -> list[str]:
-    """Of the tensors of a call, each once: the paths of the module's, the parameters of its forward."""
+    """Return unique names of a call's tensors: paths in the module, and parameters of its forward."""
     parameters = list(inspect.signature(type(module).forward).parameters)[1:]
     args, kwargs = call
     wanted = [name.replace(".", "_") for name in template.names]
@@ -343,11 +343,11 @@ def _walk(tree: Any) -> Iterator[Any]:
 
 
 def decide(graph: GraphModule, executor: ModuleExecutor | None) -> list[LayerUse]:
-    """Decides each site of a graph, those around others first, and says what became of all."""
+    """Decide on each site of a graph, those around others first, and return what became of all."""
     if executor is None:
         return []
-    uses = dict(_capturing.kept)
-    _capturing.kept.clear()
+    uses = dict(_state.kept)
+    _state.kept.clear()
     for part in (each for each in graph.modules() if isinstance(each, GraphModule)):
         taken: set[int] = set()
         for node in reversed(part.graph.nodes):
@@ -394,7 +394,7 @@ class _LayerTracer:
 
 
 def _is_traceable(function: ModuleForward, given: Sequence[torch.Tensor], example: Any) -> bool:
-    """Whether a layer is torch code alone, which gives what the module's own forward does."""
+    """Return whether a layer is torch code alone, which gives what the module's own forward does."""
     trace = Trace("layer")
     try:
         with recording(trace, torchlang.language):
@@ -414,7 +414,7 @@ def _meta(value: Any) -> tuple:
     return tuple(map(str, value.shape)), value.dtype, value.device
 
 
-def left_out(graph: Graph) -> set[Node]:
+def replaced_nodes(graph: Graph) -> set[Node]:
     """Return the nodes to delete: those of the own forwards of modules whose calls a layer takes."""
     found: set[Node] = set()
     taken: set[int] = set()

@@ -33,7 +33,7 @@ class Interpreter(Protocol):
         """Run a nested graph on values of this one."""
 
 
-def _nothing(interpreter: Interpreter, *args: Any, **kwargs: Any) -> None:
+def _ignore(interpreter: Interpreter, *args: Any, **kwargs: Any) -> None:
     return None
 
 
@@ -116,12 +116,12 @@ MARKERS: dict[Any, Callable] = {
     torch.ops.higher_order.wrap: _inline,
     torch.ops.higher_order.invoke_subgraph: lambda interpreter, body, name, *args: interpreter.inline(body, args),
     torch.ops.higher_order.hints_wrapper: lambda interpreter, body, args, kwargs, hints: interpreter.inline(body, args),
-    lazy_load_decompositions: _nothing,
+    lazy_load_decompositions: _ignore,
     getattr(predispatch, "_enter_dual_level", enter_dual_level): _enter_dual_level,
     set_grad_enabled: lambda interpreter, mode: set_grad_enabled(mode),
     enter_inference_mode: _enter_inference_mode,
     exit_inference_mode: _exit,
-    log_api_usage_once: _nothing,
+    log_api_usage_once: _ignore,
     enter_autocast: _enter_autocast,
     exit_autocast: _exit,
 }

@@ -221,11 +221,11 @@ class DifferentiableCall:
                     gradients[position] = gradient
                 return tuple(gradients)
 
-        self.apply = _detaching(ForgeFunction.apply, sources.detached) if sources.detached else ForgeFunction.apply
+        self.apply = _detach_inputs(ForgeFunction.apply, sources.detached) if sources.detached else ForgeFunction.apply
         self._function = ForgeFunction
 
     def bucketed(self, parts: Sequence[Sequence[int]]) -> Callable:
-        """`apply` with a node for each part of the gradients, of which the backwards are generators: autograd hands a
+        """Return `apply` with a node for each part of the gradients. The backwards are generators: autograd hands a
         part on, and calls its hooks, before the next one is computed.
 
         The nodes are a chain. The last one made is the forward's, which gives the first part and leaves the generator
@@ -258,7 +258,7 @@ class DifferentiableCall:
         return apply
 
 
-def _detaching(apply: Callable, detached: Sequence[int]) -> Callable:
+def _detach_inputs(apply: Callable, detached: Sequence[int]) -> Callable:
     def apply_detached(*inputs: Any) -> Any:
         given = list(inputs)
         for i in detached:

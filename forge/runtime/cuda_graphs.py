@@ -38,7 +38,7 @@ class CudaRecorder:
     device_type = "cuda"
 
     def new_pool(self) -> Any:
-        """Memory that recordings share."""
+        """Return new memory that recordings share."""
         return torch.cuda.graph_pool_handle()
 
     def stream(self) -> int:
@@ -63,7 +63,7 @@ class CudaRecorder:
 
 
 def _forget_recording() -> None:
-    """After a recording that failed, torch's generator takes it for one that goes on; its clone does not."""
+    """Replace the generator's state after a failed recording, which it takes for one that goes on."""
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     generator.graphsafe_set_state(generator.clone_state())
 

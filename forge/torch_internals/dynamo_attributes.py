@@ -30,8 +30,8 @@ from forge.torch_internals.patch import Scope, patch
 
 
 def _get(obj: Any, name: str | None, original: Callable, default: Any = None) -> Any:
-    """`obj.name` or `getattr(obj, name, default)`, which Dynamo's `original` gives. A name that is no constant is None:
-    Dynamo refuses it."""
+    """Return `obj.name` or `getattr(obj, name, default)`, which `original` gives, guarded. A name that is no constant
+    is None: Dynamo refuses it."""
     _refuse_empty_dict(obj, name)
     try:
         found = original()
@@ -46,7 +46,7 @@ def _get(obj: Any, name: str | None, original: Callable, default: Any = None) ->
 
 
 def _look(obj: Any, name: str | None, original: Callable) -> Any:
-    """`hasattr(obj, name)`, which Dynamo's `original` gives."""
+    """Return `hasattr(obj, name)`, which `original` gives, guarded."""
     _refuse_empty_dict(obj, name)
     found = original()
     if found is not None and found.is_constant_match(False):
@@ -60,7 +60,7 @@ def _constant(name: Any) -> str | None:
 
 
 def _refuse_empty_dict(obj: Any, name: str | None) -> None:
-    """An object of a dict's subclass is guarded by its items first: where there are none, torch looks no further."""
+    """Break the graph for an empty object of a dict's subclass: torch guards its items, and then looks no further."""
     if not isinstance(obj, UserDefinedDictVariable) or obj.source is None:
         return
     if isinstance(obj.value, Sized) and len(obj.value):
