@@ -95,6 +95,11 @@ def makes_tensors(example: Any) -> bool:
     return isinstance(example, torch.Tensor)
 
 
+def memory_of(fake: torch.Tensor) -> int:
+    """Return the identity of a fake tensor's storage."""
+    return fake.untyped_storage()._cdata
+
+
 def fake_tensors(tree: Any) -> list[torch.Tensor]:
     """Return the fake tensors of a nest."""
     return [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
@@ -106,7 +111,7 @@ def shares_memory(node: Node, example: Any) -> bool | None:
     base = node.args[0].meta.get("example_value") if node.args and isinstance(node.args[0], Node) else None
     if not isinstance(first, torch.Tensor) or not isinstance(base, torch.Tensor):
         return None
-    return first.untyped_storage()._cdata == base.untyped_storage()._cdata
+    return memory_of(first) == memory_of(base)
 
 
 def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:

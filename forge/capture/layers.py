@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import free_symbols, guard_scalar
 
 from forge import torchlang
 from forge.capture.autograd_functions import run_alone, traced_directly
+from forge.capture.fake_values import memory_of
 from forge.capture.higher_order import writes
 from forge.compiler.report import LayerUse
 from forge.executors.executor import Declined
@@ -270,8 +271,8 @@ def _outputs(result: Any) -> list[TensorVariable]:
 
 def _check_results(outputs: Sequence[TensorVariable], fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
     results = [_fake(each) for each in outputs]
-    memory = {_memory(fake) for fake in fakes}
-    found = [_memory(each) for each in results]
+    memory = {memory_of(fake) for fake in fakes}
+    found = [memory_of(each) for each in results]
     if not memory.isdisjoint(found) or len(set(found)) < len(found):
         raise _KeepForward("what it returns shares memory with what it is given")
     if not all(each.is_contiguous() for each in results):
@@ -281,11 +282,13 @@ def _check_results(outputs: Sequence[TensorVariable], fakes: Sequence[torch.Tens
     if any(getattr(node.target, "__name__", "") in _KEEPING for node in inside):
         raise _KeepForward("its own forward may change its statistics")
     own = set(inside)
-    made = {_memory(leaf) for node in own for leaf in leaves(node.meta.get("example_value")) if _is_tensor(leaf)}
+    made = {memory_of(leaf) for node in own for leaf in leaves(node.meta.get("example_value")) if _is_tensor(leaf)}
     for node in inside:
         written = node.args[0] if writes(node) and node.args else None
         example = written.meta.get("example_value") if isinstance(written, Node) else None
-        if _is_tensor(example) and (written not in own or _memory(example) in memory or _memory(example) not in made):
+        if _is_tensor(example) and (
+            written not in own or memory_of(example) in memory or memory_of(example) not in made
+        ):
             raise _KeepForward("it changes a tensor that others see")
 
 
@@ -306,10 +309,6 @@ def _check_inputs(fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
                 raise _KeepForward("its own forward reads a value that is neither given to it nor a constant")
             if not {*map(str, free_symbols(number))} <= lengths:
                 guard_scalar(number)
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
