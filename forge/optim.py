@@ -78,7 +78,7 @@ class AdamW(torch.optim.AdamW):
         self._runs: dict[int, _Run] = {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, with options of their own. Raises ValueError for a moment_dtype that is neither None nor
+        """Add parameters, with options of their own. Raises ValueError for a moment_dtype that is neither None nor
         torch.float32."""
         if "moment_dtype" not in self.defaults:
             self.defaults["moment_dtype"] = self._moment_dtype
@@ -94,7 +94,7 @@ class AdamW(torch.optim.AdamW):
         super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over a state_dict of this class or of torch.optim.AdamW. The moments' dtype stays what it is here."""
+        """Take over a state_dict of this class or of torch.optim.AdamW. The moments' dtype stays what it is here."""
         dtypes = [group["moment_dtype"] for group in self.param_groups]
         super().load_state_dict(state_dict)
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
@@ -121,7 +121,7 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every parameter that has a gradient. `closure` computes the loss again, which is returned."""
+        """Step every parameter that has a gradient. `closure` computes the loss again, which is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -134,7 +134,7 @@ class AdamW(torch.optim.AdamW):
 
     @torch.compiler.disable
     def _run(self, number: int, group: dict[str, Any], params: list[Tensor]) -> None:
-        grads = [param.grad for param in params]
+        grads = [param.grad for param in params if param.grad is not None]
         check(
             all(grad.layout is torch.strided for grad in grads),
             lambda: "forge.optim.AdamW: a gradient is sparse, but must be dense; torch.optim.SparseAdam takes those",
@@ -146,25 +146,27 @@ class AdamW(torch.optim.AdamW):
             for param, state in zip(params, states, strict=True):  # a parameter's memory format may have changed
                 state.update({name: _laid_out_as(param, state[name]) for name in MOMENTS if name in state})
         reason = run.unsupported(params)
-        lists = [
+        lists = (
             params,
             grads,
-            *[[state[name] for state in states] for name in MOMENTS[:2]],
+            [state[MOMENTS[0]] for state in states],
+            [state[MOMENTS[1]] for state in states],
             [state[MOMENTS[2]] for state in states] if group["amsgrad"] else [],
             [state["step"] for state in states],
-        ]
-        options = {name: group[name] for name in ("lr", "eps", "weight_decay", "maximize")}
+        )
+        options: dict[str, Any] = {name: group[name] for name in ("lr", "eps", "weight_decay", "maximize")}
         options |= {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}  # of a GradScaler
-        if reason is None:
+        if reason is None and run.step is not None:
             run.step(*lists, betas=group["betas"], **options)
             return
+        assert reason is not None, "where the kernel runs a step, it is there"
         _check_moments(group, params, reason)
         _notice(reason)
         beta1, beta2 = group["betas"]
-        lists[1] = [_laid_out_as(param, grad) for param, grad in zip(params, grads, strict=True)]
-        adamw(*lists, fused=True, capturable=group["capturable"], amsgrad=group["amsgrad"], beta1=beta1, beta2=beta2,
-              **options)  # fmt: skip
-        for grad, used in zip(grads, lists[1], strict=True):
+        laid_out = [_laid_out_as(param, grad) for param, grad in zip(params, grads, strict=True)]
+        adamw(params, laid_out, *lists[2:], fused=True, capturable=group["capturable"], amsgrad=group["amsgrad"],
+              beta1=beta1, beta2=beta2, **options)  # fmt: skip
+        for grad, used in zip(grads, laid_out, strict=True):
             if used is not grad and options["grad_scale"] is not None:  # a step leaves gradients without their scale
                 grad.copy_(used)
 
@@ -186,18 +188,19 @@ class _Run:
         self._reason: str | None = None
 
     def is_new(self, params: list[Tensor]) -> bool:
-        """Whether these are others than those of the last step, or in another memory format; notes them."""
+        """Return whether these are others than at the last step, or in another memory format; note them."""
         before, self._asked = self._asked, [(id(each), each.dtype, each.device, each.stride()) for each in params]
         self._is_new = before != self._asked
         return self._is_new
 
     def unsupported(self, params: list[Tensor]) -> str | None:
-        """Why the kernel does not run the step; None where it does."""
+        """Return why the kernel does not run the step; None where it does."""
         if self._is_new:
-            kernel, reason = _kernel()
-            self._reason = reason or next(filter(None, map(kernel.adamw_unsupported, params)), None)
-            if self._reason is None and self.step is None:
-                self.step = kernel.AdamWStep()
+            kernel, self._reason = _kernel()
+            if kernel is not None:
+                self._reason = next(filter(None, map(kernel.adamw_unsupported, params)), None)
+                if self._reason is None and self.step is None:
+                    self.step = kernel.AdamWStep()
         return self._reason
 
 
@@ -206,13 +209,12 @@ def _moment(param: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _laid_out_as(param: Tensor, other: Tensor) -> Tensor:
-    """A gradient or a moment in memory of the parameter's strides: torch's fused AdamW reads it as though it had
-    them."""
+    """Return a gradient or a moment with the parameter's strides, which torch's fused AdamW takes for granted."""
     return other if other.stride() == param.stride() else torch.empty_like(param, dtype=other.dtype).copy_(other)
 
 
 def _check_moments(group: dict[str, Any], params: list[Tensor], reason: str) -> None:
-    """Raises NotImplementedError where torch's own AdamW does not have the moments that a group asks for."""
+    """Raise NotImplementedError where torch's own AdamW does not have the moments that a group asks for."""
     wanted = group["moment_dtype"]
     other = next((param.dtype for param in params if wanted not in (None, param.dtype)), None)
     check(
@@ -227,7 +229,7 @@ def _check_moments(group: dict[str, Any], params: list[Tensor], reason: str) -> 
 
 @cache
 def _kernel() -> tuple[ModuleType | None, str | None]:
-    """(the repository that comes with forge, None), or (None, why it cannot be used)."""
+    """Return (the repository that comes with forge, None), or (None, why it cannot be used)."""
     try:
         return hub.load(hub.resolve(_REPOSITORY, policy=hub.Policy(local=True))), None
     except (hub.HubError, ImportError) as error:

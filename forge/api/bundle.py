@@ -113,6 +113,8 @@ def _prune_manifest(path: Path, kernels: list[Kernel], dropped: str | None) -> b
     """Return the manifest with these kernels alone, and without the key `dropped`."""
     places = {(kernel.entry.mark.line, kernel.entry.mark.column) for kernel in kernels}
     root = read_document(path).root
+    assert root is not None, "a manifest with kernels is not empty"
+    pruned: Any
     if root.is_list:  # ExecuTorch's functions.yaml
         pruned = _prune_ops(root, places)
     else:

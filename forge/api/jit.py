@@ -34,7 +34,7 @@ from forge.transforms.users import Transform
 
 @dynamo_disable
 def jit(
-    target: Callable | torch.nn.Module = ...,
+    target: Callable | torch.nn.Module | types.EllipsisType = ...,
     *,
     executors: Sequence[str | Executor] | None = None,
     transforms: Sequence[Transform] = (),
@@ -171,7 +171,7 @@ def jit(
         history=handle.history,
         layers=layers_named,
     )
-    compiled._forge_handle = handle
+    vars(compiled)["_forge_handle"] = handle
     if isinstance(target, torch.nn.Module):
         return jitted_module(target, compiled, rejit)
     functools.update_wrapper(compiled, target, updated=())
@@ -201,7 +201,7 @@ def _entry(target: Callable) -> Callable:
     Dynamo's guards live as long as the types and modules that they look at, and they keep its globals: nothing that
     shall be freed may be one. A module is its argument, a function its closure's. Dynamo keeps the code object and
     what it compiled for it, each for the other's sake, until the entry goes."""
-    template = _calling_module if isinstance(target, torch.nn.Module) else _calling(target)
+    template = _call_module if isinstance(target, torch.nn.Module) else _wrap_function(target)
     code = template.__code__.replace(co_name=f"forge_{next(_entries)}_{name_of(target)}")
     scope = {"__builtins__": builtins.__dict__, "__name__": __name__}
     entry = types.FunctionType(code, scope, closure=template.__closure__)
@@ -209,11 +209,11 @@ def _entry(target: Callable) -> Callable:
     return entry
 
 
-def _calling_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 
-def _calling(target: Callable) -> Callable:
+def _wrap_function(target: Callable) -> Callable:
     if _runs_later(target):
         target = disable(target, reason="a generator or an async function runs after it was called; jit what it calls")
 

@@ -27,7 +27,7 @@ class LoadedKernel:
         self._symbol = kernels[0].target.symbol
         executor = HubExecutor("kernels", None if force else verifier, checked=not force, faster=False)
         executor.add(kernels)
-        self.kernels = [each.name for each in executor.candidates(self._symbol)]
+        self.kernels = [each.name for each in executor.candidates(self._symbol) if each.name is not None]
         self._by_name = {kernel.name: kernel for kernel in kernels}
         self._direct = Direct(self._call, [executor, "torch"])
 
@@ -45,7 +45,7 @@ class LoadedKernel:
         return executable.call(*input_tensors(args, kwargs))
 
     def _reasons(self, name: str, report: CompileReport, args: tuple, kwargs: dict) -> list[str]:
-        """Every constraint that fails, else why it was declined all the same."""
+        """Return every constraint that fails, else why the kernel was declined all the same."""
         kernel = self._by_name[name]
         unusable = kernel.unusable()
         if unusable is not None:

@@ -28,7 +28,7 @@ from forge.executors.executor import Executor
 from forge.executors.torchex.attention import ATTENDING
 from forge.ir import Trace
 from forge.ir.interpreter import paused_gc
-from forge.runtime.plan import CompiledPlan, GeneratedFunction, TrainingPlan, assemble, with_checks
+from forge.runtime.plan import Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
 from forge.runtime.tiering import TieredProgram, TierResult, is_small, is_wanted
 from forge.runtime.torch_state import preserve_torch_state
 from forge.support import progress
@@ -153,7 +153,9 @@ def _add_stage(stages: list[Trace], trace: Trace) -> None:
         stages.append(trace)
 
 
-def compile(program: Program, config: Config, *, eager: Callable | None = None) -> tuple[Executable, CompileReport]:
+def compile(
+    program: Program, config: Config, boundary: CallBoundary = CallBoundary()
+) -> tuple[Executable, CompileReport]:
     """Compile a captured program; gradients flow to the inputs that require them.
 
     Args:
@@ -172,11 +174,9 @@ def compile(program: Program, config: Config, *, eager: Callable | None = None) 
     if context.freezing is not None:
         report.frozen, report.unfrozen = context.freezing.done, context.freezing.left
     report.shorten()
-    call, tiered = assemble(plan), None
-    if second_tier is not None and is_wanted():
-        tiered = TieredProgram(call, second_tier.compile)
-        call = tiered.call
-    call = with_checks(call, program.mutated, eager, assumes=_assumes(program))
+    tiered = TieredProgram(second_tier.compile) if second_tier is not None and is_wanted() else None
+    parts = Call(plan, None, tiered, program.mutated, _assumes(program), boundary)
+    call, report.wrappers = parts.assemble()
     return Executable(call, plan, second_tier, tiered), report
 
 
@@ -271,7 +271,7 @@ def _compile_second_tier(
         if tier.on_promote is not None:
             tier.on_promote(plan, config.executors)
 
-    return TierResult(assemble(plan, call), config.ready, install)
+    return TierResult(Call(plan, call).assemble()[0], config.ready, install)
 
 
 # programs of other kinds
@@ -282,7 +282,7 @@ def _compile_double_backward(trace: Trace, config: Config) -> tuple[Callable, Tr
     program, report = Program(trace, None, [], grad=True), CompileReport()
     context = Context(kind=Kind.DOUBLE_BACKWARD, config=config, program=program, report=report)
     plan, _ = _compile_trace(trace, context)
-    call = assemble(plan)
+    call, _ = Call(plan).assemble()
     return call if plan.training is not None else torch.no_grad()(call), context.optimized, report
 
 

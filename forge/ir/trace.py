@@ -3,7 +3,7 @@
 import keyword
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,6 +13,8 @@ from forge.ir.proxies import Dim, NumberProxy, Proxy, TensorProxy
 from forge.ir.source import Source
 from forge.ir.state import LanguageContext, recorder, state
 from forge.ir.symbol import NO_TAGS, BoundSymbol, Tag, union
+
+P = TypeVar("P", bound=Proxy)
 
 # what a printed trace says itself, so that no value can be called that
 RESERVED = frozenset(
@@ -135,7 +137,7 @@ class Trace:
         """A new tensor proxy of this trace."""
         return TensorProxy(self.fresh_name(name), tuple(shape), dtype, device, **known)
 
-    def add_input(self, proxy: Proxy) -> Proxy:
+    def add_input(self, proxy: P) -> P:
         """Declares an input whose name is already unique."""
         self.names.add(proxy.name)
         self.inputs.append(proxy)

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from forge.capture.entry import breaks_of_process
 from forge.capture.handles import JitHandle, eager_modules, handles_of
+from forge.capture.history import breaks_of_process
 from forge.compiler.autotune import Measurement
 from forge.compiler.report import CompileReport, LayerUse
 from forge.debug.profiling import can_profile, costs

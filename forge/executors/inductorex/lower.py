@@ -736,9 +736,9 @@ def compile_graph(
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # they keep their strides
     with (
         tracing(TracingContext(fake)),
-        barriers.inserted,
-        local_buffers.untiled,
-        index_bound.bounded,
+        barriers.insert_barriers,
+        local_buffers.share_outer_loops,
+        index_bound.bound_index,
         accuracy.near_zero(as_vec=_is_marked(graph)),
         accuracy.long_sums(),
         compiler_config.patch(cache_key_tag=f"{compiler_config.cache_key_tag}{_not_in_its_key(graph, given, fake)}"),
