@@ -14,17 +14,6 @@ from forge.hub.conformance.repository import Repository, read_repository
 from forge.hub.policy import Policy
 from forge.hub.resolver import Resolved, Selection
 
-__all__ = [
-    "REQUIREMENTS",
-    "Finding",
-    "LayerClass",
-    "Repository",
-    "cached",
-    "check_repository",
-    "check_selection",
-    "layer_classes",
-]
-
 REQUIREMENTS: tuple[Callable[[Repository], Iterator[Finding]], ...] = (
     *layout.REQUIREMENTS,
     *describes.REQUIREMENTS,
