@@ -34,7 +34,7 @@ import torch
 from forge.hub import compiler, executorch, private, toolchain
 from forge.hub.compat import library
 from forge.hub.errors import BuildError, HubNotice, IntegrityError, MalformedError, Place, RefusedError
-from forge.hub.files import MAX_FILES, MAX_SOURCE_BYTES, read_small
+from forge.hub.files import MAX_FILES, MAX_SOURCE_BYTES, read_small, sha256_of
 from forge.hub.manifest.model import Build, Manifest
 from forge.hub.policy import Policy
 from forge.support import child_processes, owner_only_store
@@ -225,7 +225,7 @@ def _cached(plan: _Plan) -> tuple[Built | None, str]:
             values = json.load(file)
         path = plan.target / values["file"]
         with owner_only_store.open_own(path) as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            sha256 = sha256_of(file)
         if (values["key"], values["sha256"], path.parent) == (plan.key, sha256, plan.target):
             operators, namespaces = tuple(values["operators"]), tuple(values["namespaces"])
             return Built(plan.manifest, plan.key, path, operators, namespaces, None, {}, sha256), ""

@@ -149,9 +149,14 @@ def _read(
             content = file.read()
             return File(path, location, len(content), hashlib.sha256(content).hexdigest(), content)
         if copy_to is None:
-            return File(path, location, size, hashlib.file_digest(file, "sha256").hexdigest())
+            return File(path, location, size, sha256_of(file))
         size, sha256 = private.copy(file, copy_to / path)
         return File(path, location, size, sha256, copy=copy_to / path)
+
+
+def sha256_of(file: BinaryIO) -> str:
+    """Return the hash of what is left to read of a file."""
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # typeshed wants readinto
 
 
 def content_hash(files: Mapping[str, File]) -> str:

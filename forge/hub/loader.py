@@ -332,18 +332,19 @@ class _Source(importlib.machinery.SourceFileLoader):
     def __init__(self, name: str, file: File, trees: dict[str, ast.Module]) -> None:
         super().__init__(name, str(file.copy or file.location))
         self._file = file
+        self._content = file.content or b""
         self._trees = trees
 
     def get_code(self, fullname: str) -> types.CodeType:
         path = str(self._file.location)
-        code = self.source_to_code(self._trees.pop(self._file.path, self._file.content), path)
+        code = self.source_to_code(self._trees.pop(self._file.path, self._content), path)
         for name in {path, self.path}:  # what asks for a function's source, as Triton does, gets what was hashed
-            lines = importlib.util.decode_source(self._file.content).splitlines(keepends=True)
+            lines = importlib.util.decode_source(self._content).splitlines(keepends=True)
             linecache.cache[name] = (self._file.size, None, lines, name)
         return code
 
     def get_data(self, path: str) -> bytes:
-        return self._file.content if path == self.path else super().get_data(path)
+        return self._content if path == self.path else super().get_data(path)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -44,12 +44,12 @@ def lock_kernels(
             continue
         done.add(source)
         if source.path is not None and source.path.name.endswith(ALONE):
-            kernel, named = _locked_manifest(lock, source, checked=accept is not None)
+            kernel, sources_of_it = _locked_manifest(lock, source, source.path, checked=accept is not None)
             lock = lock.with_kernel(kernel)
-            pending += named
+            pending += sources_of_it
             continue
-        options = {} if source.path is not None else {"version": source.version, "revision": source.revision}
-        selection = select(source.path or source.repository, policy=policy, backend=backend, **options)
+        named, version, revision = source.path or source.repository, source.version, source.revision
+        selection = select(named, version=version, revision=revision, policy=policy, backend=backend)
         if source.path is not None and not selection.choice.accepted + selection.choice.rejected:
             _refuse_sources(source.path, read_small(source.path / MANIFEST, selection.place(), MAX_BYTES) or b"")
         names = _wanted(selection, variants, all_variants)
@@ -65,7 +65,7 @@ def lock_kernels(
 
 def _source(kernel: LockedKernel, path: Path) -> Source:
     if kernel.commit is None:
-        return Source(None, path.parent / kernel.source, None, None)
+        return Source(path=path.parent / kernel.source)
     return Source(kernel.source, None, kernel.version, kernel.revision)
 
 
@@ -91,19 +91,19 @@ def _beside(folder: Path) -> dict[str, str]:
     return {} if content is None else {MANIFEST: hashlib.sha256(content).hexdigest()}
 
 
-def _locked_manifest(lock: Lock, source: Source, *, checked: bool) -> tuple[LockedKernel, list[Source]]:
-    """A manifest that stands alone, and the repositories that it names.
+def _locked_manifest(lock: Lock, source: Source, path: Path, *, checked: bool) -> tuple[LockedKernel, list[Source]]:
+    """Return the entry of a manifest that stands alone, and the repositories that it names.
 
     Raises: NotFoundError, MalformedError, RefusedError; if `checked`, ManifestError for what loading refuses.
     """
-    content = read_small(source.path, Place(str(source.path)), MAX_BYTES)
+    content = read_small(path, Place(str(path)), MAX_BYTES)
     if content is None:
         raise NotFoundError(f"{source}: there is no such file")
-    _refuse_sources(source.path.parent, content)
+    _refuse_sources(path.parent, content)
     if checked:
-        manifests.read(source.path, content, with_sources=True)
-    files = {source.path.name: hashlib.sha256(content).hexdigest()}
-    named = [parse_source(each) for each in named_repositories(content, str(source.path))]
+        manifests.read(path, content, with_sources=True)
+    files = {path.name: hashlib.sha256(content).hexdigest()}
+    named = [parse_source(each) for each in named_repositories(content, str(path))]
     return LockedKernel(lock.name_of(source), None, None, None, {}, files), named
 
 

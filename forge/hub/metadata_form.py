@@ -1,7 +1,7 @@
 """What metadata.json must hold, and in forge's words what is wrong with one that the library `kernels` refuses."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from forge.hub.variants import BACKENDS
@@ -65,17 +65,13 @@ def _problems(values: dict[str, Any]) -> Iterator[Problem]:
             if not fits(values[key], kind) or not strings:
                 yield _wrong(key, values[key], wanted)
             else:
-                yield from _FORMS.get(key, _any)(values[key])
+                yield from _FORMS[key](values[key]) if key in _FORMS else ()
 
 
 def _wrong(key: str, came: Any, wanted: str, inside: str = "", entry: int | None = None) -> Problem:
     """inside: the key at the top of the file in whose object, or in whose list's entry, the key is."""
     where = f" of {f'entry {entry} of ' if entry else ''}{inside!r}" if inside else ""
     return inside or key, f"{key!r}{where} is {came!r}, but must be {wanted}"
-
-
-def _any(came: Any) -> Iterator[Problem]:
-    yield from ()
 
 
 def _name(came: str) -> Iterator[Problem]:
@@ -132,7 +128,7 @@ def _minver(came: str) -> Iterator[Problem]:
         yield _wrong("kernels-minver", came, 'three numbers with dots between them, such as "0.17.0"')
 
 
-_FORMS = {
+_FORMS: dict[str, Callable[[Any], Iterator[Problem]]] = {
     "name": _name,
     "version": _version,
     "backend": _backend,

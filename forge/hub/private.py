@@ -6,22 +6,19 @@ next one. It is locked as long as the process, or a fork of it, is there.
 
 import atexit
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from forge.ir.locks import new_lock
 from forge.support.owner_only_store import user_cache
-
-try:
-    import fcntl
-except ImportError:  # not a Unix
-    fcntl = None
 
 PREFIX = "forge-kernels-"
 LOCK = "lock"
@@ -50,10 +47,10 @@ def copy(source: BinaryIO, target: Path) -> tuple[int, str]:
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o500)
     with open(handle, "wb") as file, ThreadPoolExecutor(1) as hashing:
         while block := source.read(_BLOCK):
-            hashed = hashing.submit(digest.update, block) if len(block) == _BLOCK else digest.update(block)
+            is_small = len(block) < _BLOCK  # it is hashed without a thread
+            finish = partial(digest.update, block) if is_small else hashing.submit(digest.update, block).result
             file.write(block)
-            if hashed is not None:
-                hashed.result()
+            finish()
             size += len(block)
     return size, digest.hexdigest()
 
@@ -83,8 +80,7 @@ def _locked(path: Path, *, shared: bool) -> int | None:
     """A lock that the system frees when all who have it are gone; None where another one has it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        if fcntl is not None:
-            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
         return None
@@ -109,8 +105,6 @@ def _remove(root: Path) -> None:
 
 
 def _sweep(place: Path) -> None:
-    if fcntl is None:
-        return
     for each in place.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             found = each.lstat()

@@ -99,16 +99,16 @@ class Compiling:
         self.compilers = _compilers(target)
 
     def key(self, *more: bytes) -> str:
-        """A hash of all that decides what comes out, and of `more`."""
-        told = (self.files_hash(), sorted(self.compilers.items()), _headers(), self.flags(), _WRITTEN)
-        return _digest(repr(told).encode(), *more)
+        """Return a hash of all that decides what comes out, and of `more`."""
+        parts = (self.files_hash(), sorted(self.compilers.items()), _headers(), self.flags(), _WRITTEN)
+        return _digest(repr(parts).encode(), *more)
 
     def files_hash(self) -> str:
         """A hash of all files."""
         return _digest(*[part for path, content in self.files.items() for part in (path.encode(), content)])
 
-    def flags(self) -> list[tuple[str, ...]]:
-        """What the tree asks of the compilers."""
+    def flags(self) -> list[tuple[Any, ...]]:
+        """Return what the tree asks of the compilers."""
         parts = [
             (each.name, each.src, each.include, each.cxx_flags, each.flags, each.archs)
             for each in self.target.components
@@ -157,7 +157,7 @@ class Compiling:
             named = b"TORCH_EXTENSION_NAME" in self.files[source] or REGISTRATION.encode() in self.files[source]
             name = [f"-DTORCH_EXTENSION_NAME={id}"] if named else []
             if source.endswith(".cu"):
-                program, flags = toolchain.nvcc(), [*CUDA_FLAGS, "-Xcompiler=-fPIC", *cuda]
+                program, flags = str(toolchain.nvcc()), [*CUDA_FLAGS, "-Xcompiler=-fPIC", *cuda]
             else:
                 program, flags = toolchain.compiler(), [*CXX_FLAGS, "-include", MANYLINUX, *cxx]
             command = (program, *flags, *name, *system, "-c", source)
@@ -167,7 +167,7 @@ class Compiling:
 
 
 def _compilers(target: Target) -> dict[str, str]:
-    programs = [toolchain.compiler()] + ([toolchain.nvcc()] if target.backend == "cuda" else [])
+    programs = [toolchain.compiler()] + ([str(toolchain.nvcc())] if target.backend == "cuda" else [])
     return {program: toolchain.version(program) for program in programs}
 
 

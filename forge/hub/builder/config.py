@@ -9,7 +9,7 @@ Source: https://huggingface.co/docs/kernels/builder/writing-kernels
 import os
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -189,10 +189,10 @@ class _Reader:
     def stable_abi(self, section: str, values: Mapping[str, Any]) -> dict[str, str]:
         came = values.get("stable-abi", {})
         if isinstance(came, dict):
-            return {name: self.version(f"{section}.stable-abi", came, name) for name in came}
-        return dict.fromkeys(BACKENDS, self.version(section, values, "stable-abi"))
+            return {name: str(self.version(f"{section}.stable-abi", came, name)) for name in came}
+        return dict.fromkeys(BACKENDS, str(self.version(section, values, "stable-abi")))
 
-    def component(self, name: str, came: Any, backends: Collection[str]) -> Component:
+    def component(self, name: str, came: Any, backends: Sequence[str]) -> Component:
         section = f"kernel.{name}"
         kinds = {"cuda-minver", *_FLAGS.values(), *_ARCHS.values()}
         values = self.section(section, came, {"backend", "src", "include", "depends", *kinds})

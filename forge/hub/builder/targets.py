@@ -46,7 +46,7 @@ def _target(config: Config, backend: str) -> Target:
         return Target(f"torch-{backend}", backend)
     components = tuple(each for each in config.components if each.backend == backend)
     stable = config.stable_abi.get(backend) or _as_sources_allow(config, components)
-    name = backend if backend != "cuda" else f"cu{torch.version.cuda.replace('.', '')}"
+    name = backend if backend != "cuda" else f"cu{str(torch.version.cuda).replace('.', '')}"
     system = f"{name}-{_machine()}-{_SYSTEMS[sys.platform]}"
     if stable is not None:
         return Target(f"torch-stable-abi{stable.replace('.', '')}-{system}", backend, components, stable)

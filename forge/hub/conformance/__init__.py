@@ -44,8 +44,7 @@ def check_repository(
 
 def cached(selection: Selection, variants: Collection[str]) -> list[str]:
     """Those of these variants of a repository of the Hub that the cache holds whole."""
-    held = repository_cache(selection.source.repository)
-    return [name for name in variants if held.has(selection.commit, name, selection.record)]
+    return list(filter(selection.is_cached, variants))
 
 
 def check_selection(selection: Selection, variants: Collection[str]) -> list[Finding]:
@@ -55,7 +54,7 @@ def check_selection(selection: Selection, variants: Collection[str]) -> list[Fin
         held = repository_cache(repository)
         folder, name = held.snapshot(selection.commit), repository.split("/")[1]
         return check_repository(folder, policy=selection.policy, name=name, blobs=held.blobs, only=variants)
-    folder = selection.source.path.resolve()
+    folder = selection.source.folder.resolve()
     only = variants if selection.build in (folder, folder / "build") else None
     return check_repository(folder, policy=selection.policy, only=only)
 

@@ -18,7 +18,7 @@ def python_floor(repository: Repository) -> Iterator[Finding]:
     """Every file is Python that 3.9 parses, and imports no module that the standard library got later."""
     for variant in repository.variants:
         for each in variant.python.values():
-            if each.problem is not None:
+            if each.tree is None:
                 line, text = each.problem
                 yield variant.finding("python-floor", text, each.path, line)
                 continue

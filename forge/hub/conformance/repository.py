@@ -34,7 +34,7 @@ class Python:
     path: str
     text: str
     tree: ast.Module | None
-    problem: tuple[int, str] | None = None
+    problem: tuple[int, str] = (0, "")
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
@@ -116,12 +116,17 @@ class Repository:
     unread: list[Finding] = field(default_factory=list)
     is_folder: bool = True
 
-    def python(self) -> Iterator[tuple[Variant, Python]]:
-        """Every Python file that could be parsed."""
+    def first(self, key: str, kind: type) -> Any:
+        """Return the first of the variants' values under a key of metadata.json."""
+        values = (each.value(key, kind) for each in self.variants)
+        return next((value for value in values if value is not None), None)
+
+    def python(self) -> Iterator[tuple[Variant, Python, ast.Module]]:
+        """Yield every Python file that could be parsed, with its variant and its tree."""
         for variant in self.variants:
             for each in variant.python.values():
                 if each.tree is not None:
-                    yield variant, each
+                    yield variant, each, each.tree
 
 
 def read_repository(

@@ -102,7 +102,7 @@ def _bound(manifest: Manifest) -> list[_Bound]:
     for op in manifest.ops:
         for entry in op.kernels:
             if is_bound(entry, manifest.library.name):
-                name = entry.kernel_name.partition("::")[2]
+                name = str(entry.kernel_name).partition("::")[2]
                 found[name] = _Bound(entry.name.partition("#")[0], name, _schema(op))
     return list(found.values())
 

@@ -24,8 +24,9 @@ class Aliases:
         """Return these and those that an entry defines, which go before."""
         dtypes = reader.read(_type_aliases, node.get("type_alias"), "type_alias") or {}
         orders = reader.read(_order_aliases, node.get("dim_order_alias"), "dim_order_alias") or {}
-        for name in orders.keys() & dtypes.keys():
-            reader.problems.add(node.get("dim_order_alias").keys[name], f"{name!r} is a type alias already")
+        for name, mark, _ in pairs(node.get("dim_order_alias"), "") if orders else ():
+            if name in dtypes:
+                reader.problems.add(mark, f"{name!r} is a type alias already")
         return Aliases({**self.dtypes, **dtypes}, {**self.orders, **orders})
 
 
@@ -72,9 +73,9 @@ def dtype(reader: Reader, node: Node, what: str) -> torch.dtype:
     if isinstance(node.value, torch.dtype):
         return node.value
     name = text(reader, node, what)
-    if find_dtype(name) is None:
+    if (dtype := find_dtype(name)) is None:
         raise InvalidText(f"unknown dtype {name!r}{did_you_mean(name, DTYPES)}")
-    return find_dtype(name)
+    return dtype
 
 
 def _dtypes(reader: Reader, node: Node, what: str) -> tuple[torch.dtype, ...]:
@@ -130,9 +131,9 @@ def dtype_or_alias(reader: AliasReader, node: Node, what: str) -> DtypeAlias | N
     name = text(reader, node, what).removesuffix("?").strip()
     if name in reader.aliases.dtypes:
         return reader.aliases.dtypes[name]
-    if find_dtype(name) is None:
+    if (dtype := find_dtype(name)) is None:
         raise _undefined("type", name, reader.aliases.dtypes, DTYPES)
-    return DtypeAlias(None, (find_dtype(name),))
+    return DtypeAlias(None, (dtype,))
 
 
 def order_or_alias(reader: AliasReader, node: Node, what: str) -> OrderAlias | None:

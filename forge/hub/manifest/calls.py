@@ -30,10 +30,11 @@ def kernel_problems(entry: KernelEntry, signature: Signature, find: Find) -> lis
 
 
 def function_problems(
-    label: str, name: str | None, given: Any, called: tuple[list[str], list[str]], find: Find
+    label: str, name: str | None, function: Callable | None, called: tuple[list[str], list[str]], find: Find
 ) -> list[str]:
+    """Return why a function cannot be called so: it is not found, or its signature does not accept the arguments."""
     try:
-        function = given if given is not None else find(name)
+        function = function or find(name or "")
     except Exception as error:
         return [f"{label} not found: {described(error)}"]
     return [f"{label}: {text}" for text in call_problems(function, *called)]
@@ -90,7 +91,7 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def call_problems(function: Callable, positional: list[str | None], named: list[str]) -> list[str]:
+def call_problems(function: Callable, positional: list[str], named: list[str]) -> list[str]:
     """What is wrong with calling a kernel with these positional arguments (by what they are) and these named ones."""
     parameters = _kernel_parameters(function)
     if parameters is None:
@@ -99,7 +100,7 @@ def call_problems(function: Callable, positional: list[str | None], named: list[
     any_position = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
     by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    refused = [] if any_position else [str(what) for what in positional[len(takes) :]]
+    refused = [] if any_position else positional[len(takes) :]
     refused += [] if any_name else [name for name in named if name not in by_name]
     filled = {p.name for p in takes[: len(positional)]} | set(named)
     missing = [

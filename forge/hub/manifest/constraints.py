@@ -113,7 +113,8 @@ class Checker:
         if self.typed:
             yield from self._kinds(values)
         yield from self._dropped(values)
-        tensors = yield from self._present(values)
+        tensors: dict[str, list[Any]] = {}
+        yield from self._present(values, tensors)
         dims: dict[str, Any] = {}
         yield from self._first(tensors, self.entry.dtypes, partial(self._dtype, bound={}))
         yield from self._first(tensors, self.ordered, partial(self._order, bound={}))
@@ -175,19 +176,17 @@ class Checker:
             elif parameter.kind == "other" and isinstance(value, TENSORS):
                 yield f"{parameter.name} is a tensor, but {self.signature.name} takes none there"
 
-    def _present(self, values: Mapping[str, Any]) -> Iterator[str]:
-        """The constrained arguments that are there; what is missing, or is no tensor, is a reason."""
-        found: dict[str, list[Any]] = {}
+    def _present(self, values: Mapping[str, Any], present: dict[str, list[Any]]) -> Iterator[str]:
+        """Put the constrained arguments into `present`; yield a reason for one that is missing, or is no tensor."""
         for name in self.constrained:
             value = values.get(name)
             tensors = _tensors(value)
             if tensors or (isinstance(value, (tuple, list)) and not value):
-                found[name] = tensors
+                present[name] = tensors
             elif value is not None:
                 yield f"{name} is {show(value)}, but must be a tensor"
             elif name not in self.entry.optional and name in self.given:
                 yield f"{name} is None, but must be a tensor"
-        return found
 
     def _first(
         self,

@@ -33,7 +33,7 @@ def in_order(order: DimOrder, tensor: Tensor) -> bool | None:
     if strides is None:
         return None
     dims = range(len(shape)) if order.dims is None else order.dims
-    expected = 1
+    expected: Dim = 1
     matches = True
     try:
         for dim in reversed(dims):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -171,8 +171,16 @@ class Argument:
     """An argument of the operator, given to a kernel's parameter."""
 
     name: str
-    index: ClassVar[int | None] = None  # a view has these, too
-    names: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def index(self) -> int | None:
+        """Which of a list of tensors a view is of."""
+        return None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The arguments that a view's steps speak of."""
+        return frozenset()
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ FORGE, EXECUTORCH = "forge", "executorch"  # the dialects: forge_kernels.yaml, a
 BOTH = (FORGE, EXECUTORCH)
 
 Section = TypeVar("Section")
-Reading = Callable[["Reader", Node, str], Any]
+# A reading takes the reader that has what it needs: of aliases, of one operator's kernels, of a whole manifest.
+Reading = Callable[[Any, Node, str], Any]
 
 
 class Expected(InvalidText):
@@ -60,7 +61,7 @@ def key(
 
 
 @cache
-def keys_of(section: type, dialect: str = FORGE) -> dict[str, Key]:
+def keys_of(section: type[Any], dialect: str = FORGE) -> dict[str, Key]:
     """Return the keys of a section, by name, in a dialect."""
     keys = {each.name: each.metadata.get("key") for each in dataclasses.fields(section)}
     return {name: each for name, each in keys.items() if each is not None and dialect in each.dialects}
@@ -86,8 +87,10 @@ class Reader:
 
     def read(self, read: Reading, node: Node | None, what: str) -> Any:
         """Return the value of a node; None where it has none, or is wrong, which is reported."""
+        if node is None:
+            return None
         try:
-            return None if node is None else read(self, node, what)
+            return read(self, node, what)
         except Expected as wanted:
             self.problems.add(node.mark, f"{what} is {shown(node)}, but must be {wanted}")
         except InvalidText as error:
@@ -113,12 +116,12 @@ class Reader:
 
         prefix: of the keys' names in errors. optional: keys that are not required this time.
         """
-        keys = keys_of(section, self.dialect)
+        kind: type = section
+        keys = keys_of(kind, self.dialect)
         if not node.is_mapping:
             raise Expected(f"a mapping with the keys {', '.join(keys)}")
-        meant = "".join(
-            self._unknown(section, name, node, where) for name in node.value if name not in (*keys, *ignored)
-        )
+        unknown = [name for name in node.value if name not in (*keys, *ignored)]
+        meant = "".join(self._unknown(kind, name, node, where) for name in unknown)
         values = {}
         for name, each in keys.items():
             value = self.read(each.read, node.get(name), each.label or prefix + name)
@@ -141,10 +144,12 @@ class Reader:
 
 def pairs(node: Node | None, wanted: str) -> Iterator[tuple[str, Mark, Node]]:
     """Yield the keys of a mapping whose keys are free, their places and their nodes."""
-    if node is not None and not node.is_mapping:
+    if node is None:
+        return
+    if not node.is_mapping:
         raise Expected(wanted)
-    for name, item in node.value.items() if node is not None else ():
-        yield name, node.keys[name], item
+    for name, mark in node.keys.items():
+        yield name, mark, node.value[name]
 
 
 # readings

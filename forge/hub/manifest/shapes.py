@@ -30,8 +30,11 @@ class DimPattern:
         return self.name is None and self.length is None
 
     def of(self, bound: Mapping[str, Dim]) -> Dim:
-        """The length, where the named dims are known."""
-        return self.length if self.name is None else self.times * bound[self.name]
+        """Return the length, where the named dims are known."""
+        if self.name is not None:
+            return self.times * bound[self.name]
+        assert self.length is not None, "what a forward saves has no dim of any length"
+        return self.length
 
     def __str__(self) -> str:
         if self.name is None:
@@ -118,11 +121,9 @@ def make_shape(items: Sequence[str]) -> ShapePattern:
     written = f"[{', '.join(items)}]"
     if items.count("...") > 1:
         raise NotAPattern(f"shape {written} has more than one '...'")
-    dims = [None if item == "..." else _dim(item, written) for item in items]
-    if None not in dims:
-        return ShapePattern(tuple(dims))
-    middle = dims.index(None)
-    return ShapePattern(tuple(dims[:middle]), tuple(dims[middle + 1 :]))
+    middle = items.index("...") if "..." in items else len(items)
+    first, rest = (tuple(_dim(item, written) for item in part) for part in (items[:middle], items[middle + 1 :]))
+    return ShapePattern(first, rest if middle < len(items) else None)
 
 
 def _dim(item: str, written: str) -> DimPattern:

@@ -107,7 +107,7 @@ def validate(
     return manifest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _ManifestReader(Reader):
     """Reader of a document.
 
@@ -115,7 +115,7 @@ class _ManifestReader(Reader):
     without kernels only selects an operator; one that this torch does not have is passed over.
     """
 
-    resolver: Resolver | None = None
+    resolver: Resolver
     find: Find | None = None
     library: Library = NO_LIBRARY
     functions: dict[str, Signature] = field(default_factory=dict)
@@ -197,7 +197,7 @@ def _functional(reader: _ManifestReader, signature: Signature) -> Signature | No
     return next((each for each in candidates if each and [p.name for p in each.parameters] == wanted), None)
 
 
-def _of_functional(entry: KernelEntry, outs: list[str]) -> KernelEntry:
+def _of_functional(entry: KernelEntry, outs: tuple[str, ...]) -> KernelEntry:
     """Return a kernel of an out-variant as one of the operator that returns what it writes."""
     returns = {i: entry.dtypes[name] for i, name in enumerate(outs) if name in entry.dtypes}
     dtypes = {name: alias for name, alias in entry.dtypes.items() if name not in outs}
@@ -312,11 +312,11 @@ def _op(reader: _ManifestReader, node: Node, what: str) -> OpEntry | None:
     reader = dataclasses.replace(reader, selects=selects)
     keys = reader.section(OpKeys, node, what, ignored=NATIVE_FUNCTION_KEYS if executorch else ())
     kind = _kind(reader, node)
-    signature = getattr(keys, kind)
-    name = signature.name if signature else str(node.get(kind).plain()).strip() if kind == "pattern" else ""
+    signature, written = getattr(keys, kind), node.get(kind)
+    name = signature.name if signature else str(written.plain()).strip() if written and kind == "pattern" else ""
     if selects:
         return OpEntry("op", name, signature, (), mark=node.mark) if signature else None
-    schema = node.get("func").plain() if kind == "func" else None
+    schema = written.plain() if written and kind == "func" else None
     if not executorch:
         _check_meta(reader, node, kind, signature)
     functional = _functional(reader, signature) if executorch and kind == "func" and signature else None
@@ -333,11 +333,10 @@ def _op(reader: _ManifestReader, node: Node, what: str) -> OpEntry | None:
     )
     kernels = _kernels(reader, node, what, of_op)
     if functional is not None:  # kernels of it, which write to memory that they are given
-        outs = [p.name for p in signature.parameters if p.out]
-        kernels = [_of_functional(each, outs) for each in kernels]
+        kernels = [_of_functional(each, of_op.outs) for each in kernels]
         kind, signature = "op", functional
-    kernels = tuple(dataclasses.replace(each, replaces=keys.replace) for each in kernels)
-    return OpEntry(kind, target, signature, kernels, schema, keys.fake, keys.reference, keys.replace, node.mark)
+    entries = tuple(dataclasses.replace(each, replaces=keys.replace) for each in kernels)
+    return OpEntry(kind, target, signature, entries, schema, keys.fake, keys.reference, keys.replace, node.mark)
 
 
 def _kind(reader: _ManifestReader, node: Node) -> str:
@@ -351,15 +350,15 @@ def _kind(reader: _ManifestReader, node: Node) -> str:
 
 def _check_meta(reader: _ManifestReader, node: Node, kind: str, signature: Signature | None) -> None:
     """Check that a new operator, and no other, has functions that tell its results without running it."""
-    given = {name: node.get(name) for name in ("fake", "reference") if node.get(name) is not None}
+    given = {name: item for name in ("fake", "reference") if (item := node.get(name)) is not None}
     if kind != "func":
         for name in given if node.get(kind) is not None and node.get("func") is None else ():
             reader.problems.add(node.place(name), f"{name!r} belongs to a 'func': an {kind} has it already")
     elif signature is not None and reader.find is not None:
         if not given and reader.resolver.resolve(signature.name) is None:
             reader.problems.add(node.place("func"), f"func {signature.name} {NO_META}")
+        called = own_arguments(signature)
         for name, item in given.items():
-            called = own_arguments(signature)
             if isinstance(item.value, str):
                 for problem in function_problems(f"{name} {item.value!r}", item.value, None, called, reader.find):
                     reader.problems.add(item.mark, problem)
@@ -393,7 +392,7 @@ def _listed(reader: KernelReader, node: Node, what: str) -> list[KernelEntry | N
 
 def _dispatched(reader: KernelReader, node: Node, what: str) -> list[KernelEntry | None]:
     """Return the kernels of an ExecuTorch entry that names them by dispatch key."""
-    found = []
+    found: list[KernelEntry | None] = []
     for name, mark, item in pairs(node, "a mapping from dispatch keys to kernels"):
         if name not in DISPATCH:
             near = did_you_mean(name, DISPATCH) or f"; known: {', '.join(map(repr, DISPATCH))}"

@@ -84,11 +84,12 @@ def _read(node: ast.expr) -> Argument:
 
 
 def _number(node: ast.expr) -> int | None:
-    negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
-    node = node.operand if negative else node
-    if not (isinstance(node, ast.Constant) and type(node.value) is int and node.value < 64):
-        return None
-    return -node.value if negative else node.value
+    match node:
+        case ast.Constant(int(value)) if type(value) is int and value < 64:
+            return value
+        case ast.UnaryOp(ast.USub(), ast.Constant(int(value))) if type(value) is int and value < 64:
+            return -value
+    return None
 
 
 def _numbers(given: tuple, count: int) -> bool:

@@ -128,7 +128,7 @@ def _attribute(node: ast.Attribute, env: Env) -> Any:
 
 
 def _item(node: ast.Subscript, env: Env) -> Any:
-    items, index = evaluate(node.value, env), node.slice.value
+    items, index = evaluate(node.value, env), evaluate(node.slice, env)
     if not isinstance(items, (tuple, list)):
         raise Undecided(f"{_shown(node.value, env)} has no items")
     if not -len(items) <= index < len(items):
@@ -311,8 +311,8 @@ def _allowed(node: ast.expr) -> ast.expr:
     match node:
         case ast.Constant(None | bool() | int() | float() | str()):
             return node
-        case ast.Name(name) | ast.Attribute(ast.Name("torch"), name) if find_dtype(name) is not None:
-            return ast.Constant(find_dtype(name))
+        case ast.Name(name) | ast.Attribute(ast.Name("torch"), name) if (dtype := find_dtype(name)) is not None:
+            return ast.Constant(dtype)  # type: ignore[arg-type]  # a dtype is a constant of this grammar
         case ast.Name(name):
             return ast.Name(name)  # a node of its own: `misused` tells the uses of a name apart
         case ast.Attribute(ast.Name(base), name) if base != "torch" and name in TENSOR_ATTRIBUTES:
@@ -330,7 +330,7 @@ def _allowed(node: ast.expr) -> ast.expr:
         case ast.BoolOp(op, operands):
             return ast.BoolOp(op, [_allowed(operand) for operand in operands])
         case ast.Compare(left, ops, rights):
-            found = [_compare(*each) for each in zip([left, *rights], ops, rights, strict=False)]
+            found: list[ast.expr] = [_compare(*each) for each in zip([left, *rights], ops, rights, strict=False)]
             return found[0] if len(found) == 1 else ast.BoolOp(ast.And(), found)
     there_are = "numbers, names, tensor.shape[0], arithmetic, comparisons, and, or, not"
     raise NotAllowed(f"{_written(node)!r} is not an allowed expression; there are {there_are}")
