@@ -74,7 +74,7 @@ class _Failed(Exception):
 def build_kernels(
     manifest: Manifest, *, policy: Policy | None = None, prebuilt: str = "not asked for", force: bool = False
 ) -> Built:
-    """The library of a manifest's sources: the cache's, or compiled now. It is not loaded.
+    """Return the library of a manifest's sources: the cache's, or compiled now. It is not loaded.
 
     prebuilt: why no prebuilt variant was taken. force: compiles it although the cache has it.
     Raises: RefusedError where the policy does not allow folders; MalformedError for files that cannot be read;
@@ -137,12 +137,12 @@ class _Plan:
 
 
 def builds() -> Path:
-    """The folder of all that was built for this user."""
+    """Return the folder of all that was built for this user."""
     return user_cache() / "builds"
 
 
 def _plan(manifest: Manifest, skipped: dict[str, str]) -> _Plan:
-    """What is to be built here: the CUDA sources are left out, with a warning, where they cannot be compiled."""
+    """Plan the build for this machine; the CUDA sources are left out, with a warning, where they cannot be compiled."""
     wanted = manifest.build
     problem = toolchain.cuda_problem() if wanted.cuda else None
     if problem is not None:
@@ -163,12 +163,13 @@ def _plan(manifest: Manifest, skipped: dict[str, str]) -> _Plan:
 
 
 def source_files(manifest: Manifest) -> dict[str, bytes]:
-    """A manifest's sources, and the headers that they may include, by their paths beside it. Raises MalformedError."""
+    """Return a manifest's sources, and the headers that they may include, by their paths beside it. Raises
+    MalformedError."""
     return _read(Path(manifest.file).parent, manifest.build) if manifest.build.sources else {}
 
 
 def _read(folder: Path, wanted: Build) -> dict[str, bytes]:
-    """The sources, the headers beside them, and all that the include folders hold."""
+    """Return the sources, the headers beside them, and all that the include folders hold."""
     try:
         paths = sorted({*_paths(folder, wanted)})
     except OSError as error:
@@ -219,7 +220,7 @@ def _system(cuda: bool) -> dict[str, Any]:
 
 
 def _cached(plan: _Plan) -> tuple[Built | None, str]:
-    """What was built before, or why nothing of it can be used."""
+    """Return the library that was built before, or why there is none to be used."""
     try:
         with owner_only_store.open_own(plan.target / RECORD) as file:
             values = json.load(file)
@@ -239,7 +240,7 @@ def _cached(plan: _Plan) -> tuple[Built | None, str]:
 
 
 def _build_once(plan: _Plan, force: bool) -> Built:
-    """Compiles unless another process just did. What builders that were killed left behind is removed."""
+    """Compile unless another process just did, and remove what builders that were killed left behind."""
     target = plan.target
     try:
         owner_only_store.make_folder(target.parent)
@@ -262,7 +263,7 @@ def _build_once(plan: _Plan, force: bool) -> Built:
 
 @contextlib.contextmanager
 def lock(path: Path, name: str) -> Iterator[None]:
-    """While it is entered, nobody else builds to this place; says so where it has to wait. The system frees it however
+    """Keep others from building to this place, and say so where it has to wait. The system frees the lock however
     its holder ends."""
     filelock = library("filelock")
     held = filelock.FileLock(path)
@@ -278,7 +279,7 @@ def lock(path: Path, name: str) -> Iterator[None]:
 
 
 def _build(plan: _Plan, work: Path) -> Built:
-    """Compiles in an empty folder, and moves the result to its place."""
+    """Compile in an empty folder, and moves the result to its place."""
     start = time.perf_counter()
     _say(f"building {plan.library} from {', '.join(plan.build.sources)}")
     output = _compile(plan, work)
@@ -301,7 +302,7 @@ def _build(plan: _Plan, work: Path) -> Built:
 
 
 def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
-    """What forge/hub/compiler.py says of the library that it left in work/out. Raises _Failed with the first errors."""
+    """Return compiler.py's record of the library that it left in work/out. Raises _Failed with the first errors."""
     inside, out = work / "in", work / "out"
     out.mkdir()
     for path, content in plan.files.items():
@@ -334,7 +335,7 @@ def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    """For a process that finds the torch of this one, and ninja where pip put it."""
+    """Return the environment of a process that finds the torch of this one, and ninja where pip put it."""
     inherited = child_processes.environment()
     return {**inherited, "PATH": os.pathsep.join([toolchain.programs(), sysconfig.get_path("scripts")])}
 
@@ -353,7 +354,7 @@ def _say(text: str) -> None:
 
 
 def _copied(built: Built) -> Path:
-    """This process's copy of a library. Raises IntegrityError where it is not what was built."""
+    """Make this process's copy of a library. Raises IntegrityError where it is not what was built."""
     try:
         target = private.new_folder() / built.path.name
         with built.path.open("rb") as file:
@@ -370,7 +371,7 @@ _loaded: dict[str, Built] = {}
 
 
 def load_built(built: Built) -> None:
-    """Loads a library, once.
+    """Load a library, once.
 
     Raises: RefusedError where its operators are registered by another one, which would end the process; BuildError
     where the system does not load it.

@@ -35,7 +35,7 @@ class File:
     copy: Path | None = field(default=None, compare=False)
 
     def read(self) -> bytes:
-        """The bytes that will be imported, where they are kept; else what is in the file now."""
+        """Return the bytes that will be imported, where they are kept; else what is in the file now."""
         return (self.copy or self.location).read_bytes() if self.content is None else self.content
 
 
@@ -59,7 +59,7 @@ def is_opened(path: str) -> bool:
 
 
 def unsafe_path(path: str) -> str | None:
-    """Why a path may not stand in a listing of a variant's files, or None."""
+    """Return why a path may not stand in a listing of a variant's files, or None."""
     if not path or "\0" in path or "\\" in path or ":" in path:
         return "is not a portable path"
     if PurePosixPath(path).is_absolute():
@@ -72,7 +72,7 @@ def unsafe_path(path: str) -> str | None:
 def read_files(
     folder: Path, place: Place, *, max_file_bytes: int, links_into: Path | None = None, copy_to: Path | None = None
 ) -> dict[str, File]:
-    """Every file of a variant by its path, hashed, opened once. copy_to: an empty folder for the hashed bytes.
+    """Read every file of a variant by its path, hashed, opened once. copy_to: an empty folder for the hashed bytes.
 
     A link may lead to a file in the folder or in `links_into` (the blobs of huggingface_hub's cache).
     Raises: MalformedError for other links, files that are no regular files, and too many or too large ones.
@@ -102,7 +102,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 def read_small(
     location: Path, place: Place, limit: int, *, links_into: Path | None = None, within: Path | None = None
 ) -> bytes | None:
-    """The content of one file of at most `limit` bytes, or None where there is none. Raises as read_files does.
+    """Read the content of one file of at most `limit` bytes; None where there is none. Raises as read_files does.
 
     within: the folder that it must lie in, however many links lead to it.
     """
@@ -121,7 +121,7 @@ def read_small(
 
 
 def _open(location: Path, roots: list[Path], place: Place, limit: int) -> tuple[BinaryIO, int]:
-    """A regular file that lies in one of the roots, and its size."""
+    """Open a regular file that lies in one of the roots; return it and its size."""
     if location.is_symlink():
         target = Path(os.path.realpath(location))  # of links that lead to each other it gives one of them
         if not any(target.is_relative_to(root) for root in roots):
@@ -160,7 +160,7 @@ def sha256_of(file: BinaryIO) -> str:
 
 
 def content_hash(files: Mapping[str, File]) -> str:
-    """One hash of all paths and contents; bytecode is left out."""
+    """Return one hash of all paths and contents; bytecode is left out."""
     digest = hashlib.sha256()
     for path, file in sorted(files.items()):
         if not is_bytecode(path):
@@ -169,7 +169,7 @@ def content_hash(files: Mapping[str, File]) -> str:
 
 
 def check_pins(files: Mapping[str, File], pins: Pins, place: Place) -> None:
-    """Raises IntegrityError, naming every missing, extra and changed file, unless the files are as they are pinned."""
+    """Raise IntegrityError, naming every missing, extra and changed file, unless the files are as they are pinned."""
     missing = [f"{path} is missing" for path in pins.files if path not in files]
     extra = [
         f"{path} is not among them"
@@ -198,7 +198,8 @@ def _hash(file: File, algorithm: str) -> str:
 
 
 def digest_pins(algorithm: str, digests: Mapping[str, str], place: Place) -> Pins:
-    """The pins that metadata.json's digest makes. Raises MalformedError for paths and values that cannot be one."""
+    """Return the pins that metadata.json's digest makes. Raises MalformedError for paths and values that cannot be
+    one."""
     pins = {}
     for path, value in digests.items():
         if reason := unsafe_path(path):

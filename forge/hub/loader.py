@@ -78,7 +78,7 @@ _import_checks: set[tuple[str, str, frozenset[str], frozenset[str]]] = set()
 
 
 def load(resolved: Resolved, before_import: Callable[[Verified], None] = lambda verified: None) -> types.ModuleType:
-    """Verifies a kernel, every time, and imports it, once. `before_import` may refuse what was verified.
+    """Verify a kernel, every time, and import it, once. `before_import` may refuse what was verified.
 
     Raises: HubError, whose subclass says which check failed; before any code of the kernel or of those that it
     depends on ran, except for KernelImportError.
@@ -96,8 +96,9 @@ def load(resolved: Resolved, before_import: Callable[[Verified], None] = lambda 
 
 
 def attribute(module: types.ModuleType, name: str, imports: Collection[str] = ()) -> object:
-    """What a loaded kernel has under a dotted name: also in a module of it that its own `__init__` does not import, of
-    which the imports are checked before it is. imports: modules that it may import beside those of its policy.
+    """Return what a loaded kernel has under a dotted name: also in a module of it that its own `__init__` does not
+    import, of which the imports are checked before it is. imports: modules that it may import beside those of its
+    policy.
 
     Raises: ImportError for what it does not have; RefusedError for imports that are not allowed.
     """
@@ -114,7 +115,7 @@ def attribute(module: types.ModuleType, name: str, imports: Collection[str] = ()
 
 
 def _import_inner(verified: Verified, name: str, imports: Collection[str]) -> None:
-    """A module of a kernel that was loaded."""
+    """Import a module of a kernel that was loaded."""
     check_imports(
         verified.files,
         root=verified.root,
@@ -134,19 +135,19 @@ def _import_inner(verified: Verified, name: str, imports: Collection[str]) -> No
 
 
 def loaded() -> tuple[Loaded, ...]:
-    """The kernels of this process, in the order in which they were imported."""
+    """Return the kernels of this process, in the order in which they were imported."""
     return tuple(_loaded.values())
 
 
 def content_of(module: str) -> str | None:
-    """The hashes of the loaded kernel that a module is a part of and of all that it depends on; None for every other
-    module."""
+    """Return the hashes of the loaded kernel that a module is a part of and of all that it depends on; None for every
+    other module."""
     verified = verified_of(module)
     return None if verified is None else " ".join(_contents(verified))
 
 
 def verified_of(module: str) -> Verified | None:
-    """The loaded kernel that a module is a part of."""
+    """Return the loaded kernel that a module is a part of."""
     return _packages.get(module.partition(".")[0])
 
 
@@ -157,7 +158,7 @@ def _contents(verified: Verified) -> Iterator[str]:
 
 
 def verify(resolved: Resolved, *, to_load: bool = False) -> Verified:
-    """Every check before an import: links, sizes, lock, listing, digest, signature, dependencies, imports and id.
+    """Make every check before an import: links, sizes, lock, listing, digest, signature, dependencies, imports and id.
 
     to_load: what is hashed of a kernel with files that are opened by a path (native libraries, data) is copied for
     this process, and opened there.
@@ -203,7 +204,7 @@ def _verify(resolved: Resolved, to_load: bool, copy_to: Path | None) -> Verified
 
 
 def _names(metadata: Metadata) -> frozenset[str]:
-    """What a kernel is called, which only a relative import may mean."""
+    """Return the names of a kernel, which only a relative import may mean."""
     return frozenset([metadata.name.replace("-", "_"), *([metadata.id] if metadata.id else [])])
 
 
@@ -220,7 +221,7 @@ def _check_signature(resolved: Resolved) -> None:
 
 
 def _package_root(resolved: Resolved, files: Mapping[str, File]) -> str:
-    """Empty for __init__.py in the variant's folder, the inner folder for the older nested layout."""
+    """Return the package's folder: "" for __init__.py in the variant's, the inner one for the older nested layout."""
     if "__init__.py" in files:
         return ""
     inner = [path.split("/")[0] for path in files if path.count("/") == 1 and path.endswith("/__init__.py")]
@@ -234,7 +235,8 @@ def _package_root(resolved: Resolved, files: Mapping[str, File]) -> str:
 
 
 def _check_id_is_free(verified: Verified) -> None:
-    """One id means one kernel: content that is new may only come from the same source, as another version."""
+    """Raise RefusedError unless new content of an id comes from the same source, as another version: an id is one
+    kernel."""
     resolved = verified.resolved
     for other in _loaded.values() if verified.content not in _loaded else ():
         held = other.verified.resolved
@@ -256,7 +258,7 @@ def _load(verified: Verified) -> types.ModuleType:
 
 
 def _copied(verified: Verified) -> Verified:
-    """With all its files beside each other in this process's copies: what code opens by a path from its own is what was
+    """Put all files beside each other in this process's copies: what code opens by a path from its own is what was
     hashed. Raises IntegrityError for a file that changed since."""
     if verified.copies is None and not any(map(is_opened, verified.files)):
         return verified
@@ -277,7 +279,8 @@ def _copy_of(file: File, folder: Path, place: Place) -> File:
 
 
 def _check_natives_are_free(verified: Verified) -> None:
-    """Two native modules of one file name register one namespace in torch.ops, which would end the process."""
+    """Raise RefusedError for a second native module of one file name: both register one namespace, which ends the
+    process."""
     for path, file in verified.files.items():
         if not path.endswith(NATIVE):
             continue
@@ -315,7 +318,7 @@ def _forget(name: str) -> None:
 
 @contextlib.contextmanager
 def _nothing_else_changes(place: Place) -> Iterator[None]:
-    """Puts back what a kernel's own code replaced in sys.modules. Raises RefusedError if it did."""
+    """Put back what a kernel's own code replaced in sys.modules. Raises RefusedError if it did."""
     before = dict(sys.modules)
     try:
         yield
@@ -400,7 +403,8 @@ def _spec(
 
 
 def _first_location(native: File) -> Path:
-    """Where this process first loaded a native module of this name and content, which must not be loaded twice."""
+    """Return where this process first loaded a native module of this name and content, which must not be loaded
+    twice."""
     for other in _loaded.values():
         for held in other.verified.files.values():
             if held.location.name == native.location.name and held.sha256 == native.sha256:

@@ -26,7 +26,7 @@ def lock_kernels(
     backend: str | None = None,
     accept: Callable[[Selection, Sequence[str]], None] | None = None,
 ) -> Lock:
-    """Writes the commit and the sha256 of every file of these kernels to a lock file, beside what it holds already.
+    """Write the commit and the sha256 of every file of these kernels to a lock file, beside what it holds already.
 
     sources: as `resolve` takes them; none means all that the file holds, at their newest commits. variants: which to
     lock instead of the one for this system; all_variants: all. What a kernel depends on is locked with it, and what a
@@ -86,7 +86,7 @@ def _locked(lock: Lock, selection: Selection, resolved: Sequence[Resolved]) -> L
 
 
 def _beside(folder: Path) -> dict[str, str]:
-    """The manifest at the root of a folder, from which a build copies it into the variants."""
+    """Return the hash of the manifest at the root of a folder, from which a build copies it into the variants."""
     content = read_small(folder / MANIFEST, Place(str(folder), file=MANIFEST), MAX_BYTES, within=folder)
     return {} if content is None else {MANIFEST: hashlib.sha256(content).hexdigest()}
 
@@ -108,7 +108,7 @@ def _locked_manifest(lock: Lock, source: Source, path: Path, *, checked: bool) -
 
 
 def _refuse_sources(folder: Path, content: bytes) -> None:
-    """Raises RefusedError for a manifest of sources: what they are compiled to is of one machine, and in no lock."""
+    """Raise RefusedError for a manifest of sources: what they are compiled to is of one machine, and in no lock."""
     root = parse(content, MANIFEST).root
     build = root.get("build") if root is not None else None
     if build is not None and build.is_mapping and {"cpp", "cuda"} & build.value.keys():
@@ -120,7 +120,7 @@ def _refuse_sources(folder: Path, content: bytes) -> None:
 
 
 def named_repositories(content: bytes, file: str) -> list[str]:
-    """What the kernels of a manifest are asked from: "org/name@v1" of each hub:org/name@v1:function."""
+    """Return the repositories of a manifest's kernels: "org/name@v1" of each hub:org/name@v1:function."""
     root = parse(content, file).root
     names = [text for text in _texts(root.plain() if root is not None else None) if text.startswith("hub:")]
     return list(dict.fromkeys(name.removeprefix("hub:").rpartition(":")[0] for name in names))
@@ -136,7 +136,7 @@ def _texts(value: object) -> Iterator[str]:
 def check_locked(
     kernel: LockedKernel, lock: Lock, *, policy: Policy | None = None, backend: str | None = None
 ) -> tuple[Place, int]:
-    """Every check of what a lock file holds, before an import: where it is, and how many files it has."""
+    """Make every check of what a lock file holds, before an import; return where it is, and how many files it has."""
     folder = lock.path.parent / kernel.source
     if kernel.is_manifest:
         check_beside(kernel, lock, folder.parent)
@@ -148,7 +148,7 @@ def check_locked(
 
 
 def check_beside(kernel: LockedKernel, lock: Lock, folder: Path) -> None:
-    """Raises IntegrityError unless what lies beside the variants is as it was locked."""
+    """Raise IntegrityError unless what lies beside the variants is as it was locked."""
     names = dict.fromkeys([*kernel.files, *([] if kernel.is_manifest else [MANIFEST])])
     for name in names:
         content = read_small(folder / name, Place(str(folder), file=name), MAX_BYTES, within=folder)

@@ -42,7 +42,7 @@ class LockedKernel:
         return self.commit is None and self.source.endswith(ALONE)
 
     def check(self, name: str, content: bytes, origin: Path) -> None:
-        """Raises IntegrityError unless a file beside the variants is as it was locked."""
+        """Raise IntegrityError unless a file beside the variants is as it was locked."""
         wanted, came = self.files.get(name), hashlib.sha256(content).hexdigest()
         if wanted is None:
             again = f"forge kernels lock {self.source} -o {origin}"
@@ -63,7 +63,7 @@ class Lock:
     kernels: tuple[LockedKernel, ...] = ()
 
     def find(self, source: Source) -> LockedKernel:
-        """The entry of a source; a version or revision that was not asked for may be any.
+        """Return the entry of a source; a version or revision that was not asked for may be any.
 
         Raises: NotFoundError where there is none or more than one.
         """
@@ -86,26 +86,26 @@ class Lock:
         return kernel.source == source.repository and (same or not asked or kernel.commit == source.revision)
 
     def manifest(self, path: Path) -> LockedKernel | None:
-        """The entry of a manifest that stands alone."""
+        """Return the entry of a manifest that stands alone."""
         held = [each for each in self.kernels if each.is_manifest]
         return next((each for each in held if (self.path.parent / each.source).resolve() == path.resolve()), None)
 
     def name_of(self, source: Source) -> str:
-        """How an entry of this lock names the source."""
+        """Return the name of a source in an entry of this lock."""
         if source.path is None:
             return str(source.repository)
         relative = Path(os.path.relpath(source.path.resolve(), self.path.resolve().parent)).as_posix()
         return relative if relative.startswith("..") else f"./{relative}"
 
     def with_kernel(self, kernel: LockedKernel) -> "Lock":
-        """The lock with this entry instead of the one for the same request."""
+        """Return the lock with this entry instead of the one for the same request."""
         key = (kernel.source, kernel.version, kernel.revision)
         others = [each for each in self.kernels if (each.source, each.version, each.revision) != key]
         order = sorted([*others, kernel], key=lambda each: (each.source, each.version or 0, each.revision or ""))
         return Lock(self.path, tuple(order))
 
     def write(self) -> None:
-        """Writes the file, in an order that depends on nothing but its content."""
+        """Write the file, in an order that depends on nothing but its content."""
         kernels = [
             {
                 "source": kernel.source,
@@ -130,7 +130,7 @@ def _wanted(kernel: LockedKernel) -> str:
 
 
 def read_lock(path: Path | str) -> Lock:
-    """Reads a lock file. Raises NotFoundError where there is none, MalformedError for one that is not well formed."""
+    """Read a lock file. Raises NotFoundError where there is none, MalformedError for one that is not well formed."""
     path = Path(path)
     try:
         values = json.loads(path.read_bytes())

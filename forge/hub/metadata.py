@@ -48,7 +48,7 @@ class Metadata:
     sha256: str | None = field(default=None, compare=False)
 
     def declines(self, device: torch.device) -> str | None:
-        """Why the build does not run on this very device (not the process's first one), or None."""
+        """Return why the build does not run on this very device (not the process's first one), or None."""
         if not self.archs or device.type != "cuda" or not torch.cuda.is_available():
             return None
         if torch.version.hip is not None:
@@ -61,7 +61,7 @@ class Metadata:
 
 
 def read_metadata(folder: Path, place: Place, *, name: str, backend: str, links_into: Path | None = None) -> Metadata:
-    """The metadata of a variant's folder; `name` is the kernel's where the file does not say.
+    """Read the metadata of a variant's folder; `name` is the kernel's where the file does not say.
 
     Raises: MalformedError for a file that has neither published form; NotFoundError for a newer one than `kernels`.
     """
@@ -129,7 +129,7 @@ def _current(content: bytes, values: dict[str, Any], backend_depends: tuple[str,
 
 
 def _backend_depends(values: dict[str, Any], backend: str, place: Place) -> tuple[str, ...]:
-    """Those of `python-depends-backends` for the active backend; `kernels` itself ignores the key."""
+    """Return those of `python-depends-backends` for the active backend; `kernels` itself ignores the key."""
     by_backend = _typed(
         values, "python-depends-backends", lambda each: isinstance(each, dict), "an object of lists", {}, place
     )
@@ -155,7 +155,7 @@ def _typed(
 
 
 def dependency_modules(metadata: Metadata, backend: str, place: Place) -> tuple[str, ...]:
-    """The modules that the declared Python dependencies give.
+    """Return the modules that the declared Python dependencies give.
 
     Raises: MalformedError for one that the Hub does not allow; NotFoundError for one that is not installed.
     """

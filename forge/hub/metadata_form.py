@@ -44,13 +44,13 @@ def are_strings(came: Any) -> bool:
 
 
 def line_of(text: str, key: str | None) -> int:
-    """The line of the first key of that name; 1 where there is none."""
+    """Return the line of the first key of that name; 1 where there is none."""
     lines = (number for number, line in enumerate(text.splitlines(), 1) if key is not None and f'"{key}"' in line)
     return next(lines, 1)
 
 
 def refused(values: dict[str, Any], error: Exception) -> Problem:
-    """The first thing that is wrong with values that the library refused, or what it said where forge finds none."""
+    """Return the first problem of values that the library refused, or what it said where forge finds none."""
     said = " ".join(str(error).removeprefix("Cannot parse metadata: ").split())
     return next(_problems(values), (None, f"is not accepted by the library kernels, which says: {said}"))
 
@@ -69,7 +69,8 @@ def _problems(values: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _wrong(key: str, came: Any, wanted: str, inside: str = "", entry: int | None = None) -> Problem:
-    """inside: the key at the top of the file in whose object, or in whose list's entry, the key is."""
+    """Return the problem of a value. inside: the key at the top of the file in whose object, or list's entry, the key
+    is."""
     where = f" of {f'entry {entry} of ' if entry else ''}{inside!r}" if inside else ""
     return inside or key, f"{key!r}{where} is {came!r}, but must be {wanted}"
 

@@ -30,18 +30,18 @@ _root: Path | None = None
 
 
 def new_folder() -> Path:
-    """An empty folder that only this user can enter."""
+    """Make an empty folder that only this user can enter."""
     with _making:
         return Path(tempfile.mkdtemp(dir=_own_root()))
 
 
 def drop(folder: Path) -> None:
-    """Removes one."""
+    """Remove a folder that new_folder made."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def copy(source: BinaryIO, target: Path) -> tuple[int, str]:
-    """Writes what is read to a new file; its size and sha256."""
+    """Write what is read to a new file; return its size and sha256."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o500)
@@ -67,7 +67,7 @@ def _own_root() -> Path:
 
 
 def _place() -> Path:
-    """Where files may be executed: the system's folder for what is temporary, else the user's cache."""
+    """Return where files may be executed: the system's folder for what is temporary, else the user's cache."""
     temporary = Path(tempfile.gettempdir())
     if not hasattr(os, "statvfs") or not os.statvfs(temporary).f_flag & getattr(os, "ST_NOEXEC", 0):
         return temporary
@@ -77,7 +77,7 @@ def _place() -> Path:
 
 
 def _locked(path: Path, *, shared: bool) -> int | None:
-    """A lock that the system frees when all who have it are gone; None where another one has it."""
+    """Return a lock that the system frees when all who have it are gone; None where another one has it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -96,7 +96,7 @@ def _leave(root: Path, held: int | None, owner: int) -> None:
 
 
 def _remove(root: Path) -> None:
-    """Removes a folder that nobody has any more."""
+    """Remove a folder that nobody has any more."""
     with contextlib.suppress(OSError):
         handle = _locked(root / LOCK, shared=False)
         if handle is not None:

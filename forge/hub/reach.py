@@ -71,7 +71,8 @@ def name_of(node: ast.AST) -> str:
 
 
 def imports(tree: ast.Module) -> Iterator[Import]:
-    """Each import that can run, wherever it stands; those under typing's `if TYPE_CHECKING` and `__main__` cannot."""
+    """Yield each import that can run, wherever it stands; those under typing's `if TYPE_CHECKING` and `__main__`
+    cannot."""
     bound = _Bindings(tree)
     pending: list[ast.AST] = list(reversed(tree.body))
     while pending:
@@ -84,7 +85,7 @@ def imports(tree: ast.Module) -> Iterator[Import]:
 def runs_at_import(
     trees: Mapping[str, ast.Module], root: str, named: Collection[str] = ()
 ) -> dict[tuple[str, Import], Runs]:
-    """How each import runs that does while the package in `root` is imported, and the modules `named` in it.
+    """Return how each import runs that does while the package in `root` is imported, and the modules `named` in it.
 
     A file that is imported under a guard runs under it. One that computes what it imports may import every file.
     """
@@ -109,7 +110,7 @@ def runs_at_import(
 
 
 def _reached(trees: Mapping[str, ast.Module], path: str, found: Import) -> list[str]:
-    """The files of the kernel that a relative import runs."""
+    """Return the files of the kernel that a relative import runs."""
     parents = tuple(path.split("/")[:-1])
     if not found.level or found.level - 1 > len(parents):
         return []
@@ -122,7 +123,7 @@ def _reached(trees: Mapping[str, ast.Module], path: str, found: Import) -> list[
 
 
 def _files(trees: Mapping[str, ast.Module], parts: tuple[str, ...]) -> list[str]:
-    """The module of these parts, and each package that is imported on the way to it."""
+    """Return the module of these parts, and each package that is imported on the way to it."""
     parts = tuple(part for part in parts if part)
     stems = ["/".join(parts[:count]) for count in range(len(parts) + 1)]
     ways = [f"{stem}/__init__.py" if stem else "__init__.py" for stem in stems]
@@ -142,7 +143,7 @@ class _Module:
         self._found: list[tuple[Import, bool]] = []
 
     def runs(self) -> list[tuple[Import, bool]]:
-        """(import, whether it is guarded) of each that runs."""
+        """Return (import, whether it is guarded) of each that runs."""
         self._block(self._tree.body, False, False)
         return self._found
 
@@ -151,7 +152,8 @@ class _Module:
             self._statement(statement, guarded, conditional)
 
     def _statement(self, node: ast.stmt, guarded: bool, conditional: bool) -> None:
-        """conditional: whether the code decides if it gets here, so that what it asked about is there."""
+        """Follow a statement. conditional: whether the code decides if it gets here, so that what it asked about is
+        there."""
         if isinstance(node, Function):
             self._functions[node.name] = node
             arguments = node.args
@@ -186,7 +188,8 @@ class _Module:
                 self._functions[node.name] = methods["__init__"]
 
     def _try(self, node: ast.Try | ast.TryStar, guarded: bool, conditional: bool) -> None:
-        """A handler that ends by raising guards nothing: what it says instead is that the module is needed."""
+        """Follow a try, in which a handler that ends by raising guards nothing: it says instead that the module is
+        needed."""
         catches = any(_catches(each) and not isinstance(each.body[-1], ast.Raise) for each in node.handlers)
         self._block(node.body, guarded or catches, conditional)
         for handler in node.handlers:
@@ -207,7 +210,7 @@ class _Module:
                 pending += ast.iter_child_nodes(each)
 
     def _enter(self, called: ast.expr, guarded: bool, conditional: bool) -> None:
-        """Follows a call of a function of this file, or the making of an object of a class of it."""
+        """Follow a call of a function of this file, or the making of an object of a class of it."""
         name = called.id if isinstance(called, ast.Name) else ""
         if name in self._functions and (name, guarded) not in self._entered:
             self._entered.add((name, guarded))
@@ -265,7 +268,7 @@ def _meanings(tree: ast.Module) -> _Meanings:
 
 
 def _binds(node: ast.AST) -> Iterator[str]:
-    """The names that a node gives a meaning to, those of the nodes in it aside."""
+    """Yield the names that a node gives a meaning to, those of the nodes in it aside."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         yield node.id
     elif isinstance(node, ast.Import):
@@ -301,7 +304,7 @@ def _imports(called: ast.expr, bound: _Bindings) -> bool:
 
 
 def _constant(call: ast.Call) -> str | None:
-    """The first argument of a call, or the one called `name`, where it is a string."""
+    """Return the first argument of a call, or the one called `name`, where it is a string."""
     named = [each.value for each in call.keywords if each.arg == "name"]
     first = next(iter([*call.args, *named]), None)
     return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
@@ -319,7 +322,7 @@ def _never(node: ast.If, bound: _Bindings) -> bool:
 
 
 def _decided(node: ast.If, bound: _Bindings) -> bool | None:
-    """What a test is known to be while the file is imported: of types, of `__main__`, of the version or system."""
+    """Return the value of a test where it is known at import: of types, of `__main__`, of the version or system."""
     if _never(node, bound):
         return False
     test = node.test

@@ -90,7 +90,7 @@ def resolve(
     policy: Policy | None = None,
     backend: str | None = None,
 ) -> Resolved:
-    """Finds a kernel, chooses its variant for this system, and fetches it unless the cache has it.
+    """Find a kernel, choose its variant for this system, and fetch it unless the cache has it.
 
     source: "org/name", "org/name@v1", "org/name@<revision>", or a folder. lock: the lock file that must hold it.
     backend: "cpu" chooses a variant for the CPU where torch has another backend; without it, that is what a repository
@@ -104,7 +104,7 @@ def resolve(
 def resolve_locked(
     kernel: LockedKernel, lock: Lock, *, policy: Policy | None = None, backend: str | None = None
 ) -> Resolved:
-    """Finds a kernel that a lock file holds, as `resolve` does."""
+    """Find a kernel that a lock file holds, as `resolve` does."""
     source = kernel.source if kernel.commit is not None else str(lock.path.parent / kernel.source)
     version, revision = kernel.version, kernel.revision
     return resolve(source, version=version, revision=revision, lock=lock, policy=policy, backend=backend)
@@ -135,7 +135,7 @@ def select(
     policy: Policy | None = None,
     backend: str | None = None,
 ) -> Selection:
-    """`resolve` up to the choice of the variant: nothing is fetched but the Hub's listing."""
+    """Do what `resolve` does up to the choice of the variant: nothing is fetched but the Hub's listing."""
     compat.require()
     policy, lock = policy or Policy(), as_lock(lock)
     wanted = parse_source(source, version=version, revision=revision)
@@ -171,7 +171,7 @@ def _only_locked(selection: Selection, lock: Lock, locked: LockedKernel) -> Sele
 
 
 def _select_folder(wanted: Source, locked: LockedKernel | None, policy: Policy, backend: str) -> Selection:
-    """A folder of this machine: the variants in it, those in its build/, or the folder itself, in this order."""
+    """Select from a folder of this machine: the variants in it, those in its build/, or itself, in this order."""
     if locked is None and not policy.local:
         raise RefusedError(f"{wanted}: is a folder of this machine; allow it with Policy(local=True), or lock it")
     root = Path(os.path.realpath(wanted.folder))  # of links that lead to each other it gives one of them
@@ -221,7 +221,7 @@ def _select_repository(wanted: Source, locked: LockedKernel | None, policy: Poli
 
 
 def _commit(wanted: Source, cache: RepositoryCache) -> str:
-    """The commit of a version or revision: asked of the Hub once a process, else what was asked last."""
+    """Return the commit of a version or revision: asked of the Hub once a process, else what was asked last."""
     if wanted.revision is not None and COMMIT.fullmatch(wanted.revision):
         return wanted.revision
     name = f"v{wanted.version}" if wanted.version is not None else wanted.revision or ""
@@ -245,13 +245,14 @@ def _commit(wanted: Source, cache: RepositoryCache) -> str:
 
 
 def _here(wanted: Source) -> str:
-    """A hint for who means a folder by what reads as a repository of the Hub."""
+    """Return a hint for who means a folder by what reads as a repository of the Hub."""
     there = Path(wanted.repository).is_dir()
     return f"; for the folder of this name, write ./{wanted.repository}" if there else ""
 
 
 def _check_trust(wanted: Source, trusted: bool | None, policy: Policy) -> bool:
-    """The Hub's word on the publisher, `trusted` if it was asked before. Raises RefusedError unless it is yes."""
+    """Return the Hub's word on the publisher, `trusted` if it was asked before. Raises RefusedError unless it is
+    yes."""
     publisher = wanted.repository.split("/")[0]
     allow = f"allow it with Policy(repositories=({wanted.repository!r},)), or lock it: forge kernels lock --trust any"
     if trusted is None and policy.hub_publishers:
@@ -265,7 +266,7 @@ def _check_trust(wanted: Source, trusted: bool | None, policy: Policy) -> bool:
 
 
 def _listing(wanted: Source, commit: str, cache: RepositoryCache) -> Mapping[str, client.Listed] | None:
-    """What the commit holds; None where the Hub does not answer and another tool filled the cache."""
+    """List what the commit holds; None where the Hub does not answer and another tool filled the cache."""
     try:
         client.refs(wanted.repository)
         return client.files(wanted.repository, commit)
@@ -294,12 +295,12 @@ def _notice(text: str) -> None:
 
 
 def fetch(selection: Selection, variant: str) -> Resolved:
-    """The files of a variant and of what it depends on, from the cache or the Hub, and its metadata."""
+    """Fetch the files of a variant and of what it depends on, from the cache or the Hub, and its metadata."""
     return _fetch(selection, variant, ())
 
 
 def _fetch(selection: Selection, variant: str, asked: tuple[str, ...]) -> Resolved:
-    """asked: the kernels that depend on this one, the outermost first."""
+    """Fetch as `fetch` does. asked: the kernels that depend on this one, the outermost first."""
     place, blobs = selection.place(variant), None
     folder = selection.build / variant
     if selection.commit is not None:
@@ -341,7 +342,7 @@ def _download(selection: Selection, variant: str, commit: str) -> None:
 
 
 def _name(source: Source, variant: str) -> str:
-    """What the kernel is called where its metadata does not say: its repository, or the folder around build/."""
+    """Return the name of a kernel whose metadata has none: its repository's, or that of the folder around build/."""
     if source.repository:
         return source.repository.split("/")[1]
     root = source.folder.resolve()

@@ -37,7 +37,7 @@ class Source:
 def parse_source(
     source: "str | os.PathLike[str]", *, version: int | None = None, revision: str | None = None
 ) -> Source:
-    """Reads a source. A string is a repository if it is "org/name", and a folder otherwise.
+    """Parse a source. A string is a repository if it is "org/name", and a folder otherwise.
 
     Raises: TypeError and ValueError for what is neither, and for a version and a revision at once.
     """

@@ -104,7 +104,7 @@ class Compiling:
         return _digest(repr(parts).encode(), *more)
 
     def files_hash(self) -> str:
-        """A hash of all files."""
+        """Return a hash of all files."""
         return _digest(*[part for path, content in self.files.items() for part in (path.encode(), content)])
 
     def flags(self) -> list[tuple[Any, ...]]:
@@ -116,7 +116,7 @@ class Compiling:
         return [(self.target.variant, self.config.src, self.config.include, self.config.cxx_flags), *parts]
 
     def run(self, id: str, work: Path, *, jobs: int, logs: Path) -> Path:
-        """The shared object, in `work`. Raises BuildError with the compiler's errors and its command."""
+        """Return the shared object, in `work`. Raises BuildError with the compiler's errors and its command."""
         inside, objects = work / "in", work / "objects"
         objects.mkdir(parents=True)
         for path, content in {**self.files, **_WRITTEN}.items():
@@ -172,7 +172,8 @@ def _compilers(target: Target) -> dict[str, str]:
 
 
 def _read(config: Config, target: Target) -> dict[str, bytes]:
-    """The sources, the headers beside them, and those in the folders that they include from; by path, in order."""
+    """Return the sources, the headers beside them, and those in the folders that they include from; by path, in
+    order."""
     named = [*config.src, *[path for part in target.components for path in part.src]]
     folders = {*config.include, *[path for part in target.components for path in part.include]}
     found = {os.path.normpath(path) for path in named}
@@ -201,7 +202,7 @@ def _beside(config: Config, path: str) -> list[str]:
 
 
 def _headers() -> tuple[str, ...]:
-    """Whose headers are included."""
+    """Return the versions and places of the headers that are included."""
     return torch.__version__, sysconfig.get_paths()["include"]
 
 
@@ -211,7 +212,7 @@ def _include_paths() -> list[str]:
 
 
 def _archs(archs: Sequence[str]) -> list[str]:
-    """nvcc's options for capabilities such as 9.0; those of this machine's devices where a part names none."""
+    """Return nvcc's options for capabilities such as 9.0; those of this machine's devices where a part names none."""
     named = [each for entry in archs or toolchain.architectures() for each in entry.replace(";", " ").split()]
     numbers = [each.removesuffix("+PTX").replace(".", "") for each in named]
     return [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
@@ -240,7 +241,7 @@ def _compile(step: Step, output: Path, *, inside: Path, logs: Path, done: Any) -
 
 
 def _run(step: Step, output: Path, inside: Path, logs: Path) -> None:
-    """Raises BuildError with the command and the first errors."""
+    """Run a command. Raises BuildError with the command and the first errors."""
     command = [*step.command, "-o", str(output)]
     try:
         ran = subprocess.run(
@@ -268,7 +269,7 @@ def _run(step: Step, output: Path, inside: Path, logs: Path) -> None:
 
 @contextmanager
 def _progress(name: str, count: int) -> Iterator[Any]:
-    """A bar on a terminal, a line for each object elsewhere; FORGE_PROGRESS=0 keeps both away."""
+    """Show a bar on a terminal, a line for each object elsewhere; nothing with FORGE_PROGRESS=0."""
     lock, finished = threading.Lock(), [0]
     shown = os.environ.get("FORGE_PROGRESS") != "0"
     bar = None

@@ -89,7 +89,7 @@ class Config:
 
 
 def read_config(folder: Path) -> Config:
-    """The build.toml of a folder. Raises MalformedError, which names the file, the line and the key."""
+    """Read the build.toml of a folder. Raises MalformedError, which names the file, the line and the key."""
     place = Place(str(folder), file=FILE)
     content = read_small(folder / FILE, place, MAX_METADATA_BYTES)
     if content is None:
@@ -163,7 +163,7 @@ class _Reader:
         }
 
     def license(self, values: Mapping[str, Any]) -> str:
-        """Of a file that says none, nothing is built: the Hub's requirements ask for one."""
+        """Return the license, which must be given: the Hub's requirements ask for one."""
         came = self.of("general", values, "license", str, None)
         if came is None:
             self.no("general", "license", 'must be there: a license of the Hub, such as "Apache-2.0", or "other"')
@@ -269,7 +269,7 @@ class _Reader:
             self.no(section, key, f"has {came!r}, but known are {', '.join(known)}")
 
     def no(self, section: str, key: str | None, problem: str) -> None:
-        """Raises the error, with the line of the key, or of its section."""
+        """Raise the error, with the line of the key, or of its section."""
         where = f"[{section}]" if section else ""
         named = " ".join(filter(None, [where, key]))
         place = Place(str(self._folder), file=FILE)

@@ -48,7 +48,7 @@ _WORDS: Mapping[str, Mapping[str, str]] = {
 
 
 def write_new(name: str, folder: Path, kind: str = "cpp") -> list[Path]:
-    """Writes a source tree of a kernel `name`, in C++ for CPUs ("cpp") or in Triton ("triton"), and gives its files.
+    """Write a source tree of a kernel `name`, in C++ for CPUs ("cpp") or in Triton ("triton"); return its files.
 
     Raises: HubError for a name that the Hub does not take, an unknown kind, or a folder that has files.
     """
@@ -81,7 +81,7 @@ def _fill_in(text: str, words: Mapping[str, str]) -> str:
 
 
 def _problem(name: str, kind: str) -> str | None:
-    """Why a tree of this name would not build, conform or load, or None."""
+    """Return why a tree of this name would not build, conform or load, or None."""
     module = name.replace("-", "_")
     if not NAME.fullmatch(name):
         return f"must be {NAMED}"

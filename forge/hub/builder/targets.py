@@ -30,7 +30,7 @@ class Target:
 
 
 def targets(config: Config) -> tuple[list[Target], dict[str, str]]:
-    """What can be built here, and the reason for each backend that cannot."""
+    """Return the targets that can be built here, and the reason for each backend that cannot."""
     found, reasons = [], {}
     for backend in config.backends:
         reason = next(_problems(config, backend), None)
@@ -55,7 +55,7 @@ def _target(config: Config, backend: str) -> Target:
 
 
 def torch_version() -> tuple[int, int]:
-    """Major and minor of the torch that is installed."""
+    """Return major and minor of the torch that is installed."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
 
@@ -96,7 +96,7 @@ def _parsed(version: str) -> tuple[int, int]:
 
 
 def _as_sources_allow(config: Config, components: tuple[Component, ...]) -> str | None:
-    """The stable ABI, where no source or header names a header of torch's that is not part of it."""
+    """Return the stable ABI, where no source or header names a header of torch's that is not part of it."""
     if torch_version() < _parsed(STABLE_ABI):
         return None
     paths = [*config.src, *[path for each in components for path in each.src]]

@@ -60,7 +60,7 @@ class BuiltTree:
 def build_tree(
     folder: str | Path, *, output: Path | None = None, jobs: int | None = None, force: bool = False
 ) -> BuiltTree:
-    """Builds the variants of a source tree that this machine can, each into output/<variant>/, whole or not at all.
+    """Build the variants of a source tree that this machine can, each into output/<variant>/, whole or not at all.
 
     output: folder/build by default. jobs: compilers at once, one a core by default. force: builds what is there anew.
     Raises: MalformedError for a build.toml that cannot be read, or a file that it names; BuildError where nothing can
@@ -120,7 +120,7 @@ def _unfinished(output: Path) -> Iterator[Path]:
 
 
 def _python_files(config: Config) -> dict[str, bytes]:
-    """The package's files of the extensions that are shipped, and forge's manifest, by path in the variant."""
+    """Read the package's files of the extensions that are shipped, and forge's manifest, by path in the variant."""
     paths = {
         path.relative_to(config.package): path for path in sorted(config.package.rglob("*")) if _ships(config, path)
     }
@@ -141,7 +141,7 @@ def _ships(config: Config, path: Path) -> bool:
 
 
 def _described(config: Config, target: Target) -> dict[str, Any]:
-    """metadata.json without what depends on the files."""
+    """Return metadata.json without what depends on the files."""
     depends = dict.fromkeys([*config.python_depends.get("", ()), *config.python_depends.get(target.backend, ())])
     archs = list(config.archs.get(target.backend, ()))
     if target.backend == "cuda" and target.components:
@@ -177,7 +177,7 @@ def _is_whole(place: Path, id: str) -> bool:
 
 
 def _check_loads(module: Path, id: str) -> None:
-    """Loads it in another process. Raises BuildError with what the system says."""
+    """Load a module in another process. Raises BuildError with what the system says."""
     command = [sys.executable, "-P", "-c", _LOADS, json.dumps(child_processes.search_path()), id, str(module)]
     ran = subprocess.run(command, capture_output=True, text=True, errors="replace", env=child_processes.environment())
     if ran.returncode:

@@ -33,7 +33,7 @@ def check_repository(
     blobs: Path | None = None,
     only: Collection[str] | None = None,
 ) -> list[Finding]:
-    """Every finding of a repository, its build/ folder or one variant, in the order of files and lines.
+    """Return every finding of a repository, its build/ folder or one variant, in the order of files and lines.
 
     policy: its `imports` are allowed beside the Hub's, and its `max_file_bytes` holds. name: what the repository is
     called on the Hub. blobs: where links of its files may lead. only: the variants to check, all otherwise.
@@ -43,12 +43,12 @@ def check_repository(
 
 
 def cached(selection: Selection, variants: Collection[str]) -> list[str]:
-    """Those of these variants of a repository of the Hub that the cache holds whole."""
+    """Return those of these variants of a repository of the Hub that the cache holds whole."""
     return list(filter(selection.is_cached, variants))
 
 
 def check_selection(selection: Selection, variants: Collection[str]) -> list[Finding]:
-    """Every finding of these variants of a kernel, whose files are on this machine."""
+    """Return every finding of these variants of a kernel, whose files are on this machine."""
     if selection.commit is not None:
         repository = selection.source.repository
         held = repository_cache(repository)
@@ -60,5 +60,5 @@ def check_selection(selection: Selection, variants: Collection[str]) -> list[Fin
 
 
 def layer_classes(resolved: Resolved) -> list[LayerClass]:
-    """The layers of a variant whose files are on this machine."""
+    """Return the layers of a variant whose files are on this machine."""
     return list(layers.layer_classes(read_repository(resolved.folder, policy=resolved.policy, blobs=resolved.blobs)))

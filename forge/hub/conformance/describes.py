@@ -36,7 +36,7 @@ def _of_each(key: str, kind: type) -> Callable[[Check], Requirement]:
 
 
 def schema(repository: Repository) -> Iterator[Finding]:
-    """metadata.json is there, is a JSON object, has what it must have in its types, and nothing else."""
+    """Require that metadata.json is there, is a JSON object, has what it must have in its types, and nothing else."""
     for variant in repository.variants:
         if variant.is_source:
             continue
@@ -84,7 +84,7 @@ def _of_library(variant: Variant, values: dict[str, Any], others: list[Finding])
 
 @_of_each("name", str)
 def kernel_name(repository: Repository, variant: Variant, name: str) -> Iterator[Finding]:
-    """The name is lower-case words joined by dashes, and one for all variants."""
+    """Require that the name is lower-case words joined by dashes, and one for all variants."""
     first = repository.first("name", str)
     if not NAME.fullmatch(name):
         yield variant.of_metadata("name", f"{name!r} must match {NAME.pattern}", "name")
@@ -96,7 +96,7 @@ def kernel_name(repository: Repository, variant: Variant, name: str) -> Iterator
 
 @_of_each("id", str)
 def kernel_id(repository: Repository, variant: Variant, id: str) -> Iterator[Finding]:
-    """The id is the name of a Python module, and shadows none that a kernel imports."""
+    """Require that the id is the name of a Python module, and shadows none that a kernel imports."""
     if not id.isidentifier() or not id.isascii():
         yield variant.of_metadata("id", f"{id!r} is not the name of a Python module", "id")
     elif id in sys.stdlib_module_names or id in {"torch", "triton", "kernels"}:
@@ -105,7 +105,7 @@ def kernel_id(repository: Repository, variant: Variant, id: str) -> Iterator[Fin
 
 @_of_each("version", int)
 def kernel_version(repository: Repository, variant: Variant, version: int) -> Iterator[Finding]:
-    """The version is a number from 0, one for all variants of a branch."""
+    """Require that the version is a number from 0, one for all variants of a branch."""
     if version < 0:
         yield variant.of_metadata("version", f"is {version}, but must be 0 or more", "version")
     elif version != (first := repository.first("version", int)):
@@ -114,14 +114,15 @@ def kernel_version(repository: Repository, variant: Variant, version: int) -> It
 
 @_of_each("license", str)
 def kernel_license(repository: Repository, variant: Variant, license: str) -> Iterator[Finding]:
-    """The license is one of the identifiers that the Hub knows."""
+    """Require that the license is one of the identifiers that the Hub knows."""
     if license.lower() not in LICENSES:
         yield variant.of_metadata("license", f"{license!r} is not a license identifier of the Hub", "license")
 
 
 @_of_each("backend", dict)
 def backend(repository: Repository, variant: Variant, values: dict[str, Any]) -> Iterator[Finding]:
-    """The backend is a known one, the one in the folder's name, and lists its architectures if code was compiled."""
+    """Require that the backend is a known one, the one in the folder's name, and lists its architectures if code was
+    compiled."""
     kind, archs, named = values.get("type"), values.get("archs"), variant.named_backend
     if not isinstance(kind, str) or kind not in BACKENDS:
         yield variant.of_metadata("backend", f"the type {kind!r} is none of {', '.join(BACKENDS)}", "type")
@@ -138,7 +139,7 @@ def backend(repository: Repository, variant: Variant, values: dict[str, Any]) ->
 
 
 def dependencies(repository: Repository) -> Iterator[Finding]:
-    """Python dependencies are those that the Hub allows, for all backends or for one."""
+    """Require that Python dependencies are those that the Hub allows, for all backends or for one."""
     for variant in repository.variants:
         own = variant.backend or "cpu"
         for name in variant.value("python-depends", list) or ():
@@ -160,7 +161,7 @@ def _dependency(variant: Variant, name: Any, kind: str) -> Iterator[Finding]:
 
 @_of_each("digest", dict)
 def digest(repository: Repository, variant: Variant, values: dict[str, Any]) -> Iterator[Finding]:
-    """The digest, where there is one, is that of the files: what `forge kernels lock` asks too."""
+    """Require that the digest, where there is one, is that of the files: what `forge kernels lock` asks too."""
     algorithm, files = values.get("algorithm"), values.get("files")
     if algorithm not in ALGORITHMS:
         yield variant.of_metadata("digest", f"{algorithm!r} is neither sha256 nor sha512", "algorithm")

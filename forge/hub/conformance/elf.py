@@ -37,7 +37,7 @@ class _Section:
 
 
 def read_library(content: bytes) -> Library:
-    """Raises NotElf for what is not a 64-bit little-endian library, or is cut off."""
+    """Read a library. Raises NotElf for what is not a 64-bit little-endian library, or is cut off."""
     if content[:4] != b"\x7fELF":
         raise NotElf("is not an ELF library")
     if content[4:6] != b"\x02\x01":

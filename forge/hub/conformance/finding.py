@@ -18,7 +18,7 @@ class Finding:
     advice: bool = False
 
     def __str__(self) -> str:
-        """One line, in which what a terminal would act on is escaped: a file's name may hold any of it."""
+        """Return one line, in which what a terminal would act on is escaped: a file's name may hold any of it."""
         where = f"{self.file}:{self.line}" if self.line else self.file
         return escaped(f"{where}: {self.requirement}: {self.text}{' (advice)' if self.advice else ''}")
 
@@ -27,5 +27,5 @@ class Finding:
 
 
 def escaped(text: str) -> str:
-    """The text, with control characters and lone surrogates as Python writes them."""
+    """Return the text, with control characters and lone surrogates as Python writes them."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -101,7 +101,7 @@ def layer_classes(repository: Repository) -> Iterator[LayerClass]:
 
 
 def layers_exported(repository: Repository) -> Iterator[Finding]:
-    """A kernel with layers has `layers` in its `__init__`."""
+    """Require that a kernel with layers has `layers` in its `__init__`."""
     for variant in repository.variants:
         root = f"{variant.root}/" if variant.root else ""
         init = variant.python.get(f"{root}__init__.py")
@@ -122,7 +122,7 @@ def _names(python: Python) -> set[str]:
 
 
 def layer_class(repository: Repository) -> Iterator[Finding]:
-    """A layer is a subclass of nn.Module, or of a layer beside it, and has no constructor."""
+    """Require that a layer is a subclass of nn.Module, or of a layer beside it, and has no constructor."""
     for layer in _layers(repository):
         if not any(name == "Module" or name in layer.beside for name in layer.bases):
             bases = ", ".join(ast.unparse(each) for each in layer.node.bases) or "object"
@@ -133,7 +133,8 @@ def layer_class(repository: Repository) -> Iterator[Finding]:
 
 
 def layer_members(repository: Repository) -> Iterator[Finding]:
-    """A layer has `forward`, no other method, and no class variable but has_backward and can_torch_compile."""
+    """Require that a layer has `forward`, no other method, and no class variable but has_backward and
+    can_torch_compile."""
     for layer in _layers(repository):
         if not layer.forwards and all(name == "Module" for name in layer.bases):
             yield layer.finding("layer-forward", " has no forward")
@@ -147,7 +148,8 @@ def layer_members(repository: Repository) -> Iterator[Finding]:
 
 
 def layer_declarations(repository: Repository) -> Iterator[Finding]:
-    """has_backward and can_torch_compile are True or False as written, and has_backward is not claimed in vain.
+    """Require that has_backward and can_torch_compile are True or False as written, and has_backward is not claimed in
+    vain.
 
     An absent has_backward claims True: a kernel of native or Triton code without any gradient must say False.
     """
@@ -177,7 +179,8 @@ def _has_gradient(variant: Variant) -> bool:
 
 
 def layer_signature(repository: Repository) -> Iterator[Finding]:
-    """forward takes self, and where the layer has the name of one of torch's, the arguments of that one's."""
+    """Require that forward takes self, and where the layer has the name of one of torch's, the arguments of that
+    one's."""
     for layer in _layers(repository):
         for each in layer.forwards:
             if (problem := _signature_problem(layer.name, each)) is not None:

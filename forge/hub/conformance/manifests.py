@@ -14,7 +14,8 @@ from forge.hub.manifest.resolvers import registered_resolver
 
 
 def manifest(repository: Repository) -> Iterator[Finding]:
-    """Each manifest is one that loading takes, and the variants' are as the folder's, of which they are copies."""
+    """Require that each manifest is one that loading takes, and the variants' are as the folder's, of which they are
+    copies."""
     beside = _beside(repository)
     if beside is not None:
         yield from _problems(repository, repository.folder, beside, with_sources=True)
@@ -33,12 +34,12 @@ def manifest(repository: Repository) -> Iterator[Finding]:
 
 
 def read(path: Path, content: bytes, *, with_sources: bool) -> Manifest:
-    """As loading reads it, which imports nothing of the kernel. Raises ManifestError with every problem."""
+    """Read a manifest as loading does, which imports nothing of the kernel. Raises ManifestError with every problem."""
     return read_manifest(path, registered_resolver(), content=content, with_sources=with_sources)
 
 
 def _beside(repository: Repository) -> bytes | None:
-    """The manifest at the root of a folder of this machine; that it cannot be read is another finding."""
+    """Read the manifest at the root of a folder of this machine; that it cannot be read is another finding."""
     if not repository.is_folder:
         return None
     try:

@@ -41,7 +41,7 @@ def _libraries(repository: Repository) -> Iterator[tuple[Variant, str, Library]]
 
 
 def native_modules(repository: Repository) -> Iterator[Finding]:
-    """A native module is a library for the variant's processor, and stands in no variant that has none."""
+    """Require that a native module is a library for the variant's processor, and stands in no variant that has none."""
     for variant in repository.variants:
         is_known = variant_problem(variant.name) is None
         for path in variant.native if is_known and variant.is_noarch else ():
@@ -58,7 +58,8 @@ def native_modules(repository: Repository) -> Iterator[Finding]:
 
 
 def limited_api(repository: Repository) -> Iterator[Finding]:
-    """Native modules use no more of Python than the limited API of 3.9, so that one build serves all versions."""
+    """Require that native modules use no more of Python than the limited API of 3.9, so that one build serves all
+    versions."""
     for variant in repository.variants:
         for path in variant.native if not variant.is_noarch else ():
             if PLATFORM_TAG.search(path.rpartition("/")[2]):
@@ -77,14 +78,14 @@ def limited_api(repository: Repository) -> Iterator[Finding]:
 
 
 def _checker() -> types.ModuleType | None:
-    """kernel-abi-check, where it is installed: it knows every symbol of Python's."""
+    """Return kernel-abi-check, where it is installed: it knows every symbol of Python's."""
     with contextlib.suppress(ImportError):
         return importlib.import_module("kernel_abi_check")
     return None
 
 
 def _by_checker(checker: types.ModuleType, variant: Variant, path: str) -> list[str] | None:
-    """Its findings, or None where it cannot read the file."""
+    """Return its findings, or None where it cannot read the file."""
     try:
         found = checker.ObjectFile(variant.files[path].location).check_python_abi("3.9")
     except (OSError, ValueError):
@@ -93,7 +94,7 @@ def _by_checker(checker: types.ModuleType, variant: Variant, path: str) -> list[
 
 
 def manylinux(repository: Repository) -> Iterator[Finding]:
-    """Native modules take no symbol of a version that systems of manylinux_2_28 do not have."""
+    """Require that native modules take no symbol of a version that systems of manylinux_2_28 do not have."""
     for variant, path, library in _libraries(repository):
         if late := sorted({version for _, version in library.versions if _is_late(version)}):
             limits = ", ".join(f"{name} {'.'.join(map(str, each))}" for name, each in LIMITS.items())
@@ -107,7 +108,8 @@ def _is_late(version: str) -> bool:
 
 
 def dynamic_libraries(repository: Repository) -> Iterator[Finding]:
-    """Native modules depend on the system, torch, and the libraries that come with torch for the backend."""
+    """Require that native modules depend on the system, torch, and the libraries that come with torch for the
+    backend."""
     for variant, path, library in _libraries(repository):
         allowed = [SYSTEM, TORCH, FFI, *([DEVICE[variant.backend]] if variant.backend in DEVICE else [])]
         own = {each.rpartition("/")[2] for each in variant.files}

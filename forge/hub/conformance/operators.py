@@ -18,7 +18,8 @@ QUALIFIED = re.compile(r"(\w+)::\w+")
 
 
 def op_namespace(repository: Repository) -> Iterator[Finding]:
-    """What is registered or called under torch.ops is in torch.ops.<id>, and the id is not the plain name."""
+    """Require that what is registered or called under torch.ops is in torch.ops.<id>, and the id is not the plain
+    name."""
     for variant in repository.variants:
         id, name = variant.value("id", str), variant.value("name", str)
         seen = set(TORCHS_OWN)
@@ -36,7 +37,7 @@ def op_namespace(repository: Repository) -> Iterator[Finding]:
 
 
 def _namespaces(python: Python) -> Iterator[tuple[int, str]]:
-    """(line, namespace) of each that the code names: torch.ops.ns, Library("ns", …), custom_op("ns::op", …)."""
+    """Yield (line, namespace) of each that the code names: torch.ops.ns, Library("ns", …), custom_op("ns::op", …)."""
     for node in python.nodes:
         if isinstance(node, ast.Attribute) and _is_torch_ops(node.value):
             yield node.lineno, node.attr

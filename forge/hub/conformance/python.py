@@ -15,7 +15,7 @@ LATER = {"tomllib": "3.11"}
 
 
 def python_floor(repository: Repository) -> Iterator[Finding]:
-    """Every file is Python that 3.9 parses, and imports no module that the standard library got later."""
+    """Require that every file is Python that 3.9 parses, and imports no module that the standard library got later."""
     for variant in repository.variants:
         for each in variant.python.values():
             if each.tree is None:
@@ -38,7 +38,8 @@ def python_floor(repository: Repository) -> Iterator[Finding]:
 
 
 def imports(repository: Repository) -> Iterator[Finding]:
-    """Every import of every file is relative, of the standard library, of torch or of a declared dependency."""
+    """Require that every import of every file is relative, of the standard library, of torch or of a declared
+    dependency."""
     for variant in repository.variants:
         names = {str(each) for key in ("name", "id") if (each := variant.value(key, str))}
         names = {name.replace("-", "_") for name in names} | ({variant.path.split("/")[-1]} & _package(variant))
@@ -52,12 +53,12 @@ def imports(repository: Repository) -> Iterator[Finding]:
 
 
 def _package(variant: Variant) -> set[str]:
-    """What sources that are not built yet are called: their folder."""
+    """Return the name of the package of sources that are not built yet: their folder's."""
     return {variant.path.split("/")[-1]} if variant.is_source else set()
 
 
 def _declared(variant: Variant) -> Iterator[str]:
-    """The modules that the declared dependencies give, allowed or not: another requirement is about that."""
+    """Yield the modules that the declared dependencies give, allowed or not: another requirement is about that."""
     names = list(variant.value("python-depends", list) or ())
     by_backend = variant.value("python-depends-backends", dict) or {}
     for each in by_backend.values():

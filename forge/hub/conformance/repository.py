@@ -62,11 +62,11 @@ class Variant:
         return Finding(path, line, requirement, text, advice)
 
     def of_metadata(self, requirement: str, text: str, key: str | None = None) -> Finding:
-        """A finding in metadata.json, at the line of a key."""
+        """Return a finding in metadata.json, at the line of a key."""
         return self.finding(requirement, text, "metadata.json", line_of(self.metadata_text or "", key))
 
     def value(self, key: str, kind: type) -> Any:
-        """A value of metadata.json where it has its type, else None."""
+        """Return a value of metadata.json where it has its type, else None."""
         came = (self.values or {}).get(key)
         return came if fits(came, kind) else None
 
@@ -137,7 +137,7 @@ def read_repository(
     blobs: Path | None = None,
     only: Collection[str] | None = None,
 ) -> Repository:
-    """Reads a repository, its build/ folder or one variant; what cannot be read is among `unread`. Executes nothing.
+    """Read a repository, its build/ folder or one variant; what cannot be read is among `unread`. Executes nothing.
 
     blobs: where links may lead, beside the repository's own files. only: the variants to read, all otherwise.
     """
@@ -167,7 +167,7 @@ def read_repository(
 
 
 def _unread_manifest(folder: Path) -> Iterator[Finding]:
-    """The manifest at the root of a folder, which is locked with it, where it cannot be read."""
+    """Yield a finding for the manifest at the root of a folder, which is locked with it, where it cannot be read."""
     place = Place(str(folder), file=MANIFEST)
     try:
         read_small(folder / MANIFEST, place, MAX_BYTES, within=folder)
@@ -180,7 +180,8 @@ def _short(error: HubError, place: Place) -> str:
 
 
 def _variant_folders(folder: Path) -> list[Path]:
-    """Those in build/, those in the folder, the folder itself, or the sources in torch-ext/, whichever there are."""
+    """Return those in build/, those in the folder, the folder itself, or the sources in torch-ext/, whichever there
+    are."""
     if (folder / "build").is_dir():
         return _folders(folder / "build")
     if named := [each for each in _folders(folder) if variant_problem(each.name) is None]:
@@ -195,7 +196,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def variant_problem(name: str) -> str | None:
-    """Why a folder's name is not that of a variant, or None."""
+    """Return why a folder's name is not that of a variant, or None."""
     try:
         compat.parse_variant(name)
     except (ValueError, TypeError) as error:
@@ -236,7 +237,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse(path: str, content: bytes) -> Python:
-    """Of the bytes, as Python reads a file: its text is without a byte order mark, and in the encoding that it says."""
+    """Parse bytes as Python reads a file: its text is without a byte order mark, and in the encoding that it says."""
     text = content.decode(errors="replace")
     try:
         text = _decoded(content)

@@ -69,8 +69,8 @@ class NotBound(ValueError):
 
 
 def files_of(manifest: Manifest) -> dict[str, bytes]:
-    """What is compiled beside a manifest's own sources, by path: the binding and the headers; nothing where no kernel
-    needs one. Raises NotBound."""
+    """Return the files to compile beside a manifest's own sources, by path: the binding and the headers; none where no
+    kernel needs one. Raises NotBound."""
     bound = _bound(manifest)
     if not bound:
         return {}
@@ -82,7 +82,7 @@ def files_of(manifest: Manifest) -> dict[str, bytes]:
 
 
 def with_binding(build: Build, files: Iterable[str]) -> Build:
-    """What is built where these files are beside the sources."""
+    """Return the build where these files are beside the sources."""
     if BINDING not in files:
         return build
     return Build(**{**vars(build), "cpp": (*build.cpp, BINDING), "include": (*build.include, FOLDER)})
@@ -146,7 +146,7 @@ TORCH_LIBRARY({bound_namespace(library)}, m) {{
 
 
 def _one(kernel: _Bound) -> Mapping[str, str]:
-    """The declaration of a kernel, the function that calls it, and the definition of its operator."""
+    """Return the declaration of a kernel, the function that calls it, and the definition of its operator."""
     schema, name = kernel.schema, kernel.operator
     taken, given, handed, before, said = [], [], [], [], []
     keywords = False
@@ -182,15 +182,15 @@ def _one(kernel: _Bound) -> Mapping[str, str]:
 
 
 def _in_native(name: str) -> list[str]:
-    """The namespaces and the name of a kernel's function: ExecuTorch keeps kernels in a namespace `native` inside of
-    the one that is written, which is `at` where none is."""
+    """Return the namespaces and the name of a kernel's function: ExecuTorch keeps kernels in a namespace `native`
+    inside of the one that is written, which is `at` where none is."""
     *spaces, function = name.split("::")
     spaces = spaces or ["at"]
     return [*spaces, *(() if spaces[-1:] == ["native"] else ("native",)), function]
 
 
 def _type_of(argument: Any) -> str:
-    """An argument's type as a schema writes it, without the lengths of lists."""
+    """Return an argument's type as a schema writes it, without the lengths of lists."""
     return _written(str(argument.real_type))
 
 

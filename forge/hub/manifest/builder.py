@@ -110,7 +110,7 @@ def _check(value: Any, what: str, ok: bool, wanted: str) -> None:
 
 
 def caller(depth: int) -> Mark:
-    """The place of a call that is made `depth` calls above."""
+    """Return the place of a call that is made `depth` calls above."""
     frame = sys._getframe(depth)
     return Mark(frame.f_code.co_filename, frame.f_lineno, 1)
 
@@ -143,7 +143,7 @@ def _signature(op: str | Callable, resolver: Resolver, mark: Mark) -> Signature:
 
 
 def _uniform(dtypes: Dtypes, signature: Signature, type_alias: Mapping | None) -> tuple[dict, dict]:
-    """arg_meta and type_alias that say what `dtypes` does."""
+    """Return the arg_meta and type_alias that say what `dtypes` does."""
     if isinstance(dtypes, Mapping):
         types = {f"{name}_dtype": value for name, value in dtypes.items()}
         return {name: f"{name}_dtype" for name in dtypes}, {**(type_alias or {}), **types}

@@ -12,8 +12,8 @@ Find = Callable[[str], Any]
 
 
 def kernel_problems(entry: KernelEntry, signature: Signature, find: Find) -> list[str]:
-    """Why a kernel, its forward or its backward cannot be called: it is not found, or its signature does not accept
-    what it would be given."""
+    """Return why a kernel, its forward or its backward cannot be called: it is not found, or its signature does not
+    accept what it would be given."""
     grad = entry.grad
     own = called_with(entry, signature)
     saving = (own[0], [*own[1], *(grad.saves if entry.out else ())])
@@ -41,7 +41,7 @@ def function_problems(
 
 
 def called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:
-    """What a kernel gets by position (by what it is), and the parameters that it gets by name."""
+    """Return what a kernel gets by position (by what it is), and the parameters that it gets by name."""
     if entry.args is None:
         positional, named = own_arguments(signature)
     else:
@@ -50,7 +50,7 @@ def called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], li
 
 
 def _backward_called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:
-    """As called_with, for its gradient kernel."""
+    """Return the same for its gradient kernel."""
     if entry.grad.args is not None:
         positional, named = _mapped(entry.grad.args)
     else:
@@ -84,7 +84,8 @@ def _what(value: Any) -> str:
 
 
 def described(error: Exception) -> str:
-    """An exception as one line: what a repository is refused for as a whole, of others what their first line says."""
+    """Return an exception as one line: of a repository that is refused as a whole all that it says, of others the
+    first"""
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if isinstance(error, HubError) and len(lines) > 1:
         return f"{lines[0]} {'; '.join(lines[1:])}"
@@ -92,7 +93,8 @@ def described(error: Exception) -> str:
 
 
 def call_problems(function: Callable, positional: list[str], named: list[str]) -> list[str]:
-    """What is wrong with calling a kernel with these positional arguments (by what they are) and these named ones."""
+    """Return what is wrong with calling a kernel with these positional arguments (by what they are) and these named
+    ones."""
     parameters = _kernel_parameters(function)
     if parameters is None:
         return []
@@ -117,7 +119,7 @@ def call_problems(function: Callable, positional: list[str], named: list[str]) -
 
 
 def _kernel_parameters(function: Callable) -> list[inspect.Parameter] | None:
-    """The parameters of a Python function or of a torch operator; None where they are not known."""
+    """Return the parameters of a Python function or of a torch operator; None where they are not known."""
     schema = getattr(function, "_schema", None)
     if schema is None and hasattr(function, "overloads"):
         overloads = function.overloads()

@@ -39,7 +39,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def capability(device: torch.device) -> tuple[int, int] | str:
-    """The compute capability of this very CUDA device, or why it is not known."""
+    """Return the compute capability of this very CUDA device, or why it is not known."""
     if device.type != "cuda":
         return f"{device.type} devices have none"
     try:
@@ -80,15 +80,15 @@ class Checker:
         return self.decide(self.signature.bind(args, kwargs))
 
     def decide(self, values: dict[str, Any]) -> bool | str:
-        """As a call, for arguments by the operator's own names."""
+        """Decide a call by the arguments' own names in the operator."""
         return next(self._reasons(values), True)
 
     def failures(self, /, *args: Any, **kwargs: Any) -> list[str]:
-        """Every constraint that fails, in words; empty when the kernel takes the call."""
+        """Return every constraint that fails, in words; empty when the kernel takes the call."""
         return list(self._reasons(self.signature.bind(args, kwargs)))
 
     def result_failures(self, outputs: Any, /, *args: Any, **kwargs: Any) -> list[str]:
-        """What is wrong with the dtypes of the results of a call, as `__ret_0` declares them."""
+        """Return what is wrong with the dtypes of the results of a call, as `__ret_0` declares them."""
         bound: dict[str, torch.dtype] = {}
         values = self.signature.bind(args, kwargs)
         for name, alias in self.entry.dtypes.items():
@@ -132,7 +132,7 @@ class Checker:
             yield from (f"it is not known to be faster: {reason}" for reason in reasons if reason is not None)
 
     def _about(self, name: str) -> str:
-        """The first tensor of a call is what a reason is about unless it says otherwise."""
+        """Return how a reason begins: with the argument's name, unless it is the first tensor of the call."""
         return "" if name == self.subject else f"{name}: "
 
     def _wrapped(self, values: Mapping[str, Any]) -> str | None:
@@ -166,7 +166,7 @@ class Checker:
                 yield f"{name} is given, but the kernel takes none"
 
     def _kinds(self, values: Mapping[str, Any]) -> Iterator[str]:
-        """Where an overload of an operator is meant: what is a call of another one, as add(x, 2) is of add.Scalar."""
+        """Yield what is a call of another overload where one is meant, as add(x, 2) is of add.Scalar."""
         for parameter in self.typed:
             value = values.get(parameter.name)
             if value is None and not parameter.optional:
@@ -249,14 +249,14 @@ def _capability_reason(wanted: Device, device: torch.device) -> str | None:
 
 
 def passed(entry: KernelEntry) -> frozenset[str] | None:
-    """The operator's arguments that the kernel is called with; None when it gets all of them."""
+    """Return the operator's arguments that the kernel is called with; None when it gets all of them."""
     if entry.args is None:
         return None
     return frozenset(given.value.name for given in entry.args if isinstance(given.value, Argument))
 
 
 def dropped_defaults(entry: KernelEntry, signature: Signature) -> tuple[tuple[str, Any], ...]:
-    """Arguments that the kernel does not get, with the only value with which leaving them out is right.
+    """Return arguments that the kernel does not get, with the only value with which leaving them out is right.
 
     One that a where expression speaks of is the author's care.
     """
@@ -280,7 +280,8 @@ def is_default(value: Any, default: Any) -> bool:
 
 
 def no_kernel(name: str, args: tuple, kwargs: Mapping[str, Any], reasons: Mapping[str, Iterable[str]]) -> str:
-    """Why no kernel takes a call: 'no kernel for aten::add.out(float32[2, 7] cpu): rms_sm80: device is cpu, …'."""
+    """Return why no kernel takes a call: 'no kernel for aten::add.out(float32[2, 7] cpu): rms_sm80: device is cpu,
+    …'."""
     shown = [_described(value) for value in args] + [f"{key}={_described(value)}" for key, value in kwargs.items()]
     lines = [f"{kernel}: {'; '.join(failures)}" for kernel, failures in reasons.items()]
     return f"no kernel for {name}({', '.join(shown)}): {'; '.join(lines) or 'none is registered'}"

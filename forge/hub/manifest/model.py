@@ -82,7 +82,7 @@ class Signature:
         return next((p.name for p in self.parameters if p.rest), None)
 
     def bind(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, with defaults."""
+        """Return the arguments of a call by name, with defaults."""
         bound = {**self._defaults, **dict(zip(self._positional, args, strict=False)), **kwargs}
         if self._rest is not None:
             bound[self._rest] = tuple(args[len(self._positional) :])
@@ -93,10 +93,10 @@ class Resolver(Protocol):
     """Knows the operators that `op` may name."""
 
     def resolve(self, name: str) -> Signature | None:
-        """The signature of an operator, or None when there is none of this name."""
+        """Return the signature of an operator, or None when there is none of this name."""
 
     def names(self) -> Iterable[str]:
-        """The names of all operators, for suggestions."""
+        """Return the names of all operators, for suggestions."""
 
 
 # constraints

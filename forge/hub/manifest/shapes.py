@@ -60,16 +60,16 @@ class ShapePattern:
         return tuple(dict.fromkeys(dim.name for dim in dims if dim.name is not None))
 
     def of(self, bound: Mapping[str, Dim], middle: Sequence[Dim]) -> tuple[Dim, ...]:
-        """The shape, where the named dims are known; `middle` is what `...` stands for."""
+        """Return the shape, where the named dims are known; `middle` is what `...` stands for."""
         first, rest = ([dim.of(bound) for dim in dims or ()] for dims in (self.first, self.rest))
         return (*first, *([] if self.rest is None else middle), *rest)
 
     def middle(self, shape: Sequence[Dim]) -> tuple[Dim, ...]:
-        """What `...` stands for in a shape that fits."""
+        """Return the dims that `...` stands for in a shape that fits."""
         return tuple(shape[len(self.first) : len(shape) - len(self.rest or ())])
 
     def mismatch(self, shape: Sequence[Dim], bound: dict[str, Any]) -> str | None:
-        """None when `shape` fits, and its named dims are then in `bound`; else why it does not, in words."""
+        """Bind the named dims of a shape that fits in `bound`, and return None; else why it does not fit, in words."""
         count = len(self.first) + len(self.rest or ())
         if len(shape) < count or (self.rest is None and len(shape) != count):
             return self._no(shape)
@@ -108,7 +108,7 @@ def _shown(shape: Sequence[Dim]) -> str:
 
 
 def parse_shape(text: str) -> ShapePattern:
-    """The pattern in a text. Raises NotAPattern."""
+    """Parse the pattern in a text. Raises NotAPattern."""
     inner = text.strip()
     if not (inner.startswith("[") and inner.endswith("]")):
         raise NotAPattern(f'shape {text!r} is no pattern; write it as "[..., H]"')
@@ -117,7 +117,7 @@ def parse_shape(text: str) -> ShapePattern:
 
 
 def make_shape(items: Sequence[str]) -> ShapePattern:
-    """The pattern of these dims. Raises NotAPattern."""
+    """Make the pattern of these dims. Raises NotAPattern."""
     written = f"[{', '.join(items)}]"
     if items.count("...") > 1:
         raise NotAPattern(f"shape {written} has more than one '...'")

@@ -205,7 +205,7 @@ def _of_functional(entry: KernelEntry, outs: tuple[str, ...]) -> KernelEntry:
 
 
 def _named_apart(ops: Iterable[OpEntry]) -> tuple[OpEntry, ...]:
-    """ExecuTorch's kernels have no names but their functions': of one operator, the second is called `f#2`."""
+    """Call the second kernel of one operator `f#2`: ExecuTorch's kernels have no names but their functions'."""
     counts: dict[tuple[str, str], int] = {}
 
     def named(entry: KernelEntry) -> KernelEntry:

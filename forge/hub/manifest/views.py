@@ -47,8 +47,8 @@ class Viewed(Argument):
         return frozenset(each for _, given in self.steps for each in given if isinstance(each, str))
 
     def of(self, value: Any, named: Mapping[str, torch.Tensor]) -> Any:
-        """The view of a value; `named` are arguments by name. None is what it was. Raises TypeError for what is no
-        tensor, IndexError for an index that a list does not have."""
+        """Return the view of a value; `named` are arguments by name. None is what it was. Raises TypeError for what is
+        no tensor, IndexError for an index that a list does not have."""
         if value is None:
             return None
         if self.index is not None:
@@ -63,7 +63,7 @@ class Viewed(Argument):
 
 
 def parse_view(text: str) -> Argument:
-    """An argument's name, or a view of it. Raises NotAView."""
+    """Parse an argument's name, or a view of it. Raises NotAView."""
     try:
         return _read(ast.parse(text.strip(), mode="eval").body) if len(text) <= _MAX_LENGTH else _no(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):

@@ -56,7 +56,7 @@ def is_true(condition: Any) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """a == b; lists and tuples are one kind; nothing equals a tensor. Raises Undecided as is_true does."""
+    """Return a == b; lists and tuples are one kind; nothing equals a tensor. Raises Undecided as is_true does."""
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     if is_tensor(a) or is_tensor(b):
@@ -219,7 +219,7 @@ def _reason_of_comparison(node: ast.Compare, env: Env, negated: bool) -> str:
 
 
 def _shown(node: ast.expr, env: Env) -> str:
-    """'H = 100'; a literal as it is."""
+    """Return 'H = 100'; a literal as it is."""
     value = show(evaluate(node, env))
     return value if isinstance(node, (ast.Constant, ast.Tuple)) else f"{_written(node)} = {value}"
 
