@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from forge.hub import compat
-from forge.hub.client import Listed
+from forge.hub.client import ListedFile
 from forge.hub.files import is_bytecode
 from forge.hub.source import COMMIT
 
@@ -21,13 +21,13 @@ from forge.hub.source import COMMIT
 class Record:
     """What the Hub answered about a commit when it was asked. trusted: of its publisher; None if that was not asked."""
 
-    files: Mapping[str, Listed]
+    files: Mapping[str, ListedFile]
     trusted: bool | None = None
 
     def variants(self) -> set[str]:
         return {path.split("/")[1] for path in self.files if path.count("/") >= 2}
 
-    def of(self, variant: str) -> dict[str, Listed]:
+    def of(self, variant: str) -> dict[str, ListedFile]:
         """Return the files of a variant, by their path in it; bytecode is never fetched."""
         prefix = f"build/{variant}/"
         return {
@@ -68,7 +68,7 @@ class RepositoryCache:
         """Read what was written for a commit; a file that cannot be read is as good as none."""
         try:
             values = json.loads((self.folder / "forge" / f"{commit}.json").read_bytes())
-            files = {path: Listed(int(each["size"]), str(each["pin"])) for path, each in values["files"].items()}
+            files = {path: ListedFile(int(each["size"]), str(each["pin"])) for path, each in values["files"].items()}
             return Record(files, values["trusted"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None

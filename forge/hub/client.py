@@ -16,7 +16,7 @@ REMEMBER_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedFile:
     """A file of a commit as the Hub lists it. pin: "sha256:…" of a large file, "git:…" (its blob id) of another."""
 
     size: int
@@ -58,14 +58,14 @@ def _get_refs(api: Any, repository: str) -> dict[str, str]:
     return {each["name"]: each["targetCommit"] for kind in ("tags", "branches") for each in values.get(kind, [])}
 
 
-def files(repository: str, commit: str) -> dict[str, Listed]:
+def files(repository: str, commit: str) -> dict[str, ListedFile]:
     """List build/ of a commit. Raises MalformedError for a path that leaves it."""
     api = compat.hub_api()
 
-    def ask() -> dict[str, Listed]:
+    def ask() -> dict[str, ListedFile]:
         entries = api.list_repo_tree(repository, repo_type="kernel", revision=commit, recursive=True)
         return {
-            each.path: Listed(each.size, f"sha256:{each.lfs.sha256}" if each.lfs else f"git:{each.blob_id}")
+            each.path: ListedFile(each.size, f"sha256:{each.lfs.sha256}" if each.lfs else f"git:{each.blob_id}")
             for each in entries
             if hasattr(each, "blob_id")
         }

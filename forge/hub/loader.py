@@ -27,7 +27,7 @@ from forge.hub.errors import HubError, HubNotice, IntegrityError, KernelImportEr
 from forge.hub.files import NATIVE, File, check_pins, content_hash, is_opened, read_files
 from forge.hub.imports import check_id, check_imports
 from forge.hub.metadata import Metadata, dependency_modules
-from forge.hub.resolver import Resolved
+from forge.hub.resolver import ResolvedKernel
 from forge.ir.interpreter import paused_gc
 from forge.ir.locks import new_lock
 
@@ -35,7 +35,7 @@ PREFIX = "forge_kernel_"
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifiedKernel:
     """A kernel whose files passed every check.
 
     content: the hash of them all. root: the folder of its package. trees: its Python as it was parsed for the checks,
@@ -43,11 +43,11 @@ class Verified:
     allowed: modules that it may import beside torch and the standard library.
     """
 
-    resolved: Resolved
+    resolved: ResolvedKernel
     files: Mapping[str, File]
     content: str
     root: str
-    depends: tuple["Verified", ...] = ()
+    depends: tuple["VerifiedKernel", ...] = ()
     trees: dict[str, ast.Module] = field(default_factory=dict, repr=False, compare=False)
     copies: Path | None = field(default=None, compare=False)
     allowed: frozenset[str] = frozenset()
@@ -64,27 +64,29 @@ class Verified:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedKernel:
     """A kernel of this process."""
 
-    verified: Verified
+    verified: VerifiedKernel
     module: types.ModuleType
 
 
 _lock = new_lock()
-_loaded: dict[str, Loaded] = {}
-_packages: dict[str, Verified] = {}
+_loaded: dict[str, LoadedKernel] = {}
+_packages: dict[str, VerifiedKernel] = {}
 _import_checks: set[tuple[str, str, frozenset[str], frozenset[str]]] = set()
 
 
-def load(resolved: Resolved, before_import: Callable[[Verified], None] = lambda verified: None) -> types.ModuleType:
+def load(
+    resolved: ResolvedKernel, before_import: Callable[[VerifiedKernel], None] = lambda verified: None
+) -> types.ModuleType:
     """Verify a kernel, every time, and import it, once. `before_import` may refuse what was verified.
 
     Raises: HubError, whose subclass says which check failed; before any code of the kernel or of those that it
     depends on ran, except for KernelImportError.
     """
     with paused_gc():
-        if any(each.verified.resolved.folder == resolved.folder for each in loaded()):
+        if any(each.verified.resolved.folder == resolved.folder for each in loaded_kernels()):
             verified = verify(resolved)
             before_import(verified)
             if verified.content in _loaded:
@@ -114,7 +116,7 @@ def attribute(module: types.ModuleType, name: str, imports: Collection[str] = ()
     return owner
 
 
-def _import_inner(verified: Verified, name: str, imports: Collection[str]) -> None:
+def _import_inner(verified: VerifiedKernel, name: str, imports: Collection[str]) -> None:
     """Import a module of a kernel that was loaded."""
     check_imports(
         verified.files,
@@ -134,7 +136,7 @@ def _import_inner(verified: Verified, name: str, imports: Collection[str]) -> No
             ) from error
 
 
-def loaded() -> tuple[Loaded, ...]:
+def loaded_kernels() -> tuple[LoadedKernel, ...]:
     """Return the kernels of this process, in the order in which they were imported."""
     return tuple(_loaded.values())
 
@@ -146,18 +148,18 @@ def content_of(module: str) -> str | None:
     return None if verified is None else " ".join(_contents(verified))
 
 
-def verified_of(module: str) -> Verified | None:
+def verified_of(module: str) -> VerifiedKernel | None:
     """Return the loaded kernel that a module is a part of."""
     return _packages.get(module.partition(".")[0])
 
 
-def _contents(verified: Verified) -> Iterator[str]:
+def _contents(verified: VerifiedKernel) -> Iterator[str]:
     yield verified.content
     for each in verified.depends:
         yield from _contents(each)
 
 
-def verify(resolved: Resolved, *, to_load: bool = False) -> Verified:
+def verify(resolved: ResolvedKernel, *, to_load: bool = False) -> VerifiedKernel:
     """Make every check before an import: links, sizes, lock, listing, digest, signature, dependencies, imports and id.
 
     to_load: what is hashed of a kernel with files that are opened by a path (native libraries, data) is copied for
@@ -177,7 +179,7 @@ def _has_opened(folder: Path) -> bool:
     return any(is_opened(name) for _, _, names in os.walk(folder) for name in names)
 
 
-def _verify(resolved: Resolved, to_load: bool, copy_to: Path | None) -> Verified:
+def _verify(resolved: ResolvedKernel, to_load: bool, copy_to: Path | None) -> VerifiedKernel:
     place, metadata = resolved.place(), resolved.metadata
     depends = tuple(verify(each, to_load=to_load) for each in resolved.depends)
     limit = resolved.policy.max_file_bytes
@@ -196,7 +198,7 @@ def _verify(resolved: Resolved, to_load: bool, copy_to: Path | None) -> Verified
     if (content, root, names, allowed) not in _import_checks:
         trees = check_imports(files, root=root, names=names, allowed=allowed, place=place)
         _import_checks.add((content, root, names, allowed))
-    verified = Verified(resolved, files, content, root, depends, trees, copy_to, allowed)
+    verified = VerifiedKernel(resolved, files, content, root, depends, trees, copy_to, allowed)
     if metadata.id is not None:
         check_id(metadata.id, resolved.folder, place)
         _check_id_is_free(verified)
@@ -208,7 +210,7 @@ def _names(metadata: Metadata) -> frozenset[str]:
     return frozenset([metadata.name.replace("-", "_"), *([metadata.id] if metadata.id else [])])
 
 
-def _check_signature(resolved: Resolved) -> None:
+def _check_signature(resolved: ResolvedKernel) -> None:
     if resolved.policy.signatures == "off":
         return
     problem = compat.signature_problem(resolved.folder)
@@ -220,7 +222,7 @@ def _check_signature(resolved: Resolved) -> None:
     warnings.warn(f"forge: {text}", HubNotice, stacklevel=4)
 
 
-def _package_root(resolved: Resolved, files: Mapping[str, File]) -> str:
+def _package_root(resolved: ResolvedKernel, files: Mapping[str, File]) -> str:
     """Return the package's folder: "" for __init__.py in the variant's, the inner one for the older nested layout."""
     if "__init__.py" in files:
         return ""
@@ -234,7 +236,7 @@ def _package_root(resolved: Resolved, files: Mapping[str, File]) -> str:
     raise MalformedError(f"{resolved.place()}: has neither __init__.py nor {wanted}/__init__.py")
 
 
-def _check_id_is_free(verified: Verified) -> None:
+def _check_id_is_free(verified: VerifiedKernel) -> None:
     """Raise RefusedError unless new content of an id comes from the same source, as another version: an id is one
     kernel."""
     resolved = verified.resolved
@@ -247,17 +249,17 @@ def _check_id_is_free(verified: Verified) -> None:
             )
 
 
-def _load(verified: Verified) -> types.ModuleType:
+def _load(verified: VerifiedKernel) -> types.ModuleType:
     depends = {each.resolved.source: _load(each) for each in verified.depends}
     if verified.content not in _loaded:
         _check_natives_are_free(verified)
-        verified = _copied(verified)
+        verified = _with_copies(verified)
         with compat.kernel_dependencies(depends) if depends else contextlib.nullcontext():
-            _loaded[verified.content] = Loaded(verified, _import(verified))
+            _loaded[verified.content] = LoadedKernel(verified, _import(verified))
     return _loaded[verified.content].module
 
 
-def _copied(verified: Verified) -> Verified:
+def _with_copies(verified: VerifiedKernel) -> VerifiedKernel:
     """Put all files beside each other in this process's copies: what code opens by a path from its own is what was
     hashed. Raises IntegrityError for a file that changed since."""
     if verified.copies is None and not any(map(is_opened, verified.files)):
@@ -278,7 +280,7 @@ def _copy_of(file: File, folder: Path, place: Place) -> File:
     return replace(file, copy=target)
 
 
-def _check_natives_are_free(verified: Verified) -> None:
+def _check_natives_are_free(verified: VerifiedKernel) -> None:
     """Raise RefusedError for a second native module of one file name: both register one namespace, which ends the
     process."""
     for path, file in verified.files.items():
@@ -293,7 +295,7 @@ def _check_natives_are_free(verified: Verified) -> None:
                     )
 
 
-def _import(verified: Verified) -> types.ModuleType:
+def _import(verified: VerifiedKernel) -> types.ModuleType:
     name, place = verified.module_name, verified.resolved.place()
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
@@ -369,7 +371,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 _finder = _Finder()
 
 
-def _find(verified: Verified, fullname: str, inner: str) -> importlib.machinery.ModuleSpec | None:
+def _find(verified: VerifiedKernel, fullname: str, inner: str) -> importlib.machinery.ModuleSpec | None:
     stem = "/".join(part for part in (verified.root, inner) if part)
     folder = str((verified.copies or verified.resolved.folder) / stem)
     package = verified.files.get(f"{stem}/__init__.py" if stem else "__init__.py")

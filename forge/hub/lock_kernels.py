@@ -12,7 +12,7 @@ from forge.hub.loader import verify
 from forge.hub.lockfile import ALONE, Lock, LockedKernel, read_lock
 from forge.hub.manifest.parse import MAX_BYTES, parse
 from forge.hub.policy import Policy
-from forge.hub.resolver import Resolved, Selection, fetch, resolve_locked, select
+from forge.hub.resolver import ResolvedKernel, Selection, fetch, resolve_locked, select
 from forge.hub.source import Source, parse_source
 
 
@@ -52,11 +52,11 @@ def lock_kernels(
         selection = select(named, version=version, revision=revision, policy=policy, backend=backend)
         if source.path is not None and not selection.choice.accepted + selection.choice.rejected:
             _refuse_sources(source.path, read_small(source.path / MANIFEST, selection.place(), MAX_BYTES) or b"")
-        names = _wanted(selection, variants, all_variants)
+        names = _wanted_variants(selection, variants, all_variants)
         resolved = [fetch(selection, name) for name in names]
         if accept is not None:
             accept(selection, names)
-        lock = lock.with_kernel(_locked(lock, selection, resolved))
+        lock = lock.with_kernel(_locked_kernel(lock, selection, resolved))
         depends = [each for one in resolved for each in one.metadata.kernel_depends]
         pending += [Source(each.repository, None, each.version, each.revision) for each in depends]
     lock.write()
@@ -69,7 +69,7 @@ def _source(kernel: LockedKernel, path: Path) -> Source:
     return Source(kernel.source, None, kernel.version, kernel.revision)
 
 
-def _wanted(selection: Selection, variants: Sequence[str], all_variants: bool) -> Sequence[str]:
+def _wanted_variants(selection: Selection, variants: Sequence[str], all_variants: bool) -> Sequence[str]:
     known = (*selection.choice.accepted, *(name for name, _ in selection.choice.rejected))
     if missing := [name for name in variants if name not in known]:
         raise NotFoundError(f"{selection.place()}: has no variant {missing[0]}; it has {', '.join(known) or 'none'}")
@@ -78,7 +78,7 @@ def _wanted(selection: Selection, variants: Sequence[str], all_variants: bool) -
     return variants or [selection.variant]
 
 
-def _locked(lock: Lock, selection: Selection, resolved: Sequence[Resolved]) -> LockedKernel:
+def _locked_kernel(lock: Lock, selection: Selection, resolved: Sequence[ResolvedKernel]) -> LockedKernel:
     files = {each.variant: _hashes(each) for each in resolved}
     source = selection.source
     beside = {} if source.path is None else _beside(source.path)
@@ -158,7 +158,7 @@ def check_beside(kernel: LockedKernel, lock: Lock, folder: Path) -> None:
             raise IntegrityError(f"{kernel.source}: {name} is missing, which {lock.path} holds")
 
 
-def _hashes(resolved: Resolved) -> dict[str, str]:
+def _hashes(resolved: ResolvedKernel) -> dict[str, str]:
     place, limit = resolved.place(), resolved.policy.max_file_bytes
     files = read_files(resolved.folder, place, max_file_bytes=limit, links_into=resolved.blobs)
     for pins in (resolved.pins, resolved.metadata.digest):

@@ -73,9 +73,9 @@ class Lock:
         if len(found) == 1:
             return found[0]
         if found:
-            held = ", ".join(_wanted(kernel) for kernel in found)
+            held = ", ".join(_request_of(kernel) for kernel in found)
             raise NotFoundError(f"{source}: {self.path} holds {held}; say which")
-        held = ", ".join(f"{kernel.source} {_wanted(kernel)}" for kernel in self.kernels) or "nothing"
+        held = ", ".join(f"{kernel.source} {_request_of(kernel)}" for kernel in self.kernels) or "nothing"
         raise NotFoundError(f"{source}: is not in {self.path}, which holds {held}; run: forge kernels lock {source}")
 
     def _is_of(self, kernel: LockedKernel, source: Source) -> bool:
@@ -123,7 +123,7 @@ class Lock:
         os.replace(temporary, self.path)
 
 
-def _wanted(kernel: LockedKernel) -> str:
+def _request_of(kernel: LockedKernel) -> str:
     if kernel.version is not None:
         return f"version {kernel.version}"
     return f"revision {kernel.revision}" if kernel.revision is not None else "the folder"

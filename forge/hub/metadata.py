@@ -13,7 +13,7 @@ import torch
 from forge.hub import compat
 from forge.hub.errors import MalformedError, NotFoundError, Place
 from forge.hub.files import MAX_METADATA_BYTES, Pins, digest_pins, read_small
-from forge.hub.metadata_form import line_of, refused
+from forge.hub.metadata_form import first_problem, line_of
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ def read_metadata(folder: Path, place: Place, *, name: str, backend: str, links_
     content = read_small(folder / "metadata.json", place, MAX_METADATA_BYTES, links_into=links_into)
     if content is None:
         return Metadata("none", name)
-    metadata = _parsed(content, place, name, backend)
+    metadata = _parse(content, place, name, backend)
     return replace(metadata, sha256=hashlib.sha256(content).hexdigest())
 
 
-def _parsed(content: bytes, place: Place, name: str, backend: str) -> Metadata:
+def _parse(content: bytes, place: Place, name: str, backend: str) -> Metadata:
     values = _json_object(content, place)
     backend_depends = _backend_depends(values, backend, place)
     if {"name", "id", "backend"} & values.keys():
@@ -81,8 +81,8 @@ def _parsed(content: bytes, place: Place, name: str, backend: str) -> Metadata:
     return Metadata(
         "earlier",
         name,
-        version=_typed(values, "version", lambda each: type(each) is int, "an integer", None, place),
-        license=_typed(values, "license", lambda each: isinstance(each, str), "a string", None, place),
+        version=_value(values, "version", lambda each: type(each) is int, "an integer", None, place),
+        license=_value(values, "license", lambda each: isinstance(each, str), "a string", None, place),
         python_depends=(*_strings(values, "python-depends", place), *backend_depends),
     )
 
@@ -109,7 +109,7 @@ def _current(content: bytes, values: dict[str, Any], backend_depends: tuple[str,
     try:
         parsed = compat.parse_metadata(content)
     except ValueError as error:
-        key, text = refused(values, error)
+        key, text = first_problem(values, error)
         line = f"line {line_of(content.decode(errors='replace'), key)}: " if key is not None else ""
         raise MalformedError(f"{place}: {line}{text}") from error
     if parsed.kernels_minver is not None and compat.newer_than_installed(parsed.kernels_minver):
@@ -130,7 +130,7 @@ def _current(content: bytes, values: dict[str, Any], backend_depends: tuple[str,
 
 def _backend_depends(values: dict[str, Any], backend: str, place: Place) -> tuple[str, ...]:
     """Return those of `python-depends-backends` for the active backend; `kernels` itself ignores the key."""
-    by_backend = _typed(
+    by_backend = _value(
         values, "python-depends-backends", lambda each: isinstance(each, dict), "an object of lists", {}, place
     )
     for name in by_backend:
@@ -142,10 +142,10 @@ def _strings(values: dict[str, Any], key: str, place: Place) -> tuple[str, ...]:
     def is_strings(came: Any) -> bool:
         return isinstance(came, list) and all(isinstance(each, str) for each in came)
 
-    return tuple(_typed(values, key, is_strings, "a list of strings", [], place))
+    return tuple(_value(values, key, is_strings, "a list of strings", [], place))
 
 
-def _typed(
+def _value(
     values: dict[str, Any], key: str, accepts: Callable[[Any], bool], wanted: str, default: Any, place: Place
 ) -> Any:
     came = values.get(key, default)

@@ -49,7 +49,7 @@ def line_of(text: str, key: str | None) -> int:
     return next(lines, 1)
 
 
-def refused(values: dict[str, Any], error: Exception) -> Problem:
+def first_problem(values: dict[str, Any], error: Exception) -> Problem:
     """Return the first problem of values that the library refused, or what it said where forge finds none."""
     said = " ".join(str(error).removeprefix("Cannot parse metadata: ").split())
     return next(_problems(values), (None, f"is not accepted by the library kernels, which says: {said}"))

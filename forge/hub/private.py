@@ -61,7 +61,7 @@ def _own_root() -> Path:
         place = _place()
         _sweep(place)
         _root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-        held = _locked(_root / LOCK, shared=True)
+        held = _flock(_root / LOCK, shared=True)
         atexit.register(_leave, _root, held, os.getpid())
     return _root
 
@@ -76,7 +76,7 @@ def _place() -> Path:
     return place
 
 
-def _locked(path: Path, *, shared: bool) -> int | None:
+def _flock(path: Path, *, shared: bool) -> int | None:
     """Return a lock that the system frees when all who have it are gone; None where another one has it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -98,7 +98,7 @@ def _leave(root: Path, held: int | None, owner: int) -> None:
 def _remove(root: Path) -> None:
     """Remove a folder that nobody has any more."""
     with contextlib.suppress(OSError):
-        handle = _locked(root / LOCK, shared=False)
+        handle = _flock(root / LOCK, shared=False)
         if handle is not None:
             drop(root)
             os.close(handle)

@@ -77,7 +77,7 @@ def imports(tree: ast.Module) -> Iterator[Import]:
     pending: list[ast.AST] = list(reversed(tree.body))
     while pending:
         node = pending.pop()
-        yield from (each for each in _imported(node, bound) if each.module or each.level)
+        yield from (each for each in _imports_of(node, bound) if each.module or each.level)
         children = node.orelse if isinstance(node, ast.If) and _never(node, bound) else ast.iter_child_nodes(node)
         pending += reversed([*children])
 
@@ -104,12 +104,12 @@ def runs_at_import(
             runs: Runs = "guarded" if guarded or how == "guarded" else "always"
             if found.get((path, each)) != "always":
                 found[path, each] = runs
-            reached = _reached(trees, path, each) if each.module or each.level else list(trees)
+            reached = _reached_files(trees, path, each) if each.module or each.level else list(trees)
             pending += [(other, runs) for other in reached]
     return found
 
 
-def _reached(trees: Mapping[str, ast.Module], path: str, found: Import) -> list[str]:
+def _reached_files(trees: Mapping[str, ast.Module], path: str, found: Import) -> list[str]:
     """Return the files of the kernel that a relative import runs."""
     parents = tuple(path.split("/")[:-1])
     if not found.level or found.level - 1 > len(parents):
@@ -165,13 +165,13 @@ class _Module:
         if isinstance(node, ast.Try | ast.TryStar):
             self._try(node, guarded, conditional)
             return
-        if isinstance(node, ast.If) and (decided := _decided(node, self._bound)) is not None:
+        if isinstance(node, ast.If) and (decided := _static_test(node, self._bound)) is not None:
             self._block(node.body if decided else node.orelse, guarded, conditional)
             return
         if isinstance(node, ast.If):
             names = filter(None, map(name_of, ast.walk(node.test)))
             self._asked |= {word for name in names for word in name.lower().split("_")}
-        self._take(_imported(node, self._bound), guarded, conditional)
+        self._take(_imports_of(node, self._bound), guarded, conditional)
         inner_guarded = guarded or (isinstance(node, ast.With | ast.AsyncWith) and _suppresses(node))
         inner_conditional = conditional or isinstance(node, ast.If | ast.Match)
         for each in ast.iter_child_nodes(node):
@@ -202,7 +202,7 @@ class _Module:
         while pending:
             each = pending.pop()
             if isinstance(each, ast.Call):
-                self._take(_imported(each, self._bound), guarded, conditional)
+                self._take(_imports_of(each, self._bound), guarded, conditional)
                 self._enter(each.func, guarded, conditional)
                 if name_of(each.func) == "find_spec" and (module := _constant(each)):
                     self._asked.add(module.split(".")[0])
@@ -285,7 +285,7 @@ def _binds(node: ast.AST) -> Iterator[str]:
         yield from filter(None, [node.rest])
 
 
-def _imported(node: ast.AST, bound: _Bindings) -> list[Import]:
+def _imports_of(node: ast.AST, bound: _Bindings) -> list[Import]:
     if isinstance(node, ast.Import):
         return [Import(node.lineno, node.col_offset, alias.name, 0) for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -321,7 +321,7 @@ def _never(node: ast.If, bound: _Bindings) -> bool:
     return getattr(test, "id", None) in bound.names.false
 
 
-def _decided(node: ast.If, bound: _Bindings) -> bool | None:
+def _static_test(node: ast.If, bound: _Bindings) -> bool | None:
     """Return the value of a test where it is known at import: of types, of `__main__`, of the version or system."""
     if _never(node, bound):
         return False

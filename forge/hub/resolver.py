@@ -57,7 +57,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedKernel:
     """One variant of one kernel, its files on this machine and not yet verified.
 
     source: "org/name" or the folder. folder: the variant's. rejected: (variant, reason) of each other.
@@ -75,7 +75,7 @@ class Resolved:
     policy: Policy
     pins: Pins | None = None
     blobs: Path | None = None
-    depends: tuple["Resolved", ...] = ()
+    depends: tuple["ResolvedKernel", ...] = ()
 
     def place(self) -> Place:
         return Place(self.source, self.commit, self.variant)
@@ -89,7 +89,7 @@ def resolve(
     lock: Lock | Path | str | None = None,
     policy: Policy | None = None,
     backend: str | None = None,
-) -> Resolved:
+) -> ResolvedKernel:
     """Find a kernel, choose its variant for this system, and fetch it unless the cache has it.
 
     source: "org/name", "org/name@v1", "org/name@<revision>", or a folder. lock: the lock file that must hold it.
@@ -103,7 +103,7 @@ def resolve(
 
 def resolve_locked(
     kernel: LockedKernel, lock: Lock, *, policy: Policy | None = None, backend: str | None = None
-) -> Resolved:
+) -> ResolvedKernel:
     """Find a kernel that a lock file holds, as `resolve` does."""
     source = kernel.source if kernel.commit is not None else str(lock.path.parent / kernel.source)
     version, revision = kernel.version, kernel.revision
@@ -231,20 +231,20 @@ def _commit(wanted: Source, cache: RepositoryCache) -> str:
         refs = cache.refs()
         if name not in refs:
             held = ", ".join(refs) or "nothing"
-            raise UnreachableError(f"{wanted}: {error}; and the cache holds {held} of it{_here(wanted)}") from error
+            raise UnreachableError(f"{wanted}: {error}; and the cache holds {held} of it{_hint(wanted)}") from error
         if not compat.is_offline():
             _notice(f"{wanted}: the cache serves commit {refs[name][:12]}, because {error}")
     if name not in refs:
         versions = ", ".join(sorted(refs)) or "none"
         problem = f"there is no {name!r}" if name else f"give a version, as in {wanted.repository}@v1, or a revision"
-        raise NotFoundError(f"{wanted}: {problem}; branches and tags: {versions}{_here(wanted)}")
+        raise NotFoundError(f"{wanted}: {problem}; branches and tags: {versions}{_hint(wanted)}")
     if not COMMIT.fullmatch(refs[name]):
         raise MalformedError(f"{wanted}: the Hub says that {name} is the commit {refs[name]!r}")
     cache.write_ref(name, refs[name])
     return refs[name]
 
 
-def _here(wanted: Source) -> str:
+def _hint(wanted: Source) -> str:
     """Return a hint for who means a folder by what reads as a repository of the Hub."""
     there = Path(wanted.repository).is_dir()
     return f"; for the folder of this name, write ./{wanted.repository}" if there else ""
@@ -265,7 +265,7 @@ def _check_trust(wanted: Source, trusted: bool | None, policy: Policy) -> bool:
     return trusted
 
 
-def _listing(wanted: Source, commit: str, cache: RepositoryCache) -> Mapping[str, client.Listed] | None:
+def _listing(wanted: Source, commit: str, cache: RepositoryCache) -> Mapping[str, client.ListedFile] | None:
     """List what the commit holds; None where the Hub does not answer and another tool filled the cache."""
     try:
         client.refs(wanted.repository)
@@ -294,12 +294,12 @@ def _notice(text: str) -> None:
     warnings.warn(f"forge: {text}", HubNotice, stacklevel=2)
 
 
-def fetch(selection: Selection, variant: str) -> Resolved:
+def fetch(selection: Selection, variant: str) -> ResolvedKernel:
     """Fetch the files of a variant and of what it depends on, from the cache or the Hub, and its metadata."""
     return _fetch(selection, variant, ())
 
 
-def _fetch(selection: Selection, variant: str, asked: tuple[str, ...]) -> Resolved:
+def _fetch(selection: Selection, variant: str, asked: tuple[str, ...]) -> ResolvedKernel:
     """Fetch as `fetch` does. asked: the kernels that depend on this one, the outermost first."""
     place, blobs = selection.place(variant), None
     folder = selection.build / variant
@@ -312,7 +312,7 @@ def _fetch(selection: Selection, variant: str, asked: tuple[str, ...]) -> Resolv
         raise MalformedError(f"{place}: has no folder build/{variant}")
     name = _name(selection.source, variant)
     metadata = read_metadata(folder, place, name=name, backend=selection.backend, links_into=blobs)
-    return Resolved(
+    return ResolvedKernel(
         selection.source.repository or str(selection.source.folder.resolve()),
         selection.commit,
         variant,
@@ -358,7 +358,7 @@ def _pins(selection: Selection, variant: str) -> Pins | None:
     return Pins(listed, f"the Hub's listing of commit {str(selection.commit)[:12]}")
 
 
-def _depends(selection: Selection, metadata: Metadata, asked: tuple[str, ...]) -> tuple[Resolved, ...]:
+def _depends(selection: Selection, metadata: Metadata, asked: tuple[str, ...]) -> tuple[ResolvedKernel, ...]:
     found = []
     for each in metadata.kernel_depends:
         if each.repository in asked:

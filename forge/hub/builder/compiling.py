@@ -144,12 +144,12 @@ class Compiling:
         if target.stable_abi is not None:
             major, minor = map(int, target.stable_abi.split("."))
             common.append(f"-DTORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000")
-        yield from self._compiled(config.src, [*common, *config.cxx_flags], [], id)
+        yield from self._steps_of(config.src, [*common, *config.cxx_flags], [], id)
         for part in target.components:
             own = [*common, *[f"-I{path}" for path in part.include]]
-            yield from self._compiled(part.src, [*own, *part.cxx_flags], [*own, *part.flags, *_archs(part.archs)], id)
+            yield from self._steps_of(part.src, [*own, *part.cxx_flags], [*own, *part.flags, *_archs(part.archs)], id)
 
-    def _compiled(self, sources: Sequence[str], cxx: Sequence[str], cuda: Sequence[str], id: str) -> Iterator[Step]:
+    def _steps_of(self, sources: Sequence[str], cxx: Sequence[str], cuda: Sequence[str], id: str) -> Iterator[Step]:
         system = [f"-isystem{path}" for path in _include_paths()]
         for source in sources:
             if source.endswith(toolchain.HEADERS):

@@ -84,20 +84,20 @@ def _of_versions(config: Config, backend: str) -> Iterator[str]:
     here = torch_version()
     wanted = {"needs torch": config.minver, "is made for torch's stable ABI of": config.stable_abi.get(backend)}
     for what, version in wanted.items():
-        if version is not None and here < _parsed(version):
+        if version is not None and here < _version(version):
             yield f"it {what} {version}, and {torch.__version__} is installed"
-    if config.maxver is not None and here > _parsed(config.maxver):
+    if config.maxver is not None and here > _version(config.maxver):
         yield f"it takes torch up to {config.maxver}, and {torch.__version__} is installed"
 
 
-def _parsed(version: str) -> tuple[int, int]:
+def _version(version: str) -> tuple[int, int]:
     major, minor = version.split(".")
     return int(major), int(minor)
 
 
 def _as_sources_allow(config: Config, components: tuple[Component, ...]) -> str | None:
     """Return the stable ABI, where no source or header names a header of torch's that is not part of it."""
-    if torch_version() < _parsed(STABLE_ABI):
+    if torch_version() < _version(STABLE_ABI):
         return None
     paths = [*config.src, *[path for each in components for path in each.src]]
     named = [name for path in paths for name in _INCLUDE.findall((config.folder / path).read_bytes())]

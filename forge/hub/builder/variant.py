@@ -87,13 +87,13 @@ def _build(config: Config, target: Target, output: Path, jobs: int, force: bool)
     native = Compiling(config, target) if target.components else None
     python = _python_files(config)
     told = [part for path, content in python.items() for part in (path.encode(), content)]
-    described = repr((target.variant, _described(config, target))).encode()
+    described = repr((target.variant, _metadata(config, target))).encode()
     key = hashlib.sha256(b"\0".join([described, *told])).hexdigest() if native is None else native.key(described, *told)
     id = f"_{config.module}_{key[:12]}"
     place = output / target.variant
     if not force and _is_whole(place, id):
         return BuiltVariant(place, target.backend, fresh=False)
-    with _unfinished(output) as work:
+    with _work_folder(output) as work:
         fresh = work / target.variant
         fresh.mkdir()
         for path, content in python.items():
@@ -105,7 +105,7 @@ def _build(config: Config, target: Target, output: Path, jobs: int, force: bool)
             shutil.copy(module, fresh)
         imported = f"\nfrom . import {id}\n" if native is not None else ""
         (fresh / "_ops.py").write_text(_OPS.format(imported=imported, id=id))
-        metadata = {"id": id, **_described(config, target), "digest": _digest(fresh)}
+        metadata = {"id": id, **_metadata(config, target), "digest": _digest(fresh)}
         (fresh / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
         if place.exists():
             place.rename(work / "before")
@@ -114,7 +114,7 @@ def _build(config: Config, target: Target, output: Path, jobs: int, force: bool)
 
 
 @contextlib.contextmanager
-def _unfinished(output: Path) -> Iterator[Path]:
+def _work_folder(output: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=output, ignore_cleanup_errors=True) as work:
         yield Path(work)
 
@@ -140,7 +140,7 @@ def _ships(config: Config, path: Path) -> bool:
     return path.is_file() and not hidden and path.suffix.removeprefix(".") in config.pyext and path.name != "_ops.py"
 
 
-def _described(config: Config, target: Target) -> dict[str, Any]:
+def _metadata(config: Config, target: Target) -> dict[str, Any]:
     """Return metadata.json without what depends on the files."""
     depends = dict.fromkeys([*config.python_depends.get("", ()), *config.python_depends.get(target.backend, ())])
     archs = list(config.archs.get(target.backend, ()))

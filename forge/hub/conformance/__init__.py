@@ -12,7 +12,7 @@ from forge.hub.conformance.finding import Finding
 from forge.hub.conformance.layers import LayerClass
 from forge.hub.conformance.repository import Repository, read_repository
 from forge.hub.policy import Policy
-from forge.hub.resolver import Resolved, Selection
+from forge.hub.resolver import ResolvedKernel, Selection
 
 REQUIREMENTS: tuple[Callable[[Repository], Iterator[Finding]], ...] = (
     *layout.REQUIREMENTS,
@@ -42,7 +42,7 @@ def check_repository(
     return sorted({finding for requirement in REQUIREMENTS for finding in requirement(repository)})
 
 
-def cached(selection: Selection, variants: Collection[str]) -> list[str]:
+def cached_variants(selection: Selection, variants: Collection[str]) -> list[str]:
     """Return those of these variants of a repository of the Hub that the cache holds whole."""
     return list(filter(selection.is_cached, variants))
 
@@ -59,6 +59,6 @@ def check_selection(selection: Selection, variants: Collection[str]) -> list[Fin
     return check_repository(folder, policy=selection.policy, only=only)
 
 
-def layer_classes(resolved: Resolved) -> list[LayerClass]:
+def layer_classes(resolved: ResolvedKernel) -> list[LayerClass]:
     """Return the layers of a variant whose files are on this machine."""
     return list(layers.layer_classes(read_repository(resolved.folder, policy=resolved.policy, blobs=resolved.blobs)))

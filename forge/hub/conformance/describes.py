@@ -12,7 +12,7 @@ from forge.hub.conformance.licenses import LICENSES
 from forge.hub.conformance.repository import Repository, Variant
 from forge.hub.errors import HubError, Place
 from forge.hub.files import check_pins, digest_pins
-from forge.hub.metadata_form import ALGORITHMS, NAME, REQUIRED, TYPES, are_strings, fits, refused
+from forge.hub.metadata_form import ALGORITHMS, NAME, REQUIRED, TYPES, are_strings, first_problem, fits
 from forge.hub.variants import BACKENDS
 
 Check = Callable[[Repository, Variant, Any], Iterator[Finding]]
@@ -78,7 +78,7 @@ def _of_library(variant: Variant, values: dict[str, Any], others: list[Finding])
     try:
         compat.parse_metadata((variant.metadata_text or "").encode())
     except (ValueError, TypeError) as error:
-        key, text = refused(values, error)
+        key, text = first_problem(values, error)
         yield variant.of_metadata("metadata", text, key)
 
 

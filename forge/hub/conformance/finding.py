@@ -20,12 +20,12 @@ class Finding:
     def __str__(self) -> str:
         """Return one line, in which what a terminal would act on is escaped: a file's name may hold any of it."""
         where = f"{self.file}:{self.line}" if self.line else self.file
-        return escaped(f"{where}: {self.requirement}: {self.text}{' (advice)' if self.advice else ''}")
+        return escape(f"{where}: {self.requirement}: {self.text}{' (advice)' if self.advice else ''}")
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Return the text, with control characters and lone surrogates as Python writes them."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -64,7 +64,7 @@ class _Layer:
             elif isinstance(each, ast.ClassDef):
                 yield each.name, each, None
 
-    def declared(self, name: str) -> tuple[ast.stmt | None, Any]:
+    def declaration(self, name: str) -> tuple[ast.stmt | None, Any]:
         """Return the statement that binds a class variable, and its value: Ellipsis where it is no constant."""
         for bound, statement, value in self.variables:
             if bound == name:
@@ -96,7 +96,7 @@ def layer_classes(repository: Repository) -> Iterator[LayerClass]:
     for layer in _layers(repository):
         forward = next(iter(layer.forwards), None)
         parameters = "" if forward is None else ast.unparse(forward.args).partition(", ")[2]
-        _, has_backward = layer.declared("has_backward")
+        _, has_backward = layer.declaration("has_backward")
         yield LayerClass(layer.name, parameters, has_backward is not False, layer.path, layer.node.lineno)
 
 
@@ -155,10 +155,10 @@ def layer_declarations(repository: Repository) -> Iterator[Finding]:
     """
     for layer in _layers(repository):
         for name in DECLARED:
-            statement, value = layer.declared(name)
+            statement, value = layer.declaration(name)
             if statement is not None and not isinstance(value, bool):
                 yield layer.finding("layer-variables", f".{name} must be True or False as written", statement)
-        statement, value = layer.declared("has_backward")
+        statement, value = layer.declaration("has_backward")
         is_true = statement is None or value is True
         if is_true and _has_kernels(layer.variant) and not _has_gradient(layer.variant):
             text = " claims a backward, and nothing here defines a gradient: has_backward = False"

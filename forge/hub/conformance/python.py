@@ -43,7 +43,7 @@ def imports(repository: Repository) -> Iterator[Finding]:
     for variant in repository.variants:
         names = {str(each) for key in ("name", "id") if (each := variant.value(key, str))}
         names = {name.replace("-", "_") for name in names} | ({variant.path.split("/")[-1]} & _package(variant))
-        allowed = {*_declared(variant), *repository.policy.imports}
+        allowed = {*_declared_modules(variant), *repository.policy.imports}
         allowed |= {"kernels"} if variant.value("kernel-depends", list) else set()
         for each in variant.python.values():
             for found in reach.imports(each.tree) if each.tree is not None else ():
@@ -57,7 +57,7 @@ def _package(variant: Variant) -> set[str]:
     return {variant.path.split("/")[-1]} if variant.is_source else set()
 
 
-def _declared(variant: Variant) -> Iterator[str]:
+def _declared_modules(variant: Variant) -> Iterator[str]:
     """Yield the modules that the declared dependencies give, allowed or not: another requirement is about that."""
     names = list(variant.value("python-depends", list) or ())
     by_backend = variant.value("python-depends-backends", dict) or {}

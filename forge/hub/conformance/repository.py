@@ -240,7 +240,7 @@ def _parse(path: str, content: bytes) -> Python:
     """Parse bytes as Python reads a file: its text is without a byte order mark, and in the encoding that it says."""
     text = content.decode(errors="replace")
     try:
-        text = _decoded(content)
+        text = _decode(content)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         problem = f"is not Python: the byte {content[error.start]:#x} is not {error.encoding}; save the file as UTF-8"
@@ -259,7 +259,7 @@ def _parse(path: str, content: bytes) -> Python:
     return Python(path, text, tree)
 
 
-def _decoded(content: bytes) -> str:
+def _decode(content: bytes) -> str:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
     except SyntaxError:

@@ -71,7 +71,7 @@ class NotBound(ValueError):
 def files_of(manifest: Manifest) -> dict[str, bytes]:
     """Return the files to compile beside a manifest's own sources, by path: the binding and the headers; none where no
     kernel needs one. Raises NotBound."""
-    bound = _bound(manifest)
+    bound = _bound_kernels(manifest)
     if not bound:
         return {}
     include = "#pragma once\n#include <" + HEADER + ">\n"
@@ -89,7 +89,7 @@ def with_binding(build: Build, files: Iterable[str]) -> Build:
 
 
 @dataclass(frozen=True)
-class _Bound:
+class _BoundKernel:
     """One kernel: its name in C++ (without `native`), its operator, and the operation's schema."""
 
     function: str
@@ -97,13 +97,13 @@ class _Bound:
     schema: Any
 
 
-def _bound(manifest: Manifest) -> list[_Bound]:
-    found: dict[str, _Bound] = {}
+def _bound_kernels(manifest: Manifest) -> list[_BoundKernel]:
+    found: dict[str, _BoundKernel] = {}
     for op in manifest.ops:
         for entry in op.kernels:
             if is_bound(entry, manifest.library.name):
                 name = str(entry.kernel_name).partition("::")[2]
-                found[name] = _Bound(entry.name.partition("#")[0], name, _schema(op))
+                found[name] = _BoundKernel(entry.name.partition("#")[0], name, _schema(op))
     return list(found.values())
 
 
@@ -117,7 +117,7 @@ def _schema(op: OpEntry) -> Any:
 # C++
 
 
-def _binding(library: str, kernels: list[_Bound]) -> str:
+def _binding(library: str, kernels: list[_BoundKernel]) -> str:
     parts = [_one(each) for each in kernels]
     declared = "\n".join(each["declaration"] for each in parts)
     wrapped = "\n".join(each["wrapper"] for each in parts)
@@ -145,7 +145,7 @@ TORCH_LIBRARY({bound_namespace(library)}, m) {{
 """
 
 
-def _one(kernel: _Bound) -> Mapping[str, str]:
+def _one(kernel: _BoundKernel) -> Mapping[str, str]:
     """Return the declaration of a kernel, the function that calls it, and the definition of its operator."""
     schema, name = kernel.schema, kernel.operator
     taken, given, handed, before, said = [], [], [], [], []
@@ -191,13 +191,13 @@ def _in_native(name: str) -> list[str]:
 
 def _type_of(argument: Any) -> str:
     """Return an argument's type as a schema writes it, without the lengths of lists."""
-    return _written(str(argument.real_type))
+    return _type_text(str(argument.real_type))
 
 
-def _written(text: str) -> str:
+def _type_text(text: str) -> str:
     for wrapper, suffix in (("Optional", "?"), ("List", "[]")):
         inner = re.fullmatch(rf"{wrapper}\[(.*)\]", text)
         if inner is not None:
-            return _written(inner[1]) + suffix
+            return _type_text(inner[1]) + suffix
     text = re.sub(r"\[\d+\]", "[]", text)
     return {"number": "Scalar", "number?": "Scalar?", "SymInt": "int"}.get(text, text)

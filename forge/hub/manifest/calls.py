@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from forge.hub.errors import HubError
-from forge.hub.manifest.model import Argument, Given, KernelEntry, Signature
+from forge.hub.manifest.model import Argument, KernelArgument, KernelEntry, Signature
 
 Find = Callable[[str], Any]
 
@@ -36,7 +36,7 @@ def function_problems(
     try:
         function = function or find(name or "")
     except Exception as error:
-        return [f"{label} not found: {described(error)}"]
+        return [f"{label} not found: {describe_error(error)}"]
     return [f"{label}: {text}" for text in call_problems(function, *called)]
 
 
@@ -45,16 +45,16 @@ def called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], li
     if entry.args is None:
         positional, named = own_arguments(signature)
     else:
-        positional, named = _mapped(entry.args)
+        positional, named = _split_args(entry.args)
     return _with_outs(positional, named, entry.out)
 
 
 def _backward_called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:
     """Return the same for its gradient kernel."""
     if entry.grad.args is not None:
-        positional, named = _mapped(entry.grad.args)
+        positional, named = _split_args(entry.grad.args)
     else:
-        positional, named = own_arguments(signature) if entry.args is None else _mapped(entry.args)
+        positional, named = own_arguments(signature) if entry.args is None else _split_args(entry.args)
         positional = ["grad_output"] * (signature.returns or 1) + positional
         named = [*named, *entry.grad.saves]
     return _with_outs(positional, named, entry.grad.out)
@@ -65,7 +65,7 @@ def own_arguments(signature: Signature) -> tuple[list[str], list[str]]:
     return [p.name for p in ours if not p.keyword_only], [p.name for p in ours if p.keyword_only]
 
 
-def _mapped(args: tuple[Given, ...]) -> tuple[list[str], list[str]]:
+def _split_args(args: tuple[KernelArgument, ...]) -> tuple[list[str], list[str]]:
     positional = [_what(given.value) for given in args if given.parameter is None]
     return positional, [given.parameter for given in args if given.parameter is not None]
 
@@ -83,7 +83,7 @@ def _what(value: Any) -> str:
     return value.name if isinstance(value, Argument) else repr(value.value)
 
 
-def described(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return an exception as one line: of a repository that is refused as a whole all that it says, of others the
     first"""
     lines = [line.strip() for line in str(error).strip().splitlines()]

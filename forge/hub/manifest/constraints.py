@@ -20,7 +20,7 @@ from forge.hub.manifest.model import (
     Signature,
 )
 from forge.hub.manifest.shapes import ShapePattern
-from forge.hub.manifest.where import Undecided, same
+from forge.hub.manifest.where import UnknownValue, same
 from forge.ir import TensorProxy
 from forge.support.dtypes import dtype_name, show
 from forge.torch_internals.dispatch import is_traceable_wrapper_subclass
@@ -67,11 +67,11 @@ class Checker:
         self.signature = signature
         self.subject = next(iter(signature.tensors), None)
         self.dropped = dropped_defaults(entry, signature)
-        self.constrained = entry.constrained
+        self.constrained = entry.constrained_arguments
         fixed = {name for name, layout in entry.layout.items() if layout.order is not None}
         self.ordered = {name: alias for name, alias in entry.orders.items() if name not in fixed}
         is_overload = "::" in signature.name
-        unsaid = (p for p in signature.parameters if not (p.out or p.name in entry.constrained))
+        unsaid = (p for p in signature.parameters if not (p.out or p.name in entry.constrained_arguments))
         self.typed = tuple(unsaid) if is_overload else ()
         self.given = {parameter.name for parameter in signature.parameters if not parameter.out}
         self.faster = entry.faster if faster else ()
@@ -104,7 +104,7 @@ class Checker:
         return [reason for reason in reasons if reason is not None]
 
     def _reasons(self, values: dict[str, Any]) -> Iterator[str]:
-        wrapped = self._wrapped(values)
+        wrapped = self._wrapper_problem(values)
         if wrapped is not None:  # its dtype, shape and device are not those of memory that a kernel could read
             yield wrapped
             return
@@ -112,7 +112,7 @@ class Checker:
             yield from self._device(self.entry.device, values)
         if self.typed:
             yield from self._kinds(values)
-        yield from self._dropped(values)
+        yield from self._dropped_arguments(values)
         tensors: dict[str, list[Any]] = {}
         yield from self._present(values, tensors)
         dims: dict[str, Any] = {}
@@ -135,7 +135,7 @@ class Checker:
         """Return how a reason begins: with the argument's name, unless it is the first tensor of the call."""
         return "" if name == self.subject else f"{name}: "
 
-    def _wrapped(self, values: Mapping[str, Any]) -> str | None:
+    def _wrapper_problem(self, values: Mapping[str, Any]) -> str | None:
         for name in self.signature.tensors:
             value = values.get(name)
             if type(value) in PLAIN:
@@ -160,7 +160,7 @@ class Checker:
                     yield self._about(name) + reason
                     return
 
-    def _dropped(self, values: Mapping[str, Any]) -> Iterator[str]:
+    def _dropped_arguments(self, values: Mapping[str, Any]) -> Iterator[str]:
         for name, default in self.dropped:
             if not is_default(values.get(name, default), default):
                 yield f"{name} is given, but the kernel takes none"
@@ -248,7 +248,7 @@ def _capability_reason(wanted: Device, device: torch.device) -> str | None:
     return f"capability is {found[0]}.{found[1]}, needs {wanted.capability_text}"
 
 
-def passed(entry: KernelEntry) -> frozenset[str] | None:
+def passed_arguments(entry: KernelEntry) -> frozenset[str] | None:
     """Return the operator's arguments that the kernel is called with; None when it gets all of them."""
     if entry.args is None:
         return None
@@ -260,7 +260,7 @@ def dropped_defaults(entry: KernelEntry, signature: Signature) -> tuple[tuple[st
 
     One that a where expression speaks of is the author's care.
     """
-    given = passed(entry)
+    given = passed_arguments(entry)
     if given is None:
         return ()
     spoken = frozenset(name for condition in entry.where for name in condition.names)
@@ -275,19 +275,19 @@ def is_default(value: Any, default: Any) -> bool:
     """Whether an argument is what it is when it is left out."""
     try:
         return value is default or same(value, default)
-    except Undecided:
+    except UnknownValue:
         return False
 
 
 def no_kernel(name: str, args: tuple, kwargs: Mapping[str, Any], reasons: Mapping[str, Iterable[str]]) -> str:
     """Return why no kernel takes a call: 'no kernel for aten::add.out(float32[2, 7] cpu): rms_sm80: device is cpu,
     …'."""
-    shown = [_described(value) for value in args] + [f"{key}={_described(value)}" for key, value in kwargs.items()]
+    shown = [_describe(value) for value in args] + [f"{key}={_describe(value)}" for key, value in kwargs.items()]
     lines = [f"{kernel}: {'; '.join(failures)}" for kernel, failures in reasons.items()]
     return f"no kernel for {name}({', '.join(shown)}): {'; '.join(lines) or 'none is registered'}"
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if not isinstance(value, TENSORS):
         return show(value)
     return f"{dtype_name(value.dtype)}[{', '.join(map(str, value.shape))}] {value.device}"

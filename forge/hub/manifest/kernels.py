@@ -19,13 +19,13 @@ from forge.hub.manifest.model import (
     Constant,
     Device,
     DimOrder,
-    Given,
     Grad,
+    KernelArgument,
     KernelEntry,
     Layout,
     Library,
     Parameter,
-    Saved,
+    SavedTensor,
     Signature,
 )
 from forge.hub.manifest.parse import Node
@@ -33,8 +33,8 @@ from forge.hub.manifest.schema import (
     BOTH,
     EXECUTORCH,
     NAME,
-    Expected,
     Reading,
+    WrongKind,
     any_node,
     key,
     many,
@@ -163,7 +163,7 @@ def _capability(reader: KernelReader, node: Node, what: str) -> tuple[tuple[str,
     parts = text(reader, node, what).split(",")
     matches = [match for part in parts if (match := _CAPABILITY.fullmatch(part.strip()))]
     if len(matches) < len(parts):
-        raise Expected("a version range such as '>=8.0' or '>=8.0,<10'")
+        raise WrongKind("a version range such as '>=8.0' or '>=8.0,<10'")
     return tuple((match[1], (int(match[2]), int(match[3] or 0))) for match in matches)
 
 
@@ -191,15 +191,15 @@ class _ConstantKeys:
     constant: Node | None = key(any_node, required=True)
 
 
-def _args(reader: KernelReader, node: Node, what: str) -> tuple[Given, ...]:
+def _args(reader: KernelReader, node: Node, what: str) -> tuple[KernelArgument, ...]:
     """Return a mapping from the kernel's parameters, or a list by position."""
     if node.is_list:
-        return tuple(Given(None, _argument(reader, item, what)) for item in node.value)
+        return tuple(KernelArgument(None, _argument(reader, item, what)) for item in node.value)
     found = []
     for name, mark, item in pairs(node, "a mapping from the kernel's parameters to arguments, or a list"):
         if not NAME.fullmatch(name):
             reader.problems.add(mark, f"{what} names {name!r}, which is no parameter's name")
-        found.append(Given(name, _argument(reader, item, what)))
+        found.append(KernelArgument(name, _argument(reader, item, what)))
     return tuple(found)
 
 
@@ -246,7 +246,7 @@ def _out(reader: KernelReader, node: Node, what: str) -> str | int:
     value = node.value
     if (type(value) is int and 0 <= value < 64) or (isinstance(value, str) and NAME.fullmatch(value)):
         return value
-    raise Expected("the name or the position of the kernel's out parameter")
+    raise WrongKind("the name or the position of the kernel's out parameter")
 
 
 def _tensor(reader: KernelReader, node: Node, what: str) -> str:
@@ -274,19 +274,19 @@ def _order(reader: KernelReader, node: Node, what: str) -> DimOrder:
     if isinstance(node.value, str) and node.value in ORDERS:
         return ORDERS[node.value]
     near = did_you_mean(node.value, ORDERS) if isinstance(node.value, str) else ""
-    raise Expected(f"{' or '.join(ORDERS)}{near}")
+    raise WrongKind(f"{' or '.join(ORDERS)}{near}")
 
 
 def _alignment(reader: KernelReader, node: Node, what: str) -> int:
     if type(node.value) is int and 1 <= node.value <= 4096 and node.value & (node.value - 1) == 0:
         return node.value
-    raise Expected("a power of two of at most 4096, in bytes")
+    raise WrongKind("a power of two of at most 4096, in bytes")
 
 
 # gradients and tolerances
 
 
-def _saves(reader: KernelReader, node: Node, what: str) -> dict[str, Saved]:
+def _saves(reader: KernelReader, node: Node, what: str) -> dict[str, SavedTensor]:
     found = {}
     taken = (*reader.arguments, *result_names(reader.signature))
     for name, mark, item in pairs(node, 'a mapping from names to [dtype, shape], such as {rstd: [float32, "[...]"]}'):
@@ -294,16 +294,16 @@ def _saves(reader: KernelReader, node: Node, what: str) -> dict[str, Saved]:
             problem = "is taken" if name in taken else "is no name"
             reader.problems.add(mark, f"{what} names {name!r}, which {problem}")
         else:
-            found[name] = reader.read(_saved, item, f"{what} of {name}")
+            found[name] = reader.read(_saved_tensor, item, f"{what} of {name}")
     return {name: saved for name, saved in found.items() if saved is not None}
 
 
-def _saved(reader: KernelReader, node: Node, what: str) -> Saved | None:
+def _saved_tensor(reader: KernelReader, node: Node, what: str) -> SavedTensor | None:
     if not (node.is_list and len(node.value) == 2):
-        raise Expected('[dtype, shape], such as [float32, "[..., H]"]')
+        raise WrongKind('[dtype, shape], such as [float32, "[..., H]"]')
     alias = reader.read(dtype_or_alias, node.value[0], what)
     pattern = reader.read(_shape, node.value[1], f"shape of {what.removeprefix('saves of ')}")
-    return None if alias is None or pattern is None else Saved(alias, pattern)
+    return None if alias is None or pattern is None else SavedTensor(alias, pattern)
 
 
 @dataclass(frozen=True)
@@ -311,12 +311,12 @@ class _GradKeys:
     """The keys of a backward kernel; the fields of a Grad."""
 
     kernel_name: str | None = key(function_name, required=True, label="grad's kernel_name")
-    args: tuple[Given, ...] | None = key(_args)
+    args: tuple[KernelArgument, ...] | None = key(_args)
     out: tuple[str | int, ...] = key(many(_out), default=())
     result: tuple[Argument, ...] = key(many(_result_view), default=())
     returns: tuple[str, ...] | None = key(many(_tensor))
     forward: str | None = key(function_name, label="grad's forward")
-    saves: Mapping[str, Saved] | None = key(_saves)
+    saves: Mapping[str, SavedTensor] | None = key(_saves)
     mutates: tuple[str, ...] = key(many(_tensor), default=())
 
 
@@ -325,7 +325,7 @@ def _grad(reader: KernelReader, node: Node, what: str) -> Grad:
     if node.is_mapping:
         return _backward(reader, node, what)
     if not isinstance(value, str):
-        raise Expected("none, composite, autograd, or the name of a backward kernel")
+        raise WrongKind("none, composite, autograd, or the name of a backward kernel")
     if value == "composite" and reader.kind == "func" and not reader.has_reference:
         raise InvalidText(f"grad: composite derives from a reference, but {reader.op} has none; add reference:")
     if value in _GRADS:
@@ -367,7 +367,7 @@ def _tolerance(reader: KernelReader, node: Node, what: str) -> dict[torch.dtype,
 
 def _limits(reader: KernelReader, node: Node, what: str) -> tuple[float, ...]:
     if not (node.is_list and len(node.value) == 2):
-        raise Expected("[rtol, atol]")
+        raise WrongKind("[rtol, atol]")
     return reader.each(number, node, what)
 
 
@@ -386,7 +386,7 @@ class KernelKeys:
     shape: Mapping[str, ShapePattern | None] | None = key(_shapes)
     where: tuple[Where, ...] = key(many(_condition), default=())
     faster: tuple[Where, ...] = key(many(_condition), default=())
-    args: tuple[Given, ...] | None = key(_args)
+    args: tuple[KernelArgument, ...] | None = key(_args)
     out: tuple[str | int, ...] = key(many(_out), default=())
     result: tuple[Argument, ...] = key(many(_result_view), default=())
     layout: Mapping[str, DimOrder] | None = key(_by_tensor(_order))
@@ -530,7 +530,7 @@ def _check_conditions(reader: KernelReader, node: Node, keys: KernelKeys) -> Non
         written = node.get(name)
         for item in written.items if written else ():
             condition = by_text.get(str(item.value).strip())
-            for problem in condition.misused(values, tensors) if condition is not None else ():
+            for problem in condition.name_problems(values, tensors) if condition is not None else ():
                 reader.problems.add(item.mark, problem)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from forge.hub.manifest.model import CONTIGUOUS, DimOrder, KernelEntry, Layout, OrderAlias
-from forge.hub.manifest.where import Undecided, is_true
+from forge.hub.manifest.where import UnknownValue, is_true
 from forge.ir import Dim, TensorProxy
 
 Tensor = torch.Tensor | TensorProxy
@@ -42,7 +42,7 @@ def in_order(order: DimOrder, tensor: Tensor) -> bool | None:
             matches = matches and is_true(strides[dim] == expected)
             expected = expected * shape[dim]
         return matches or is_true(expected == 0)
-    except Undecided:
+    except UnknownValue:
         return None
 
 

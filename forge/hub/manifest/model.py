@@ -23,12 +23,12 @@ _LIBRARY_FORM = "letters, digits, '_', '-' and '.', such as acme.norms"
 NOWHERE = Mark("", 1, 1)
 
 
-class _Required:
+class _RequiredType:
     def __repr__(self) -> str:
         return "required"
 
 
-REQUIRED = _Required()
+REQUIRED = _RequiredType()
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Given:
+class KernelArgument:
     """What one parameter of a kernel gets; `parameter` is None when it is given by position."""
 
     parameter: str | None
@@ -199,7 +199,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedTensor:
     """The metadata of a value that a forward keeps for its backward.
 
     shape: dims that `shape` declares of arguments, lengths, and `...` as it is in the first argument that has one.
@@ -228,11 +228,11 @@ class Grad:
 
     kind: str = "none"
     kernel_name: str | None = None
-    args: tuple[Given, ...] | None = None
+    args: tuple[KernelArgument, ...] | None = None
     out: tuple[str | int, ...] = ()
     returns: tuple[str, ...] = ()
     forward: str | None = None
-    saves: Mapping[str, Saved] = field(default_factory=dict)
+    saves: Mapping[str, SavedTensor] = field(default_factory=dict)
     mutates: tuple[str, ...] = ()
     result: tuple[Argument, ...] = ()
     fn: Callable | None = field(default=None, compare=False)
@@ -275,7 +275,7 @@ class KernelEntry:
     faster: tuple[Where, ...] = ()
     grad: Grad = Grad()
     tolerance: Mapping[torch.dtype, tuple[float, float]] = field(default_factory=dict)
-    args: tuple[Given, ...] | None = None
+    args: tuple[KernelArgument, ...] | None = None
     out: tuple[str | int, ...] = ()
     result: tuple[Argument, ...] = ()
     layout: Mapping[str, Layout] = field(default_factory=dict)
@@ -291,7 +291,7 @@ class KernelEntry:
     __hash__ = object.__hash__
 
     @property
-    def constrained(self) -> tuple[str, ...]:
+    def constrained_arguments(self) -> tuple[str, ...]:
         """The arguments that dtypes, dim orders or shapes are declared for."""
         return tuple(dict.fromkeys((*self.dtypes, *self.orders, *self.shape)))
 

@@ -21,7 +21,7 @@ def duplicates(entries: Iterable[KernelEntry]) -> Iterator[Problem]:
         if first is not entry:
             yield Problem(
                 entry.mark,
-                f"duplicate kernel for {entry.op}: {_located(first, entry)} and {_located(entry, entry)} "
+                f"duplicate kernel for {entry.op}: {_location(first, entry)} and {_location(entry, entry)} "
                 "accept the same inputs; constrain one, or give them different priorities",
             )
             continue
@@ -31,7 +31,7 @@ def duplicates(entries: Iterable[KernelEntry]) -> Iterator[Problem]:
             yield Problem(entry.mark, f"{text} of {entry.op}")
 
 
-def _located(entry: KernelEntry, beside: KernelEntry) -> str:
+def _location(entry: KernelEntry, beside: KernelEntry) -> str:
     return f"{entry.name!r} ({_place(entry, beside)})"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge.hub.manifest.errors import InvalidText
-from forge.hub.manifest.where import Undecided, is_true
+from forge.hub.manifest.where import UnknownValue, is_true
 from forge.ir import Dim
 
 _ITEM = re.compile(r"(?:(\d{1,18})\s*\*\s*)?([A-Za-z][A-Za-z0-9_]*)|(\d{1,18})|_")
@@ -95,15 +95,15 @@ class ShapePattern:
             if dim.times != 1 and not is_true(length % dim.times == 0):
                 return self._no(shape)
             bound[dim.name] = length if dim.times == 1 else length // dim.times
-        except Undecided:
-            return f"shape {_shown(shape)} is not known to fit {self}"
+        except UnknownValue:
+            return f"shape {_show(shape)} is not known to fit {self}"
         return None
 
     def _no(self, shape: Sequence[Dim]) -> str:
-        return f"shape {_shown(shape)} does not fit {self}"
+        return f"shape {_show(shape)} does not fit {self}"
 
 
-def _shown(shape: Sequence[Dim]) -> str:
+def _show(shape: Sequence[Dim]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from forge.hub.manifest import signatures
 from forge.hub.manifest.aliases import Aliases
-from forge.hub.manifest.calls import described, function_problems, kernel_problems, own_arguments
+from forge.hub.manifest.calls import describe_error, function_problems, kernel_problems, own_arguments
 from forge.hub.manifest.errors import InvalidText, Mark, Problems, did_you_mean
 from forge.hub.manifest.kernels import KernelReader, function_name, read_kernel
 from forge.hub.manifest.model import (
@@ -29,8 +29,8 @@ from forge.hub.manifest.parse import Document, Node, parse, parsed, read_documen
 from forge.hub.manifest.schema import (
     BOTH,
     EXECUTORCH,
-    Expected,
     Reader,
+    WrongKind,
     any_node,
     boolean,
     file_path,
@@ -131,7 +131,7 @@ class _ManifestReader(Reader):
 
 def _version(reader: Reader, node: Node, what: str) -> int:
     if type(node.value) is not int or node.value != VERSION:
-        raise Expected(f"{VERSION}, the version of manifests that this forge reads")
+        raise WrongKind(f"{VERSION}, the version of manifests that this forge reads")
     return VERSION
 
 
@@ -208,11 +208,11 @@ def _named_apart(ops: Iterable[OpEntry]) -> tuple[OpEntry, ...]:
     """Call the second kernel of one operator `f#2`: ExecuTorch's kernels have no names but their functions'."""
     counts: dict[tuple[str, str], int] = {}
 
-    def named(entry: KernelEntry) -> KernelEntry:
+    def with_own_name(entry: KernelEntry) -> KernelEntry:
         count = counts[entry.op, entry.name] = counts.get((entry.op, entry.name), 0) + 1
         return entry if count == 1 else dataclasses.replace(entry, name=f"{entry.name}#{count}")
 
-    return tuple(dataclasses.replace(op, kernels=tuple(map(named, op.kernels))) for op in ops)
+    return tuple(dataclasses.replace(op, kernels=tuple(map(with_own_name, op.kernels))) for op in ops)
 
 
 def bound_namespace(library: str) -> str:
@@ -225,7 +225,7 @@ def is_bound(entry: KernelEntry, library: str) -> bool:
     return (entry.kernel_name or "").startswith(f"{bound_namespace(library)}::")
 
 
-def _bound(entry: KernelEntry, library: str, written: str) -> KernelEntry:
+def _with_binding(entry: KernelEntry, library: str, written: str) -> KernelEntry:
     """Return a C++ kernel, called through the operator that the generated binding has for it.
 
     written: the operator of its entry, which is the same in a process that does not have what it computes.
@@ -252,7 +252,7 @@ def _existing(reader: _ManifestReader, node: Node, what: str) -> Signature | Non
     return signature
 
 
-def _declared(reader: _ManifestReader, node: Node, what: str) -> Signature:
+def _new_operator(reader: _ManifestReader, node: Node, what: str) -> Signature:
     namespace = "aten" if reader.dialect == EXECUTORCH else None
     signature = signatures.parse_schema(text(reader, node, what).strip(), namespace=namespace)
     if signature.name in reader.functions:
@@ -264,7 +264,7 @@ def _declared(reader: _ManifestReader, node: Node, what: str) -> Signature:
 def _pattern(reader: _ManifestReader, node: Node, what: str) -> Signature | None:
     name = text(reader, node, what).strip()
     if not _PATTERN.fullmatch(name):
-        raise Expected("the name of a pattern, or 'python:module:function'")
+        raise WrongKind("the name of a pattern, or 'python:module:function'")
     if not name.startswith("python:"):
         signature = reader.resolver.resolve(f"pattern:{name}")
         if signature is None:
@@ -276,7 +276,7 @@ def _pattern(reader: _ManifestReader, node: Node, what: str) -> Signature | None
     try:
         return None if reader.find is None else signatures.from_function(reader.find(name), name)
     except Exception as error:
-        raise InvalidText(f"pattern {name!r} not found: {described(error)}") from None
+        raise InvalidText(f"pattern {name!r} not found: {describe_error(error)}") from None
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class OpKeys:
     """The keys of an operator's entry."""
 
     op: Signature | None = key(_existing, dialects=BOTH)
-    func: Signature | None = key(_declared, dialects=BOTH)
+    func: Signature | None = key(_new_operator, dialects=BOTH)
     pattern: Signature | None = key(_pattern)
     kernels: Node | None = key(any_node, dialects=BOTH)
     type_alias: Node | None = key(any_node, dialects=BOTH)
@@ -297,7 +297,7 @@ class OpKeys:
 
 def _list_of_ops(reader: _ManifestReader, node: Node, what: str) -> tuple[OpEntry, ...]:
     if not node.is_list:
-        raise Expected("a list of entries that begin with '- op: …'")
+        raise WrongKind("a list of entries that begin with '- op: …'")
     return _ops(reader, node)
 
 
@@ -370,13 +370,13 @@ def _kernels(reader: _ManifestReader, node: Node, what: str, of_op: KernelReader
     if listed is None and not executorch and not node.get("replace"):
         reader.problems.add(node.mark, f"{what} has no 'kernels'")
     if listed is not None or not executorch:
-        entries = of_op.read(_listed, listed, "kernels") or []
+        entries = of_op.read(_kernel_list, listed, "kernels") or []
     else:
-        entries = of_op.read(_dispatched, dispatched, "dispatch") or []
+        entries = of_op.read(_dispatch_kernels, dispatched, "dispatch") or []
     entries = [entry for entry in entries if entry is not None]
     signature = of_op.signature
     if reader.compiled and executorch:
-        entries = [_bound(entry, reader.library.name, signature.name if signature else "") for entry in entries]
+        entries = [_with_binding(entry, reader.library.name, signature.name if signature else "") for entry in entries]
     if reader.find is not None and signature is not None:
         for entry in entries:
             for problem in kernel_problems(entry, signature, reader.find):
@@ -384,13 +384,13 @@ def _kernels(reader: _ManifestReader, node: Node, what: str, of_op: KernelReader
     return entries
 
 
-def _listed(reader: KernelReader, node: Node, what: str) -> list[KernelEntry | None]:
+def _kernel_list(reader: KernelReader, node: Node, what: str) -> list[KernelEntry | None]:
     if not node.is_list:
-        raise Expected("a list of entries with a kernel_name")
+        raise WrongKind("a list of entries with a kernel_name")
     return [read_kernel(reader, item, index) for index, item in enumerate(node.value)]
 
 
-def _dispatched(reader: KernelReader, node: Node, what: str) -> list[KernelEntry | None]:
+def _dispatch_kernels(reader: KernelReader, node: Node, what: str) -> list[KernelEntry | None]:
     """Return the kernels of an ExecuTorch entry that names them by dispatch key."""
     found: list[KernelEntry | None] = []
     for name, mark, item in pairs(node, "a mapping from dispatch keys to kernels"):

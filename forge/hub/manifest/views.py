@@ -34,7 +34,7 @@ class NotAView(InvalidText):
 
 
 @dataclass(frozen=True)
-class Viewed(Argument):
+class View(Argument):
     """A view of an argument, or of what a kernel returned (`result`). index: which of several tensors it is. steps:
     methods of a tensor and what they are called with; a text is the name of an argument."""
 
@@ -75,11 +75,11 @@ def _read(node: ast.expr) -> Argument:
         case ast.Name(name):
             return Argument(name)
         case ast.Subscript(ast.Name(name), ast.Constant(index)) if type(index) is int and index < 64:
-            return Viewed(name, index)
+            return View(name, index)
         case ast.Call(ast.Attribute(base, method), args, []):
             view, given = _read(base), tuple(each.id if isinstance(each, ast.Name) else _number(each) for each in args)
             if method in _METHODS and _METHODS[method](given):
-                return Viewed(view.name, view.index, (*getattr(view, "steps", ()), (method, given)))
+                return View(view.name, view.index, (*getattr(view, "steps", ()), (method, given)))
     raise NotAView
 
 
