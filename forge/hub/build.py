@@ -33,8 +33,8 @@ import torch
 
 from forge.hub import compiler, executorch, private, toolchain
 from forge.hub.compat import library
-from forge.hub.errors import BuildError, HubNotice, IntegrityError, MalformedError, Place, RefusedError
-from forge.hub.files import MAX_FILES, MAX_SOURCE_BYTES, read_small, sha256_of
+from forge.hub.errors import BuildError, HubNotice, IntegrityError, MalformedError, RefusedError
+from forge.hub.files import read_sources, sha256_of
 from forge.hub.manifest.model import Build, Manifest
 from forge.hub.policy import Policy
 from forge.support import child_processes, owner_only_store
@@ -171,19 +171,10 @@ def source_files(manifest: Manifest) -> dict[str, bytes]:
 def _read(folder: Path, wanted: Build) -> dict[str, bytes]:
     """Return the sources, the headers beside them, and all that the include folders hold."""
     try:
-        paths = sorted({*_paths(folder, wanted)})
+        paths = {*_paths(folder, wanted)}
     except OSError as error:
         raise MalformedError(f"{folder}: cannot be read: {error}") from error
-    found: dict[str, bytes] = {}
-    for path in paths:
-        if len(found) >= MAX_FILES:
-            raise MalformedError(f"{folder}: more than {MAX_FILES} files are sources or in an include folder")
-        place = Place(str(folder), file=path)
-        content = read_small(folder / path, place, MAX_SOURCE_BYTES, within=folder)
-        if content is None:
-            raise MalformedError(f"{place}: is no longer there")
-        found[path] = content
-    return found
+    return read_sources(folder, paths, "sources or in an include folder")
 
 
 def _paths(folder: Path, wanted: Build) -> Iterator[str]:

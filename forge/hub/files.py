@@ -5,7 +5,7 @@ import binascii
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -118,6 +118,20 @@ def read_small(
             return file.read(limit + 1)
     except OSError as error:
         raise MalformedError(f"{place}: cannot be read: {error}") from error
+
+
+def read_sources(folder: Path, paths: Collection[str], what: str) -> dict[str, bytes]:
+    """Read sources and headers of a folder, in order of their paths. what: how an error calls them."""
+    if len(paths) > MAX_FILES:
+        raise MalformedError(f"{folder}: more than {MAX_FILES} files are {what}")
+    files = {}
+    for path in sorted(paths):
+        place = Place(str(folder), file=path)
+        content = read_small(folder / path, place, MAX_SOURCE_BYTES, within=folder)
+        if content is None:
+            raise MalformedError(f"{place}: is no longer there")
+        files[path] = content
+    return files
 
 
 def _open(location: Path, roots: list[Path], place: Place, limit: int) -> tuple[BinaryIO, int]:

@@ -20,7 +20,7 @@ from forge.hub.files import MANIFEST, File
 # triton comes with torch wherever it can run.
 ALWAYS = frozenset({"torch", "triton", *sys.stdlib_module_names})
 ID = re.compile(r"_?[A-Za-z0-9_]+")
-NAMED = re.compile(rb"python:\.([\w.]+):")
+NAMED_MODULES = re.compile(rb"python:\.([\w.]+):")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def check_imports(
     """
     trees = {path: parse(file.content, place.at(path)) for path, file in files.items() if file.content is not None}
     manifest = files.get(MANIFEST)
-    own = [each.decode() for each in NAMED.findall(manifest.read())] if manifest is not None else []
+    own = [each.decode() for each in NAMED_MODULES.findall(manifest.read())] if manifest is not None else []
     try:
         runs = reach.runs_at_import(trees, root, [*own, *named])
     except RecursionError as error:

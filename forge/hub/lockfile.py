@@ -17,7 +17,7 @@ VERSION = 1
 SUFFIX = ".lock"  # by which kernels= knows a lock file
 DEFAULT_NAME = "forge-kernels.lock"
 SHA256 = re.compile(r"[0-9a-f]{64}")
-KEYS = {"source", "version", "revision", "commit", "variants"}
+KEYS = ("source", "version", "revision", "commit", "variants")
 ALONE = (".yaml", ".yml")
 
 
@@ -108,15 +108,15 @@ class Lock:
         """Write the file, in an order that depends on nothing but its content."""
         kernels = [
             {
-                "source": kernel.source,
-                "version": kernel.version,
-                "revision": kernel.revision,
-                "commit": kernel.commit,
+                **vars(kernel),
                 "variants": {name: dict(sorted(files.items())) for name, files in sorted(kernel.variants.items())},
-                **({"files": dict(sorted(kernel.files.items()))} if kernel.files else {}),
+                "files": dict(sorted(kernel.files.items())),
             }
             for kernel in self.kernels
         ]
+        for values in kernels:
+            if not values["files"]:
+                del values["files"]
         text = json.dumps({"forge_kernels_lock": VERSION, "kernels": kernels}, indent=2) + "\n"
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         temporary.write_text(text)
@@ -138,20 +138,17 @@ def read_lock(path: Path | str) -> Lock:
         raise NotFoundError(f"{path}: there is no such lock file; run: forge kernels lock SOURCE -o {path}") from error
     except (ValueError, RecursionError, OSError) as error:
         raise MalformedError(f"{path}: is not a lock file: {error}") from error
-    _expect(
-        isinstance(values, dict) and values.get("forge_kernels_lock") == VERSION, path, "has no forge_kernels_lock: 1"
-    )
+    is_lock = isinstance(values, dict) and values.get("forge_kernels_lock") == VERSION
+    _expect(is_lock, path, "has no forge_kernels_lock: 1")
     kernels = values.get("kernels")
     _expect(isinstance(kernels, list) and set(values) == {"forge_kernels_lock", "kernels"}, path, "needs 'kernels': []")
     return Lock(path, tuple(_kernel(each, path) for each in kernels))
 
 
 def _kernel(values: Any, path: Path) -> LockedKernel:
-    has_keys = isinstance(values, dict) and set(values) - {"files"} == KEYS
+    has_keys = isinstance(values, dict) and set(values) - {"files"} == {*KEYS}
     _expect(has_keys, path, f"each kernel needs the keys {sorted(KEYS)}")
-    source, version, revision, commit, variants = (
-        values[key] for key in ("source", "version", "revision", "commit", "variants")
-    )
+    source, version, revision, commit, variants = (values[key] for key in KEYS)
     _expect(isinstance(source, str), path, f"source is {source!r}, but must be a string")
     _expect(version is None or type(version) is int, path, f"{source}: version is {version!r}, but must be an integer")
     _expect(revision is None or isinstance(revision, str), path, f"{source}: revision is {revision!r}, no string")

@@ -13,7 +13,7 @@ import torch
 from forge.hub import compat
 from forge.hub.errors import MalformedError, NotFoundError, Place
 from forge.hub.files import MAX_METADATA_BYTES, Pins, digest_pins, read_small
-from forge.hub.metadata_form import first_problem, line_of
+from forge.hub.metadata_form import are_strings, first_problem, line_of, unique_keys
 
 
 @dataclass(frozen=True)
@@ -89,19 +89,11 @@ def _parse(content: bytes, place: Place, name: str, backend: str) -> Metadata:
 
 def _json_object(content: bytes, place: Place) -> dict[str, Any]:
     try:
-        values = json.loads(content, object_pairs_hook=_unique)
+        values = json.loads(content, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise MalformedError(f"{place}: is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise MalformedError(f"{place}: is a JSON {type(values).__name__}, but must be an object")
-    return values
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        twice = next(key for index, (key, _) in enumerate(pairs) if key in [each for each, _ in pairs[:index]])
-        raise ValueError(f"the key {twice!r} stands twice")
     return values
 
 
@@ -139,10 +131,7 @@ def _backend_depends(values: dict[str, Any], backend: str, place: Place) -> tupl
 
 
 def _strings(values: dict[str, Any], key: str, place: Place) -> tuple[str, ...]:
-    def is_strings(came: Any) -> bool:
-        return isinstance(came, list) and all(isinstance(each, str) for each in came)
-
-    return tuple(_value(values, key, is_strings, "a list of strings", [], place))
+    return tuple(_value(values, key, are_strings, "a list of strings", [], place))
 
 
 def _value(

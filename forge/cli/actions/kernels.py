@@ -19,7 +19,7 @@ from forge.executors.hubex.gather import local_manifest, variants_beside
 from forge.executors.hubex.registry import of_operation
 from forge.executors.hubex.verification.verdicts import OK
 from forge.hub import builder, cache, lockfile, variants
-from forge.hub.conformance.finding import escape
+from forge.hub.conformance.repository import escape
 from forge.hub.manifest import read_manifest
 from forge.ir.printing import counted, table
 

@@ -24,7 +24,7 @@ from forge.hub.lockfile import ALONE, as_lock
 from forge.hub.manifest import KernelEntry, Manifest, ManifestError, Mark, Problem, from_function, read_manifest, unmet
 from forge.hub.manifest.calls import kernel_problems
 from forge.hub.manifest.parse import MAX_BYTES
-from forge.hub.manifest.resolvers import register_resolver
+from forge.hub.manifest.validate import register_resolver
 from forge.hub.source import parse_source
 from forge.ir.checks import check, check_list
 from forge.patterns import Pattern, builtin

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from forge.hub.conformance.licenses import LICENSES
 from forge.hub.errors import MalformedError, Place
 from forge.hub.files import MAX_METADATA_BYTES, read_small
+from forge.hub.metadata_form import LICENSES
 from forge.hub.variants import BACKENDS
 
 FILE = "build.toml"
 EDITION = 5
 NAME = re.compile(r"(?=..)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # no more than what metadata.json may give as the name
-NAMED = "lower-case words between dashes, of two letters or more"
+NAME_FORM = "lower-case words between dashes, of two letters or more"
 VERSION = re.compile(r"\d+\.\d+")
 PYTHON_FILES = ("py", "pyi")
 
@@ -140,7 +140,7 @@ class _Reader:
             self.no("general", "edition", f"is {edition}, but this version of forge reads editions up to {EDITION}")
         name = self.of("general", values, "name", str)
         if not NAME.fullmatch(name):
-            self.no("general", "name", f"is {name!r}, but must be {NAMED}")
+            self.no("general", "name", f"is {name!r}, but must be {NAME_FORM}")
         backends = self.strings("general", values, "backends") or ("cuda",)
         for each in backends:
             self.one_of("general", "backends", each, BACKENDS)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from forge.hub.builder.config import NAME, NAMED
+from forge.hub.builder.config import NAME, NAME_FORM
 from forge.hub.errors import HubError
 
 KINDS = ("cpp", "triton")
@@ -84,7 +84,7 @@ def _problem(name: str, kind: str) -> str | None:
     """Return why a tree of this name would not build, conform or load, or None."""
     module = name.replace("-", "_")
     if not NAME.fullmatch(name):
-        return f"must be {NAMED}"
+        return f"must be {NAME_FORM}"
     if keyword.iskeyword(module):
         return "is a keyword of Python; take another one"
     if kind == "cpp" and module in _CPP:

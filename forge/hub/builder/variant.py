@@ -1,7 +1,6 @@
 """The folder of a variant: the Python side of a source tree, its shared object, the manifest, and metadata."""
 
 import base64
-import contextlib
 import hashlib
 import json
 import os
@@ -9,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,8 @@ def _build(config: Config, target: Target, output: Path, jobs: int, force: bool)
     place = output / target.variant
     if not force and _is_whole(place, id):
         return BuiltVariant(place, target.backend, fresh=False)
-    with _work_folder(output) as work:
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=output, ignore_cleanup_errors=True) as folder:
+        work = Path(folder)
         fresh = work / target.variant
         fresh.mkdir()
         for path, content in python.items():
@@ -111,12 +111,6 @@ def _build(config: Config, target: Target, output: Path, jobs: int, force: bool)
             place.rename(work / "before")
         fresh.rename(place)
     return BuiltVariant(place, target.backend, fresh=True)
-
-
-@contextlib.contextmanager
-def _work_folder(output: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=output, ignore_cleanup_errors=True) as work:
-        yield Path(work)
 
 
 def _python_files(config: Config) -> dict[str, bytes]:

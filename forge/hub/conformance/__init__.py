@@ -8,9 +8,8 @@ from pathlib import Path
 
 from forge.hub.cache import repository_cache
 from forge.hub.conformance import describes, layers, layout, manifests, native, operators, python
-from forge.hub.conformance.finding import Finding
 from forge.hub.conformance.layers import LayerClass
-from forge.hub.conformance.repository import Repository, read_repository
+from forge.hub.conformance.repository import Finding, Repository, read_repository
 from forge.hub.policy import Policy
 from forge.hub.resolver import ResolvedKernel, Selection
 

@@ -7,12 +7,10 @@ from functools import wraps
 from typing import Any
 
 from forge.hub import compat
-from forge.hub.conformance.finding import Finding
-from forge.hub.conformance.licenses import LICENSES
-from forge.hub.conformance.repository import Repository, Variant
+from forge.hub.conformance.repository import Finding, Repository, Variant
 from forge.hub.errors import HubError, Place
 from forge.hub.files import check_pins, digest_pins
-from forge.hub.metadata_form import ALGORITHMS, NAME, REQUIRED, TYPES, are_strings, first_problem, fits
+from forge.hub.metadata_form import ALGORITHMS, LICENSES, NAME, REQUIRED, TYPES, are_strings, first_problem, fits
 from forge.hub.variants import BACKENDS
 
 Check = Callable[[Repository, Variant, Any], Iterator[Finding]]

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from forge.hub.conformance.finding import Finding
-from forge.hub.conformance.repository import Python, Repository, Variant
+from forge.hub.conformance.repository import Finding, Python, Repository, Variant
 from forge.hub.reach import name_of
 
 DECLARED = ("has_backward", "can_torch_compile")

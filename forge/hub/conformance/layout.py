@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from forge.hub.conformance.finding import Finding
-from forge.hub.conformance.repository import Repository, Variant, variant_problem
+from forge.hub.conformance.repository import Finding, Repository, Variant, variant_problem
 
 # Torch versions and toolkits of which the Hub wants a variant for a processor and system: its list of build variants.
 TORCHES = ("210", "211")

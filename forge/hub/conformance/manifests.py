@@ -4,13 +4,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from forge.hub.conformance.finding import Finding
-from forge.hub.conformance.repository import Repository
+from forge.hub.conformance.repository import Finding, Repository
 from forge.hub.errors import HubError, Place
 from forge.hub.files import MANIFEST, read_small
 from forge.hub.manifest import Manifest, ManifestError, read_manifest
 from forge.hub.manifest.parse import MAX_BYTES
-from forge.hub.manifest.resolvers import registered_resolver
+from forge.hub.manifest.validate import registered_resolver
 
 
 def manifest(repository: Repository) -> Iterator[Finding]:

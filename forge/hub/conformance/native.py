@@ -7,9 +7,8 @@ import types
 from collections.abc import Iterator
 
 from forge.hub.conformance.elf import Library, NotElf, read_library
-from forge.hub.conformance.finding import Finding
-from forge.hub.conformance.python_abi import LATER, PRIVATE
-from forge.hub.conformance.repository import Repository, Variant, variant_problem
+from forge.hub.conformance.python_abi import ADDED_IN, PRIVATE
+from forge.hub.conformance.repository import Finding, Repository, Variant, variant_problem
 
 # manylinux_2_28: no symbol is of a later version than these.
 LIMITS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
@@ -70,8 +69,8 @@ def limited_api(repository: Repository) -> Iterator[Finding]:
             continue
         problems = _by_checker(checker, variant, path) if checker is not None else None
         if problems is None:
-            taken = [name for name in library.undefined if name in LATER or name in PRIVATE]
-            problems = [f"{name} (since {LATER[name]})" if name in LATER else name for name in taken]
+            taken = [name for name in library.undefined if name in ADDED_IN or name in PRIVATE]
+            problems = [f"{name} (since {ADDED_IN[name]})" if name in ADDED_IN else name for name in taken]
         if problems:
             text = f"takes what the limited API of Python 3.9 has not: {', '.join(problems[:6])}"
             yield variant.finding("abi3", text, path)

@@ -4,8 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from forge.hub.conformance.finding import Finding
-from forge.hub.conformance.repository import Python, Repository
+from forge.hub.conformance.repository import Finding, Python, Repository
 from forge.hub.reach import name_of
 
 TORCHS_OWN = frozenset(

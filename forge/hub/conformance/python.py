@@ -5,13 +5,12 @@ import warnings
 from collections.abc import Iterator
 
 from forge.hub import compat, reach
-from forge.hub.conformance.finding import Finding
-from forge.hub.conformance.repository import Repository, Variant
+from forge.hub.conformance.repository import Finding, Repository, Variant
 from forge.hub.imports import problem_of
 
 FLOOR = (3, 9)
 # What the standard library has since, and 3.9 has not.
-LATER = {"tomllib": "3.11"}
+ADDED_IN = {"tomllib": "3.11"}
 
 
 def python_floor(repository: Repository) -> Iterator[Finding]:
@@ -32,7 +31,7 @@ def python_floor(repository: Repository) -> Iterator[Finding]:
             except (ValueError, RecursionError, MemoryError):
                 continue  # nested too deeply for this parse alone
             for found in reach.imports(each.tree):
-                if not found.level and (since := LATER.get(found.module.split(".")[0])):
+                if not found.level and (since := ADDED_IN.get(found.module.split(".")[0])):
                     text = f"{found.module} is in the standard library since Python {since}"
                     yield variant.finding("python-floor", text, each.path, found.line)
 

@@ -1,4 +1,4 @@
-"""A repository as it is checked: its variants, their files and metadata, and their Python as it was parsed."""
+"""A repository as it is checked: its variants, their files, metadata and parsed Python, and the findings of a check."""
 
 import ast
 import io
@@ -7,17 +7,16 @@ import re
 import tokenize
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from forge.hub import compat
-from forge.hub.conformance.finding import Finding
 from forge.hub.errors import HubError, Place
 from forge.hub.files import MANIFEST, NATIVE, File, read_files, read_small
 from forge.hub.manifest.parse import MAX_BYTES
-from forge.hub.metadata_form import fits, line_of
+from forge.hub.metadata_form import fits, line_of, unique_keys
 from forge.hub.policy import Policy
 from forge.hub.variants import BACKENDS
 
@@ -25,6 +24,33 @@ SOURCES = "torch-ext"
 NOARCH = ("cpu", "cuda", "metal", "npu", "neuron", "rocm", "tpu", "xpu", "universal")
 PLATFORMS = ("x86_64", "aarch64", "arm64")
 SYSTEMS = ("linux", "darwin", "windows")
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """One violation, or advice. file: the path below the repository; line: from 1, or 0 for the file as a whole.
+
+    requirement: the short name of the requirement, as docs/reference/checking-a-kernel.md lists them.
+    """
+
+    file: str
+    line: int
+    requirement: str
+    text: str
+    advice: bool = False
+
+    def __str__(self) -> str:
+        """Return one line, in which what a terminal would act on is escaped: a file's name may hold any of it."""
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return escape(f"{where}: {self.requirement}: {self.text}{' (advice)' if self.advice else ''}")
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def escape(text: str) -> str:
+    """Return the text, with control characters and lone surrogates as Python writes them."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 @dataclass(frozen=True)
@@ -216,7 +242,7 @@ def _read_metadata(variant: Variant) -> None:
         return
     try:
         variant.metadata_text = file.read().decode()
-        values = json.loads(variant.metadata_text, object_pairs_hook=_unique)
+        values = json.loads(variant.metadata_text, object_pairs_hook=unique_keys)
     except json.JSONDecodeError as error:
         variant.metadata_problem = (error.lineno, f"is not JSON: {error.msg}")
     except (OSError, ValueError, RecursionError) as error:
@@ -226,14 +252,6 @@ def _read_metadata(variant: Variant) -> None:
             variant.values = values
         else:
             variant.metadata_problem = (1, f"is a JSON {type(values).__name__}, but must be an object")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice")
-    return values
 
 
 def _parse(path: str, content: bytes) -> Python:

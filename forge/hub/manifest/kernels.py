@@ -1,4 +1,7 @@
-"""The keys of one kernel of an operator's entry, and the KernelEntry that they make."""
+"""The keys of one kernel of an operator's entry, and the KernelEntry that they make.
+
+One file, though long: every key's reading shares the reader of the operator's kernels, and most share each other.
+"""
 
 import dataclasses
 import re

@@ -60,6 +60,20 @@ _PATTERN = re.compile(r"[A-Za-z_]\w*|python:\.*[\w.]*:[A-Za-z_][\w.]*")
 Find = Callable[[str], Any]
 
 
+# The operators that a manifest may name: this package does not import them, hubex registers them.
+_makers: list[Callable[[], Resolver]] = []
+
+
+def register_resolver(make: Callable[[], Resolver]) -> None:
+    """Register `make`, which returns the resolver that manifests are checked with."""
+    _makers.append(make)
+
+
+def registered_resolver() -> Resolver:
+    """Return a resolver of the operators that loading knows."""
+    return _makers[-1]()
+
+
 def read_manifest(
     path: Path | str,
     resolver: Resolver,
