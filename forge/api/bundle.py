@@ -89,7 +89,7 @@ def _part(name: str, kernels: list[Kernel]) -> tuple[Part, dict[str, bytes]]:
     """Return the part of one manifest, and its files by their paths in the bundle."""
     path = Path(kernels[0].entry.mark.file)
     content = kernels[0].origin.content
-    verified = next((each.verified for each in hub.loaded() if each.verified.content == content), None)
+    verified = next((each.verified for each in hub.loaded_kernels() if each.verified.content == content), None)
     files = hub.source_files(read_manifest(path, operators())) if verified is None else _variant(verified)
     needed = tuple((kernel.operation, kernel.name) for kernel in kernels)
     manifest = MANIFEST if verified is not None or files else path.name
@@ -98,7 +98,7 @@ def _part(name: str, kernels: list[Kernel]) -> tuple[Part, dict[str, bytes]]:
     return Part(f"{name}/{manifest}", verified is not None, needed), {f"{name}/{file}": held[file] for file in held}
 
 
-def _variant(verified: hub.Verified) -> dict[str, bytes]:
+def _variant(verified: hub.VerifiedKernel) -> dict[str, bytes]:
     """Return a repository's files, as they were verified."""
     place = verified.resolved.place()
     if verified.depends:

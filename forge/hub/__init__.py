@@ -4,10 +4,10 @@
 once a kernel is in the cache, and nothing needs the optional packages until it is called.
 """
 
-from forge.hub.build import Built, build_kernels, load_built, source_files
+from forge.hub.build import BuiltLibrary, build_kernels, load_built, source_files
 from forge.hub.bundle import NAME as BUNDLE
 from forge.hub.bundle import read_bundle
-from forge.hub.conformance import Finding, LayerClass, cached, check_repository, check_selection, layer_classes
+from forge.hub.conformance import Finding, LayerClass, cached_variants, check_repository, check_selection, layer_classes
 from forge.hub.errors import (
     BuildError,
     HubError,
@@ -21,57 +21,18 @@ from forge.hub.errors import (
     RefusedError,
     UnreachableError,
 )
-from forge.hub.loader import Loaded, Verified, attribute, content_of, load, loaded, verified_of, verify
+from forge.hub.loader import (
+    LoadedKernel,
+    VerifiedKernel,
+    attribute,
+    content_of,
+    load,
+    loaded_kernels,
+    verified_of,
+    verify,
+)
 from forge.hub.lock_kernels import check_locked, lock_kernels, named_repositories
 from forge.hub.lockfile import Lock, LockedKernel, read_lock
 from forge.hub.metadata import Metadata
 from forge.hub.policy import Policy
-from forge.hub.resolver import Resolved, Selection, available, fetch, resolve, resolve_locked, select
-
-__all__ = [
-    "BUNDLE",
-    "BuildError",
-    "Built",
-    "Finding",
-    "HubError",
-    "HubNotice",
-    "IntegrityError",
-    "KernelImportError",
-    "LayerClass",
-    "Loaded",
-    "Lock",
-    "LockedKernel",
-    "MalformedError",
-    "Metadata",
-    "MissingExtraError",
-    "NoManifestError",
-    "NotFoundError",
-    "Policy",
-    "RefusedError",
-    "Resolved",
-    "Selection",
-    "UnreachableError",
-    "Verified",
-    "available",
-    "build_kernels",
-    "cached",
-    "check_locked",
-    "check_repository",
-    "check_selection",
-    "content_of",
-    "fetch",
-    "layer_classes",
-    "load",
-    "load_built",
-    "loaded",
-    "lock_kernels",
-    "named_repositories",
-    "read_bundle",
-    "read_lock",
-    "resolve",
-    "resolve_locked",
-    "select",
-    "source_files",
-    "verified_of",
-    "verify",
-]
+from forge.hub.resolver import ResolvedKernel, Selection, available, fetch, resolve, resolve_locked, select

@@ -33,8 +33,8 @@ import torch
 
 from forge.hub import compiler, executorch, private, toolchain
 from forge.hub.compat import library
-from forge.hub.errors import BuildError, HubNotice, IntegrityError, MalformedError, Place, RefusedError
-from forge.hub.files import MAX_FILES, MAX_SOURCE_BYTES, read_small
+from forge.hub.errors import BuildError, HubNotice, IntegrityError, MalformedError, RefusedError
+from forge.hub.files import read_sources, sha256_of
 from forge.hub.manifest.model import Build, Manifest
 from forge.hub.policy import Policy
 from forge.support import child_processes, owner_only_store
@@ -49,7 +49,7 @@ ERROR_LINES = 12
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltLibrary:
     """A library that was compiled from a manifest's sources.
 
     key: the hash of all that decides what it is. seconds: how long it took to build; None where the cache had it.
@@ -67,14 +67,14 @@ class Built:
     sha256: str = ""
 
 
-class _Failed(Exception):
+class _BuildFailure(Exception):
     """Why there is no library, in words."""
 
 
 def build_kernels(
     manifest: Manifest, *, policy: Policy | None = None, prebuilt: str = "not asked for", force: bool = False
-) -> Built:
-    """The library of a manifest's sources: the cache's, or compiled now. It is not loaded.
+) -> BuiltLibrary:
+    """Return the library of a manifest's sources: the cache's, or compiled now. It is not loaded.
 
     prebuilt: why no prebuilt variant was taken. force: compiles it although the cache has it.
     Raises: RefusedError where the policy does not allow folders; MalformedError for files that cannot be read;
@@ -85,13 +85,13 @@ def build_kernels(
     skipped = {"prebuilt": prebuilt}
     try:
         plan = _plan(manifest, skipped)
-        built, reason = (None, "it is to be built anew") if force else _cached(plan)
+        built, reason = (None, "it is to be built anew") if force else _cached_library(plan)
         if built is None:
             skipped["cached"] = reason
             if not policy.build:
-                raise _Failed("the policy does not allow it (build=False)")
+                raise _BuildFailure("the policy does not allow it (build=False)")
             built = _build_once(plan, force)
-    except (_Failed, toolchain.NoCompilerError) as reason:
+    except (_BuildFailure, toolchain.NoCompilerError) as reason:
         skipped.setdefault("cached", "not looked for: what compiles a library is a part of its key")
         raise _error(manifest, {**skipped, "build": str(reason)}) from None
     return replace(built, skipped=skipped)
@@ -137,17 +137,17 @@ class _Plan:
 
 
 def builds() -> Path:
-    """The folder of all that was built for this user."""
+    """Return the folder of all that was built for this user."""
     return user_cache() / "builds"
 
 
 def _plan(manifest: Manifest, skipped: dict[str, str]) -> _Plan:
-    """What is to be built here: the CUDA sources are left out, with a warning, where they cannot be compiled."""
+    """Plan the build for this machine; the CUDA sources are left out, with a warning, where they cannot be compiled."""
     wanted = manifest.build
     problem = toolchain.cuda_problem() if wanted.cuda else None
     if problem is not None:
         if not wanted.cpp:
-            raise _Failed(problem)
+            raise _BuildFailure(problem)
         skipped["cuda sources"] = problem
         wanted = replace(wanted, cuda=(), cuda_cflags=())
         if torch.version.cuda is not None:
@@ -157,32 +157,24 @@ def _plan(manifest: Manifest, skipped: dict[str, str]) -> _Plan:
     try:
         files |= executorch.files_of(manifest)
     except executorch.NotBound as reason:
-        raise _Failed(str(reason)) from None
+        raise _BuildFailure(str(reason)) from None
     wanted = executorch.with_binding(wanted, files)
     return _Plan(manifest.file, manifest.library.name, wanted, files, _system(bool(wanted.cuda)))
 
 
 def source_files(manifest: Manifest) -> dict[str, bytes]:
-    """A manifest's sources, and the headers that they may include, by their paths beside it. Raises MalformedError."""
+    """Return a manifest's sources, and the headers that they may include, by their paths beside it. Raises
+    MalformedError."""
     return _read(Path(manifest.file).parent, manifest.build) if manifest.build.sources else {}
 
 
 def _read(folder: Path, wanted: Build) -> dict[str, bytes]:
-    """The sources, the headers beside them, and all that the include folders hold."""
+    """Return the sources, the headers beside them, and all that the include folders hold."""
     try:
-        paths = sorted({*_paths(folder, wanted)})
+        paths = {*_paths(folder, wanted)}
     except OSError as error:
         raise MalformedError(f"{folder}: cannot be read: {error}") from error
-    found: dict[str, bytes] = {}
-    for path in paths:
-        if len(found) >= MAX_FILES:
-            raise MalformedError(f"{folder}: more than {MAX_FILES} files are sources or in an include folder")
-        place = Place(str(folder), file=path)
-        content = read_small(folder / path, place, MAX_SOURCE_BYTES, within=folder)
-        if content is None:
-            raise MalformedError(f"{place}: is no longer there")
-        found[path] = content
-    return found
+    return read_sources(folder, paths, "sources or in an include folder")
 
 
 def _paths(folder: Path, wanted: Build) -> Iterator[str]:
@@ -218,17 +210,17 @@ def _system(cuda: bool) -> dict[str, Any]:
 # the cache
 
 
-def _cached(plan: _Plan) -> tuple[Built | None, str]:
-    """What was built before, or why nothing of it can be used."""
+def _cached_library(plan: _Plan) -> tuple[BuiltLibrary | None, str]:
+    """Return the library that was built before, or why there is none to be used."""
     try:
         with owner_only_store.open_own(plan.target / RECORD) as file:
             values = json.load(file)
         path = plan.target / values["file"]
         with owner_only_store.open_own(path) as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            sha256 = sha256_of(file)
         if (values["key"], values["sha256"], path.parent) == (plan.key, sha256, plan.target):
             operators, namespaces = tuple(values["operators"]), tuple(values["namespaces"])
-            return Built(plan.manifest, plan.key, path, operators, namespaces, None, {}, sha256), ""
+            return BuiltLibrary(plan.manifest, plan.key, path, operators, namespaces, None, {}, sha256), ""
     except FileNotFoundError:
         return None, f"{builds()} has none of these sources, flags, compilers and torch"
     except owner_only_store.UntrustedFile as reason:
@@ -238,13 +230,13 @@ def _cached(plan: _Plan) -> tuple[Built | None, str]:
     return None, f"{plan.target} is not as it was written"
 
 
-def _build_once(plan: _Plan, force: bool) -> Built:
-    """Compiles unless another process just did. What builders that were killed left behind is removed."""
+def _build_once(plan: _Plan, force: bool) -> BuiltLibrary:
+    """Compile unless another process just did, and remove what builders that were killed left behind."""
     target = plan.target
     try:
         owner_only_store.make_folder(target.parent)
         with lock(target.with_name(f"{target.name}.lock"), plan.library):
-            built, _ = (None, "") if force else _cached(plan)
+            built, _ = (None, "") if force else _cached_library(plan)
             if built is not None:
                 return built
             for left in target.parent.glob(f".{target.name}-*"):
@@ -257,12 +249,12 @@ def _build_once(plan: _Plan, force: bool) -> Built:
         OSError,
         NotImplementedError,
     ) as error:  # the last: of a file system without locks
-        raise _Failed(f"{target.parent}: {error}") from error
+        raise _BuildFailure(f"{target.parent}: {error}") from error
 
 
 @contextlib.contextmanager
 def lock(path: Path, name: str) -> Iterator[None]:
-    """While it is entered, nobody else builds to this place; says so where it has to wait. The system frees it however
+    """Keep others from building to this place, and say so where it has to wait. The system frees the lock however
     its holder ends."""
     filelock = library("filelock")
     held = filelock.FileLock(path)
@@ -277,8 +269,8 @@ def lock(path: Path, name: str) -> Iterator[None]:
         held.release()
 
 
-def _build(plan: _Plan, work: Path) -> Built:
-    """Compiles in an empty folder, and moves the result to its place."""
+def _build(plan: _Plan, work: Path) -> BuiltLibrary:
+    """Compile in an empty folder, and moves the result to its place."""
     start = time.perf_counter()
     _say(f"building {plan.library} from {', '.join(plan.build.sources)}")
     output = _compile(plan, work)
@@ -297,11 +289,11 @@ def _build(plan: _Plan, work: Path) -> Built:
     _say(f"built {plan.library} in {seconds:.1f} s: {plan.target}")
     path = plan.target / output["file"]
     operators, namespaces = tuple(output["operators"]), tuple(output["namespaces"])
-    return Built(plan.manifest, plan.key, path, operators, namespaces, seconds, {}, record["sha256"])
+    return BuiltLibrary(plan.manifest, plan.key, path, operators, namespaces, seconds, {}, record["sha256"])
 
 
 def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
-    """What forge/hub/compiler.py says of the library that it left in work/out. Raises _Failed with the first errors."""
+    """Return compiler.py's record of the library that it left in work/out. Raises _BuildFailure with its errors."""
     inside, out = work / "in", work / "out"
     out.mkdir()
     for path, content in plan.files.items():
@@ -329,12 +321,12 @@ def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
     )
     if done.returncode:
         output = done.stdout.replace(f"{inside}{os.sep}", "").replace(f"{out}{os.sep}", "")
-        raise _Failed(_first_errors(output, done.returncode))
+        raise _BuildFailure(_first_errors(output, done.returncode))
     return json.loads((out / "output.json").read_bytes())
 
 
 def _environment() -> dict[str, str]:
-    """For a process that finds the torch of this one, and ninja where pip put it."""
+    """Return the environment of a process that finds the torch of this one, and ninja where pip put it."""
     inherited = child_processes.environment()
     return {**inherited, "PATH": os.pathsep.join([toolchain.programs(), sysconfig.get_path("scripts")])}
 
@@ -352,8 +344,8 @@ def _say(text: str) -> None:
 # loading
 
 
-def _copied(built: Built) -> Path:
-    """This process's copy of a library. Raises IntegrityError where it is not what was built."""
+def _private_copy(built: BuiltLibrary) -> Path:
+    """Make this process's copy of a library. Raises IntegrityError where it is not what was built."""
     try:
         target = private.new_folder() / built.path.name
         with built.path.open("rb") as file:
@@ -366,11 +358,11 @@ def _copied(built: Built) -> Path:
 
 
 _loading = threading.Lock()
-_loaded: dict[str, Built] = {}
+_loaded: dict[str, BuiltLibrary] = {}
 
 
-def load_built(built: Built) -> None:
-    """Loads a library, once.
+def load_built(built: BuiltLibrary) -> None:
+    """Load a library, once.
 
     Raises: RefusedError where its operators are registered by another one, which would end the process; BuildError
     where the system does not load it.
@@ -386,7 +378,7 @@ def load_built(built: Built) -> None:
                 f"{built.manifest}: {taken[0]} is registered in this process already, by an earlier build of these "
                 "sources or by another library; a process takes it once: start a new one"
             )
-        copied = _copied(built)
+        copied = _private_copy(built)
         try:
             torch.ops.load_library(str(copied))
         except (OSError, RuntimeError) as error:

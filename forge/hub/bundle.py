@@ -34,7 +34,7 @@ class Part:
 
 
 def write_bundle(folder: Path, parts: Mapping[Part, Mapping[str, bytes]]) -> None:
-    """Writes the parts, each with its files by their paths in the bundle: whole or not at all.
+    """Write the parts, each with its files by their paths in the bundle: whole or not at all.
 
     Raises ValueError where the folder is there and not empty.
     """
@@ -61,7 +61,7 @@ def write_bundle(folder: Path, parts: Mapping[Part, Mapping[str, bytes]]) -> Non
 
 
 def read_bundle(folder: Path, policy: Policy) -> tuple[Part, ...]:
-    """The parts of a bundle whose files are what they were when it was written.
+    """Return the parts of a bundle whose files are what they were when it was written.
 
     Raises MalformedError for a bundle that is not well formed, IntegrityError for files that are missing, changed or
     not part of it.

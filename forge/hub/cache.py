@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from forge.hub import compat
-from forge.hub.client import Listed
+from forge.hub.client import ListedFile
 from forge.hub.files import is_bytecode
 from forge.hub.source import COMMIT
 
@@ -21,14 +21,14 @@ from forge.hub.source import COMMIT
 class Record:
     """What the Hub answered about a commit when it was asked. trusted: of its publisher; None if that was not asked."""
 
-    files: Mapping[str, Listed]
+    files: Mapping[str, ListedFile]
     trusted: bool | None = None
 
     def variants(self) -> set[str]:
         return {path.split("/")[1] for path in self.files if path.count("/") >= 2}
 
-    def of(self, variant: str) -> dict[str, Listed]:
-        """The files of a variant, by their path in it; bytecode is never fetched."""
+    def of(self, variant: str) -> dict[str, ListedFile]:
+        """Return the files of a variant, by their path in it; bytecode is never fetched."""
         prefix = f"build/{variant}/"
         return {
             path.removeprefix(prefix): each
@@ -51,7 +51,7 @@ class RepositoryCache:
         return self.folder / "blobs"
 
     def refs(self) -> dict[str, str]:
-        """Branch → commit, of those that were asked for."""
+        """Return the commit of each branch that was asked for."""
         folder = self.folder / "refs"
         found = {}
         for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
@@ -65,10 +65,10 @@ class RepositoryCache:
             _write(self.folder / "refs" / name, commit)
 
     def record(self, commit: str) -> Record | None:
-        """What was written for a commit; a file that cannot be read is as good as none."""
+        """Read what was written for a commit; a file that cannot be read is as good as none."""
         try:
             values = json.loads((self.folder / "forge" / f"{commit}.json").read_bytes())
-            files = {path: Listed(int(each["size"]), str(each["pin"])) for path, each in values["files"].items()}
+            files = {path: ListedFile(int(each["size"]), str(each["pin"])) for path, each in values["files"].items()}
             return Record(files, values["trusted"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
@@ -82,7 +82,7 @@ class RepositoryCache:
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
     def variants(self, commit: str) -> list[str]:
-        """The variants of a commit that are here, whole or in part."""
+        """Return the variants of a commit that are here, whole or in part."""
         build = self.snapshot(commit) / "build"
         return sorted(path.name for path in build.iterdir() if path.is_dir()) if build.is_dir() else []
 
@@ -100,7 +100,7 @@ def repository_cache(repository: str) -> RepositoryCache:
 
 
 def cached_repositories() -> list[str]:
-    """Every kernel repository that the cache holds something of."""
+    """Return every kernel repository that the cache holds something of."""
     root = compat.cache_root()
     folders = sorted(root.glob("kernels--*--*")) if root.is_dir() else []
     return [folder.name.removeprefix("kernels--").replace("--", "/", 1) for folder in folders]
@@ -114,7 +114,7 @@ def _size(path: Path) -> int:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a file that is only ever a help: a cache that cannot be written to serves all the same."""
+    """Write a file that is only ever a help: a cache that cannot be written to serves all the same."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}")

@@ -16,7 +16,7 @@ REMEMBER_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedFile:
     """A file of a commit as the Hub lists it. pin: "sha256:…" of a large file, "git:…" (its blob id) of another."""
 
     size: int
@@ -28,13 +28,13 @@ _unreachable: dict[str, tuple[float, str]] = {}
 
 
 def forget() -> None:
-    """Asks again for what this process already knows: the branches of repositories, and whether the Hub answers."""
+    """Forget the branches of repositories, and whether the Hub answers, so that they are asked for again."""
     _refs.clear()
     _unreachable.clear()
 
 
 def refs(repository: str) -> dict[str, str]:
-    """Branch or tag → commit, asked once a process.
+    """Return the commit of each branch and tag, asked once a process.
 
     It is the first request of every way to the Hub and has a time limit of its own, because the client's has none:
     a Hub that does not answer is found here, and not asked again for a minute.
@@ -58,14 +58,14 @@ def _get_refs(api: Any, repository: str) -> dict[str, str]:
     return {each["name"]: each["targetCommit"] for kind in ("tags", "branches") for each in values.get(kind, [])}
 
 
-def files(repository: str, commit: str) -> dict[str, Listed]:
-    """What build/ of a commit holds. Raises MalformedError for a path that leaves it."""
+def files(repository: str, commit: str) -> dict[str, ListedFile]:
+    """List build/ of a commit. Raises MalformedError for a path that leaves it."""
     api = compat.hub_api()
 
-    def ask() -> dict[str, Listed]:
+    def ask() -> dict[str, ListedFile]:
         entries = api.list_repo_tree(repository, repo_type="kernel", revision=commit, recursive=True)
         return {
-            each.path: Listed(each.size, f"sha256:{each.lfs.sha256}" if each.lfs else f"git:{each.blob_id}")
+            each.path: ListedFile(each.size, f"sha256:{each.lfs.sha256}" if each.lfs else f"git:{each.blob_id}")
             for each in entries
             if hasattr(each, "blob_id")
         }
@@ -88,7 +88,7 @@ def is_trusted(publisher: str) -> bool:
 
 
 def download(repository: str, commit: str, variant: str, cache: Path) -> None:
-    """Fetches a variant into the cache, with huggingface_hub's own progress bars."""
+    """Fetch a variant into the cache, with huggingface_hub's own progress bars."""
     api = compat.hub_api()
     _ask(
         repository,
@@ -105,8 +105,8 @@ def download(repository: str, commit: str, variant: str, cache: Path) -> None:
 
 
 def _ask(what: str, question: Callable[[], T], endpoint: str) -> T:
-    """The answer. Raises NotFoundError, MalformedError, or UnreachableError, which is remembered for a minute and does
-    not say what was asked for."""
+    """Return the answer. Raises NotFoundError, MalformedError, or UnreachableError, which is remembered for a minute
+    and does not say what was asked for."""
     errors = compat.library("huggingface_hub.errors")
     until, reason = _unreachable.get(endpoint, (0.0, ""))
     if time.monotonic() < until:

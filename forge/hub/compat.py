@@ -20,7 +20,7 @@ from forge.hub.errors import MissingExtraError
 
 
 def library(name: str) -> types.ModuleType:
-    """The module `name` of an optional library. Raises MissingExtraError where it is not installed."""
+    """Import the module `name` of an optional library. Raises MissingExtraError where it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -30,40 +30,42 @@ def library(name: str) -> types.ModuleType:
 
 
 def require() -> None:
-    """Raises MissingExtraError where the extra `hub` is not installed."""
+    """Raise MissingExtraError where the extra `hub` is not installed."""
     library("kernels")
     library("huggingface_hub")
 
 
 def parse_variant(name: str) -> Any:
-    """The library's variant of a folder name. Raises ValueError for a name that is none."""
+    """Return the library's variant of a folder name. Raises ValueError for a name that is none."""
     return library("kernels.variants").parse_variant(name)
 
 
 def decide_variants(variants: Sequence[Any], backend: str | None) -> list[tuple[Any, str | None]]:
-    """(variant, why it was rejected or None), the best accepted one first. Raises ValueError for an unknown backend."""
+    """Return (variant, why it was rejected or None), the best accepted one first. Raises ValueError for an unknown
+    backend."""
     _, decisions = library("kernels.variants").resolve_variants(list(variants), backend)
     return [(decision.variant, getattr(decision, "reason", None)) for decision in decisions]
 
 
 def active_backend(backend: str | None = None) -> str:
-    """The name of a backend of this process: `backend`, or torch's. Raises ValueError where torch does not have it."""
+    """Return the name of a backend of this process: `backend`, or torch's. Raises ValueError where torch does not have
+    it."""
     return library("kernels.backends")._select_backend(backend).name
 
 
 def parse_metadata(content: bytes) -> Any:
-    """The library's Metadata. Raises ValueError for what it does not accept."""
+    """Return the library's Metadata. Raises ValueError for what it does not accept."""
     return library("kernels").Metadata.from_bytes(content)
 
 
 def kernel_dependency(dependency: Any) -> tuple[str, int | None, str | None]:
-    """(repository, version, revision) of an entry of `kernel-depends`."""
+    """Return (repository, version, revision) of an entry of `kernel-depends`."""
     version = dependency.version
     return dependency.repo_id, getattr(version, "version", None), getattr(version, "revision", None)
 
 
 def python_dependencies(backend: str) -> dict[str, tuple[tuple[str, str | None], ...]]:
-    """What a kernel may declare in `python-depends` on a backend: name → (package, module that it gives)."""
+    """Return what a kernel may declare in `python-depends` on a backend: name → (package, module that it gives)."""
     table = library("kernels.python_deps")._DEPENDENCY_DATA
     allowed = {**table.general, **table.backends.get(backend, {})}
     return {name: tuple((each.pkg, each.import_name) for each in info.python) for name, info in allowed.items()}
@@ -81,7 +83,7 @@ def newer_than_installed(minver: Any) -> bool:
 
 
 def signature_problem(folder: Path) -> str | None:
-    """Why the library does not accept the signature of a variant's metadata and digest, or None."""
+    """Return why the library does not accept the signature of a variant's metadata and digest, or None."""
     verify = library("kernels.verify")
     try:
         result = verify.verify_variant(folder)
@@ -95,12 +97,12 @@ def signature_problem(folder: Path) -> str | None:
 
 
 def kernel_dependencies(modules: dict[str, types.ModuleType]) -> AbstractContextManager[None]:
-    """While it is entered, `kernels.get_kernel_dep(repository)` gives these modules."""
+    """Let `kernels.get_kernel_dep(repository)` give these modules while it is entered."""
     return library("kernels.deps").use_kernel_deps(modules)
 
 
 def hub_api() -> Any:
-    """A client of the Hub.
+    """Return a client of the Hub.
 
     It names forge and no user agent: the one that `kernels` makes is an illegal header when telemetry is off.
     """
@@ -114,14 +116,14 @@ def is_offline() -> bool:
 
 
 def transport_errors() -> tuple[type[Exception], ...]:
-    """What a request that got no answer raises, whichever HTTP library huggingface_hub is built on."""
+    """Return the errors of a request that got no answer, whichever HTTP library huggingface_hub is built on."""
     errors = library("huggingface_hub.errors")
     http_error = next(each for each in errors.HfHubHTTPError.__mro__ if each.__name__ == "HTTPError")
     return (http_error, errors.OfflineModeIsEnabled, ConnectionError, TimeoutError)
 
 
 def cache_root() -> Path:
-    """The folder of huggingface_hub's cache that holds kernels."""
+    """Return the folder of huggingface_hub's cache that holds kernels."""
     return Path(os.environ.get("KERNELS_CACHE") or library("huggingface_hub.constants").HF_HUB_CACHE).expanduser()
 
 
@@ -144,7 +146,7 @@ def is_layer_place(value: Any) -> bool:
 
 
 def layer_place(repository: Any) -> LayerPlace:
-    """What a LayerRepository, LocalLayerRepository or LockedLayerRepository says. Raises ValueError for a locked one
+    """Read a LayerRepository, LocalLayerRepository or LockedLayerRepository. Raises ValueError for a locked one
     whose commit is not known."""
     held, layer = vars(repository), repository.layer_name
     if "_repo_path" in held:
@@ -170,7 +172,7 @@ def _locked_commit(repository: Any) -> str:
 
 
 def layer_device(key: Any) -> tuple[str, tuple[int, int] | None]:
-    """(device type, range of capabilities) of a key of a mapping: "cuda", or the library's Device."""
+    """Return (device type, range of capabilities) of a key of a mapping: "cuda", or the library's Device."""
     if isinstance(key, str):
         return key, None
     limits = key.properties
@@ -178,12 +180,13 @@ def layer_device(key: Any) -> tuple[str, tuple[int, int] | None]:
 
 
 def layer_mode(mode: Any) -> frozenset[str]:
-    """The names of a Mode's flags."""
+    """Return the names of a Mode's flags."""
     return frozenset(each.name for each in type(mode) if each.value and each in mode)
 
 
 def registered_layers() -> dict[str, dict[tuple[str, tuple[int, int] | None], dict[Any, Any]]]:
-    """What register_kernel_mapping and use_kernel_mapping say now: layer → (device type, range) → mode → place."""
+    """Return the state of register_kernel_mapping and use_kernel_mapping: layer → (device type, range) → mode →
+    place."""
     mapping = library("kernels.layer.globals" if _has("kernels.layer.globals") else "kernels.layer")._KERNEL_MAPPING
     return {
         name: {key: modes for kind, repositories in devices.items() for key, modes in _by_range(kind, repositories)}

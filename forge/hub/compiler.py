@@ -14,7 +14,7 @@ from forge.torch_internals.dispatch import dispatch_get_all_op_names
 
 
 def main(request: dict[str, Any]) -> None:
-    """Writes beside the library which operators it registers. Exits with the message of torch or of the compiler."""
+    """Write beside the library which operators it registers. Exits with the message of torch or of the compiler."""
     from torch.utils import cpp_extension  # brings setuptools, which a program needs nowhere else
 
     before = set(dispatch_get_all_op_names())

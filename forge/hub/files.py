@@ -5,7 +5,7 @@ import binascii
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -35,7 +35,7 @@ class File:
     copy: Path | None = field(default=None, compare=False)
 
     def read(self) -> bytes:
-        """The bytes that will be imported, where they are kept; else what is in the file now."""
+        """Return the bytes that will be imported, where they are kept; else what is in the file now."""
         return (self.copy or self.location).read_bytes() if self.content is None else self.content
 
 
@@ -59,7 +59,7 @@ def is_opened(path: str) -> bool:
 
 
 def unsafe_path(path: str) -> str | None:
-    """Why a path may not stand in a listing of a variant's files, or None."""
+    """Return why a path may not stand in a listing of a variant's files, or None."""
     if not path or "\0" in path or "\\" in path or ":" in path:
         return "is not a portable path"
     if PurePosixPath(path).is_absolute():
@@ -72,7 +72,7 @@ def unsafe_path(path: str) -> str | None:
 def read_files(
     folder: Path, place: Place, *, max_file_bytes: int, links_into: Path | None = None, copy_to: Path | None = None
 ) -> dict[str, File]:
-    """Every file of a variant by its path, hashed, opened once. copy_to: an empty folder for the hashed bytes.
+    """Read every file of a variant by its path, hashed, opened once. copy_to: an empty folder for the hashed bytes.
 
     A link may lead to a file in the folder or in `links_into` (the blobs of huggingface_hub's cache).
     Raises: MalformedError for other links, files that are no regular files, and too many or too large ones.
@@ -102,7 +102,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 def read_small(
     location: Path, place: Place, limit: int, *, links_into: Path | None = None, within: Path | None = None
 ) -> bytes | None:
-    """The content of one file of at most `limit` bytes, or None where there is none. Raises as read_files does.
+    """Read the content of one file of at most `limit` bytes; None where there is none. Raises as read_files does.
 
     within: the folder that it must lie in, however many links lead to it.
     """
@@ -120,8 +120,22 @@ def read_small(
         raise MalformedError(f"{place}: cannot be read: {error}") from error
 
 
+def read_sources(folder: Path, paths: Collection[str], what: str) -> dict[str, bytes]:
+    """Read sources and headers of a folder, in order of their paths. what: how an error calls them."""
+    if len(paths) > MAX_FILES:
+        raise MalformedError(f"{folder}: more than {MAX_FILES} files are {what}")
+    files = {}
+    for path in sorted(paths):
+        place = Place(str(folder), file=path)
+        content = read_small(folder / path, place, MAX_SOURCE_BYTES, within=folder)
+        if content is None:
+            raise MalformedError(f"{place}: is no longer there")
+        files[path] = content
+    return files
+
+
 def _open(location: Path, roots: list[Path], place: Place, limit: int) -> tuple[BinaryIO, int]:
-    """A regular file that lies in one of the roots, and its size."""
+    """Open a regular file that lies in one of the roots; return it and its size."""
     if location.is_symlink():
         target = Path(os.path.realpath(location))  # of links that lead to each other it gives one of them
         if not any(target.is_relative_to(root) for root in roots):
@@ -149,13 +163,18 @@ def _read(
             content = file.read()
             return File(path, location, len(content), hashlib.sha256(content).hexdigest(), content)
         if copy_to is None:
-            return File(path, location, size, hashlib.file_digest(file, "sha256").hexdigest())
+            return File(path, location, size, sha256_of(file))
         size, sha256 = private.copy(file, copy_to / path)
         return File(path, location, size, sha256, copy=copy_to / path)
 
 
+def sha256_of(file: BinaryIO) -> str:
+    """Return the hash of what is left to read of a file."""
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # typeshed wants readinto
+
+
 def content_hash(files: Mapping[str, File]) -> str:
-    """One hash of all paths and contents; bytecode is left out."""
+    """Return one hash of all paths and contents; bytecode is left out."""
     digest = hashlib.sha256()
     for path, file in sorted(files.items()):
         if not is_bytecode(path):
@@ -164,7 +183,7 @@ def content_hash(files: Mapping[str, File]) -> str:
 
 
 def check_pins(files: Mapping[str, File], pins: Pins, place: Place) -> None:
-    """Raises IntegrityError, naming every missing, extra and changed file, unless the files are as they are pinned."""
+    """Raise IntegrityError, naming every missing, extra and changed file, unless the files are as they are pinned."""
     missing = [f"{path} is missing" for path in pins.files if path not in files]
     extra = [
         f"{path} is not among them"
@@ -193,7 +212,8 @@ def _hash(file: File, algorithm: str) -> str:
 
 
 def digest_pins(algorithm: str, digests: Mapping[str, str], place: Place) -> Pins:
-    """The pins that metadata.json's digest makes. Raises MalformedError for paths and values that cannot be one."""
+    """Return the pins that metadata.json's digest makes. Raises MalformedError for paths and values that cannot be
+    one."""
     pins = {}
     for path, value in digests.items():
         if reason := unsafe_path(path):

@@ -20,7 +20,7 @@ from forge.hub.files import MANIFEST, File
 # triton comes with torch wherever it can run.
 ALWAYS = frozenset({"torch", "triton", *sys.stdlib_module_names})
 ID = re.compile(r"_?[A-Za-z0-9_]+")
-NAMED = re.compile(rb"python:\.([\w.]+):")
+NAMED_MODULES = re.compile(rb"python:\.([\w.]+):")
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ def check_imports(
     place: Place,
     named: Collection[str] = (),
 ) -> dict[str, ast.Module]:
-    """The imports of a kernel that loading it runs, held against the Hub's rules; gives what each file was parsed to.
+    """Check the imports of a kernel that loading it runs by the Hub's rules; return what each file was parsed to.
 
     What its manifest names runs too, and the modules `named`. root, names and allowed are as `problem_of` has them.
     Raises: MalformedError for a file that is no Python; RefusedError with every such import that is not allowed.
     """
     trees = {path: parse(file.content, place.at(path)) for path, file in files.items() if file.content is not None}
     manifest = files.get(MANIFEST)
-    own = [each.decode() for each in NAMED.findall(manifest.read())] if manifest is not None else []
+    own = [each.decode() for each in NAMED_MODULES.findall(manifest.read())] if manifest is not None else []
     try:
         runs = reach.runs_at_import(trees, root, [*own, *named])
     except RecursionError as error:
@@ -68,7 +68,7 @@ def check_imports(
 
 
 def parse(content: bytes, place: Place) -> ast.Module:
-    """Raises: MalformedError for what is no Python."""
+    """Parse a file. Raises MalformedError for what is no Python."""
     try:
         return ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -78,7 +78,7 @@ def parse(content: bytes, place: Place) -> ast.Module:
 def problem_of(
     found: reach.Import, path: str, *, root: str, names: Collection[str], allowed: Collection[str]
 ) -> ImportProblem | None:
-    """What is wrong with an import of a kernel's file, or None.
+    """Return the problem of an import of a kernel's file, or None.
 
     root: the folder of the kernel's package below the variant's, "" for the flat layout. names: what the kernel is
     called, which only a relative import may mean. allowed: top-level modules beside the standard library and torch.
@@ -99,7 +99,7 @@ def problem_of(
 
 
 def check_id(kernel_id: str, folder: Path, place: Place) -> None:
-    """Raises RefusedError for an id that is no name, or that is a module which does not come from `folder`."""
+    """Raise RefusedError for an id that is no name, or that is a module which does not come from `folder`."""
     if not ID.fullmatch(kernel_id):
         raise RefusedError(f"{place}: the id is {kernel_id!r}, but must match ^_?[A-Za-z0-9_]+$")
     if kernel_id in sys.stdlib_module_names:
@@ -111,7 +111,7 @@ def check_id(kernel_id: str, folder: Path, place: Place) -> None:
 
 
 def _origin(name: str) -> str | None:
-    """Where the module of this name is or would come from; a folder without code is no module."""
+    """Return where the module of this name is or would come from; a folder without code is no module."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__file__", None) or "elsewhere"
     try:

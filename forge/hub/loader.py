@@ -27,7 +27,7 @@ from forge.hub.errors import HubError, HubNotice, IntegrityError, KernelImportEr
 from forge.hub.files import NATIVE, File, check_pins, content_hash, is_opened, read_files
 from forge.hub.imports import check_id, check_imports
 from forge.hub.metadata import Metadata, dependency_modules
-from forge.hub.resolver import Resolved
+from forge.hub.resolver import ResolvedKernel
 from forge.ir.interpreter import paused_gc
 from forge.ir.locks import new_lock
 
@@ -35,7 +35,7 @@ PREFIX = "forge_kernel_"
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifiedKernel:
     """A kernel whose files passed every check.
 
     content: the hash of them all. root: the folder of its package. trees: its Python as it was parsed for the checks,
@@ -43,11 +43,11 @@ class Verified:
     allowed: modules that it may import beside torch and the standard library.
     """
 
-    resolved: Resolved
+    resolved: ResolvedKernel
     files: Mapping[str, File]
     content: str
     root: str
-    depends: tuple["Verified", ...] = ()
+    depends: tuple["VerifiedKernel", ...] = ()
     trees: dict[str, ast.Module] = field(default_factory=dict, repr=False, compare=False)
     copies: Path | None = field(default=None, compare=False)
     allowed: frozenset[str] = frozenset()
@@ -64,27 +64,29 @@ class Verified:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedKernel:
     """A kernel of this process."""
 
-    verified: Verified
+    verified: VerifiedKernel
     module: types.ModuleType
 
 
 _lock = new_lock()
-_loaded: dict[str, Loaded] = {}
-_packages: dict[str, Verified] = {}
+_loaded: dict[str, LoadedKernel] = {}
+_packages: dict[str, VerifiedKernel] = {}
 _import_checks: set[tuple[str, str, frozenset[str], frozenset[str]]] = set()
 
 
-def load(resolved: Resolved, before_import: Callable[[Verified], None] = lambda verified: None) -> types.ModuleType:
-    """Verifies a kernel, every time, and imports it, once. `before_import` may refuse what was verified.
+def load(
+    resolved: ResolvedKernel, before_import: Callable[[VerifiedKernel], None] = lambda verified: None
+) -> types.ModuleType:
+    """Verify a kernel, every time, and import it, once. `before_import` may refuse what was verified.
 
     Raises: HubError, whose subclass says which check failed; before any code of the kernel or of those that it
     depends on ran, except for KernelImportError.
     """
     with paused_gc():
-        if any(each.verified.resolved.folder == resolved.folder for each in loaded()):
+        if any(each.verified.resolved.folder == resolved.folder for each in loaded_kernels()):
             verified = verify(resolved)
             before_import(verified)
             if verified.content in _loaded:
@@ -96,8 +98,9 @@ def load(resolved: Resolved, before_import: Callable[[Verified], None] = lambda 
 
 
 def attribute(module: types.ModuleType, name: str, imports: Collection[str] = ()) -> object:
-    """What a loaded kernel has under a dotted name: also in a module of it that its own `__init__` does not import, of
-    which the imports are checked before it is. imports: modules that it may import beside those of its policy.
+    """Return what a loaded kernel has under a dotted name: also in a module of it that its own `__init__` does not
+    import, of which the imports are checked before it is. imports: modules that it may import beside those of its
+    policy.
 
     Raises: ImportError for what it does not have; RefusedError for imports that are not allowed.
     """
@@ -113,8 +116,8 @@ def attribute(module: types.ModuleType, name: str, imports: Collection[str] = ()
     return owner
 
 
-def _import_inner(verified: Verified, name: str, imports: Collection[str]) -> None:
-    """A module of a kernel that was loaded."""
+def _import_inner(verified: VerifiedKernel, name: str, imports: Collection[str]) -> None:
+    """Import a module of a kernel that was loaded."""
     check_imports(
         verified.files,
         root=verified.root,
@@ -133,31 +136,31 @@ def _import_inner(verified: Verified, name: str, imports: Collection[str]) -> No
             ) from error
 
 
-def loaded() -> tuple[Loaded, ...]:
-    """The kernels of this process, in the order in which they were imported."""
+def loaded_kernels() -> tuple[LoadedKernel, ...]:
+    """Return the kernels of this process, in the order in which they were imported."""
     return tuple(_loaded.values())
 
 
 def content_of(module: str) -> str | None:
-    """The hashes of the loaded kernel that a module is a part of and of all that it depends on; None for every other
-    module."""
+    """Return the hashes of the loaded kernel that a module is a part of and of all that it depends on; None for every
+    other module."""
     verified = verified_of(module)
     return None if verified is None else " ".join(_contents(verified))
 
 
-def verified_of(module: str) -> Verified | None:
-    """The loaded kernel that a module is a part of."""
+def verified_of(module: str) -> VerifiedKernel | None:
+    """Return the loaded kernel that a module is a part of."""
     return _packages.get(module.partition(".")[0])
 
 
-def _contents(verified: Verified) -> Iterator[str]:
+def _contents(verified: VerifiedKernel) -> Iterator[str]:
     yield verified.content
     for each in verified.depends:
         yield from _contents(each)
 
 
-def verify(resolved: Resolved, *, to_load: bool = False) -> Verified:
-    """Every check before an import: links, sizes, lock, listing, digest, signature, dependencies, imports and id.
+def verify(resolved: ResolvedKernel, *, to_load: bool = False) -> VerifiedKernel:
+    """Make every check before an import: links, sizes, lock, listing, digest, signature, dependencies, imports and id.
 
     to_load: what is hashed of a kernel with files that are opened by a path (native libraries, data) is copied for
     this process, and opened there.
@@ -176,7 +179,7 @@ def _has_opened(folder: Path) -> bool:
     return any(is_opened(name) for _, _, names in os.walk(folder) for name in names)
 
 
-def _verify(resolved: Resolved, to_load: bool, copy_to: Path | None) -> Verified:
+def _verify(resolved: ResolvedKernel, to_load: bool, copy_to: Path | None) -> VerifiedKernel:
     place, metadata = resolved.place(), resolved.metadata
     depends = tuple(verify(each, to_load=to_load) for each in resolved.depends)
     limit = resolved.policy.max_file_bytes
@@ -195,7 +198,7 @@ def _verify(resolved: Resolved, to_load: bool, copy_to: Path | None) -> Verified
     if (content, root, names, allowed) not in _import_checks:
         trees = check_imports(files, root=root, names=names, allowed=allowed, place=place)
         _import_checks.add((content, root, names, allowed))
-    verified = Verified(resolved, files, content, root, depends, trees, copy_to, allowed)
+    verified = VerifiedKernel(resolved, files, content, root, depends, trees, copy_to, allowed)
     if metadata.id is not None:
         check_id(metadata.id, resolved.folder, place)
         _check_id_is_free(verified)
@@ -203,11 +206,11 @@ def _verify(resolved: Resolved, to_load: bool, copy_to: Path | None) -> Verified
 
 
 def _names(metadata: Metadata) -> frozenset[str]:
-    """What a kernel is called, which only a relative import may mean."""
+    """Return the names of a kernel, which only a relative import may mean."""
     return frozenset([metadata.name.replace("-", "_"), *([metadata.id] if metadata.id else [])])
 
 
-def _check_signature(resolved: Resolved) -> None:
+def _check_signature(resolved: ResolvedKernel) -> None:
     if resolved.policy.signatures == "off":
         return
     problem = compat.signature_problem(resolved.folder)
@@ -219,8 +222,8 @@ def _check_signature(resolved: Resolved) -> None:
     warnings.warn(f"forge: {text}", HubNotice, stacklevel=4)
 
 
-def _package_root(resolved: Resolved, files: Mapping[str, File]) -> str:
-    """Empty for __init__.py in the variant's folder, the inner folder for the older nested layout."""
+def _package_root(resolved: ResolvedKernel, files: Mapping[str, File]) -> str:
+    """Return the package's folder: "" for __init__.py in the variant's, the inner one for the older nested layout."""
     if "__init__.py" in files:
         return ""
     inner = [path.split("/")[0] for path in files if path.count("/") == 1 and path.endswith("/__init__.py")]
@@ -233,8 +236,9 @@ def _package_root(resolved: Resolved, files: Mapping[str, File]) -> str:
     raise MalformedError(f"{resolved.place()}: has neither __init__.py nor {wanted}/__init__.py")
 
 
-def _check_id_is_free(verified: Verified) -> None:
-    """One id means one kernel: content that is new may only come from the same source, as another version."""
+def _check_id_is_free(verified: VerifiedKernel) -> None:
+    """Raise RefusedError unless new content of an id comes from the same source, as another version: an id is one
+    kernel."""
     resolved = verified.resolved
     for other in _loaded.values() if verified.content not in _loaded else ():
         held = other.verified.resolved
@@ -245,18 +249,18 @@ def _check_id_is_free(verified: Verified) -> None:
             )
 
 
-def _load(verified: Verified) -> types.ModuleType:
+def _load(verified: VerifiedKernel) -> types.ModuleType:
     depends = {each.resolved.source: _load(each) for each in verified.depends}
     if verified.content not in _loaded:
         _check_natives_are_free(verified)
-        verified = _copied(verified)
+        verified = _with_copies(verified)
         with compat.kernel_dependencies(depends) if depends else contextlib.nullcontext():
-            _loaded[verified.content] = Loaded(verified, _import(verified))
+            _loaded[verified.content] = LoadedKernel(verified, _import(verified))
     return _loaded[verified.content].module
 
 
-def _copied(verified: Verified) -> Verified:
-    """With all its files beside each other in this process's copies: what code opens by a path from its own is what was
+def _with_copies(verified: VerifiedKernel) -> VerifiedKernel:
+    """Put all files beside each other in this process's copies: what code opens by a path from its own is what was
     hashed. Raises IntegrityError for a file that changed since."""
     if verified.copies is None and not any(map(is_opened, verified.files)):
         return verified
@@ -276,8 +280,9 @@ def _copy_of(file: File, folder: Path, place: Place) -> File:
     return replace(file, copy=target)
 
 
-def _check_natives_are_free(verified: Verified) -> None:
-    """Two native modules of one file name register one namespace in torch.ops, which would end the process."""
+def _check_natives_are_free(verified: VerifiedKernel) -> None:
+    """Raise RefusedError for a second native module of one file name: both register one namespace, which ends the
+    process."""
     for path, file in verified.files.items():
         if not path.endswith(NATIVE):
             continue
@@ -290,7 +295,7 @@ def _check_natives_are_free(verified: Verified) -> None:
                     )
 
 
-def _import(verified: Verified) -> types.ModuleType:
+def _import(verified: VerifiedKernel) -> types.ModuleType:
     name, place = verified.module_name, verified.resolved.place()
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
@@ -315,7 +320,7 @@ def _forget(name: str) -> None:
 
 @contextlib.contextmanager
 def _nothing_else_changes(place: Place) -> Iterator[None]:
-    """Puts back what a kernel's own code replaced in sys.modules. Raises RefusedError if it did."""
+    """Put back what a kernel's own code replaced in sys.modules. Raises RefusedError if it did."""
     before = dict(sys.modules)
     try:
         yield
@@ -332,18 +337,19 @@ class _Source(importlib.machinery.SourceFileLoader):
     def __init__(self, name: str, file: File, trees: dict[str, ast.Module]) -> None:
         super().__init__(name, str(file.copy or file.location))
         self._file = file
+        self._content = file.content or b""
         self._trees = trees
 
     def get_code(self, fullname: str) -> types.CodeType:
         path = str(self._file.location)
-        code = self.source_to_code(self._trees.pop(self._file.path, self._file.content), path)
+        code = self.source_to_code(self._trees.pop(self._file.path, self._content), path)
         for name in {path, self.path}:  # what asks for a function's source, as Triton does, gets what was hashed
-            lines = importlib.util.decode_source(self._file.content).splitlines(keepends=True)
+            lines = importlib.util.decode_source(self._content).splitlines(keepends=True)
             linecache.cache[name] = (self._file.size, None, lines, name)
         return code
 
     def get_data(self, path: str) -> bytes:
-        return self._file.content if path == self.path else super().get_data(path)
+        return self._content if path == self.path else super().get_data(path)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -365,7 +371,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 _finder = _Finder()
 
 
-def _find(verified: Verified, fullname: str, inner: str) -> importlib.machinery.ModuleSpec | None:
+def _find(verified: VerifiedKernel, fullname: str, inner: str) -> importlib.machinery.ModuleSpec | None:
     stem = "/".join(part for part in (verified.root, inner) if part)
     folder = str((verified.copies or verified.resolved.folder) / stem)
     package = verified.files.get(f"{stem}/__init__.py" if stem else "__init__.py")
@@ -399,7 +405,8 @@ def _spec(
 
 
 def _first_location(native: File) -> Path:
-    """Where this process first loaded a native module of this name and content, which must not be loaded twice."""
+    """Return where this process first loaded a native module of this name and content, which must not be loaded
+    twice."""
     for other in _loaded.values():
         for held in other.verified.files.values():
             if held.location.name == native.location.name and held.sha256 == native.sha256:

@@ -12,7 +12,7 @@ from forge.hub.loader import verify
 from forge.hub.lockfile import ALONE, Lock, LockedKernel, read_lock
 from forge.hub.manifest.parse import MAX_BYTES, parse
 from forge.hub.policy import Policy
-from forge.hub.resolver import Resolved, Selection, fetch, resolve_locked, select
+from forge.hub.resolver import ResolvedKernel, Selection, fetch, resolve_locked, select
 from forge.hub.source import Source, parse_source
 
 
@@ -26,7 +26,7 @@ def lock_kernels(
     backend: str | None = None,
     accept: Callable[[Selection, Sequence[str]], None] | None = None,
 ) -> Lock:
-    """Writes the commit and the sha256 of every file of these kernels to a lock file, beside what it holds already.
+    """Write the commit and the sha256 of every file of these kernels to a lock file, beside what it holds already.
 
     sources: as `resolve` takes them; none means all that the file holds, at their newest commits. variants: which to
     lock instead of the one for this system; all_variants: all. What a kernel depends on is locked with it, and what a
@@ -44,19 +44,19 @@ def lock_kernels(
             continue
         done.add(source)
         if source.path is not None and source.path.name.endswith(ALONE):
-            kernel, named = _locked_manifest(lock, source, checked=accept is not None)
+            kernel, sources_of_it = _locked_manifest(lock, source, source.path, checked=accept is not None)
             lock = lock.with_kernel(kernel)
-            pending += named
+            pending += sources_of_it
             continue
-        options = {} if source.path is not None else {"version": source.version, "revision": source.revision}
-        selection = select(source.path or source.repository, policy=policy, backend=backend, **options)
+        named, version, revision = source.path or source.repository, source.version, source.revision
+        selection = select(named, version=version, revision=revision, policy=policy, backend=backend)
         if source.path is not None and not selection.choice.accepted + selection.choice.rejected:
             _refuse_sources(source.path, read_small(source.path / MANIFEST, selection.place(), MAX_BYTES) or b"")
-        names = _wanted(selection, variants, all_variants)
+        names = _wanted_variants(selection, variants, all_variants)
         resolved = [fetch(selection, name) for name in names]
         if accept is not None:
             accept(selection, names)
-        lock = lock.with_kernel(_locked(lock, selection, resolved))
+        lock = lock.with_kernel(_locked_kernel(lock, selection, resolved))
         depends = [each for one in resolved for each in one.metadata.kernel_depends]
         pending += [Source(each.repository, None, each.version, each.revision) for each in depends]
     lock.write()
@@ -65,11 +65,11 @@ def lock_kernels(
 
 def _source(kernel: LockedKernel, path: Path) -> Source:
     if kernel.commit is None:
-        return Source(None, path.parent / kernel.source, None, None)
+        return Source(path=path.parent / kernel.source)
     return Source(kernel.source, None, kernel.version, kernel.revision)
 
 
-def _wanted(selection: Selection, variants: Sequence[str], all_variants: bool) -> Sequence[str]:
+def _wanted_variants(selection: Selection, variants: Sequence[str], all_variants: bool) -> Sequence[str]:
     known = (*selection.choice.accepted, *(name for name, _ in selection.choice.rejected))
     if missing := [name for name in variants if name not in known]:
         raise NotFoundError(f"{selection.place()}: has no variant {missing[0]}; it has {', '.join(known) or 'none'}")
@@ -78,7 +78,7 @@ def _wanted(selection: Selection, variants: Sequence[str], all_variants: bool) -
     return variants or [selection.variant]
 
 
-def _locked(lock: Lock, selection: Selection, resolved: Sequence[Resolved]) -> LockedKernel:
+def _locked_kernel(lock: Lock, selection: Selection, resolved: Sequence[ResolvedKernel]) -> LockedKernel:
     files = {each.variant: _hashes(each) for each in resolved}
     source = selection.source
     beside = {} if source.path is None else _beside(source.path)
@@ -86,29 +86,29 @@ def _locked(lock: Lock, selection: Selection, resolved: Sequence[Resolved]) -> L
 
 
 def _beside(folder: Path) -> dict[str, str]:
-    """The manifest at the root of a folder, from which a build copies it into the variants."""
+    """Return the hash of the manifest at the root of a folder, from which a build copies it into the variants."""
     content = read_small(folder / MANIFEST, Place(str(folder), file=MANIFEST), MAX_BYTES, within=folder)
     return {} if content is None else {MANIFEST: hashlib.sha256(content).hexdigest()}
 
 
-def _locked_manifest(lock: Lock, source: Source, *, checked: bool) -> tuple[LockedKernel, list[Source]]:
-    """A manifest that stands alone, and the repositories that it names.
+def _locked_manifest(lock: Lock, source: Source, path: Path, *, checked: bool) -> tuple[LockedKernel, list[Source]]:
+    """Return the entry of a manifest that stands alone, and the repositories that it names.
 
     Raises: NotFoundError, MalformedError, RefusedError; if `checked`, ManifestError for what loading refuses.
     """
-    content = read_small(source.path, Place(str(source.path)), MAX_BYTES)
+    content = read_small(path, Place(str(path)), MAX_BYTES)
     if content is None:
         raise NotFoundError(f"{source}: there is no such file")
-    _refuse_sources(source.path.parent, content)
+    _refuse_sources(path.parent, content)
     if checked:
-        manifests.read(source.path, content, with_sources=True)
-    files = {source.path.name: hashlib.sha256(content).hexdigest()}
-    named = [parse_source(each) for each in named_repositories(content, str(source.path))]
+        manifests.read(path, content, with_sources=True)
+    files = {path.name: hashlib.sha256(content).hexdigest()}
+    named = [parse_source(each) for each in named_repositories(content, str(path))]
     return LockedKernel(lock.name_of(source), None, None, None, {}, files), named
 
 
 def _refuse_sources(folder: Path, content: bytes) -> None:
-    """Raises RefusedError for a manifest of sources: what they are compiled to is of one machine, and in no lock."""
+    """Raise RefusedError for a manifest of sources: what they are compiled to is of one machine, and in no lock."""
     root = parse(content, MANIFEST).root
     build = root.get("build") if root is not None else None
     if build is not None and build.is_mapping and {"cpp", "cuda"} & build.value.keys():
@@ -120,7 +120,7 @@ def _refuse_sources(folder: Path, content: bytes) -> None:
 
 
 def named_repositories(content: bytes, file: str) -> list[str]:
-    """What the kernels of a manifest are asked from: "org/name@v1" of each hub:org/name@v1:function."""
+    """Return the repositories of a manifest's kernels: "org/name@v1" of each hub:org/name@v1:function."""
     root = parse(content, file).root
     names = [text for text in _texts(root.plain() if root is not None else None) if text.startswith("hub:")]
     return list(dict.fromkeys(name.removeprefix("hub:").rpartition(":")[0] for name in names))
@@ -136,7 +136,7 @@ def _texts(value: object) -> Iterator[str]:
 def check_locked(
     kernel: LockedKernel, lock: Lock, *, policy: Policy | None = None, backend: str | None = None
 ) -> tuple[Place, int]:
-    """Every check of what a lock file holds, before an import: where it is, and how many files it has."""
+    """Make every check of what a lock file holds, before an import; return where it is, and how many files it has."""
     folder = lock.path.parent / kernel.source
     if kernel.is_manifest:
         check_beside(kernel, lock, folder.parent)
@@ -148,7 +148,7 @@ def check_locked(
 
 
 def check_beside(kernel: LockedKernel, lock: Lock, folder: Path) -> None:
-    """Raises IntegrityError unless what lies beside the variants is as it was locked."""
+    """Raise IntegrityError unless what lies beside the variants is as it was locked."""
     names = dict.fromkeys([*kernel.files, *([] if kernel.is_manifest else [MANIFEST])])
     for name in names:
         content = read_small(folder / name, Place(str(folder), file=name), MAX_BYTES, within=folder)
@@ -158,7 +158,7 @@ def check_beside(kernel: LockedKernel, lock: Lock, folder: Path) -> None:
             raise IntegrityError(f"{kernel.source}: {name} is missing, which {lock.path} holds")
 
 
-def _hashes(resolved: Resolved) -> dict[str, str]:
+def _hashes(resolved: ResolvedKernel) -> dict[str, str]:
     place, limit = resolved.place(), resolved.policy.max_file_bytes
     files = read_files(resolved.folder, place, max_file_bytes=limit, links_into=resolved.blobs)
     for pins in (resolved.pins, resolved.metadata.digest):

@@ -17,7 +17,7 @@ VERSION = 1
 SUFFIX = ".lock"  # by which kernels= knows a lock file
 DEFAULT_NAME = "forge-kernels.lock"
 SHA256 = re.compile(r"[0-9a-f]{64}")
-KEYS = {"source", "version", "revision", "commit", "variants"}
+KEYS = ("source", "version", "revision", "commit", "variants")
 ALONE = (".yaml", ".yml")
 
 
@@ -42,7 +42,7 @@ class LockedKernel:
         return self.commit is None and self.source.endswith(ALONE)
 
     def check(self, name: str, content: bytes, origin: Path) -> None:
-        """Raises IntegrityError unless a file beside the variants is as it was locked."""
+        """Raise IntegrityError unless a file beside the variants is as it was locked."""
         wanted, came = self.files.get(name), hashlib.sha256(content).hexdigest()
         if wanted is None:
             again = f"forge kernels lock {self.source} -o {origin}"
@@ -63,7 +63,7 @@ class Lock:
     kernels: tuple[LockedKernel, ...] = ()
 
     def find(self, source: Source) -> LockedKernel:
-        """The entry of a source; a version or revision that was not asked for may be any.
+        """Return the entry of a source; a version or revision that was not asked for may be any.
 
         Raises: NotFoundError where there is none or more than one.
         """
@@ -73,9 +73,9 @@ class Lock:
         if len(found) == 1:
             return found[0]
         if found:
-            held = ", ".join(_wanted(kernel) for kernel in found)
+            held = ", ".join(_request_of(kernel) for kernel in found)
             raise NotFoundError(f"{source}: {self.path} holds {held}; say which")
-        held = ", ".join(f"{kernel.source} {_wanted(kernel)}" for kernel in self.kernels) or "nothing"
+        held = ", ".join(f"{kernel.source} {_request_of(kernel)}" for kernel in self.kernels) or "nothing"
         raise NotFoundError(f"{source}: is not in {self.path}, which holds {held}; run: forge kernels lock {source}")
 
     def _is_of(self, kernel: LockedKernel, source: Source) -> bool:
@@ -86,51 +86,51 @@ class Lock:
         return kernel.source == source.repository and (same or not asked or kernel.commit == source.revision)
 
     def manifest(self, path: Path) -> LockedKernel | None:
-        """The entry of a manifest that stands alone."""
+        """Return the entry of a manifest that stands alone."""
         held = [each for each in self.kernels if each.is_manifest]
         return next((each for each in held if (self.path.parent / each.source).resolve() == path.resolve()), None)
 
     def name_of(self, source: Source) -> str:
-        """How an entry of this lock names the source."""
+        """Return the name of a source in an entry of this lock."""
         if source.path is None:
             return str(source.repository)
         relative = Path(os.path.relpath(source.path.resolve(), self.path.resolve().parent)).as_posix()
         return relative if relative.startswith("..") else f"./{relative}"
 
     def with_kernel(self, kernel: LockedKernel) -> "Lock":
-        """The lock with this entry instead of the one for the same request."""
+        """Return the lock with this entry instead of the one for the same request."""
         key = (kernel.source, kernel.version, kernel.revision)
         others = [each for each in self.kernels if (each.source, each.version, each.revision) != key]
         order = sorted([*others, kernel], key=lambda each: (each.source, each.version or 0, each.revision or ""))
         return Lock(self.path, tuple(order))
 
     def write(self) -> None:
-        """Writes the file, in an order that depends on nothing but its content."""
+        """Write the file, in an order that depends on nothing but its content."""
         kernels = [
             {
-                "source": kernel.source,
-                "version": kernel.version,
-                "revision": kernel.revision,
-                "commit": kernel.commit,
+                **vars(kernel),
                 "variants": {name: dict(sorted(files.items())) for name, files in sorted(kernel.variants.items())},
-                **({"files": dict(sorted(kernel.files.items()))} if kernel.files else {}),
+                "files": dict(sorted(kernel.files.items())),
             }
             for kernel in self.kernels
         ]
+        for values in kernels:
+            if not values["files"]:
+                del values["files"]
         text = json.dumps({"forge_kernels_lock": VERSION, "kernels": kernels}, indent=2) + "\n"
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         temporary.write_text(text)
         os.replace(temporary, self.path)
 
 
-def _wanted(kernel: LockedKernel) -> str:
+def _request_of(kernel: LockedKernel) -> str:
     if kernel.version is not None:
         return f"version {kernel.version}"
     return f"revision {kernel.revision}" if kernel.revision is not None else "the folder"
 
 
 def read_lock(path: Path | str) -> Lock:
-    """Reads a lock file. Raises NotFoundError where there is none, MalformedError for one that is not well formed."""
+    """Read a lock file. Raises NotFoundError where there is none, MalformedError for one that is not well formed."""
     path = Path(path)
     try:
         values = json.loads(path.read_bytes())
@@ -138,20 +138,17 @@ def read_lock(path: Path | str) -> Lock:
         raise NotFoundError(f"{path}: there is no such lock file; run: forge kernels lock SOURCE -o {path}") from error
     except (ValueError, RecursionError, OSError) as error:
         raise MalformedError(f"{path}: is not a lock file: {error}") from error
-    _expect(
-        isinstance(values, dict) and values.get("forge_kernels_lock") == VERSION, path, "has no forge_kernels_lock: 1"
-    )
+    is_lock = isinstance(values, dict) and values.get("forge_kernels_lock") == VERSION
+    _expect(is_lock, path, "has no forge_kernels_lock: 1")
     kernels = values.get("kernels")
     _expect(isinstance(kernels, list) and set(values) == {"forge_kernels_lock", "kernels"}, path, "needs 'kernels': []")
     return Lock(path, tuple(_kernel(each, path) for each in kernels))
 
 
 def _kernel(values: Any, path: Path) -> LockedKernel:
-    has_keys = isinstance(values, dict) and set(values) - {"files"} == KEYS
+    has_keys = isinstance(values, dict) and set(values) - {"files"} == {*KEYS}
     _expect(has_keys, path, f"each kernel needs the keys {sorted(KEYS)}")
-    source, version, revision, commit, variants = (
-        values[key] for key in ("source", "version", "revision", "commit", "variants")
-    )
+    source, version, revision, commit, variants = (values[key] for key in KEYS)
     _expect(isinstance(source, str), path, f"source is {source!r}, but must be a string")
     _expect(version is None or type(version) is int, path, f"{source}: version is {version!r}, but must be an integer")
     _expect(revision is None or isinstance(revision, str), path, f"{source}: revision is {revision!r}, no string")

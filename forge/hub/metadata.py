@@ -13,7 +13,7 @@ import torch
 from forge.hub import compat
 from forge.hub.errors import MalformedError, NotFoundError, Place
 from forge.hub.files import MAX_METADATA_BYTES, Pins, digest_pins, read_small
-from forge.hub.metadata_form import line_of, refused
+from forge.hub.metadata_form import are_strings, first_problem, line_of, unique_keys
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Metadata:
     sha256: str | None = field(default=None, compare=False)
 
     def declines(self, device: torch.device) -> str | None:
-        """Why the build does not run on this very device (not the process's first one), or None."""
+        """Return why the build does not run on this very device (not the process's first one), or None."""
         if not self.archs or device.type != "cuda" or not torch.cuda.is_available():
             return None
         if torch.version.hip is not None:
@@ -61,7 +61,7 @@ class Metadata:
 
 
 def read_metadata(folder: Path, place: Place, *, name: str, backend: str, links_into: Path | None = None) -> Metadata:
-    """The metadata of a variant's folder; `name` is the kernel's where the file does not say.
+    """Read the metadata of a variant's folder; `name` is the kernel's where the file does not say.
 
     Raises: MalformedError for a file that has neither published form; NotFoundError for a newer one than `kernels`.
     """
@@ -69,11 +69,11 @@ def read_metadata(folder: Path, place: Place, *, name: str, backend: str, links_
     content = read_small(folder / "metadata.json", place, MAX_METADATA_BYTES, links_into=links_into)
     if content is None:
         return Metadata("none", name)
-    metadata = _parsed(content, place, name, backend)
+    metadata = _parse(content, place, name, backend)
     return replace(metadata, sha256=hashlib.sha256(content).hexdigest())
 
 
-def _parsed(content: bytes, place: Place, name: str, backend: str) -> Metadata:
+def _parse(content: bytes, place: Place, name: str, backend: str) -> Metadata:
     values = _json_object(content, place)
     backend_depends = _backend_depends(values, backend, place)
     if {"name", "id", "backend"} & values.keys():
@@ -81,15 +81,15 @@ def _parsed(content: bytes, place: Place, name: str, backend: str) -> Metadata:
     return Metadata(
         "earlier",
         name,
-        version=_typed(values, "version", lambda each: type(each) is int, "an integer", None, place),
-        license=_typed(values, "license", lambda each: isinstance(each, str), "a string", None, place),
+        version=_value(values, "version", lambda each: type(each) is int, "an integer", None, place),
+        license=_value(values, "license", lambda each: isinstance(each, str), "a string", None, place),
         python_depends=(*_strings(values, "python-depends", place), *backend_depends),
     )
 
 
 def _json_object(content: bytes, place: Place) -> dict[str, Any]:
     try:
-        values = json.loads(content, object_pairs_hook=_unique)
+        values = json.loads(content, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise MalformedError(f"{place}: is not JSON: {error}") from error
     if not isinstance(values, dict):
@@ -97,19 +97,11 @@ def _json_object(content: bytes, place: Place) -> dict[str, Any]:
     return values
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        twice = next(key for index, (key, _) in enumerate(pairs) if key in [each for each, _ in pairs[:index]])
-        raise ValueError(f"the key {twice!r} stands twice")
-    return values
-
-
 def _current(content: bytes, values: dict[str, Any], backend_depends: tuple[str, ...], place: Place) -> Metadata:
     try:
         parsed = compat.parse_metadata(content)
     except ValueError as error:
-        key, text = refused(values, error)
+        key, text = first_problem(values, error)
         line = f"line {line_of(content.decode(errors='replace'), key)}: " if key is not None else ""
         raise MalformedError(f"{place}: {line}{text}") from error
     if parsed.kernels_minver is not None and compat.newer_than_installed(parsed.kernels_minver):
@@ -129,8 +121,8 @@ def _current(content: bytes, values: dict[str, Any], backend_depends: tuple[str,
 
 
 def _backend_depends(values: dict[str, Any], backend: str, place: Place) -> tuple[str, ...]:
-    """Those of `python-depends-backends` for the active backend; `kernels` itself ignores the key."""
-    by_backend = _typed(
+    """Return those of `python-depends-backends` for the active backend; `kernels` itself ignores the key."""
+    by_backend = _value(
         values, "python-depends-backends", lambda each: isinstance(each, dict), "an object of lists", {}, place
     )
     for name in by_backend:
@@ -139,13 +131,10 @@ def _backend_depends(values: dict[str, Any], backend: str, place: Place) -> tupl
 
 
 def _strings(values: dict[str, Any], key: str, place: Place) -> tuple[str, ...]:
-    def is_strings(came: Any) -> bool:
-        return isinstance(came, list) and all(isinstance(each, str) for each in came)
-
-    return tuple(_typed(values, key, is_strings, "a list of strings", [], place))
+    return tuple(_value(values, key, are_strings, "a list of strings", [], place))
 
 
-def _typed(
+def _value(
     values: dict[str, Any], key: str, accepts: Callable[[Any], bool], wanted: str, default: Any, place: Place
 ) -> Any:
     came = values.get(key, default)
@@ -155,7 +144,7 @@ def _typed(
 
 
 def dependency_modules(metadata: Metadata, backend: str, place: Place) -> tuple[str, ...]:
-    """The modules that the declared Python dependencies give.
+    """Return the modules that the declared Python dependencies give.
 
     Raises: MalformedError for one that the Hub does not allow; NotFoundError for one that is not installed.
     """

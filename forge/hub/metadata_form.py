@@ -1,7 +1,7 @@
 """What metadata.json must hold, and in forge's words what is wrong with one that the library `kernels` refuses."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from forge.hub.variants import BACKENDS
@@ -25,6 +25,22 @@ TYPES: dict[str, tuple[type, str]] = {
 }
 NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
 ALGORITHMS = ("sha256", "sha512")
+# the licenses that a repository of the Hub may give, in lower case
+LICENSES = frozenset(
+    """
+    apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m
+    afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear c-uda cc cc0-1.0 cc-by-2.0 cc-by-2.5
+    cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-3.0
+    cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cdla-sharing-1.0 cdla-permissive-1.0
+    cdla-permissive-2.0 wtfpl ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2 agpl-3.0 gfdl gpl gpl-2.0 gpl-3.0
+    lgpl lgpl-2.1 lgpl-3.0 isc h-research intel-research lppl-1.3c ms-pl apple-ascl apple-amlr mpl-2.0 odc-by odbl
+    openmdw-1.0 openrail++ osl-3.0 postgresql ofl-1.1 ncsa unlicense zlib pddl lgpl-lr deepfloyd-if-license
+    fair-noncommercial-research-license
+    llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 gemma grok2-community unknown other
+    gpl-2.0-only gpl-2.0-or-later gpl-3.0-only gpl-3.0-or-later lgpl-2.1-only lgpl-2.1-or-later lgpl-3.0-only
+    lgpl-3.0-or-later agpl-3.0-only agpl-3.0-or-later
+    """.split()
+)
 _NULL = {"upstream", "source", "kernels-minver", "digest", "provenance"}  # may be null
 _UNREAD = {"python-depends-backends", "build-info"}  # by the library, whatever they are
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -43,14 +59,23 @@ def are_strings(came: Any) -> bool:
     return isinstance(came, list) and all(isinstance(each, str) for each in came)
 
 
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON. Raises ValueError for a key that stands twice."""
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice")
+    return values
+
+
 def line_of(text: str, key: str | None) -> int:
-    """The line of the first key of that name; 1 where there is none."""
+    """Return the line of the first key of that name; 1 where there is none."""
     lines = (number for number, line in enumerate(text.splitlines(), 1) if key is not None and f'"{key}"' in line)
     return next(lines, 1)
 
 
-def refused(values: dict[str, Any], error: Exception) -> Problem:
-    """The first thing that is wrong with values that the library refused, or what it said where forge finds none."""
+def first_problem(values: dict[str, Any], error: Exception) -> Problem:
+    """Return the first problem of values that the library refused, or what it said where forge finds none."""
     said = " ".join(str(error).removeprefix("Cannot parse metadata: ").split())
     return next(_problems(values), (None, f"is not accepted by the library kernels, which says: {said}"))
 
@@ -65,17 +90,14 @@ def _problems(values: dict[str, Any]) -> Iterator[Problem]:
             if not fits(values[key], kind) or not strings:
                 yield _wrong(key, values[key], wanted)
             else:
-                yield from _FORMS.get(key, _any)(values[key])
+                yield from _FORMS[key](values[key]) if key in _FORMS else ()
 
 
 def _wrong(key: str, came: Any, wanted: str, inside: str = "", entry: int | None = None) -> Problem:
-    """inside: the key at the top of the file in whose object, or in whose list's entry, the key is."""
+    """Return the problem of a value. inside: the key at the top of the file in whose object, or list's entry, the key
+    is."""
     where = f" of {f'entry {entry} of ' if entry else ''}{inside!r}" if inside else ""
     return inside or key, f"{key!r}{where} is {came!r}, but must be {wanted}"
-
-
-def _any(came: Any) -> Iterator[Problem]:
-    yield from ()
 
 
 def _name(came: str) -> Iterator[Problem]:
@@ -132,7 +154,7 @@ def _minver(came: str) -> Iterator[Problem]:
         yield _wrong("kernels-minver", came, 'three numbers with dots between them, such as "0.17.0"')
 
 
-_FORMS = {
+_FORMS: dict[str, Callable[[Any], Iterator[Problem]]] = {
     "name": _name,
     "version": _version,
     "backend": _backend,

@@ -52,7 +52,7 @@ class Policy:
                 object.__setattr__(self, field.name, tuple(value))
 
     def allowing(self, imports: Sequence[str]) -> "Policy":
-        """This policy, by which kernels may import these modules too. Raises TypeError for one string."""
+        """Return this policy, by which kernels may import these modules too. Raises TypeError for one string."""
         check_list(imports, "allow_imports", "the names of modules")
         return replace(self, imports=(*self.imports, *imports)) if imports else self
 

@@ -6,22 +6,19 @@ next one. It is locked as long as the process, or a fork of it, is there.
 
 import atexit
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from forge.ir.locks import new_lock
 from forge.support.owner_only_store import user_cache
-
-try:
-    import fcntl
-except ImportError:  # not a Unix
-    fcntl = None
 
 PREFIX = "forge-kernels-"
 LOCK = "lock"
@@ -33,27 +30,27 @@ _root: Path | None = None
 
 
 def new_folder() -> Path:
-    """An empty folder that only this user can enter."""
+    """Make an empty folder that only this user can enter."""
     with _making:
         return Path(tempfile.mkdtemp(dir=_own_root()))
 
 
 def drop(folder: Path) -> None:
-    """Removes one."""
+    """Remove a folder that new_folder made."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def copy(source: BinaryIO, target: Path) -> tuple[int, str]:
-    """Writes what is read to a new file; its size and sha256."""
+    """Write what is read to a new file; return its size and sha256."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o500)
     with open(handle, "wb") as file, ThreadPoolExecutor(1) as hashing:
         while block := source.read(_BLOCK):
-            hashed = hashing.submit(digest.update, block) if len(block) == _BLOCK else digest.update(block)
+            is_small = len(block) < _BLOCK  # it is hashed without a thread
+            finish = partial(digest.update, block) if is_small else hashing.submit(digest.update, block).result
             file.write(block)
-            if hashed is not None:
-                hashed.result()
+            finish()
             size += len(block)
     return size, digest.hexdigest()
 
@@ -64,13 +61,13 @@ def _own_root() -> Path:
         place = _place()
         _sweep(place)
         _root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-        held = _locked(_root / LOCK, shared=True)
+        held = _flock(_root / LOCK, shared=True)
         atexit.register(_leave, _root, held, os.getpid())
     return _root
 
 
 def _place() -> Path:
-    """Where files may be executed: the system's folder for what is temporary, else the user's cache."""
+    """Return where files may be executed: the system's folder for what is temporary, else the user's cache."""
     temporary = Path(tempfile.gettempdir())
     if not hasattr(os, "statvfs") or not os.statvfs(temporary).f_flag & getattr(os, "ST_NOEXEC", 0):
         return temporary
@@ -79,12 +76,11 @@ def _place() -> Path:
     return place
 
 
-def _locked(path: Path, *, shared: bool) -> int | None:
-    """A lock that the system frees when all who have it are gone; None where another one has it."""
+def _flock(path: Path, *, shared: bool) -> int | None:
+    """Return a lock that the system frees when all who have it are gone; None where another one has it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        if fcntl is not None:
-            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
         return None
@@ -100,17 +96,15 @@ def _leave(root: Path, held: int | None, owner: int) -> None:
 
 
 def _remove(root: Path) -> None:
-    """Removes a folder that nobody has any more."""
+    """Remove a folder that nobody has any more."""
     with contextlib.suppress(OSError):
-        handle = _locked(root / LOCK, shared=False)
+        handle = _flock(root / LOCK, shared=False)
         if handle is not None:
             drop(root)
             os.close(handle)
 
 
 def _sweep(place: Path) -> None:
-    if fcntl is None:
-        return
     for each in place.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             found = each.lstat()

@@ -8,16 +8,16 @@ import operator
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 # How an import runs: without a guard, or where the code goes on if it fails.
 Runs = Literal["always", "guarded"]
 CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 DYNAMIC = {"import_module", "__import__"}
-COMPARES = {
+COMPARES: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
@@ -42,47 +42,50 @@ class Import:
     names: tuple[str, ...] = ()
 
 
-class _Bound:
-    """What names of a file mean, by all its bindings, whatever their scope. It walks the whole file, when it is asked.
+class _Meanings(NamedTuple):
+    """Names of a file by their meaning in all its bindings, whatever their scope.
 
     typing: the module; false: its TYPE_CHECKING, or one of the file's own that is False; importers: import_module and
     __import__ by other names.
     """
 
+    typing: frozenset[str]
+    false: frozenset[str]
+    importers: frozenset[str]
+
+
+class _Bindings:
+    """The names of a file, which is walked as a whole when a first one is looked up."""
+
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
 
-    @property
-    def typing(self) -> frozenset[str]:
-        return self._names[0]
-
-    @property
-    def false(self) -> frozenset[str]:
-        return self._names[1]
-
-    @property
-    def importers(self) -> frozenset[str]:
-        return self._names[2]
-
     @cached_property
-    def _names(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    def names(self) -> _Meanings:
         return _meanings(self._tree)
 
 
+def name_of(node: ast.AST) -> str:
+    """Return the last part of a name, such as `c` of `a.b.c`; empty for other expressions."""
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
 def imports(tree: ast.Module) -> Iterator[Import]:
-    """Each import that can run, wherever it stands; those under typing's `if TYPE_CHECKING` and `__main__` cannot."""
-    bound = _Bound(tree)
+    """Yield each import that can run, wherever it stands; those under typing's `if TYPE_CHECKING` and `__main__`
+    cannot."""
+    bound = _Bindings(tree)
     pending: list[ast.AST] = list(reversed(tree.body))
     while pending:
         node = pending.pop()
-        yield from (each for each in _imported(node, bound) if each.module or each.level)
-        pending += reversed(node.orelse if _never(node, bound) else list(ast.iter_child_nodes(node)))
+        yield from (each for each in _imports_of(node, bound) if each.module or each.level)
+        children = node.orelse if isinstance(node, ast.If) and _never(node, bound) else ast.iter_child_nodes(node)
+        pending += reversed([*children])
 
 
 def runs_at_import(
     trees: Mapping[str, ast.Module], root: str, named: Collection[str] = ()
 ) -> dict[tuple[str, Import], Runs]:
-    """How each import runs that does while the package in `root` is imported, and the modules `named` in it.
+    """Return how each import runs that does while the package in `root` is imported, and the modules `named` in it.
 
     A file that is imported under a guard runs under it. One that computes what it imports may import every file.
     """
@@ -101,13 +104,13 @@ def runs_at_import(
             runs: Runs = "guarded" if guarded or how == "guarded" else "always"
             if found.get((path, each)) != "always":
                 found[path, each] = runs
-            reached = _reached(trees, path, each) if each.module or each.level else list(trees)
+            reached = _reached_files(trees, path, each) if each.module or each.level else list(trees)
             pending += [(other, runs) for other in reached]
     return found
 
 
-def _reached(trees: Mapping[str, ast.Module], path: str, found: Import) -> list[str]:
-    """The files of the kernel that a relative import runs."""
+def _reached_files(trees: Mapping[str, ast.Module], path: str, found: Import) -> list[str]:
+    """Return the files of the kernel that a relative import runs."""
     parents = tuple(path.split("/")[:-1])
     if not found.level or found.level - 1 > len(parents):
         return []
@@ -120,7 +123,7 @@ def _reached(trees: Mapping[str, ast.Module], path: str, found: Import) -> list[
 
 
 def _files(trees: Mapping[str, ast.Module], parts: tuple[str, ...]) -> list[str]:
-    """The module of these parts, and each package that is imported on the way to it."""
+    """Return the module of these parts, and each package that is imported on the way to it."""
     parts = tuple(part for part in parts if part)
     stems = ["/".join(parts[:count]) for count in range(len(parts) + 1)]
     ways = [f"{stem}/__init__.py" if stem else "__init__.py" for stem in stems]
@@ -132,7 +135,7 @@ class _Module:
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
-        self._bound = _Bound(tree)
+        self._bound = _Bindings(tree)
         self._functions: dict[str, Function] = {}  # what was defined so far, by the name that calls it
         # modules of which the code asks whether they are there, and what the names have that it asks by (HAS_NUMPY)
         self._asked: set[str] = set()
@@ -140,7 +143,7 @@ class _Module:
         self._found: list[tuple[Import, bool]] = []
 
     def runs(self) -> list[tuple[Import, bool]]:
-        """(import, whether it is guarded) of each that runs."""
+        """Return (import, whether it is guarded) of each that runs."""
         self._block(self._tree.body, False, False)
         return self._found
 
@@ -149,24 +152,26 @@ class _Module:
             self._statement(statement, guarded, conditional)
 
     def _statement(self, node: ast.stmt, guarded: bool, conditional: bool) -> None:
-        """conditional: whether the code decides if it gets here, so that what it asked about is there."""
+        """Follow a statement. conditional: whether the code decides if it gets here, so that what it asked about is
+        there."""
         if isinstance(node, Function):
             self._functions[node.name] = node
             arguments = node.args
-            for each in (*node.decorator_list, *arguments.defaults, *filter(None, arguments.kw_defaults)):
-                self._expression(each, guarded, conditional)
-            for each in node.decorator_list:
-                self._enter(each, guarded, conditional)
+            for evaluated in (*node.decorator_list, *arguments.defaults, *filter(None, arguments.kw_defaults)):
+                self._expression(evaluated, guarded, conditional)
+            for decorator in node.decorator_list:
+                self._enter(decorator, guarded, conditional)
             return
         if isinstance(node, ast.Try | ast.TryStar):
             self._try(node, guarded, conditional)
             return
-        if isinstance(node, ast.If) and (decided := _decided(node, self._bound)) is not None:
+        if isinstance(node, ast.If) and (decided := _static_test(node, self._bound)) is not None:
             self._block(node.body if decided else node.orelse, guarded, conditional)
             return
         if isinstance(node, ast.If):
-            self._asked |= {word for each in _identifiers(node.test) for word in each.lower().split("_")}
-        self._take(_imported(node, self._bound), guarded, conditional)
+            names = filter(None, map(name_of, ast.walk(node.test)))
+            self._asked |= {word for name in names for word in name.lower().split("_")}
+        self._take(_imports_of(node, self._bound), guarded, conditional)
         inner_guarded = guarded or (isinstance(node, ast.With | ast.AsyncWith) and _suppresses(node))
         inner_conditional = conditional or isinstance(node, ast.If | ast.Match)
         for each in ast.iter_child_nodes(node):
@@ -183,9 +188,10 @@ class _Module:
                 self._functions[node.name] = methods["__init__"]
 
     def _try(self, node: ast.Try | ast.TryStar, guarded: bool, conditional: bool) -> None:
-        """A handler that ends by raising guards nothing: what it says instead is that the module is needed."""
-        catching = [each for each in node.handlers if _catches(each) and not _raises(each.body)]
-        self._block(node.body, guarded or bool(catching), conditional)
+        """Follow a try, in which a handler that ends by raising guards nothing: it says instead that the module is
+        needed."""
+        catches = any(_catches(each) and not isinstance(each.body[-1], ast.Raise) for each in node.handlers)
+        self._block(node.body, guarded or catches, conditional)
         for handler in node.handlers:
             self._block(handler.body, guarded, conditional)
         self._block(node.orelse, guarded, True)
@@ -196,21 +202,19 @@ class _Module:
         while pending:
             each = pending.pop()
             if isinstance(each, ast.Call):
-                self._take(_imported(each, self._bound), guarded, conditional)
+                self._take(_imports_of(each, self._bound), guarded, conditional)
                 self._enter(each.func, guarded, conditional)
-                name = getattr(each.func, "attr", getattr(each.func, "id", None))
-                if name == "find_spec" and (module := _constant(each)):
+                if name_of(each.func) == "find_spec" and (module := _constant(each)):
                     self._asked.add(module.split(".")[0])
             if not isinstance(each, ast.Lambda):
                 pending += ast.iter_child_nodes(each)
 
     def _enter(self, called: ast.expr, guarded: bool, conditional: bool) -> None:
-        """Follows a call of a function of this file, or the making of an object of a class of it."""
-        name = getattr(called, "id", None)
-        function = self._functions.get(name)
-        if function is not None and (name, guarded) not in self._entered:
+        """Follow a call of a function of this file, or the making of an object of a class of it."""
+        name = called.id if isinstance(called, ast.Name) else ""
+        if name in self._functions and (name, guarded) not in self._entered:
             self._entered.add((name, guarded))
-            self._block(function.body, guarded, conditional)
+            self._block(self._functions[name].body, guarded, conditional)
 
     def _take(self, found: Collection[Import], guarded: bool, conditional: bool) -> None:
         for each in found:
@@ -221,8 +225,8 @@ class _Module:
                 self._asked.add(top)
 
 
-def _meanings(tree: ast.Module) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """The names that mean typing, False and the importers: the first two where each binding of them says so."""
+def _meanings(tree: ast.Module) -> _Meanings:
+    """Find the names that mean typing and False, where each binding of them says so, and the importers."""
     false, typing = Counter[str](), Counter[str]()
     importers: set[str] = set()
     is_set = False
@@ -256,7 +260,7 @@ def _meanings(tree: ast.Module) -> tuple[frozenset[str], frozenset[str], frozens
         importers |= {name for name, value in assigned if value in DYNAMIC | importers}
     asked = false.keys() | typing.keys()
     times = Counter(name for node in ast.walk(tree) for name in _binds(node)) if asked else Counter[str]()
-    return (
+    return _Meanings(
         frozenset(name for name in typing if typing[name] == times[name]),
         frozenset(name for name in false if false[name] == times[name]),
         frozenset(importers),
@@ -264,7 +268,7 @@ def _meanings(tree: ast.Module) -> tuple[frozenset[str], frozenset[str], frozens
 
 
 def _binds(node: ast.AST) -> Iterator[str]:
-    """The names that a node gives a meaning to, those of the nodes in it aside."""
+    """Yield the names that a node gives a meaning to, those of the nodes in it aside."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         yield node.id
     elif isinstance(node, ast.Import):
@@ -281,7 +285,7 @@ def _binds(node: ast.AST) -> Iterator[str]:
         yield from filter(None, [node.rest])
 
 
-def _imported(node: ast.AST, bound: _Bound) -> list[Import]:
+def _imports_of(node: ast.AST, bound: _Bindings) -> list[Import]:
     if isinstance(node, ast.Import):
         return [Import(node.lineno, node.col_offset, alias.name, 0) for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -294,41 +298,37 @@ def _imported(node: ast.AST, bound: _Bound) -> list[Import]:
     return []
 
 
-def _imports(called: ast.expr, bound: _Bound) -> bool:
+def _imports(called: ast.expr, bound: _Bindings) -> bool:
     """Whether it is import_module or __import__, of whatever object, or another name of them."""
-    if getattr(called, "attr", getattr(called, "id", None)) in DYNAMIC:
-        return True
-    return isinstance(called, ast.Name) and called.id in bound.importers
+    return name_of(called) in DYNAMIC or (isinstance(called, ast.Name) and called.id in bound.names.importers)
 
 
 def _constant(call: ast.Call) -> str | None:
-    """The first argument of a call, or the one called `name`, where it is a string."""
+    """Return the first argument of a call, or the one called `name`, where it is a string."""
     named = [each.value for each in call.keywords if each.arg == "name"]
     first = next(iter([*call.args, *named]), None)
     return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
 
 
-def _never(node: ast.AST, bound: _Bound) -> bool:
+def _never(node: ast.If, bound: _Bindings) -> bool:
     """Whether the body of this statement does not run when the file is imported: `if TYPE_CHECKING`, `__main__`."""
-    if not isinstance(node, ast.If):
-        return False
     test = node.test
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
         sides = (test.left, test.comparators[0])
         return {getattr(each, "id", getattr(each, "value", None)) for each in sides} == {"__name__", "__main__"}
     if isinstance(test, ast.Attribute):
-        return test.attr == "TYPE_CHECKING" and getattr(test.value, "id", None) in bound.typing
-    return getattr(test, "id", None) in bound.false
+        return test.attr == "TYPE_CHECKING" and getattr(test.value, "id", None) in bound.names.typing
+    return getattr(test, "id", None) in bound.names.false
 
 
-def _decided(node: ast.If, bound: _Bound) -> bool | None:
-    """What a test is known to be while the file is imported: of types, of `__main__`, of the version or system."""
+def _static_test(node: ast.If, bound: _Bindings) -> bool | None:
+    """Return the value of a test where it is known at import: of types, of `__main__`, of the version or system."""
     if _never(node, bound):
         return False
     test = node.test
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or type(test.ops[0]) not in COMPARES:
         return None
-    here = {"sys.version_info": tuple(sys.version_info), "sys.platform": sys.platform, "os.name": os.name}
+    here: dict[str, Any] = {"sys.version_info": sys.version_info, "sys.platform": sys.platform, "os.name": os.name}
     left = here.get(ast.unparse(test.left))
     try:
         right = ast.literal_eval(test.comparators[0])
@@ -337,26 +337,16 @@ def _decided(node: ast.If, bound: _Bound) -> bool | None:
         return None
 
 
-def _identifiers(test: ast.expr) -> Iterator[str]:
-    for node in ast.walk(test):
-        if isinstance(node, ast.Name | ast.Attribute):
-            yield node.id if isinstance(node, ast.Name) else node.attr
-
-
 def _catches(handler: ast.ExceptHandler) -> bool:
     if handler.type is None:
         return True
     types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(getattr(each, "attr", getattr(each, "id", None)) in CAUGHT for each in types)
-
-
-def _raises(body: list[ast.stmt]) -> bool:
-    return isinstance(body[-1], ast.Raise)
+    return any(name_of(each) in CAUGHT for each in types)
 
 
 def _suppresses(node: ast.With | ast.AsyncWith) -> bool:
     for item in node.items:
         call = item.context_expr
-        if isinstance(call, ast.Call) and getattr(call.func, "attr", getattr(call.func, "id", None)) == "suppress":
-            return any(getattr(each, "attr", getattr(each, "id", None)) in CAUGHT for each in call.args)
+        if isinstance(call, ast.Call) and name_of(call.func) == "suppress":
+            return any(name_of(each) in CAUGHT for each in call.args)
     return False

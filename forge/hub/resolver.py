@@ -50,9 +50,14 @@ class Selection:
     def place(self, variant: str | None = None) -> Place:
         return Place(str(self.source), self.commit, variant)
 
+    def is_cached(self, variant: str) -> bool:
+        """Whether it is of the Hub, and the cache holds the whole variant."""
+        cache = repository_cache(self.source.repository)
+        return self.commit is not None and cache.has(self.commit, variant, self.record)
+
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedKernel:
     """One variant of one kernel, its files on this machine and not yet verified.
 
     source: "org/name" or the folder. folder: the variant's. rejected: (variant, reason) of each other.
@@ -70,7 +75,7 @@ class Resolved:
     policy: Policy
     pins: Pins | None = None
     blobs: Path | None = None
-    depends: tuple["Resolved", ...] = ()
+    depends: tuple["ResolvedKernel", ...] = ()
 
     def place(self) -> Place:
         return Place(self.source, self.commit, self.variant)
@@ -84,8 +89,8 @@ def resolve(
     lock: Lock | Path | str | None = None,
     policy: Policy | None = None,
     backend: str | None = None,
-) -> Resolved:
-    """Finds a kernel, chooses its variant for this system, and fetches it unless the cache has it.
+) -> ResolvedKernel:
+    """Find a kernel, choose its variant for this system, and fetch it unless the cache has it.
 
     source: "org/name", "org/name@v1", "org/name@<revision>", or a folder. lock: the lock file that must hold it.
     backend: "cpu" chooses a variant for the CPU where torch has another backend; without it, that is what a repository
@@ -98,12 +103,11 @@ def resolve(
 
 def resolve_locked(
     kernel: LockedKernel, lock: Lock, *, policy: Policy | None = None, backend: str | None = None
-) -> Resolved:
-    """Finds a kernel that a lock file holds, as `resolve` does."""
-    if kernel.commit is None:
-        return resolve(str(lock.path.parent / kernel.source), lock=lock, policy=policy, backend=backend)
-    asked = {"version": kernel.version, "revision": kernel.revision}
-    return resolve(kernel.source, lock=lock, policy=policy, backend=backend, **asked)
+) -> ResolvedKernel:
+    """Find a kernel that a lock file holds, as `resolve` does."""
+    source = kernel.source if kernel.commit is not None else str(lock.path.parent / kernel.source)
+    version, revision = kernel.version, kernel.revision
+    return resolve(source, version=version, revision=revision, lock=lock, policy=policy, backend=backend)
 
 
 def available(
@@ -131,7 +135,7 @@ def select(
     policy: Policy | None = None,
     backend: str | None = None,
 ) -> Selection:
-    """`resolve` up to the choice of the variant: nothing is fetched but the Hub's listing."""
+    """Do what `resolve` does up to the choice of the variant: nothing is fetched but the Hub's listing."""
     compat.require()
     policy, lock = policy or Policy(), as_lock(lock)
     wanted = parse_source(source, version=version, revision=revision)
@@ -139,11 +143,11 @@ def select(
     locked = lock.find(wanted) if lock is not None else None
     if locked is None and policy.trust == "locked":
         raise RefusedError(f'{wanted}: trust="locked" takes what a lock file holds, and no lock was given')
-    found = _select_folder if wanted.path is not None else _select_repository
+    find = _select_folder if wanted.path is not None else _select_repository
 
     def on(backend: str) -> Selection:
-        selection = replace(found(wanted, locked, policy, backend), lock=lock)
-        return selection if locked is None else _only_locked(selection)
+        selection = replace(find(wanted, locked, policy, backend), lock=lock)
+        return selection if lock is None or locked is None else _only_locked(selection, lock, locked)
 
     selection = on(system)
     if selection.choice.accepted or backend is not None or system == "cpu":
@@ -159,18 +163,18 @@ def _backend(backend: str | None, wanted: Source) -> str:
         raise NotFoundError(f"{wanted}: {error}") from error
 
 
-def _only_locked(selection: Selection) -> Selection:
-    held = selection.locked.variants
-    left_out = [(name, f"is not in {selection.lock.path}") for name in selection.choice.accepted if name not in held]
+def _only_locked(selection: Selection, lock: Lock, locked: LockedKernel) -> Selection:
+    held = locked.variants
+    left_out = [(name, f"is not in {lock.path}") for name in selection.choice.accepted if name not in held]
     accepted = tuple(name for name in selection.choice.accepted if name in held)
     return replace(selection, choice=Choice(accepted, (*left_out, *selection.choice.rejected)))
 
 
 def _select_folder(wanted: Source, locked: LockedKernel | None, policy: Policy, backend: str) -> Selection:
-    """A folder of this machine: the variants in it, those in its build/, or the folder itself, in this order."""
+    """Select from a folder of this machine: the variants in it, those in its build/, or itself, in this order."""
     if locked is None and not policy.local:
         raise RefusedError(f"{wanted}: is a folder of this machine; allow it with Policy(local=True), or lock it")
-    root = Path(os.path.realpath(wanted.path))  # of links that lead to each other it gives one of them
+    root = Path(os.path.realpath(wanted.folder))  # of links that lead to each other it gives one of them
     if not root.is_dir():
         found = "is a file, not a repository's folder" if root.exists() else "there is no such folder"
         raise NotFoundError(f"{wanted}: {found}; one of the Hub is 'owner/name'")
@@ -201,7 +205,7 @@ def _is_variant(name: str) -> bool:
 
 def _select_repository(wanted: Source, locked: LockedKernel | None, policy: Policy, backend: str) -> Selection:
     cache = repository_cache(wanted.repository)
-    commit = locked.commit if locked is not None else _commit(wanted, cache)
+    commit = _commit(wanted, cache) if locked is None or locked.commit is None else locked.commit
     known = cache.record(commit)
     trusted = known.trusted if known is not None else None
     if locked is None and not policy.names(wanted.repository):
@@ -213,41 +217,42 @@ def _select_repository(wanted: Source, locked: LockedKernel | None, policy: Poli
     names = record.variants() if record is not None else cache.variants(commit)
     build = cache.snapshot(commit) / "build"
     selection = Selection(wanted, commit, build, choose(names, backend), policy, backend, record, locked=locked)
-    return _without_absent(selection, cache)
+    return _without_absent(selection)
 
 
 def _commit(wanted: Source, cache: RepositoryCache) -> str:
-    """The commit of a version or revision: asked of the Hub once a process, else what was asked last."""
+    """Return the commit of a version or revision: asked of the Hub once a process, else what was asked last."""
     if wanted.revision is not None and COMMIT.fullmatch(wanted.revision):
         return wanted.revision
-    name = f"v{wanted.version}" if wanted.version is not None else wanted.revision
+    name = f"v{wanted.version}" if wanted.version is not None else wanted.revision or ""
     try:
         refs = client.refs(wanted.repository)
     except UnreachableError as error:
         refs = cache.refs()
         if name not in refs:
             held = ", ".join(refs) or "nothing"
-            raise UnreachableError(f"{wanted}: {error}; and the cache holds {held} of it{_here(wanted)}") from error
+            raise UnreachableError(f"{wanted}: {error}; and the cache holds {held} of it{_hint(wanted)}") from error
         if not compat.is_offline():
             _notice(f"{wanted}: the cache serves commit {refs[name][:12]}, because {error}")
     if name not in refs:
         versions = ", ".join(sorted(refs)) or "none"
         problem = f"there is no {name!r}" if name else f"give a version, as in {wanted.repository}@v1, or a revision"
-        raise NotFoundError(f"{wanted}: {problem}; branches and tags: {versions}{_here(wanted)}")
+        raise NotFoundError(f"{wanted}: {problem}; branches and tags: {versions}{_hint(wanted)}")
     if not COMMIT.fullmatch(refs[name]):
         raise MalformedError(f"{wanted}: the Hub says that {name} is the commit {refs[name]!r}")
     cache.write_ref(name, refs[name])
     return refs[name]
 
 
-def _here(wanted: Source) -> str:
-    """A hint for who means a folder by what reads as a repository of the Hub."""
+def _hint(wanted: Source) -> str:
+    """Return a hint for who means a folder by what reads as a repository of the Hub."""
     there = Path(wanted.repository).is_dir()
     return f"; for the folder of this name, write ./{wanted.repository}" if there else ""
 
 
 def _check_trust(wanted: Source, trusted: bool | None, policy: Policy) -> bool:
-    """The Hub's word on the publisher, `trusted` if it was asked before. Raises RefusedError unless it is yes."""
+    """Return the Hub's word on the publisher, `trusted` if it was asked before. Raises RefusedError unless it is
+    yes."""
     publisher = wanted.repository.split("/")[0]
     allow = f"allow it with Policy(repositories=({wanted.repository!r},)), or lock it: forge kernels lock --trust any"
     if trusted is None and policy.hub_publishers:
@@ -260,8 +265,8 @@ def _check_trust(wanted: Source, trusted: bool | None, policy: Policy) -> bool:
     return trusted
 
 
-def _listing(wanted: Source, commit: str, cache: RepositoryCache) -> Mapping[str, client.Listed] | None:
-    """What the commit holds; None where the Hub does not answer and another tool filled the cache."""
+def _listing(wanted: Source, commit: str, cache: RepositoryCache) -> Mapping[str, client.ListedFile] | None:
+    """List what the commit holds; None where the Hub does not answer and another tool filled the cache."""
     try:
         client.refs(wanted.repository)
         return client.files(wanted.repository, commit)
@@ -271,15 +276,15 @@ def _listing(wanted: Source, commit: str, cache: RepositoryCache) -> Mapping[str
         return None
 
 
-def _without_absent(selection: Selection, cache: RepositoryCache) -> Selection:
-    """Where the best variant is not here and the Hub does not answer, the best of those that are here."""
+def _without_absent(selection: Selection) -> Selection:
+    """Return the selection; of cached variants alone, where the best one is not here and the Hub does not answer."""
     accepted = selection.choice.accepted
-    if not accepted or cache.has(selection.commit, accepted[0], selection.record):
+    if not accepted or selection.is_cached(accepted[0]):
         return selection
     try:
         client.refs(selection.source.repository)
     except UnreachableError as error:
-        held = tuple(name for name in accepted if cache.has(selection.commit, name, selection.record))
+        held = tuple(filter(selection.is_cached, accepted))
         absent = [(name, f"is not in the cache, and {error}") for name in accepted if name not in held]
         return replace(selection, choice=Choice(held, (*absent, *selection.choice.rejected)))
     return selection
@@ -289,27 +294,26 @@ def _notice(text: str) -> None:
     warnings.warn(f"forge: {text}", HubNotice, stacklevel=2)
 
 
-def fetch(selection: Selection, variant: str) -> Resolved:
-    """The files of a variant and of what it depends on, from the cache or the Hub, and its metadata."""
+def fetch(selection: Selection, variant: str) -> ResolvedKernel:
+    """Fetch the files of a variant and of what it depends on, from the cache or the Hub, and its metadata."""
     return _fetch(selection, variant, ())
 
 
-def _fetch(selection: Selection, variant: str, asked: tuple[str, ...]) -> Resolved:
-    """asked: the kernels that depend on this one, the outermost first."""
+def _fetch(selection: Selection, variant: str, asked: tuple[str, ...]) -> ResolvedKernel:
+    """Fetch as `fetch` does. asked: the kernels that depend on this one, the outermost first."""
     place, blobs = selection.place(variant), None
     folder = selection.build / variant
     if selection.commit is not None:
-        cache = repository_cache(selection.source.repository)
-        blobs = cache.blobs
-        _download(selection, variant, cache)
+        blobs = repository_cache(selection.source.repository).blobs
+        _download(selection, variant, selection.commit)
     elif not folder.resolve().is_relative_to(selection.build):
         raise MalformedError(f"{place}: is a link to {folder.resolve()}, which is outside of the repository")
     if not folder.is_dir():
         raise MalformedError(f"{place}: has no folder build/{variant}")
     name = _name(selection.source, variant)
     metadata = read_metadata(folder, place, name=name, backend=selection.backend, links_into=blobs)
-    return Resolved(
-        selection.source.repository or str(selection.source.path.resolve()),
+    return ResolvedKernel(
+        selection.source.repository or str(selection.source.folder.resolve()),
         selection.commit,
         variant,
         folder,
@@ -319,12 +323,12 @@ def _fetch(selection: Selection, variant: str, asked: tuple[str, ...]) -> Resolv
         selection.policy,
         _pins(selection, variant),
         blobs,
-        _depends(selection, metadata, (*asked, str(selection.source.repository))),
+        _depends(selection, metadata, (*asked, selection.source.repository)),
     )
 
 
-def _download(selection: Selection, variant: str, cache: RepositoryCache) -> None:
-    if cache.has(selection.commit, variant, selection.record):
+def _download(selection: Selection, variant: str, commit: str) -> None:
+    if selection.is_cached(variant):
         return
     limit = selection.policy.max_file_bytes
     for path, listed in selection.record.of(variant).items() if selection.record else ():
@@ -332,29 +336,29 @@ def _download(selection: Selection, variant: str, cache: RepositoryCache) -> Non
             place = selection.place(variant).at(path)
             raise MalformedError(f"{place}: has {listed.size} bytes, but at most {limit} are allowed")
     try:
-        client.download(selection.source.repository, selection.commit, variant, cache.folder.parent)
+        client.download(selection.source.repository, commit, variant, compat.cache_root())
     except UnreachableError as error:
         raise UnreachableError(f"{selection.place(variant)}: is not in the cache, and {error}") from error
 
 
 def _name(source: Source, variant: str) -> str:
-    """What the kernel is called where its metadata does not say: its repository, or the folder around build/."""
-    if source.repository is not None:
+    """Return the name of a kernel whose metadata has none: its repository's, or that of the folder around build/."""
+    if source.repository:
         return source.repository.split("/")[1]
-    root = source.path.resolve()
+    root = source.folder.resolve()
     return next(each.name for each in (root, *root.parents) if each.name not in ("build", variant))
 
 
 def _pins(selection: Selection, variant: str) -> Pins | None:
-    if selection.locked is not None:
+    if selection.locked is not None and selection.lock is not None:
         return selection.locked.pins(variant, selection.lock.path)
     if selection.record is None:
         return None
     listed = {path: each.pin for path, each in selection.record.of(variant).items()}
-    return Pins(listed, f"the Hub's listing of commit {selection.commit[:12]}")
+    return Pins(listed, f"the Hub's listing of commit {str(selection.commit)[:12]}")
 
 
-def _depends(selection: Selection, metadata: Metadata, asked: tuple[str, ...]) -> tuple[Resolved, ...]:
+def _depends(selection: Selection, metadata: Metadata, asked: tuple[str, ...]) -> tuple[ResolvedKernel, ...]:
     found = []
     for each in metadata.kernel_depends:
         if each.repository in asked:

@@ -14,12 +14,18 @@ VERSION = re.compile(r"v(\d+)", re.ASCII)
 
 @dataclass(frozen=True)
 class Source:
-    """A repository of the Hub with the version or revision that is wanted, or a folder of this machine."""
+    """A repository of the Hub with the version or revision that is wanted, or the path of a folder of this machine."""
 
-    repository: str | None
-    path: Path | None
-    version: int | None
-    revision: str | None
+    repository: str = ""
+    path: Path | None = None
+    version: int | None = None
+    revision: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The path, where it is no repository."""
+        assert self.path is not None, f"{self.repository} is a repository of the Hub"
+        return self.path
 
     def __str__(self) -> str:
         if self.path is not None:
@@ -31,7 +37,7 @@ class Source:
 def parse_source(
     source: "str | os.PathLike[str]", *, version: int | None = None, revision: str | None = None
 ) -> Source:
-    """Reads a source. A string is a repository if it is "org/name", and a folder otherwise.
+    """Parse a source. A string is a repository if it is "org/name", and a folder otherwise.
 
     Raises: TypeError and ValueError for what is neither, and for a version and a revision at once.
     """
@@ -49,7 +55,7 @@ def parse_source(
     repository, _, wanted = text.partition("@")
     if not isinstance(source, str) or not REPOSITORY.fullmatch(repository) or ".." in repository:
         check(version is None and revision is None, lambda: f"{source}: is a folder, which has no version or revision")
-        return Source(None, Path(text).expanduser(), None, None)
+        return Source(path=Path(text).expanduser())
     if wanted:
         check(
             version is None and revision is None,

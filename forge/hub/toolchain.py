@@ -22,7 +22,7 @@ class NoCompilerError(HubError):
 
 
 def compiler() -> str:
-    """The C++ compiler that torch calls. Raises NoCompilerError."""
+    """Return the C++ compiler that torch calls. Raises NoCompilerError."""
     name = os.environ.get("CXX", "cl" if os.name == "nt" else "c++")
     found = shutil.which(name, path=programs())
     if found is None:
@@ -31,33 +31,33 @@ def compiler() -> str:
 
 
 def programs() -> str:
-    """Where programs are found: not in the current folder, which a relative entry would be."""
+    """Return where programs are found: not in the current folder, which a relative entry would be."""
     return child_processes.environment().get("PATH", os.defpath)
 
 
 @cache
 def version(program: str) -> str:
-    """A compiler, and what it says that it is."""
+    """Return a compiler, and what it says that it is."""
     done = subprocess.run([program, "--version"], capture_output=True, text=True, errors="replace")
     return f"{program}: {done.stdout}"
 
 
 @cache
 def cpu_features() -> str:
-    """What code for the very CPU of this machine (-march=native) may use."""
+    """Return what code for the very CPU of this machine (-march=native) may use."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
         return next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return torch.backends.cpu.get_cpu_capability()
 
 
 def nvcc() -> str | None:
-    """The CUDA compiler, or None."""
+    """Return the CUDA compiler, or None."""
     home = library("torch.utils.cpp_extension").CUDA_HOME
     return None if home is None else shutil.which("nvcc", path=os.path.join(home, "bin"))
 
 
 def architectures() -> list[str]:
-    """The capabilities that torch compiles for: those asked for, else those of the devices that are here."""
+    """Return the capabilities that torch compiles for: those asked for, else those of the devices that are here."""
     asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "native")
     if asked not in ("", "native"):
         return [asked]
@@ -65,7 +65,7 @@ def architectures() -> list[str]:
 
 
 def cuda_problem() -> str | None:
-    """Why CUDA sources cannot be compiled here, or None."""
+    """Return why CUDA sources cannot be compiled here, or None."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     if nvcc() is None:
@@ -76,7 +76,7 @@ def cuda_problem() -> str | None:
 
 
 def first_errors(output: str, count: int) -> list[str]:
-    """The lines from a compiler's first error on, or the last ones where none is marked so."""
+    """Return the lines from a compiler's first error on, or the last ones where none is marked so."""
     lines = [line for line in output.strip().splitlines() if not line.startswith("ninja: build stopped")]
     first = next((index for index, line in enumerate(lines) if ERROR.search(line)), max(0, len(lines) - 4))
     return lines[first : first + count]

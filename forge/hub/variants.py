@@ -18,7 +18,7 @@ class Choice:
 
 
 def choose(names: Iterable[str], backend: str | None = None) -> Choice:
-    """Sorts variants by the Hub's rule: cpu and os exact, torch's minor version exact, a stable ABI not newer than
+    """Sort variants by the Hub's rule: cpu and os exact, torch's minor version exact, a stable ABI not newer than
     torch, the same CUDA major and no newer minor; stable ABI first, then torch, no-arch, torch-universal.
 
     Raises: HubError for a backend that this torch does not have.
@@ -42,6 +42,6 @@ def choose(names: Iterable[str], backend: str | None = None) -> Choice:
 
 
 def describe(rejected: Iterable[tuple[str, str]]) -> str:
-    """One indented line for each rejected variant."""
+    """Return one indented line for each rejected variant."""
     lines = [f"\n  {name}: {reason}" for name, reason in rejected]
     return "".join(lines or ["\n  there is none; the place of one is build/<variant>/"])

@@ -101,7 +101,7 @@ class Sources:
     def read(self) -> Manifest:
         return read_manifest(self.folder / "forge_kernels.yaml", operators())
 
-    def build(self, **options: Any) -> hub.Built:
+    def build(self, **options: Any) -> hub.BuiltLibrary:
         return hub.build_kernels(self.read(), policy=LOCAL, **options)
 
     def key(self) -> str:
@@ -165,7 +165,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def answer_of(built: hub.Built) -> int:
+def answer_of(built: hub.BuiltLibrary) -> int:
     return ctypes.CDLL(str(built.path)).answer()
 
 
@@ -264,7 +264,7 @@ def test_a_build_that_was_damaged_is_built_again(answer: Sources, pretended: lis
     assert len(pretended) == 4 and len(left_in_cache()) == 1
 
 
-def record(built: hub.Built) -> Path:
+def record(built: hub.BuiltLibrary) -> Path:
     return built.path.parent / build.RECORD
 
 
@@ -307,7 +307,7 @@ def test_a_builder_that_is_killed_leaves_nothing_in_the_way(answer: Sources, com
     assert left.startswith(".acme-") and (out / "lock").exists()  # for which torch would wait
     hold.unlink()
     wait_for((out / "output.json").exists)  # its compiler lived on, and ended
-    assert build._cached(build._plan(answer.read(), {}))[0] is None
+    assert build._cached_library(build._plan(answer.read(), {}))[0] is None
     built = answer.build()
     assert answer_of(built) == 2 and left_in_cache() == [built.path.parent.name]
 
@@ -393,7 +393,7 @@ def test_a_header_that_is_a_link_out_of_the_folder_is_refused(answer: Sources, t
 
 def test_operators_that_are_registered_are_not_registered_again(tmp_path: Path) -> None:
     """A second one would end the process."""
-    built = hub.Built("acme.yaml", "key", tmp_path / "acme.so", ("acme::new", "aten::relu"), (), None, {})
+    built = hub.BuiltLibrary("acme.yaml", "key", tmp_path / "acme.so", ("acme::new", "aten::relu"), (), None, {})
     with pytest.raises(hub.RefusedError, match=r"acme\.yaml: aten::relu is registered in this process already"):
         hub.load_built(built)
     with pytest.raises(hub.RefusedError, match=r"acme\.yaml: aten is registered in this process already"):

@@ -192,7 +192,7 @@ def test_sources_and_tables_that_code_reads_are_those_that_were_hashed(
     folder = write(tmp_path / "rms", kernel({"__init__.py": code, **({"table.txt": table} if table else {})}))
     lock = hub.lock_kernels([folder], tmp_path / "a.lock", policy=LOCAL) if locked else None
 
-    def exchange(verified: loader.Verified) -> None:
+    def exchange(verified: loader.VerifiedKernel) -> None:
         variant = folder / "build" / "torch-universal"
         for path in (variant / "__init__.py", variant / "table.txt"):
             path.write_text(path.read_text().replace("2", "3") if path.suffix == ".py" else "wrong")

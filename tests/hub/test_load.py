@@ -185,7 +185,7 @@ def test_a_kernel_that_raises_is_named_and_leaves_nothing(tmp_path: Path) -> Non
     before = set(sys.modules)
     with pytest.raises(hub.KernelImportError, match=r"variant torch-universal\): raised .*imported: SystemExit: no"):
         load(tmp_path)
-    assert set(sys.modules) == before and hub.loaded() == ()
+    assert set(sys.modules) == before and hub.loaded_kernels() == ()
 
 
 def test_a_missing_native_module_is_an_error_with_its_name(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_dependency_is_checked_before_anything_is_imported(server: Hub, tmp_pa
 
 def test_loaded_kernels_are_listed(tmp_path: Path) -> None:
     module = load(write(tmp_path, kernel()))
-    (held,) = hub.loaded()
+    (held,) = hub.loaded_kernels()
     assert held.module is module and held.verified.resolved.policy == LOCAL
     assert held.verified.module_name == module.__name__ == f"forge_kernel_rms_{held.verified.content[:16]}"
 

@@ -11,8 +11,8 @@ from forge.hub.manifest import (
     Argument,
     Constant,
     DimOrder,
-    Given,
     Grad,
+    KernelArgument,
     KernelEntry,
     Layout,
     ManifestError,
@@ -42,7 +42,9 @@ def test_every_field_of_the_valid_manifest_is_read() -> None:
     assert found.dtypes["input"].dtypes == (torch.float16, torch.bfloat16) == found.returns[0].dtypes
     assert str(found.shape["input"]) == "[..., H]"
     assert [condition.text for condition in found.where][:2] == ["H % 8 == 0", "eps is not None"]
-    assert found.args[0] == Given("x", Argument("input")) and found.args[3] == Given("mode", Constant(1))
+    assert found.args[0] == KernelArgument("x", Argument("input")) and found.args[3] == KernelArgument(
+        "mode", Constant(1)
+    )
     assert found.out == ("result",) and found.grad.kind == "composite"
     assert found.layout["input"] == Layout(DimOrder(), 16) and found.layout["weight"] == Layout(DimOrder(), None)
     assert found.tolerance == {torch.float16: (2e-3, 2e-3)}
@@ -65,7 +67,7 @@ def test_torchs_autograd_may_be_the_gradient() -> None:
 def test_a_backward_kernel_says_what_it_takes_and_gives() -> None:
     grad = kernels(VALID)["acme::scale"].grad
     assert (grad.kind, grad.kernel_name, grad.returns) == ("kernel", "acme::scale_backward", ("x",))
-    assert grad.args == (Given(None, Argument("grad_output")), Given(None, Argument("factor")))
+    assert grad.args == (KernelArgument(None, Argument("grad_output")), KernelArgument(None, Argument("factor")))
 
 
 def test_an_out_variant_names_its_out_parameter() -> None:

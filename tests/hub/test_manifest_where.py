@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from forge.hub.manifest.where import NotAllowed, parse_where
+from forge.hub.manifest.where import InvalidExpression, parse_where
 
 
 def reason(text: str, **env: Any) -> str | None:
@@ -151,12 +151,12 @@ NOT_ALLOWED = [
 
 @pytest.mark.parametrize("text", NOT_ALLOWED)
 def test_what_is_outside_of_the_grammar_is_refused(text: str) -> None:
-    with pytest.raises(NotAllowed, match=r"^where: "):
+    with pytest.raises(InvalidExpression, match=r"^where: "):
         parse_where(text)
 
 
 def test_a_refusal_names_the_part() -> None:
-    with pytest.raises(NotAllowed, match=r"^where: 'len\(x\)' is not an allowed expression"):
+    with pytest.raises(InvalidExpression, match=r"^where: 'len\(x\)' is not an allowed expression"):
         parse_where("H % 8 == 0 and len(x) > 2")
 
 
@@ -185,7 +185,7 @@ def test_any_expression_is_refused_or_gives_a_reason(parts: list, last: str) -> 
     """No other exception comes out, whatever the values are."""
     try:
         where = parse_where("".join(a + b for a, b in parts) + last)
-    except NotAllowed:
+    except InvalidExpression:
         return
     for env in ({"H": 8, "x": X}, {"H": None, "x": None}, {"H": "a", "x": (1,)}, {}):
         assert where.reason(env) is None or isinstance(where.reason(env), str)
@@ -196,5 +196,5 @@ def test_any_expression_is_refused_or_gives_a_reason(parts: list, last: str) -> 
 def test_any_text_is_refused_or_read(text: str) -> None:
     try:
         parse_where(text).reason({"x": X})
-    except NotAllowed as error:
+    except InvalidExpression as error:
         assert str(error).startswith("where: ")

@@ -110,7 +110,7 @@ def test_what_is_trusted_goes_with_who_gives_it_a_lock_and_its_signature(
     if signatures == "enforce":
         with pytest.raises(hub.IntegrityError, match="is not signed by a trusted publisher"):
             hub.load(resolved)
-        assert hub.loaded() == ()
+        assert hub.loaded_kernels() == ()
         return
     with pytest.warns(hub.HubNotice, match="is not signed") if signatures == "warn" else contextlib.nullcontext():
         assert hub.load(resolved).double(1) == 2

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from forge.hub.manifest import Argument, Viewed
+from forge.hub.manifest import Argument, View
 from forge.hub.manifest.views import NotAView, parse_view
 from tests.hub.manifests import entry, problems
 from tests.hub.repositories import Repository, claimed, declined, executor, run
@@ -123,7 +123,7 @@ def test_what_is_assumed_is_asked_of_the_operators_arguments() -> None:
 def test_a_text_is_read_as_a_view() -> None:
     assert parse_view("query") == Argument("query")
     view = parse_view(" result[1].permute(0, -1, 1).view_as(x) ")
-    assert view == Viewed("result", 1, (("permute", (0, -1, 1)), ("view_as", ("x",)))) and view.names == {"x"}
+    assert view == View("result", 1, (("permute", (0, -1, 1)), ("view_as", ("x",)))) and view.names == {"x"}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from forge.executors.hubex.gather import local_manifest, variants_beside
 from forge.executors.hubex.registry import of_operation
 from forge.executors.hubex.verification.verdicts import OK
 from forge.hub import builder, cache, lockfile, variants
-from forge.hub.conformance.finding import escaped
+from forge.hub.conformance.repository import escape
 from forge.hub.manifest import read_manifest
 from forge.ir.printing import counted, table
 
@@ -126,7 +126,7 @@ class SourceCheck:
 
 def _print_escaped(lines: str) -> None:
     """Print lines with control characters escaped: a folder's name may hold some."""
-    print("\n".join(map(escaped, lines.split("\n"))))
+    print("\n".join(map(escape, lines.split("\n"))))
 
 
 def _print_finding(finding: hub.Finding) -> None:
@@ -156,7 +156,7 @@ def _check_source(source: str, policy: PolicyOptions, fetch: bool) -> SourceChec
         findings = hub.check_repository(selection.source.path, policy=_policy(policy))
     else:
         names = [*selection.choice.accepted, *(name for name, _ in selection.choice.rejected)]
-        held = hub.cached(selection, names)
+        held = hub.cached_variants(selection, names)
         if fetch:
             for name in (each for each in names if each not in held):
                 hub.fetch(selection, name)

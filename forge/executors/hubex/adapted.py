@@ -5,19 +5,19 @@ from typing import Any
 
 import torch
 
-from forge.hub.manifest import Argument, Given, Viewed
+from forge.hub.manifest import Argument, KernelArgument, View
 
 
 def adapted(
     function: Callable | None,
-    args: Sequence[Given] | None,
+    args: Sequence[KernelArgument] | None,
     out: Sequence[str | int] = (),
     results: Sequence[Argument] = (),
 ) -> Callable | None:
     """The function of what a manifest's `args` name, instead of the views of it that it is called with, and with what
     its `result` says in the place of what it returns; itself, where there is nothing to do. out: the parameters that
     it writes to."""
-    if function is None or not (results or any(isinstance(each.value, Viewed) for each in args or ())):
+    if function is None or not (results or any(isinstance(each.value, View) for each in args or ())):
         return function
     return Adapted(function, args or (), out, results)
 
@@ -26,7 +26,7 @@ class Adapted:
     """A kernel's function between the operator's arguments and results and its own."""
 
     def __init__(
-        self, function: Callable, args: Sequence[Given], out: Sequence[str | int], results: Sequence[Argument]
+        self, function: Callable, args: Sequence[KernelArgument], out: Sequence[str | int], results: Sequence[Argument]
     ) -> None:
         self.function = function
         self.__name__ = getattr(function, "__name__", "kernel")
@@ -48,10 +48,10 @@ class Adapted:
             if isinstance(each, Argument) and isinstance(given[place], torch.Tensor)
         }
         for place, each in wanted.items():
-            if isinstance(each, Viewed):
+            if isinstance(each, View):
                 given[place] = each.of(given[place], named)
         returned = self.function(*(given[i] for i in range(len(args))), **{key: given[key] for key in kwargs})
         if not self._results:
             return returned
-        found = tuple(each.of(returned, named) if isinstance(each, Viewed) else returned for each in self._results)
+        found = tuple(each.of(returned, named) if isinstance(each, View) else returned for each in self._results)
         return found[0] if len(found) == 1 else found

@@ -11,7 +11,7 @@ from forge.executors.fingerprint.owners import register_owner
 from forge.executors.fingerprint.walk import register_operators, register_visitor
 from forge.executors.hubex import functions
 from forge.executors.hubex.kernels import Kernel
-from forge.hub import Verified, content_of, verified_of
+from forge.hub import VerifiedKernel, content_of, verified_of
 from forge.hub.manifest import KernelEntry
 
 
@@ -67,7 +67,7 @@ class _Repositories:
 _elsewhere: dict[str, tuple[str, ...]] = {}
 
 
-def _imports_from_elsewhere(content: str, verified: Verified) -> tuple[str, ...]:
+def _imports_from_elsewhere(content: str, verified: VerifiedKernel) -> tuple[str, ...]:
     """Return the modules that a repository's Python imports by their whole names, without Python's own and torch's."""
     if content not in _elsewhere:
         found: set[str] = set()

@@ -24,7 +24,7 @@ from forge.hub.lockfile import ALONE, as_lock
 from forge.hub.manifest import KernelEntry, Manifest, ManifestError, Mark, Problem, from_function, read_manifest, unmet
 from forge.hub.manifest.calls import kernel_problems
 from forge.hub.manifest.parse import MAX_BYTES
-from forge.hub.manifest.resolvers import register_resolver
+from forge.hub.manifest.validate import register_resolver
 from forge.hub.source import parse_source
 from forge.ir.checks import check, check_list
 from forge.patterns import Pattern, builtin
@@ -260,18 +260,18 @@ def _from_bundle(folder: Path, policy: hub.Policy, backend: str | None) -> list[
     return found
 
 
-def _from_repository(resolved: hub.Resolved, local: bool, lock: Any) -> list[Kernel]:
+def _from_repository(resolved: hub.ResolvedKernel, local: bool, lock: Any) -> list[Kernel]:
     outside = Path(resolved.source) / MANIFEST if local else None
     file = _manifest_of(resolved, _read(outside) if outside is not None and outside.is_file() else None)
     found = os.path.abspath(resolved.source) if local else f"{resolved.source}@{resolved.commit}"
     return _from_variant(resolved, file, found, lock)
 
 
-def _from_variant(resolved: hub.Resolved, file: ManifestFile, found: str, lock: Any = None) -> list[Kernel]:
+def _from_variant(resolved: hub.ResolvedKernel, file: ManifestFile, found: str, lock: Any = None) -> list[Kernel]:
     file.read(resolver=operators(), with_sources=False)  # what is wrong is reported before anything is imported
     held = as_lock(lock)
 
-    def as_it_was_read(verified: hub.Verified) -> None:
+    def as_it_was_read(verified: hub.VerifiedKernel) -> None:
         inside = verified.files.get(MANIFEST)
         if file.path == resolved.folder / MANIFEST and (inside is None or inside.sha256 != file.sha256):
             raise hub.IntegrityError(f"{file.path}: changed after it was read")
@@ -284,10 +284,10 @@ def _from_variant(resolved: hub.Resolved, file: ManifestFile, found: str, lock: 
 
 
 def _content(module: ModuleType) -> str:
-    return next(each.verified.content for each in hub.loaded() if each.module is module)
+    return next(each.verified.content for each in hub.loaded_kernels() if each.module is module)
 
 
-def _manifest_of(resolved: hub.Resolved, outside: ManifestFile | None) -> ManifestFile:
+def _manifest_of(resolved: hub.ResolvedKernel, outside: ManifestFile | None) -> ManifestFile:
     """In the variant that was chosen: it is all that is fetched, locked and hashed. A folder of this machine may have
     its source at the root, from which a build copies it. Raises NoManifestError where there is none, MalformedError
     where the copy is not as its source."""

@@ -21,7 +21,7 @@ from forge.hub.lockfile import Lock
 from forge.hub.manifest import (
     Argument,
     DimOrder,
-    Given,
+    KernelArgument,
     KernelEntry,
     Layout,
     OrderAlias,
@@ -375,7 +375,7 @@ def _like(x: TensorProxy) -> TensorProxy:
     return current_trace().tensor(x.shape, x.dtype, x.device)
 
 
-def _given(wanted: Iterable[Given], values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def _given(wanted: Iterable[KernelArgument], values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """What the kernel is called with, by position and by name."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}

@@ -148,7 +148,7 @@ def layers_of(
     policy = hub.Policy(local=local, **trust).allowing(allow_imports)
     resolved = hub.resolve(source, policy=policy)
     package = hub.load(resolved)
-    content = next(each.verified.content for each in hub.loaded() if each.module is package)
+    content = next(each.verified.content for each in hub.loaded_kernels() if each.module is package)
     module = getattr(package, "layers", None)
     for name, value in vars(module).items() if module is not None else ():
         is_layer = isinstance(value, type) and issubclass(value, torch.nn.Module) and value is not torch.nn.Module

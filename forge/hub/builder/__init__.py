@@ -12,5 +12,3 @@ The Hub's own kernel-builder makes all variants, in a Nix sandbox; these are the
 from forge.hub.builder.config import FILE, Config, read_config
 from forge.hub.builder.new import KINDS, write_new
 from forge.hub.builder.variant import BuiltTree, BuiltVariant, build_tree
-
-__all__ = ["FILE", "KINDS", "BuiltTree", "BuiltVariant", "Config", "build_tree", "read_config", "write_new"]

@@ -28,16 +28,16 @@ from rich.progress import Progress
 from forge.hub import toolchain
 from forge.hub.builder.config import Config
 from forge.hub.builder.targets import Target
-from forge.hub.errors import BuildError, MalformedError, Place
-from forge.hub.files import MAX_FILES, MAX_SOURCE_BYTES, read_small
+from forge.hub.errors import BuildError
+from forge.hub.files import read_sources
 from forge.support import child_processes, owner_only_store
 from forge.support.owner_only_store import user_cache
 
 REGISTRATION = "registration.h"
 CXX_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-DPy_LIMITED_API=0x03090000")
 CUDA_FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr", "-DPy_LIMITED_API=0x03090000")
-KEPT = b"forge object 1\n"
-KEPT_BYTES = 2**30
+OBJECT_HEADER = b"forge object 1\n"
+STORE_BYTES = 2**30
 ERROR_LINES = 20
 
 # What sources of the Hub expect to include: macros that expand the library's name, which is a macro itself, and a
@@ -77,7 +77,7 @@ __attribute__((visibility("hidden"), weak)) char __libc_single_threaded = 0;
 }
 #endif
 """
-_WRITTEN = {REGISTRATION: _REGISTRATION.encode(), MANYLINUX: _MANYLINUX.encode()}
+_GENERATED = {REGISTRATION: _REGISTRATION.encode(), MANYLINUX: _MANYLINUX.encode()}
 
 
 @dataclass(frozen=True)
@@ -99,27 +99,24 @@ class Compiling:
         self.compilers = _compilers(target)
 
     def key(self, *more: bytes) -> str:
-        """A hash of all that decides what comes out, and of `more`."""
-        told = (self.files_hash(), sorted(self.compilers.items()), _headers(), self.flags(), _WRITTEN)
-        return _digest(repr(told).encode(), *more)
-
-    def files_hash(self) -> str:
-        """A hash of all files."""
-        return _digest(*[part for path, content in self.files.items() for part in (path.encode(), content)])
-
-    def flags(self) -> list[tuple[str, ...]]:
-        """What the tree asks of the compilers."""
-        parts = [
-            (each.name, each.src, each.include, each.cxx_flags, each.flags, each.archs)
-            for each in self.target.components
+        """Return a hash of all that decides what comes out, and of `more`."""
+        config, target = self.config, self.target
+        files = _digest(*[part for path, content in self.files.items() for part in (path.encode(), content)])
+        flags = [
+            (target.variant, config.src, config.include, config.cxx_flags),
+            *[
+                (each.name, each.src, each.include, each.cxx_flags, each.flags, each.archs)
+                for each in target.components
+            ],
         ]
-        return [(self.target.variant, self.config.src, self.config.include, self.config.cxx_flags), *parts]
+        parts = (files, sorted(self.compilers.items()), _headers(), flags, _GENERATED)
+        return _digest(repr(parts).encode(), *more)
 
     def run(self, id: str, work: Path, *, jobs: int, logs: Path) -> Path:
-        """The shared object, in `work`. Raises BuildError with the compiler's errors and its command."""
+        """Return the shared object, in `work`. Raises BuildError with the compiler's errors and its command."""
         inside, objects = work / "in", work / "objects"
         objects.mkdir(parents=True)
-        for path, content in {**self.files, **_WRITTEN}.items():
+        for path, content in {**self.files, **_GENERATED}.items():
             (inside / path).parent.mkdir(parents=True, exist_ok=True)
             (inside / path).write_bytes(content)
         steps = list(self._steps(id))
@@ -144,12 +141,12 @@ class Compiling:
         if target.stable_abi is not None:
             major, minor = map(int, target.stable_abi.split("."))
             common.append(f"-DTORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000")
-        yield from self._compiled(config.src, [*common, *config.cxx_flags], [], id)
+        yield from self._steps_of(config.src, [*common, *config.cxx_flags], [], id)
         for part in target.components:
             own = [*common, *[f"-I{path}" for path in part.include]]
-            yield from self._compiled(part.src, [*own, *part.cxx_flags], [*own, *part.flags, *_archs(part.archs)], id)
+            yield from self._steps_of(part.src, [*own, *part.cxx_flags], [*own, *part.flags, *_archs(part.archs)], id)
 
-    def _compiled(self, sources: Sequence[str], cxx: Sequence[str], cuda: Sequence[str], id: str) -> Iterator[Step]:
+    def _steps_of(self, sources: Sequence[str], cxx: Sequence[str], cuda: Sequence[str], id: str) -> Iterator[Step]:
         system = [f"-isystem{path}" for path in _include_paths()]
         for source in sources:
             if source.endswith(toolchain.HEADERS):
@@ -157,51 +154,40 @@ class Compiling:
             named = b"TORCH_EXTENSION_NAME" in self.files[source] or REGISTRATION.encode() in self.files[source]
             name = [f"-DTORCH_EXTENSION_NAME={id}"] if named else []
             if source.endswith(".cu"):
-                program, flags = toolchain.nvcc(), [*CUDA_FLAGS, "-Xcompiler=-fPIC", *cuda]
+                program, flags = str(toolchain.nvcc()), [*CUDA_FLAGS, "-Xcompiler=-fPIC", *cuda]
             else:
                 program, flags = toolchain.compiler(), [*CXX_FLAGS, "-include", MANYLINUX, *cxx]
             command = (program, *flags, *name, *system, "-c", source)
             headers = _digest(*[self.files[path] for path in self.files if path.endswith(toolchain.HEADERS)])
-            told = repr((command, self.compilers, _headers(), headers, _WRITTEN)).encode()
+            told = repr((command, self.compilers, _headers(), headers, _GENERATED)).encode()
             yield Step(source, command, _digest(told, self.files[source]))
 
 
 def _compilers(target: Target) -> dict[str, str]:
-    programs = [toolchain.compiler()] + ([toolchain.nvcc()] if target.backend == "cuda" else [])
+    programs = [toolchain.compiler()] + ([str(toolchain.nvcc())] if target.backend == "cuda" else [])
     return {program: toolchain.version(program) for program in programs}
 
 
 def _read(config: Config, target: Target) -> dict[str, bytes]:
-    """The sources, the headers beside them, and those in the folders that they include from; by path, in order."""
-    named = [*config.src, *[path for part in target.components for path in part.src]]
-    folders = {*config.include, *[path for part in target.components for path in part.include]}
-    found = {os.path.normpath(path) for path in named}
-    found |= {
-        os.path.normpath(os.path.join(os.path.dirname(path), name)) for path in named for name in _beside(config, path)
-    }
-    for folder in folders:
-        for base, inner, names in os.walk(config.folder / folder):
+    """Return the sources, the headers beside them, and those in the folders that they include from; by path, in
+    order."""
+    sources = [*config.src, *[path for part in target.components for path in part.src]]
+    paths = set(sources)
+    for folder in map(os.path.dirname, sources):
+        paths |= {os.path.join(folder, name) for name in os.listdir(config.folder / folder) if _is_header(name)}
+    for include in {*config.include, *[path for part in target.components for path in part.include]}:
+        for base, inner, names in os.walk(config.folder / include):
             inner[:] = [name for name in inner if not name.startswith(".") and name != "build"]
-            below = os.path.relpath(base, config.folder)
-            found |= {os.path.normpath(os.path.join(below, name)) for name in names if name.endswith(toolchain.HEADERS)}
-    if len(found) > MAX_FILES:
-        raise MalformedError(f"{config.folder}: more than {MAX_FILES} files are sources or headers")
-    files = {}
-    for path in sorted(found):
-        place = Place(str(config.folder), file=path)
-        content = read_small(config.folder / path, place, MAX_SOURCE_BYTES, within=config.folder)
-        if content is None:
-            raise MalformedError(f"{place}: is no longer there")
-        files[path] = content
-    return files
+            paths |= {os.path.join(os.path.relpath(base, config.folder), name) for name in names if _is_header(name)}
+    return read_sources(config.folder, set(map(os.path.normpath, paths)), "sources or headers")
 
 
-def _beside(config: Config, path: str) -> list[str]:
-    return [name for name in os.listdir((config.folder / path).parent) if name.endswith(toolchain.HEADERS)]
+def _is_header(name: str) -> bool:
+    return name.endswith(toolchain.HEADERS)
 
 
 def _headers() -> tuple[str, ...]:
-    """Whose headers are included."""
+    """Return the versions and places of the headers that are included."""
     return torch.__version__, sysconfig.get_paths()["include"]
 
 
@@ -211,7 +197,7 @@ def _include_paths() -> list[str]:
 
 
 def _archs(archs: Sequence[str]) -> list[str]:
-    """nvcc's options for capabilities such as 9.0; those of this machine's devices where a part names none."""
+    """Return nvcc's options for capabilities such as 9.0; those of this machine's devices where a part names none."""
     named = [each for entry in archs or toolchain.architectures() for each in entry.replace(";", " ").split()]
     numbers = [each.removesuffix("+PTX").replace(".", "") for each in named]
     return [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
@@ -230,17 +216,17 @@ def _compile(step: Step, output: Path, *, inside: Path, logs: Path, done: Any) -
     start = time.perf_counter()
     how = "as it was compiled before"
     try:
-        output.write_bytes(owner_only_store.read(place, KEPT))
+        output.write_bytes(owner_only_store.read(place, OBJECT_HEADER))
     except (OSError, owner_only_store.UntrustedFile):
         _run(step, output, inside, logs)
         how = f"{time.perf_counter() - start:.1f} s"
         with suppress(OSError, owner_only_store.UntrustedFile):  # it is compiled again when it is needed again
-            owner_only_store.write(place, KEPT, output.read_bytes(), KEPT_BYTES)
+            owner_only_store.write(place, OBJECT_HEADER, output.read_bytes(), STORE_BYTES)
     done(step.source, how)
 
 
 def _run(step: Step, output: Path, inside: Path, logs: Path) -> None:
-    """Raises BuildError with the command and the first errors."""
+    """Run a command. Raises BuildError with the command and the first errors."""
     command = [*step.command, "-o", str(output)]
     try:
         ran = subprocess.run(
@@ -268,7 +254,7 @@ def _run(step: Step, output: Path, inside: Path, logs: Path) -> None:
 
 @contextmanager
 def _progress(name: str, count: int) -> Iterator[Any]:
-    """A bar on a terminal, a line for each object elsewhere; FORGE_PROGRESS=0 keeps both away."""
+    """Show a bar on a terminal, a line for each object elsewhere; nothing with FORGE_PROGRESS=0."""
     lock, finished = threading.Lock(), [0]
     shown = os.environ.get("FORGE_PROGRESS") != "0"
     bar = None

@@ -9,20 +9,20 @@ Source: https://huggingface.co/docs/kernels/builder/writing-kernels
 import os
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from forge.hub.conformance.licenses import LICENSES
 from forge.hub.errors import MalformedError, Place
 from forge.hub.files import MAX_METADATA_BYTES, read_small
+from forge.hub.metadata_form import LICENSES
 from forge.hub.variants import BACKENDS
 
 FILE = "build.toml"
 EDITION = 5
 NAME = re.compile(r"(?=..)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # no more than what metadata.json may give as the name
-NAMED = "lower-case words between dashes, of two letters or more"
+NAME_FORM = "lower-case words between dashes, of two letters or more"
 VERSION = re.compile(r"\d+\.\d+")
 PYTHON_FILES = ("py", "pyi")
 
@@ -89,7 +89,7 @@ class Config:
 
 
 def read_config(folder: Path) -> Config:
-    """The build.toml of a folder. Raises MalformedError, which names the file, the line and the key."""
+    """Read the build.toml of a folder. Raises MalformedError, which names the file, the line and the key."""
     place = Place(str(folder), file=FILE)
     content = read_small(folder / FILE, place, MAX_METADATA_BYTES)
     if content is None:
@@ -140,7 +140,7 @@ class _Reader:
             self.no("general", "edition", f"is {edition}, but this version of forge reads editions up to {EDITION}")
         name = self.of("general", values, "name", str)
         if not NAME.fullmatch(name):
-            self.no("general", "name", f"is {name!r}, but must be {NAMED}")
+            self.no("general", "name", f"is {name!r}, but must be {NAME_FORM}")
         backends = self.strings("general", values, "backends") or ("cuda",)
         for each in backends:
             self.one_of("general", "backends", each, BACKENDS)
@@ -163,7 +163,7 @@ class _Reader:
         }
 
     def license(self, values: Mapping[str, Any]) -> str:
-        """Of a file that says none, nothing is built: the Hub's requirements ask for one."""
+        """Return the license, which must be given: the Hub's requirements ask for one."""
         came = self.of("general", values, "license", str, None)
         if came is None:
             self.no("general", "license", 'must be there: a license of the Hub, such as "Apache-2.0", or "other"')
@@ -189,10 +189,10 @@ class _Reader:
     def stable_abi(self, section: str, values: Mapping[str, Any]) -> dict[str, str]:
         came = values.get("stable-abi", {})
         if isinstance(came, dict):
-            return {name: self.version(f"{section}.stable-abi", came, name) for name in came}
-        return dict.fromkeys(BACKENDS, self.version(section, values, "stable-abi"))
+            return {name: str(self.version(f"{section}.stable-abi", came, name)) for name in came}
+        return dict.fromkeys(BACKENDS, str(self.version(section, values, "stable-abi")))
 
-    def component(self, name: str, came: Any, backends: Collection[str]) -> Component:
+    def component(self, name: str, came: Any, backends: Sequence[str]) -> Component:
         section = f"kernel.{name}"
         kinds = {"cuda-minver", *_FLAGS.values(), *_ARCHS.values()}
         values = self.section(section, came, {"backend", "src", "include", "depends", *kinds})
@@ -269,7 +269,7 @@ class _Reader:
             self.no(section, key, f"has {came!r}, but known are {', '.join(known)}")
 
     def no(self, section: str, key: str | None, problem: str) -> None:
-        """Raises the error, with the line of the key, or of its section."""
+        """Raise the error, with the line of the key, or of its section."""
         where = f"[{section}]" if section else ""
         named = " ".join(filter(None, [where, key]))
         place = Place(str(self._folder), file=FILE)

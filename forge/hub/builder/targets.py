@@ -30,7 +30,7 @@ class Target:
 
 
 def targets(config: Config) -> tuple[list[Target], dict[str, str]]:
-    """What can be built here, and the reason for each backend that cannot."""
+    """Return the targets that can be built here, and the reason for each backend that cannot."""
     found, reasons = [], {}
     for backend in config.backends:
         reason = next(_problems(config, backend), None)
@@ -46,7 +46,7 @@ def _target(config: Config, backend: str) -> Target:
         return Target(f"torch-{backend}", backend)
     components = tuple(each for each in config.components if each.backend == backend)
     stable = config.stable_abi.get(backend) or _as_sources_allow(config, components)
-    name = backend if backend != "cuda" else f"cu{torch.version.cuda.replace('.', '')}"
+    name = backend if backend != "cuda" else f"cu{str(torch.version.cuda).replace('.', '')}"
     system = f"{name}-{_machine()}-{_SYSTEMS[sys.platform]}"
     if stable is not None:
         return Target(f"torch-stable-abi{stable.replace('.', '')}-{system}", backend, components, stable)
@@ -55,7 +55,7 @@ def _target(config: Config, backend: str) -> Target:
 
 
 def torch_version() -> tuple[int, int]:
-    """Major and minor of the torch that is installed."""
+    """Return major and minor of the torch that is installed."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
 
@@ -84,20 +84,20 @@ def _of_versions(config: Config, backend: str) -> Iterator[str]:
     here = torch_version()
     wanted = {"needs torch": config.minver, "is made for torch's stable ABI of": config.stable_abi.get(backend)}
     for what, version in wanted.items():
-        if version is not None and here < _parsed(version):
+        if version is not None and here < _version(version):
             yield f"it {what} {version}, and {torch.__version__} is installed"
-    if config.maxver is not None and here > _parsed(config.maxver):
+    if config.maxver is not None and here > _version(config.maxver):
         yield f"it takes torch up to {config.maxver}, and {torch.__version__} is installed"
 
 
-def _parsed(version: str) -> tuple[int, int]:
+def _version(version: str) -> tuple[int, int]:
     major, minor = version.split(".")
     return int(major), int(minor)
 
 
 def _as_sources_allow(config: Config, components: tuple[Component, ...]) -> str | None:
-    """The stable ABI, where no source or header names a header of torch's that is not part of it."""
-    if torch_version() < _parsed(STABLE_ABI):
+    """Return the stable ABI, where no source or header names a header of torch's that is not part of it."""
+    if torch_version() < _version(STABLE_ABI):
         return None
     paths = [*config.src, *[path for each in components for path in each.src]]
     named = [name for path in paths for name in _INCLUDE.findall((config.folder / path).read_bytes())]

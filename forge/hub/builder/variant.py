@@ -1,7 +1,6 @@
 """The folder of a variant: the Python side of a source tree, its shared object, the manifest, and metadata."""
 
 import base64
-import contextlib
 import hashlib
 import json
 import os
@@ -9,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ class BuiltTree:
 def build_tree(
     folder: str | Path, *, output: Path | None = None, jobs: int | None = None, force: bool = False
 ) -> BuiltTree:
-    """Builds the variants of a source tree that this machine can, each into output/<variant>/, whole or not at all.
+    """Build the variants of a source tree that this machine can, each into output/<variant>/, whole or not at all.
 
     output: folder/build by default. jobs: compilers at once, one a core by default. force: builds what is there anew.
     Raises: MalformedError for a build.toml that cannot be read, or a file that it names; BuildError where nothing can
@@ -87,13 +86,14 @@ def _build(config: Config, target: Target, output: Path, jobs: int, force: bool)
     native = Compiling(config, target) if target.components else None
     python = _python_files(config)
     told = [part for path, content in python.items() for part in (path.encode(), content)]
-    described = repr((target.variant, _described(config, target))).encode()
+    described = repr((target.variant, _metadata(config, target))).encode()
     key = hashlib.sha256(b"\0".join([described, *told])).hexdigest() if native is None else native.key(described, *told)
     id = f"_{config.module}_{key[:12]}"
     place = output / target.variant
     if not force and _is_whole(place, id):
         return BuiltVariant(place, target.backend, fresh=False)
-    with _unfinished(output) as work:
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=output, ignore_cleanup_errors=True) as folder:
+        work = Path(folder)
         fresh = work / target.variant
         fresh.mkdir()
         for path, content in python.items():
@@ -105,7 +105,7 @@ def _build(config: Config, target: Target, output: Path, jobs: int, force: bool)
             shutil.copy(module, fresh)
         imported = f"\nfrom . import {id}\n" if native is not None else ""
         (fresh / "_ops.py").write_text(_OPS.format(imported=imported, id=id))
-        metadata = {"id": id, **_described(config, target), "digest": _digest(fresh)}
+        metadata = {"id": id, **_metadata(config, target), "digest": _digest(fresh)}
         (fresh / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
         if place.exists():
             place.rename(work / "before")
@@ -113,14 +113,8 @@ def _build(config: Config, target: Target, output: Path, jobs: int, force: bool)
     return BuiltVariant(place, target.backend, fresh=True)
 
 
-@contextlib.contextmanager
-def _unfinished(output: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=output, ignore_cleanup_errors=True) as work:
-        yield Path(work)
-
-
 def _python_files(config: Config) -> dict[str, bytes]:
-    """The package's files of the extensions that are shipped, and forge's manifest, by path in the variant."""
+    """Read the package's files of the extensions that are shipped, and forge's manifest, by path in the variant."""
     paths = {
         path.relative_to(config.package): path for path in sorted(config.package.rglob("*")) if _ships(config, path)
     }
@@ -140,8 +134,8 @@ def _ships(config: Config, path: Path) -> bool:
     return path.is_file() and not hidden and path.suffix.removeprefix(".") in config.pyext and path.name != "_ops.py"
 
 
-def _described(config: Config, target: Target) -> dict[str, Any]:
-    """metadata.json without what depends on the files."""
+def _metadata(config: Config, target: Target) -> dict[str, Any]:
+    """Return metadata.json without what depends on the files."""
     depends = dict.fromkeys([*config.python_depends.get("", ()), *config.python_depends.get(target.backend, ())])
     archs = list(config.archs.get(target.backend, ()))
     if target.backend == "cuda" and target.components:
@@ -177,7 +171,7 @@ def _is_whole(place: Path, id: str) -> bool:
 
 
 def _check_loads(module: Path, id: str) -> None:
-    """Loads it in another process. Raises BuildError with what the system says."""
+    """Load a module in another process. Raises BuildError with what the system says."""
     command = [sys.executable, "-P", "-c", _LOADS, json.dumps(child_processes.search_path()), id, str(module)]
     ran = subprocess.run(command, capture_output=True, text=True, errors="replace", env=child_processes.environment())
     if ran.returncode:

@@ -8,22 +8,10 @@ from pathlib import Path
 
 from forge.hub.cache import repository_cache
 from forge.hub.conformance import describes, layers, layout, manifests, native, operators, python
-from forge.hub.conformance.finding import Finding
 from forge.hub.conformance.layers import LayerClass
-from forge.hub.conformance.repository import Repository, read_repository
+from forge.hub.conformance.repository import Finding, Repository, read_repository
 from forge.hub.policy import Policy
-from forge.hub.resolver import Resolved, Selection
-
-__all__ = [
-    "REQUIREMENTS",
-    "Finding",
-    "LayerClass",
-    "Repository",
-    "cached",
-    "check_repository",
-    "check_selection",
-    "layer_classes",
-]
+from forge.hub.resolver import ResolvedKernel, Selection
 
 REQUIREMENTS: tuple[Callable[[Repository], Iterator[Finding]], ...] = (
     *layout.REQUIREMENTS,
@@ -44,7 +32,7 @@ def check_repository(
     blobs: Path | None = None,
     only: Collection[str] | None = None,
 ) -> list[Finding]:
-    """Every finding of a repository, its build/ folder or one variant, in the order of files and lines.
+    """Return every finding of a repository, its build/ folder or one variant, in the order of files and lines.
 
     policy: its `imports` are allowed beside the Hub's, and its `max_file_bytes` holds. name: what the repository is
     called on the Hub. blobs: where links of its files may lead. only: the variants to check, all otherwise.
@@ -53,24 +41,23 @@ def check_repository(
     return sorted({finding for requirement in REQUIREMENTS for finding in requirement(repository)})
 
 
-def cached(selection: Selection, variants: Collection[str]) -> list[str]:
-    """Those of these variants of a repository of the Hub that the cache holds whole."""
-    held = repository_cache(selection.source.repository)
-    return [name for name in variants if held.has(selection.commit, name, selection.record)]
+def cached_variants(selection: Selection, variants: Collection[str]) -> list[str]:
+    """Return those of these variants of a repository of the Hub that the cache holds whole."""
+    return list(filter(selection.is_cached, variants))
 
 
 def check_selection(selection: Selection, variants: Collection[str]) -> list[Finding]:
-    """Every finding of these variants of a kernel, whose files are on this machine."""
+    """Return every finding of these variants of a kernel, whose files are on this machine."""
     if selection.commit is not None:
         repository = selection.source.repository
         held = repository_cache(repository)
         folder, name = held.snapshot(selection.commit), repository.split("/")[1]
         return check_repository(folder, policy=selection.policy, name=name, blobs=held.blobs, only=variants)
-    folder = selection.source.path.resolve()
+    folder = selection.source.folder.resolve()
     only = variants if selection.build in (folder, folder / "build") else None
     return check_repository(folder, policy=selection.policy, only=only)
 
 
-def layer_classes(resolved: Resolved) -> list[LayerClass]:
-    """The layers of a variant whose files are on this machine."""
+def layer_classes(resolved: ResolvedKernel) -> list[LayerClass]:
+    """Return the layers of a variant whose files are on this machine."""
     return list(layers.layer_classes(read_repository(resolved.folder, policy=resolved.policy, blobs=resolved.blobs)))

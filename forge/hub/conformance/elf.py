@@ -37,7 +37,7 @@ class _Section:
 
 
 def read_library(content: bytes) -> Library:
-    """Raises NotElf for what is not a 64-bit little-endian library, or is cut off."""
+    """Read a library. Raises NotElf for what is not a 64-bit little-endian library, or is cut off."""
     if content[:4] != b"\x7fELF":
         raise NotElf("is not an ELF library")
     if content[4:6] != b"\x02\x01":
@@ -51,7 +51,10 @@ def read_library(content: bytes) -> Library:
 def _read(content: bytes) -> Library:
     machine = struct.unpack_from("<H", content, 18)[0]
     sections = _sections(content)
-    needed, versions, undefined, defined = [], [], [], []
+    needed: list[str] = []
+    versions: list[tuple[str, str]] = []
+    undefined: list[str] = []
+    defined: list[str] = []
     for section in sections:
         strings = sections[section.link].offset if section.link < len(sections) else 0
         if section.kind == _DYNAMIC:

@@ -4,11 +4,12 @@ import ast
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from forge.hub.conformance.finding import Finding
-from forge.hub.conformance.repository import Python, Repository, Variant
+from forge.hub.conformance.repository import Finding, Python, Repository, Variant
+from forge.hub.reach import name_of
 
 DECLARED = ("has_backward", "can_torch_compile")
 FILES = ("layers.py", "layers/__init__.py")
@@ -26,39 +27,80 @@ class LayerClass:
     line: int
 
 
-def layer_classes(repository: Repository) -> Iterator[LayerClass]:
-    """Every layer of a repository's variants."""
-    for _, python, layer in _layers(repository):
-        forward = next((each for each in layer.body if isinstance(each, Function) and each.name == "forward"), None)
-        taken = "" if forward is None else ast.unparse(forward.args).partition(", ")[2]
-        _, value = _declared(layer, "has_backward")
-        says_no = isinstance(value, ast.Constant) and value.value is False
-        yield LayerClass(layer.name, taken, not says_no, python.path, layer.lineno)
+@dataclass(frozen=True)
+class _Layer:
+    """The class of a layer, the variant and file that it is in, and the names of all classes of that file."""
+
+    variant: Variant
+    path: str
+    node: ast.ClassDef
+    beside: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def bases(self) -> list[str]:
+        return [name_of(each) for each in self.node.bases]
+
+    @property
+    def methods(self) -> list[Function]:
+        return [each for each in self.node.body if isinstance(each, Function)]
+
+    @property
+    def forwards(self) -> list[Function]:
+        return [each for each in self.methods if each.name == "forward"]
+
+    @property
+    def variables(self) -> Iterator[tuple[str, ast.stmt, ast.expr | None]]:
+        """(name, statement, value) of what the class's body binds; an annotation alone binds nothing."""
+        for each in self.node.body:
+            if isinstance(each, ast.Assign):
+                yield from ((ast.unparse(target), each, each.value) for target in each.targets)
+            elif isinstance(each, ast.AnnAssign) and each.value is not None:
+                yield ast.unparse(each.target), each, each.value
+            elif isinstance(each, ast.ClassDef):
+                yield each.name, each, None
+
+    def declaration(self, name: str) -> tuple[ast.stmt | None, Any]:
+        """Return the statement that binds a class variable, and its value: Ellipsis where it is no constant."""
+        for bound, statement, value in self.variables:
+            if bound == name:
+                return statement, value.value if isinstance(value, ast.Constant) else ...
+        return None, ...
+
+    def finding(self, requirement: str, text: str, place: ast.stmt | None = None) -> Finding:
+        return self.variant.finding(requirement, f"{self.name}{text}", self.path, (place or self.node).lineno)
 
 
-def _layers(repository: Repository) -> Iterator[tuple[Variant, Python, ast.ClassDef]]:
-    """The public classes of the modules of layers."""
-    for variant, python in repository.python():
+def _layers(repository: Repository) -> Iterator[_Layer]:
+    """Yield the public classes of the modules of layers."""
+    for variant, python, tree in repository.python():
         below = python.path.removeprefix(f"{variant.root}/") if variant.root else python.path
         if below == "layers.py" or below.startswith("layers/"):
-            for each in python.tree.body:
-                if isinstance(each, ast.ClassDef) and not each.name.startswith("_") and not _is_function(each):
-                    yield variant, python, each
+            classes = [each for each in tree.body if isinstance(each, ast.ClassDef)]
+            names = frozenset(each.name for each in classes)
+            layers = (_Layer(variant, python.path, each, names) for each in classes if not each.name.startswith("_"))
+            yield from (layer for layer in layers if not _is_function(layer))
 
 
-def _base(node: ast.expr) -> str:
-    return getattr(node, "attr", getattr(node, "id", ""))
-
-
-def _is_function(layer: ast.ClassDef) -> bool:
+def _is_function(layer: _Layer) -> bool:
     """Whether a class is an autograd.Function, or a plain record: those are no layers."""
-    names = [_base(each) for each in layer.bases]
-    has_forward = any(isinstance(each, Function) and each.name == "forward" for each in layer.body)
-    return "Function" in names or (not has_forward and not any("Module" in name for name in names))
+    return "Function" in layer.bases or (not layer.forwards and not any("Module" in name for name in layer.bases))
+
+
+def layer_classes(repository: Repository) -> Iterator[LayerClass]:
+    """Yield every layer of a repository's variants."""
+    for layer in _layers(repository):
+        forward = next(iter(layer.forwards), None)
+        parameters = "" if forward is None else ast.unparse(forward.args).partition(", ")[2]
+        _, has_backward = layer.declaration("has_backward")
+        yield LayerClass(layer.name, parameters, has_backward is not False, layer.path, layer.node.lineno)
 
 
 def layers_exported(repository: Repository) -> Iterator[Finding]:
-    """A kernel with layers has `layers` in its `__init__`."""
+    """Require that a kernel with layers has `layers` in its `__init__`."""
     for variant in repository.variants:
         root = f"{variant.root}/" if variant.root else ""
         init = variant.python.get(f"{root}__init__.py")
@@ -68,82 +110,58 @@ def layers_exported(repository: Repository) -> Iterator[Finding]:
 
 
 def _names(python: Python) -> set[str]:
-    """What is imported or assigned at module level."""
-    found: set[str] = set()
+    """Return what is imported or assigned at module level."""
+    names: set[str] = set()
     for node in python.nodes:
         if isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name for alias in node.names}
+            names |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-    return found
+            names.add(node.id)
+    return names
 
 
 def layer_class(repository: Repository) -> Iterator[Finding]:
-    """A layer is a subclass of nn.Module, or of a layer beside it, and has no constructor."""
-    for variant, python, layer in _layers(repository):
-        beside = {each.name for each in python.tree.body if isinstance(each, ast.ClassDef)}
-        if not any(_base(each) == "Module" or _base(each) in beside for each in layer.bases):
-            bases = ", ".join(ast.unparse(each) for each in layer.bases) or "object"
-            text = f"{layer.name} is a subclass of {bases}, but must be one of nn.Module alone"
-            yield variant.finding("layer-class", text, python.path, layer.lineno)
-        for each in layer.body:
-            if isinstance(each, Function) and each.name in ("__init__", "__new__"):
-                text = f"{layer.name} has a constructor of its own"
-                yield variant.finding("layer-constructor", text, python.path, each.lineno)
+    """Require that a layer is a subclass of nn.Module, or of a layer beside it, and has no constructor."""
+    for layer in _layers(repository):
+        if not any(name == "Module" or name in layer.beside for name in layer.bases):
+            bases = ", ".join(ast.unparse(each) for each in layer.node.bases) or "object"
+            yield layer.finding("layer-class", f" is a subclass of {bases}, but must be one of nn.Module alone")
+        for each in layer.methods:
+            if each.name in ("__init__", "__new__"):
+                yield layer.finding("layer-constructor", " has a constructor of its own", each)
 
 
 def layer_members(repository: Repository) -> Iterator[Finding]:
-    """A layer has `forward`, no other method, and no class variable but has_backward and can_torch_compile."""
-    for variant, python, layer in _layers(repository):
-        methods = [each for each in layer.body if isinstance(each, Function)]
-        if not any(each.name == "forward" for each in methods) and all(_base(each) == "Module" for each in layer.bases):
-            text = f"{layer.name} has no forward"
-            yield variant.finding("layer-forward", text, python.path, layer.lineno)
-        for each in methods:
+    """Require that a layer has `forward`, no other method, and no class variable but has_backward and
+    can_torch_compile."""
+    for layer in _layers(repository):
+        if not layer.forwards and all(name == "Module" for name in layer.bases):
+            yield layer.finding("layer-forward", " has no forward")
+        for each in layer.methods:
             if each.name not in ("forward", "__init__", "__new__"):
-                text = f"{layer.name}.{each.name} is a method beside forward"
-                yield variant.finding("layer-methods", text, python.path, each.lineno)
-        for name, statement in _variables(layer):
+                yield layer.finding("layer-methods", f".{each.name} is a method beside forward", each)
+        for name, statement, _ in layer.variables:
             if name not in DECLARED:
-                text = f"{layer.name}.{name} is a class variable; a layer has {' and '.join(DECLARED)} alone"
-                yield variant.finding("layer-variables", text, python.path, statement.lineno)
-
-
-def _variables(layer: ast.ClassDef) -> Iterator[tuple[str, ast.stmt]]:
-    """(name, statement) of what the class's body binds; an annotation alone binds nothing."""
-    for each in layer.body:
-        if isinstance(each, ast.Assign):
-            for target in each.targets:
-                yield ast.unparse(target), each
-        elif isinstance(each, ast.AnnAssign) and each.value is not None:
-            yield ast.unparse(each.target), each
-        elif isinstance(each, ast.ClassDef):
-            yield each.name, each
-
-
-def _declared(layer: ast.ClassDef, name: str) -> tuple[ast.stmt | None, ast.expr | None]:
-    for bound, statement in _variables(layer):
-        if bound == name:
-            return statement, statement.value
-    return None, None
+                text = f".{name} is a class variable; a layer has {' and '.join(DECLARED)} alone"
+                yield layer.finding("layer-variables", text, statement)
 
 
 def layer_declarations(repository: Repository) -> Iterator[Finding]:
-    """has_backward and can_torch_compile are True or False as written, and has_backward is not claimed in vain.
+    """Require that has_backward and can_torch_compile are True or False as written, and has_backward is not claimed in
+    vain.
 
     An absent has_backward claims True: a kernel of native or Triton code without any gradient must say False.
     """
-    for variant, python, layer in _layers(repository):
+    for layer in _layers(repository):
         for name in DECLARED:
-            statement, value = _declared(layer, name)
-            if statement is not None and not (isinstance(value, ast.Constant) and isinstance(value.value, bool)):
-                text = f"{layer.name}.{name} must be True or False as written"
-                yield variant.finding("layer-variables", text, python.path, statement.lineno)
-        statement, value = _declared(layer, "has_backward")
-        is_true = statement is None or (isinstance(value, ast.Constant) and value.value is True)
-        if is_true and _has_kernels(variant) and not _has_gradient(variant):
-            text = f"{layer.name} claims a backward, and nothing here defines a gradient: has_backward = False"
-            yield variant.finding("has-backward", text, python.path, (statement or layer).lineno)
+            statement, value = layer.declaration(name)
+            if statement is not None and not isinstance(value, bool):
+                yield layer.finding("layer-variables", f".{name} must be True or False as written", statement)
+        statement, value = layer.declaration("has_backward")
+        is_true = statement is None or value is True
+        if is_true and _has_kernels(layer.variant) and not _has_gradient(layer.variant):
+            text = " claims a backward, and nothing here defines a gradient: has_backward = False"
+            yield layer.finding("has-backward", text, statement)
 
 
 def _has_kernels(variant: Variant) -> bool:
@@ -160,41 +178,33 @@ def _has_gradient(variant: Variant) -> bool:
 
 
 def layer_signature(repository: Repository) -> Iterator[Finding]:
-    """forward takes self, and where the layer has the name of one of torch's, the arguments of that one's."""
-    for variant, python, layer in _layers(repository):
-        for each in layer.body:
-            if not isinstance(each, Function) or each.name != "forward":
-                continue
-            problem = _signature_problem(layer.name, each)
-            if problem is not None:
-                yield variant.finding("layer-signature", problem, python.path, each.lineno)
+    """Require that forward takes self, and where the layer has the name of one of torch's, the arguments of that
+    one's."""
+    for layer in _layers(repository):
+        for each in layer.forwards:
+            if (problem := _signature_problem(layer.name, each)) is not None:
+                yield layer.finding("layer-signature", f".forward {problem}", each)
 
 
 def _signature_problem(name: str, forward: Function) -> str | None:
-    given = [each.arg for each in (*forward.args.posonlyargs, *forward.args.args)]
-    if {_base(each) for each in forward.decorator_list} & {"staticmethod", "classmethod"}:
-        return f"{name}.forward must be a method"
+    names = [each.arg for each in (*forward.args.posonlyargs, *forward.args.args)]
+    if {name_of(each) for each in forward.decorator_list} & {"staticmethod", "classmethod"}:
+        return "must be a method"
     if isinstance(forward, ast.AsyncFunctionDef):
-        return f"{name}.forward must not be async"
-    if not given:
-        return f"{name}.forward does not take self"
+        return "must not be async"
+    if not names:
+        return "does not take self"
     theirs = getattr(torch.nn, name, None)
     if not isinstance(theirs, type) or not issubclass(theirs, torch.nn.Module):
         return None
     wanted = list(inspect.signature(theirs.forward).parameters.values())
     if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in wanted):
         return None
-    given += [each.arg for each in forward.args.kwonlyargs]
-    if len(given) == len(wanted) and not forward.args.vararg and not forward.args.kwarg:
+    names += [each.arg for each in forward.args.kwonlyargs]
+    if len(names) == len(wanted) and not forward.args.vararg and not forward.args.kwarg:
         return None
-    names = ", ".join(each.name for each in wanted)
-    return f"{name}.forward takes ({', '.join(given)}), but torch.nn.{name}.forward takes ({names})"
+    listed = ", ".join(each.name for each in wanted)
+    return f"takes ({', '.join(names)}), but torch.nn.{name}.forward takes ({listed})"
 
 
-REQUIREMENTS = (
-    layers_exported,
-    layer_class,
-    layer_members,
-    layer_declarations,
-    layer_signature,
-)
+REQUIREMENTS = (layers_exported, layer_class, layer_members, layer_declarations, layer_signature)

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from forge.hub.conformance.finding import Finding
-from forge.hub.conformance.repository import Repository, Variant, variant_problem
+from forge.hub.conformance.repository import Finding, Repository, Variant, variant_problem
 
 # Torch versions and toolkits of which the Hub wants a variant for a processor and system: its list of build variants.
 TORCHES = ("210", "211")
@@ -26,19 +25,20 @@ for _processor in ("x86_64", "aarch64"):
 
 
 def build_folder(repository: Repository) -> Iterator[Finding]:
-    """There is a build/ with a variant in it; a repository of sources is checked as far as it goes."""
+    """Require that there is a build/ with a variant in it; a repository of sources is checked as far as it goes."""
     if not repository.variants and not repository.unread:
         there = (repository.folder / "build").is_dir()
         yield Finding("build" if there else ".", 0, "layout", "has no variant; the place of one is build/<variant>/")
 
 
 def readable_files(repository: Repository) -> Iterator[Finding]:
-    """Every file is a regular one, of the repository, and not too large: what `forge kernels lock` reads."""
+    """Require that every file is a regular one, of the repository, and not too large: what `forge kernels lock`
+    reads."""
     yield from repository.unread
 
 
 def variant_names(repository: Repository) -> Iterator[Finding]:
-    """The folders in build/ are named as variants are."""
+    """Require that the folders in build/ are named as variants are."""
     is_alone = [each.path for each in repository.variants] == [""]
     for variant in repository.variants:
         problem = None if variant.is_source or is_alone else variant_problem(variant.name)
@@ -47,7 +47,7 @@ def variant_names(repository: Repository) -> Iterator[Finding]:
 
 
 def recommended_variants(repository: Repository) -> Iterator[Finding]:
-    """Of a backend and system that there is one variant for, all that the Hub lists are there: advice.
+    """Require all that the Hub lists of a backend and system that there is one variant for: advice.
 
     A variant for torch's stable ABI serves every later torch, so none is missing beside one.
     """
@@ -69,7 +69,8 @@ def recommended_variants(repository: Repository) -> Iterator[Finding]:
 
 
 def package_init(repository: Repository) -> Iterator[Finding]:
-    """Each variant is a package, with `__init__.py` in its folder or, in the older layout, in the one inside."""
+    """Require that each variant is a package, with `__init__.py` in its folder or, in the older layout, in the one
+    inside."""
     for variant in repository.variants:
         name = variant.value("name", str)
         if variant.root is None:

@@ -4,17 +4,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from forge.hub.conformance.finding import Finding
-from forge.hub.conformance.repository import Repository
+from forge.hub.conformance.repository import Finding, Repository
 from forge.hub.errors import HubError, Place
 from forge.hub.files import MANIFEST, read_small
 from forge.hub.manifest import Manifest, ManifestError, read_manifest
 from forge.hub.manifest.parse import MAX_BYTES
-from forge.hub.manifest.resolvers import registered_resolver
+from forge.hub.manifest.validate import registered_resolver
 
 
 def manifest(repository: Repository) -> Iterator[Finding]:
-    """Each manifest is one that loading takes, and the variants' are as the folder's, of which they are copies."""
+    """Require that each manifest is one that loading takes, and the variants' are as the folder's, of which they are
+    copies."""
     beside = _beside(repository)
     if beside is not None:
         yield from _problems(repository, repository.folder, beside, with_sources=True)
@@ -33,12 +33,12 @@ def manifest(repository: Repository) -> Iterator[Finding]:
 
 
 def read(path: Path, content: bytes, *, with_sources: bool) -> Manifest:
-    """As loading reads it, which imports nothing of the kernel. Raises ManifestError with every problem."""
+    """Read a manifest as loading does, which imports nothing of the kernel. Raises ManifestError with every problem."""
     return read_manifest(path, registered_resolver(), content=content, with_sources=with_sources)
 
 
 def _beside(repository: Repository) -> bytes | None:
-    """The manifest at the root of a folder of this machine; that it cannot be read is another finding."""
+    """Read the manifest at the root of a folder of this machine; that it cannot be read is another finding."""
     if not repository.is_folder:
         return None
     try:

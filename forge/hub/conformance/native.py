@@ -1,14 +1,14 @@
 """Requirements on native modules: their processor, the limited API of Python 3.9, old systems, libraries."""
 
+import contextlib
 import importlib
 import re
 import types
 from collections.abc import Iterator
 
 from forge.hub.conformance.elf import Library, NotElf, read_library
-from forge.hub.conformance.finding import Finding
-from forge.hub.conformance.python_abi import LATER, PRIVATE
-from forge.hub.conformance.repository import Repository, Variant, variant_problem
+from forge.hub.conformance.python_abi import ADDED_IN, PRIVATE
+from forge.hub.conformance.repository import Finding, Repository, Variant, variant_problem
 
 # manylinux_2_28: no symbol is of a later version than these.
 LIMITS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
@@ -27,59 +27,64 @@ DEVICE = {
 FFI = r"libtvm_ffi\.so"
 
 
-def _libraries(repository: Repository) -> Iterator[tuple[Variant, str, Library | NotElf]]:
+def _modules(repository: Repository) -> Iterator[tuple[Variant, str]]:
     for variant in repository.variants:
         is_here = variant_problem(variant.name) is None and not variant.is_noarch and variant.name.endswith("-linux")
-        for path in variant.native if is_here else ():
-            try:
-                yield variant, path, read_library(variant.files[path].read())
-            except NotElf as error:
-                yield variant, path, error
+        yield from ((variant, path) for path in variant.native if is_here)
+
+
+def _libraries(repository: Repository) -> Iterator[tuple[Variant, str, Library]]:
+    for variant, path in _modules(repository):
+        with contextlib.suppress(NotElf):  # which is a finding of native_modules
+            yield variant, path, read_library(variant.files[path].read())
 
 
 def native_modules(repository: Repository) -> Iterator[Finding]:
-    """A native module is a library for the variant's processor, and stands in no variant that has none."""
+    """Require that a native module is a library for the variant's processor, and stands in no variant that has none."""
     for variant in repository.variants:
         is_known = variant_problem(variant.name) is None
         for path in variant.native if is_known and variant.is_noarch else ():
             yield variant.finding("native", "is native code, in a variant for every processor and torch", path)
-    for variant, path, library in _libraries(repository):
+    for variant, path in _modules(repository):
         wanted = variant.name.split("-")[-2]
-        if isinstance(library, NotElf):
-            yield variant.finding("native", str(library), path)
-        elif library.machine != wanted:
-            yield variant.finding("native", f"is for {library.machine}, but the variant for {wanted}", path)
+        try:
+            machine = read_library(variant.files[path].read()).machine
+        except NotElf as error:
+            yield variant.finding("native", str(error), path)
+            continue
+        if machine != wanted:
+            yield variant.finding("native", f"is for {machine}, but the variant for {wanted}", path)
 
 
 def limited_api(repository: Repository) -> Iterator[Finding]:
-    """Native modules use no more of Python than the limited API of 3.9, so that one build serves all versions."""
+    """Require that native modules use no more of Python than the limited API of 3.9, so that one build serves all
+    versions."""
     for variant in repository.variants:
         for path in variant.native if not variant.is_noarch else ():
             if PLATFORM_TAG.search(path.rpartition("/")[2]):
                 yield variant.finding("abi3", "is for one version of Python; build it for the limited API", path)
     checker = _checker()
     for variant, path, library in _libraries(repository):
-        if isinstance(library, NotElf) or PLATFORM_TAG.search(path.rpartition("/")[2]):
+        if PLATFORM_TAG.search(path.rpartition("/")[2]):
             continue
         problems = _by_checker(checker, variant, path) if checker is not None else None
         if problems is None:
-            taken = [name for name in library.undefined if name in LATER or name in PRIVATE]
-            problems = [f"{name} (since {LATER[name]})" if name in LATER else name for name in taken]
+            taken = [name for name in library.undefined if name in ADDED_IN or name in PRIVATE]
+            problems = [f"{name} (since {ADDED_IN[name]})" if name in ADDED_IN else name for name in taken]
         if problems:
             text = f"takes what the limited API of Python 3.9 has not: {', '.join(problems[:6])}"
             yield variant.finding("abi3", text, path)
 
 
 def _checker() -> types.ModuleType | None:
-    """kernel-abi-check, where it is installed: it knows every symbol of Python's."""
-    try:
+    """Return kernel-abi-check, where it is installed: it knows every symbol of Python's."""
+    with contextlib.suppress(ImportError):
         return importlib.import_module("kernel_abi_check")
-    except ImportError:
-        return None
+    return None
 
 
 def _by_checker(checker: types.ModuleType, variant: Variant, path: str) -> list[str] | None:
-    """Its findings, or None where it cannot read the file."""
+    """Return its findings, or None where it cannot read the file."""
     try:
         found = checker.ObjectFile(variant.files[path].location).check_python_abi("3.9")
     except (OSError, ValueError):
@@ -88,27 +93,23 @@ def _by_checker(checker: types.ModuleType, variant: Variant, path: str) -> list[
 
 
 def manylinux(repository: Repository) -> Iterator[Finding]:
-    """Native modules take no symbol of a version that systems of manylinux_2_28 do not have."""
+    """Require that native modules take no symbol of a version that systems of manylinux_2_28 do not have."""
     for variant, path, library in _libraries(repository):
-        if isinstance(library, NotElf):
-            continue
-        late = []
-        for _, version in library.versions:
-            known = VERSION.fullmatch(version)
-            limit = LIMITS.get(known[1]) if known else None
-            if limit is not None and tuple(map(int, known[2].split("."))) > limit:
-                late.append(version)
-        if late:
+        if late := sorted({version for _, version in library.versions if _is_late(version)}):
             limits = ", ".join(f"{name} {'.'.join(map(str, each))}" for name, each in LIMITS.items())
-            text = f"takes symbols of {', '.join(sorted(set(late)))}; manylinux_2_28 ends with {limits}"
+            text = f"takes symbols of {', '.join(late)}; manylinux_2_28 ends with {limits}"
             yield variant.finding("manylinux", text, path)
 
 
+def _is_late(version: str) -> bool:
+    known = VERSION.fullmatch(version)
+    return known is not None and known[1] in LIMITS and tuple(map(int, known[2].split("."))) > LIMITS[known[1]]
+
+
 def dynamic_libraries(repository: Repository) -> Iterator[Finding]:
-    """Native modules depend on the system, torch, and the libraries that come with torch for the backend."""
+    """Require that native modules depend on the system, torch, and the libraries that come with torch for the
+    backend."""
     for variant, path, library in _libraries(repository):
-        if isinstance(library, NotElf):
-            continue
         allowed = [SYSTEM, TORCH, FFI, *([DEVICE[variant.backend]] if variant.backend in DEVICE else [])]
         own = {each.rpartition("/")[2] for each in variant.files}
         for name in library.needed:

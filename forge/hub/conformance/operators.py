@@ -4,8 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from forge.hub.conformance.finding import Finding
-from forge.hub.conformance.repository import Python, Repository
+from forge.hub.conformance.repository import Finding, Python, Repository
+from forge.hub.reach import name_of
 
 TORCHS_OWN = frozenset(
     "aten prims prim c10d _c10d_functional c10d_functional fsdp higher_order inductor onednn mkldnn mkl profiler "
@@ -17,17 +17,18 @@ QUALIFIED = re.compile(r"(\w+)::\w+")
 
 
 def op_namespace(repository: Repository) -> Iterator[Finding]:
-    """What is registered or called under torch.ops is in torch.ops.<id>, and the id is not the plain name."""
+    """Require that what is registered or called under torch.ops is in torch.ops.<id>, and the id is not the plain
+    name."""
     for variant in repository.variants:
-        given, name = variant.value("id", str), variant.value("name", str)
-        seen: set[str] = set()
+        id, name = variant.value("id", str), variant.value("name", str)
+        seen = set(TORCHS_OWN)
         for each in variant.python.values():
             for line, namespace in _namespaces(each):
-                if namespace in TORCHS_OWN or namespace in seen:
+                if namespace in seen:
                     continue
                 seen.add(namespace)
-                if given is not None and namespace != given:
-                    text = f"torch.ops.{namespace} is not torch.ops.{given}, which is the id's"
+                if id is not None and namespace != id:
+                    text = f"torch.ops.{namespace} is not torch.ops.{id}, which is the id's"
                     yield variant.finding("op-namespace", text, each.path, line)
                 elif name is not None and namespace.strip("_") == name.replace("-", "_"):
                     text = f"torch.ops.{namespace} is not unique to the build; append a part of the commit's hash"
@@ -35,12 +36,12 @@ def op_namespace(repository: Repository) -> Iterator[Finding]:
 
 
 def _namespaces(python: Python) -> Iterator[tuple[int, str]]:
-    """(line, namespace) of each that the code names: torch.ops.ns, Library("ns", …), custom_op("ns::op", …)."""
+    """Yield (line, namespace) of each that the code names: torch.ops.ns, Library("ns", …), custom_op("ns::op", …)."""
     for node in python.nodes:
         if isinstance(node, ast.Attribute) and _is_torch_ops(node.value):
             yield node.lineno, node.attr
         elif isinstance(node, ast.Call):
-            called = getattr(node.func, "attr", getattr(node.func, "id", None))
+            called = name_of(node.func)
             first = node.args[0] if node.args else None
             text = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
             if text is None:

@@ -5,20 +5,19 @@ import warnings
 from collections.abc import Iterator
 
 from forge.hub import compat, reach
-from forge.hub.conformance.finding import Finding
-from forge.hub.conformance.repository import Repository, Variant
+from forge.hub.conformance.repository import Finding, Repository, Variant
 from forge.hub.imports import problem_of
 
 FLOOR = (3, 9)
 # What the standard library has since, and 3.9 has not.
-LATER = {"tomllib": "3.11"}
+ADDED_IN = {"tomllib": "3.11"}
 
 
 def python_floor(repository: Repository) -> Iterator[Finding]:
-    """Every file is Python that 3.9 parses, and imports no module that the standard library got later."""
+    """Require that every file is Python that 3.9 parses, and imports no module that the standard library got later."""
     for variant in repository.variants:
         for each in variant.python.values():
-            if each.problem is not None:
+            if each.tree is None:
                 line, text = each.problem
                 yield variant.finding("python-floor", text, each.path, line)
                 continue
@@ -32,17 +31,18 @@ def python_floor(repository: Repository) -> Iterator[Finding]:
             except (ValueError, RecursionError, MemoryError):
                 continue  # nested too deeply for this parse alone
             for found in reach.imports(each.tree):
-                if not found.level and (since := LATER.get(found.module.split(".")[0])):
+                if not found.level and (since := ADDED_IN.get(found.module.split(".")[0])):
                     text = f"{found.module} is in the standard library since Python {since}"
                     yield variant.finding("python-floor", text, each.path, found.line)
 
 
 def imports(repository: Repository) -> Iterator[Finding]:
-    """Every import of every file is relative, of the standard library, of torch or of a declared dependency."""
+    """Require that every import of every file is relative, of the standard library, of torch or of a declared
+    dependency."""
     for variant in repository.variants:
         names = {str(each) for key in ("name", "id") if (each := variant.value(key, str))}
         names = {name.replace("-", "_") for name in names} | ({variant.path.split("/")[-1]} & _package(variant))
-        allowed = {*_declared(variant), *repository.policy.imports}
+        allowed = {*_declared_modules(variant), *repository.policy.imports}
         allowed |= {"kernels"} if variant.value("kernel-depends", list) else set()
         for each in variant.python.values():
             for found in reach.imports(each.tree) if each.tree is not None else ():
@@ -52,12 +52,12 @@ def imports(repository: Repository) -> Iterator[Finding]:
 
 
 def _package(variant: Variant) -> set[str]:
-    """What sources that are not built yet are called: their folder."""
+    """Return the name of the package of sources that are not built yet: their folder's."""
     return {variant.path.split("/")[-1]} if variant.is_source else set()
 
 
-def _declared(variant: Variant) -> Iterator[str]:
-    """The modules that the declared dependencies give, allowed or not: another requirement is about that."""
+def _declared_modules(variant: Variant) -> Iterator[str]:
+    """Yield the modules that the declared dependencies give, allowed or not: another requirement is about that."""
     names = list(variant.value("python-depends", list) or ())
     by_backend = variant.value("python-depends-backends", dict) or {}
     for each in by_backend.values():

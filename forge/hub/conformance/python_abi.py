@@ -4,7 +4,7 @@ kernel-abi-check knows all of them and is asked first; this is what is looked fo
 Source: the Python documentation, "Contents of Limited API".
 """
 
-LATER = {
+ADDED_IN = {
     name: version
     for version, names in {
         "3.10": "PyCodec_Unregister PyErr_SetInterruptEx PyGC_Disable PyGC_Enable PyGC_IsEnabled PyIter_Check "

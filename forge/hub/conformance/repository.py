@@ -1,4 +1,4 @@
-"""A repository as it is checked: its variants, their files and metadata, and their Python as it was parsed."""
+"""A repository as it is checked: its variants, their files, metadata and parsed Python, and the findings of a check."""
 
 import ast
 import io
@@ -7,17 +7,16 @@ import re
 import tokenize
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from forge.hub import compat
-from forge.hub.conformance.finding import Finding
 from forge.hub.errors import HubError, Place
 from forge.hub.files import MANIFEST, NATIVE, File, read_files, read_small
 from forge.hub.manifest.parse import MAX_BYTES
-from forge.hub.metadata_form import fits, line_of
+from forge.hub.metadata_form import fits, line_of, unique_keys
 from forge.hub.policy import Policy
 from forge.hub.variants import BACKENDS
 
@@ -27,6 +26,33 @@ PLATFORMS = ("x86_64", "aarch64", "arm64")
 SYSTEMS = ("linux", "darwin", "windows")
 
 
+@dataclass(frozen=True, order=True)
+class Finding:
+    """One violation, or advice. file: the path below the repository; line: from 1, or 0 for the file as a whole.
+
+    requirement: the short name of the requirement, as docs/reference/checking-a-kernel.md lists them.
+    """
+
+    file: str
+    line: int
+    requirement: str
+    text: str
+    advice: bool = False
+
+    def __str__(self) -> str:
+        """Return one line, in which what a terminal would act on is escaped: a file's name may hold any of it."""
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return escape(f"{where}: {self.requirement}: {self.text}{' (advice)' if self.advice else ''}")
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def escape(text: str) -> str:
+    """Return the text, with control characters and lone surrogates as Python writes them."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 @dataclass(frozen=True)
 class Python:
     """A Python file. tree: what it was parsed to, or None where it cannot be; problem: why, with the line."""
@@ -34,7 +60,7 @@ class Python:
     path: str
     text: str
     tree: ast.Module | None
-    problem: tuple[int, str] | None = None
+    problem: tuple[int, str] = (0, "")
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
@@ -62,11 +88,11 @@ class Variant:
         return Finding(path, line, requirement, text, advice)
 
     def of_metadata(self, requirement: str, text: str, key: str | None = None) -> Finding:
-        """A finding in metadata.json, at the line of a key."""
+        """Return a finding in metadata.json, at the line of a key."""
         return self.finding(requirement, text, "metadata.json", line_of(self.metadata_text or "", key))
 
     def value(self, key: str, kind: type) -> Any:
-        """A value of metadata.json where it has its type, else None."""
+        """Return a value of metadata.json where it has its type, else None."""
         came = (self.values or {}).get(key)
         return came if fits(came, kind) else None
 
@@ -116,12 +142,17 @@ class Repository:
     unread: list[Finding] = field(default_factory=list)
     is_folder: bool = True
 
-    def python(self) -> Iterator[tuple[Variant, Python]]:
-        """Every Python file that could be parsed."""
+    def first(self, key: str, kind: type) -> Any:
+        """Return the first of the variants' values under a key of metadata.json."""
+        values = (each.value(key, kind) for each in self.variants)
+        return next((value for value in values if value is not None), None)
+
+    def python(self) -> Iterator[tuple[Variant, Python, ast.Module]]:
+        """Yield every Python file that could be parsed, with its variant and its tree."""
         for variant in self.variants:
             for each in variant.python.values():
                 if each.tree is not None:
-                    yield variant, each
+                    yield variant, each, each.tree
 
 
 def read_repository(
@@ -132,7 +163,7 @@ def read_repository(
     blobs: Path | None = None,
     only: Collection[str] | None = None,
 ) -> Repository:
-    """Reads a repository, its build/ folder or one variant; what cannot be read is among `unread`. Executes nothing.
+    """Read a repository, its build/ folder or one variant; what cannot be read is among `unread`. Executes nothing.
 
     blobs: where links may lead, beside the repository's own files. only: the variants to read, all otherwise.
     """
@@ -162,7 +193,7 @@ def read_repository(
 
 
 def _unread_manifest(folder: Path) -> Iterator[Finding]:
-    """The manifest at the root of a folder, which is locked with it, where it cannot be read."""
+    """Yield a finding for the manifest at the root of a folder, which is locked with it, where it cannot be read."""
     place = Place(str(folder), file=MANIFEST)
     try:
         read_small(folder / MANIFEST, place, MAX_BYTES, within=folder)
@@ -175,7 +206,8 @@ def _short(error: HubError, place: Place) -> str:
 
 
 def _variant_folders(folder: Path) -> list[Path]:
-    """Those in build/, those in the folder, the folder itself, or the sources in torch-ext/, whichever there are."""
+    """Return those in build/, those in the folder, the folder itself, or the sources in torch-ext/, whichever there
+    are."""
     if (folder / "build").is_dir():
         return _folders(folder / "build")
     if named := [each for each in _folders(folder) if variant_problem(each.name) is None]:
@@ -190,7 +222,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def variant_problem(name: str) -> str | None:
-    """Why a folder's name is not that of a variant, or None."""
+    """Return why a folder's name is not that of a variant, or None."""
     try:
         compat.parse_variant(name)
     except (ValueError, TypeError) as error:
@@ -210,7 +242,7 @@ def _read_metadata(variant: Variant) -> None:
         return
     try:
         variant.metadata_text = file.read().decode()
-        values = json.loads(variant.metadata_text, object_pairs_hook=_unique)
+        values = json.loads(variant.metadata_text, object_pairs_hook=unique_keys)
     except json.JSONDecodeError as error:
         variant.metadata_problem = (error.lineno, f"is not JSON: {error.msg}")
     except (OSError, ValueError, RecursionError) as error:
@@ -222,19 +254,11 @@ def _read_metadata(variant: Variant) -> None:
             variant.metadata_problem = (1, f"is a JSON {type(values).__name__}, but must be an object")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice")
-    return values
-
-
 def _parse(path: str, content: bytes) -> Python:
-    """Of the bytes, as Python reads a file: its text is without a byte order mark, and in the encoding that it says."""
+    """Parse bytes as Python reads a file: its text is without a byte order mark, and in the encoding that it says."""
     text = content.decode(errors="replace")
     try:
-        text = _decoded(content)
+        text = _decode(content)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         problem = f"is not Python: the byte {content[error.start]:#x} is not {error.encoding}; save the file as UTF-8"
@@ -253,7 +277,7 @@ def _parse(path: str, content: bytes) -> Python:
     return Python(path, text, tree)
 
 
-def _decoded(content: bytes) -> str:
+def _decode(content: bytes) -> str:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
     except SyntaxError:

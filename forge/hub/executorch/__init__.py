@@ -69,9 +69,9 @@ class NotBound(ValueError):
 
 
 def files_of(manifest: Manifest) -> dict[str, bytes]:
-    """What is compiled beside a manifest's own sources, by path: the binding and the headers; nothing where no kernel
-    needs one. Raises NotBound."""
-    bound = _bound(manifest)
+    """Return the files to compile beside a manifest's own sources, by path: the binding and the headers; none where no
+    kernel needs one. Raises NotBound."""
+    bound = _bound_kernels(manifest)
     if not bound:
         return {}
     include = "#pragma once\n#include <" + HEADER + ">\n"
@@ -82,14 +82,14 @@ def files_of(manifest: Manifest) -> dict[str, bytes]:
 
 
 def with_binding(build: Build, files: Iterable[str]) -> Build:
-    """What is built where these files are beside the sources."""
+    """Return the build where these files are beside the sources."""
     if BINDING not in files:
         return build
     return Build(**{**vars(build), "cpp": (*build.cpp, BINDING), "include": (*build.include, FOLDER)})
 
 
 @dataclass(frozen=True)
-class _Bound:
+class _BoundKernel:
     """One kernel: its name in C++ (without `native`), its operator, and the operation's schema."""
 
     function: str
@@ -97,13 +97,13 @@ class _Bound:
     schema: Any
 
 
-def _bound(manifest: Manifest) -> list[_Bound]:
-    found: dict[str, _Bound] = {}
+def _bound_kernels(manifest: Manifest) -> list[_BoundKernel]:
+    found: dict[str, _BoundKernel] = {}
     for op in manifest.ops:
         for entry in op.kernels:
             if is_bound(entry, manifest.library.name):
-                name = entry.kernel_name.partition("::")[2]
-                found[name] = _Bound(entry.name.partition("#")[0], name, _schema(op))
+                name = str(entry.kernel_name).partition("::")[2]
+                found[name] = _BoundKernel(entry.name.partition("#")[0], name, _schema(op))
     return list(found.values())
 
 
@@ -117,7 +117,7 @@ def _schema(op: OpEntry) -> Any:
 # C++
 
 
-def _binding(library: str, kernels: list[_Bound]) -> str:
+def _binding(library: str, kernels: list[_BoundKernel]) -> str:
     parts = [_one(each) for each in kernels]
     declared = "\n".join(each["declaration"] for each in parts)
     wrapped = "\n".join(each["wrapper"] for each in parts)
@@ -145,8 +145,8 @@ TORCH_LIBRARY({bound_namespace(library)}, m) {{
 """
 
 
-def _one(kernel: _Bound) -> Mapping[str, str]:
-    """The declaration of a kernel, the function that calls it, and the definition of its operator."""
+def _one(kernel: _BoundKernel) -> Mapping[str, str]:
+    """Return the declaration of a kernel, the function that calls it, and the definition of its operator."""
     schema, name = kernel.schema, kernel.operator
     taken, given, handed, before, said = [], [], [], [], []
     keywords = False
@@ -182,22 +182,22 @@ def _one(kernel: _Bound) -> Mapping[str, str]:
 
 
 def _in_native(name: str) -> list[str]:
-    """The namespaces and the name of a kernel's function: ExecuTorch keeps kernels in a namespace `native` inside of
-    the one that is written, which is `at` where none is."""
+    """Return the namespaces and the name of a kernel's function: ExecuTorch keeps kernels in a namespace `native`
+    inside of the one that is written, which is `at` where none is."""
     *spaces, function = name.split("::")
     spaces = spaces or ["at"]
     return [*spaces, *(() if spaces[-1:] == ["native"] else ("native",)), function]
 
 
 def _type_of(argument: Any) -> str:
-    """An argument's type as a schema writes it, without the lengths of lists."""
-    return _written(str(argument.real_type))
+    """Return an argument's type as a schema writes it, without the lengths of lists."""
+    return _type_text(str(argument.real_type))
 
 
-def _written(text: str) -> str:
+def _type_text(text: str) -> str:
     for wrapper, suffix in (("Optional", "?"), ("List", "[]")):
         inner = re.fullmatch(rf"{wrapper}\[(.*)\]", text)
         if inner is not None:
-            return _written(inner[1]) + suffix
+            return _type_text(inner[1]) + suffix
     text = re.sub(r"\[\d+\]", "[]", text)
     return {"number": "Scalar", "number?": "Scalar?", "SymInt": "int"}.get(text, text)

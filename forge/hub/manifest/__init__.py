@@ -20,8 +20,8 @@ from forge.hub.manifest.model import (
     Device,
     DimOrder,
     DtypeAlias,
-    Given,
     Grad,
+    KernelArgument,
     KernelEntry,
     Layout,
     Library,
@@ -31,11 +31,11 @@ from forge.hub.manifest.model import (
     Parameter,
     Requires,
     Resolver,
-    Saved,
+    SavedTensor,
     Signature,
 )
 from forge.hub.manifest.ordering import candidates, duplicates
 from forge.hub.manifest.requires import unmet
 from forge.hub.manifest.signatures import from_function, from_schema
 from forge.hub.manifest.validate import parse_manifest, read_manifest
-from forge.hub.manifest.views import Viewed
+from forge.hub.manifest.views import View

@@ -9,7 +9,7 @@ from forge.hub.manifest.errors import InvalidText, did_you_mean
 from forge.hub.manifest.layout import ORDERS
 from forge.hub.manifest.model import DimOrder, DtypeAlias, OrderAlias
 from forge.hub.manifest.parse import Node
-from forge.hub.manifest.schema import NAME, Expected, Reader, pairs, text
+from forge.hub.manifest.schema import NAME, Reader, WrongKind, pairs, text
 from forge.support.dtypes import DTYPES, find_dtype
 
 
@@ -24,8 +24,9 @@ class Aliases:
         """Return these and those that an entry defines, which go before."""
         dtypes = reader.read(_type_aliases, node.get("type_alias"), "type_alias") or {}
         orders = reader.read(_order_aliases, node.get("dim_order_alias"), "dim_order_alias") or {}
-        for name in orders.keys() & dtypes.keys():
-            reader.problems.add(node.get("dim_order_alias").keys[name], f"{name!r} is a type alias already")
+        for name, mark, _ in pairs(node.get("dim_order_alias"), "") if orders else ():
+            if name in dtypes:
+                reader.problems.add(mark, f"{name!r} is a type alias already")
         return Aliases({**self.dtypes, **dtypes}, {**self.orders, **orders})
 
 
@@ -72,14 +73,14 @@ def dtype(reader: Reader, node: Node, what: str) -> torch.dtype:
     if isinstance(node.value, torch.dtype):
         return node.value
     name = text(reader, node, what)
-    if find_dtype(name) is None:
+    if (dtype := find_dtype(name)) is None:
         raise InvalidText(f"unknown dtype {name!r}{did_you_mean(name, DTYPES)}")
-    return find_dtype(name)
+    return dtype
 
 
 def _dtypes(reader: Reader, node: Node, what: str) -> tuple[torch.dtype, ...]:
     if not node.items:
-        raise Expected("a list of dtypes")
+        raise WrongKind("a list of dtypes")
     return tuple(dict.fromkeys(reader.each(dtype, node, what)))
 
 
@@ -97,7 +98,7 @@ def dim_order(reader: Reader, node: Node, what: str) -> DimOrder:
         hint = did_you_mean(node.value, ORDERS) or f"; known: {', '.join(ORDERS)}, or a list of dims"
         raise InvalidText(f"unknown dim order {node.value!r}{hint}")
     if not (node.is_list and node.value and all(type(item.value) is int for item in node.value)):
-        raise Expected(f"{', '.join(ORDERS)} or a list of dims such as [0, 2, 3, 1]")
+        raise WrongKind(f"{', '.join(ORDERS)} or a list of dims such as [0, 2, 3, 1]")
     dims = tuple(node.plain())
     if sorted(dims) != list(range(len(dims))):
         raise InvalidText(f"dim order {list(dims)} is not a permutation of 0..{max(len(dims) - 1, 0)}")
@@ -111,7 +112,7 @@ def meta(reader: AliasReader, node: Node, what: str) -> Meta:
     `[[float32, float16], [[0, 1, 2, 3], [0, 2, 3, 1]]]`.
     """
     if not 1 <= len(node.items) <= 2:
-        raise Expected("a dtype, or a dtype and a dim order, such as [T, C]")
+        raise WrongKind("a dtype, or a dtype and a dim order, such as [T, C]")
     first, *rest = node.items
     name = first.value if isinstance(first.value, str) else ""
     if not rest and (name in reader.aliases.orders or name in ORDERS):
@@ -130,9 +131,9 @@ def dtype_or_alias(reader: AliasReader, node: Node, what: str) -> DtypeAlias | N
     name = text(reader, node, what).removesuffix("?").strip()
     if name in reader.aliases.dtypes:
         return reader.aliases.dtypes[name]
-    if find_dtype(name) is None:
-        raise _undefined("type", name, reader.aliases.dtypes, DTYPES)
-    return DtypeAlias(None, (find_dtype(name),))
+    if (dtype := find_dtype(name)) is None:
+        raise _undefined_alias("type", name, reader.aliases.dtypes, DTYPES)
+    return DtypeAlias(None, (dtype,))
 
 
 def order_or_alias(reader: AliasReader, node: Node, what: str) -> OrderAlias | None:
@@ -143,14 +144,14 @@ def order_or_alias(reader: AliasReader, node: Node, what: str) -> OrderAlias | N
         orders = _orders(reader, node)
         return OrderAlias(None, orders) if orders else None
     if not isinstance(node.value, str):
-        raise Expected("a dtype and a dim order, such as [T, C]")
+        raise WrongKind("a dtype and a dim order, such as [T, C]")
     if node.value in reader.aliases.orders:
         return reader.aliases.orders[node.value]
     if node.value not in ORDERS:
-        raise _undefined("dim order", node.value, reader.aliases.orders, ORDERS)
+        raise _undefined_alias("dim order", node.value, reader.aliases.orders, ORDERS)
     return OrderAlias(None, (ORDERS[node.value],))
 
 
-def _undefined(kind: str, name: str, defined: Collection[str], builtin: Collection[str]) -> InvalidText:
+def _undefined_alias(kind: str, name: str, defined: Collection[str], builtin: Collection[str]) -> InvalidText:
     near = did_you_mean(name, (*defined, *builtin))
     return InvalidText(f"undefined {kind} alias {name!r}; defined: {', '.join(defined) or 'none'}{near}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from forge.hub.manifest.calls import kernel_problems
-from forge.hub.manifest.errors import Mark, Problems, did_you_mean
+from forge.hub.manifest.errors import ManifestError, Mark, Problem, Problems, did_you_mean
 from forge.hub.manifest.kernels import KernelKeys, KernelReader, read_kernel
 from forge.hub.manifest.model import KernelEntry, Library, Resolver, Signature
 from forge.hub.manifest.parse import from_python
@@ -54,9 +54,9 @@ def kernel(
     _check_options(label, fn, options, library, dtypes)
     problems = Problems()
     mark = mark or caller(2)
-    signature = _signature(op, resolver, mark, problems)
-    functions = {f"{key}_fn": options.get(key) for key in _FUNCTIONS}
-    options["grad"], grad_functions = _named(options.get("grad", "none"))
+    signature = _signature(op, resolver, mark)
+    functions: dict[str, Any] = {f"{key}_fn": options.get(key) for key in _FUNCTIONS}
+    options["grad"], grad_functions = _with_names(options.get("grad", "none"))
     for key in ("where", "faster", "mutates"):
         options[key] = options.get(key) or None
     for key in _FUNCTIONS:
@@ -110,13 +110,13 @@ def _check(value: Any, what: str, ok: bool, wanted: str) -> None:
 
 
 def caller(depth: int) -> Mark:
-    """The place of a call that is made `depth` calls above."""
+    """Return the place of a call that is made `depth` calls above."""
     frame = sys._getframe(depth)
     return Mark(frame.f_code.co_filename, frame.f_lineno, 1)
 
 
-def _named(grad: Any) -> tuple[Any, dict[str, Callable]]:
-    """`grad` with names in the place of functions, and the functions by their fields."""
+def _with_names(grad: Any) -> tuple[Any, dict[str, Any]]:
+    """Return `grad` with names in the place of functions, and the functions by their fields."""
     if callable(grad):
         grad = {"kernel_name": grad}
     if not isinstance(grad, Mapping):
@@ -133,18 +133,17 @@ def _name_of(function: Callable, otherwise: str) -> str:
     return re.sub(r"\W", "_", getattr(function, "__name__", otherwise))
 
 
-def _signature(op: str | Callable, resolver: Resolver, mark: Mark, problems: Problems) -> Signature:
+def _signature(op: str | Callable, resolver: Resolver, mark: Mark) -> Signature:
     text = op if isinstance(op, str) else qualified_name(op)
     signature = resolver.resolve(text) if text is not None else None
     if signature is None:
         near = did_you_mean(text or "", resolver.names())
-        problems.add(mark, f"unknown operator {text or op!r}{near}")
-        problems.raise_any()
+        raise ManifestError([Problem(mark, f"unknown operator {text or op!r}{near}")])
     return signature
 
 
 def _uniform(dtypes: Dtypes, signature: Signature, type_alias: Mapping | None) -> tuple[dict, dict]:
-    """arg_meta and type_alias that say what `dtypes` does."""
+    """Return the arg_meta and type_alias that say what `dtypes` does."""
     if isinstance(dtypes, Mapping):
         types = {f"{name}_dtype": value for name, value in dtypes.items()}
         return {name: f"{name}_dtype" for name in dtypes}, {**(type_alias or {}), **types}

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from forge.hub.errors import HubError
-from forge.hub.manifest.model import Argument, Given, KernelEntry, Signature
+from forge.hub.manifest.model import Argument, KernelArgument, KernelEntry, Signature
 
 Find = Callable[[str], Any]
 
 
 def kernel_problems(entry: KernelEntry, signature: Signature, find: Find) -> list[str]:
-    """Why a kernel, its forward or its backward cannot be called: it is not found, or its signature does not accept
-    what it would be given."""
+    """Return why a kernel, its forward or its backward cannot be called: it is not found, or its signature does not
+    accept what it would be given."""
     grad = entry.grad
     own = called_with(entry, signature)
     saving = (own[0], [*own[1], *(grad.saves if entry.out else ())])
@@ -30,30 +30,31 @@ def kernel_problems(entry: KernelEntry, signature: Signature, find: Find) -> lis
 
 
 def function_problems(
-    label: str, name: str | None, given: Any, called: tuple[list[str], list[str]], find: Find
+    label: str, name: str | None, function: Callable | None, called: tuple[list[str], list[str]], find: Find
 ) -> list[str]:
+    """Return why a function cannot be called so: it is not found, or its signature does not accept the arguments."""
     try:
-        function = given if given is not None else find(name)
+        function = function or find(name or "")
     except Exception as error:
-        return [f"{label} not found: {described(error)}"]
+        return [f"{label} not found: {describe_error(error)}"]
     return [f"{label}: {text}" for text in call_problems(function, *called)]
 
 
 def called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:
-    """What a kernel gets by position (by what it is), and the parameters that it gets by name."""
+    """Return what a kernel gets by position (by what it is), and the parameters that it gets by name."""
     if entry.args is None:
         positional, named = own_arguments(signature)
     else:
-        positional, named = _mapped(entry.args)
+        positional, named = _split_args(entry.args)
     return _with_outs(positional, named, entry.out)
 
 
 def _backward_called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:
-    """As called_with, for its gradient kernel."""
+    """Return the same for its gradient kernel."""
     if entry.grad.args is not None:
-        positional, named = _mapped(entry.grad.args)
+        positional, named = _split_args(entry.grad.args)
     else:
-        positional, named = own_arguments(signature) if entry.args is None else _mapped(entry.args)
+        positional, named = own_arguments(signature) if entry.args is None else _split_args(entry.args)
         positional = ["grad_output"] * (signature.returns or 1) + positional
         named = [*named, *entry.grad.saves]
     return _with_outs(positional, named, entry.grad.out)
@@ -64,7 +65,7 @@ def own_arguments(signature: Signature) -> tuple[list[str], list[str]]:
     return [p.name for p in ours if not p.keyword_only], [p.name for p in ours if p.keyword_only]
 
 
-def _mapped(args: tuple[Given, ...]) -> tuple[list[str], list[str]]:
+def _split_args(args: tuple[KernelArgument, ...]) -> tuple[list[str], list[str]]:
     positional = [_what(given.value) for given in args if given.parameter is None]
     return positional, [given.parameter for given in args if given.parameter is not None]
 
@@ -82,16 +83,18 @@ def _what(value: Any) -> str:
     return value.name if isinstance(value, Argument) else repr(value.value)
 
 
-def described(error: Exception) -> str:
-    """An exception as one line: what a repository is refused for as a whole, of others what their first line says."""
+def describe_error(error: Exception) -> str:
+    """Return an exception as one line: of a repository that is refused as a whole all that it says, of others the
+    first"""
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if isinstance(error, HubError) and len(lines) > 1:
         return f"{lines[0]} {'; '.join(lines[1:])}"
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def call_problems(function: Callable, positional: list[str | None], named: list[str]) -> list[str]:
-    """What is wrong with calling a kernel with these positional arguments (by what they are) and these named ones."""
+def call_problems(function: Callable, positional: list[str], named: list[str]) -> list[str]:
+    """Return what is wrong with calling a kernel with these positional arguments (by what they are) and these named
+    ones."""
     parameters = _kernel_parameters(function)
     if parameters is None:
         return []
@@ -99,7 +102,7 @@ def call_problems(function: Callable, positional: list[str | None], named: list[
     any_position = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
     by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    refused = [] if any_position else [str(what) for what in positional[len(takes) :]]
+    refused = [] if any_position else positional[len(takes) :]
     refused += [] if any_name else [name for name in named if name not in by_name]
     filled = {p.name for p in takes[: len(positional)]} | set(named)
     missing = [
@@ -116,7 +119,7 @@ def call_problems(function: Callable, positional: list[str | None], named: list[
 
 
 def _kernel_parameters(function: Callable) -> list[inspect.Parameter] | None:
-    """The parameters of a Python function or of a torch operator; None where they are not known."""
+    """Return the parameters of a Python function or of a torch operator; None where they are not known."""
     schema = getattr(function, "_schema", None)
     if schema is None and hasattr(function, "overloads"):
         overloads = function.overloads()

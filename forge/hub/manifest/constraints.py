@@ -20,7 +20,7 @@ from forge.hub.manifest.model import (
     Signature,
 )
 from forge.hub.manifest.shapes import ShapePattern
-from forge.hub.manifest.where import Undecided, same
+from forge.hub.manifest.where import UnknownValue, same
 from forge.ir import TensorProxy
 from forge.support.dtypes import dtype_name, show
 from forge.torch_internals.dispatch import is_traceable_wrapper_subclass
@@ -39,7 +39,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def capability(device: torch.device) -> tuple[int, int] | str:
-    """The compute capability of this very CUDA device, or why it is not known."""
+    """Return the compute capability of this very CUDA device, or why it is not known."""
     if device.type != "cuda":
         return f"{device.type} devices have none"
     try:
@@ -67,11 +67,11 @@ class Checker:
         self.signature = signature
         self.subject = next(iter(signature.tensors), None)
         self.dropped = dropped_defaults(entry, signature)
-        self.constrained = entry.constrained
+        self.constrained = entry.constrained_arguments
         fixed = {name for name, layout in entry.layout.items() if layout.order is not None}
         self.ordered = {name: alias for name, alias in entry.orders.items() if name not in fixed}
         is_overload = "::" in signature.name
-        unsaid = (p for p in signature.parameters if not (p.out or p.name in entry.constrained))
+        unsaid = (p for p in signature.parameters if not (p.out or p.name in entry.constrained_arguments))
         self.typed = tuple(unsaid) if is_overload else ()
         self.given = {parameter.name for parameter in signature.parameters if not parameter.out}
         self.faster = entry.faster if faster else ()
@@ -80,15 +80,15 @@ class Checker:
         return self.decide(self.signature.bind(args, kwargs))
 
     def decide(self, values: dict[str, Any]) -> bool | str:
-        """As a call, for arguments by the operator's own names."""
+        """Decide a call by the arguments' own names in the operator."""
         return next(self._reasons(values), True)
 
     def failures(self, /, *args: Any, **kwargs: Any) -> list[str]:
-        """Every constraint that fails, in words; empty when the kernel takes the call."""
+        """Return every constraint that fails, in words; empty when the kernel takes the call."""
         return list(self._reasons(self.signature.bind(args, kwargs)))
 
     def result_failures(self, outputs: Any, /, *args: Any, **kwargs: Any) -> list[str]:
-        """What is wrong with the dtypes of the results of a call, as `__ret_0` declares them."""
+        """Return what is wrong with the dtypes of the results of a call, as `__ret_0` declares them."""
         bound: dict[str, torch.dtype] = {}
         values = self.signature.bind(args, kwargs)
         for name, alias in self.entry.dtypes.items():
@@ -104,7 +104,7 @@ class Checker:
         return [reason for reason in reasons if reason is not None]
 
     def _reasons(self, values: dict[str, Any]) -> Iterator[str]:
-        wrapped = self._wrapped(values)
+        wrapped = self._wrapper_problem(values)
         if wrapped is not None:  # its dtype, shape and device are not those of memory that a kernel could read
             yield wrapped
             return
@@ -112,8 +112,9 @@ class Checker:
             yield from self._device(self.entry.device, values)
         if self.typed:
             yield from self._kinds(values)
-        yield from self._dropped(values)
-        tensors = yield from self._present(values)
+        yield from self._dropped_arguments(values)
+        tensors: dict[str, list[Any]] = {}
+        yield from self._present(values, tensors)
         dims: dict[str, Any] = {}
         yield from self._first(tensors, self.entry.dtypes, partial(self._dtype, bound={}))
         yield from self._first(tensors, self.ordered, partial(self._order, bound={}))
@@ -131,10 +132,10 @@ class Checker:
             yield from (f"it is not known to be faster: {reason}" for reason in reasons if reason is not None)
 
     def _about(self, name: str) -> str:
-        """The first tensor of a call is what a reason is about unless it says otherwise."""
+        """Return how a reason begins: with the argument's name, unless it is the first tensor of the call."""
         return "" if name == self.subject else f"{name}: "
 
-    def _wrapped(self, values: Mapping[str, Any]) -> str | None:
+    def _wrapper_problem(self, values: Mapping[str, Any]) -> str | None:
         for name in self.signature.tensors:
             value = values.get(name)
             if type(value) in PLAIN:
@@ -159,13 +160,13 @@ class Checker:
                     yield self._about(name) + reason
                     return
 
-    def _dropped(self, values: Mapping[str, Any]) -> Iterator[str]:
+    def _dropped_arguments(self, values: Mapping[str, Any]) -> Iterator[str]:
         for name, default in self.dropped:
             if not is_default(values.get(name, default), default):
                 yield f"{name} is given, but the kernel takes none"
 
     def _kinds(self, values: Mapping[str, Any]) -> Iterator[str]:
-        """Where an overload of an operator is meant: what is a call of another one, as add(x, 2) is of add.Scalar."""
+        """Yield what is a call of another overload where one is meant, as add(x, 2) is of add.Scalar."""
         for parameter in self.typed:
             value = values.get(parameter.name)
             if value is None and not parameter.optional:
@@ -175,19 +176,17 @@ class Checker:
             elif parameter.kind == "other" and isinstance(value, TENSORS):
                 yield f"{parameter.name} is a tensor, but {self.signature.name} takes none there"
 
-    def _present(self, values: Mapping[str, Any]) -> Iterator[str]:
-        """The constrained arguments that are there; what is missing, or is no tensor, is a reason."""
-        found: dict[str, list[Any]] = {}
+    def _present(self, values: Mapping[str, Any], present: dict[str, list[Any]]) -> Iterator[str]:
+        """Put the constrained arguments into `present`; yield a reason for one that is missing, or is no tensor."""
         for name in self.constrained:
             value = values.get(name)
             tensors = _tensors(value)
             if tensors or (isinstance(value, (tuple, list)) and not value):
-                found[name] = tensors
+                present[name] = tensors
             elif value is not None:
                 yield f"{name} is {show(value)}, but must be a tensor"
             elif name not in self.entry.optional and name in self.given:
                 yield f"{name} is None, but must be a tensor"
-        return found
 
     def _first(
         self,
@@ -249,19 +248,19 @@ def _capability_reason(wanted: Device, device: torch.device) -> str | None:
     return f"capability is {found[0]}.{found[1]}, needs {wanted.capability_text}"
 
 
-def passed(entry: KernelEntry) -> frozenset[str] | None:
-    """The operator's arguments that the kernel is called with; None when it gets all of them."""
+def passed_arguments(entry: KernelEntry) -> frozenset[str] | None:
+    """Return the operator's arguments that the kernel is called with; None when it gets all of them."""
     if entry.args is None:
         return None
     return frozenset(given.value.name for given in entry.args if isinstance(given.value, Argument))
 
 
 def dropped_defaults(entry: KernelEntry, signature: Signature) -> tuple[tuple[str, Any], ...]:
-    """Arguments that the kernel does not get, with the only value with which leaving them out is right.
+    """Return arguments that the kernel does not get, with the only value with which leaving them out is right.
 
     One that a where expression speaks of is the author's care.
     """
-    given = passed(entry)
+    given = passed_arguments(entry)
     if given is None:
         return ()
     spoken = frozenset(name for condition in entry.where for name in condition.names)
@@ -276,18 +275,19 @@ def is_default(value: Any, default: Any) -> bool:
     """Whether an argument is what it is when it is left out."""
     try:
         return value is default or same(value, default)
-    except Undecided:
+    except UnknownValue:
         return False
 
 
 def no_kernel(name: str, args: tuple, kwargs: Mapping[str, Any], reasons: Mapping[str, Iterable[str]]) -> str:
-    """Why no kernel takes a call: 'no kernel for aten::add.out(float32[2, 7] cpu): rms_sm80: device is cpu, …'."""
-    shown = [_described(value) for value in args] + [f"{key}={_described(value)}" for key, value in kwargs.items()]
+    """Return why no kernel takes a call: 'no kernel for aten::add.out(float32[2, 7] cpu): rms_sm80: device is cpu,
+    …'."""
+    shown = [_describe(value) for value in args] + [f"{key}={_describe(value)}" for key, value in kwargs.items()]
     lines = [f"{kernel}: {'; '.join(failures)}" for kernel, failures in reasons.items()]
     return f"no kernel for {name}({', '.join(shown)}): {'; '.join(lines) or 'none is registered'}"
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if not isinstance(value, TENSORS):
         return show(value)
     return f"{dtype_name(value.dtype)}[{', '.join(map(str, value.shape))}] {value.device}"

@@ -49,17 +49,17 @@ class Problems:
         self.found: list[Problem] = []
 
     def add(self, mark: Mark, text: str) -> None:
-        """One more problem."""
+        """Add one more problem."""
         self.found.append(Problem(mark, text))
 
     def raise_any(self) -> None:
-        """Raises ManifestError when there is a problem."""
+        """Raise ManifestError when there is a problem."""
         if self.found:
             raise ManifestError(self.found)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'kernel_name'?", or nothing when no known name is near."""
+    """Return "; did you mean 'kernel_name'?", or nothing when no known name is near."""
     near = _near(name, known)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
@@ -83,7 +83,8 @@ def _near(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _near_operator(name: str, candidates: list[str]) -> list[str]:
-    """Of `ns::base.overload`: the bases are compared, and one that has the same overload is preferred."""
+    """Return the near names of `ns::base.overload`: the bases are compared, and one with the same overload is
+    preferred."""
     namespace, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")
     bases: dict[str, list[str]] = {}

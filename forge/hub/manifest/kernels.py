@@ -1,4 +1,7 @@
-"""The keys of one kernel of an operator's entry, and the KernelEntry that they make."""
+"""The keys of one kernel of an operator's entry, and the KernelEntry that they make.
+
+One file, though long: every key's reading shares the reader of the operator's kernels, and most share each other.
+"""
 
 import dataclasses
 import re
@@ -19,12 +22,13 @@ from forge.hub.manifest.model import (
     Constant,
     Device,
     DimOrder,
-    Given,
     Grad,
+    KernelArgument,
     KernelEntry,
     Layout,
     Library,
-    Saved,
+    Parameter,
+    SavedTensor,
     Signature,
 )
 from forge.hub.manifest.parse import Node
@@ -32,8 +36,8 @@ from forge.hub.manifest.schema import (
     BOTH,
     EXECUTORCH,
     NAME,
-    Expected,
     Reading,
+    WrongKind,
     any_node,
     key,
     many,
@@ -78,49 +82,51 @@ class KernelReader(AliasReader):
     more: tuple[str, ...] = ()
 
     @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self.signature.parameters if self.signature else ()
+
+    @property
     def arguments(self) -> tuple[str, ...]:
-        return tuple(self.signature.by_name) if self.signature else ()
+        return tuple(p.name for p in self.parameters)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The arguments that may be tensors and are not written to."""
-        names = self.signature.tensors if self.signature else ()
-        return tuple(name for name in names if not self.signature.by_name[name].out)
+        return tuple(p.name for p in self.parameters if p.may_be_tensor and not p.out)
 
     @property
     def outs(self) -> tuple[str, ...]:
         """The arguments that an out-variant writes to."""
-        return tuple(p.name for p in self.signature.parameters if p.out) if self.signature else ()
+        return tuple(p.name for p in self.parameters if p.out)
 
     @property
     def returns(self) -> int | None:
         return self.signature.returns if self.signature else None
 
-    def known_argument(self, name: str, mark: Mark, what: str) -> bool:
-        """Whether the operator has this argument, and it may be a tensor; reported when not."""
-        parameter = self.signature.by_name.get(name) if self.signature else None
-        if self.signature is None or (parameter is not None and parameter.may_be_tensor):
-            return True
+    def check_argument(self, name: str, mark: Mark, what: str) -> None:
+        """Report a name that is not that of an argument of the operator which may be a tensor."""
+        if self.signature is None or name in self.signature.tensors:
+            return
         names = self.signature.tensors
-        kind = "an argument" if parameter is None else "a tensor argument"
+        kind = "a tensor argument" if name in self.signature.by_name else "an argument"
         listed = f"tensor arguments: {', '.join(names) or 'none'}{did_you_mean(name, names)}"
         self.problems.add(mark, f"{what} names {name!r}, not {kind} of {self.op}; {listed}")
-        return False
 
 
 # constraints
 
 
-def _arg_meta(reader: KernelReader, node: Node, what: str) -> dict[str, Meta]:
-    found = {}
+def _arg_meta(reader: KernelReader, node: Node, what: str) -> dict[str | int, Meta]:
+    """Return the constraints by argument, those of results by position."""
+    metas: dict[str | int, Meta] = {}
     for name, mark, item in pairs(node, "null or a mapping from arguments to [dtype, order]"):
         result = _RESULT.fullmatch(name)
         if result is None:
-            reader.known_argument(name, mark, what)
+            reader.check_argument(name, mark, what)
         elif reader.returns is not None and int(result[1]) >= reader.returns:
             reader.problems.add(mark, f"{what} names {name!r}, but {reader.op} has {reader.returns} results")
-        found[name] = reader.read(meta, item, f"{what} of {name}") or Meta()
-    return found
+        metas[int(result[1]) if result else name] = reader.read(meta, item, f"{what} of {name}") or Meta()
+    return metas
 
 
 def _shape(reader: KernelReader, node: Node, what: str) -> ShapePattern:
@@ -137,11 +143,11 @@ def _shape(reader: KernelReader, node: Node, what: str) -> ShapePattern:
 
 
 def _shapes(reader: KernelReader, node: Node, what: str) -> dict[str, ShapePattern | None]:
-    found = {}
+    shapes = {}
     for name, mark, item in pairs(node, 'a mapping from arguments to patterns such as "[..., H]"'):
-        reader.known_argument(name, mark, what)
-        found[name] = reader.read(_shape, item, f"{what} of {name}")
-    return found
+        reader.check_argument(name, mark, what)
+        shapes[name] = reader.read(_shape, item, f"{what} of {name}")
+    return shapes
 
 
 def _condition(reader: KernelReader, node: Node, what: str) -> Where:
@@ -157,9 +163,10 @@ def _device_type(reader: KernelReader, node: Node, what: str) -> str:
 
 
 def _capability(reader: KernelReader, node: Node, what: str) -> tuple[tuple[str, tuple[int, int]], ...]:
-    matches = [_CAPABILITY.fullmatch(part.strip()) for part in text(reader, node, what).split(",")]
-    if None in matches:
-        raise Expected("a version range such as '>=8.0' or '>=8.0,<10'")
+    parts = text(reader, node, what).split(",")
+    matches = [match for part in parts if (match := _CAPABILITY.fullmatch(part.strip()))]
+    if len(matches) < len(parts):
+        raise WrongKind("a version range such as '>=8.0' or '>=8.0,<10'")
     return tuple((match[1], (int(match[2]), int(match[3] or 0))) for match in matches)
 
 
@@ -187,15 +194,15 @@ class _ConstantKeys:
     constant: Node | None = key(any_node, required=True)
 
 
-def _args(reader: KernelReader, node: Node, what: str) -> tuple[Given, ...]:
+def _args(reader: KernelReader, node: Node, what: str) -> tuple[KernelArgument, ...]:
     """Return a mapping from the kernel's parameters, or a list by position."""
     if node.is_list:
-        return tuple(Given(None, _argument(reader, item, what)) for item in node.value)
+        return tuple(KernelArgument(None, _argument(reader, item, what)) for item in node.value)
     found = []
     for name, mark, item in pairs(node, "a mapping from the kernel's parameters to arguments, or a list"):
         if not NAME.fullmatch(name):
             reader.problems.add(mark, f"{what} names {name!r}, which is no parameter's name")
-        found.append(Given(name, _argument(reader, item, what)))
+        found.append(KernelArgument(name, _argument(reader, item, what)))
     return tuple(found)
 
 
@@ -242,14 +249,14 @@ def _out(reader: KernelReader, node: Node, what: str) -> str | int:
     value = node.value
     if (type(value) is int and 0 <= value < 64) or (isinstance(value, str) and NAME.fullmatch(value)):
         return value
-    raise Expected("the name or the position of the kernel's out parameter")
+    raise WrongKind("the name or the position of the kernel's out parameter")
 
 
 def _tensor(reader: KernelReader, node: Node, what: str) -> str:
     """Return a tensor argument, or another value that a backward is called with."""
     name = text(reader, node, what)
     if name not in reader.more:
-        reader.known_argument(name, node.mark, what)
+        reader.check_argument(name, node.mark, what)
     return name
 
 
@@ -260,7 +267,7 @@ def _by_tensor(read: Reading) -> Reading:
         if not node.is_mapping:
             return dict.fromkeys(reader.inputs, reader.read(read, node, what))
         for name, mark in node.keys.items():
-            reader.known_argument(name, mark, what)
+            reader.check_argument(name, mark, what)
         return {name: reader.read(read, item, what) for name, item in node.value.items()}
 
     return by_tensor
@@ -270,19 +277,19 @@ def _order(reader: KernelReader, node: Node, what: str) -> DimOrder:
     if isinstance(node.value, str) and node.value in ORDERS:
         return ORDERS[node.value]
     near = did_you_mean(node.value, ORDERS) if isinstance(node.value, str) else ""
-    raise Expected(f"{' or '.join(ORDERS)}{near}")
+    raise WrongKind(f"{' or '.join(ORDERS)}{near}")
 
 
 def _alignment(reader: KernelReader, node: Node, what: str) -> int:
     if type(node.value) is int and 1 <= node.value <= 4096 and node.value & (node.value - 1) == 0:
         return node.value
-    raise Expected("a power of two of at most 4096, in bytes")
+    raise WrongKind("a power of two of at most 4096, in bytes")
 
 
 # gradients and tolerances
 
 
-def _saves(reader: KernelReader, node: Node, what: str) -> dict[str, Saved]:
+def _saves(reader: KernelReader, node: Node, what: str) -> dict[str, SavedTensor]:
     found = {}
     taken = (*reader.arguments, *result_names(reader.signature))
     for name, mark, item in pairs(node, 'a mapping from names to [dtype, shape], such as {rstd: [float32, "[...]"]}'):
@@ -290,16 +297,16 @@ def _saves(reader: KernelReader, node: Node, what: str) -> dict[str, Saved]:
             problem = "is taken" if name in taken else "is no name"
             reader.problems.add(mark, f"{what} names {name!r}, which {problem}")
         else:
-            found[name] = reader.read(_saved, item, f"{what} of {name}")
+            found[name] = reader.read(_saved_tensor, item, f"{what} of {name}")
     return {name: saved for name, saved in found.items() if saved is not None}
 
 
-def _saved(reader: KernelReader, node: Node, what: str) -> Saved | None:
+def _saved_tensor(reader: KernelReader, node: Node, what: str) -> SavedTensor | None:
     if not (node.is_list and len(node.value) == 2):
-        raise Expected('[dtype, shape], such as [float32, "[..., H]"]')
+        raise WrongKind('[dtype, shape], such as [float32, "[..., H]"]')
     alias = reader.read(dtype_or_alias, node.value[0], what)
     pattern = reader.read(_shape, node.value[1], f"shape of {what.removeprefix('saves of ')}")
-    return None if alias is None or pattern is None else Saved(alias, pattern)
+    return None if alias is None or pattern is None else SavedTensor(alias, pattern)
 
 
 @dataclass(frozen=True)
@@ -307,12 +314,12 @@ class _GradKeys:
     """The keys of a backward kernel; the fields of a Grad."""
 
     kernel_name: str | None = key(function_name, required=True, label="grad's kernel_name")
-    args: tuple[Given, ...] | None = key(_args)
+    args: tuple[KernelArgument, ...] | None = key(_args)
     out: tuple[str | int, ...] = key(many(_out), default=())
     result: tuple[Argument, ...] = key(many(_result_view), default=())
     returns: tuple[str, ...] | None = key(many(_tensor))
     forward: str | None = key(function_name, label="grad's forward")
-    saves: Mapping[str, Saved] | None = key(_saves)
+    saves: Mapping[str, SavedTensor] | None = key(_saves)
     mutates: tuple[str, ...] = key(many(_tensor), default=())
 
 
@@ -321,7 +328,7 @@ def _grad(reader: KernelReader, node: Node, what: str) -> Grad:
     if node.is_mapping:
         return _backward(reader, node, what)
     if not isinstance(value, str):
-        raise Expected("none, composite, autograd, or the name of a backward kernel")
+        raise WrongKind("none, composite, autograd, or the name of a backward kernel")
     if value == "composite" and reader.kind == "func" and not reader.has_reference:
         raise InvalidText(f"grad: composite derives from a reference, but {reader.op} has none; add reference:")
     if value in _GRADS:
@@ -363,7 +370,7 @@ def _tolerance(reader: KernelReader, node: Node, what: str) -> dict[torch.dtype,
 
 def _limits(reader: KernelReader, node: Node, what: str) -> tuple[float, ...]:
     if not (node.is_list and len(node.value) == 2):
-        raise Expected("[rtol, atol]")
+        raise WrongKind("[rtol, atol]")
     return reader.each(number, node, what)
 
 
@@ -378,11 +385,11 @@ class KernelKeys:
     kernel_name: str | None = key(function_name, required=True, dialects=BOTH)
     priority: int | None = key(whole)
     device: Device | None = key(_device)
-    arg_meta: Mapping[str, Meta] | None = key(_arg_meta, dialects=BOTH)
+    arg_meta: Mapping[str | int, Meta] | None = key(_arg_meta, dialects=BOTH)
     shape: Mapping[str, ShapePattern | None] | None = key(_shapes)
     where: tuple[Where, ...] = key(many(_condition), default=())
     faster: tuple[Where, ...] = key(many(_condition), default=())
-    args: tuple[Given, ...] | None = key(_args)
+    args: tuple[KernelArgument, ...] | None = key(_args)
     out: tuple[str | int, ...] = key(many(_out), default=())
     result: tuple[Argument, ...] = key(many(_result_view), default=())
     layout: Mapping[str, DimOrder] | None = key(_by_tensor(_order))
@@ -421,15 +428,15 @@ def read_kernel(reader: KernelReader, node: Node, index: int, fn: Callable | Non
 
 
 def _entry(reader: KernelReader, keys: KernelKeys, node: Node, fn: Callable | None) -> KernelEntry:
-    metas = {name: each for name, each in (keys.arg_meta or {}).items() if not _RESULT.fullmatch(name)}
-    results = {name: each.dtype for name, each in (keys.arg_meta or {}).items() if name not in metas}
+    metas = {name: each for name, each in (keys.arg_meta or {}).items() if isinstance(name, str)}
+    results = {place: each.dtype for place, each in (keys.arg_meta or {}).items() if isinstance(place, int)}
     orders = {name: each.order for name, each in metas.items() if each.order is not None}
     layout, align = keys.layout or {}, keys.align or {}
     same = {name: each for name, each in vars(keys).items() if name in _SAME}
     return KernelEntry(
         **same,
         op=reader.op,
-        name=keys.name or keys.kernel_name or getattr(fn, "__name__", "?"),
+        name=str(keys.name or keys.kernel_name or getattr(fn, "__name__", "?")),
         fn=fn,
         op_kind=reader.kind,
         library=reader.library.name,
@@ -437,7 +444,7 @@ def _entry(reader: KernelReader, keys: KernelKeys, node: Node, fn: Callable | No
         dtypes={name: each.dtype for name, each in metas.items() if each.dtype is not None},
         orders=orders,
         optional=frozenset(_optional(reader, metas, node.get("shape"))),
-        returns={int(_RESULT.fullmatch(name)[1]): each for name, each in results.items() if each is not None},
+        returns={place: each for place, each in results.items() if each is not None},
         shape={name: each for name, each in (keys.shape or {}).items() if each is not None},
         tolerance=keys.tolerance or {},
         layout={name: Layout(layout.get(name), align.get(name)) for name in dict.fromkeys((*layout, *align))},
@@ -514,17 +521,19 @@ def _out_problems(reader: KernelReader, node: Node, entry: KernelEntry) -> Itera
 
 def _check_conditions(reader: KernelReader, node: Node, keys: KernelKeys) -> None:
     """Check that conditions speak of arguments and dims that there are."""
-    patterns = (keys.shape or {}).values()
-    if reader.signature is None or None in patterns or (node.get("shape") is not None and keys.shape is None):
+    patterns = [pattern for pattern in (keys.shape or {}).values() if pattern is not None]
+    is_read = len(patterns) == len(keys.shape or ()) and (node.get("shape") is None or keys.shape is not None)
+    if reader.signature is None or not is_read:
         return  # the dims of a pattern that could not be read are not known
     dims = {name for pattern in patterns for name in pattern.names}
     values = {p.name for p in reader.signature.parameters if p.kind in ("other", "any", "tensors")} | dims
     tensors = {p.name for p in reader.signature.parameters if p.kind == "tensor"}
     for name in ("where", "faster"):
         by_text = {each.text: each for each in getattr(keys, name)}
-        for item in node.get(name).items if by_text else ():
+        written = node.get(name)
+        for item in written.items if written else ():
             condition = by_text.get(str(item.value).strip())
-            for problem in condition.misused(values, tensors) if condition is not None else ():
+            for problem in condition.name_problems(values, tensors) if condition is not None else ():
                 reader.problems.add(item.mark, problem)
 
 
@@ -533,7 +542,7 @@ def _check_saves(reader: KernelReader, node: Node, entry: KernelEntry) -> None:
     dims = {dim for each in entry.shape.values() for dim in each.names}
     has_rest = any(each.rest is not None for each in entry.shape.values())
     for name, saved in entry.grad.saves.items():
-        dtype_node, shape_node = node.get("grad").get("saves").get(name).value
+        dtype_node, shape_node = node.value["grad"].value["saves"].value[name].value
         alias, pattern = saved.dtype, saved.shape
         if len(alias.dtypes) > 1 and all(alias.name != each.name for each in entry.dtypes.values()):
             problem = f"no argument has the type alias {alias.name}, which allows several"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from forge.hub.manifest.model import CONTIGUOUS, DimOrder, KernelEntry, Layout, OrderAlias
-from forge.hub.manifest.where import Undecided, is_true
+from forge.hub.manifest.where import UnknownValue, is_true
 from forge.ir import Dim, TensorProxy
 
 Tensor = torch.Tensor | TensorProxy
@@ -18,7 +18,7 @@ ORDERS = {
 
 
 def strides_of(tensor: Tensor) -> Sequence[Dim] | None:
-    """The strides of a tensor, None where a proxy does not know them."""
+    """Return the strides of a tensor, None where a proxy does not know them."""
     return tensor.strides if isinstance(tensor, TensorProxy) else tensor.stride()
 
 
@@ -33,7 +33,7 @@ def in_order(order: DimOrder, tensor: Tensor) -> bool | None:
     if strides is None:
         return None
     dims = range(len(shape)) if order.dims is None else order.dims
-    expected = 1
+    expected: Dim = 1
     matches = True
     try:
         for dim in reversed(dims):
@@ -42,13 +42,13 @@ def in_order(order: DimOrder, tensor: Tensor) -> bool | None:
             matches = matches and is_true(strides[dim] == expected)
             expected = expected * shape[dim]
         return matches or is_true(expected == 0)
-    except Undecided:
+    except UnknownValue:
         return None
 
 
 def fix_ups(entry: KernelEntry) -> dict[str, Layout]:
-    """What must be done, when the program runs, to each argument of a kernel: what `layout` and `align` declare, and
-    the declared dim orders, which a checker cannot always see: a proxy in the middle of a trace has no strides.
+    """Return what must be done, when the program runs, to each argument of a kernel: what `layout` and `align` declare,
+    and the declared dim orders, which a checker cannot always see: a proxy in the middle of a trace has no strides.
     """
     wanted = dict(entry.layout)
     for name, alias in entry.orders.items():
@@ -59,7 +59,7 @@ def fix_ups(entry: KernelEntry) -> dict[str, Layout]:
 
 
 def fix(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The tensor as a kernel needs it: itself where it is so already, else a copy."""
+    """Return the tensor as a kernel needs it: itself where it is so already, else a copy."""
     order = layout.order
     if order is not None:
         if order.dims is None:
@@ -73,11 +73,11 @@ def fix(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def empty_in_order(shape: Sequence[int], dims: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory whose elements lie in this order of dims, outermost first."""
+    """Return memory whose elements lie in this order of dims, outermost first."""
     inverse = sorted(range(len(dims)), key=dims.__getitem__)
     return torch.empty([shape[dim] for dim in dims], dtype=dtype, device=device).permute(inverse)
 
 
 def fits(alias: OrderAlias, tensor: Tensor) -> tuple[DimOrder, ...]:
-    """The orders of an alias that the tensor is, or may be, in."""
+    """Return the orders of an alias that the tensor is, or may be, in."""
     return tuple(order for order in alias.orders if in_order(order, tensor) is not False)

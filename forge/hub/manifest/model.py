@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -23,12 +23,12 @@ _LIBRARY_FORM = "letters, digits, '_', '-' and '.', such as acme.norms"
 NOWHERE = Mark("", 1, 1)
 
 
-class _Required:
+class _RequiredType:
     def __repr__(self) -> str:
         return "required"
 
 
-REQUIRED = _Required()
+REQUIRED = _RequiredType()
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Signature:
         return next((p.name for p in self.parameters if p.rest), None)
 
     def bind(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, with defaults."""
+        """Return the arguments of a call by name, with defaults."""
         bound = {**self._defaults, **dict(zip(self._positional, args, strict=False)), **kwargs}
         if self._rest is not None:
             bound[self._rest] = tuple(args[len(self._positional) :])
@@ -93,10 +93,10 @@ class Resolver(Protocol):
     """Knows the operators that `op` may name."""
 
     def resolve(self, name: str) -> Signature | None:
-        """The signature of an operator, or None when there is none of this name."""
+        """Return the signature of an operator, or None when there is none of this name."""
 
     def names(self) -> Iterable[str]:
-        """The names of all operators, for suggestions."""
+        """Return the names of all operators, for suggestions."""
 
 
 # constraints
@@ -171,8 +171,16 @@ class Argument:
     """An argument of the operator, given to a kernel's parameter."""
 
     name: str
-    index: ClassVar[int | None] = None  # a view has these, too
-    names: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def index(self) -> int | None:
+        """Which of a list of tensors a view is of."""
+        return None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The arguments that a view's steps speak of."""
+        return frozenset()
 
 
 @dataclass(frozen=True)
@@ -183,7 +191,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Given:
+class KernelArgument:
     """What one parameter of a kernel gets; `parameter` is None when it is given by position."""
 
     parameter: str | None
@@ -191,7 +199,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedTensor:
     """The metadata of a value that a forward keeps for its backward.
 
     shape: dims that `shape` declares of arguments, lengths, and `...` as it is in the first argument that has one.
@@ -220,11 +228,11 @@ class Grad:
 
     kind: str = "none"
     kernel_name: str | None = None
-    args: tuple[Given, ...] | None = None
+    args: tuple[KernelArgument, ...] | None = None
     out: tuple[str | int, ...] = ()
     returns: tuple[str, ...] = ()
     forward: str | None = None
-    saves: Mapping[str, Saved] = field(default_factory=dict)
+    saves: Mapping[str, SavedTensor] = field(default_factory=dict)
     mutates: tuple[str, ...] = ()
     result: tuple[Argument, ...] = ()
     fn: Callable | None = field(default=None, compare=False)
@@ -267,7 +275,7 @@ class KernelEntry:
     faster: tuple[Where, ...] = ()
     grad: Grad = Grad()
     tolerance: Mapping[torch.dtype, tuple[float, float]] = field(default_factory=dict)
-    args: tuple[Given, ...] | None = None
+    args: tuple[KernelArgument, ...] | None = None
     out: tuple[str | int, ...] = ()
     result: tuple[Argument, ...] = ()
     layout: Mapping[str, Layout] = field(default_factory=dict)
@@ -283,7 +291,7 @@ class KernelEntry:
     __hash__ = object.__hash__
 
     @property
-    def constrained(self) -> tuple[str, ...]:
+    def constrained_arguments(self) -> tuple[str, ...]:
         """The arguments that dtypes, dim orders or shapes are declared for."""
         return tuple(dict.fromkeys((*self.dtypes, *self.orders, *self.shape)))
 

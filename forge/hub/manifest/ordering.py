@@ -8,12 +8,12 @@ from forge.support.dtypes import dtype_name
 
 
 def candidates(entries: Iterable[KernelEntry]) -> list[KernelEntry]:
-    """The kernels in the order in which they are asked: by priority, then the more specific, then as declared."""
+    """Sort the kernels in the order in which they are asked: by priority, then the more specific, then as declared."""
     return sorted(entries, key=lambda entry: (-entry.priority, -entry.specificity))
 
 
 def duplicates(entries: Iterable[KernelEntry]) -> Iterator[Problem]:
-    """A problem for each kernel that accepts what an earlier one of its library does, or has its name."""
+    """Yield a problem for each kernel that accepts what an earlier one of its library does, or has its name."""
     by_inputs: dict[Hashable, KernelEntry] = {}
     by_name: dict[Hashable, KernelEntry] = {}
     for entry in entries:
@@ -21,7 +21,7 @@ def duplicates(entries: Iterable[KernelEntry]) -> Iterator[Problem]:
         if first is not entry:
             yield Problem(
                 entry.mark,
-                f"duplicate kernel for {entry.op}: {_located(first, entry)} and {_located(entry, entry)} "
+                f"duplicate kernel for {entry.op}: {_location(first, entry)} and {_location(entry, entry)} "
                 "accept the same inputs; constrain one, or give them different priorities",
             )
             continue
@@ -31,7 +31,7 @@ def duplicates(entries: Iterable[KernelEntry]) -> Iterator[Problem]:
             yield Problem(entry.mark, f"{text} of {entry.op}")
 
 
-def _located(entry: KernelEntry, beside: KernelEntry) -> str:
+def _location(entry: KernelEntry, beside: KernelEntry) -> str:
     return f"{entry.name!r} ({_place(entry, beside)})"
 
 
@@ -41,7 +41,7 @@ def _place(entry: KernelEntry, beside: KernelEntry) -> str:
 
 
 def _inputs(entry: KernelEntry) -> Hashable:
-    """What a kernel accepts, whatever its aliases are called."""
+    """Return the inputs that a kernel accepts, whatever its aliases are called."""
     numbers: dict[str | None, int] = {None: -1}
     dtypes = tuple(
         (name, frozenset(map(dtype_name, alias.dtypes)), numbers.setdefault(alias.name, len(numbers)))

@@ -7,7 +7,7 @@
 
     reader.section(Library, node, "library")                  # reports unknown keys, wrong values, missing ones
 
-A reading raises Expected with what it wants, or InvalidText with all that is wrong; the reader adds the place.
+A reading raises WrongKind with what it wants, or InvalidText with all that is wrong; the reader adds the place.
 """
 
 import dataclasses
@@ -30,10 +30,11 @@ FORGE, EXECUTORCH = "forge", "executorch"  # the dialects: forge_kernels.yaml, a
 BOTH = (FORGE, EXECUTORCH)
 
 Section = TypeVar("Section")
-Reading = Callable[["Reader", Node, str], Any]
+# A reading takes the reader that has what it needs: of aliases, of one operator's kernels, of a whole manifest.
+Reading = Callable[[Any, Node, str], Any]
 
 
-class Expected(InvalidText):
+class WrongKind(InvalidText):
     """A value of another kind than its key has; the message is what is wanted."""
 
 
@@ -60,13 +61,13 @@ def key(
 
 
 @cache
-def keys_of(section: type, dialect: str = FORGE) -> dict[str, Key]:
+def keys_of(section: type[Any], dialect: str = FORGE) -> dict[str, Key]:
     """Return the keys of a section, by name, in a dialect."""
     keys = {each.name: each.metadata.get("key") for each in dataclasses.fields(section)}
     return {name: each for name, each in keys.items() if each is not None and dialect in each.dialects}
 
 
-def shown(node: Node) -> str:
+def show_node(node: Node) -> str:
     """Return a node as an error shows it."""
     if node.is_list or node.is_mapping:
         return "a list" if node.is_list else "a mapping"
@@ -86,10 +87,12 @@ class Reader:
 
     def read(self, read: Reading, node: Node | None, what: str) -> Any:
         """Return the value of a node; None where it has none, or is wrong, which is reported."""
+        if node is None:
+            return None
         try:
-            return None if node is None else read(self, node, what)
-        except Expected as wanted:
-            self.problems.add(node.mark, f"{what} is {shown(node)}, but must be {wanted}")
+            return read(self, node, what)
+        except WrongKind as wanted:
+            self.problems.add(node.mark, f"{what} is {show_node(node)}, but must be {wanted}")
         except InvalidText as error:
             self.problems.add(node.mark, str(error))
         return None
@@ -113,12 +116,12 @@ class Reader:
 
         prefix: of the keys' names in errors. optional: keys that are not required this time.
         """
-        keys = keys_of(section, self.dialect)
+        kind: type = section
+        keys = keys_of(kind, self.dialect)
         if not node.is_mapping:
-            raise Expected(f"a mapping with the keys {', '.join(keys)}")
-        meant = "".join(
-            self._unknown(section, name, node, where) for name in node.value if name not in (*keys, *ignored)
-        )
+            raise WrongKind(f"a mapping with the keys {', '.join(keys)}")
+        unknown = [name for name in node.value if name not in (*keys, *ignored)]
+        meant = "".join(self._unknown(kind, name, node, where) for name in unknown)
         values = {}
         for name, each in keys.items():
             value = self.read(each.read, node.get(name), each.label or prefix + name)
@@ -141,10 +144,12 @@ class Reader:
 
 def pairs(node: Node | None, wanted: str) -> Iterator[tuple[str, Mark, Node]]:
     """Yield the keys of a mapping whose keys are free, their places and their nodes."""
-    if node is not None and not node.is_mapping:
-        raise Expected(wanted)
-    for name, item in node.value.items() if node is not None else ():
-        yield name, node.keys[name], item
+    if node is None:
+        return
+    if not node.is_mapping:
+        raise WrongKind(wanted)
+    for name, mark in node.keys.items():
+        yield name, mark, node.value[name]
 
 
 # readings
@@ -160,7 +165,7 @@ def text(reader: Reader, node: Node, what: str) -> str:
     if isinstance(node.value, str) and node.value.strip():
         return node.value
     quoted = not (node.is_list or node.is_mapping or node.value is None or isinstance(node.value, str))
-    raise Expected("text; put it in quotes" if quoted else "text")
+    raise WrongKind("text; put it in quotes" if quoted else "text")
 
 
 def matching(form: re.Pattern, wanted: str) -> Reading:
@@ -168,7 +173,7 @@ def matching(form: re.Pattern, wanted: str) -> Reading:
 
     def read(reader: Reader, node: Node, what: str) -> str:
         if not form.fullmatch(text(reader, node, what)):
-            raise Expected(wanted)
+            raise WrongKind(wanted)
         return node.value
 
     return read
@@ -177,21 +182,21 @@ def matching(form: re.Pattern, wanted: str) -> Reading:
 def whole(reader: Reader, node: Node, what: str) -> int:
     """Return a whole number."""
     if type(node.value) is not int:
-        raise Expected("a whole number")
+        raise WrongKind("a whole number")
     return node.value
 
 
 def number(reader: Reader, node: Node, what: str) -> float:
     """Return a finite number that is not negative."""
     if type(node.value) not in (int, float) or not math.isfinite(node.value) or node.value < 0:
-        raise Expected("a number of at least 0")
+        raise WrongKind("a number of at least 0")
     return float(node.value)
 
 
 def boolean(reader: Reader, node: Node, what: str) -> bool:
     """Return true or false."""
     if not isinstance(node.value, bool):
-        raise Expected("true or false")
+        raise WrongKind("true or false")
     return node.value
 
 
@@ -211,7 +216,7 @@ def version_range(reader: Reader, node: Node, what: str) -> str:
     try:
         specifiers.SpecifierSet(text(reader, node, what))
     except specifiers.InvalidSpecifier:
-        raise Expected("a version range such as '>=2.11'") from None
+        raise WrongKind("a version range such as '>=2.11'") from None
     return node.value
 
 
@@ -223,7 +228,7 @@ def package(reader: Reader, node: Node, what: str) -> str:
     except requirements.InvalidRequirement:
         valid = False
     if not valid:
-        raise Expected("packages such as einops or 'einops>=0.7'")
+        raise WrongKind("packages such as einops or 'einops>=0.7'")
     return node.value
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge.hub.manifest.errors import InvalidText
-from forge.hub.manifest.where import Undecided, is_true
+from forge.hub.manifest.where import UnknownValue, is_true
 from forge.ir import Dim
 
 _ITEM = re.compile(r"(?:(\d{1,18})\s*\*\s*)?([A-Za-z][A-Za-z0-9_]*)|(\d{1,18})|_")
@@ -30,8 +30,11 @@ class DimPattern:
         return self.name is None and self.length is None
 
     def of(self, bound: Mapping[str, Dim]) -> Dim:
-        """The length, where the named dims are known."""
-        return self.length if self.name is None else self.times * bound[self.name]
+        """Return the length, where the named dims are known."""
+        if self.name is not None:
+            return self.times * bound[self.name]
+        assert self.length is not None, "what a forward saves has no dim of any length"
+        return self.length
 
     def __str__(self) -> str:
         if self.name is None:
@@ -57,16 +60,16 @@ class ShapePattern:
         return tuple(dict.fromkeys(dim.name for dim in dims if dim.name is not None))
 
     def of(self, bound: Mapping[str, Dim], middle: Sequence[Dim]) -> tuple[Dim, ...]:
-        """The shape, where the named dims are known; `middle` is what `...` stands for."""
+        """Return the shape, where the named dims are known; `middle` is what `...` stands for."""
         first, rest = ([dim.of(bound) for dim in dims or ()] for dims in (self.first, self.rest))
         return (*first, *([] if self.rest is None else middle), *rest)
 
     def middle(self, shape: Sequence[Dim]) -> tuple[Dim, ...]:
-        """What `...` stands for in a shape that fits."""
+        """Return the dims that `...` stands for in a shape that fits."""
         return tuple(shape[len(self.first) : len(shape) - len(self.rest or ())])
 
     def mismatch(self, shape: Sequence[Dim], bound: dict[str, Any]) -> str | None:
-        """None when `shape` fits, and its named dims are then in `bound`; else why it does not, in words."""
+        """Bind the named dims of a shape that fits in `bound`, and return None; else why it does not fit, in words."""
         count = len(self.first) + len(self.rest or ())
         if len(shape) < count or (self.rest is None and len(shape) != count):
             return self._no(shape)
@@ -92,20 +95,20 @@ class ShapePattern:
             if dim.times != 1 and not is_true(length % dim.times == 0):
                 return self._no(shape)
             bound[dim.name] = length if dim.times == 1 else length // dim.times
-        except Undecided:
-            return f"shape {_shown(shape)} is not known to fit {self}"
+        except UnknownValue:
+            return f"shape {_show(shape)} is not known to fit {self}"
         return None
 
     def _no(self, shape: Sequence[Dim]) -> str:
-        return f"shape {_shown(shape)} does not fit {self}"
+        return f"shape {_show(shape)} does not fit {self}"
 
 
-def _shown(shape: Sequence[Dim]) -> str:
+def _show(shape: Sequence[Dim]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
 def parse_shape(text: str) -> ShapePattern:
-    """The pattern in a text. Raises NotAPattern."""
+    """Parse the pattern in a text. Raises NotAPattern."""
     inner = text.strip()
     if not (inner.startswith("[") and inner.endswith("]")):
         raise NotAPattern(f'shape {text!r} is no pattern; write it as "[..., H]"')
@@ -114,15 +117,13 @@ def parse_shape(text: str) -> ShapePattern:
 
 
 def make_shape(items: Sequence[str]) -> ShapePattern:
-    """The pattern of these dims. Raises NotAPattern."""
+    """Make the pattern of these dims. Raises NotAPattern."""
     written = f"[{', '.join(items)}]"
     if items.count("...") > 1:
         raise NotAPattern(f"shape {written} has more than one '...'")
-    dims = [None if item == "..." else _dim(item, written) for item in items]
-    if None not in dims:
-        return ShapePattern(tuple(dims))
-    middle = dims.index(None)
-    return ShapePattern(tuple(dims[:middle]), tuple(dims[middle + 1 :]))
+    middle = items.index("...") if "..." in items else len(items)
+    first, rest = (tuple(_dim(item, written) for item in part) for part in (items[:middle], items[middle + 1 :]))
+    return ShapePattern(first, rest if middle < len(items) else None)
 
 
 def _dim(item: str, written: str) -> DimPattern:

@@ -25,7 +25,7 @@ class InvalidSchema(InvalidText):
 
 
 def from_schema(schema: Any) -> Signature:
-    """The signature of a torch._C.FunctionSchema."""
+    """Return the signature of a torch._C.FunctionSchema."""
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     return Signature(name, tuple(map(_from_argument, schema.arguments)), len(schema.returns))
 
@@ -50,7 +50,7 @@ def _is_written(argument: Any) -> bool:
 
 
 def parse_schema(text: str, *, namespace: str | None = None) -> Signature:
-    """The signature that a `func` declares; `namespace` is for a name that has none.
+    """Return the signature that a `func` declares; `namespace` is for a name that has none.
 
     Raises InvalidSchema with torch's words, which mark the place with a caret, or for what torch lets through: a wrong
     out-variant, two arguments of one name, a default of another type.
@@ -59,7 +59,7 @@ def parse_schema(text: str, *, namespace: str | None = None) -> Signature:
 
 
 def parsed_schema(text: str, *, namespace: str | None = None) -> Any:
-    """As parse_schema, the torch._C.FunctionSchema."""
+    """Parse as parse_schema does; return the torch._C.FunctionSchema."""
     if len(text) > MAX_SCHEMA or not text.isascii() or not text.isprintable():
         raise InvalidSchema(f"invalid schema: it must be at most {MAX_SCHEMA} printable ASCII characters on one line")
     if namespace is not None:
@@ -76,7 +76,7 @@ def parsed_schema(text: str, *, namespace: str | None = None) -> Any:
 
 
 def _schema_problems(schema: Any, *, torch_namespaces: bool) -> Iterator[str]:
-    """What torch's parser accepts, but no operator can be."""
+    """Yield what torch's parser accepts, but no operator can be."""
     namespace, separator, _ = schema.name.partition("::")
     if not separator:
         yield f"the name {schema.name!r} has no namespace; write acme::{schema.name}"
@@ -114,7 +114,7 @@ def _out_problems(schema: Any) -> Iterator[str]:
 
 
 def from_function(function: Callable, name: str) -> Signature:
-    """The signature of a Python function, by its annotations; an argument without one may be anything.
+    """Return the signature of a Python function, by its annotations; an argument without one may be anything.
 
     Raises ValueError or TypeError when the function does not tell its parameters.
     """
@@ -124,7 +124,7 @@ def from_function(function: Callable, name: str) -> Signature:
 
 
 def python_signature(function: Callable) -> inspect.Signature:
-    """inspect.signature, with annotations evaluated where they can be."""
+    """Return inspect.signature, with annotations evaluated where they can be."""
     try:
         return inspect.signature(function, eval_str=True)
     except (NameError, SyntaxError, AttributeError, TypeError):

@@ -9,7 +9,7 @@ from typing import Any
 
 from forge.hub.manifest import signatures
 from forge.hub.manifest.aliases import Aliases
-from forge.hub.manifest.calls import described, function_problems, kernel_problems, own_arguments
+from forge.hub.manifest.calls import describe_error, function_problems, kernel_problems, own_arguments
 from forge.hub.manifest.errors import InvalidText, Mark, Problems, did_you_mean
 from forge.hub.manifest.kernels import KernelReader, function_name, read_kernel
 from forge.hub.manifest.model import (
@@ -29,8 +29,8 @@ from forge.hub.manifest.parse import Document, Node, parse, parsed, read_documen
 from forge.hub.manifest.schema import (
     BOTH,
     EXECUTORCH,
-    Expected,
     Reader,
+    WrongKind,
     any_node,
     boolean,
     file_path,
@@ -58,6 +58,20 @@ NATIVE_FUNCTION_KEYS = frozenset(
 NO_META = "has neither 'fake' nor 'reference', so that its results are not known before it runs; give it one"
 _PATTERN = re.compile(r"[A-Za-z_]\w*|python:\.*[\w.]*:[A-Za-z_][\w.]*")
 Find = Callable[[str], Any]
+
+
+# The operators that a manifest may name: this package does not import them, hubex registers them.
+_makers: list[Callable[[], Resolver]] = []
+
+
+def register_resolver(make: Callable[[], Resolver]) -> None:
+    """Register `make`, which returns the resolver that manifests are checked with."""
+    _makers.append(make)
+
+
+def registered_resolver() -> Resolver:
+    """Return a resolver of the operators that loading knows."""
+    return _makers[-1]()
 
 
 def read_manifest(
@@ -107,7 +121,7 @@ def validate(
     return manifest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _ManifestReader(Reader):
     """Reader of a document.
 
@@ -115,7 +129,7 @@ class _ManifestReader(Reader):
     without kernels only selects an operator; one that this torch does not have is passed over.
     """
 
-    resolver: Resolver | None = None
+    resolver: Resolver
     find: Find | None = None
     library: Library = NO_LIBRARY
     functions: dict[str, Signature] = field(default_factory=dict)
@@ -131,7 +145,7 @@ class _ManifestReader(Reader):
 
 def _version(reader: Reader, node: Node, what: str) -> int:
     if type(node.value) is not int or node.value != VERSION:
-        raise Expected(f"{VERSION}, the version of manifests that this forge reads")
+        raise WrongKind(f"{VERSION}, the version of manifests that this forge reads")
     return VERSION
 
 
@@ -197,7 +211,7 @@ def _functional(reader: _ManifestReader, signature: Signature) -> Signature | No
     return next((each for each in candidates if each and [p.name for p in each.parameters] == wanted), None)
 
 
-def _of_functional(entry: KernelEntry, outs: list[str]) -> KernelEntry:
+def _of_functional(entry: KernelEntry, outs: tuple[str, ...]) -> KernelEntry:
     """Return a kernel of an out-variant as one of the operator that returns what it writes."""
     returns = {i: entry.dtypes[name] for i, name in enumerate(outs) if name in entry.dtypes}
     dtypes = {name: alias for name, alias in entry.dtypes.items() if name not in outs}
@@ -205,14 +219,14 @@ def _of_functional(entry: KernelEntry, outs: list[str]) -> KernelEntry:
 
 
 def _named_apart(ops: Iterable[OpEntry]) -> tuple[OpEntry, ...]:
-    """ExecuTorch's kernels have no names but their functions': of one operator, the second is called `f#2`."""
+    """Call the second kernel of one operator `f#2`: ExecuTorch's kernels have no names but their functions'."""
     counts: dict[tuple[str, str], int] = {}
 
-    def named(entry: KernelEntry) -> KernelEntry:
+    def with_own_name(entry: KernelEntry) -> KernelEntry:
         count = counts[entry.op, entry.name] = counts.get((entry.op, entry.name), 0) + 1
         return entry if count == 1 else dataclasses.replace(entry, name=f"{entry.name}#{count}")
 
-    return tuple(dataclasses.replace(op, kernels=tuple(map(named, op.kernels))) for op in ops)
+    return tuple(dataclasses.replace(op, kernels=tuple(map(with_own_name, op.kernels))) for op in ops)
 
 
 def bound_namespace(library: str) -> str:
@@ -225,7 +239,7 @@ def is_bound(entry: KernelEntry, library: str) -> bool:
     return (entry.kernel_name or "").startswith(f"{bound_namespace(library)}::")
 
 
-def _bound(entry: KernelEntry, library: str, written: str) -> KernelEntry:
+def _with_binding(entry: KernelEntry, library: str, written: str) -> KernelEntry:
     """Return a C++ kernel, called through the operator that the generated binding has for it.
 
     written: the operator of its entry, which is the same in a process that does not have what it computes.
@@ -252,7 +266,7 @@ def _existing(reader: _ManifestReader, node: Node, what: str) -> Signature | Non
     return signature
 
 
-def _declared(reader: _ManifestReader, node: Node, what: str) -> Signature:
+def _new_operator(reader: _ManifestReader, node: Node, what: str) -> Signature:
     namespace = "aten" if reader.dialect == EXECUTORCH else None
     signature = signatures.parse_schema(text(reader, node, what).strip(), namespace=namespace)
     if signature.name in reader.functions:
@@ -264,7 +278,7 @@ def _declared(reader: _ManifestReader, node: Node, what: str) -> Signature:
 def _pattern(reader: _ManifestReader, node: Node, what: str) -> Signature | None:
     name = text(reader, node, what).strip()
     if not _PATTERN.fullmatch(name):
-        raise Expected("the name of a pattern, or 'python:module:function'")
+        raise WrongKind("the name of a pattern, or 'python:module:function'")
     if not name.startswith("python:"):
         signature = reader.resolver.resolve(f"pattern:{name}")
         if signature is None:
@@ -276,7 +290,7 @@ def _pattern(reader: _ManifestReader, node: Node, what: str) -> Signature | None
     try:
         return None if reader.find is None else signatures.from_function(reader.find(name), name)
     except Exception as error:
-        raise InvalidText(f"pattern {name!r} not found: {described(error)}") from None
+        raise InvalidText(f"pattern {name!r} not found: {describe_error(error)}") from None
 
 
 @dataclass(frozen=True)
@@ -284,7 +298,7 @@ class OpKeys:
     """The keys of an operator's entry."""
 
     op: Signature | None = key(_existing, dialects=BOTH)
-    func: Signature | None = key(_declared, dialects=BOTH)
+    func: Signature | None = key(_new_operator, dialects=BOTH)
     pattern: Signature | None = key(_pattern)
     kernels: Node | None = key(any_node, dialects=BOTH)
     type_alias: Node | None = key(any_node, dialects=BOTH)
@@ -297,7 +311,7 @@ class OpKeys:
 
 def _list_of_ops(reader: _ManifestReader, node: Node, what: str) -> tuple[OpEntry, ...]:
     if not node.is_list:
-        raise Expected("a list of entries that begin with '- op: …'")
+        raise WrongKind("a list of entries that begin with '- op: …'")
     return _ops(reader, node)
 
 
@@ -312,11 +326,11 @@ def _op(reader: _ManifestReader, node: Node, what: str) -> OpEntry | None:
     reader = dataclasses.replace(reader, selects=selects)
     keys = reader.section(OpKeys, node, what, ignored=NATIVE_FUNCTION_KEYS if executorch else ())
     kind = _kind(reader, node)
-    signature = getattr(keys, kind)
-    name = signature.name if signature else str(node.get(kind).plain()).strip() if kind == "pattern" else ""
+    signature, written = getattr(keys, kind), node.get(kind)
+    name = signature.name if signature else str(written.plain()).strip() if written and kind == "pattern" else ""
     if selects:
         return OpEntry("op", name, signature, (), mark=node.mark) if signature else None
-    schema = node.get("func").plain() if kind == "func" else None
+    schema = written.plain() if written and kind == "func" else None
     if not executorch:
         _check_meta(reader, node, kind, signature)
     functional = _functional(reader, signature) if executorch and kind == "func" and signature else None
@@ -333,11 +347,10 @@ def _op(reader: _ManifestReader, node: Node, what: str) -> OpEntry | None:
     )
     kernels = _kernels(reader, node, what, of_op)
     if functional is not None:  # kernels of it, which write to memory that they are given
-        outs = [p.name for p in signature.parameters if p.out]
-        kernels = [_of_functional(each, outs) for each in kernels]
+        kernels = [_of_functional(each, of_op.outs) for each in kernels]
         kind, signature = "op", functional
-    kernels = tuple(dataclasses.replace(each, replaces=keys.replace) for each in kernels)
-    return OpEntry(kind, target, signature, kernels, schema, keys.fake, keys.reference, keys.replace, node.mark)
+    entries = tuple(dataclasses.replace(each, replaces=keys.replace) for each in kernels)
+    return OpEntry(kind, target, signature, entries, schema, keys.fake, keys.reference, keys.replace, node.mark)
 
 
 def _kind(reader: _ManifestReader, node: Node) -> str:
@@ -351,15 +364,15 @@ def _kind(reader: _ManifestReader, node: Node) -> str:
 
 def _check_meta(reader: _ManifestReader, node: Node, kind: str, signature: Signature | None) -> None:
     """Check that a new operator, and no other, has functions that tell its results without running it."""
-    given = {name: node.get(name) for name in ("fake", "reference") if node.get(name) is not None}
+    given = {name: item for name in ("fake", "reference") if (item := node.get(name)) is not None}
     if kind != "func":
         for name in given if node.get(kind) is not None and node.get("func") is None else ():
             reader.problems.add(node.place(name), f"{name!r} belongs to a 'func': an {kind} has it already")
     elif signature is not None and reader.find is not None:
         if not given and reader.resolver.resolve(signature.name) is None:
             reader.problems.add(node.place("func"), f"func {signature.name} {NO_META}")
+        called = own_arguments(signature)
         for name, item in given.items():
-            called = own_arguments(signature)
             if isinstance(item.value, str):
                 for problem in function_problems(f"{name} {item.value!r}", item.value, None, called, reader.find):
                     reader.problems.add(item.mark, problem)
@@ -371,13 +384,13 @@ def _kernels(reader: _ManifestReader, node: Node, what: str, of_op: KernelReader
     if listed is None and not executorch and not node.get("replace"):
         reader.problems.add(node.mark, f"{what} has no 'kernels'")
     if listed is not None or not executorch:
-        entries = of_op.read(_listed, listed, "kernels") or []
+        entries = of_op.read(_kernel_list, listed, "kernels") or []
     else:
-        entries = of_op.read(_dispatched, dispatched, "dispatch") or []
+        entries = of_op.read(_dispatch_kernels, dispatched, "dispatch") or []
     entries = [entry for entry in entries if entry is not None]
     signature = of_op.signature
     if reader.compiled and executorch:
-        entries = [_bound(entry, reader.library.name, signature.name if signature else "") for entry in entries]
+        entries = [_with_binding(entry, reader.library.name, signature.name if signature else "") for entry in entries]
     if reader.find is not None and signature is not None:
         for entry in entries:
             for problem in kernel_problems(entry, signature, reader.find):
@@ -385,15 +398,15 @@ def _kernels(reader: _ManifestReader, node: Node, what: str, of_op: KernelReader
     return entries
 
 
-def _listed(reader: KernelReader, node: Node, what: str) -> list[KernelEntry | None]:
+def _kernel_list(reader: KernelReader, node: Node, what: str) -> list[KernelEntry | None]:
     if not node.is_list:
-        raise Expected("a list of entries with a kernel_name")
+        raise WrongKind("a list of entries with a kernel_name")
     return [read_kernel(reader, item, index) for index, item in enumerate(node.value)]
 
 
-def _dispatched(reader: KernelReader, node: Node, what: str) -> list[KernelEntry | None]:
+def _dispatch_kernels(reader: KernelReader, node: Node, what: str) -> list[KernelEntry | None]:
     """Return the kernels of an ExecuTorch entry that names them by dispatch key."""
-    found = []
+    found: list[KernelEntry | None] = []
     for name, mark, item in pairs(node, "a mapping from dispatch keys to kernels"):
         if name not in DISPATCH:
             near = did_you_mean(name, DISPATCH) or f"; known: {', '.join(map(repr, DISPATCH))}"

@@ -34,7 +34,7 @@ class NotAView(InvalidText):
 
 
 @dataclass(frozen=True)
-class Viewed(Argument):
+class View(Argument):
     """A view of an argument, or of what a kernel returned (`result`). index: which of several tensors it is. steps:
     methods of a tensor and what they are called with; a text is the name of an argument."""
 
@@ -47,8 +47,8 @@ class Viewed(Argument):
         return frozenset(each for _, given in self.steps for each in given if isinstance(each, str))
 
     def of(self, value: Any, named: Mapping[str, torch.Tensor]) -> Any:
-        """The view of a value; `named` are arguments by name. None is what it was. Raises TypeError for what is no
-        tensor, IndexError for an index that a list does not have."""
+        """Return the view of a value; `named` are arguments by name. None is what it was. Raises TypeError for what is
+        no tensor, IndexError for an index that a list does not have."""
         if value is None:
             return None
         if self.index is not None:
@@ -63,7 +63,7 @@ class Viewed(Argument):
 
 
 def parse_view(text: str) -> Argument:
-    """An argument's name, or a view of it. Raises NotAView."""
+    """Parse an argument's name, or a view of it. Raises NotAView."""
     try:
         return _read(ast.parse(text.strip(), mode="eval").body) if len(text) <= _MAX_LENGTH else _no(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -75,20 +75,21 @@ def _read(node: ast.expr) -> Argument:
         case ast.Name(name):
             return Argument(name)
         case ast.Subscript(ast.Name(name), ast.Constant(index)) if type(index) is int and index < 64:
-            return Viewed(name, index)
+            return View(name, index)
         case ast.Call(ast.Attribute(base, method), args, []):
             view, given = _read(base), tuple(each.id if isinstance(each, ast.Name) else _number(each) for each in args)
             if method in _METHODS and _METHODS[method](given):
-                return Viewed(view.name, view.index, (*getattr(view, "steps", ()), (method, given)))
+                return View(view.name, view.index, (*getattr(view, "steps", ()), (method, given)))
     raise NotAView
 
 
 def _number(node: ast.expr) -> int | None:
-    negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
-    node = node.operand if negative else node
-    if not (isinstance(node, ast.Constant) and type(node.value) is int and node.value < 64):
-        return None
-    return -node.value if negative else node.value
+    match node:
+        case ast.Constant(int(value)) if type(value) is int and value < 64:
+            return value
+        case ast.UnaryOp(ast.USub(), ast.Constant(int(value))) if type(value) is int and value < 64:
+            return -value
+    return None
 
 
 def _numbers(given: tuple, count: int) -> bool:

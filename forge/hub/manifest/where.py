@@ -29,11 +29,11 @@ TENSOR_ATTRIBUTES = ("dtype", "ndim", "numel", "shape")
 Env = Mapping[str, Any]
 
 
-class NotAllowed(InvalidText):
+class InvalidExpression(InvalidText):
     """An expression outside of the grammar, or about a name that is not there."""
 
 
-class Undecided(Exception):
+class UnknownValue(Exception):
     """An expression whose value is not known, or does not exist, for these arguments."""
 
 
@@ -41,7 +41,7 @@ class Undecided(Exception):
 
 
 def is_true(condition: Any) -> bool:
-    """Return the truth of a condition. Raises Undecided when it depends on a symbolic length."""
+    """Return the truth of a condition. Raises UnknownValue when it depends on a symbolic length."""
     if condition is True or condition is False:
         return condition
     if isinstance(condition, torch.SymBool):
@@ -49,14 +49,14 @@ def is_true(condition: Any) -> bool:
             return True
         if statically_known_true(torch.sym_not(condition)):
             return False
-        raise Undecided(f"{condition} is not known before the program runs")
+        raise UnknownValue(f"{condition} is not known before the program runs")
     if is_tensor(condition):
-        raise Undecided("a tensor's value is not known before the program runs")
+        raise UnknownValue("a tensor's value is not known before the program runs")
     return bool(condition)
 
 
 def same(a: Any, b: Any) -> bool:
-    """a == b; lists and tuples are one kind; nothing equals a tensor. Raises Undecided as is_true does."""
+    """Return a == b; lists and tuples are one kind; nothing equals a tensor. Raises UnknownValue as is_true does."""
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     if is_tensor(a) or is_tensor(b):
@@ -110,36 +110,36 @@ _COMPARISONS: dict[type[ast.cmpop], _Comparison] = {
 
 
 def evaluate(node: ast.expr, env: Env) -> Any:
-    """Return the value of an expression of the grammar. Raises Undecided where it has none."""
+    """Return the value of an expression of the grammar. Raises UnknownValue where it has none."""
     return _VALUES[type(node)](node, env)
 
 
 def _name(node: ast.Name, env: Env) -> Any:
     if node.id not in env:
-        raise Undecided(f"{node.id} has no value here")
+        raise UnknownValue(f"{node.id} has no value here")
     return plain(env[node.id])
 
 
 def _attribute(node: ast.Attribute, env: Env) -> Any:
     tensor = evaluate(node.value, env)
     if not is_tensor(tensor):
-        raise Undecided(f"{_written(node.value)} is {'None' if tensor is None else 'no tensor'}")
+        raise UnknownValue(f"{_unparse(node.value)} is {'None' if tensor is None else 'no tensor'}")
     return tensor.numel() if node.attr == "numel" else getattr(tensor, node.attr)
 
 
 def _item(node: ast.Subscript, env: Env) -> Any:
-    items, index = evaluate(node.value, env), node.slice.value
+    items, index = evaluate(node.value, env), evaluate(node.slice, env)
     if not isinstance(items, (tuple, list)):
-        raise Undecided(f"{_shown(node.value, env)} has no items")
+        raise UnknownValue(f"{_show(node.value, env)} has no items")
     if not -len(items) <= index < len(items):
-        raise Undecided(f"{_shown(node.value, env)} has no item {index}")
+        raise UnknownValue(f"{_show(node.value, env)} has no item {index}")
     return plain(items[index])
 
 
 def _number(node: ast.expr, env: Env) -> Any:
     value = evaluate(node, env)
     if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
-        raise Undecided(f"{_shown(node, env)} is no number")
+        raise UnknownValue(f"{_show(node, env)} is no number")
     return value
 
 
@@ -148,7 +148,7 @@ def _arithmetic(node: ast.BinOp, env: Env) -> Any:
     try:
         return _ARITHMETIC[type(node.op)](left, right)
     except (ZeroDivisionError, OverflowError, TypeError) as error:
-        raise Undecided(f"{error} in {_written(node)}") from None
+        raise UnknownValue(f"{error} in {_unparse(node)}") from None
 
 
 def _comparison(node: ast.Compare, env: Env) -> bool:
@@ -156,7 +156,7 @@ def _comparison(node: ast.Compare, env: Env) -> bool:
     try:
         return _COMPARISONS[type(node.ops[0])].holds(evaluate(left, env), evaluate(right, env))
     except TypeError:
-        raise Undecided(f"{_shown(left, env)} cannot be compared with {_shown(right, env)}") from None
+        raise UnknownValue(f"{_show(left, env)} cannot be compared with {_show(right, env)}") from None
 
 
 def _unary(node: ast.UnaryOp, env: Env) -> Any:
@@ -201,7 +201,7 @@ def _reason(node: ast.expr, env: Env, *, negated: bool = False) -> str:
             return _reason_of_comparison(node, env, negated)
         case ast.Name():
             return f"{node.id} is {show(evaluate(node, env))}"
-    return _shown(node, env) if negated else f"{_shown(node, env)} is false"
+    return _show(node, env) if negated else f"{_show(node, env)} is false"
 
 
 def _reason_of_comparison(node: ast.Compare, env: Env, negated: bool) -> str:
@@ -209,23 +209,23 @@ def _reason_of_comparison(node: ast.Compare, env: Env, negated: bool) -> str:
     match node:
         case ast.Compare(ast.BinOp(dividend, ast.Mod(), divisor), [ast.Eq()], [ast.Constant(int(0))]):
             verb = "is a multiple of" if negated else "is not a multiple of"
-            return f"{_shown(dividend, env)} {verb} {_shown(divisor, env)}"
+            return f"{_show(dividend, env)} {verb} {_show(divisor, env)}"
     value = evaluate(left, env)
     if isinstance(node.ops[0], (ast.Is, ast.IsNot)) and (value is None or is_tensor(value)):
-        return f"{_written(left)} is {'None' if value is None else 'not None'}"
+        return f"{_unparse(left)} is {'None' if value is None else 'not None'}"
     kind = type(node.ops[0])
     words = _COMPARISONS[kind if negated else _COMPARISONS[kind].opposite].words
-    return f"{_shown(left, env)} {words} {_shown(right, env)}"
+    return f"{_show(left, env)} {words} {_show(right, env)}"
 
 
-def _shown(node: ast.expr, env: Env) -> str:
-    """'H = 100'; a literal as it is."""
+def _show(node: ast.expr, env: Env) -> str:
+    """Return 'H = 100'; a literal as it is."""
     value = show(evaluate(node, env))
-    return value if isinstance(node, (ast.Constant, ast.Tuple)) else f"{_written(node)} = {value}"
+    return value if isinstance(node, (ast.Constant, ast.Tuple)) else f"{_unparse(node)} = {value}"
 
 
 @lru_cache(maxsize=4096)  # of nodes, which are compared by identity
-def _written(node: ast.AST) -> str:
+def _unparse(node: ast.AST) -> str:
     try:
         return ast.unparse(node)
     except (ValueError, RecursionError):  # a literal that Python does not write out
@@ -251,14 +251,14 @@ class Where:
         """Return why it does not hold, or None when it does."""
         try:
             return None if is_true(evaluate(self.expression, env)) else _reason(self.expression, env)
-        except Undecided as error:
+        except UnknownValue as error:
             return f"where {self.text!r}: {error}"
 
     def parts(self) -> Iterator["Where"]:
         """Yield the conditions that must all hold."""
         if isinstance(self.expression, ast.BoolOp) and isinstance(self.expression.op, ast.And):
             for operand in self.expression.values:
-                yield from Where(_written(operand), operand).parts()
+                yield from Where(_unparse(operand), operand).parts()
         else:
             yield self
 
@@ -267,7 +267,7 @@ class Where:
         """The arguments and dims that it is about."""
         return frozenset(part.id for part in ast.walk(self.expression) if isinstance(part, ast.Name))
 
-    def misused(self, values: Collection[str], tensors: Collection[str]) -> Iterator[str]:
+    def name_problems(self, values: Collection[str], tensors: Collection[str]) -> Iterator[str]:
         """Say what is wrong with its names: `values` are arguments and dims, `tensors` arguments that are tensors."""
         allowed = set()
         for part in ast.walk(self.expression):
@@ -287,53 +287,53 @@ class Where:
 
 
 def parse_where(text: str, *, key: str = "where") -> Where:
-    """Parse a condition, which stands under a key. Raises NotAllowed naming the part that is outside of the grammar."""
+    """Parse a condition, which stands under a key. Raises InvalidExpression naming the part outside of the grammar."""
     try:
         return Where(text.strip(), _parse(text), key)
-    except NotAllowed as error:
-        raise NotAllowed(f"{key}: {error}") from None
+    except InvalidExpression as error:
+        raise InvalidExpression(f"{key}: {error}") from None
 
 
 def _parse(text: str) -> ast.expr:
     if len(text) > MAX_LENGTH:
-        raise NotAllowed(f"an expression of {len(text)} characters is too long; {MAX_LENGTH} is the most")
+        raise InvalidExpression(f"an expression of {len(text)} characters is too long; {MAX_LENGTH} is the most")
     try:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError) as error:
         problem = error.msg if isinstance(error, SyntaxError) else error
-        raise NotAllowed(f"{text!r} is not an expression: {problem}") from None
-    return _allowed(tree.body)
+        raise InvalidExpression(f"{text!r} is not an expression: {problem}") from None
+    return _normalize(tree.body)
 
 
-def _allowed(node: ast.expr) -> ast.expr:
-    """Return an expression of the nodes that have a value. Raises NotAllowed for one of others."""
+def _normalize(node: ast.expr) -> ast.expr:
+    """Return an expression of the nodes that have a value. Raises InvalidExpression for one of others."""
     match node:
         case ast.Constant(None | bool() | int() | float() | str()):
             return node
-        case ast.Name(name) | ast.Attribute(ast.Name("torch"), name) if find_dtype(name) is not None:
-            return ast.Constant(find_dtype(name))
+        case ast.Name(name) | ast.Attribute(ast.Name("torch"), name) if (dtype := find_dtype(name)) is not None:
+            return ast.Constant(dtype)  # type: ignore[arg-type]  # a dtype is a constant of this grammar
         case ast.Name(name):
-            return ast.Name(name)  # a node of its own: `misused` tells the uses of a name apart
+            return ast.Name(name)  # a node of its own: `name_problems` tells the uses of a name apart
         case ast.Attribute(ast.Name(base), name) if base != "torch" and name in TENSOR_ATTRIBUTES:
             return node
         case ast.Subscript(base, item):
-            base, index = _allowed(base), _index(item)
+            base, index = _normalize(base), _index(item)
             if isinstance(base, (ast.Name, ast.Attribute)) and index is not None:
                 return ast.Subscript(base, index)
         case ast.Tuple(items) | ast.List(items):
-            return ast.Tuple([_allowed(item) for item in items], ast.Load())
+            return ast.Tuple([_normalize(item) for item in items], ast.Load())
         case ast.BinOp(left, op, right) if type(op) in _ARITHMETIC:
-            return ast.BinOp(_allowed(left), op, _allowed(right))
+            return ast.BinOp(_normalize(left), op, _normalize(right))
         case ast.UnaryOp(ast.Not() | ast.USub() as op, operand):
-            return ast.UnaryOp(op, _allowed(operand))
+            return ast.UnaryOp(op, _normalize(operand))
         case ast.BoolOp(op, operands):
-            return ast.BoolOp(op, [_allowed(operand) for operand in operands])
+            return ast.BoolOp(op, [_normalize(operand) for operand in operands])
         case ast.Compare(left, ops, rights):
-            found = [_compare(*each) for each in zip([left, *rights], ops, rights, strict=False)]
+            found: list[ast.expr] = [_compare(*each) for each in zip([left, *rights], ops, rights, strict=False)]
             return found[0] if len(found) == 1 else ast.BoolOp(ast.And(), found)
     there_are = "numbers, names, tensor.shape[0], arithmetic, comparisons, and, or, not"
-    raise NotAllowed(f"{_written(node)!r} is not an allowed expression; there are {there_are}")
+    raise InvalidExpression(f"{_unparse(node)!r} is not an allowed expression; there are {there_are}")
 
 
 def _index(node: ast.expr) -> ast.Constant | None:
@@ -349,9 +349,9 @@ def _compare(left: ast.expr, op: ast.cmpop, right: ast.expr) -> ast.Compare:
     """Return a comparison with what varies on its left, so that its reason speaks of that."""
     is_singleton = isinstance(right, ast.Constant) and isinstance(right.value, (bool, type(None)))
     if isinstance(op, (ast.Is, ast.IsNot)) and not is_singleton:
-        written = _written(ast.Compare(left, [op], [right]))
-        raise NotAllowed(f"{written!r} is not an allowed expression; `is` goes with None, True or False")
-    left, right, mirrored = _allowed(left), _allowed(right), _COMPARISONS[type(op)].mirrored
+        written = _unparse(ast.Compare(left, [op], [right]))
+        raise InvalidExpression(f"{written!r} is not an allowed expression; `is` goes with None, True or False")
+    left, right, mirrored = _normalize(left), _normalize(right), _COMPARISONS[type(op)].mirrored
     if isinstance(left, ast.Constant) and mirrored is not None:
         left, op, right = right, mirrored(), left
     return ast.Compare(left, [op], [right])

@@ -96,7 +96,7 @@ class Operator:
 
     def calls(self) -> list[str]:
         """What ran of the repository since the last time, in this process."""
-        module = next(each.module for each in hub.loaded() if self.folder in Path(each.module.__file__).parents)
+        module = next(each.module for each in hub.loaded_kernels() if self.folder in Path(each.module.__file__).parents)
         made = list(module.CALLS)
         module.CALLS.clear()
         return made

@@ -106,7 +106,7 @@ class _Generic:
 
     def _is_given(self, name: str) -> bool:
         parameter = self.kernel.target.signature.by_name[name]
-        return parameter.default is REQUIRED or self._theirs(name) in self.kernel.entry.constrained
+        return parameter.default is REQUIRED or self._theirs(name) in self.kernel.entry.constrained_arguments
 
     def build(self, values: Values) -> Call:
         """The call of these values."""

@@ -19,7 +19,7 @@ from forge.executors.calls import Call, Meta
 from forge.executors.hubex.kernels import Kernel
 from forge.hub.manifest import REQUIRED, Checker
 from forge.hub.manifest.constraints import is_default
-from forge.hub.manifest.where import Undecided, evaluate
+from forge.hub.manifest.where import UnknownValue, evaluate
 from forge.ir import TensorProxy, Trace, recording
 
 Values = dict[str, Any]  # of the variables of a search, by name
@@ -105,7 +105,7 @@ def _values_of(expression: ast.expr, known: Mapping[str, Any]) -> Iterator[Any]:
         yield from _values_of(part, known)
     try:
         value = evaluate(expression, known)
-    except Undecided:
+    except UnknownValue:
         return
     yield value
     if type(value) in (int, float):
