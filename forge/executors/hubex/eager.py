@@ -12,17 +12,16 @@ from typing import Any
 
 import torch
 
-from forge import clang
 from forge.compiler.claim import choose, claim
 from forge.executors.calls import format_arguments
 from forge.executors.executor import resolve_executors
-from forge.executors.hubex.derived import derived
+from forge.executors.hubex.derived import record_call, with_backward
 from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.functions import Function, has_fake, known, register
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.process import verifying
-from forge.executors.hubex.verification.verdicts import verifier
-from forge.ir import BoundSymbol, Tag, Trace, check, recording
+from forge.executors.hubex.verification.verification_cache import verifier
+from forge.ir import BoundSymbol, Tag, Trace, check
 from forge.ir.locks import new_lock
 from forge.ir.pytree import leaves, names
 from forge.torch_internals.dispatch import (
@@ -41,21 +40,6 @@ BACKWARD = "forge"  # the namespace of the operators that compute gradients
 
 Tensors = list[torch.Tensor]
 Values = dict[str, Any]
-
-
-class _Program:
-    """A program that is one call of a function's symbol on tensors like those given."""
-
-    def __init__(self, function: Function, values: Values) -> None:
-        self.trace = Trace(function.symbol.name)
-        with recording(self.trace, clang.language):
-            args, kwargs = function.call(torch_pytree.tree_map(self._stand_in, values))
-            self.trace.output = function.symbol(*args, **kwargs)
-
-    def _stand_in(self, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return self.trace.add_input(self.trace.tensor(leaf.shape, leaf.dtype, leaf.device, strides=leaf.stride()))
 
 
 class Eager:
@@ -126,26 +110,29 @@ class Eager:
         if function.reference is not None and not self.executor.kernels:
             return None
         try:
-            program = _Program(function, values)
+            trace = self._record(values)
         except Exception:  # the reference will say it in its own words
             if function.reference is None:
                 raise
             return None
         reasons: list[tuple[str, str]] = []
-        if choose(program.trace.bound_symbols[0], [self.executor], reasons) is not None:
-            return claim(program.trace, [self.executor, *self.others])[0].python_callable()
+        if choose(trace.bound_symbols[0], [self.executor], reasons) is not None:
+            return claim(trace, [self.executor, *self.others])[0].python_callable()
         if function.reference is not None:
             return None
         raise NotImplementedError(
             f"no kernel runs {self._described(values)}, and it has no reference; {_listed(reasons)}"
         )
 
+    def _record(self, values: Values) -> Trace:
+        return record_call(self.function.symbol, *self.function.call(values))[0]
+
     def _gradient(self, values: Values, wanted: Sequence[bool]) -> Callable[[Tensors, Tensors], Any]:
-        program = _Program(self.function, values)
-        chosen = [name for name, want in zip(program.trace.input_names, wanted, strict=True) if want]
-        found = derived(program.trace, chosen, [self.executor, *self.others])
+        trace = self._record(values)
+        chosen = [name for name, want in zip(trace.input_names, wanted, strict=True) if want]
+        found = with_backward(trace, chosen, [self.executor, *self.others])
         if found is None or any(map(self._is_itself, found.forward.bound_symbols)):
-            raise NotImplementedError(self._no_gradient(program, values))
+            raise NotImplementedError(self._no_gradient(trace, values))
         _, saved, numbers = found.forward.output
         kept = live_calls(found.forward.bound_symbols, names((saved, numbers)))
         forward = found.forward.derive("saved", kept, output=(*saved, *numbers)).python_callable()
@@ -161,9 +148,9 @@ class Eager:
         """Whether a call is one of the operator, which would ask here again."""
         return any(leaf is self.function.operator for leaf in (bound.symbol.op, *leaves(bound.args)))
 
-    def _no_gradient(self, program: _Program, values: Values) -> str:
+    def _no_gradient(self, trace: Trace, values: Values) -> str:
         reasons: list[tuple[str, str]] = []
-        bound = program.trace.bound_symbols[0]
+        bound = trace.bound_symbols[0]
         chosen = choose(bound.replace(tags=bound.tags | {Tag.DIFFERENTIATED}), [self.executor], reasons)
         if chosen is not None:
             reasons.append((chosen[1].name, "it does not give the gradient of every argument that needs one"))

@@ -13,7 +13,7 @@ from forge.patterns import Pattern, builtin
 
 
 class KernelVerifier(Protocol):
-    """Interface of the verifiers of kernels: forge's own is in verification/verdicts.py."""
+    """Interface of the verifiers of kernels: forge's own is in verification/verification_cache.py."""
 
     def verdict(self, kernel: Kernel, args: tuple, kwargs: dict) -> Decision:
         """Return True, or Declined with the sample on which the kernel failed."""

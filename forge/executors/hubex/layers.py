@@ -20,7 +20,7 @@ from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.fingerprint import fingerprint
 from forge.executors.hubex.kernels import Kernel, implementation
 from forge.executors.hubex.overrides import layer_kernel, symbol_of
-from forge.executors.hubex.verification.verdicts import Verifier, verifier
+from forge.executors.hubex.verification.verification_cache import Verifier, verifier
 from forge.executors.modules import ModuleExecutor, ModuleForward, ModuleOverride, ModuleTemplate
 from forge.hub import compat
 from forge.hub.source import parse_source

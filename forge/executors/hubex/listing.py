@@ -9,7 +9,7 @@ import torch
 from forge import hub
 from forge.executors.hubex.executor import HubExecutor, in_order
 from forge.executors.hubex.kernels import Kernel
-from forge.executors.hubex.verification.verdicts import Verifier
+from forge.executors.hubex.verification.verification_cache import Verifier
 from forge.hub.lockfile import ALONE
 from forge.hub.manifest import KernelEntry
 from forge.ir.printing import table

@@ -11,7 +11,7 @@ from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.listing import KernelTable, table_of
 from forge.executors.hubex.operators import PATTERN
 from forge.executors.hubex.shipped import shipped
-from forge.executors.hubex.verification.verdicts import Verifier, verifier
+from forge.executors.hubex.verification.verification_cache import Verifier, verifier
 from forge.hub import Policy
 from forge.hub.lockfile import Lock
 from forge.hub.manifest import KernelEntry

@@ -18,7 +18,7 @@ import torch
 from forge.executors.hubex.digests import digests, title
 from forge.executors.hubex.gather import gather
 from forge.executors.hubex.kernels import Kernel
-from forge.executors.hubex.verification.verdicts import Verifier, verify_all
+from forge.executors.hubex.verification.verification_cache import Verifier, verify_all
 from forge.hub.errors import HubError
 from forge.ir.printing import table
 

@@ -172,15 +172,14 @@ class Verifier:
         """In this process; what would end it does so in a fork before, where there can be one."""
         if can_fork(gradients=False):
             answer = ask_fork(kernel, replace(question, gradients=False), self.seconds, _verify())
-            if answer.reason is not None:
+            if answer is not None and answer.reason is not None:
                 return answer
         return _verify()(kernel, question, lambda text: None)
 
 
 def _verify() -> Callable[..., Answer]:
-    from forge.executors.hubex.verification.verify import (
-        verify,  # brings the OpInfos, which a program needs nowhere else
-    )
+    # brings the OpInfos, which a program needs nowhere else
+    from forge.executors.hubex.verification.comparison import verify
 
     return verify
 
