@@ -24,7 +24,7 @@ TORCHS = frozenset(  # namespaces of torch's own operators
     "aten prim prims torch c10d _c10d_functional quantized quantized_decomposed mkl mkldnn mkldnn_prepacked onednn "
     "inductor symm_mem higher_order".split()
 )
-_FORGE = Path(sys.modules["forge"].__file__).parent
+_FORGE = Path(__file__).parents[2]
 _LIBRARIES = ("torch", "operator", "math", "builtins")
 
 
@@ -102,9 +102,10 @@ def name_in_torch(function: Any) -> str | None:
     name = qualified_name(function)
     if name is not None and name.partition(".")[0] in _LIBRARIES:
         return name
+    own_name = getattr(function, "__name__", "")
     for module in (builtins, operator, math):
-        if getattr(module, getattr(function, "__name__", ""), None) is function:
-            return f"{module.__name__}.{function.__name__}"
+        if getattr(module, own_name, None) is function:
+            return f"{module.__name__}.{own_name}"
     if isinstance(function, type) and function.__module__.partition(".")[0] == "torch":
         return f"{function.__module__}.{function.__qualname__}"
     if isinstance(function, BuiltinFunctionType) and (function.__module__ or "").startswith("torch."):

@@ -61,7 +61,7 @@ _NATIVE = (
 )
 _NAMESPACES = (type(torch.ops), type(torch.ops.aten))
 _UNREAD = frozenset(("_backward_cls", "_abc_impl", "_autograd_function_id"))  # of classes: numbered by each process
-_FIELD = type(collections.namedtuple("_Example", "field").field)
+_FIELD = type(vars(collections.namedtuple("_Example", "field"))["field"])
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by code, not by C
 _MISSING = object()
 
@@ -171,7 +171,7 @@ class Walk:
     # functions
 
     def _function(self, function: types.FunctionType) -> None:
-        module = function.__globals__.get("__name__")
+        module: str = function.__globals__.get("__name__", "")
         owner = owner_of_file(function.__code__.co_filename) or owner_of_module(module)
         self.put("function", function.__qualname__, owner or "")
         loader = registered_owner(module)
@@ -237,8 +237,10 @@ class Walk:
             name = each.module
         module = sys.modules.get(name)
         if module is not None:
-            for path in [(name,) for name in each.names] or [()]:
+            for path in [(name,) for name in each.names]:
                 self._taken(module, path)
+            if not each.names:
+                self._taken(module, ())
         elif owner_of_module(name) is None:  # it is imported when the kernel runs
             self.unknown(each)
 

@@ -1,6 +1,6 @@
 """The Hub executor: kernels of the Hugging Face Kernel Hub, and a user's own, as implementations of forge's symbols."""
 
-from forge.executors.hubex.declared import kernel
+from forge.executors.hubex.declaration import kernel
 from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.extension import KernelExtension
 from forge.executors.hubex.gather import Source, gather, operators

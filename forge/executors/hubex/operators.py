@@ -192,7 +192,7 @@ def make_checker(
 
         def decide(*args: Any, **kwargs: Any) -> Decision:
             decision = check(*args, **kwargs)
-            return True if decision is True else decline(decision)
+            return True if decision is True else decline(str(decision))
 
         return decide
     unnamed = [parameter for parameter in ours.parameters if parameter.name not in names]
@@ -203,6 +203,6 @@ def make_checker(
             if not is_default(values.get(parameter.name), parameter.default):
                 return decline(f"{parameter.name} is given, but {signature.name} has none")
         decision = check.decide({names[name]: value for name, value in values.items() if name in names})
-        return True if decision is True else decline(decision)
+        return True if decision is True else decline(str(decision))
 
     return decide_renamed

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from forge import hub
-from forge.executors.hubex.declared import kernel
+from forge.executors.hubex.declaration import kernel
 from forge.executors.hubex.fingerprint import fingerprint
 from forge.executors.hubex.gather import gather, kernel_of
 from forge.executors.hubex.kernels import Kernel

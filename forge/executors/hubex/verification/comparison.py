@@ -10,7 +10,7 @@ import torch
 from forge.compiler.claim import choose, claim
 from forge.executors.calls import Case, NotReproducible, Passes, call_of, format_arguments
 from forge.executors.executor import Executor, resolve_executors
-from forge.executors.hubex.assumed import Assumption, reference_of
+from forge.executors.hubex.assumptions import Assumption, reference_of
 from forge.executors.hubex.derived import CallWithBackward, record_call, with_backward
 from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.kernels import ALLOCATE, Kernel, compares_values

@@ -121,7 +121,7 @@ def _problem(
     def candidates(name: str, values: Values) -> Sequence[Any]:
         if name not in numbers:
             return lengths(constraints, values, values[name])
-        return [*constraints.suggested(kernel.target.names[name], build(values)), None]
+        return [*constraints.compared_values(kernel.target.names[name], build(values)), None]
 
     return start, build, candidates
 
@@ -238,6 +238,7 @@ def own_samples(kernel: Kernel, call: Call) -> Call | None:
             dims.setdefault("batch", pattern.middle(names[name].shape))
     first = call.metas[0]
     given = {"dtype": first.dtype, "device": first.device, **dims}
+    assert kernel.samples is not None, "only kernels with samples of their own come here"
     parameters = inspect.signature(kernel.samples).parameters
     if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         given = {name: value for name, value in given.items() if name in parameters}
