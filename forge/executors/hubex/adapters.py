@@ -35,8 +35,8 @@ class AdaptedFunction:
         self._results = results
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises TypeError or IndexError where the function does not return what `result` says, RuntimeError for a
-        view that a tensor does not have."""
+        """Call the function. Raises TypeError or IndexError where the function does not return what `result` says,
+        RuntimeError for a view that a tensor does not have."""
         given: dict[int | str | None, Any] = dict([*enumerate(args), *kwargs.items()])
         wanted = {place: self._wanted.get(place) for place in given}
         named = {

@@ -2,7 +2,7 @@
 differentiated.
 
 The first kernel that takes the tensors runs, else the reference. It is chosen once for each metadata of arguments,
- by tracing one call as in a program, which forge then claims, differentiates and compiles as always.
+by tracing one call as in a program, which forge then claims, differentiates and compiles as always.
 """
 
 import threading
@@ -71,7 +71,8 @@ class Eager:
         return compiled[key]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the operator on real tensors. Raises NotImplementedError with each kernel's reason where nothing runs it."""
+        """Run the operator on real tensors. Raises NotImplementedError with each kernel's reason where nothing runs
+        it."""
         values = self.function.values(args, kwargs)
         if getattr(self._running, "kernel", False):
             check(
@@ -155,7 +156,10 @@ class Eager:
         chosen = choose(bound.replace(tags=bound.tags | {Tag.DIFFERENTIATED}), [self.executor], reasons)
         if chosen is not None:
             reasons.append((chosen[1].name or "", "it does not give the gradient of every argument that needs one"))
-        return f"nothing gives the gradient of {self._call_in_words(values)}, and it has no reference; {_reasons_in_words(reasons)}"
+        return (
+            f"nothing gives the gradient of {self._call_in_words(values)}, and it has no reference; "
+            f"{_reasons_in_words(reasons)}"
+        )
 
     def _call_in_words(self, values: Values) -> str:
         return f"{self.function.name}({format_arguments(values)})"

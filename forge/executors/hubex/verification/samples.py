@@ -1,4 +1,4 @@
-"""What kernels are verified on: OpInfo samples, the very arguments that a model uses, and variations of them."""
+"""Samples for verification: OpInfo samples, the very arguments that a model uses, and variations of them."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,13 +33,13 @@ TEMPLATES, TRIES = 6, 2000  # samples that are changed, and calls that are tried
 
 
 def opinfos_of(kernel: Kernel) -> list[OpInfo]:
-    """The OpInfos of the operation that a kernel implements; none for a pattern."""
+    """Return the OpInfos of the operation that a kernel implements; none for a pattern."""
     symbol = kernel.target.symbol
     return [info for info in all_opinfos() if symbol.id in info.symbols or torchlang.find(info.op) is symbol]
 
 
 def general_cases(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """The operation's OpInfo samples, and what they become where the constraints allow none of them; for what has no
+    """Yield the operation's OpInfo samples, changed where the constraints allow none of them; for what has no
     OpInfo, arguments that the constraints allow, and variations of them."""
     infos = opinfos_of(kernel) if kernel.samples is None else []
     templates = []
@@ -66,13 +66,13 @@ def _calls(templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
 
 
 def _allowed(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
-    """Calls that the constraints allow."""
+    """Return calls that the constraints allow."""
     constraints = Constraints(kernel)
     return (call for call in _calls(templates) if not constraints.failing(call))
 
 
 def _changed(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
-    """Samples whose lengths, dtypes and numbers are changed to what the constraints allow, with which the operation
+    """Yield samples whose sizes, dtypes and numbers are changed to what the constraints allow, with which the operation
     is as valid as it was."""
     constraints = Constraints(kernel)
     if any(parameter.rest for parameter in kernel.target.signature.parameters):
@@ -86,7 +86,7 @@ def _changed(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterato
 
 
 def _distinct(calls: Iterable[Call]) -> Iterator[Call]:
-    """One of those that differ in lengths alone."""
+    """Yield one of the calls that differ in sizes alone."""
     seen = set()
     for call in calls:
         form = repr(call.map(lambda leaf: (len(leaf.shape), leaf.dtype) if isinstance(leaf, Meta) else leaf))
@@ -102,8 +102,8 @@ def _typed(kernel: Kernel, name: str, value: Any) -> Any:
 def _problem(
     kernel: Kernel, constraints: Constraints, template: Call
 ) -> tuple[Values, Callable[[Values], Call], Callable[[str, Values], Sequence[Any]]]:
-    """The variables of a sample (its lengths, and the numbers that conditions speak of), a call of other values of
-    them, and what is tried."""
+    """Return the variables of a sample (its sizes, and the numbers in conditions), a function that builds a call of
+    other values of them, and one that returns the values to try."""
     bound = kernel.target.signature.bind(template.args, template.kwargs)
     typed = {name: _typed(kernel, name, value) for name, value in bound.items()}
     call = arguments(kernel, typed)
@@ -127,14 +127,14 @@ def _problem(
 
 
 def call_cases(kernel: Kernel, call: Call) -> Iterator[Case]:
-    """The call itself, and variations: odd lengths, memory that is not aligned, strided rows, no elements."""
+    """Yield the call itself, and variations: odd lengths, memory that is not aligned, strided rows, no elements."""
     made = _Values(kernel, call)
     yield made.case(call)
     yield from variations(kernel, call)
 
 
 def variations(kernel: Kernel, call: Call) -> Iterator[Case]:
-    """What a call of the same form may look like."""
+    """Yield calls of the same form in other layouts, alignments and sizes."""
     made, small = _Values(kernel, call), _smaller(call)
     yield made.case(small, "unaligned", offset=1)
     yield made.case(small.map(_strided), "strided rows")
@@ -226,9 +226,9 @@ class _Values:
 
 
 def own_samples(kernel: Kernel, call: Call) -> Call | None:
-    """The call with the tensors that the repository's own function makes, by the dtype, device and dims of the call.
-    Where it makes others than are asked for (no elements, say), its own are taken, in the layout that is asked for.
-    Raises ValueError where it makes what there is no argument for, or leaves one out."""
+    """Return the call with the tensors that the repository's own function makes, by the dtype, device and dims of the
+    call. Where it makes others than are asked for (no elements, say), its own are taken, in the layout that is asked
+    for. Raises ValueError where it makes what there is no argument for, or leaves one out."""
     names = kernel.bind(call.args, call.kwargs)
     dims: dict[str, Any] = {}
     for name, pattern in kernel.entry.shape.items():
@@ -265,7 +265,7 @@ def _laid_as(value: Any, asked: Any) -> Any:
 
 
 def _smaller(call: Call) -> Call:
-    """A call of millions of elements with its leading dims cut."""
+    """Return a call of millions of elements with its leading dims cut."""
     first = next(iter(call.metas), None)
     if first is None or prod(first.shape) <= LARGE:
         return call
@@ -274,8 +274,8 @@ def _smaller(call: Call) -> Call:
 
 
 def _layouts(call: Call) -> Iterator[tuple[str, Call]]:
-    """The call in other layouts: of all tensors, and of the first one or of the others alone, so that a kernel which
-    takes the strides of one for another's is found."""
+    """Yield the call in other layouts: of all tensors, and of the first one or of the others alone, so that a kernel
+    which takes the strides of one for another's is found."""
     yield "transposed", call.map(_transposed)
     if sum(len(meta.shape) > 1 for meta in call.metas) > 1:
         places, others = count(), count()
@@ -292,7 +292,7 @@ def _strided(leaf: Any) -> Any:
 
 
 def _transposed(leaf: Any) -> Any:
-    """The dims in the opposite order in memory."""
+    """Return the dims in the opposite order in memory."""
     if not isinstance(leaf, Meta) or len(leaf.shape) < 2:
         return leaf
     order = [-each for each in _dense(leaf.shape, leaf.strides)]
@@ -337,7 +337,8 @@ def _of_length(call: Call, found: Mapping[int, int], length: int) -> Call:
 
 
 def with_lengths(call: Call, lengths: Mapping[int, int]) -> Call:
-    """The call with lengths replaced wherever they stand: in shapes, and in lists of numbers as normalized_shape is."""
+    """Return the call with lengths replaced wherever they stand: in shapes, and in lists of numbers as normalized_shape
+    is."""
 
     def change(leaf: Any) -> Any:
         if not isinstance(leaf, Meta) or lengths.keys().isdisjoint(leaf.shape):
