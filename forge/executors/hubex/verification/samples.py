@@ -47,9 +47,9 @@ def general_cases(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> I
         for sample in info.samples(info, device, dtype):
             yield Case(sample.args, sample.kwargs)
             templates.append((sample.args, sample.kwargs))
-    if infos and any(True for _ in _allowed(kernel, templates)):
+    if infos and any(True for _ in _allowed_calls(kernel, templates)):
         return
-    changed = next(_changed(kernel, templates), None)
+    changed = next(_changed_calls(kernel, templates), None)
     if changed is not None:
         yield from call_cases(kernel, changed)
         return
@@ -65,13 +65,13 @@ def _calls(templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
             continue
 
 
-def _allowed(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
+def _allowed_calls(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
     """Return calls that the constraints allow."""
     constraints = Constraints(kernel)
     return (call for call in _calls(templates) if not constraints.failing(call))
 
 
-def _changed(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
+def _changed_calls(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
     """Yield samples whose sizes, dtypes and numbers are changed to what the constraints allow, with which the operation
     is as valid as it was."""
     constraints = Constraints(kernel)
@@ -95,7 +95,7 @@ def _distinct(calls: Iterable[Call]) -> Iterator[Call]:
             yield call
 
 
-def _typed(kernel: Kernel, name: str, value: Any) -> Any:
+def _with_dtype(kernel: Kernel, name: str, value: Any) -> Any:
     return replace(value, dtype=dtype_of(kernel, name, value.dtype), strides=None) if isinstance(value, Meta) else value
 
 
@@ -105,7 +105,7 @@ def _problem(
     """Return the variables of a sample (its sizes, and the numbers in conditions), a function that builds a call of
     other values of them, and one that returns the values to try."""
     bound = kernel.target.signature.bind(template.args, template.kwargs)
-    typed = {name: _typed(kernel, name, value) for name, value in bound.items()}
+    typed = {name: _with_dtype(kernel, name, value) for name, value in bound.items()}
     call = arguments(kernel, typed)
     found = sorted({length for meta in call.metas for length in meta.shape if length > 1})
     ours = {theirs: name for name, theirs in kernel.target.names.items()}
@@ -137,12 +137,12 @@ def variations(kernel: Kernel, call: Call) -> Iterator[Case]:
     """Yield calls of the same form in other layouts, alignments and sizes."""
     made, small = _Values(kernel, call), _smaller(call)
     yield made.case(small, "unaligned", offset=1)
-    yield made.case(small.map(_strided), "strided rows")
+    yield made.case(small.map(_stride_rows), "strided rows")
     for note, laid in _layouts(small):
         yield made.case(laid, note)
     yield from made.special(small)
     yield from made.shared(small)
-    for resized in _resized(kernel, small):
+    for resized in _resize(kernel, small):
         yield made.case(resized)
         yield made.case(resized, "unaligned", offset=1)
     first = next((meta for meta in small.metas if meta.shape), None)
@@ -276,22 +276,22 @@ def _smaller(call: Call) -> Call:
 def _layouts(call: Call) -> Iterator[tuple[str, Call]]:
     """Yield the call in other layouts: of all tensors, and of the first one or of the others alone, so that a kernel
     which takes the strides of one for another's is found."""
-    yield "transposed", call.map(_transposed)
+    yield "transposed", call.map(_transpose)
     if sum(len(meta.shape) > 1 for meta in call.metas) > 1:
         places, others = count(), count()
-        yield "the first transposed", call.map(lambda leaf: leaf if next(places) else _transposed(leaf))
-        yield "but the first transposed", call.map(lambda leaf: _transposed(leaf) if next(others) else leaf)
-    yield "expanded", call.map(_expanded)
+        yield "the first transposed", call.map(lambda leaf: leaf if next(places) else _transpose(leaf))
+        yield "but the first transposed", call.map(lambda leaf: _transpose(leaf) if next(others) else leaf)
+    yield "expanded", call.map(_expand)
 
 
-def _strided(leaf: Any) -> Any:
+def _stride_rows(leaf: Any) -> Any:
     """x[:, ::2] in the place of x."""
     if not isinstance(leaf, Meta) or len(leaf.shape) < 2:
         return leaf
     return replace(leaf, strides=tuple(2 * each for each in _dense(leaf.shape, leaf.strides)))
 
 
-def _transposed(leaf: Any) -> Any:
+def _transpose(leaf: Any) -> Any:
     """Return the dims in the opposite order in memory."""
     if not isinstance(leaf, Meta) or len(leaf.shape) < 2:
         return leaf
@@ -299,14 +299,14 @@ def _transposed(leaf: Any) -> Any:
     return replace(leaf, strides=_dense(leaf.shape, order))
 
 
-def _expanded(leaf: Any) -> Any:
+def _expand(leaf: Any) -> Any:
     """One row for all."""
     if not isinstance(leaf, Meta) or len(leaf.shape) < 2:
         return leaf
     return replace(leaf, strides=(0, *_dense(leaf.shape, leaf.strides)[1:]))
 
 
-def _resized(kernel: Kernel, call: Call) -> Iterator[Call]:
+def _resize(kernel: Kernel, call: Call) -> Iterator[Call]:
     """Odd lengths for each named dim, and for the last dim of the first tensor; where the constraints allow none of
     them, others that they do."""
     names = kernel.bind(call.args, call.kwargs)

@@ -123,7 +123,8 @@ class Verifier:
             return "trusted", "used without verification"
         subject = fingerprint(kernel)
         known = {
-            dtype: self._stored(subject, _key(kernel, subject, Question(device, dtype))) for dtype in kernel.dtypes
+            dtype: self._stored_answer(subject, _key(kernel, subject, Question(device, dtype)))
+            for dtype in kernel.dtypes
         }
         failed = self._failed.get(_identity(kernel, subject, device))
         reasons = [failed, *[answer.reason for answer in known.values() if answer]]
@@ -142,14 +143,14 @@ class Verifier:
 
     def _answer(self, kernel: Kernel, subject: Fingerprint, question: Question) -> Answer:
         key = _key(kernel, subject, question)
-        answer = self._stored(subject, key)
+        answer = self._stored_answer(subject, key)
         if answer is None:
             answer = self._answers[key] = self._ask(kernel, question, subject.digest)
             if subject.is_lasting and answer.lasting:
                 _write(key, kernel, answer)
         return answer
 
-    def _stored(self, subject: Fingerprint, key: str) -> Answer | None:
+    def _stored_answer(self, subject: Fingerprint, key: str) -> Answer | None:
         """Return the answer from memory or from disk."""
         known = self._answers.get(key)
         if known is None and subject.is_lasting:
