@@ -22,9 +22,9 @@ from forge.compiler.autotune import ForcedFusion, microseconds
 from forge.executors.calls import Call, Meta, call_of
 from forge.executors.executor import Executor
 from forge.executors.hubex import HubExecutor, Kernel, Verifier
-from forge.executors.hubex.assumed import reference_of
+from forge.executors.hubex.assumptions import reference_of
 from forge.executors.hubex.verification.messages import Question
-from forge.executors.hubex.verification.verdicts import zero_accepted
+from forge.executors.hubex.verification.verification_cache import zero_accepted
 from forge.executors.inductorex import inductorex
 from forge.ir import check, speaking
 from forge.ir.checks import in_one_line

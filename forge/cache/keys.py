@@ -10,7 +10,7 @@ import torch
 from forge.cache.graphs import GraphKey, Uncacheable
 from forge.compiler.config import Config
 from forge.executors.executor import Declined, Executor
-from forge.executors.fingerprint import fingerprint_of, here
+from forge.executors.fingerprint import fingerprint_of, verifier_versions
 from forge.runtime.torch_state import modes
 from forge.support.machine import device_name, processor
 
@@ -36,7 +36,7 @@ def key_of(graph: GraphKey, config: Config, parameters: Sequence[str]) -> str:
 @cache
 def _system() -> tuple[str, ...]:
     where = (platform.platform(), torch.backends.cpu.get_cpu_capability(), processor())
-    return (*here(), str(torch.version.cuda), *where)
+    return (*verifier_versions(), str(torch.version.cuda), *where)
 
 
 def _devices(graph: GraphKey) -> list[str]:

@@ -21,7 +21,7 @@ from forge.compiler.autotune_store import Timing
 from forge.compiler.claim import Candidate, Claim, Excluded, Selection, fusible
 from forge.executors.calls import Meta, NotReproducible, call_of, with_strides
 from forge.executors.executor import Declined, Executor, FusionExecutor, operators_of
-from forge.executors.fingerprint import here
+from forge.executors.fingerprint import verifier_versions
 from forge.executors.torchex.core import torch_prims, torchex
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
 from forge.ir.checks import in_one_line
@@ -194,7 +194,7 @@ class Measuring:
         said = [_identity(each) for each in options]
         fusers = [_identity_of(each) for each in executors if isinstance(each, FusionExecutor)]  # for what is inside
         where = [processor(), torch.get_num_threads(), *sorted({device_name(m.device) for m in program.metas})]
-        parts = (*here(), *where, *settings(), self._about, *program.words, said, fusers)
+        parts = (*verifier_versions(), *where, *settings(), self._about, *program.words, said, fusers)
         return repr(parts), all(lasting for _, lasting in [*said, *fusers])
 
     def _measure(self, program: "_Program", executors: Sequence[Executor], options: list[_Option]) -> list[Timing]:

@@ -8,7 +8,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -126,8 +126,14 @@ def _fill_slots(tree: Any, given: Sequence[Any]) -> Any:
 class ModuleLayer(Protocol):
     """A class that lends its forward to modules of another."""
 
-    name: str
-    kind: type[torch.nn.Module]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> type[torch.nn.Module]: ...
+
+
+L = TypeVar("L", bound=ModuleLayer)
 
 
 class ModuleOverride(ABC):
@@ -148,7 +154,7 @@ class ModuleOverride(ABC):
         """Return the hash of all that decides what it does."""
 
 
-class ModuleExecutor(Executor, ABC):
+class ModuleExecutor(Executor, ABC, Generic[L]):
     """Runs modules' calls by layers. Which of them a call gets is decided while it is captured."""
 
     @abstractmethod
@@ -160,13 +166,13 @@ class ModuleExecutor(Executor, ABC):
         """Return the layers there are for a module, whatever the device; empty for most modules."""
 
     @abstractmethod
-    def find(self, module: torch.nn.Module, device: torch.device, training: bool) -> ModuleLayer | Declined:
+    def find(self, module: torch.nn.Module, device: torch.device, training: bool) -> L | Declined:
         """Return the layer for a call of a module on a device; Declined with the reason where there is none."""
 
     @abstractmethod
     def override(
         self,
-        layer: ModuleLayer,
+        layer: L,
         module: torch.nn.Module,
         call: tuple[tuple, dict[str, Any]],
         names: Sequence[str],

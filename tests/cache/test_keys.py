@@ -110,7 +110,7 @@ def test_the_kernels_of_attention_that_are_allowed_decide(name: str) -> None:
 
 @pytest.mark.usefixtures("kept")
 def test_forges_own_code_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "here", lambda: ("forge 1.0 other code",))
+    monkeypatch.setattr(keys, "verifier_versions", lambda: ("forge 1.0 other code",))
     keys._system.cache_clear()
     try:
         assert not hits()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forge.executors.hubex.verification import verdicts
+from forge.executors.hubex.verification import verification_cache
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.hub import client
 from forge.testing.hub_server import Hub
@@ -24,8 +24,8 @@ def _nothing_loaded() -> Iterator[None]:
     """Each test starts with no kernel loaded, here and where they are verified, as a process does."""
     yield
     forget()
-    if verdicts.worker._process is not None:
-        verdicts.worker._renew()
+    if verification_cache.worker.server is not None:
+        verification_cache.worker.server.renew()
 
 
 @pytest.fixture
@@ -67,27 +67,27 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts of tests stay with them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(verdicts.verifier, "_answers", {})
-    monkeypatch.setattr(verdicts.verifier, "_failed", {})
+    monkeypatch.setattr(verification_cache.verifier, "_answers", {})
+    monkeypatch.setattr(verification_cache.verifier, "_failed", {})
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _worker() -> Iterator[None]:
     yield
-    verdicts.worker.stop()
+    verification_cache.worker.stop()
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
     """What the worker is asked."""
     questions: list[Question] = []
-    ask = verdicts.worker.ask
+    ask = verification_cache.worker.ask
 
     def counted(kernel: Any, question: Question, *rest: Any) -> Answer | None:
         questions.append(question)
         return ask(kernel, question, *rest)
 
-    monkeypatch.setattr(verdicts.worker, "ask", counted)
+    monkeypatch.setattr(verification_cache.worker, "ask", counted)
     return questions
 
 

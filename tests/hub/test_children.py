@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forge.executors.hubex import gather, operators
-from forge.executors.hubex.verification import process, verdicts
+from forge.executors.hubex.verification import process, verification_cache
 from forge.executors.hubex.verification.messages import Question
 from forge.hub import Policy, build_kernels
 from forge.hub.manifest import read_manifest
@@ -84,13 +84,13 @@ def test_the_worker_runs_nothing_of_the_current_folder(
 ) -> None:
     made = repository("right", "def f(x):\n    return F.gelu(x)\n", op="torch.nn.functional.gelu", args="{x: input}")
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    monkeypatch.setattr(verdicts, "worker", verdicts.Worker())
+    monkeypatch.setattr(verification_cache, "worker", verification_cache.Worker())
     try:
         [kernel] = gather([made.folder])
-        row = next(verdicts.verify_all(kernel, verdicts.Verifier()))
+        row = next(verification_cache.verify_all(kernel, verification_cache.Verifier()))
         assert (row[-1], ran(cloned)) == ("ok", [])
     finally:
-        verdicts.worker.stop()
+        verification_cache.worker.stop()
 
 
 def test_forge_as_a_program_runs_nothing_of_the_current_folder(cloned: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from forge.executors.hubex import Verifier, gather
 from forge.executors.hubex.fingerprint import fingerprint
-from forge.executors.hubex.verification import verdicts
+from forge.executors.hubex.verification import verification_cache
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.hub import HubNotice, Policy
 from forge.support import owner_only_store
@@ -63,7 +63,7 @@ def verdict(repository: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     """A kernel, and the file with what was found of it."""
     monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path / "own"))
     answers = iter([Answer(None, 3), Answer("asked again")])
-    monkeypatch.setattr(verdicts.worker, "ask", lambda *rest: next(answers))
+    monkeypatch.setattr(verification_cache.worker, "ask", lambda *rest: next(answers))
     [kernel] = gather([repository("kept", "def f(x):\n    return F.gelu(x)\n", **GELU).folder])
     assert Verifier().answer(kernel, QUESTION).reason is None
     [path] = (tmp_path / "own" / "verdicts").iterdir()
@@ -109,7 +109,7 @@ def test_a_verdict_of_another_question_is_refused(verdict: tuple) -> None:
     """A file that was moved to another's name."""
     kernel, path = verdict
     other = Question(torch.device("cpu"), torch.float64)
-    key = verdicts._key(kernel, fingerprint(kernel), other)
-    body = owner_only_store.read(path, verdicts.HEAD)
-    owner_only_store.write(path.with_name(f"{key}.verdict"), verdicts.HEAD, body, verdicts.SIZE)
+    key = verification_cache._key(kernel, fingerprint(kernel), other)
+    body = owner_only_store.read(path, verification_cache.HEAD)
+    owner_only_store.write(path.with_name(f"{key}.verdict"), verification_cache.HEAD, body, verification_cache.SIZE)
     assert Verifier().answer(kernel, other).reason == "asked again"

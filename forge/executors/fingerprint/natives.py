@@ -20,8 +20,8 @@ _SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
 
 
 def file_hash(path: str) -> str | None:
-    """A hash of a loaded file's bytes, and of those of the libraries that it names; None where they are not to be had,
-    or no longer those that were loaded."""
+    """Return a hash of a loaded file's bytes, and of those of the libraries that it names; None where they are not to
+    be had, or no longer those that were loaded."""
     real = os.path.realpath(path)
     try:
         return " ".join(_hashes([real], _own())) if real in loaded_files() else None
@@ -30,7 +30,7 @@ def file_hash(path: str) -> str | None:
 
 
 def _hashes(found: list[str], own: list[str]) -> list[str]:
-    """Of libraries, and of a user's own that they name, as they do with those that they need."""
+    """Return hashes of libraries, and of a user's own that they name, as they do with those that they need."""
     reached = list(found)
     for path in reached:
         reached += [each for each in own if each not in reached and _mentions_file(path, *_state(path), _stem(each))]
@@ -38,14 +38,14 @@ def _hashes(found: list[str], own: list[str]) -> list[str]:
 
 
 def _stem(path: str) -> bytes:
-    """A library's name without its version: libm.so of libm.so.6.1."""
+    """Return a library's name without its version: libm.so of libm.so.6.1."""
     name, mark, _ = os.path.basename(path).partition(".so")
     return f"{name}{mark}".encode()
 
 
 def operator_hashes(namespace: str, name: str) -> list[str]:
-    """Hashes of all that may hold the code of an operator: the shared objects that mention its name, a user's own or
-    else those of installed packages. None are known of an operator whose code is registered from Python."""
+    """Return hashes of all that may hold the code of an operator: the shared objects that mention its name, a user's
+    own or else those of installed packages. None are known of an operator whose code is registered from Python."""
     if any(_PYTHON.search(line) for line in _registrations(f"{namespace}::{name}")):
         return []
     libraries, own = _libraries(), _own()
@@ -57,24 +57,24 @@ def operator_hashes(namespace: str, name: str) -> list[str]:
 
 
 def _libraries() -> list[str]:
-    """Those that are neither the system's, Python's nor torch's."""
+    """Return those that are neither the system's, Python's nor torch's."""
     return sorted(path for path in loaded_files() if _LIBRARY.search(path) and not path.startswith(_theirs()))
 
 
 def _own() -> list[str]:
-    """Those of them that no installed package has."""
+    """Return those of them that no installed package has."""
     installed = tuple(f"{sysconfig.get_path(each)}{os.sep}" for each in ("purelib", "platlib"))
     return [path for path in _libraries() if not path.startswith(installed)]
 
 
 def _registrations(operator: str) -> list[str]:
-    """What torch knows of where an operator's kernels come from; its metadata aside, which computes no values."""
+    """Return what torch knows of the origin of an operator's kernels; its metadata aside, which computes no values."""
     lines = dispatch_dump(operator).splitlines()
     return [line for line in lines if ": registered at " in line and not line.startswith(("Meta", "debug"))]
 
 
 def loaded_files() -> frozenset[str]:
-    """The files that this process has mapped and that are still there: by the system's word, else by torch's."""
+    """Return the files that this process has mapped and that are still there: by the system's word, else by torch's."""
     if not _MAPS.exists():
         known = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
         return frozenset(os.path.realpath(path) for path in (*torch.ops.loaded_libraries, *known) if path)
@@ -85,7 +85,7 @@ def loaded_files() -> frozenset[str]:
 
 @cache
 def _theirs() -> tuple[str, ...]:
-    """Where the system's, Python's and torch's own shared objects lie."""
+    """Return where the system's, Python's and torch's own shared objects lie."""
     torchs = os.path.dirname(os.path.realpath(torch.__file__))
     pythons = [os.path.realpath(sysconfig.get_config_var(each) or "/lib") for each in ("LIBDIR", "DESTSHARED")]
     return (*_SYSTEM, *(f"{each}{os.sep}" for each in (torchs, *pythons)))
@@ -104,7 +104,7 @@ def _hash(path: str, *state: int) -> str:
 
 @cache
 def _mentions_file(path: str, inode: int, size: int, changed: int, name: bytes) -> bool:
-    """Whether a library names another one's file."""
+    """Return whether a library names another one's file."""
     if not size:
         return False
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
@@ -113,7 +113,7 @@ def _mentions_file(path: str, inode: int, size: int, changed: int, name: bytes) 
 
 @cache
 def _mentions(path: str, inode: int, size: int, changed: int, name: bytes) -> bool:
-    """Whether a name stands in a shared object's constants, as a schema or a registration has it."""
+    """Return whether a name stands in a shared object's constants, as a schema or a registration has it."""
     if not size:
         return False
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:

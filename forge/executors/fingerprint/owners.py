@@ -24,7 +24,7 @@ TORCHS = frozenset(  # namespaces of torch's own operators
     "aten prim prims torch c10d _c10d_functional quantized quantized_decomposed mkl mkldnn mkldnn_prepacked onednn "
     "inductor symm_mem higher_order".split()
 )
-_FORGE = Path(sys.modules["forge"].__file__).parent
+_FORGE = Path(__file__).parents[2]
 _LIBRARIES = ("torch", "operator", "math", "builtins")
 
 
@@ -52,7 +52,8 @@ def registered_owner(module: str | None) -> Owner | None:
 
 
 def owner_of_module(name: str | None) -> str | None:
-    """Who has the code of a module: "torch 2.13.0", "python 3.11.7", a repository's hash. None for the user's own."""
+    """Return the owner of a module's code: "torch 2.13.0", "python 3.11.7", a repository's hash. None for the user's
+    own."""
     if name is None or name == "__main__":
         return None
     owner = registered_owner(name)
@@ -71,7 +72,7 @@ def owner_of_module(name: str | None) -> str | None:
 
 @cache
 def owner_of_file(file: str) -> str | None:
-    """As of a module, by where its code lies."""
+    """Return the owner of a file's code, as `owner_of_module` does."""
     if file.startswith("<"):
         return f"python {sys.version}" if file.startswith("<frozen ") else None
     path = os.path.abspath(file)
@@ -79,7 +80,7 @@ def owner_of_file(file: str) -> str | None:
         return f"forge {forge_hash()}"
     if _is_in(path, os.path.dirname(torch.__file__)):
         return f"torch {torch.__version__}"
-    for folder in _installed():
+    for folder in _site_folders():
         if _is_in(path, folder):
             top = os.path.relpath(path, folder).split(os.sep)[0].partition(".")[0]
             release = _release(top)
@@ -89,7 +90,7 @@ def owner_of_file(file: str) -> str | None:
 
 
 def is_installed(module: ModuleType) -> bool:
-    """Whether a module's version says all of it."""
+    """Return whether a module's version identifies all of it."""
     return owner_of_module(module.__name__) is not None
 
 
@@ -102,9 +103,10 @@ def name_in_torch(function: Any) -> str | None:
     name = qualified_name(function)
     if name is not None and name.partition(".")[0] in _LIBRARIES:
         return name
+    own_name = getattr(function, "__name__", "")
     for module in (builtins, operator, math):
-        if getattr(module, getattr(function, "__name__", ""), None) is function:
-            return f"{module.__name__}.{function.__name__}"
+        if getattr(module, own_name, None) is function:
+            return f"{module.__name__}.{own_name}"
     if isinstance(function, type) and function.__module__.partition(".")[0] == "torch":
         return f"{function.__module__}.{function.__qualname__}"
     if isinstance(function, BuiltinFunctionType) and (function.__module__ or "").startswith("torch."):
@@ -117,14 +119,14 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 @cache
-def _installed() -> tuple[str, ...]:
+def _site_folders() -> tuple[str, ...]:
     found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     return tuple(dict.fromkeys([*found, site.getusersitepackages()]))
 
 
 @cache
 def _release(top: str) -> str | None:
-    """The version of the distribution that a top-level module belongs to."""
+    """Return the version of the distribution that a top-level module belongs to."""
     try:
         return importlib.metadata.version(top)
     except importlib.metadata.PackageNotFoundError:
@@ -134,12 +136,12 @@ def _release(top: str) -> str | None:
 
 @cache
 def forge_hash() -> str:
-    """Which forge decides: its version, and a hash of its code."""
+    """Return forge's version, and a hash of its code."""
     files = sorted(_FORGE.rglob("*.py"))
     parts = hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files))
     return f"{sys.modules['forge'].__version__} {parts.hexdigest()}"
 
 
-def here() -> tuple[str, ...]:
-    """What verifies, beside the kernel itself."""
+def verifier_versions() -> tuple[str, ...]:
+    """Return the versions that decide a verification, beside the kernel itself."""
     return forge_hash(), sys.version, torch.__version__, str(torch.version.git_version)

@@ -45,19 +45,19 @@ class Reads:
 
 @lru_cache(maxsize=4096)
 def reads_of(code: types.CodeType) -> Reads:
-    """The names that code reads, each once, in order."""
-    codes = list(_nested(code))
+    """Return the names that code reads, each once, in order."""
+    codes = list(_nested_codes(code))
     names = dict.fromkeys(read for each in codes for read in _names(each))
     imports = dict.fromkeys(found for each in codes for found in _imports(each))
     beyond = sorted(_BEYOND.intersection(name for each in codes for name in each.co_names))
     return Reads(tuple(names), tuple(imports), beyond[0] if beyond else None)
 
 
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
     yield code
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
-            yield from _nested(each)
+            yield from _nested_codes(each)
 
 
 def _names(code: types.CodeType) -> Iterator[Read]:

@@ -61,7 +61,7 @@ _NATIVE = (
 )
 _NAMESPACES = (type(torch.ops), type(torch.ops.aten))
 _UNREAD = frozenset(("_backward_cls", "_abc_impl", "_autograd_function_id"))  # of classes: numbered by each process
-_FIELD = type(collections.namedtuple("_Example", "field").field)
+_FIELD = type(vars(collections.namedtuple("_Example", "field"))["field"])
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by code, not by C
 _MISSING = object()
 
@@ -81,7 +81,7 @@ class Fingerprint:
 
 
 def fingerprint_of(*values: Any, about: Iterable[str] = ()) -> Fingerprint:
-    """What functions, or other objects, are now. `about`: what else the hash is of."""
+    """Return the fingerprint of functions, or other objects, as they are now. `about`: what else the hash is of."""
     walk = Walk()
     walk.put(*about)
     with disable_current_modes():
@@ -102,13 +102,13 @@ class Walk:
         self.seen: dict[int, tuple[int, Any]] = {}
 
     def put(self, *parts: str | bytes) -> None:
-        """Adds parts to the hash, each with its length."""
+        """Add parts to the hash, each with its length."""
         for part in parts:
             data = part.encode() if isinstance(part, str) else part
             self.hash.update(f"{len(data)}:".encode() + data)
 
     def visit(self, value: Any) -> None:
-        """Adds a value and what is reached through it."""
+        """Add a value and what is reached through it."""
         kind = type(value)
         if kind in _PLAIN or isinstance(value, _TORCH_PLAIN):
             self.put(kind.__name__, repr(value))
@@ -126,12 +126,12 @@ class Walk:
             visitor(self, value)
 
     def unknown(self, value: Any, state: int = 0) -> None:
-        """Adds an object that only this process knows."""
+        """Add an object that only this process knows."""
         self.put("unknown", type(value).__qualname__)
         self.local.append((_number_of(value), state))
 
     def _digest(self, member: Any) -> str:
-        """Of a member of a set, whose order differs between processes."""
+        """Return the digest of a member of a set, whose order differs between processes."""
         walk = Walk()
         walk.visit(member)
         self.local += walk.local
@@ -163,7 +163,7 @@ class Walk:
         self.visit(vars(value))
 
     def _state(self, value: Any) -> None:
-        """What an object of a subclass has beside what its class is made for."""
+        """Add the class and attributes of an object of a subclass."""
         if type(value) not in (list, dict, types.MappingProxyType):
             self.visit(type(value))
             self.visit(getattr(value, "__dict__", None))
@@ -171,7 +171,7 @@ class Walk:
     # functions
 
     def _function(self, function: types.FunctionType) -> None:
-        module = function.__globals__.get("__name__")
+        module: str = function.__globals__.get("__name__", "")
         owner = owner_of_file(function.__code__.co_filename) or owner_of_module(module)
         self.put("function", function.__qualname__, owner or "")
         loader = registered_owner(module)
@@ -215,12 +215,12 @@ class Walk:
             value = next(found, _MISSING)
             if value is not _MISSING or read.name in code.co_names:  # else a variable of a function around another
                 self.put("read", read.name, *read.path)
-                self._taken(value, read.path)
+                self._read_path(value, read.path)
         for each in reads.imports:
-            self._imported(each, names.get("__package__") or module)
+            self._import(each, names.get("__package__") or module)
 
-    def _taken(self, value: Any, path: tuple[str, ...]) -> None:
-        """A value, or what is taken of a module by a path of attributes."""
+    def _read_path(self, value: Any, path: tuple[str, ...]) -> None:
+        """Add a value, or a module's attribute by its path."""
         while path and isinstance(value, types.ModuleType):
             owner, (name, *rest) = value, path
             value, path = _attribute(owner, name), tuple(rest)
@@ -229,7 +229,7 @@ class Walk:
                 return
         self.put("missing") if value is _MISSING else self.visit(value)
 
-    def _imported(self, each: Import, package: str | None) -> None:
+    def _import(self, each: Import, package: str | None) -> None:
         self.put("import", each.module, str(each.level), *each.names)
         try:
             name = importlib.util.resolve_name("." * each.level + each.module, package) if each.level else each.module
@@ -237,8 +237,10 @@ class Walk:
             name = each.module
         module = sys.modules.get(name)
         if module is not None:
-            for path in [(name,) for name in each.names] or [()]:
-                self._taken(module, path)
+            for path in [(name,) for name in each.names]:
+                self._read_path(module, path)
+            if not each.names:
+                self._read_path(module, ())
         elif owner_of_module(name) is None:  # it is imported when the kernel runs
             self.unknown(each)
 
@@ -248,13 +250,13 @@ class Walk:
         self.visit(method.__self__)
 
     def _parts(self, value: Any) -> None:
-        """What is made of functions: a property, a partial, a cache."""
+        """Add an object made of functions: a property, a partial, a cache."""
         names = "__func__ __wrapped__ func args keywords fget fset fdel".split()
         self.put(type(value).__qualname__)
         self._items("parts", [getattr(value, name) for name in names if getattr(value, name, None) is not None])
 
     def _native(self, function: Any) -> None:
-        """A function of C: of the instance that it is bound to, else of its module or class."""
+        """Add a function of C: of the instance that it is bound to, else of its module or class."""
         self.put("native", getattr(function, "__qualname__", ""), function.__name__)
         owner = getattr(function, "__self__", None)
         held_by = getattr(function, "__objclass__", function)
@@ -265,7 +267,7 @@ class Walk:
             self._shared_object(function, name)
 
     def _shared_object(self, value: Any, module: str | None) -> None:
-        """What native code of a module is: its version, else the bytes of its file."""
+        """Add the identity of a module's native code: its version, else the bytes of its file."""
         owner = owner_of_module(module)
         if owner is not None:
             self.put("installed", owner)
@@ -288,7 +290,7 @@ class Walk:
         self._operator(overload, overload._schema.name)
 
     def _custom(self, definition: Any) -> None:
-        """An operator of torch.library.custom_op: its functions."""
+        """Add an operator of torch.library.custom_op: its functions."""
         self.put("operator", definition._qualname)
         names = "_init_fn _backend_fns _abstract_fn _setup_context_fn _backward_fn _torch_dispatch_fns".split()
         self._items("functions", [getattr(definition, name, None) for name in names])
@@ -355,26 +357,26 @@ class Walk:
         self.visit(pattern.reference)
 
     def _symbol(self, symbol: Symbol) -> None:
-        """A symbol of a trace, with the gradient rule that is registered for it elsewhere."""
+        """Add a symbol of a trace, with the gradient rule that is registered for it elsewhere."""
         self._instance(symbol)
         self.visit(grad_rule(symbol))
 
     def _text(self, value: Any) -> None:
-        """What its class and its text say all of."""
+        """Add a value that its class and its text identify."""
         self.put(repr((value.pattern, value.flags) if isinstance(value, re.Pattern) else value))
         self.visit(type(value))
 
     def _nothing(self, value: Any) -> None:
-        """What changes no result."""
+        """Add only the class of an object that changes no result."""
         self.put(type(value).__qualname__)
 
     def _instance(self, value: Any) -> None:
-        """An object: its class and its attributes, where Python code says what those are."""
+        """Add an object: its class and its attributes, where these are of Python."""
         if self._buffer(value):
             return
         cls = type(value)
-        if f"{cls.__module__}.{cls.__qualname__}" in _COMPILED:
-            self._compiled(value)
+        if f"{cls.__module__}.{cls.__qualname__}" in _TRITON:
+            self._triton(value)
             return
         slots = [name for base in cls.__mro__ for name in _slots(base)]
         if any(not base.__flags__ & _HEAP for base in cls.__mro__[:-1]) or not (slots or hasattr(value, "__dict__")):
@@ -387,7 +389,7 @@ class Walk:
         self._items("slots", [getattr(value, name, None) for name in slots])
 
     def _buffer(self, value: Any) -> bool:
-        """Adds numbers in memory, as an array has them; whether it is such."""
+        """Add numbers in memory, as an array has them. Return whether the value is such."""
         try:
             view = memoryview(value)
         except TypeError:
@@ -398,14 +400,14 @@ class Walk:
             self.unknown(value)
         return True
 
-    def _compiled(self, value: Any) -> None:
-        """A Triton function as what it was made of, without what it has compiled."""
+    def _triton(self, value: Any) -> None:
+        """Add the parts that a Triton function was made of, without its compiled programs."""
         names = "fn configs keys values do_not_specialize do_not_specialize_on_alignment noinline debug".split()
         self.put(type(value).__qualname__)
         self._items("parts", [getattr(value, name, None) for name in names])
 
 
-_COMPILED = frozenset(
+_TRITON = frozenset(
     (
         "triton.runtime.jit.JITFunction",
         "triton.runtime.autotuner.Autotuner",
@@ -460,7 +462,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _attribute(owner: types.ModuleType, name: str) -> Any:
-    """What a module has by a name. Nothing is imported for it: only torch.ops looks its operators up."""
+    """Return a module's attribute. Nothing is imported for it: only torch.ops looks its operators up."""
     if not isinstance(owner, _NAMESPACES):
         return vars(owner).get(name, _MISSING)
     try:
@@ -470,7 +472,7 @@ def _attribute(owner: types.ModuleType, name: str) -> Any:
 
 
 def _may_be_anothers(value: Any) -> bool:
-    """Whether what an installed module has by a name is a module, or may be what somebody else put there."""
+    """Return whether what an installed module has by a name is a module, or may be what somebody else put there."""
     return isinstance(value, (types.ModuleType, types.FunctionType, type))
 
 
@@ -485,7 +487,7 @@ _numbered: dict[int, tuple[int, Callable[[], Any]]] = {}
 
 
 def _number_of(value: Any) -> int:
-    """A number that no other object of this process had or will have."""
+    """Return a number that no other object of this process had or will have."""
     number, alive = _numbered.get(id(value), (0, lambda: None))
     if alive() is not value:
         try:

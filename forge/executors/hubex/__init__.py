@@ -1,6 +1,6 @@
 """The Hub executor: kernels of the Hugging Face Kernel Hub, and a user's own, as implementations of forge's symbols."""
 
-from forge.executors.hubex.declared import kernel
+from forge.executors.hubex.declaration import kernel
 from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.extension import KernelExtension
 from forge.executors.hubex.gather import Source, gather, operators
@@ -8,7 +8,7 @@ from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.layers import LayerExecutor, Layers, layer_executor
 from forge.executors.hubex.listing import KernelRow, KernelTable, LayerRow, layer_table, layers_in, table_of
 from forge.executors.hubex.registry import hubex, kernel_executor, register_kernel, use_kernels
-from forge.executors.hubex.verification.verdicts import Verifier, verifier, verify_all
+from forge.executors.hubex.verification.verification_cache import Verifier, verifier, verify_all
 
 __all__ = [
     "HubExecutor",

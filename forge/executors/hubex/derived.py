@@ -1,18 +1,45 @@
 """One call of a kernel's symbol with its backward, as it would run in a program: to be verified, or to run in eager."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+
+from forge import clang
 from forge.compiler.claim import chooser, claim
 from forge.executors.executor import Executor
-from forge.ir import Trace
+from forge.ir import Symbol, Trace, recording
 from forge.ir.pytree import tensors
+from forge.torch_internals.pytree import torch_pytree
 from forge.transforms.grad import differentiate
 from forge.transforms.split import backward_of, backward_of_saved, split
 
 
+def record_call(
+    symbol: Symbol, args: tuple, kwargs: dict[str, Any], names: Iterable[str] = (), *, strides_known: bool = True
+) -> tuple[Trace, tuple, dict[str, Any]]:
+    """Return a program that is one call of a symbol on tensors like these, and the call's arguments in it. names: of
+    the tensors."""
+    trace = Trace("call")
+    remaining = iter(names)
+
+    def stand_in(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        strides = tuple(leaf.stride()) if strides_known else None
+        return trace.add_input(
+            trace.tensor(leaf.shape, leaf.dtype, leaf.device, name=next(remaining, "t"), strides=strides)
+        )
+
+    with recording(trace, clang.language):
+        args, kwargs = torch_pytree.tree_map(stand_in, (args, kwargs))
+        trace.output = symbol(*args, **kwargs)
+    return trace, args, kwargs
+
+
 @dataclass(frozen=True)
-class Derived:
+class CallWithBackward:
     """A forward that returns (outputs, saved tensors, saved numbers), and its backward, which takes those and the
     gradients of the `active` outputs."""
 
@@ -21,8 +48,8 @@ class Derived:
     active: list[bool]
 
 
-def derived(trace: Trace, names: Sequence[str], executors: Sequence[Executor]) -> Derived | None:
-    """The program with its backward to the inputs `names`; None where no gradient reaches them."""
+def with_backward(trace: Trace, names: Sequence[str], executors: Sequence[Executor]) -> CallWithBackward | None:
+    """Return the program with its backward to the inputs `names`; None where no gradient reaches them."""
     joint = differentiate(trace, names, chooser(executors, {}))
     joint.forward.output = tuple(tensors(joint.forward.output))
     outputs = [output for output in joint.forward.output if output.name in joint.active]
@@ -33,4 +60,4 @@ def derived(trace: Trace, names: Sequence[str], executors: Sequence[Executor]) -
     parts = split(joint.forward, full)
     backward = backward_of_saved(joint, parts, outputs, wanted)
     active = [output.name in joint.active for output in joint.forward.output]
-    return Derived(claim(parts.forward, executors)[0], claim(backward, executors)[0], active)
+    return CallWithBackward(claim(parts.forward, executors)[0], claim(backward, executors)[0], active)

@@ -1,25 +1,25 @@
-"""What of a kernel repository decides whether each of its kernels is right, as a hash: read as text, nothing is
-imported."""
+"""Hashes of what decides whether each kernel of a repository is right: read as text, nothing is imported."""
 
 import ast
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from forge.hub.compat import library
 from forge.hub.files import MANIFEST
 
 
 def title(operation: str, name: str) -> str:
-    """How a kernel is called in what `digests` gives."""
+    """Return the name of a kernel in the result of `digests`."""
     return f"{name} of {operation}"
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """For each kernel of a repository of one variant a hash of its entry in the manifest (but not of where it is
-    faster), of the sources that its functions are in or import, and of all files that are neither manifest nor Python.
+    """Return, for each kernel of a repository of one variant, a hash of its entry in the manifest (but not of where it
+    is faster), of the sources that its functions are in or import, and of all files that are neither manifest nor
+    Python.
 
     The package's own file counts for every kernel, without what it merely imports for others to find.
     Raises RefusedError where PyYAML is missing.
@@ -46,7 +46,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts in a piece of a manifest: its functions' names are among them."""
+    """Yield the texts in a piece of a manifest: its functions' names are among them."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -64,14 +64,14 @@ class _Sources:
         self.exports = {
             alias.asname or alias.name: paths
             for node in ast.walk(ast.parse(self.init.read_bytes()))
-            if isinstance(node, ast.ImportFrom) and node.level
-            for paths in [list(_imported(self.init, node))]
+            if _is_relative(node)
+            for paths in [list(_files_of(self.init, node))]
             for alias in node.names
         }
 
     def of(self, texts: Iterable[str]) -> list[Path]:
-        """The files that matter to a kernel whose entry has these texts: all of them, where it names a function by its
-        module, or one that the package's own file does not import from another."""
+        """Return the files that matter to a kernel whose entry has these texts: all of them, where it names a function
+        by its module, or one that the package's own file does not import from another."""
         texts = set(texts)
         named = texts & self.exports.keys()
         if not named or any(text.startswith(("python:", "hub:")) for text in texts):
@@ -85,29 +85,34 @@ class _Sources:
                 waiting += [
                     other
                     for node in ast.walk(ast.parse(path.read_bytes()))
-                    if isinstance(node, ast.ImportFrom) and node.level
-                    for other in _imported(path, node)
+                    if _is_relative(node)
+                    for other in _files_of(path, node)
                 ]
         return sorted(found)
 
     def code(self, path: Path) -> bytes:
-        """What a file has; of the package's own without its docstring, imports from the package and `__all__`."""
+        """Return what a file has; of the package's own without its docstring, imports from the package and
+        `__all__`."""
         if path != self.init:
             return path.read_bytes()
         lines = path.read_bytes().splitlines(keepends=True)
         tree = ast.parse(path.read_bytes())
         for position, node in enumerate(tree.body):
             is_text = position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            is_import = isinstance(node, ast.ImportFrom) and node.level
             is_all = isinstance(node, ast.Assign) and [ast.unparse(each) for each in node.targets] == ["__all__"]
-            if is_text or is_import or is_all:
-                lines[node.lineno - 1 : node.end_lineno] = [b""] * (node.end_lineno - node.lineno + 1)
+            if is_text or _is_relative(node) or is_all:
+                end = node.end_lineno or node.lineno
+                lines[node.lineno - 1 : end] = [b""] * (end - node.lineno + 1)
         return b"".join(line for line in lines if line.strip())
 
 
-def _imported(path: Path, node: ast.ImportFrom) -> Iterator[Path]:
-    """The files of a relative import."""
-    place = path.parents[node.level - 1]
+def _is_relative(node: ast.AST) -> TypeGuard[ast.ImportFrom]:
+    return isinstance(node, ast.ImportFrom) and bool(node.level)
+
+
+def _files_of(path: Path, node: ast.ImportFrom) -> Iterator[Path]:
+    """Yield the files of a relative import."""
+    place = path.parents[(node.level or 1) - 1]
     targets = [place.joinpath(*node.module.split("."))] if node.module else [place / each.name for each in node.names]
     for target in targets:
         files = target.with_suffix(".py"), target / "__init__.py"

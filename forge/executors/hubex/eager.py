@@ -1,8 +1,8 @@
 """Operators that manifests define, in torch.library: torch.ops.acme.f runs in eager, under torch.compile, and is
 differentiated.
 
-What runs is the first kernel that takes the tensors, else the reference. It is chosen once for each metadata of
-arguments, by tracing one call as in a program, which forge then claims, differentiates and compiles as always.
+The first kernel that takes the tensors runs, else the reference. It is chosen once for each metadata of arguments,
+by tracing one call as in a program, which forge then claims, differentiates and compiles as always.
 """
 
 import threading
@@ -12,17 +12,16 @@ from typing import Any
 
 import torch
 
-from forge import clang
 from forge.compiler.claim import choose, claim
 from forge.executors.calls import format_arguments
 from forge.executors.executor import resolve_executors
-from forge.executors.hubex.derived import derived
+from forge.executors.hubex.derived import record_call, with_backward
 from forge.executors.hubex.executor import HubExecutor
-from forge.executors.hubex.functions import Function, has_fake, known, register
+from forge.executors.hubex.functions import Function, has_fake, register, registered
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.process import verifying
-from forge.executors.hubex.verification.verdicts import verifier
-from forge.ir import BoundSymbol, Tag, Trace, check, recording
+from forge.executors.hubex.verification.verification_cache import verifier
+from forge.ir import BoundSymbol, Tag, Trace, check
 from forge.ir.locks import new_lock
 from forge.ir.pytree import leaves, names
 from forge.torch_internals.dispatch import (
@@ -43,23 +42,8 @@ Tensors = list[torch.Tensor]
 Values = dict[str, Any]
 
 
-class _Program:
-    """A program that is one call of a function's symbol on tensors like those given."""
-
-    def __init__(self, function: Function, values: Values) -> None:
-        self.trace = Trace(function.symbol.name)
-        with recording(self.trace, clang.language):
-            args, kwargs = function.call(torch_pytree.tree_map(self._stand_in, values))
-            self.trace.output = function.symbol(*args, **kwargs)
-
-    def _stand_in(self, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return self.trace.add_input(self.trace.tensor(leaf.shape, leaf.dtype, leaf.device, strides=leaf.stride()))
-
-
 class Eager:
-    """What torch runs for one operator."""
+    """The function that torch runs for one operator."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -69,14 +53,14 @@ class Eager:
         self._running = threading.local()
 
     def add(self, kernels: Iterable[Kernel]) -> None:
-        """More kernels of the operator; one takes the place of an earlier one of its name."""
+        """Add kernels of the operator; one takes the place of an earlier one of its name."""
         kept = {kernel.name: kernel for kernel in (*self.executor.kernels, *kernels)}
         self.executor = HubExecutor("eager", verifier)
         self.executor.add(kept.values())
         self._compiled = {}
 
-    def _once(self, key: tuple, make: Callable[[], Callable | None]) -> Callable | None:
-        """What was made for arguments that are alike in all that a program knows of them."""
+    def _cached(self, key: tuple, make: Callable[[], Callable | None]) -> Callable | None:
+        """Return what `make` returned for arguments that are alike in all that a program knows of them."""
         if verifying.active:  # this process verifies a kernel that calls the operator
             return make()
         compiled = self._compiled
@@ -87,18 +71,19 @@ class Eager:
         return compiled[key]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The operator on real tensors. Raises NotImplementedError with each kernel's reason where nothing runs it."""
+        """Run the operator on real tensors. Raises NotImplementedError with each kernel's reason where nothing runs
+        it."""
         values = self.function.values(args, kwargs)
         if getattr(self._running, "kernel", False):
             check(
                 self.function.reference is not None, lambda: f"a kernel of {self.function.name} calls it", RuntimeError
             )
             return self.function.plain(*args, **kwargs)
-        run = self._once(_key(values), lambda: self._chosen(values))
+        run = self._cached(_key(values), lambda: self._choose_kernel(values))
         return self.function.plain(*args, **kwargs) if run is None else self._run(run, _tensors(values))
 
     def _run(self, kernel: Callable, given: Tensors) -> Any:
-        """A kernel that calls the operator itself gets the reference's results."""
+        """Run a kernel. One that calls the operator itself gets the reference's results."""
         self._running.kernel = True
         try:
             return self.function.fresh(kernel(*given), given)
@@ -106,11 +91,12 @@ class Eager:
             self._running.kernel = False
 
     def backward(self, grads: Tensors, wanted: Sequence[bool], *args: Any, **kwargs: Any) -> Tensors:
-        """The gradients of the tensors that are `wanted`, from those of the results."""
+        """Return the gradients of the tensors that are `wanted`, from those of the results."""
         values = self.function.values(args, kwargs)
         given = _tensors(values)
-        run = self._once((*wanted, _key(values)), lambda: self._gradient(values, wanted))
+        run = self._cached((*wanted, _key(values)), lambda: self._gradient(values, wanted))
         needed = [tensor for tensor, want in zip(given, wanted, strict=True) if want]
+        assert run is not None, "a gradient is made or raises"
         with _autograd_enabled():  # of kernels that torch's autograd differentiates
             found = run(given, [grad.contiguous() for grad in grads])
         return [
@@ -120,32 +106,35 @@ class Eager:
             for tensor, gradient in zip(needed, found, strict=True)
         ]
 
-    def _chosen(self, values: Values) -> Callable | None:
-        """The kernel that takes such arguments; None where the reference is to run."""
+    def _choose_kernel(self, values: Values) -> Callable | None:
+        """Return the kernel that takes such arguments; None where the reference is to run."""
         function = self.function
         if function.reference is not None and not self.executor.kernels:
             return None
         try:
-            program = _Program(function, values)
+            trace = self._record(values)
         except Exception:  # the reference will say it in its own words
             if function.reference is None:
                 raise
             return None
         reasons: list[tuple[str, str]] = []
-        if choose(program.trace.bound_symbols[0], [self.executor], reasons) is not None:
-            return claim(program.trace, [self.executor, *self.others])[0].python_callable()
+        if choose(trace.bound_symbols[0], [self.executor], reasons) is not None:
+            return claim(trace, [self.executor, *self.others])[0].python_callable()
         if function.reference is not None:
             return None
         raise NotImplementedError(
-            f"no kernel runs {self._described(values)}, and it has no reference; {_listed(reasons)}"
+            f"no kernel runs {self._call_in_words(values)}, and it has no reference; {_reasons_in_words(reasons)}"
         )
 
+    def _record(self, values: Values) -> Trace:
+        return record_call(self.function.symbol, *self.function.call(values))[0]
+
     def _gradient(self, values: Values, wanted: Sequence[bool]) -> Callable[[Tensors, Tensors], Any]:
-        program = _Program(self.function, values)
-        chosen = [name for name, want in zip(program.trace.input_names, wanted, strict=True) if want]
-        found = derived(program.trace, chosen, [self.executor, *self.others])
+        trace = self._record(values)
+        chosen = [name for name, want in zip(trace.input_names, wanted, strict=True) if want]
+        found = with_backward(trace, chosen, [self.executor, *self.others])
         if found is None or any(map(self._is_itself, found.forward.bound_symbols)):
-            raise NotImplementedError(self._no_gradient(program, values))
+            raise NotImplementedError(self._no_gradient(trace, values))
         _, saved, numbers = found.forward.output
         kept = live_calls(found.forward.bound_symbols, names((saved, numbers)))
         forward = found.forward.derive("saved", kept, output=(*saved, *numbers)).python_callable()
@@ -158,24 +147,27 @@ class Eager:
         return run
 
     def _is_itself(self, bound: BoundSymbol) -> bool:
-        """Whether a call is one of the operator, which would ask here again."""
+        """Return whether a call is one of the operator, which would come here again."""
         return any(leaf is self.function.operator for leaf in (bound.symbol.op, *leaves(bound.args)))
 
-    def _no_gradient(self, program: _Program, values: Values) -> str:
+    def _no_gradient(self, trace: Trace, values: Values) -> str:
         reasons: list[tuple[str, str]] = []
-        bound = program.trace.bound_symbols[0]
+        bound = trace.bound_symbols[0]
         chosen = choose(bound.replace(tags=bound.tags | {Tag.DIFFERENTIATED}), [self.executor], reasons)
         if chosen is not None:
-            reasons.append((chosen[1].name, "it does not give the gradient of every argument that needs one"))
-        return f"nothing gives the gradient of {self._described(values)}, and it has no reference; {_listed(reasons)}"
+            reasons.append((chosen[1].name or "", "it does not give the gradient of every argument that needs one"))
+        return (
+            f"nothing gives the gradient of {self._call_in_words(values)}, and it has no reference; "
+            f"{_reasons_in_words(reasons)}"
+        )
 
-    def _described(self, values: Values) -> str:
+    def _call_in_words(self, values: Values) -> str:
         return f"{self.function.name}({format_arguments(values)})"
 
 
 @contextmanager
 def _autograd_enabled() -> Iterator[None]:
-    """torch runs an operator below its autograd; calls inside are differentiated again where grad mode says so."""
+    """Differentiate calls inside where grad mode says so: torch runs an operator below its autograd."""
     autograd = DispatchKeySet(DispatchKey.AutogradFunctionality)
     included = dispatch_tls_local_include_set()
     excluded = dispatch_tls_local_exclude_set() - autograd
@@ -188,7 +180,7 @@ def _tensors(values: Any) -> Tensors:
 
 
 def _key(values: Values) -> tuple:
-    """Equal for arguments that a program cannot tell apart."""
+    """Return a key that is equal for arguments that a program cannot tell apart."""
     return tuple([_known_of(value) for value in values.values()])
 
 
@@ -200,7 +192,7 @@ def _known_of(value: Any) -> Any:
     return argument_key(value)
 
 
-def _listed(reasons: list[tuple[str, str]]) -> str:
+def _reasons_in_words(reasons: list[tuple[str, str]]) -> str:
     return "; ".join(f"{name}: {reason}" for name, reason in reasons) or "it has no kernels"
 
 
@@ -213,7 +205,7 @@ _libraries: list[torch.library.Library] = []
 
 
 def define(functions: Iterable[Function], kernels: Iterable[Kernel]) -> None:
-    """Defines operators in torch.library and registers their symbols, all or none; those there are get the kernels."""
+    """Define operators in torch.library and registers their symbols, all or none; those there are get the kernels."""
     with _lock:
         new = [function for function in functions if _is_new(function)]
         made: list[torch.library.Library] = []
@@ -238,8 +230,8 @@ def define(functions: Iterable[Function], kernels: Iterable[Kernel]) -> None:
 
 
 def _is_new(function: Function) -> bool:
-    """Whether nobody has the name; or what is new is its reference."""
-    there = known(function.name)
+    """Return whether nobody has the name, or only the reference is new."""
+    there = registered(function.name)
     return there is None or (there.foreign and there.reference is None and function.mark is not None)
 
 
@@ -248,21 +240,21 @@ def _add(function: Function, made: list[torch.library.Library], eager: dict[str,
     if function.foreign:
         if not has_fake(function.name):
             made.append(torch.library.Library(namespace, "FRAGMENT"))
-            torch.library.register_fake(function.name, function.faked, lib=made[-1])
+            torch.library.register_fake(function.name, function.run_fake, lib=made[-1])
         return
     made.append(torch.library.Library(namespace, "FRAGMENT"))
     library = made[-1]
     library.define(function.text, tags=(torch.Tag.pt2_compliant_tag,))
     eager[function.name] = runs = Eager(function)
     library.impl(function.name.partition("::")[2], runs, "CompositeExplicitAutograd")
-    torch.library.register_fake(function.name, function.faked, lib=library)
+    torch.library.register_fake(function.name, function.run_fake, lib=library)
     made.append(torch.library.Library(BACKWARD, "FRAGMENT"))
     gradient = _Gradient(function, _define_backward(runs, made[-1]))
     torch.library.register_autograd(function.name, gradient.backward, setup_context=gradient.set_up, lib=library)
 
 
 def _define_backward(runs: Eager, library: torch.library.Library) -> str:
-    """An operator for the gradient, so that torch.compile sees it as one call; its name."""
+    """Define an operator for the gradient, so that torch.compile sees it as one call. Return its name."""
     function = runs.function
     name = "__".join((*function.name.replace("::", ".").split("."), "backward"))
     arguments = function.text.partition("(")[2].rpartition("->")[0].strip().removesuffix(")")
@@ -277,24 +269,24 @@ def _define_backward(runs: Eager, library: torch.library.Library) -> str:
             if want
         ]
 
-    def again(context: Any, *grads: Any) -> Any:
+    def refuse(context: Any, *grads: Any) -> Any:
         raise NotImplementedError(f"the gradient of {function.name} cannot be differentiated again")
 
     qualified = f"{BACKWARD}::{name}"
     torch.library.register_fake(qualified, fake, lib=library)
-    torch.library.register_autograd(qualified, again, lib=library)
+    torch.library.register_autograd(qualified, refuse, lib=library)
     return qualified
 
 
 class _Gradient:
-    """How torch's autograd differentiates an operator."""
+    """The gradient of an operator for torch's autograd."""
 
     def __init__(self, function: Function, name: str) -> None:
         self.function = function
         self.name = name
 
     def set_up(self, ctx: Any, inputs: tuple, output: Any, keyword_only_inputs: dict[str, Any] | None = None) -> None:
-        """Saves the arguments."""
+        """Save the arguments."""
         leaves, ctx.spec = torch_pytree.tree_flatten(inputs)
         ctx.is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
         ctx.wanted = [leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -303,7 +295,7 @@ class _Gradient:
         ctx.save_for_backward(*[leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
 
     def backward(self, ctx: Any, *grads: torch.Tensor) -> Any:
-        """The gradient of each input that needs one."""
+        """Return the gradient of each input that needs one."""
         saved = iter(ctx.saved_tensors)
         leaves = [next(saved) if tensor else other for tensor, other in zip(ctx.is_tensor, ctx.others, strict=True)]
         inputs = torch_pytree.tree_unflatten(leaves, ctx.spec)

@@ -1,6 +1,6 @@
-"""The executor of kernels: which of them is asked first, and what its programs depend on."""
+"""The executor of kernels: the order in which they are asked, and what its programs depend on."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from forge.executors.executor import Decision, Declined, Implementation, OperatorExecutor, decline
@@ -13,7 +13,7 @@ from forge.patterns import Pattern, builtin
 
 
 class KernelVerifier(Protocol):
-    """Interface of the verifiers of kernels: forge's own is in verification/verdicts.py."""
+    """Interface of the verifiers of kernels: forge's own is in verification/verification_cache.py."""
 
     def verdict(self, kernel: Kernel, args: tuple, kwargs: dict) -> Decision:
         """Return True, or Declined with the sample on which the kernel failed."""
@@ -23,12 +23,11 @@ class KernelVerifier(Protocol):
 
 
 class HubExecutor(OperatorExecutor):
-    """Runs symbols by kernels: of those that fit, the one of highest priority, then the most specific one.
+    """Executor of symbols by kernels: of those that fit, the one of highest priority, then the most specific one.
 
-    `patterns` are what the kernels' patterns find in traces, in forge's own order. checked: whether the kernels'
-    constraints are asked; faster: whether a kernel declines what it is not known to be faster at. later: gives kernels
-    that are added, behind the others, when somebody first asks. verifier: is asked whether a kernel is right for a
-    call; without one all are.
+    checked: whether the kernels' constraints are asked; faster: whether a kernel declines calls for which it is not
+    known to be faster. builtin_kernels: returns kernels that are added, behind the others, when they are first needed.
+    verifier: decides whether a kernel is right for a call; without one all are.
     """
 
     def __init__(
@@ -38,12 +37,12 @@ class HubExecutor(OperatorExecutor):
         *,
         checked: bool = True,
         faster: bool = True,
-        later: Callable[[], Iterable[Kernel]] = tuple,
+        builtin_kernels: Callable[[], Iterable[Kernel]] = tuple,
     ) -> None:
         super().__init__(name)
         self.checked = checked
         self.faster = faster
-        self._later: Callable[[], Iterable[Kernel]] | None = later
+        self._builtin_kernels: Callable[[], Iterable[Kernel]] | None = builtin_kernels
         self.verifier = verifier
         self._known: list[Kernel] = []
         self._by_symbol: dict[str, list[Implementation]] = {}
@@ -51,30 +50,30 @@ class HubExecutor(OperatorExecutor):
 
     @property
     def kernels(self) -> list[Kernel]:
-        """All of them, in the order in which they were added."""
-        self._add_later()
+        """Return all of them, in the order in which they were added."""
+        self._add_builtin_kernels()
         return self._known
 
     @property
-    def patterns(self) -> tuple[Pattern, ...]:
-        """What finds calls for them."""
-        self._add_later()
+    def patterns(self) -> Sequence[Pattern]:  # type: ignore[override]  # read-only: what the kernels say
+        """Return the patterns that find calls for them."""
+        self._add_builtin_kernels()
         return self._patterns
 
-    def _add_later(self) -> None:
-        later, self._later = self._later, None
-        if later is not None:
-            self.add(later())
+    def _add_builtin_kernels(self) -> None:
+        builtin_kernels, self._builtin_kernels = self._builtin_kernels, None
+        if builtin_kernels is not None:
+            self.add(builtin_kernels())
 
     def add(self, kernels: Iterable[Kernel]) -> None:
-        """Adds kernels; those of earlier sources go where a manifest says `replace`.
+        """Add kernels; those of earlier sources go where a manifest says `replace`.
 
         Raises: ValueError when one of the same name is there for the same symbol.
         """
         kept = list(self._known)
         for kernel in kernels:
             if kernel.entry.replaces:
-                kept = [each for each in kept if not _replaced(each, kernel)]
+                kept = [each for each in kept if not _is_replaced(each, kernel)]
             taken = any(each.target.symbol is kernel.target.symbol and each.name == kernel.name for each in kept)
             check(
                 not taken,
@@ -90,17 +89,17 @@ class HubExecutor(OperatorExecutor):
             self._by_symbol.setdefault(kernel.target.symbol.id, []).append(
                 implementation(kernel, verdict, checked=self.checked, faster=self.faster)
             )
-        self._patterns = _patterns_in_order({kernel.pattern for kernel in kept if kernel.pattern is not None})
+        self._patterns = _patterns_in_order({kernel.pattern for kernel in kept if isinstance(kernel.pattern, Pattern)})
 
     def ignoring_speed_hints(self) -> "HubExecutor":
-        """The same kernels, which take every call that they are right for: where times decide who runs it."""
+        """Return the same kernels, which take every call that they are right for: where times decide who runs it."""
         same = HubExecutor(self.name, self.verifier, checked=self.checked, faster=False)
         same.add(self.kernels)
         return same
 
     def candidates(self, symbol: Symbol) -> list[Implementation]:
-        """The kernels of a symbol, in the order in which they are asked."""
-        self._add_later()
+        """Return the kernels of a symbol, in the order in which they are asked."""
+        self._add_builtin_kernels()
         return self._by_symbol.get(symbol.id, [])
 
     def identity(self) -> str | Declined:
@@ -134,18 +133,18 @@ class HubExecutor(OperatorExecutor):
                     yield (kernel.target.symbol.id, kernel.name, role), function
 
 
-def _replaced(earlier: Kernel, kernel: Kernel) -> bool:
+def _is_replaced(earlier: Kernel, kernel: Kernel) -> bool:
     return earlier.target.symbol is kernel.target.symbol and earlier.origin != kernel.origin
 
 
 def in_order(kernels: Iterable[Kernel]) -> list[Kernel]:
-    """Kernels in the order in which they are asked."""
+    """Return kernels in the order in which they are asked."""
     by_entry = {kernel.entry: kernel for kernel in kernels}
     return [by_entry[entry] for entry in candidates(by_entry)]
 
 
 def _patterns_in_order(found: set[Pattern]) -> tuple[Pattern, ...]:
-    """A repository's own patterns first, larger references before smaller ones, which they may contain; then the
+    """Return a repository's own patterns first, larger references before smaller ones, which they may contain; then the
     shipped ones in their order (a residual's add before a norm must not take a rotary embedding's)."""
     shipped = {each: place for place, each in enumerate(builtin.ALL)}
     return tuple(sorted(found, key=lambda each: (shipped.get(each, -1), -each.size, each.name)))

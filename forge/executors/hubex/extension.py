@@ -1,7 +1,7 @@
-"""Kernels by class: what there is to find out and to load before a kernel can be called, in the words of its author.
+"""Kernels by class: checks and loading before a kernel can be called, in the words of its author.
 
 An extension becomes a kernel as any other when it is registered: one entry with constraints, which is asked in order
-and verified. What differs is that its function is not there yet: it is loaded when a call comes that it could take.
+and verified. Only its function is missing: it is loaded when a call comes that it could take.
 """
 
 import difflib
@@ -11,14 +11,15 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
 from forge import hub
-from forge.hub.manifest import Build, Library, Manifest, Mark
+from forge.hub.manifest import Build, KernelEntry, Library, Manifest, Mark
 from forge.hub.manifest import kernel as entry_of
 from forge.hub.manifest.builder import OPTIONS
 from forge.ir import check
@@ -55,18 +56,20 @@ class KernelExtension:
     kernel_name: str | None = None
 
     def is_available(self) -> bool | str:
-        """Whether this machine has what the kernel needs: True; False, or the reason why not."""
+        """Return whether this machine has what the kernel needs: True; False, or the reason why not."""
         return True
 
     def assert_compatible(self) -> None:
-        """Raises, with the reason, where what is there cannot be used: a device too old, another version."""
+        """Raise, with the reason, where what is there cannot be used: a device too old, another version."""
 
     def build_aot(self) -> Any:
-        """What a setup.py compiles: a setuptools Extension called `module`, of the sources of `build`."""
+        """Return what a setup.py compiles: a setuptools Extension called `module`, of the sources of `build`."""
         from torch.utils import cpp_extension  # brings setuptools, which a program needs nowhere else
 
         sources = _build_of(self)
-        check(bool(self.module and sources.sources), lambda: f"{_named(self)}: has no module, or build has no sources")
+        check(
+            bool(self.module and sources.sources), lambda: f"{_name_of(self)}: has no module, or build has no sources"
+        )
         kind = cpp_extension.CUDAExtension if sources.cuda else cpp_extension.CppExtension
         flags = {"cxx": [*sources.cflags], **({"nvcc": [*sources.cuda_cflags]} if sources.cuda else {})}
         folder = _folder(self)
@@ -79,19 +82,19 @@ class KernelExtension:
         )
 
     def build_jit(self) -> Callable | ModuleType:
-        """Compiles the kernel now: the sources of `build`, once for all that decides what comes out
+        """Compile the kernel now: the sources of `build`, once for all that decides what comes out
         (forge/hub/build.py). Raises BuildError."""
-        check(bool(self.build), lambda: f"{_named(self)} has no build_jit, and no build with sources", hub.BuildError)
-        is_operator = "::" in (self.kernel_name or "")
-        check(is_operator, lambda: f'{_named(self)}: kernel_name must be "ns::name" of what build registers')
+        check(bool(self.build), lambda: f"{_name_of(self)} has no build_jit, and no build with sources", hub.BuildError)
+        operator = self.kernel_name or ""
+        check("::" in operator, lambda: f'{_name_of(self)}: kernel_name must be "ns::name" of what build registers')
         file = str(_folder(self) / Path(inspect.getfile(type(self))).name)
-        manifest = Manifest(file, "forge", Library(_named(self)), (), build=_build_of(self))
+        manifest = Manifest(file, "forge", Library(_name_of(self)), (), build=_build_of(self))
         built = hub.build_kernels(manifest, policy=hub.Policy(local=True), prebuilt=f"{self.module} is not installed")
         hub.load_built(built)
-        return _operator(self.kernel_name)
+        return _operator(operator)
 
     def load(self) -> Callable | ModuleType:
-        """The function: of `module` where it is installed, else what build_jit gives.
+        """Return the function: of `module` where it is installed, else of build_jit.
 
         A module that is there and does not import (it was compiled for another torch, say) is no reason for silence:
         there is a warning, and it is built anew, or the error is the reason why the kernel is not used.
@@ -101,7 +104,7 @@ class KernelExtension:
         try:
             return importlib.import_module(self.module)
         except Exception as error:
-            text = f"{_named(self)}: {self.module} is installed and cannot be imported: {_said(error)}"
+            text = f"{_name_of(self)}: {self.module} is installed and cannot be imported: {_one_line(error)}"
             if not self.build and type(self).build_jit is KernelExtension.build_jit:
                 raise hub.KernelImportError(text) from error
             warnings.warn(f"forge: {text}; it is built instead", hub.HubNotice, stacklevel=2)
@@ -115,7 +118,7 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _named(extension: KernelExtension) -> str:
+def _name_of(extension: KernelExtension) -> str:
     return extension.name or type(extension).__name__
 
 
@@ -126,7 +129,9 @@ def _folder(extension: KernelExtension) -> Path:
 def _build_of(extension: KernelExtension) -> Build:
     known = tuple(Build.__dataclass_fields__)
     for key in extension.build:
-        check(key in known, lambda key=key: f"{_named(extension)}: build has no {key!r}; there are {', '.join(known)}")
+        check(
+            key in known, lambda key=key: f"{_name_of(extension)}: build has no {key!r}; there are {', '.join(known)}"
+        )
     return Build(**{key: (each,) if isinstance(each, str) else tuple(each) for key, each in extension.build.items()})
 
 
@@ -138,59 +143,57 @@ def _operator(name: str) -> Callable:
     return found
 
 
-def _said(error: BaseException) -> str:
-    """'RuntimeError: what it says', on one line."""
+def _one_line(error: BaseException) -> str:
+    """Return an error as 'RuntimeError: its text', on one line."""
     text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip()).replace(":; ", ": ")
     return f"{type(error).__name__}{': ' if text else ''}{text}"
 
 
-class Extended:
-    """A registered extension, and how far it came. Each question is put to it once in a process.
+class ExtensionLoader:
+    """A registered extension and its state. Each method of it is called once in a process.
 
-    function: what it loaded. failed: why it could not.
+    function: the loaded one. failed: why it could not be loaded. check: returns the problems of a loaded function.
     """
 
     def __init__(self, extension: KernelExtension) -> None:
         self.extension = extension
         self.function: Callable | None = None
         self.check: Callable[[Callable], list[str]] = lambda function: []
-        self._checked = False
-        self._unusable: str | None = None
+        self._unusable = cache(self._check_usable)
         self.failed: str | None = None
         self._loading = False
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The kernel itself. Raises KernelImportError where it cannot be loaded."""
+        """Call the kernel itself. Raises KernelImportError where it cannot be loaded."""
         reason = self.load()
-        check(reason is None, lambda: f"{_named(self.extension)}: {reason}", hub.KernelImportError)
+        if self.function is None:
+            raise hub.KernelImportError(f"{_name_of(self.extension)}: {reason}")
         return self.function(*args, **kwargs)
 
     def unusable(self) -> str | None:
-        """Why this machine cannot use it, by its own word; None where it can."""
+        """Return why this machine cannot use it, as the extension says; None where it can."""
         with self._lock:
-            if not self._checked:
-                self._unusable, self._checked = self._asked(), True
-            return self._unusable
+            return self._unusable()
 
     def load(self) -> str | None:
-        """Loads it; why that failed, None where it did not. Whether it is usable is not asked."""
+        """Load it, usable or not. Return why that failed, None where it did not."""
         with self._lock:
             if self._loading:
                 return "it is being loaded"
             if self.function is None and self.failed is None:
                 self._loading = True
                 try:
-                    self.function = self._loaded()
+                    self.function = self._load_function()
                 except (Exception, SystemExit) as error:  # setuptools ends a failed build so
-                    self.failed = f"load() raised {_said(error)}"
-                    text = f"forge: kernel {_named(self.extension)} is not used: {self.failed}"
+                    self.failed = f"load() raised {_one_line(error)}"
+                    text = f"forge: kernel {_name_of(self.extension)} is not used: {self.failed}"
                     warnings.warn(text, hub.HubNotice, stacklevel=2)
                 finally:
                     self._loading = False
             return self.failed
 
-    def _asked(self) -> str | None:
+    def _check_usable(self) -> str | None:
         step = "is_available()"
         try:
             available = self.extension.is_available()
@@ -204,16 +207,16 @@ class Extended:
             self.extension.assert_compatible()
         except (Exception, SystemExit) as error:
             what = "not compatible" if step == "assert_compatible()" else "not available"
-            return f"{what}: {step} raised {_said(error)}"
+            return f"{what}: {step} raised {_one_line(error)}"
         return None
 
-    def _loaded(self) -> Callable:
+    def _load_function(self) -> Callable:
         with disable_current_modes():
             found = self.extension.load()
         name = self.extension.kernel_name
         if isinstance(found, ModuleType):
-            what = f"load() gave the module {found.__name__}, and kernel_name says no function"
-            check(name is not None, lambda: what)
+            if name is None:
+                raise ValueError(f"load() gave the module {found.__name__}, and kernel_name says no function")
             found = _operator(name) if "::" in name else getattr(found, name)
         check(callable(found), lambda: f"load() gave {found!r}, which is no function", TypeError)
         problems = self.check(found)
@@ -221,15 +224,15 @@ class Extended:
         return found
 
 
-def extended(given: Any, resolver: Any) -> tuple[Extended, Any, dict[str, Any]]:
-    """(extension, its entry, the options of that) of a class or an instance; it is neither asked nor loaded.
+def loader_of(given: Any, resolver: Any) -> tuple[ExtensionLoader, KernelEntry, dict[str, Any]]:
+    """Return (loader, entry, options of the entry) of a class or an instance; none of its methods is called.
 
     Raises TypeError for what is no extension, ManifestError with every problem of what it says.
     """
     extension = given() if isinstance(given, type) else given
     _check_complete(extension)
-    found = Extended(extension)
-    options = {**extension.options, "name": _named(extension), "library": extension.library}
+    found = ExtensionLoader(extension)
+    options = {**extension.options, "name": _name_of(extension), "library": extension.library}
     options["priority"] = extension.priority
     implemented = operation_of(extension)
     op = f"pattern:{implemented.name}" if isinstance(implemented, Pattern) else implemented
@@ -238,17 +241,17 @@ def extended(given: Any, resolver: Any) -> tuple[Extended, Any, dict[str, Any]]:
 
 
 def operation_of(extension: KernelExtension | type[KernelExtension]) -> Any:
-    """What it implements: a function of the class is itself, not a method of the instance (F.silu is Python's)."""
+    """Return what it implements: a function of the class is no method of the instance (F.silu is Python's)."""
     return getattr(extension.op, "__func__", extension.op)
 
 
-def is_extension(given: Any) -> bool:
-    """Whether it is an extension's class, or an instance of one."""
+def is_extension(given: Any) -> TypeGuard[KernelExtension | type[KernelExtension]]:
+    """Return whether it is an extension's class, or an instance of one."""
     return isinstance(given, KernelExtension) or (isinstance(given, type) and issubclass(given, KernelExtension))
 
 
 def _check_complete(extension: KernelExtension) -> None:
-    """Raises TypeError for what is missing, misspelt or of another kind; then nothing was registered."""
+    """Raise TypeError for what is missing, misspelt or of another kind; then nothing was registered."""
     cls = type(extension)
     check(extension.op is not None, lambda: f"{cls.__name__} does not say in op what it implements", TypeError)
     for method in _CONTRACT:
@@ -283,7 +286,7 @@ def _check_complete(extension: KernelExtension) -> None:
 
 
 def _place_of(cls: type) -> Mark:
-    """Where a class is written."""
+    """Return where a class is written."""
     try:
         return Mark(inspect.getsourcefile(cls) or "", inspect.getsourcelines(cls)[1], 1)
     except (OSError, TypeError):  # typed in

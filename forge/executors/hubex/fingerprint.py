@@ -60,7 +60,7 @@ class _Repositories:
     def imports_of(self, module: str) -> Iterator[str]:
         """Yield the modules from elsewhere that a repository's files import, as its policy allows."""
         verified = verified_of(module)
-        for each in (verified, *verified.depends):
+        for each in () if verified is None else (verified, *verified.depends):
             yield from _imports_from_elsewhere(each.content, each)
 
 
@@ -82,12 +82,12 @@ def _imports_from_elsewhere(content: str, verified: VerifiedKernel) -> tuple[str
     return _elsewhere[content]
 
 
-def _declared(name: str) -> tuple[Any, ...] | None:
+def _parts_of_operator(name: str) -> tuple[Any, ...] | None:
     """Return the parts of an operator that a manifest declares, None for other operators."""
-    function = functions.known(name)
+    function = functions.registered(name)
     return None if function is None or function.foreign else (function.text, function.reference, function.fake)
 
 
 register_owner(_Repositories())
-register_operators(_declared)
+register_operators(_parts_of_operator)
 register_visitor(Kernel, lambda walk, kernel: walk.visit(kernel.function))

@@ -54,6 +54,7 @@ class Function:
         self.fake = fake
         self.mark = mark
         self.foreign = foreign
+        self._metadata: Callable = fake or reference or self._no_function
         self.signature: Signature = from_schema(schema)
         self.name = self.signature.name
         base = schema.name.partition("::")[2]
@@ -62,26 +63,29 @@ class Function:
         self.symbol.__doc__ = (reference or fake).__doc__ if reference or fake else None
 
     @property
-    def can_be_found_again(self) -> bool:
-        """Whether another process has it once it read the manifests that this one did."""
+    def is_reproducible(self) -> bool:
+        """Return whether another process has it once it read the manifests that this one did."""
         return not self.foreign or self.reference is not None
 
     def is_run_by(self, function: Any) -> bool:
-        """Whether a kernel's function is this very operator."""
+        """Return whether a kernel's function is this very operator."""
         schema = getattr(function, "_schema", None)
         name = getattr(function, "_qualified_op_name", None) if schema is None else schema.name
         return name == self.schema.name
 
     @property
     def operator(self) -> OpOverload:
-        """torch's own object for it."""
+        """Return torch's own object for it."""
         namespace, _, base = self.schema.name.partition("::")
         return getattr(getattr(getattr(torch.ops, namespace), base), self.schema.overload_name or "default")
+
+    def _no_function(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{self.name} has no function in Python")
 
     # calls
 
     def values(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, in order, with defaults, and of the declared types.
+        """Return the arguments of a call by name, in order, with defaults, and of the declared types.
 
         Raises TypeError for one too many, one that it does not have, or one that is missing.
         """
@@ -95,10 +99,10 @@ class Function:
         given = self.signature.bind(args, kwargs)
         missing = [name for name in self.signature.by_name if name not in given]
         check(not missing, lambda: f"{self.name} is called without {', '.join(missing)}", TypeError)
-        return {name: _typed(given[name], kind) for name, kind in self._types.items()}
+        return {name: _as_declared(given[name], kind) for name, kind in self._types.items()}
 
     def call(self, values: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Arguments by name as they are passed."""
+        """Return arguments by name as they are passed."""
         args = tuple(values[p.name] for p in self.signature.parameters if not p.keyword_only)
         return args, {p.name: values[p.name] for p in self.signature.parameters if p.keyword_only}
 
@@ -107,13 +111,13 @@ class Function:
         return {each.name: str(each.type).removeprefix("Optional[").removesuffix("]") for each in self.schema.arguments}
 
     def example(self, name: str) -> Any:
-        """A value for an argument that is no tensor and has no default."""
+        """Return a value for an argument that is no tensor and has no default."""
         return _EXAMPLES.get(self._types[name])
 
     # the symbol
 
     def enter(self, symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> Any:
-        """A call in a program: torchlang's handler."""
+        """Record a call in a program: torchlang's handler."""
         args, kwargs = self.call(self.values(args, kwargs))
         return symbol(*memory.read_all(args), **memory.read_all(kwargs))
 
@@ -122,7 +126,7 @@ class Function:
         if self.reference is not None:
             try:
                 with trace.collecting() as calls:
-                    output = self._expanded(args, kwargs)
+                    output = self._expand(self.reference, args, kwargs)
             except _UNTRACEABLE:  # torchlang does not have what the reference does; torch does
                 pass
             else:
@@ -133,62 +137,63 @@ class Function:
         place = f"opaque.{self.symbol.id}"
         return Symbol(self.symbol.name, place, meta=self.meta, op=runs, tags=frozenset({Tag.OPAQUE}))(*args, **kwargs)
 
-    def _expanded(self, args: tuple, kwargs: dict) -> Any:
-        """The reference on proxies, in a memory of its own: its results are new tensors."""
+    def _expand(self, reference: Callable, args: tuple, kwargs: dict) -> Any:
+        """Run the reference on proxies, in a memory of its own: its results are new tensors."""
         trace = current_trace()
         before, trace.memory = trace.memory, Memory()
         given = [trace.memory.ref(proxy).storage for proxy in tensors([args, kwargs])]
         try:
             with speaking(torchlang.language), torchlang.RecordFactories():
-                results = self._results(self.reference(*args, **kwargs))
+                results = self._results(reference(*args, **kwargs))
             changed = [storage.root.name for storage in given if storage.version]
             check(not changed, lambda: f"{self.name}: its reference changes its arguments {', '.join(changed)}")
             taken = [*given]
-            return self.shaped([_own(result, trace.memory, taken) for result in results])
+            return self.returned([_own(result, trace.memory, taken) for result in results])
         finally:
             trace.memory = before
 
     def _results(self, returned: Any) -> list[Any]:
-        """What a reference, a fake or a kernel returned, as many tensors as the schema says."""
+        """Return the results of a reference, a fake or a kernel, as many tensors as the schema says."""
         results = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         wanted = len(self.schema.returns)
         check(
             len(results) == wanted and all(isinstance(each, (torch.Tensor, TensorProxy)) for each in results),
             lambda: (
                 f"{self.name}: {', '.join(type(each).__name__ for each in results) or 'nothing'} was returned, but its "
-                f"schema says {_counted(wanted)}"
+                f"schema says {'one tensor' if wanted == 1 else f'{wanted} tensors'}"
             ),
             RuntimeError,
         )
         return results
 
-    def shaped(self, results: list[Any]) -> Any:
-        """Results as the operator returns them."""
+    def returned(self, results: list[Any]) -> Any:
+        """Return results as the operator returns them."""
         return results[0] if len(results) == 1 else tuple(results)
 
     def meta(self, *args: Any, **kwargs: Any) -> Any:
-        """What the fake implementation says of the results."""
+        """Return the results that the fake implementation gives."""
         return meta_of(self.operator, args, kwargs)
 
     # what torch runs
 
-    def faked(self, *args: Any, **kwargs: Any) -> Any:
-        """The fake implementation: the one that was declared, else the reference. Results are contiguous."""
+    def run_fake(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the declared fake implementation, else the reference. Results are contiguous."""
         args, kwargs = self.call(self.values(args, kwargs))
-        results = self._results((self.fake or self.reference)(*args, **kwargs))
+        results = self._results(self._metadata(*args, **kwargs))
         if self.foreign:
-            return self.shaped(results)
-        return self.shaped([torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in results])
+            return self.returned(results)
+        return self.returned([torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in results])
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
-        """The reference on real tensors."""
+        """Run the reference on real tensors."""
         values = self.values(args, kwargs)
         args, kwargs = self.call(values)
         given = [leaf for leaf in leaves(values) if isinstance(leaf, torch.Tensor)]
-        return self.fresh(self.reference(*args, **kwargs), given)
+        return self.fresh((self.reference or self._no_function)(*args, **kwargs), given)
 
     def fresh(self, returned: Any, given: list[torch.Tensor]) -> Any:
-        """Results as torch wants them of an operator: contiguous, and in no argument's memory nor each other's."""
+        """Return results as torch wants them of an operator: contiguous, and in no argument's memory nor each
+        other's."""
         taken = {each.untyped_storage()._cdata for each in given}
         results = []
         for result in self._results(returned):
@@ -196,15 +201,11 @@ class Function:
             own = result.clone(memory_format=torch.contiguous_format) if storage in taken else result.contiguous()
             taken.add(storage)
             results.append(own)
-        return self.shaped(results)
+        return self.returned(results)
 
 
-def _counted(count: int) -> str:
-    return "one tensor" if count == 1 else f"{count} tensors"
-
-
-def _typed(value: Any, kind: str) -> Any:
-    """A number as its declared type: torch converts 1 to 1.0 where a float is declared."""
+def _as_declared(value: Any, kind: str) -> Any:
+    """Return a number as its declared type: torch converts 1 to 1.0 where a float is declared."""
     if kind == "float" and type(value) is int:
         return float(value)
     if isinstance(value, (tuple, list)) and not tensors(value) and not any(map(_is_tensor, leaves(value))):
@@ -217,7 +218,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _own(handle: TensorProxy, memory: Memory, taken: list[Any]) -> TensorProxy:
-    """A result of the reference, contiguous, and a copy where it is in memory that is `taken`."""
+    """Return a result of the reference, contiguous, and a copy where it is in memory that is `taken`."""
     value = memory.read(handle)
     storage = memory.ref(handle).storage
     if storage in taken or storage.ambiguous is not None:
@@ -227,10 +228,10 @@ def _own(handle: TensorProxy, memory: Memory, taken: list[Any]) -> TensorProxy:
 
 
 def meta_of(function: Callable, args: tuple, kwargs: dict) -> Any:
-    """What a function of tensors gives for a call on proxies, which is run on tensors without values."""
+    """Return the results of a function of tensors for a call on proxies: it runs on tensors without values."""
     trace = current_trace()
     with DisableTorchFunction(), torch.no_grad(), without_values((args, kwargs)):
-        args, kwargs = tree_map(_faked, (args, kwargs))
+        args, kwargs = tree_map(_without_values, (args, kwargs))
         returned = function(*args, **kwargs)
     return tree_map(
         lambda leaf: trace.tensor(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else leaf,
@@ -238,7 +239,7 @@ def meta_of(function: Callable, args: tuple, kwargs: dict) -> Any:
     )
 
 
-def _faked(leaf: Any) -> Any:
+def _without_values(leaf: Any) -> Any:
     if not isinstance(leaf, TensorProxy):
         return leaf
     if leaf.strides is None:
@@ -246,30 +247,31 @@ def _faked(leaf: Any) -> Any:
     return torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device=leaf.device)
 
 
-# which there are
+# declarations
 
 
 _known: dict[str, Function] = {}
 
 
 class Declarations:
-    """What is declared while sources are read; nothing of it is defined before all of them were."""
+    """Operators declared while sources are read; none of them is defined before all sources were."""
 
     def __init__(self) -> None:
         self.new: dict[str, Function] = {}
 
     def find(self, name: str) -> Function | None:
-        """A function by its name."""
+        """Return a function by its name."""
         return self.new.get(name) or _known.get(name)
 
     def declare(self, entries: list[OpEntry], find: Callable[[str], Any]) -> None:
-        """Takes the `func` entries of one manifest. Raises ManifestError with every problem, and takes none."""
+        """Take the `func` entries of one manifest. Raises ManifestError with every problem, and takes none."""
         problems, found = [], {}
         for op in entries:
-            reference, fake = (name and find(name) for name in (op.reference, op.fake))
-            schema = parsed_schema(op.schema, namespace="aten")
-            text = op.schema.strip().partition("::")[2]
-            reasons = [*_unsupported(schema)]
+            reference, fake = (find(name) if name else None for name in (op.reference, op.fake))
+            declaration = op.schema or ""
+            schema = parsed_schema(declaration, namespace="aten")
+            text = declaration.strip().partition("::")[2]
+            reasons = [*_schema_problems(schema)]
             if not reasons:
                 foreign = _foreign(schema)
                 function = Function(text, schema, reference=reference, fake=fake, mark=op.mark, foreign=foreign)
@@ -285,7 +287,7 @@ class Declarations:
         return known is not None and known.mark is not None
 
     def _conflicts(self, function: Function) -> Iterator[str]:
-        """Why it cannot be what it declares to be beside what there is."""
+        """Yield the conflicts of a declaration with what there is."""
         known = self.find(function.name)
         if known is not None and known.mark is not None:
             if known.schema != function.schema:
@@ -301,7 +303,7 @@ class Declarations:
             yield NO_META
 
     def existing(self, name: str) -> Function | None:
-        """An operator that a manifest or somebody else's code defined, None where there is none.
+        """Return an operator that a manifest or somebody else's code defined, None where there is none.
 
         Raises NotImplementedError saying why it can be no symbol.
         """
@@ -312,7 +314,7 @@ class Declarations:
         schema = _get_schema(base, overload)
         if schema is None:
             return None
-        reasons = [*_unsupported(schema), *([] if has_fake(name) else ["has no fake implementation"])]
+        reasons = [*_schema_problems(schema), *([] if has_fake(name) else ["has no fake implementation"])]
         check(not reasons, lambda: f"forge has no symbol for {name}: it {', and '.join(reasons)}", NotImplementedError)
         function = self.new[name] = Function("", schema, foreign=True)
         return function
@@ -336,13 +338,13 @@ def _foreign(schema: Any) -> bool:
 
 
 def has_fake(name: str) -> bool:
-    """Whether torch knows an operator's metadata without running it."""
+    """Return whether torch knows an operator's metadata without running it."""
     keys = ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
     return any(dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
 
 
-def _unsupported(schema: Any) -> Iterator[str]:
-    """Why an operator can be no symbol."""
+def _schema_problems(schema: Any) -> Iterator[str]:
+    """Yield why an operator can be no symbol."""
     for argument in schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
             other = "" if "out" not in schema.overload_name else f", or register {schema.name} in torch.library"
@@ -356,8 +358,8 @@ def _unsupported(schema: Any) -> Iterator[str]:
 
 
 def _code_of(function: Any, seen: frozenset[Any] = frozenset()) -> Any:
-    """What a Python function does, to compare it with another version of itself: its code, and that of the functions
-    beside it which it calls."""
+    """Return a Python function's code, and that of the functions beside it which it calls, to compare it with another
+    version of itself."""
     function = inspect.unwrap(function) if callable(function) else function
     if not isinstance(function, types.FunctionType) or function in seen:
         return function if function not in seen else None
@@ -383,12 +385,12 @@ def _text_of(code: types.CodeType) -> tuple:
     return code.co_code, constants, code.co_names, code.co_varnames
 
 
-def known(name: str) -> Function | None:
-    """The function that the process has by this name."""
+def registered(name: str) -> Function | None:
+    """Return the function that the process has by this name."""
     return _known.get(name)
 
 
 def register(function: Function) -> None:
-    """Makes it known: calls of its operator are calls of its symbol."""
+    """Register a function: calls of its operator are calls of its symbol."""
     _known[function.name] = function
     torchlang.register_operator(function.symbol, function.operator, function.enter)

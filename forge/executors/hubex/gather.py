@@ -1,4 +1,4 @@
-"""From what a user names to kernels: repositories, folders, manifests, entries declared in Python."""
+"""Kernels from what a user names: repositories, folders, manifests, entries declared in Python."""
 
 import hashlib
 import importlib
@@ -14,14 +14,23 @@ import torch
 
 from forge import hub
 from forge.executors.hubex.eager import define
-from forge.executors.hubex.extension import KernelExtension, extended, is_extension, operation_of
+from forge.executors.hubex.extension import KernelExtension, is_extension, loader_of, operation_of
 from forge.executors.hubex.functions import Declarations
 from forge.executors.hubex.kernels import Kernel, Origin
 from forge.executors.hubex.operators import Operators, Target
 from forge.hub.files import MANIFEST
 from forge.hub.imports import ALWAYS
 from forge.hub.lockfile import ALONE, as_lock
-from forge.hub.manifest import KernelEntry, Manifest, ManifestError, Mark, Problem, from_function, read_manifest, unmet
+from forge.hub.manifest import (
+    KernelEntry,
+    Manifest,
+    ManifestError,
+    Mark,
+    Problem,
+    from_function,
+    read_manifest,
+    unmet,
+)
 from forge.hub.manifest.calls import kernel_problems
 from forge.hub.manifest.parse import MAX_BYTES
 from forge.hub.manifest.validate import register_resolver
@@ -38,7 +47,7 @@ class ManifestFile:
     content: bytes
 
     def read(self, **options: Any) -> Manifest:
-        """As read_manifest, of these bytes."""
+        """Read these bytes as read_manifest does."""
         return read_manifest(self.path, content=self.content, **options)
 
     @property
@@ -57,8 +66,8 @@ def gather(
     backend: str | None = None,
     allow_imports: Sequence[str] = (),
 ) -> list[Kernel]:
-    """The kernels that `sources` name, in order: "org/name@v1", a folder of a repository, a manifest (.yaml), a lock
-    file (.lock) with all that it holds, an entry, a class.
+    """Return the kernels that `sources` name, in order: "org/name@v1", a folder of a repository, a manifest (.yaml), a
+    lock file (.lock) with all that it holds, an entry, a class.
 
     A folder or file that is named is thereby allowed; a repository needs the policy's or the lock's word. Nothing of a
     source is imported before it passed every check (forge/hub). allow_imports: modules that kernels may import beyond
@@ -74,20 +83,23 @@ def gather(
             found.append(from_entry(source))
         elif is_extension(source):
             found.append(from_extension(source))
+        elif not isinstance(source, (str, os.PathLike)):
+            raise TypeError(f"kernels: {source!r} is no repository, folder, manifest, lock file or kernel")
         else:
-            found += _from_files(source, lock=lock, policy=policy, backend=backend, allow_imports=allow_imports)
+            access = (policy or _default_policy(source)).allowing(allow_imports)
+            found += _from_files(source, Origin(backend=backend, policy=access, lock=lock))
     return found
 
 
 def _default_policy(source: str | os.PathLike[str]) -> hub.Policy:
-    """What naming a source allows."""
+    """Return the policy that naming a source implies."""
     if os.fspath(source).endswith(".lock"):
         return hub.Policy(trust="locked", local=True)
     return hub.Policy(local=local_manifest(source) is not None)
 
 
 def operators(declared: Declarations | None = None) -> Operators:
-    """The operators that manifests may name: torch's, aten's, forge's own, those that are declared, others that
+    """Return the operators that manifests may name: torch's, aten's, forge's own, those that are declared, others that
     torch.ops has, and the patterns that forge ships."""
     shipped = (*builtin.ALL, *builtin.OPT_IN)
     return Operators({each.name: each.reference for each in shipped}, declared)
@@ -97,9 +109,9 @@ register_resolver(operators)
 
 
 def from_entry(entry: KernelEntry, pattern: Pattern | None = None) -> Kernel:
-    """A kernel of an entry that was declared in Python, of `pattern` where it is of one that forge does not ship."""
+    """Return the kernel of an entry that was declared in Python, of `pattern` where forge does not ship that."""
     grad = entry.grad
-    functions = {grad.kernel_name: grad.fn, grad.forward: grad.forward_fn, entry.kernel_name: entry.fn}
+    functions = {grad.kernel_name: grad.fn, grad.forward: grad.forward_fn, entry.kernel_name or "": entry.fn}
     declared = Declarations()
     kernel = _kernel(entry, functions.get, Origin(), declared, pattern)
     kernel = replace(kernel, assumes=entry.assumes_fn, samples=entry.samples_fn)
@@ -107,12 +119,16 @@ def from_entry(entry: KernelEntry, pattern: Pattern | None = None) -> Kernel:
     return kernel
 
 
+def operators_for(op: Any) -> tuple[Operators, Pattern | None]:
+    """Return the operators that a declaration in Python may name, and the pattern that it is of."""
+    return (Operators({op.name: op.reference}), op) if isinstance(op, Pattern) else (operators(), None)
+
+
 def from_extension(given: KernelExtension | type[KernelExtension]) -> Kernel:
-    """A kernel by class; its function is not loaded. Raises TypeError, or ManifestError with every problem."""
+    """Return a kernel by class; its function is not loaded. Raises TypeError, or ManifestError with every problem."""
     op = operation_of(given)
-    pattern = op if isinstance(op, Pattern) else None
-    known = operators() if pattern is None else Operators({pattern.name: pattern.reference})
-    extension, entry, options = extended(given, known)
+    known, pattern = operators_for(op)
+    extension, entry, options = loader_of(given, known)
     kernel = from_entry(entry, pattern)
     extension.check = lambda function: kernel_problems(replace(entry, fn=function), kernel.signature, _find_nothing)
     return replace(kernel, declared=(op, extension, options), extension=extension)
@@ -122,26 +138,17 @@ def _find_nothing(name: str) -> Any:
     raise ImportError(f"{name} was given in Python")
 
 
-def _from_files(
-    source: str | os.PathLike[str],
-    *,
-    lock: Any,
-    policy: hub.Policy | None,
-    backend: str | None,
-    allow_imports: Sequence[str] = (),
-) -> list[Kernel]:
-    check(
-        isinstance(source, (str, os.PathLike)),
-        lambda: f"kernels: {source!r} is no repository, folder, manifest, lock file or kernel",
-        TypeError,
-    )
-    policy = (policy or _default_policy(source)).allowing(allow_imports)
+# from files; an origin without a source says with what sources are read
+
+
+def _from_files(source: str | os.PathLike[str], access: Origin) -> list[Kernel]:
     text = os.fspath(source)
     if text.endswith(".lock"):
-        return _from_lock(hub.read_lock(text), policy, backend)
+        lock = hub.read_lock(text)
+        return _from_lock(lock, replace(access, lock=lock))
     path = local_manifest(source)
     if os.path.isfile(os.path.join(text, hub.BUNDLE)):
-        return _from_bundle(Path(text), policy, backend)
+        return _from_bundle(Path(text), replace(access, lock=None))
     if path is not None and path.is_file():
         if not text.endswith(ALONE):
             _check_within(path, path.parent)
@@ -149,14 +156,18 @@ def _from_files(
         manifest = file.read(resolver=operators())
         if manifest.build.sources:
             found = os.path.abspath(path if text.endswith(ALONE) else path.parent)
-            return _from_sources(manifest, file, found, lock, policy, backend)
-    if text.endswith(ALONE):
-        return _from_alone(_read(path), lock, policy, backend)
-    return _from_repository(hub.resolve(source, lock=lock, policy=policy, backend=backend), path is not None, lock)
+            return _from_sources(manifest, file, replace(access, source=found))
+    if path is not None and text.endswith(ALONE):
+        return _from_alone(_read(path), access)
+    return _from_repository(_resolve(source, access), path is not None, access)
+
+
+def _resolve(source: str | os.PathLike[str], access: Origin) -> hub.ResolvedKernel:
+    return hub.resolve(source, lock=access.lock, policy=access.policy, backend=access.backend)
 
 
 def local_manifest(source: str | os.PathLike[str]) -> Path | None:
-    """Where a source of this machine has its manifest: the file that it is, or the folder's; None for a repository."""
+    """Return the path of a local source's manifest: the file that it is, or the folder's; None for a repository."""
     if os.fspath(source).endswith(ALONE):
         return Path(source)
     folder = parse_source(source).path
@@ -164,7 +175,7 @@ def local_manifest(source: str | os.PathLike[str]) -> Path | None:
 
 
 def _read(path: Path) -> ManifestFile:
-    """Raises ManifestError for a file that cannot be read."""
+    """Read a manifest's bytes. Raises ManifestError for a file that cannot be read."""
     try:
         with path.open("rb") as file:
             return ManifestFile(path, file.read(MAX_BYTES + 1))
@@ -173,82 +184,78 @@ def _read(path: Path) -> ManifestFile:
         raise ManifestError([problem]) from error
 
 
-def _from_alone(file: ManifestFile, lock: Any, policy: hub.Policy | None, backend: str | None) -> list[Kernel]:
-    """A manifest that stands alone: as it is in the lock, where that holds it; else the user's own, whoever wrote what
-    it names."""
-    held = as_lock(lock)
-    entry = None if held is None else held.manifest(file.path)
-    if entry is not None:
-        entry.check(file.path.name, file.content, held.path)
-    return _from_manifest(file, None, Origin(os.path.abspath(file.path), file.sha256, backend, policy, lock))
+def _from_alone(file: ManifestFile, access: Origin) -> list[Kernel]:
+    """Return the kernels of a manifest that stands alone: as it is in the lock, where that holds it; else the user's
+    own, whoever wrote what it names."""
+    lock = as_lock(access.lock)
+    entry = None if lock is None else lock.manifest(file.path)
+    if lock is not None and entry is not None:
+        entry.check(file.path.name, file.content, lock.path)
+    return _from_manifest(file, None, replace(access, source=os.path.abspath(file.path), content=file.sha256))
 
 
-def _from_sources(
-    manifest: Manifest, file: ManifestFile, found: str, lock: Any, policy: hub.Policy | None, backend: str | None
-) -> list[Kernel]:
-    """The prebuilt variant beside the sources that fits; else, where no lock says what the files must be, the library
-    that the sources are compiled to."""
+def _from_sources(manifest: Manifest, file: ManifestFile, origin: Origin) -> list[Kernel]:
+    """Return the kernels of the prebuilt variant beside the sources that fits; else, where no lock says what the files
+    must be, the library that the sources are compiled to."""
     path = Path(manifest.file)
-    selection = variants_beside(path, lock=lock, policy=policy, backend=backend)
+    selection = variants_beside(path, lock=origin.lock, policy=origin.policy, backend=origin.backend)
     reasons = [f"{name}: {reason}" for name, reason in selection.choice.rejected]
-    if lock is not None or selection.choice.accepted:
+    if origin.lock is not None or selection.choice.accepted:
         resolved = hub.fetch(selection, selection.variant)
         chosen = _manifest_of(resolved, file) if path.name == MANIFEST else file
         try:
-            return _from_variant(resolved, chosen, found, lock)
+            return _from_variant(resolved, chosen, origin)
         except hub.KernelImportError as error:
-            if lock is not None:
+            if origin.lock is not None:
                 raise
             warnings.warn(f"forge: {error}; its sources are built instead", hub.HubNotice, stacklevel=2)
             reasons.insert(0, str(error))
     _check_requirements(manifest)
     prebuilt = "; ".join(reasons) or f"there is no variant in {path.parent / 'build'}"
-    built = hub.build_kernels(manifest, policy=policy, prebuilt=prebuilt)
+    built = hub.build_kernels(manifest, policy=origin.policy, prebuilt=prebuilt)
     hub.load_built(built)
-    return _from_manifest(file, None, Origin(found, built.key, backend, policy, lock))
+    return _from_manifest(file, None, replace(origin, content=built.key))
 
 
 def variants_beside(path: Path, **options: Any) -> hub.Selection:
-    """The prebuilt variants in a manifest's folder; the folder itself, where it is a package, is none. options: as
-    hub.select takes them."""
+    """Return the prebuilt variants in a manifest's folder; the folder itself, where it is a package, is none. options:
+    as hub.select takes them."""
     selection = hub.select(path.parent, **options)
     is_package = selection.build == path.parent.resolve().parent
     return replace(selection, choice=replace(selection.choice, accepted=())) if is_package else selection
 
 
-def _from_lock(lock: hub.Lock, policy: hub.Policy, backend: str | None) -> list[Kernel]:
-    """All that a lock file holds; what another kernel of it asks for needs no manifest."""
+def _from_lock(lock: hub.Lock, access: Origin) -> list[Kernel]:
+    """Return all kernels that a lock file holds; those that another one depends on need no manifest."""
     alone = [_read(lock.path.parent / each.source) for each in lock.kernels if each.is_manifest]
     resolved = [
-        (hub.resolve_locked(each, lock, policy=policy, backend=backend), each.commit is None)
+        (hub.resolve_locked(each, lock, policy=access.policy, backend=access.backend), each.commit is None)
         for each in lock.kernels
         if not each.is_manifest
     ]
-    asked_for = {each.source for one, _ in resolved for each in one.depends}
-    asked_for |= {parse_source(name).repository for file in alone for name in _named(file)}
-    kernels = [
-        (one, local) for one, local in resolved if one.source not in asked_for or (one.folder / MANIFEST).exists()
-    ]
-    found = [kernel for one, local in kernels for kernel in _from_repository(one, local, lock)]
-    return [*found, *(kernel for file in alone for kernel in _from_alone(file, lock, policy, backend))]
-
-
-def _named(file: ManifestFile) -> list[str]:
-    return hub.named_repositories(file.content, str(file.path))
-
-
-def _from_bundle(folder: Path, policy: hub.Policy, backend: str | None) -> list[Kernel]:
-    """What forge.bundle wrote. Raises NotFoundError naming the kernels that are needed and cannot be used."""
+    needed: set[str | None] = {each.source for one, _ in resolved for each in one.depends}
+    for file in alone:
+        needed |= {parse_source(name).repository for name in hub.named_repositories(file.content, str(file.path))}
     found: list[Kernel] = []
-    for part in hub.read_bundle(folder, policy):
+    for one, local in resolved:
+        if one.source not in needed or (one.folder / MANIFEST).exists():
+            found += _from_repository(one, local, access)
+    return [*found, *(kernel for file in alone for kernel in _from_alone(file, access))]
+
+
+def _from_bundle(folder: Path, access: Origin) -> list[Kernel]:
+    """Return the kernels that forge.bundle wrote. Raises NotFoundError naming the kernels that are needed and cannot be
+    used."""
+    found: list[Kernel] = []
+    for part in hub.read_bundle(folder, access.policy or hub.Policy()):
         needed = ", ".join(f"{name} of {op}" for op, name in part.kernels)
         path = folder / part.manifest
         try:
             if part.repository:
-                resolved = hub.resolve(path.parent, policy=policy, backend=backend)
-                kernels = _from_variant(resolved, _read(path), os.path.abspath(folder))
+                resolved = _resolve(path.parent, access)
+                kernels = _from_variant(resolved, _read(path), replace(access, source=os.path.abspath(folder)))
             else:
-                kernels = _from_files(path, lock=None, policy=policy, backend=backend)
+                kernels = _from_files(path, access)
         except hub.HubError as error:
             raise hub.NotFoundError(
                 f"{folder}: the bundle needs {needed}, which cannot be used here: {error}"
@@ -260,26 +267,26 @@ def _from_bundle(folder: Path, policy: hub.Policy, backend: str | None) -> list[
     return found
 
 
-def _from_repository(resolved: hub.ResolvedKernel, local: bool, lock: Any) -> list[Kernel]:
+def _from_repository(resolved: hub.ResolvedKernel, local: bool, access: Origin) -> list[Kernel]:
     outside = Path(resolved.source) / MANIFEST if local else None
     file = _manifest_of(resolved, _read(outside) if outside is not None and outside.is_file() else None)
     found = os.path.abspath(resolved.source) if local else f"{resolved.source}@{resolved.commit}"
-    return _from_variant(resolved, file, found, lock)
+    return _from_variant(resolved, file, replace(access, source=found))
 
 
-def _from_variant(resolved: hub.ResolvedKernel, file: ManifestFile, found: str, lock: Any = None) -> list[Kernel]:
+def _from_variant(resolved: hub.ResolvedKernel, file: ManifestFile, origin: Origin) -> list[Kernel]:
     file.read(resolver=operators(), with_sources=False)  # what is wrong is reported before anything is imported
-    held = as_lock(lock)
+    lock = as_lock(origin.lock)
 
-    def as_it_was_read(verified: hub.VerifiedKernel) -> None:
+    def check_manifest(verified: hub.VerifiedKernel) -> None:
         inside = verified.files.get(MANIFEST)
         if file.path == resolved.folder / MANIFEST and (inside is None or inside.sha256 != file.sha256):
             raise hub.IntegrityError(f"{file.path}: changed after it was read")
-        if file.path != resolved.folder / MANIFEST and held is not None:
-            held.find(parse_source(file.path.parent)).check(file.path.name, file.content, held.path)
+        if file.path != resolved.folder / MANIFEST and lock is not None:
+            lock.find(parse_source(file.path.parent)).check(file.path.name, file.content, lock.path)
 
-    module = hub.load(resolved, as_it_was_read)
-    origin = Origin(found, _content(module), resolved.backend, resolved.policy, lock)
+    module = hub.load(resolved, check_manifest)
+    origin = replace(origin, content=_content(module), backend=resolved.backend, policy=resolved.policy)
     return _from_manifest(file, module, origin)
 
 
@@ -288,7 +295,7 @@ def _content(module: ModuleType) -> str:
 
 
 def _manifest_of(resolved: hub.ResolvedKernel, outside: ManifestFile | None) -> ManifestFile:
-    """In the variant that was chosen: it is all that is fetched, locked and hashed. A folder of this machine may have
+    """Return the manifest in the chosen variant: it is all that is fetched, locked and hashed. A local folder may have
     its source at the root, from which a build copies it. Raises NoManifestError where there is none, MalformedError
     where the copy is not as its source."""
     place = resolved.folder / MANIFEST
@@ -309,7 +316,7 @@ def _manifest_of(resolved: hub.ResolvedKernel, outside: ManifestFile | None) -> 
 
 
 def _check_within(place: Path, *folders: Path | None) -> None:
-    """Raises MalformedError for a link out of a repository's folder, and out of the cache's files of it."""
+    """Raise MalformedError for a link out of a repository's folder, and out of the cache's files of it."""
     real = place.resolve()
     if not any(real.is_relative_to(folder.resolve()) for folder in folders if folder is not None):
         raise hub.MalformedError(f"{place}: is a link to {real}, which is outside of the repository")
@@ -320,8 +327,7 @@ def _from_manifest(file: ManifestFile, module: ModuleType | None, origin: Origin
 
     def load(repository: str, attribute: str) -> Any:
         if repository not in others:
-            asked = {"lock": origin.lock, "policy": origin.policy, "backend": origin.backend}
-            others[repository] = hub.load(hub.resolve(repository, **asked))
+            others[repository] = hub.load(_resolve(repository, origin))
         return hub.attribute(others[repository], attribute, origin.policy.imports if origin.policy is not None else ())
 
     def find(name: str) -> Any:
@@ -333,15 +339,15 @@ def _from_manifest(file: ManifestFile, module: ModuleType | None, origin: Origin
     declared = Declarations()
     declared.declare([op for op in manifest.ops if op.kind == "func"], find)
     found = [_kernel(entry, find, origin, declared) for entry in manifest.kernels]
-    _refuse_themselves(found)
-    if any(each.target.function is not None and not each.target.function.can_be_found_again for each in found):
+    _check_not_themselves(found)
+    if any(each.target.function is not None and not each.target.function.is_reproducible for each in found):
         found = [replace(each, origin=Origin()) for each in found]  # another process cannot read this manifest
     define(declared.new.values(), found)
     return found
 
 
-def _refuse_themselves(kernels: list[Kernel]) -> None:
-    """Raises ManifestError for a kernel that is the operator which is to run it."""
+def _check_not_themselves(kernels: list[Kernel]) -> None:
+    """Raise ManifestError for a kernel that is the operator which is to run it."""
     problems = [
         Problem(each.entry.mark, f"kernel {each.entry.kernel_name!r} is the operator itself, which has no other code")
         for each in kernels
@@ -369,25 +375,25 @@ def _kernel(
     known = operators(declared)
     if entry.op_kind == "pattern":
         pattern = pattern or _pattern(entry.op, find)
-        signature = from_function(pattern.reference, pattern.name)
-        target = Target(pattern.symbol, signature, {name: name for name in pattern.parameters})
+        parameters = {name: name for name in pattern.parameters}
+        target: Target | None = Target(pattern.symbol, from_function(pattern.reference, pattern.name), parameters)
+        signature = None if target is None else target.signature
     else:
         signature, target = known.resolve(entry.op), known.target(entry.op)
-    check(
-        target is not None,
-        lambda: f"{entry.mark}: kernel {entry.name}: forge has no symbol for {entry.op} with the same arguments",
-        NotImplementedError,
-    )
-    if target.function is not None and not target.function.can_be_found_again:
+    if signature is None or target is None:
+        raise NotImplementedError(
+            f"{entry.mark}: kernel {entry.name}: forge has no symbol for {entry.op} with the same arguments"
+        )
+    if target.function is not None and not target.function.is_reproducible:
         origin = Origin()
-    backward, forward = (name and find(name) for name in (entry.grad.kernel_name, entry.grad.forward))
-    assumes, samples = (name and find(name) for name in (entry.assumes, entry.samples))
-    function = find(entry.kernel_name)
+    names = entry.grad.kernel_name, entry.grad.forward, entry.assumes, entry.samples
+    backward, forward, assumes, samples = (find(name) if name else None for name in names)
+    function = find(entry.kernel_name or "")
     return Kernel(entry, signature, target, function, backward, forward, pattern, origin, assumes, samples)
 
 
 def kernel_of(entry: KernelEntry, find: Callable[[str], Any], origin: Origin) -> Kernel:
-    """The kernel of an entry that is of torch's or forge's own operators and patterns; nothing is imported."""
+    """Return the kernel of an entry of torch's or forge's own operators and patterns; nothing is imported."""
     return _kernel(entry, find, origin, Declarations())
 
 
@@ -395,7 +401,7 @@ _patterns: dict[Any, Pattern] = {}
 
 
 def _pattern(name: str, find: Callable[[str], Any]) -> Pattern:
-    """A shipped pattern, or one whose reference a kernel's repository has."""
+    """Return a built-in pattern, or one whose reference a kernel's repository has."""
     if not name.startswith("python:"):
         return builtin.by_name(name)
     reference = find(name)
@@ -405,7 +411,7 @@ def _pattern(name: str, find: Callable[[str], Any]) -> Pattern:
 
 
 def _find(name: str, module: ModuleType | None, path: Path, load: Callable[[str, str], Any]) -> Any:
-    """The function that a manifest means: `ns::op`, `python:module:function` (`.module` within the repository),
+    """Return the function that a manifest means: `ns::op`, `python:module:function` (`.module` within the repository),
     `hub:org/repo:function`, or a name in the repository's module. Raises ImportError where there is none."""
     if name.startswith("hub:"):
         repository, _, attribute = name.removeprefix("hub:").rpartition(":")

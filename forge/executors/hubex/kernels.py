@@ -4,18 +4,18 @@ An adapter is no function that wraps the kernel: when a call is claimed, the tra
 (memory for an output that it writes to, a layout fix-up) and then the kernel's own call, with its own arguments.
 """
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from forge.executors.executor import Decision, Implementation, decline
-from forge.executors.hubex.adapted import adapted
-from forge.executors.hubex.assumed import Assumed, Assumption, reference_of
-from forge.executors.hubex.extension import Extended
+from forge.executors.hubex.adapters import adapt
+from forge.executors.hubex.assumptions import AssumingKernel, Assumption, reference_of
+from forge.executors.hubex.extension import ExtensionLoader
 from forge.executors.hubex.operators import Target, make_checker
 from forge.hub.lockfile import Lock
 from forge.hub.manifest import (
@@ -50,19 +50,28 @@ class Origin:
     content: str = ""
     backend: str | None = None
     policy: Policy | None = field(default=None, compare=False)
-    lock: Lock | str | os.PathLike[str] | None = field(default=None, compare=False)
+    lock: Lock | str | Path | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnForward:
+    """A module's own forward, which a layer is compared with. It stands in the place of a pattern."""
+
+    reference: Callable
+    name: str
+    tensors: list[str]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that was found, and what it implements.
+    """A kernel, and what it implements.
 
-    entry: what its manifest says. signature: the operator's. target: the symbol. function: what runs. backward: its
-    gradient kernel, where the entry names one; forward: what runs instead where that is needed. pattern: what finds its
-    calls, where the target is a pattern's symbol. assumes: what must hold of the values that it is called with;
-    samples: makes such values. declared: what forge.kernel was given: (op, fn, options). shipped: whether it comes with
-    forge, and nobody asked for it. particular: whether it is for the very calls of a program alone, and verified on
-    nothing else. extension: of a kernel by class, what loads its function, which until then stands in its place.
+    entry: of its manifest. signature: the operator's. target: the symbol. function: what runs. backward: its gradient
+    kernel, where the entry names one; forward: the function that runs instead where a gradient is needed. pattern: what
+    finds its calls, where the target is a pattern's symbol. assumes: a predicate of the values of a call; samples:
+    makes such values. declared: the arguments of forge.kernel: (op, fn, options). shipped: whether it comes with forge,
+    and nobody asked for it. particular: whether it is for the very calls of a program alone, and verified on nothing
+    else. extension: of a kernel by class, what loads its function, and until then stands in its place.
     """
 
     entry: KernelEntry
@@ -71,14 +80,14 @@ class Kernel:
     function: Callable = field(hash=False)
     backward: Callable | None = None
     forward: Callable | None = None
-    pattern: Pattern | None = None
+    pattern: Pattern | OwnForward | None = None
     origin: Origin = Origin()
     assumes: Callable | None = None
     samples: Callable | None = None
     declared: tuple[Any, Callable, dict[str, Any]] | None = field(default=None, compare=False)
     shipped: bool = field(default=False, compare=False)
     particular: bool = field(default=False, compare=False)
-    extension: Extended | None = field(default=None, compare=False)
+    extension: ExtensionLoader | None = field(default=None, compare=False)
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,16 +95,17 @@ class Kernel:
         object.__setattr__(self, "name", f"{library}.{self.entry.name}" if library else self.entry.name)
 
     def unusable(self) -> str | None:
-        """Why this machine cannot use it, by its own word; None for what has none."""
+        """Return why this machine cannot use it, as its extension says; None where it can."""
         return None if self.extension is None else self.extension.unusable()
 
     def load(self) -> str | None:
-        """Loads the function, where it is not there yet; why that failed, None where it did not."""
-        if self.is_loaded:
+        """Load the function where it is not loaded yet. Return why that failed, None where it did not."""
+        if self.extension is None or self.is_loaded:
             return None
         reason = self.extension.load()
         if reason is None:
             object.__setattr__(self, "function", self.extension.function)
+            assert self.declared is not None, "an extension is declared in Python"
             op, _, options = self.declared
             object.__setattr__(self, "declared", (op, self.function, options))
         return reason
@@ -106,32 +116,32 @@ class Kernel:
 
     @property
     def operation(self) -> str:
-        """What it implements, as `forge.kernel` takes it."""
+        """Return the name of what it implements, as `forge.kernel` takes it."""
         return f"pattern:{self.entry.op}" if self.entry.op_kind == "pattern" else self.entry.op
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Those of its first constrained argument; floats where nothing is declared."""
+        """Return those of its first constrained argument; floats where nothing is declared."""
         return next((alias.dtypes for alias in self.entry.dtypes.values()), FLOATS)
 
     @property
     def devices(self) -> list[torch.device]:
-        """Those that it is for and that are here."""
+        """Return the devices that it is for and that are here."""
         types = self.entry.device.types if self.entry.device is not None else ("cpu", "cuda")
         return [torch.device(kind) for kind in types if kind == "cpu" or (kind == "cuda" and torch.cuda.is_available())]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function itself; nothing is checked."""
+        """Call the function itself; nothing is checked."""
         return self.function(*args, **kwargs)
 
     def bind(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """A call of the symbol as the operator's arguments by name."""
+        """Return a call of the symbol as the operator's arguments by name."""
         values = self.target.signature.bind(args, kwargs)
         return {theirs: values[ours] for ours, theirs in self.target.names.items() if ours in values}
 
 
 def compares_values(kernel: Kernel) -> bool:
-    """Whether there is something that a kernel's values can be compared with."""
+    """Return whether there is something that a kernel's values can be compared with."""
     function = kernel.target.function
     if function is None or function.reference is not None:
         return True
@@ -141,9 +151,9 @@ def compares_values(kernel: Kernel) -> bool:
 def implementation(
     kernel: Kernel, verdict: Verdict | None = None, *, checked: bool = True, faster: bool = True
 ) -> Implementation:
-    """What the claim pass needs of a kernel: its constraints as a checker, its call, its gradient.
+    """Return a kernel as the claim pass needs it: its constraints as a checker, its call, its gradient.
 
-    `verdict` is asked after the constraints: whether the kernel was verified for such arguments. checked: whether the
+    `verdict` is called after the constraints: whether the kernel was verified for such arguments. checked: whether the
     constraints are asked. faster: whether calls for which it was not measured to be faster are left to others.
     """
     constraints = make_checker(kernel.entry, kernel.signature, kernel.target, faster=faster)
@@ -161,13 +171,20 @@ def implementation(
             return decline(reason)
         return decision if verdict is None else verdict(kernel, args, kwargs)
 
-    caller = _Caller(kernel) if kernel.is_loaded else _Later(kernel)
+    caller = cache(lambda: _Caller(kernel))
+    if kernel.is_loaded:
+        caller()
+
+    def method(name: str) -> Callable:
+        return lambda *args, **kwargs: getattr(caller(), name)(*args, **kwargs)
+
+    rules = {"kernel": "rule", "autograd": "autograd_rule"}
     return Implementation(
         kernel.target.symbol,
         None,
         checker if checked else None,
-        execution_transform=caller.forward,
-        grad_transform={"kernel": caller.rule, "autograd": caller.autograd_rule}.get(kind),
+        execution_transform=method("forward"),
+        grad_transform=method(rules[kind]) if kind in rules else None,
         grad={"none": "none", "composite": "recompute"}.get(kind, "decompose"),
         name=kernel.name,
         low_priority=kernel.shipped,
@@ -175,7 +192,7 @@ def implementation(
 
 
 class _Caller:
-    """Writes a kernel's calls into the current trace."""
+    """Writer of a kernel's calls into the current trace."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -185,13 +202,14 @@ class _Caller:
         out = kernel.entry.out
         saving_out = (*out, *grad.saves) if out else ()
         self.copied = frozenset(kernel.entry.mutates)
-        function = adapted(kernel.function, kernel.entry.args, out, kernel.entry.result)
+        function: Callable = adapt(kernel.function, kernel.entry.args, out, kernel.entry.result)
         if kernel.assumes is not None:
-            function = self._assumed(function, kernel.assumes)
+            reference = reference_of(kernel.target, kernel.pattern)
+            function = AssumingKernel(function, Assumption(kernel.assumes), reference, kernel.bind, out)
         self.op = self._operator("", function, saving_out if self.always_saves else out)
-        forward = adapted(kernel.forward, kernel.entry.args, out)
+        forward = kernel.forward and adapt(kernel.forward, kernel.entry.args, out)
         self.forward_op = self._operator("_forward", forward, saving_out) if grad.forward else self.op
-        backward = adapted(kernel.backward, grad.args, grad.out, grad.result)
+        backward = kernel.backward and adapt(kernel.backward, grad.args, grad.out, grad.result)
         self.backward_op = self._operator("_backward", backward, grad.out)
         self.contiguous = _promises_contiguous(kernel)
         self.graph_ops = (
@@ -202,21 +220,16 @@ class _Caller:
     def _operator(self, suffix: str, function: Callable | None, out: tuple[str | int, ...]) -> Symbol:
         kernel = self.kernel
         place = f"hub.{kernel.name}{suffix.replace('_', '.')}"
-        tags = frozenset({Tag.SYNCHRONIZING} if isinstance(function, Assumed) else ())  # it reads values
+        tags = frozenset({Tag.SYNCHRONIZING} if isinstance(function, AssumingKernel) else ())  # it reads values
         name = f"{kernel.entry.name}{suffix}"
-        return Symbol(name, place, meta=_written, executor=kernel, op=function, out=out, tags=tags)
-
-    def _assumed(self, function: Callable, predicate: Callable) -> Assumed:
-        kernel = self.kernel
-        reference = reference_of(kernel.target, kernel.pattern)
-        return Assumed(function, Assumption(predicate), reference, kernel.bind, kernel.entry.out)
+        return Symbol(name, place, meta=_no_meta, executor=kernel, op=function, out=out, tags=tags)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The kernel in the place of a call of the symbol."""
+        """Record the kernel in the place of a call of the symbol."""
         return self._run(self.op, args, kwargs, self.always_saves)[0]
 
     def rule(self, *args: Any, **kwargs: Any) -> Any:
-        """The gradient rule: the kernel forward, its own kernel backward. NotImplemented where a gradient is needed
+        """Record the kernel forward, and its own kernel backward. Return NotImplemented where a gradient is needed
         that the backward does not give."""
         grad = self.kernel.entry.grad
         values = self.kernel.bind(args, kwargs)
@@ -225,66 +238,66 @@ class _Caller:
             return NotImplemented
         output, saved = self._run(self.forward_op, args, kwargs, bool(grad.saves))
         incoming = self._incoming(tensors(output))
-        laid_out = {name: self.laid_out(name, value) for name, value in values.items()}
+        in_layout = {name: self.in_layout(name, value) for name, value in values.items()}
         gradients = tuple(map(_gradient_like, (values[name] for name in grad.returns)))
-        given = {
-            name: _copied(value) if name in grad.mutates else value
-            for name, value in {**laid_out, **incoming, **saved}.items()
+        arguments = {
+            name: _copies(value) if name in grad.mutates else value
+            for name, value in {**in_layout, **incoming, **saved}.items()
         }
-        given = self._backward_arguments(given, {name: given[name] for name in saved})
-        _call(self.backward_op, given, gradients[0] if len(gradients) == 1 else gradients)
+        call = self._backward_arguments(arguments, {name: arguments[name] for name in saved})
+        _call(self.backward_op, call, gradients[0] if len(gradients) == 1 else gradients)
         for name, gradient in zip(grad.returns, gradients, strict=True):
             if gradient is not None:
                 put_grad(values[name], gradient)
         return output
 
     def autograd_rule(self, *args: Any, **kwargs: Any) -> Any:
-        """The gradient rule of a kernel that torch's autograd differentiates: its graph is kept for the backward."""
+        """Record a kernel that torch's autograd differentiates: its graph is kept for the backward."""
         values = self.kernel.bind(args, kwargs)
         with current_trace().collecting():
             output = self.kernel.target.symbol(*args, **kwargs)
-        laid_out = {name: self.given(name, value) for name, value in values.items()}
-        pairs = zip(tensors(list(laid_out.values())), tensors(list(values.values())), strict=True)
+        in_layout = {name: self.argument(name, value) for name, value in values.items()}
+        pairs = zip(tensors(list(in_layout.values())), tensors(list(values.values())), strict=True)
         wanted = {given.name: argument for given, argument in pairs if needs_grad(argument)}
-        given_args, given_kwargs = self._arguments(laid_out)
+        given_args, given_kwargs = self._arguments(in_layout)
         if self.kernel.assumes is not None:
             ours = {argument.name: name for name, argument in wanted.items()}
-            by_name = {each.name: each for each in tensors(list(laid_out.values()))}
-            call = tree_map(lambda leaf: by_name.get(ours.get(getattr(leaf, "name", None)), leaf), (args, kwargs))
+            by_name = {each.name: each for each in tensors(list(in_layout.values()))}
+            call = tree_map(lambda leaf: by_name.get(ours.get(getattr(leaf, "name", ""), ""), leaf), (args, kwargs))
             given_args = [call, *given_args]
         record_with_graph(self.graph_ops, (self.op.op, tuple(given_args), given_kwargs), output, wanted)
         return output
 
     def _run(self, op: Symbol, args: tuple, kwargs: dict, saving: bool) -> tuple[Any, dict[str, TensorProxy]]:
-        """Records a call; the result, and what was saved by name."""
+        """Record a call. Return the result, and what was saved by name."""
         values = self.kernel.bind(args, kwargs)
         with current_trace().collecting():
             output = self.kernel.target.symbol(*args, **kwargs)
-        saved = self._saved(values) if saving else {}
-        given = self._arguments({name: self.given(name, value) for name, value in values.items()})
+        saved = self._saved_tensors(values) if saving else {}
+        given = self._arguments({name: self.argument(name, value) for name, value in values.items()})
         made = tree_map(_like, output) if self.contiguous else output
         results = (*tensors(made), *saved.values()) if saved else made
-        _call(op, given, results, before=((args, kwargs),) if isinstance(op.op, Assumed) else ())
+        _call(op, given, results, before=((args, kwargs),) if isinstance(op.op, AssumingKernel) else ())
         if self.contiguous:
             for result, proxy in zip(tensors(made), tensors(output), strict=True):
                 current_trace().record(BoundSymbol(_CONTIGUOUS, (result,), {}, proxy))
         return output, saved
 
     def _arguments(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """What the kernel is called with."""
+        """Return the kernel's arguments."""
         args = self.kernel.entry.args
-        return _own_arguments(self.kernel.signature, values) if args is None else _given(args, values)
+        return _own_arguments(self.kernel.signature, values) if args is None else _arguments(args, values)
 
     def _backward_arguments(self, values: Mapping[str, Any], saved: dict) -> tuple[list[Any], dict[str, Any]]:
         wanted = self.kernel.entry.grad.args
         if wanted is not None:
-            return _given(wanted, values)
+            return _arguments(wanted, values)
         args, kwargs = self._arguments(values)
         gradients = [value for name, value in values.items() if name.startswith("grad_output")]
         return [*gradients, *args], {**kwargs, **saved}
 
     def _incoming(self, results: list[TensorProxy]) -> dict[str, TensorProxy]:
-        """The results and their gradients, by the names that a manifest has for them."""
+        """Return the results and their gradients, by the names that a manifest has for them."""
         found = {}
         for i, result in enumerate(results):
             suffix = f"_{i}" if len(results) > 1 else ""
@@ -292,8 +305,8 @@ class _Caller:
             found[f"output{suffix}"] = result
         return found
 
-    def _saved(self, values: Mapping[str, Any]) -> dict[str, TensorProxy]:
-        """Stand-ins for what the forward saves, by its declared dtypes and shapes."""
+    def _saved_tensors(self, values: Mapping[str, Any]) -> dict[str, TensorProxy]:
+        """Return stand-ins for what the forward saves, by its declared dtypes and shapes."""
         entry = self.kernel.entry
         shapes = [(pattern, x.shape) for name, pattern in entry.shape.items() for x in tensors(values.get(name))]
         dims: dict[str, Any] = {}
@@ -308,37 +321,22 @@ class _Caller:
             found[name] = current_trace().tensor(saved.shape.of(dims, middle), dtype, first.device)
         return found
 
-    def given(self, name: str, value: Any) -> Any:
-        """An argument as the kernel gets it: laid out, and a copy of what it overwrites."""
-        value = self.laid_out(name, value)
-        return _copied(value) if name in self.copied else value
+    def argument(self, name: str, value: Any) -> Any:
+        """Return an argument as the kernel gets it: in its layout, and a copy of what it overwrites."""
+        value = self.in_layout(name, value)
+        return _copies(value) if name in self.copied else value
 
-    def laid_out(self, name: str, value: Any) -> Any:
-        """A tensor argument in the layout that the kernel declares for it."""
+    def in_layout(self, name: str, value: Any) -> Any:
+        """Return a tensor argument in the layout that the kernel declares for it."""
         layout = self.layouts.get(name)
         if layout is None or not isinstance(value, TensorProxy):
             return value
         return _fix(value, layout)
 
 
-class _Later:
-    """As _Caller, of a kernel that is not loaded before a call is claimed for it."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._caller = cache(lambda: _Caller(kernel))
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._caller().forward(*args, **kwargs)
-
-    def rule(self, *args: Any, **kwargs: Any) -> Any:
-        return self._caller().rule(*args, **kwargs)
-
-    def autograd_rule(self, *args: Any, **kwargs: Any) -> Any:
-        return self._caller().autograd_rule(*args, **kwargs)
-
-
 def run_with_graph(function: Callable, args: tuple, kwargs: dict, positions: tuple[int, ...]) -> tuple:
-    """(outputs, graph) of a kernel that torch's autograd differentiates. Raises RuntimeError where it does not."""
+    """Return (outputs, graph) of a kernel that torch's autograd differentiates. Raises RuntimeError where it does
+    not."""
     output, graph = run_opaque_forward(function, args, kwargs, positions)
     check(
         any(each.requires_grad for each in graph.outputs),
@@ -349,25 +347,25 @@ def run_with_graph(function: Callable, args: tuple, kwargs: dict, positions: tup
 
 
 def _run_with_graph_contiguous(function: Callable, args: tuple, kwargs: dict, positions: tuple[int, ...]) -> tuple:
-    """As `run_with_graph`, with contiguous results: their gradients are those of what the kernel returned."""
+    """Run as `run_with_graph` does, with contiguous results: their gradients are those of the kernel's own results."""
     output, graph = run_with_graph(function, args, kwargs, positions)
     return tree_map(lambda leaf: leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf, output), graph
 
 
 def _promises_contiguous(kernel: Kernel) -> bool:
-    """Whether a program was told that results are contiguous (forge/executors/hubex/functions.py), and the kernel may
+    """Return whether a program takes results for contiguous (forge/executors/hubex/functions.py), and the kernel may
     give others: it returns them, or writes to memory in a dim order of its own."""
     function = kernel.target.function
     defined = function is not None and not function.foreign
     return defined and (not kernel.entry.out or bool(kernel.entry.orders))
 
 
-def _written(*args: Any, **kwargs: Any) -> Any:
+def _no_meta(*args: Any, **kwargs: Any) -> Any:
     raise AssertionError("a kernel's calls are written by its adapter")
 
 
 def _gradient_like(value: Any) -> TensorProxy | None:
-    """A stand-in for the gradient of an argument; None for what has none."""
+    """Return a stand-in for the gradient of an argument; None for what has none."""
     return _like(value) if isinstance(value, TensorProxy) and value.dtype.is_floating_point else None
 
 
@@ -375,8 +373,8 @@ def _like(x: TensorProxy) -> TensorProxy:
     return current_trace().tensor(x.shape, x.dtype, x.device)
 
 
-def _given(wanted: Iterable[KernelArgument], values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """What the kernel is called with, by position and by name."""
+def _arguments(wanted: Iterable[KernelArgument], values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the kernel's arguments, by position and by name."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for each in wanted:
@@ -394,21 +392,21 @@ def _value(name: str, values: Mapping[str, Any]) -> Any:
 
 
 def _own_arguments(signature: Signature, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The operator's own arguments, as its signature has them."""
+    """Return the operator's own arguments, as its signature has them."""
     ours = [parameter for parameter in signature.parameters if not parameter.out and parameter.name in values]
     args = [values[parameter.name] for parameter in ours if not parameter.keyword_only]
     return args, {parameter.name: values[parameter.name] for parameter in ours if parameter.keyword_only}
 
 
 def _call(op: Symbol, given: tuple[list[Any], dict[str, Any]], output: Any, before: tuple = ()) -> None:
-    """Records a call of a kernel that returns `output`, or that writes to memory allocated here. before: what comes
-    before its own arguments."""
+    """Record a call of a kernel that returns `output`, or that writes to memory allocated here. before: arguments
+    before its own."""
     args, kwargs = given
     trace = current_trace()
     if op.out:
         orders = op.executor.entry.orders
         memory = {
-            place: _allocated(proxy, orders.get(place)) for place, proxy in zip(op.out, tensors(output), strict=True)
+            place: _allocate(proxy, orders.get(place)) for place, proxy in zip(op.out, tensors(output), strict=True)
         }
         for place in sorted(place for place in memory if isinstance(place, int)):
             args.insert(place, memory[place])
@@ -416,11 +414,11 @@ def _call(op: Symbol, given: tuple[list[Any], dict[str, Any]], output: Any, befo
     trace.record(BoundSymbol(op, (*before, *args), kwargs, output))
 
 
-def _allocated(like: TensorProxy, alias: OrderAlias | None) -> TensorProxy:
-    """Memory that a kernel writes a result to, in the dim order that it declares."""
+def _allocate(like: TensorProxy, alias: OrderAlias | None) -> TensorProxy:
+    """Record an allocation for a result that a kernel writes, in the dim order that it declares."""
     memory = _like(like)
     order = alias.orders[0] if alias is not None else DimOrder()
-    if not order.is_contiguous and len(order.dims) == memory.ndim:
+    if order.dims is not None and not order.is_contiguous and len(order.dims) == memory.ndim:
         args = tuple(memory.shape), order.dims, memory.dtype, memory.device
         current_trace().record(BoundSymbol(_ALLOCATE_IN, args, {}, memory))
         return memory
@@ -429,17 +427,17 @@ def _allocated(like: TensorProxy, alias: OrderAlias | None) -> TensorProxy:
     return memory
 
 
-ALLOCATE = Symbol("allocate", "hub.allocate", meta=_written, tags=frozenset({Tag.UNINITIALIZED}), op=torch.empty)
+ALLOCATE = Symbol("allocate", "hub.allocate", meta=_no_meta, tags=frozenset({Tag.UNINITIALIZED}), op=torch.empty)
 _ALLOCATE_IN = Symbol(
-    "allocate_in", "hub.allocate_in", meta=_written, tags=frozenset({Tag.UNINITIALIZED}), op=empty_in_order
+    "allocate_in", "hub.allocate_in", meta=_no_meta, tags=frozenset({Tag.UNINITIALIZED}), op=empty_in_order
 )
-_COPY = Symbol("copy", "hub.copy", meta=_written, tags=frozenset({Tag.UNINITIALIZED}), op=torch.clone)
-_CONTIGUOUS = Symbol("contiguous", "hub.contiguous", meta=_written, op=torch.Tensor.contiguous)
-_FIX = Symbol("fix", "hub.fix", meta=_written, op=fix)
+_COPY = Symbol("copy", "hub.copy", meta=_no_meta, tags=frozenset({Tag.UNINITIALIZED}), op=torch.clone)
+_CONTIGUOUS = Symbol("contiguous", "hub.contiguous", meta=_no_meta, op=torch.Tensor.contiguous)
+_FIX = Symbol("fix", "hub.fix", meta=_no_meta, op=fix)
 
 
-def _copied(value: Any) -> Any:
-    """A copy of each tensor, which is the kernel's to write to."""
+def _copies(value: Any) -> Any:
+    """Record a copy of each tensor, which is the kernel's to write to."""
     return tree_map(lambda leaf: _copy(leaf) if isinstance(leaf, TensorProxy) else leaf, value)
 
 

@@ -1,8 +1,8 @@
 """Layers of the Hub: classes whose `forward` takes the place of that of modules of a jitted model, where it fits.
 
-What a user says becomes offers: a name or class of modules, a device, modes, and where the layer is. A module is
-offered what its class's name, or the name that the `kernels` library's decorators gave it, says; then the device, its
-capability, the mode and what the layer declares of itself decide, each with a reason where they say no.
+The option `layers` becomes offers: a name or class of modules, a device, modes, and where the layer is. A module gets
+the offers for its class's name, or for the name that the `kernels` library's decorators gave it; then the device, its
+capability, the mode and the layer's own attributes decide, each with a reason where they decline.
 """
 
 import inspect
@@ -18,13 +18,16 @@ from forge.executors.executor import Decision, Declined, decline
 from forge.executors.fingerprint import Fingerprint
 from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.fingerprint import fingerprint
-from forge.executors.hubex.kernels import Kernel, implementation
-from forge.executors.hubex.overrides import layer_kernel, symbol_of
-from forge.executors.hubex.verification.verdicts import Verifier, verifier
+from forge.executors.hubex.functions import meta_of
+from forge.executors.hubex.kernels import Kernel, Origin, OwnForward, implementation
+from forge.executors.hubex.operators import Target
+from forge.executors.hubex.verification.verification_cache import Verifier, verifier
 from forge.executors.modules import ModuleExecutor, ModuleForward, ModuleOverride, ModuleTemplate
 from forge.hub import compat
+from forge.hub.manifest import DimOrder, Grad, KernelEntry, Layout, from_function
+from forge.hub.manifest.shapes import DimPattern, ShapePattern
 from forge.hub.source import parse_source
-from forge.ir import Symbol, check
+from forge.ir import SYMBOLIC_TYPES, Symbol, Tag, check
 from forge.patterns import Pattern
 
 REGISTERED = "registered"
@@ -59,11 +62,11 @@ class Layer:
 
     @property
     def has_backward(self) -> bool:
-        """Whether it may have a gradient; verification says whether it is right."""
+        """Return whether it may have a gradient; verification says whether it is right."""
         return getattr(self.kind, "has_backward", True)
 
     def problem(self, module: type[torch.nn.Module]) -> str | None:
-        """Why modules of a class cannot have its forward, or None."""
+        """Return why modules of a class cannot have its forward, or None."""
         if self.kind.__init__ is not torch.nn.Module.__init__:
             return "it has a constructor of its own, and a layer has no state"
         members = {name for name in dir(self.kind) if not name.startswith("__")}
@@ -77,20 +80,25 @@ class Layer:
         return None
 
 
-class Place:
-    """Where a layer is; it is loaded once, when it is first asked for. trusts: as compat.LayerPlace."""
+class LayerSource:
+    """The source of a layer, which is loaded once, when it is first needed. trusts: as compat.LayerPlace."""
 
     def __init__(
-        self, source: str, layer: str, trusts: bool | tuple[str, ...] = False, allow_imports: Sequence[str] = ()
+        self,
+        source: str = "",
+        layer: str = "",
+        trusts: bool | tuple[str, ...] = False,
+        allow_imports: Sequence[str] = (),
+        loaded: Layer | None = None,
     ) -> None:
         self.source = source
         self.layer = layer
         self.trusts = trusts
         self.allow_imports = allow_imports
-        self._loaded: Layer | None = None
+        self._loaded = loaded
 
     def load(self) -> Layer:
-        """Raises HubError where it cannot be had."""
+        """Return the layer. Raises HubError where it cannot be had."""
         if self._loaded is None:
             found = dict(layers_of(self.source, self.trusts, self.allow_imports))
             if self.layer not in found:
@@ -100,22 +108,12 @@ class Place:
         return self._loaded
 
 
-class Known:
-    """A layer that was given itself."""
-
-    def __init__(self, layer: Layer) -> None:
-        self.layer = layer
-
-    def load(self) -> Layer:
-        return self.layer
-
-
 @dataclass(frozen=True)
 class Offer:
     """A layer, by mode, for modules of a name or a class. device: a type, None for any; limits: of its capability."""
 
     wanted: str | type
-    modes: Mapping[frozenset[str], Place | Known]
+    modes: Mapping[frozenset[str], LayerSource]
     device: str | None = None
     limits: tuple[int, int] | None = None
 
@@ -124,7 +122,7 @@ class Offer:
         return float("inf") if self.limits is None else self.limits[1] - self.limits[0]
 
     def fits(self, device: torch.device) -> bool:
-        """Whether it is for a device."""
+        """Return whether it is for a device."""
         if self.device is None:
             return True
         kind = "rocm" if device.type == "cuda" and torch.version.hip is not None else device.type
@@ -136,13 +134,13 @@ class Offer:
         return self.limits[0] <= 10 * major + minor <= self.limits[1]
 
 
-# what a user says
+# from options to offers
 
 
 def layers_of(
     source: str, trusts: bool | tuple[str, ...] = False, allow_imports: Sequence[str] = ()
 ) -> Iterator[tuple[str, Layer]]:
-    """The layers of a repository or folder, by name. Raises HubError."""
+    """Yield the layers of a repository or folder, by name. Raises HubError."""
     local = parse_source(source).path is not None
     trust: dict[str, Any] = {"trust": "any"} if trusts is True else {"repositories": trusts or ()}
     policy = hub.Policy(local=local, **trust).allowing(allow_imports)
@@ -151,35 +149,28 @@ def layers_of(
     content = next(each.verified.content for each in hub.loaded_kernels() if each.module is package)
     module = getattr(package, "layers", None)
     for name, value in vars(module).items() if module is not None else ():
-        is_layer = isinstance(value, type) and issubclass(value, torch.nn.Module) and value is not torch.nn.Module
-        if is_layer and not name.startswith("_"):
+        if _is_layer(value) and value is not torch.nn.Module and not name.startswith("_"):
             yield name, Layer(value, resolved.metadata.name, content)
 
 
 def read_layers(layers: Layers, allow_imports: Sequence[str] = ()) -> list[Offer]:
-    """What `forge.jit(layers=…)` was given, as offers.
+    """Return the value of `forge.jit(layers=…)` as offers.
 
     Raises TypeError for what is none of its forms, HubError for a source that cannot be used.
     """
+    wanted = f"must be a mapping, a list of sources, or {REGISTERED!r}"
     if isinstance(layers, str):
-        check(
-            layers == REGISTERED,
-            lambda: f"layers is {layers!r}, but must be a mapping, a list of sources, or {REGISTERED!r}",
-        )
-        return list(_registered(allow_imports))
+        check(layers == REGISTERED, lambda: f"layers is {layers!r}, but {wanted}")
+        return list(_registered_offers(allow_imports))
+    check(isinstance(layers, (Mapping, Sequence)), lambda: f"layers is {layers!r}, but {wanted}", TypeError)
     if isinstance(layers, Mapping):
         offers = [offer for name, value in layers.items() for offer in _offers(name, value, allow_imports)]
     else:
-        check(
-            isinstance(layers, Sequence),
-            lambda: f"layers is {layers!r}, but must be a mapping, a list of sources, or {REGISTERED!r}",
-            TypeError,
-        )
-        offers = [offer for source in layers for offer in _every(source, allow_imports)]
+        offers = [offer for source in layers for offer in _offers_of_source(source, allow_imports)]
     for offer in offers:
         if _is_here(offer.device):
-            for place in offer.modes.values():
-                place.load()
+            for source in offer.modes.values():
+                source.load()
     return offers
 
 
@@ -187,16 +178,16 @@ def _is_here(device: str | None) -> bool:
     return device in (None, "cpu") or (device in ("cuda", "rocm") and torch.cuda.is_available())
 
 
-def _registered(allow_imports: Sequence[str]) -> Iterator[Offer]:
+def _registered_offers(allow_imports: Sequence[str]) -> Iterator[Offer]:
     for name, devices in compat.registered_layers().items():
         for (kind, limits), modes in devices.items():
             yield Offer(name, _modes(name, modes, allow_imports), kind, limits)
 
 
-def _every(source: Any, allow_imports: Sequence[str]) -> Iterator[Offer]:
-    """All layers of a source, each for modules whose class has its name."""
+def _offers_of_source(source: Any, allow_imports: Sequence[str]) -> Iterator[Offer]:
+    """Yield all layers of a source, each for modules whose class has its name."""
     if _is_layer(source):
-        yield Offer(source.__name__, {_ANY: Known(Layer(source))})
+        yield Offer(source.__name__, {_ANY: LayerSource(loaded=Layer(source))})
         return
     check(
         isinstance(source, (str, os.PathLike)),
@@ -207,7 +198,7 @@ def _every(source: Any, allow_imports: Sequence[str]) -> Iterator[Offer]:
     if not found:
         raise hub.NotFoundError(f"{source}: has no layers")
     for name, layer in found:
-        yield Offer(name, {_ANY: Known(layer)})
+        yield Offer(name, {_ANY: LayerSource(loaded=layer)})
 
 
 def _is_layer(value: Any) -> bool:
@@ -224,64 +215,112 @@ def _offers(name: str | type, value: Any, allow_imports: Sequence[str]) -> Itera
         yield Offer(name, _modes(name, value, allow_imports))
         return
     for key, modes in value.items():
-        kind, limits = compat.layer_device(key)
-        yield Offer(name, _modes(name, modes, allow_imports), kind, limits)
+        yield Offer(name, _modes(name, modes, allow_imports), *compat.layer_device(key))
 
 
-def _modes(name: str | type, value: Any, allow_imports: Sequence[str]) -> dict[frozenset[str], Place | Known]:
+def _modes(name: str | type, value: Any, allow_imports: Sequence[str]) -> dict[frozenset[str], LayerSource]:
     if not isinstance(value, Mapping):
-        return {_ANY: _place(name, value, allow_imports)}
-    return {compat.layer_mode(mode): _place(name, each, allow_imports) for mode, each in value.items()}
+        return {_ANY: _layer_source(name, value, allow_imports)}
+    return {compat.layer_mode(mode): _layer_source(name, each, allow_imports) for mode, each in value.items()}
 
 
-def _place(name: str | type, value: Any, allow_imports: Sequence[str]) -> Place | Known:
+def _layer_source(name: str | type, value: Any, allow_imports: Sequence[str]) -> LayerSource:
     if _is_layer(value):
-        return Known(Layer(value))
+        return LayerSource(loaded=Layer(value))
     if compat.is_layer_place(value):
-        found = compat.layer_place(value)
-        return Place(found.source, found.layer, found.trusts, allow_imports)
+        place = compat.layer_place(value)
+        return LayerSource(place.source, place.layer, place.trusts, allow_imports)
     check(
         isinstance(value, (str, os.PathLike)),
         lambda: f"layers: {name!r} is given {value!r}, which is no layer, repository or folder",
         TypeError,
     )
     source, _, layer = os.fspath(value).rpartition(":")
-    if source and layer.isidentifier():
-        return Place(source, layer, False, allow_imports)
-    return Place(os.fspath(value), name if isinstance(name, str) else name.__name__, False, allow_imports)
+    if not (source and layer.isidentifier()):
+        source, layer = os.fspath(value), name if isinstance(name, str) else name.__name__
+    return LayerSource(source, layer, False, allow_imports)
 
 
-# which one a module gets
+# layers as kernels
+
+
+def symbol_of(reference: ModuleForward, id: str) -> Symbol:
+    """Return the symbol of a module's call; where no layer takes it, torch runs the module's own forward."""
+
+    def meta(*tensors: Any) -> Any:
+        return meta_of(reference, tensors, {})
+
+    def body(*tensors: Any) -> Any:
+        own = Symbol(reference.__name__, f"opaque.{id}", meta=meta, op=reference, tags=frozenset({Tag.OPAQUE}))
+        return own(*tensors)
+
+    return Symbol(reference.__name__, id, body=body)
+
+
+def layer_kernel(
+    layer: Layer, function: ModuleForward, reference: ModuleForward, shapes: Sequence[Sequence[Any]], grad: str
+) -> Kernel:
+    """Return a layer as a kernel for the calls of one kind of module; `shapes` are those of its tensors in the program.
+    It gets contiguous tensors."""
+    id = f"layer.{reference.__name__}"
+    signature = from_function(reference, id)
+    entry = KernelEntry(
+        id,
+        layer.kind.__name__,
+        fn=function,
+        op_kind="layer",
+        library=layer.library,
+        shape={name: _pattern(shape) for name, shape in zip(reference.names, shapes, strict=True)},
+        layout=dict.fromkeys(reference.names, Layout(order=DimOrder())),
+        grad=Grad(grad),
+    )
+    target = Target(symbol_of(reference, id), signature, {name: name for name in reference.names})
+    origin, pattern = Origin(content=layer.content), OwnForward(reference, reference.__name__, list(reference.names))
+    return Kernel(entry, signature, target, function, pattern=pattern, origin=origin, particular=True)
+
+
+def _pattern(shape: Sequence[Any]) -> ShapePattern:
+    """Return a shape as a pattern, in which symbolic sizes are named dims."""
+    dims = (DimPattern(name=_name(dim)) if isinstance(dim, SYMBOLIC_TYPES) else DimPattern(length=dim) for dim in shape)
+    return ShapePattern(tuple(dims))
+
+
+def _name(dim: Any) -> str | None:
+    text = str(dim.node.expr)
+    return text if text.isidentifier() else None
+
+
+# the choice for a module
 
 
 @dataclass(frozen=True)
 class LayerOverride(ModuleOverride):
     """A layer as a kernel for a call of a module."""
 
-    executor: "LayerExecutor"
     kernel: Kernel
-
-    @property
-    def function(self) -> ModuleForward:
-        return self.kernel.function
+    function: ModuleForward
+    reference: ModuleForward
+    executor: "LayerExecutor"
 
     def verify(self, tensors: Sequence[torch.Tensor]) -> Decision:
         return self.executor.verifier.verdict(self.kernel, tuple(tensors), {})
 
     def symbol(self) -> Symbol:
-        return self.executor.symbol_for(self.kernel)
+        return self.executor.symbol_for(self.kernel, self.reference)
 
     def fingerprint(self) -> Fingerprint:
         return fingerprint(self.kernel)
 
 
-class LayerExecutor(HubExecutor, ModuleExecutor):
+class LayerExecutor(HubExecutor, ModuleExecutor[Layer]):
     """Runs modules' calls by layers, which are chosen while a call is captured (`find`, `override`). No kernel is asked
     again when it is claimed.
 
     verifier: verifies the layers. named: the names and classes of modules that the user gave layers for one by one.
     seen: the names by which modules that were called may be offered some.
     """
+
+    verifier: Verifier
 
     def __init__(
         self, offers: Iterable[Offer] = (), verifier: Verifier = verifier, *, named: Iterable[str | type] = ()
@@ -294,8 +333,8 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
         self._used: dict[Symbol, Kernel] = {}
 
     @property
-    def patterns(self) -> tuple[Pattern, ...]:
-        """None: calls are found by their modules."""
+    def patterns(self) -> Sequence[Pattern]:  # type: ignore[override]  # read-only, as a HubExecutor's
+        """Return none: calls are found by their modules."""
         return ()
 
     def candidates(self, symbol: Symbol) -> list[Any]:
@@ -306,11 +345,12 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
         return self
 
     def see(self, kind: type[torch.nn.Module]) -> None:
-        """Notes the names of a class of modules."""
+        """Note the names of a class of modules."""
         self.seen.update(name for name in (getattr(kind, "kernel_layer_name", None), kind.__name__) if name)
 
     def offered(self, module: torch.nn.Module) -> list[Offer]:
-        """What is for a module, whatever the device: by the name that a decorator gave its class, else by the class."""
+        """Return the offers for a module, whatever the device: by the name that a decorator gave its class, else by the
+        class."""
         kind = type(module)
         for wanted in (getattr(kind, "kernel_layer_name", None), kind, kind.__name__):
             found = [offer for offer in self.offers if wanted is not None and offer.wanted == wanted]
@@ -319,7 +359,7 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
         return []
 
     def find(self, module: torch.nn.Module, device: torch.device, training: bool) -> Layer | Declined:
-        """The layer for a call of a module on a device; Declined with the reason where there is none."""
+        """Return the layer for a call of a module on a device; Declined with the reason where there is none."""
         condition = getattr(type(module), "kernel_condition", None)
         if condition is not None and not condition(module):
             return decline("the condition of its decorator says no")
@@ -351,31 +391,23 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
         template = ModuleTemplate(module)
         reference = ModuleForward(type(module).forward, template, *call, names)
         function = ModuleForward(layer.kind.forward, template, *call, names, contiguous=True)
-        kernel = layer_kernel(
-            function,
-            reference,
-            shapes,
-            name=layer.kind.__name__,
-            library=layer.library,
-            content=layer.content,
-            grad="autograd" if training else "none",
-        )
-        return LayerOverride(self, kernel)
+        kernel = layer_kernel(layer, function, reference, shapes, "autograd" if training else "none")
+        return LayerOverride(kernel, function, reference, self)
 
-    def symbol_for(self, kernel: Kernel) -> Symbol:
-        """The symbol of the calls that a kernel takes: one for all modules that differ in their tensors alone."""
+    def symbol_for(self, kernel: Kernel, reference: ModuleForward) -> Symbol:
+        """Return the symbol of the calls that a kernel takes: one for all modules that differ in tensors alone."""
         subject = fingerprint(kernel)
         for known, symbol in self._symbols.values():
             if known == (subject, kernel.entry.grad.kind):
                 return symbol
         base = kernel.target.symbol.id
         id = base if base not in self._symbols else f"{base}_{len(self._symbols)}"
-        symbol = symbol_of(kernel.pattern.reference, id)
+        symbol = symbol_of(reference, id)
         self._symbols[id] = (subject, kernel.entry.grad.kind), symbol
         self._used[symbol] = replace(kernel, target=replace(kernel.target, symbol=symbol))
         return symbol
 
 
 def layer_executor(layers: Layers, *, allow_imports: Sequence[str] = ()) -> LayerExecutor:
-    """An executor of these layers alone. Raises as read_layers does."""
+    """Return an executor of these layers alone. Raises as read_layers does."""
     return LayerExecutor(read_layers(layers, allow_imports), named=layers if isinstance(layers, Mapping) else ())

@@ -9,7 +9,7 @@ import torch
 from forge import hub
 from forge.executors.hubex.executor import HubExecutor, in_order
 from forge.executors.hubex.kernels import Kernel
-from forge.executors.hubex.verification.verdicts import Verifier
+from forge.executors.hubex.verification.verification_cache import Verifier
 from forge.hub.lockfile import ALONE
 from forge.hub.manifest import KernelEntry
 from forge.ir.printing import table
@@ -57,7 +57,7 @@ class LayerRow:
 def layers_in(
     source: str | os.PathLike[str], *, policy: hub.Policy | None = None, backend: str | None = None
 ) -> list[LayerRow]:
-    """The layers of a repository's variant for this system; none of what is no repository. Nothing is executed."""
+    """Return the layers of a repository's variant for this system; none for other sources. Nothing is executed."""
     if os.fspath(source).endswith((".lock", *ALONE)):
         return []
     try:
@@ -77,13 +77,13 @@ def layers_in(
 
 
 def layer_table(rows: Sequence[LayerRow]) -> str:
-    """Rows of layers, in columns."""
+    """Return rows of layers, in columns."""
     return "\n".join(table([tuple(field.name for field in fields(LayerRow)), *map(astuple, rows)]))
 
 
 def table_of(kernels: Iterable[Kernel], verifier: Verifier) -> KernelTable:
-    """A row for each kernel and device, those of one operation in the order in which they are asked: an executor's own.
-    Raises ValueError where no executor takes them: two of one name for the same operation."""
+    """Return a row for each kernel and device, those of one operation in the order in which they are asked: an
+    executor's own. Raises ValueError where no executor takes them: two of one name for the same operation."""
     executor = HubExecutor("kernels")
     executor.add(kernels)
     return KernelTable(_rows(executor.kernels, executor, verifier))
@@ -93,11 +93,12 @@ def _rows(kernels: list[Kernel], executor: HubExecutor, verifier: Verifier) -> I
     symbols = {kernel.target.symbol.id: kernel.target.symbol for kernel in in_order(kernels)}
     for symbol in symbols.values():
         by_name = {kernel.name: kernel for kernel in kernels if kernel.target.symbol is symbol}
-        asked = [by_name[each.name] for each in executor.candidates(symbol)]
+        asked = [by_name[each.name or ""] for each in executor.candidates(symbol)]
         for kernel, following in zip(asked, [*asked[1:], None], strict=True):
             entry = kernel.entry
             place = f"{_short(entry.mark.file)}:{entry.mark.line}"
-            for device in kernel.devices or [None]:
+            devices: list[torch.device | None] = [*kernel.devices]
+            for device in devices or [None]:
                 status, reason = _status(kernel, device, verifier)
                 shown = "-" if device is None else str(device)
                 after = _next(kernel, status, following)
@@ -105,7 +106,7 @@ def _rows(kernels: list[Kernel], executor: HubExecutor, verifier: Verifier) -> I
 
 
 def _next(kernel: Kernel, status: str, following: Kernel | None) -> str:
-    """'norm_any, where the constraints do not hold; it has fewer of them (0, not 3)'."""
+    """Return 'norm_any, where the constraints do not hold; it has fewer of them (0, not 3)'."""
     name = "what runs without kernels" if following is None else following.name
     entry = kernel.entry
     when = [
@@ -118,7 +119,7 @@ def _next(kernel: Kernel, status: str, following: Kernel | None) -> str:
 
 
 def _why_after(first: KernelEntry, second: KernelEntry) -> str:
-    """By which rule the second of two kernels comes second (forge/hub/manifest/ordering.py)."""
+    """Return by which rule the second of two kernels comes second (forge/hub/manifest/ordering.py)."""
     if first.priority != second.priority:
         return f"its priority is lower ({second.priority}, not {first.priority})"
     if first.specificity != second.specificity:
@@ -127,7 +128,7 @@ def _why_after(first: KernelEntry, second: KernelEntry) -> str:
 
 
 def _short(path: str) -> str:
-    """As seen from the current folder, where that is shorter."""
+    """Return a path as seen from the current folder, where that is shorter."""
     try:
         return min(path, os.path.relpath(path), key=len)
     except ValueError:  # on another drive
@@ -136,7 +137,7 @@ def _short(path: str) -> str:
 
 def _status(kernel: Kernel, device: torch.device | None, verifier: Verifier) -> tuple[str, str]:
     if device is None:
-        types = kernel.entry.device.types
+        types = kernel.entry.device.types if kernel.entry.device is not None else ()
         return "declined", f"no {' or '.join(types)} device is here"
     reason = kernel.unusable() or (kernel.extension.failed if kernel.extension is not None else None)
     if reason is not None:
@@ -147,7 +148,8 @@ def _status(kernel: Kernel, device: torch.device | None, verifier: Verifier) -> 
 
 
 def constraints(entry: KernelEntry) -> str:
-    """Which calls a kernel takes: 'cuda >=8.0; input, weight: T (float16, bfloat16); input: [..., H]; H % 8 == 0'."""
+    """Return which calls a kernel takes: 'cuda >=8.0; input, weight: T (float16, bfloat16); input: [..., H]; H % 8 ==
+    0'."""
     parts = (
         [] if entry.device is None else [f"{' or '.join(entry.device.types)} {entry.device.capability_text}".strip()]
     )

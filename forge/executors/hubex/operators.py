@@ -51,7 +51,7 @@ class Operators:
         self.declared = declared or Declarations()
 
     def resolve(self, name: str) -> Signature | None:
-        """The signature of an operator, or None when there is none of this name."""
+        """Return the signature of an operator, or None when there is none of this name."""
         if name.startswith(PATTERN):
             function = self.patterns.get(name.removeprefix(PATTERN))
             return None if function is None else from_function(function, name.removeprefix(PATTERN))
@@ -66,7 +66,7 @@ class Operators:
         return None if symbol is None else symbol_signature(symbol)
 
     def names(self) -> Iterable[str]:
-        """The names of all operators, for suggestions."""
+        """Return the names of all operators, for suggestions."""
         yield from torchlang.all_symbols()
         yield from (prim.id for prim in prims.all_prims().values())
         yield from (symbol.id for symbol in clang.all_symbols().values())
@@ -74,7 +74,8 @@ class Operators:
         yield from (PATTERN + name for name in self.patterns)
 
     def target(self, name: str) -> Target | None:
-        """The symbol that a kernel of this operator implements, or None when forge has none of the same arguments.
+        """Return the symbol that a kernel of this operator implements, or None when forge has none of the same
+        arguments.
 
         Raises NotImplementedError saying why an operator of somebody else's can have none.
         """
@@ -105,7 +106,7 @@ def _dispatcher_name(name: str) -> str:
 
 @cache
 def symbol_signature(symbol: Symbol) -> Signature:
-    """The signature of a symbol's own body or meta."""
+    """Return the signature of a symbol's own body or meta."""
     return from_function(symbol.definition, symbol.id)
 
 
@@ -128,7 +129,7 @@ def _torch_symbol(name: str) -> Symbol | None:
 
 
 def _schema(name: str) -> Any:
-    """The schema of `ns::name.overload`; the overload may be left out where there is one, or a default one."""
+    """Return the schema of `ns::name.overload`; the overload may be left out where there is one, or a default one."""
     base, _, overload = name.partition(".")
     schemas = [schema for schema in jit_get_schemas_for_operator(base) if _is_dispatched(schema)]
     named = [schema for schema in schemas if schema.overload_name == overload]
@@ -162,7 +163,7 @@ def _aten_target(name: str) -> Target | None:
 
 
 def _spellings(base: str) -> Iterator[Symbol]:
-    """The torchlang symbols of torch's functions of this name, and of the method."""
+    """Return the torchlang symbols of torch's functions of this name, and of the method."""
     owners = (torch, torch.nn.functional, torch_nn_module, torch.special, torch.linalg)
     functions = [getattr(owner, base, None) for owner in owners]
     functions += [getattr(owner, base.removeprefix(owner.__name__.rpartition(".")[2] + "_"), None) for owner in owners]
@@ -184,15 +185,15 @@ def _correspondence(ours: list[str], theirs: list[str]) -> dict[str, str] | None
 def make_checker(
     entry: KernelEntry, signature: Signature, target: Target, *, faster: bool = False
 ) -> Callable[..., Decision]:
-    """The checker for `register_implementation`: yes, or the first constraint of the kernel that fails, in words.
-    faster: as of Checker."""
+    """Return the checker for `register_implementation`: yes, or the first constraint of the kernel that fails, in
+    words. faster: as of Checker."""
     check = Checker(entry, signature, faster=faster)
     ours, names = target.signature, target.names
     if ours == signature:
 
         def decide(*args: Any, **kwargs: Any) -> Decision:
             decision = check(*args, **kwargs)
-            return True if decision is True else decline(decision)
+            return True if decision is True else decline(str(decision))
 
         return decide
     unnamed = [parameter for parameter in ours.parameters if parameter.name not in names]
@@ -203,6 +204,6 @@ def make_checker(
             if not is_default(values.get(parameter.name), parameter.default):
                 return decline(f"{parameter.name} is given, but {signature.name} has none")
         decision = check.decide({names[name]: value for name, value in values.items() if name in names})
-        return True if decision is True else decline(decision)
+        return True if decision is True else decline(str(decision))
 
     return decide_renamed

@@ -10,8 +10,8 @@ from forge.executors.hubex.gather import Source, gather, operators
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.listing import KernelTable, table_of
 from forge.executors.hubex.operators import PATTERN
-from forge.executors.hubex.shipped import shipped
-from forge.executors.hubex.verification.verdicts import Verifier, verifier
+from forge.executors.hubex.shipped import builtin_kernels
+from forge.executors.hubex.verification.verification_cache import Verifier, verifier
 from forge.hub import Policy
 from forge.hub.lockfile import Lock
 from forge.hub.manifest import KernelEntry
@@ -20,7 +20,9 @@ from forge.ir import check
 from forge.ir.printing import qualified_name
 from forge.patterns import Pattern
 
-hubex = register_executor(HubExecutor("hub", verifier, later=lambda: shipped(verifier.trust)), default=True, first=True)
+hubex = register_executor(
+    HubExecutor("hub", verifier, builtin_kernels=lambda: builtin_kernels(verifier.trust)), default=True, first=True
+)
 
 
 def use_kernels(
@@ -86,7 +88,7 @@ def kernel_executor(
     allow_imports: Sequence[str] = (),
     verify: bool | Verifier = True,
 ) -> HubExecutor:
-    """An executor of these kernels alone. verify: whether, or by what, each is verified before it is used."""
+    """Return an executor of these kernels alone. verify: whether, or by what, each is verified before it is used."""
     asked = verifier if verify is True else verify or None
     executor = HubExecutor("kernels", asked)
     executor.add(gather(sources, lock=lock, policy=policy, allow_imports=allow_imports))
@@ -111,8 +113,8 @@ def kernels(sources: Sequence[Source] | None = None, *, op: str | Callable | Non
 
 
 def of_operation(op: str | Callable | Pattern, kernels: Iterable[Kernel]) -> tuple[str, list[Kernel]]:
-    """The name of an operator, and the kernels of it: by whichever of its names they are declared, as torch.add and
-    aten::add.out. Raises ValueError where there is no such operator."""
+    """Return the name of an operator, and the kernels of it: by whichever of its names they are declared, as torch.add
+    and aten::add.out. Raises ValueError where there is no such operator."""
     kernels = list(kernels)
     wanted = operation(op, kernels)
     named = [kernel for kernel in kernels if kernel.operation == wanted]
@@ -123,7 +125,8 @@ def of_operation(op: str | Callable | Pattern, kernels: Iterable[Kernel]) -> tup
 
 
 def operation(op: str | Callable | Pattern, kernels: Iterable[Kernel]) -> str:
-    """The name of an operator that these kernels, or others, may implement. Raises ValueError where there is none."""
+    """Return the name of an operator that these kernels, or others, may implement. Raises ValueError where there is
+    none."""
     if isinstance(op, Pattern):
         return f"pattern:{op.name}"
     text = op if isinstance(op, str) else qualified_name(op) or repr(op)
@@ -131,5 +134,6 @@ def operation(op: str | Callable | Pattern, kernels: Iterable[Kernel]) -> str:
         return text
     known = operators()
     signature = known.resolve(text)
-    check(signature is not None, lambda: f"unknown operator {text!r}{did_you_mean(text, known.names())}")
+    if signature is None:
+        raise ValueError(f"unknown operator {text!r}{did_you_mean(text, known.names())}")
     return text if text.startswith(PATTERN) else signature.name

@@ -18,7 +18,7 @@ import torch
 from forge.executors.hubex.digests import digests, title
 from forge.executors.hubex.gather import gather
 from forge.executors.hubex.kernels import Kernel
-from forge.executors.hubex.verification.verdicts import Verifier, verify_all
+from forge.executors.hubex.verification.verification_cache import Verifier, verify_all
 from forge.hub.errors import HubError
 from forge.ir.printing import table
 
@@ -27,8 +27,8 @@ VERIFIED = "verified.json"
 _log = logging.getLogger("forge.hub")
 
 
-def shipped(trust: Callable[[Iterable[Kernel]], None]) -> list[Kernel]:
-    """The kernels of this machine's devices; those that were verified before release are given to `trust`."""
+def builtin_kernels(trust: Callable[[Iterable[Kernel]], None]) -> list[Kernel]:
+    """Return the kernels of this machine's devices; those that were verified before release are passed to `trust`."""
     if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
         return []
     found = []
@@ -38,21 +38,22 @@ def shipped(trust: Callable[[Iterable[Kernel]], None]) -> list[Kernel]:
         except (HubError, ImportError) as error:  # Triton may be there and not load
             _log.warning("forge's own kernels in %s are not used: %s", folder.name, error)
             continue
-        known, now = released(folder), digests(folder)
+        known, now = released_digests(folder), digests(folder)
         right = {name for name, digest in now.items() if known.get(name) == digest}
         trust([kernel for kernel in kernels if title(kernel.operation, kernel.entry.name) in right])
         found += kernels
     return found
 
 
-def released(folder: Path) -> dict[str, str]:
-    """The hashes of the kernels that were verified, by operation and name; none where there is no verified.json."""
+def released_digests(folder: Path) -> dict[str, str]:
+    """Return the hashes of the kernels that were verified, by operation and name; none where there is no
+    verified.json."""
     path = folder / VERIFIED
     return json.loads(path.read_text())["kernels"] if path.is_file() else {}
 
 
 def release(folder: Path) -> bool:
-    """Verifies a repository's kernels on this machine's GPU, prints what was found, and writes verified.json where all
+    """Verify a repository's kernels on this machine's GPU, print the results, and write verified.json where all
     of them are right. False where one is not, or there is no GPU. A test says when it has to run again."""
     kernels = gather([folder])
     rows = [row for kernel in kernels for row in verify_all(kernel, Verifier())]

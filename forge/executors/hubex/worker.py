@@ -1,117 +1,103 @@
 """The process that verifies kernels: python -m forge.executors.hubex.worker, started by verification/process.py.
 
 It never runs a kernel itself: it forks a child that judges, and says when the child died, so that another one takes its
-place at once. The child reads questions from standard input and answers to what was standard output; what a kernel
-prints goes to standard error. The child has a child of its own, the runner (verification/runner.py), which imports the
-kernel and has none of these channels: the judge makes the samples, knows the right results, and hears of the kernel
-what it computes. Only a kernel that is compared with code of its own repository is imported by the judge.
+place at once. Standard input is the channel to the program. The child has a child of its own, the sandbox
+(verification/sandbox.py), which imports the kernel and does not have this channel: the judge makes the samples, knows
+the right results, and sees nothing of the kernel but its results. Only a kernel that is compared with code of its own
+repository is imported by the judge.
 """
 
 import os
 import pickle
-import select
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 from forge import hub
-from forge.executors.hubex.declared import kernel
+from forge.executors.hubex.declaration import kernel
 from forge.executors.hubex.fingerprint import fingerprint
 from forge.executors.hubex.gather import gather, kernel_of
 from forge.executors.hubex.kernels import Kernel
-from forge.executors.hubex.verification.messages import Answer, Ended, Request, receive, send
+from forge.executors.hubex.verification.comparison import verify
+from forge.executors.hubex.verification.messages import Answer, Request, receive
 from forge.executors.hubex.verification.process import become_expendable
-from forge.executors.hubex.verification.runner import Called, Died, Runner
-from forge.executors.hubex.verification.verify import verify
+from forge.executors.hubex.verification.sandbox import RemoteFunction, Sandbox, SandboxDied
 from forge.hub.lockfile import ALONE
+from forge.hub.manifest import KernelEntry
 
 DIFFERS = "differs"
 
 
 def main() -> None:
-    """Serves until standard input is closed."""
+    """Serve until the program closes the channel."""
     become_expendable()
-    answers = os.dup(1)
-    os.dup2(2, 1)
-    if not hasattr(os, "fork"):
-        _serve(answers)
-        return
+    channel = Connection(0)
     while True:
         child = os.fork()
         if child == 0:
-            _serve(answers)
+            _serve(channel)
             os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if _is_over():
+        status = os.waitpid(child, 0)[1]
+        try:
+            channel.send(("died", status))
+        except OSError:
             return
-        send(answers, ("died", status))
 
 
-def _is_over() -> bool:
-    """Whether nobody will ask any more: standard input is closed, and empty."""
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    return any(event & select.POLLHUP and not event & select.POLLIN for _, event in poll.poll(0))
-
-
-def _serve(answers: int) -> None:
-    runner = Runner(_found, keep_out=(0, answers)) if hasattr(os, "fork") else None
-    send(answers, ("ready", os.getpid()))
+def _serve(channel: Connection) -> None:
+    sandbox = Sandbox(_find_kernel)
+    channel.send(("ready", os.getpid()))
     while True:
         try:
-            request = receive(0)
-        except Ended:
+            request = receive(channel)
+        except (EOFError, OSError):
             return
-        _end_after(100 * request.seconds + 600)
-        report = lambda text: send(answers, ("sample", text))
+        signal.setitimer(signal.ITIMER_REAL, 100 * request.seconds + 600)  # should nobody be there to end this process
         try:
-            apart = runner is not None and request.entry is not None
-            answer = _judged(request, runner, report) if apart else _answer(request, report)
-        except Died:
-            runner.die_alike()
-        send(answers, answer)
-        _end_after(0)
+            answer = _answer(request, sandbox, lambda text: channel.send(("sample", text)))
+        except SandboxDied:
+            sandbox.die_alike()
+        channel.send(answer)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _end_after(seconds: float) -> None:
-    """Ends the process then, should nobody be there to do so; 0 is never."""
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
-def _judged(request: Request, runner: Runner, report: Callable[[str], None]) -> tuple[str, Answer | None]:
-    """As _answer, of a kernel that the runner runs; nothing of it is imported here."""
-    _take_environment(request)
-    problem = runner.find(request)
-    if problem is not None:
-        return ("differs", None) if problem == DIFFERS else ("answer", Answer(problem, lasting=False))
+def _answer(request: Request, sandbox: Sandbox, report: Callable[[str], None]) -> tuple[str, Answer | None]:
+    """Return ("answer", Answer), or ("differs", None) where the kernel here is not the one that was asked about."""
     entry = request.entry
-    functions = {entry.grad.forward: "forward", entry.grad.kernel_name: "backward", entry.kernel_name: "function"}
-    kernel = kernel_of(entry, lambda name: Called(runner, functions[name]), request.origin)
+    if entry is None:
+        kernel = _find_kernel(request)
+    else:
+        _take_environment(request)
+        roles = {entry.grad.forward: "forward", entry.grad.kernel_name: "backward", entry.kernel_name: "function"}
+        problem = sandbox.find(request)
+        kernel = problem or kernel_of(entry, lambda name: RemoteFunction(sandbox, roles[name]), request.origin)
+    if isinstance(kernel, str):
+        return ("differs", None) if kernel == DIFFERS else ("answer", Answer(kernel, lasting=False))
     return "answer", verify(kernel, request.question, report)
 
 
-def _found(request: Request) -> tuple[Kernel | None, str | None]:
-    """The kernel, or why it is not there: in the runner."""
-    _take_place(request)
+def _find_kernel(request: Request) -> Kernel | str:
+    """Return the kernel, or why it is not there."""
+    os.chdir(request.folder)
+    sys.path[:] = request.path
+    _take_environment(request)
     try:
         kernel = find(request)
     except Exception as error:
-        if _is_of_the_program(request):
-            return None, DIFFERS
-        return None, f"cannot be verified: {type(error).__name__}: {error}"
-    return (kernel, None) if fingerprint(kernel).digest == request.digest else (None, DIFFERS)
+        if request.entry is None or _is_of_the_program(request.entry, request.origin.source):
+            return DIFFERS
+        return f"cannot be verified: {type(error).__name__}: {error}"
+    return kernel if fingerprint(kernel).digest == request.digest else DIFFERS
 
 
-def _is_of_the_program(request: Request) -> bool:
-    """Whether a manifest of the user's own names what runs: an operator that the program registers, say. What a
+def _is_of_the_program(entry: KernelEntry, source: str | None) -> bool:
+    """Return whether a manifest of the user's own names what runs: an operator that the program registers, say. What a
     repository's code raises here is no reason to judge it anywhere else."""
-    entry = request.entry
     named = [entry.kernel_name, entry.grad.kernel_name, entry.grad.forward]
-    alone = str(request.origin.source).endswith(ALONE)
-    return alone and not any(name is not None and name.startswith("hub:") for name in named)
+    return str(source).endswith(ALONE) and not any(name is not None and name.startswith("hub:") for name in named)
 
 
 def _take_environment(request: Request) -> None:
@@ -119,33 +105,16 @@ def _take_environment(request: Request) -> None:
     os.environ.update(request.environment)
 
 
-def _take_place(request: Request) -> None:
-    os.chdir(request.folder)
-    sys.path[:] = request.path
-    _take_environment(request)
-
-
-def _answer(request: Request, report: Callable[[str], None]) -> tuple[str, Answer | None]:
-    """("answer", Answer), or ("differs", None) where what is found here is not the kernel that was asked about."""
-    _take_place(request)
-    try:
-        kernel = find(request)
-    except Exception:  # of a module that is not to be imported here, say, or an operator that the program registers
-        return "differs", None
-    if fingerprint(kernel).digest != request.digest:
-        return "differs", None
-    return "answer", verify(kernel, request.question, report)
-
-
 _known: dict[Any, list[Kernel]] = {}
 
 
 def find(request: Request) -> Kernel:
-    """The kernel that a request is about: the policy was asked by who sent it, and the files must be the same."""
+    """Return the kernel that a request is about: the sender asked the policy, and the files must be the same."""
     if request.declared is not None:
         op, fn, options = pickle.loads(request.declared)
         return kernel(op, fn, **options)
     origin = request.origin
+    assert origin.source is not None, "only kernels of a source are asked for by their origin"
     if origin not in _known:
         policy = replace(origin.policy or hub.Policy(), trust="any", local=True, build=False, signatures="off")
         _known[origin] = gather([origin.source], lock=origin.lock, policy=policy, backend=origin.backend)

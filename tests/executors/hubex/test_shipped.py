@@ -48,7 +48,7 @@ def chosen(jitted: object, rows: int) -> tuple[str, tuple]:
 
 @pytest.mark.parametrize("folder", shipped.FOLDERS, ids=lambda folder: folder.name)
 def test_the_kernels_are_those_that_were_verified_on_a_gpu(folder: Path) -> None:
-    known, now = shipped.released(folder), shipped.digests(folder)
+    known, now = shipped.released_digests(folder), shipped.digests(folder)
     changed = {name for name, digest in now.items() if known.get(name) != digest}
     assert now and not changed, "verify them again: make release-kernels, on a machine with a GPU"
 
@@ -134,7 +134,7 @@ def test_kernels_are_looked_for_when_somebody_asks() -> None:
         asked.append(True)
         return [threshold()]
 
-    executor = HubExecutor("late", later=later)
+    executor = HubExecutor("late", builtin_kernels=later)
     assert not asked
     assert [kernel.name for kernel in executor.kernels] == ["large"]
     executor.add([forge.kernel(F.silu, silu, name="another")])
@@ -143,7 +143,7 @@ def test_kernels_are_looked_for_when_somebody_asks() -> None:
 
 @pytest.mark.skipif(CUDA, reason="there is a GPU")
 def test_without_a_gpu_there_are_none() -> None:
-    assert shipped.shipped(lambda kernels: None) == []
+    assert shipped.builtin_kernels(lambda kernels: None) == []
 
 
 @pytest.mark.parametrize("changed", [False, True])
@@ -158,7 +158,7 @@ def test_files_that_were_verified_before_release_are_trusted_and_others_are_not(
     found_by = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: name == "triton" or found_by(name, *of))
     trusted: list[Kernel] = []
-    found = shipped.shipped(trusted.extend)
+    found = shipped.builtin_kernels(trusted.extend)
     assert found and trusted == ([] if changed else found)
 
 

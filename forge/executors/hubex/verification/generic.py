@@ -1,4 +1,4 @@
-"""Arguments for a kernel, made of nothing but what its manifest says: a rank, lengths, dtypes and dim orders for each
+"""Arguments for a kernel, made of nothing but its manifest: a rank, lengths, dtypes and dim orders for each
 tensor, and numbers for the other arguments."""
 
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,8 @@ DISTINCT = (8, 3, 2, 5, 4, 6, 7)
 
 
 def generic_calls(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Iterator[Call]:
-    """Calls that the constraints allow, as far as they are found: named dims of one length, then of several; each dim
-    order where there are several. One that they do not allow where none is."""
+    """Yield calls that the constraints allow, as far as they are found: named dims of one length, then of several; each
+    dim order where there are several. One that they do not allow where none is."""
     made = _Generic(kernel, device, dtype)
     start = made.start()
     first = search(made.constraints, start, made.build, made.candidates)
@@ -37,7 +37,7 @@ def generic_calls(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> I
 
 
 class _Generic:
-    """What varies in the arguments of one kernel, and how a call is made of it."""
+    """The variables in the arguments of one kernel, and the calls that are made of them."""
 
     def __init__(self, kernel: Kernel, device: torch.device, dtype: torch.dtype) -> None:
         self.kernel, self.device, self.dtype = kernel, device, dtype
@@ -48,7 +48,7 @@ class _Generic:
         self.dims = tuple(dict.fromkeys(name for shape in shapes for name in shape.names))
 
     def start(self) -> Values:
-        """The variables of the search, with what is usual."""
+        """Return the variables of the search, with usual values."""
         values: Values = dict.fromkeys(self.dims, USUAL[0])
         if not self.constraints.names.isdisjoint(map(self._theirs, self.tensors)):
             values |= {"all rank": RANKS[0], **{f"all dim {place}": length for place, length in enumerate(USUAL[:3])}}
@@ -62,11 +62,11 @@ class _Generic:
                 if theirs not in self.kernel.entry.shape:
                     values |= {f"{name} rank": None, **{f"{name} dim {place}": None for place in range(4)}}
                 if parameter.default is not REQUIRED:
-                    values[f"{name} given"] = self._is_given(name)
+                    values[f"{name} given"] = self._is_passed(name)
         return values
 
     def distinct(self, values: Values) -> Values:
-        """Lengths of their own for the named dims, where those found are all alike."""
+        """Return sizes of their own for the named dims, where `values` has the same for all."""
         if len({values[name] for name in self.dims}) > 1:
             return {}
         spread = {}
@@ -75,7 +75,7 @@ class _Generic:
         return spread
 
     def candidates(self, name: str, values: Values) -> Sequence[Any]:
-        """What is tried for a variable."""
+        """Return the values that are tried for a variable."""
         kind = name.partition(" ")[2].partition(" ")[0]
         if kind == "rank":
             return RANKS
@@ -83,15 +83,15 @@ class _Generic:
             return (not values[name],)
         if kind == "dtype":
             alias = self.kernel.entry.dtypes.get(self._theirs(name.partition(" ")[0]))
-            held = [each for each in self._suggested_dtypes() if alias is None or each in alias.dtypes]
+            held = [each for each in self._dtypes_in_conditions() if alias is None or each in alias.dtypes]
             return tuple(dict.fromkeys((*held, *(alias.dtypes if alias is not None else ()))))
         if kind == "dim" or name in self.dims:
             return lengths(self.constraints, values, values[name])
-        suggested = self.constraints.suggested(self._theirs(name), self.build(values))
+        suggested = self.constraints.compared_values(self._theirs(name), self.build(values))
         found = [self._usual(name), *suggested, None, True, False, 1, 2, 0.5]
         return [value for place, value in enumerate(found) if not any(value is each for each in found[:place])]
 
-    def _suggested_dtypes(self) -> list[torch.dtype]:
+    def _dtypes_in_conditions(self) -> list[torch.dtype]:
         return [each for each in self.constraints.constants if isinstance(each, torch.dtype)]
 
     def _theirs(self, name: str) -> str:
@@ -104,19 +104,19 @@ class _Generic:
         function = self.kernel.target.function
         return 1e-5 if function is None else function.example(name)
 
-    def _is_given(self, name: str) -> bool:
+    def _is_passed(self, name: str) -> bool:
         parameter = self.kernel.target.signature.by_name[name]
         return parameter.default is REQUIRED or self._theirs(name) in self.kernel.entry.constrained_arguments
 
     def build(self, values: Values) -> Call:
-        """The call of these values."""
+        """Return the call of these values."""
         made: dict[str, Any] = {}
         for name, parameter in self.kernel.target.signature.by_name.items():
             if parameter.rest:
                 continue
             if name not in self.tensors:
                 made[name] = values[name] if name in values else self._usual(name)
-            elif values.get(f"{name} given", self._is_given(name)):
+            elif values.get(f"{name} given", self._is_passed(name)):
                 meta = self._meta(name, values)
                 made[name] = [meta, meta] if parameter.kind == "tensors" else meta
             else:
@@ -135,8 +135,9 @@ class _Generic:
         rank = values.get(f"{name} rank")
         if rank is None:
             rank = self._declared_rank(name, values)
-        own = [values.get(f"{name} dim {place}") for place in range(rank)]
-        return tuple(_usual(place, values) if own[place] is None else own[place] for place in reversed(range(rank)))
+        own: list[int | None] = [values.get(f"{name} dim {place}") for place in range(rank)]
+        sizes = [_usual(place, values) if size is None else size for place, size in enumerate(own)]
+        return tuple(reversed(sizes))
 
     def _shape_of(self, pattern: ShapePattern, values: Values) -> tuple[int, ...]:
         first, rest = ([_length(dim, values) for dim in dims or ()] for dims in (pattern.first, pattern.rest))
@@ -146,13 +147,13 @@ class _Generic:
         return (*first, *reversed(middle), *rest)
 
     def _declared_rank(self, name: str, values: Values) -> int:
-        """That of the dim orders which are declared for it."""
+        """Return the rank of the dim orders which are declared for it."""
         alias = self.kernel.entry.orders.get(self._theirs(name))
         dims = [order.dims for order in alias.orders if order.dims is not None] if alias is not None else []
         return len(dims[0]) if dims else values.get("all rank", RANKS[0])
 
     def _strides(self, name: str, shape: tuple[int, ...], values: Values) -> tuple[int, ...] | None:
-        """Those of a dim order where the checker needs to know it, which is where several are declared."""
+        """Return the strides of a dim order where the checker needs to know it, which is where several are declared."""
         orders = self.kernel.entry.orders
         if all(len(alias.orders) == 1 for alias in orders.values()):
             return None
@@ -163,7 +164,7 @@ class _Generic:
 
 
 def _usual(place: int, values: Values) -> int:
-    """The length of a dim that nothing else is said of, counted from the last one."""
+    """Return the size of a dim without a constraint, counted from the last one."""
     return values.get(f"all dim {place}", USUAL[place])
 
 
@@ -174,7 +175,7 @@ def _length(dim: DimPattern, values: Values) -> int:
 
 
 def _in_order(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
-    """Strides without gaps of dims that lie in this order in memory, outermost first."""
+    """Return strides without gaps of dims that lie in this order in memory, outermost first."""
     strides, step = [0] * len(shape), 1
     for dim in reversed(dims):
         strides[dim] = step

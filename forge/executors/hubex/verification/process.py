@@ -1,7 +1,7 @@
 """Asking another process whether a kernel is right: a worker that finds it or is sent it, or a fork of this one.
 
-Either belongs to the process that started it: a fork of that one neither asks nor ends it. What ended a process without
-the kernel's doing (the system, a person) says nothing of the kernel.
+Either belongs to the process that started it: a fork of that one neither asks nor ends it. An end of a process that the
+kernel did not cause (the system, a person) says nothing of the kernel.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import faulthandler
 import importlib
 import io
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -18,24 +17,23 @@ import threading
 import warnings
 from collections import ChainMap
 from collections.abc import Callable
-from typing import Any
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
 
 import torch
 
 from forge.executors.hubex.kernels import Kernel
-from forge.executors.hubex.verification.messages import Answer, Ended, Question, Request, Silent, receive, send
+from forge.executors.hubex.verification.messages import Answer, Question, Request, receive
 from forge.hub.compat import library
 from forge.hub.manifest import KernelEntry
 from forge.support import child_processes
 from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket, disable_current_modes
 
-try:
-    import resource
-except ImportError:  # not a Unix
-    resource = None
-
 START = 300.0  # seconds until a process is there, on a machine that is busy
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # the latter: it forks
+Verify = Callable[[Kernel, Question, Callable[[str], None]], Answer]
+_FAULTS = frozenset(getattr(signal, f"SIG{name}", None) for name in "SEGV BUS ILL FPE ABRT TRAP SYS".split())
 
 
 class Verifying(threading.local):
@@ -57,29 +55,83 @@ forks = Forks()
 
 
 class _AskAgain(Exception):
-    """Another process must be asked. answer: what to answer where that one cannot answer either; None where what it
-    finds is another kernel."""
+    """A failure for which another process must be asked. answer: what to answer where that one cannot answer either;
+    None where it finds another kernel."""
 
     def __init__(self, answer: Answer | None) -> None:
         self.answer = answer
 
 
+class _Server:
+    """A started process of the worker, with the channel to it. errors: what it prints. judge: the id of its child."""
+
+    def __init__(self) -> None:
+        self.channel, theirs = Pipe()
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
+        self.process = subprocess.Popen(
+            child_processes.run_module("forge.executors.hubex.worker"),
+            stdin=theirs.fileno(),
+            stdout=self.errors,
+            stderr=self.errors,
+            env={**child_processes.environment(), **ENVIRONMENT},
+        )
+        theirs.close()
+        self.judge: int | None = None
+
+    def close(self) -> None:
+        """Close this process's end."""
+        self.channel.close()
+        self.errors.close()
+
+    def kill(self) -> None:
+        """End the process and its child."""
+        self.process.kill()
+        if self.judge is not None:
+            _kill(self.judge)
+        self.process.wait()
+        self.close()
+
+    def renew(self) -> None:
+        """End its child, so that another one takes its place."""
+        if self.judge is not None:
+            _kill(self.judge)
+        self.wait_for("died")
+        self.wait_for("ready")
+
+    def catch_up(self) -> None:
+        """Read the messages since the last answer: of a child that ended, and the one in its place."""
+        while self.channel.poll():
+            self.wait_for("ready")
+
+    def wait_for(self, wanted: str) -> None:
+        """Read messages until one of this kind."""
+        kind = None
+        while kind != wanted:
+            kind, value = receive(self.channel, START)
+        if kind == "ready":
+            self.judge = value
+
+    def last_error(self) -> str:
+        """Return the last line that it printed, behind a colon."""
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        return f": {lines[-1]}" if lines else ""
+
+
 class Worker:
-    """The process that runs kernels: started when it is first needed, kept, started again should it end."""
+    """The process that runs kernels: started when it is first needed, started again should it end."""
 
     def __init__(self) -> None:
         self.starts = 0
-        self._process: subprocess.Popen | None = None
-        self._child: int | None = None
-        self._errors: Any = None
+        self.server: _Server | None = None
         self._lock = threading.RLock()
         self._owner = os.getpid()
 
     def ask(
         self, kernel: Kernel, question: Question, seconds: float, digest: str, declared: bytes | None = None
     ) -> Answer | None:
-        """What the worker answers, or how the kernel ended it; None where what it finds is not the kernel of this
-        process. digest: the kernel's fingerprint. declared: as of `pickled`, for a kernel declared in Python."""
+        """Return the worker's answer, or how the kernel ended it; None where it finds another kernel than this
+        process's. digest: the kernel's fingerprint. declared: as of `pickled`, for a kernel declared in Python."""
         self.disown_a_parents()
         request = _request(kernel, question, seconds, digest, declared)
         with self._lock:
@@ -89,16 +141,18 @@ class Worker:
                 pass
             try:
                 return self._ask(request)
-            except _AskAgain as again:
-                return again.answer
+            except _AskAgain as failure:
+                return failure.answer
 
     def _ask(self, request: Request) -> Answer:
+        server = None
         try:
-            self._start()
-            send(self._process.stdin.fileno(), request)
-            return self._listen(request.seconds)
-        except (Ended, Silent, OSError) as error:
-            answer = Answer(f"the process that verifies kernels ended{self._last_error()}", lasting=False)
+            server = self.start()
+            server.channel.send(request)
+            return _listen_to_worker(server, request.seconds)
+        except (EOFError, OSError) as error:
+            last = "" if server is None else server.last_error()
+            answer = Answer(f"the process that verifies kernels ended{last}", lasting=False)
             self.stop()
             raise _AskAgain(answer) from error
         except _AskAgain:
@@ -107,112 +161,78 @@ class Worker:
             self.stop()
             raise
 
-    def stop(self) -> None:
-        """Ends the worker, where it is this process's own."""
-        self.disown_a_parents()
-        if self._process is None:
-            return
-        self._process.stdin.close()
-        self._process.kill()
-        if self._child is not None:
-            _kill(self._child)
-        self._process.wait()
-        self._process.stdout.close()
-        self._errors.close()
-        self._process, self._child = None, None
-
-    def disown_a_parents(self) -> None:
-        """In a fork of the process that started the worker: forgets it, and leaves it to its owner."""
-        if self._owner == os.getpid():
-            return
-        process, errors = self._process, self._errors
-        self._process, self._child, self._errors = None, None, None
-        self._owner, self._lock, self.starts = os.getpid(), threading.RLock(), 0
-        if process is not None:
-            process.returncode = 0  # it is no child of this process, which has nobody to wait for
-            for file in (process.stdin, process.stdout, errors):
-                file.close()  # else the worker would not see the end of its owner
-
-    def _start(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._catch_up()
-            return
+    def start(self) -> _Server:
+        """Start the worker where none runs."""
+        if self.server is not None and self.server.process.poll() is None:
+            self.server.catch_up()
+            return self.server
         self.stop()
         self.starts += 1
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
-        self._process = subprocess.Popen(
-            child_processes.run_module("forge.executors.hubex.worker"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**child_processes.environment(), **ENVIRONMENT},
-        )
-        self._receive("ready")
+        self.server = _Server()
+        self.server.wait_for("ready")
+        return self.server
 
-    def _catch_up(self) -> None:
-        """Reads the messages since the last answer: a child that ended, and the one in its place."""
-        while select.select([self._process.stdout], [], [], 0)[0]:
-            self._receive("ready")
+    def stop(self) -> None:
+        """End the worker, where it is this process's own."""
+        self.disown_a_parents()
+        server, self.server = self.server, None
+        if server is not None:
+            server.kill()
 
-    def _listen(self, seconds: float) -> Answer:
-        sample = None
-        while True:
-            try:
-                kind, value = receive(self._process.stdout.fileno(), seconds if sample else max(seconds, START))
-            except Silent:
-                self._renew()
-                return _no_answer(seconds, sample)
-            if kind == "answer":
-                if value.reason is not None:  # a wrong kernel may have left anything behind
-                    self._renew()
-                return value
-            if kind == "differs":
-                self._renew()
-                raise _AskAgain(None)
-            if kind == "died":
-                self._receive("ready")
-                answer = _death(value, sample)
-                if sample is None:  # it may not have begun
-                    raise _AskAgain(answer)
-                return answer
-            sample = value
+    def disown_a_parents(self) -> None:
+        """In a fork of the process that started the worker: forget it, and leave it to its owner."""
+        if self._owner == os.getpid():
+            return
+        server, self.server = self.server, None
+        self._owner, self._lock, self.starts = os.getpid(), threading.RLock(), 0
+        if server is not None:
+            server.process.returncode = 0  # it is no child of this process, which has nobody to wait for
+            server.close()  # else the worker would not see the end of its owner
 
-    def _renew(self) -> None:
-        _kill(self._child)
-        self._receive("died")
-        self._receive("ready")
 
-    def _receive(self, wanted: str) -> None:
-        kind = None
-        while kind != wanted:
-            kind, value = receive(self._process.stdout.fileno(), START)
-        if kind == "ready":
-            self._child = value
-
-    def _last_error(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f": {lines[-1]}" if lines else ""
+def _listen_to_worker(server: _Server, seconds: float) -> Answer:
+    sample = None
+    while True:
+        try:
+            kind, value = receive(server.channel, seconds if sample else max(seconds, START))
+        except TimeoutError:
+            server.renew()
+            return _no_answer(seconds, sample)
+        if kind == "answer":
+            if value.reason is not None:  # a wrong kernel may have left anything behind
+                server.renew()
+            return value
+        if kind == "differs":
+            server.renew()
+            raise _AskAgain(None)
+        if kind == "died":
+            server.wait_for("ready")
+            answer = _death(value, sample)
+            if sample is None:  # it may not have begun
+                raise _AskAgain(answer)
+            return answer
+        sample = value
 
 
 def _request(kernel: Kernel, question: Question, seconds: float, digest: str, declared: bytes | None = None) -> Request:
     path, environment = child_processes.search_path(), {**child_processes.environment(), **ENVIRONMENT}
     relative = [os.path.abspath(each) for each in sys.path if not os.path.isabs(each)]
     place = (os.getcwd(), (*path, *relative), environment)  # what is there shadows no module that is installed
-    about = (digest, declared, _entry(kernel))
+    about = (digest, declared, _entry_for_judge(kernel))
     return Request(kernel.origin, kernel.entry.op, kernel.name, *place, seconds, question, *about)
 
 
-def _entry(kernel: Kernel) -> KernelEntry | None:
-    """The entry of a kernel that is compared with torch or forge, and with nothing of its own repository."""
+def _entry_for_judge(kernel: Kernel) -> KernelEntry | None:
+    """Return the entry of a kernel that is compared with torch or forge, and with nothing of its own repository."""
     entry, grad = kernel.entry, kernel.entry.grad
     is_theirs = kernel.target.function is None and (kernel.pattern is None or not entry.op.startswith("python:"))
-    given = (entry.fn, grad.fn, grad.forward_fn)
-    return entry if kernel.origin.source is not None and is_theirs and given == (None, None, None) else None
+    functions = (entry.fn, grad.fn, grad.forward_fn)
+    return entry if kernel.origin.source is not None and is_theirs and functions == (None, None, None) else None
 
 
 def pickled(kernel: Kernel) -> bytes | None:
-    """A kernel declared in Python, for another process to declare again; None for others, and where it cannot be."""
+    """Return a kernel declared in Python, for another process to declare again; None for others, and where it cannot
+    be."""
     if kernel.declared is None or kernel.target.function is not None:  # an operator of this process alone
         return None
     data = io.BytesIO()
@@ -231,22 +251,20 @@ _REDUCERS: dict[type, Callable[[Any], tuple]] = {  # torch.ops and what is in it
     OpOverloadPacket: lambda packet: (_operator, (*packet._qualified_op_name.split("::"),)),
     OpOverload: lambda overload: (getattr, (overload.overloadpacket, overload._overloadname)),
 }
+_TRITON_OPTIONS = (
+    "version do_not_specialize do_not_specialize_on_alignment debug noinline _repr launch_metadata".split()
+)
 
 
 def _reducers() -> dict[type, Callable[[Any], tuple]]:
     jit = sys.modules.get("triton.runtime.jit")
-    return _REDUCERS if jit is None else {**_REDUCERS, jit.JITFunction: _triton_reduced}
+    return _REDUCERS if jit is None else {**_REDUCERS, jit.JITFunction: _reduce_triton}
 
 
-def _triton_reduced(function: Any) -> tuple:
-    """A Triton kernel as the function that it was made of, which is compiled where it arrives."""
+def _reduce_triton(function: Any) -> tuple:
+    """Return a Triton kernel as the function that it was made of, which is compiled where it arrives."""
     options = {name.removeprefix("_"): getattr(function, name) for name in _TRITON_OPTIONS if hasattr(function, name)}
     return _triton_kernel, (function.fn, options)
-
-
-_TRITON_OPTIONS = (
-    "version do_not_specialize do_not_specialize_on_alignment debug noinline _repr launch_metadata".split()
-)
 
 
 def _triton_kernel(function: Callable, options: dict[str, Any]) -> Any:
@@ -258,10 +276,8 @@ def _operator(namespace: str, name: str) -> OpOverloadPacket:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def _no_answer(seconds: float, sample: str | None) -> Answer:
@@ -269,8 +285,8 @@ def _no_answer(seconds: float, sample: str | None) -> Answer:
 
 
 def _death(status: int, sample: str | None) -> Answer:
-    """Lasting where the kernel's own code did it while it ran: others send other signals, as a system without memory
-    does, and an import fails for reasons of the machine's."""
+    """Return an answer that lasts where the kernel's own code did it while it ran: others send other signals, as a
+    system without memory does, and an import fails for reasons of the machine's."""
     code = os.waitstatus_to_exitcode(status)
     its_own = code >= 0 or -code in _FAULTS
     if code >= 0:
@@ -280,46 +296,42 @@ def _death(status: int, sample: str | None) -> Answer:
     return Answer(f"{how} on {sample or 'its import'}", lasting=its_own and sample is not None)
 
 
-_FAULTS = frozenset(getattr(signal, f"SIG{name}", None) for name in "SEGV BUS ILL FPE ABRT TRAP SYS".split())
-
-
 def become_expendable() -> None:
-    """Before kernels run in this process: should they end it, it leaves no core and no stack trace; and what they send
+    """Prepare this process for kernels: should they end it, it leaves no core and no stack trace; and what they send
     to their process group does not reach the program."""
-    with contextlib.suppress(AttributeError, OSError):  # there are no sessions here, or it leads one
+    import resource  # of Unix alone, as forks are
+
+    with contextlib.suppress(OSError):  # it leads a session
         os.setsid()
     faulthandler.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a person's Ctrl-C is for the program, which ends it
     torch.set_num_threads(1)
-    if resource is not None:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def can_fork(*, gradients: bool = True) -> bool:
-    """Whether a copy of this process could run a kernel, and differentiate it."""
+    """Return whether a copy of this process could run a kernel, and differentiate it."""
     return hasattr(os, "fork") and not torch.cuda.is_available() and (forks.differentiate or not gradients)
 
 
-def ask_fork(kernel: Kernel, question: Question, seconds: float, verify: Callable[..., Answer]) -> Answer | None:
-    """What a copy of this process answers; None where it turned out that it cannot differentiate."""
-    reading, writing = os.pipe()
+def ask_fork(kernel: Kernel, question: Question, seconds: float, verify: Verify) -> Answer | None:
+    """Return the answer of a copy of this process; None where it turned out that it cannot differentiate."""
+    reading, writing = Pipe(duplex=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads; the child starts none
         child = os.fork()
     if child == 0:
         _answer_and_exit(kernel, question, writing, verify)
-    os.close(writing)
-    try:
+    writing.close()
+    with reading:
         answer = _listen_to_fork(reading, child, seconds)
-    finally:
-        os.close(reading)
     if question.gradients:
         forks.differentiate = answer is not None
     return answer
 
 
 def _differentiates() -> bool:
-    """Whether autograd runs in this process."""
+    """Return whether autograd runs in this process."""
     with disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros((), requires_grad=True)
         try:
@@ -329,22 +341,22 @@ def _differentiates() -> bool:
     return True
 
 
-def _listen_to_fork(reading: int, child: int, seconds: float) -> Answer | None:
+def _listen_to_fork(channel: Connection, child: int, seconds: float) -> Answer | None:
     sample = None
     try:
         while True:
-            kind, value = receive(reading, seconds)
+            kind, value = receive(channel, seconds)
             if kind == "answer":
                 os.waitpid(child, 0)
                 return value
             sample = value
-    except Silent:
+    except TimeoutError:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:  # and another fork of this process holds the pipe
             return _death(status, sample)
         _end(child)
         return _no_answer(seconds, sample)
-    except Ended:
+    except (EOFError, OSError):
         return _death(os.waitpid(child, 0)[1], sample)
     except BaseException:
         _end(child)
@@ -356,13 +368,13 @@ def _end(child: int) -> None:
     os.waitpid(child, 0)
 
 
-def _answer_and_exit(kernel: Kernel, question: Question, writing: int, verify: Callable[..., Answer]) -> None:
+def _answer_and_exit(kernel: Kernel, question: Question, writing: Connection, verify: Verify) -> NoReturn:
     status = 1
     try:
         become_expendable()
         able = not question.gradients or _differentiates()
-        report = lambda text: send(writing, ("sample", text))
-        send(writing, ("answer", verify(kernel, question, report) if able else None))
+        report = lambda text: writing.send(("sample", text))
+        writing.send(("answer", verify(kernel, question, report) if able else None))
         status = 0
     finally:
         os._exit(status)  # nothing of the program's own runs at exit

@@ -1,4 +1,4 @@
-"""What kernels are verified on: OpInfo samples, the very arguments that a model uses, and variations of them."""
+"""Samples for verification: OpInfo samples, the very arguments that a model uses, and variations of them."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,13 +33,13 @@ TEMPLATES, TRIES = 6, 2000  # samples that are changed, and calls that are tried
 
 
 def opinfos_of(kernel: Kernel) -> list[OpInfo]:
-    """The OpInfos of the operation that a kernel implements; none for a pattern."""
+    """Return the OpInfos of the operation that a kernel implements; none for a pattern."""
     symbol = kernel.target.symbol
     return [info for info in all_opinfos() if symbol.id in info.symbols or torchlang.find(info.op) is symbol]
 
 
 def general_cases(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """The operation's OpInfo samples, and what they become where the constraints allow none of them; for what has no
+    """Yield the operation's OpInfo samples, changed where the constraints allow none of them; for what has no
     OpInfo, arguments that the constraints allow, and variations of them."""
     infos = opinfos_of(kernel) if kernel.samples is None else []
     templates = []
@@ -47,9 +47,9 @@ def general_cases(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> I
         for sample in info.samples(info, device, dtype):
             yield Case(sample.args, sample.kwargs)
             templates.append((sample.args, sample.kwargs))
-    if infos and any(True for _ in _allowed(kernel, templates)):
+    if infos and any(True for _ in _allowed_calls(kernel, templates)):
         return
-    changed = next(_changed(kernel, templates), None)
+    changed = next(_changed_calls(kernel, templates), None)
     if changed is not None:
         yield from call_cases(kernel, changed)
         return
@@ -65,14 +65,14 @@ def _calls(templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
             continue
 
 
-def _allowed(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
-    """Calls that the constraints allow."""
+def _allowed_calls(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
+    """Return calls that the constraints allow."""
     constraints = Constraints(kernel)
     return (call for call in _calls(templates) if not constraints.failing(call))
 
 
-def _changed(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
-    """Samples whose lengths, dtypes and numbers are changed to what the constraints allow, with which the operation
+def _changed_calls(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
+    """Yield samples whose sizes, dtypes and numbers are changed to what the constraints allow, with which the operation
     is as valid as it was."""
     constraints = Constraints(kernel)
     if any(parameter.rest for parameter in kernel.target.signature.parameters):
@@ -86,7 +86,7 @@ def _changed(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterato
 
 
 def _distinct(calls: Iterable[Call]) -> Iterator[Call]:
-    """One of those that differ in lengths alone."""
+    """Yield one of the calls that differ in sizes alone."""
     seen = set()
     for call in calls:
         form = repr(call.map(lambda leaf: (len(leaf.shape), leaf.dtype) if isinstance(leaf, Meta) else leaf))
@@ -95,17 +95,17 @@ def _distinct(calls: Iterable[Call]) -> Iterator[Call]:
             yield call
 
 
-def _typed(kernel: Kernel, name: str, value: Any) -> Any:
+def _with_dtype(kernel: Kernel, name: str, value: Any) -> Any:
     return replace(value, dtype=dtype_of(kernel, name, value.dtype), strides=None) if isinstance(value, Meta) else value
 
 
 def _problem(
     kernel: Kernel, constraints: Constraints, template: Call
 ) -> tuple[Values, Callable[[Values], Call], Callable[[str, Values], Sequence[Any]]]:
-    """The variables of a sample (its lengths, and the numbers that conditions speak of), a call of other values of
-    them, and what is tried."""
+    """Return the variables of a sample (its sizes, and the numbers in conditions), a function that builds a call of
+    other values of them, and one that returns the values to try."""
     bound = kernel.target.signature.bind(template.args, template.kwargs)
-    typed = {name: _typed(kernel, name, value) for name, value in bound.items()}
+    typed = {name: _with_dtype(kernel, name, value) for name, value in bound.items()}
     call = arguments(kernel, typed)
     found = sorted({length for meta in call.metas for length in meta.shape if length > 1})
     ours = {theirs: name for name, theirs in kernel.target.names.items()}
@@ -121,28 +121,28 @@ def _problem(
     def candidates(name: str, values: Values) -> Sequence[Any]:
         if name not in numbers:
             return lengths(constraints, values, values[name])
-        return [*constraints.suggested(kernel.target.names[name], build(values)), None]
+        return [*constraints.compared_values(kernel.target.names[name], build(values)), None]
 
     return start, build, candidates
 
 
 def call_cases(kernel: Kernel, call: Call) -> Iterator[Case]:
-    """The call itself, and variations: odd lengths, memory that is not aligned, strided rows, no elements."""
+    """Yield the call itself, and variations: odd lengths, memory that is not aligned, strided rows, no elements."""
     made = _Values(kernel, call)
     yield made.case(call)
     yield from variations(kernel, call)
 
 
 def variations(kernel: Kernel, call: Call) -> Iterator[Case]:
-    """What a call of the same form may look like."""
+    """Yield calls of the same form in other layouts, alignments and sizes."""
     made, small = _Values(kernel, call), _smaller(call)
     yield made.case(small, "unaligned", offset=1)
-    yield made.case(small.map(_strided), "strided rows")
+    yield made.case(small.map(_stride_rows), "strided rows")
     for note, laid in _layouts(small):
         yield made.case(laid, note)
     yield from made.special(small)
     yield from made.shared(small)
-    for resized in _resized(kernel, small):
+    for resized in _resize(kernel, small):
         yield made.case(resized)
         yield made.case(resized, "unaligned", offset=1)
     first = next((meta for meta in small.metas if meta.shape), None)
@@ -226,9 +226,9 @@ class _Values:
 
 
 def own_samples(kernel: Kernel, call: Call) -> Call | None:
-    """The call with the tensors that the repository's own function makes, by the dtype, device and dims of the call.
-    Where it makes others than are asked for (no elements, say), its own are taken, in the layout that is asked for.
-    Raises ValueError where it makes what there is no argument for, or leaves one out."""
+    """Return the call with the tensors that the repository's own function makes, by the dtype, device and dims of the
+    call. Where it makes others than are asked for (no elements, say), its own are taken, in the layout that is asked
+    for. Raises ValueError where it makes what there is no argument for, or leaves one out."""
     names = kernel.bind(call.args, call.kwargs)
     dims: dict[str, Any] = {}
     for name, pattern in kernel.entry.shape.items():
@@ -238,6 +238,7 @@ def own_samples(kernel: Kernel, call: Call) -> Call | None:
             dims.setdefault("batch", pattern.middle(names[name].shape))
     first = call.metas[0]
     given = {"dtype": first.dtype, "device": first.device, **dims}
+    assert kernel.samples is not None, "only kernels with samples of their own come here"
     parameters = inspect.signature(kernel.samples).parameters
     if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         given = {name: value for name, value in given.items() if name in parameters}
@@ -264,7 +265,7 @@ def _laid_as(value: Any, asked: Any) -> Any:
 
 
 def _smaller(call: Call) -> Call:
-    """A call of millions of elements with its leading dims cut."""
+    """Return a call of millions of elements with its leading dims cut."""
     first = next(iter(call.metas), None)
     if first is None or prod(first.shape) <= LARGE:
         return call
@@ -273,39 +274,39 @@ def _smaller(call: Call) -> Call:
 
 
 def _layouts(call: Call) -> Iterator[tuple[str, Call]]:
-    """The call in other layouts: of all tensors, and of the first one or of the others alone, so that a kernel which
-    takes the strides of one for another's is found."""
-    yield "transposed", call.map(_transposed)
+    """Yield the call in other layouts: of all tensors, and of the first one or of the others alone, so that a kernel
+    which takes the strides of one for another's is found."""
+    yield "transposed", call.map(_transpose)
     if sum(len(meta.shape) > 1 for meta in call.metas) > 1:
         places, others = count(), count()
-        yield "the first transposed", call.map(lambda leaf: leaf if next(places) else _transposed(leaf))
-        yield "but the first transposed", call.map(lambda leaf: _transposed(leaf) if next(others) else leaf)
-    yield "expanded", call.map(_expanded)
+        yield "the first transposed", call.map(lambda leaf: leaf if next(places) else _transpose(leaf))
+        yield "but the first transposed", call.map(lambda leaf: _transpose(leaf) if next(others) else leaf)
+    yield "expanded", call.map(_expand)
 
 
-def _strided(leaf: Any) -> Any:
+def _stride_rows(leaf: Any) -> Any:
     """x[:, ::2] in the place of x."""
     if not isinstance(leaf, Meta) or len(leaf.shape) < 2:
         return leaf
     return replace(leaf, strides=tuple(2 * each for each in _dense(leaf.shape, leaf.strides)))
 
 
-def _transposed(leaf: Any) -> Any:
-    """The dims in the opposite order in memory."""
+def _transpose(leaf: Any) -> Any:
+    """Return the dims in the opposite order in memory."""
     if not isinstance(leaf, Meta) or len(leaf.shape) < 2:
         return leaf
     order = [-each for each in _dense(leaf.shape, leaf.strides)]
     return replace(leaf, strides=_dense(leaf.shape, order))
 
 
-def _expanded(leaf: Any) -> Any:
+def _expand(leaf: Any) -> Any:
     """One row for all."""
     if not isinstance(leaf, Meta) or len(leaf.shape) < 2:
         return leaf
     return replace(leaf, strides=(0, *_dense(leaf.shape, leaf.strides)[1:]))
 
 
-def _resized(kernel: Kernel, call: Call) -> Iterator[Call]:
+def _resize(kernel: Kernel, call: Call) -> Iterator[Call]:
     """Odd lengths for each named dim, and for the last dim of the first tensor; where the constraints allow none of
     them, others that they do."""
     names = kernel.bind(call.args, call.kwargs)
@@ -336,7 +337,8 @@ def _of_length(call: Call, found: Mapping[int, int], length: int) -> Call:
 
 
 def with_lengths(call: Call, lengths: Mapping[int, int]) -> Call:
-    """The call with lengths replaced wherever they stand: in shapes, and in lists of numbers as normalized_shape is."""
+    """Return the call with lengths replaced wherever they stand: in shapes, and in lists of numbers as normalized_shape
+    is."""
 
     def change(leaf: Any) -> Any:
         if not isinstance(leaf, Meta) or lengths.keys().isdisjoint(leaf.shape):

@@ -31,7 +31,7 @@ TOGETHER = 12  # of what is tried for a variable, how many are tried together wi
 
 
 class Constraints:
-    """What a kernel asks of a call, in parts that can be counted."""
+    """The constraints of a kernel, in parts that can be counted."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -42,18 +42,18 @@ class Constraints:
         self.comparisons = [part for part in walked if isinstance(part, ast.Compare)]
         positions = {part.slice for part in walked if isinstance(part, ast.Subscript)}
         constants = [part for part in walked if isinstance(part, ast.Constant) and part not in positions]
-        self.constants = [constant.value for constant in constants]
+        self.constants: list[Any] = [constant.value for constant in constants]
         self.numbers = _numbers(self.constants)
 
     def failing(self, call: Call) -> frozenset[Any]:
-        """Those that do not hold."""
-        known = self.known(call)
-        others = self.checker.failures(**self.bound(call))
+        """Return those that do not hold."""
+        known = self.variables(call)
+        others = self.checker.failures(**self.arguments(call))
         found = frozenset((*others, *(each for each in self.conditions if each.reason(known) is not None)))
-        return found or self._refused(call)
+        return found or self._problem_of_operation(call)
 
-    def _refused(self, call: Call) -> frozenset[Any]:
-        """What the operation itself says of a call."""
+    def _problem_of_operation(self, call: Call) -> frozenset[Any]:
+        """Return the operation itself where it raises for a call."""
         trace = Trace("search")
         with recording(trace, clang.language):
             made = call.map(
@@ -65,27 +65,27 @@ class Constraints:
             )
             try:
                 self.kernel.target.symbol(*made.args, **made.kwargs)
-            except Exception:  # in its own words, which the trial of the call reports
+            except Exception:  # in its own words, which the comparison reports
                 return frozenset({self.kernel.target.symbol})
         return frozenset()
 
-    def known(self, call: Call) -> dict[str, Any]:
-        """The operator's arguments and the named dims."""
-        bound = self.bound(call)
+    def variables(self, call: Call) -> dict[str, Any]:
+        """Return the operator's arguments and the named dims."""
+        bound = self.arguments(call)
         dims: dict[str, Any] = {}
         for argument, pattern in self.kernel.entry.shape.items():
             if isinstance(bound.get(argument), TensorProxy):
                 pattern.mismatch(bound[argument].shape, dims)
         return {**bound, **dims}
 
-    def bound(self, call: Call) -> dict[str, Any]:
-        """The operator's arguments by name, with stand-ins for tensors."""
+    def arguments(self, call: Call) -> dict[str, Any]:
+        """Return the operator's arguments by name, with stand-ins for tensors."""
         stood = call.map(lambda leaf: _stand_in(leaf) if isinstance(leaf, Meta) else leaf)
         return self.kernel.bind(stood.args, stood.kwargs)
 
-    def suggested(self, name: str, call: Call) -> Iterator[Any]:
-        """What comparisons say of an argument that is no tensor."""
-        known = self.known(call)
+    def compared_values(self, name: str, call: Call) -> Iterator[Any]:
+        """Yield the values that conditions compare an argument with."""
+        known = self.variables(call)
         for each in self.comparisons:
             left, right = each.left, each.comparators[0]
             for side, other in ((left, right), (right, left)):
@@ -100,7 +100,7 @@ def _stand_in(meta: Meta) -> TensorProxy:
 
 
 def _values_of(expression: ast.expr, known: Mapping[str, Any]) -> Iterator[Any]:
-    """The value of one side of a comparison, what it holds, and a number's neighbours."""
+    """Yield the value of one side of a comparison, its items, and a number's neighbours."""
     for part in expression.elts if isinstance(expression, ast.Tuple) else ():
         yield from _values_of(part, known)
     try:
@@ -115,8 +115,8 @@ def _values_of(expression: ast.expr, known: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _numbers(held: Iterable[Any]) -> tuple[int, ...]:
-    """Lengths that the numbers in conditions speak of: themselves, their neighbours, multiples, and multiples of one
-    that are past another."""
+    """Return sizes that the numbers in conditions speak of: themselves, their neighbours, multiples, and multiples of
+    one that are past another."""
     found = sorted({value for value in held if type(value) is int and 0 < value < LARGEST})
     near = [each + step for each in found for step in (-1, 0, 1)]
     multiples = [each * times for each in found for times in (2, 3, 4, 5)]
@@ -132,7 +132,7 @@ def search(
     candidates: Callable[[str, Values], Sequence[Any]],
     tries: int = TRIES,
 ) -> Values | None:
-    """Values of the variables for which every constraint holds; None where none were found."""
+    """Return values of the variables for which every constraint holds; None where none were found."""
     left = iter(range(tries))
 
     def failing(values: Values) -> frozenset[Any] | None:
@@ -156,7 +156,7 @@ Failing = Callable[[Values], frozenset[Any] | None]
 def _better(
     values: Values, reasons: frozenset[Any], failing: Failing, candidates: Callable[[str, Values], Sequence[Any]]
 ) -> tuple[Values, frozenset[Any]] | None:
-    """The values with one of them changed, or several, where fewer constraints fail."""
+    """Return the values with one of them changed, or several, where fewer constraints fail."""
     promising: dict[str, list[Any]] = {}
     for name in values:
         ranked = []
@@ -178,7 +178,7 @@ def _better(
 
 
 def lengths(constraints: Constraints, values: Values, own: Any = None) -> list[int]:
-    """What is tried for a length: what the constraints speak of, and what the other lengths are, with multiples."""
+    """Return the values tried for a size: those in the constraints, and the other sizes, with multiples."""
     others = sorted({value for value in values.values() if type(value) is int and value > 0})[:8]
     related = [each * times for each in others for times in (1, 2, 3, 4)]
     products = [a * b for a, b in combinations(others, 2)]
@@ -187,8 +187,8 @@ def lengths(constraints: Constraints, values: Values, own: Any = None) -> list[i
 
 
 def arguments(kernel: Kernel, values: Mapping[str, Any]) -> Call:
-    """A call of the kernel's symbol with arguments by name: those without a default by position, others as they are
-    named, where they are not their default."""
+    """Return a call of the kernel's symbol with arguments by name: those without a default by position, others as they
+    are named, where they are not their default."""
     parameters = [each for each in kernel.target.signature.parameters if each.name in values]
     first = list(takewhile(lambda each: each.default is REQUIRED and not each.keyword_only, parameters))
     others = [each for each in parameters[len(first) :] if not is_default(values[each.name], each.default)]
@@ -196,6 +196,6 @@ def arguments(kernel: Kernel, values: Mapping[str, Any]) -> Call:
 
 
 def dtype_of(kernel: Kernel, argument: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype that an argument gets where `dtype` is asked for: the manifest's, where it says another."""
+    """Return the dtype that an argument gets where `dtype` is asked for: the manifest's, where it says another."""
     alias = kernel.entry.dtypes.get(kernel.target.names.get(argument, argument))
     return dtype if alias is None or dtype in alias.dtypes else alias.dtypes[0]

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 import forge
+from forge.executors.hubex.verification.comparison import verify
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.samples import general_cases
-from forge.executors.hubex.verification.trial import _difference
-from forge.executors.hubex.verification.verify import verify
+from forge.executors.hubex.verification.tensors import difference
 
 FLOAT = [torch.float32]
 NORM = {"x": "[..., H]", "weight": "[H]"}
@@ -128,13 +128,13 @@ def test_a_value_that_is_not_finite_is_named_with_what_it_must_be(function: Call
 def test_nan_is_equal_to_nan_alone() -> None:
     nan, inf = float("nan"), float("inf")
     both = torch.tensor([nan, inf, 1.0])
-    assert _difference(both, both.clone(), (0, 0)) is None
+    assert difference(both, both.clone(), (0, 0)) is None
     says = "values differ: 0 at [0], but must be nan"
-    assert _difference(torch.tensor([0.0, 1.0]), torch.tensor([nan, 1.0]), (0, 1)) == says
-    assert _difference(torch.tensor([nan, nan]), torch.tensor([1.0, 2.0]), (0, 1)) == (
+    assert difference(torch.tensor([0.0, 1.0]), torch.tensor([nan, 1.0]), (0, 1)) == says
+    assert difference(torch.tensor([nan, nan]), torch.tensor([1.0, 2.0]), (0, 1)) == (
         "values differ: nan at [0], but must be 1 (2 of 2 values)"
     )
-    assert _difference(torch.tensor(inf), torch.tensor(-inf), (0, 1)) == "values differ: inf, but must be -inf"
+    assert difference(torch.tensor(inf), torch.tensor(-inf), (0, 1)) == "values differ: inf, but must be -inf"
 
 
 # values and layouts

@@ -2,7 +2,6 @@
 
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from forge.executors.calls import Call, Meta
 from forge.executors.executor import Executor
 from forge.executors.hubex import Verifier, kernel_executor, operators
 from forge.executors.hubex.fingerprint import fingerprint
-from forge.executors.hubex.verification import process, verdicts
+from forge.executors.hubex.verification import process, verification_cache
 from forge.executors.hubex.verification.process import can_fork
 from forge.executors.hubex.verification.samples import call_cases, general_cases
 from forge.hub import HubNotice
@@ -332,12 +331,12 @@ def _worker_starts_elsewhere(made: Repository) -> int:
         import torch
         import forge
         import torch.nn.functional as F
-        from forge.executors.hubex.verification import verdicts
+        from forge.executors.hubex.verification import verification_cache
 
         jitted = forge.jit(lambda x: F.gelu(x) + 1, kernels=[{str(made.folder)!r}])
         jitted(torch.randn(4))
         assert forge.explain(jitted).rows[0].executor == "acme.{made.name}"
-        print(verdicts.worker.starts)
+        print(verification_cache.worker.starts)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -351,17 +350,21 @@ def test_an_answer_is_of_one_kind_of_device(repository: Callable, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device.index])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     fingerprinted = fingerprint(kernel)
-    small, large, same = (verdicts._identity(kernel, fingerprinted, torch.device("cuda", index)) for index in range(3))
+    small, large, same = (
+        verification_cache._identity(kernel, fingerprinted, torch.device("cuda", index)) for index in range(3)
+    )
     assert small == same != large
-    assert len({small, large, verdicts._identity(kernel, fingerprinted, torch.device("cpu"))}) == 3
+    assert len({small, large, verification_cache._identity(kernel, fingerprinted, torch.device("cpu"))}) == 3
 
 
 def test_layers_that_are_alike_ask_once(repository: Callable, asked: list) -> None:
     code = "def f(x, weight, bias, eps):\n    return F.layer_norm(x, weight.shape, weight, bias, eps)"
     made = repository("layers", code, **LAYER_NORM)
-    model, starts = torch.nn.Sequential(*[torch.nn.LayerNorm(16) for _ in range(4)]), verdicts.worker.starts
+    model, starts = torch.nn.Sequential(*[torch.nn.LayerNorm(16) for _ in range(4)]), verification_cache.worker.starts
     assert claimed(run(model, torch.randn(2, 16), by=executor(made)), made) >= 4
-    assert len(asked) <= 3 and verdicts.worker.starts - starts <= 1  # strides of the first layer's input are known
+    assert (
+        len(asked) <= 3 and verification_cache.worker.starts - starts <= 1
+    )  # strides of the first layer's input are known
 
 
 def test_a_symbolic_length_is_verified_as_it_is_in_this_run(repository: Callable, asked: list) -> None:
@@ -379,21 +382,21 @@ def test_the_worker_serves_on_after_a_crash(repository: Callable) -> None:
     exits = repository("exits", "import os\n\n\ndef f(x):\n    os._exit(7)", **GELU)
     good = repository("serves", "def f(x):\n    return F.gelu(x)", **GELU)
     run(gelu, torch.randn(4), by=executor(good))
-    starts = verdicts.worker.starts
+    starts = verification_cache.worker.starts
     assert declined(run(gelu, torch.randn(4), by=executor(bad)), bad).startswith("crashed (signal 11) on input")
     assert declined(run(gelu, torch.randn(4), by=executor(exits)), exits).startswith("ended the process with status 7")
     assert claimed(run(gelu, torch.randn(6), by=executor(good)), good) == 1
-    assert verdicts.worker.starts == starts
+    assert verification_cache.worker.starts == starts
 
 
 def test_a_child_that_ended_between_questions_is_no_kernels_fault(repository: Callable) -> None:
     made = repository("between", "def f(x):\n    return F.gelu(x)", **GELU)
     run(gelu, torch.randn(4), by=executor(made))
-    before = verdicts.worker._child
+    before = verification_cache.worker.server.judge
     os.kill(before, signal.SIGKILL)
-    select.select([verdicts.worker._process.stdout], [], [], 10)
+    verification_cache.worker.server.channel.poll(10)
     assert claimed(run(gelu, torch.randn(6), by=executor(made)), made) == 1
-    assert verdicts.worker._child != before
+    assert verification_cache.worker.server.judge != before
 
 
 def test_what_a_kernel_prints_does_not_disturb_its_answers(repository: Callable) -> None:
@@ -404,7 +407,7 @@ def test_what_a_kernel_prints_does_not_disturb_its_answers(repository: Callable)
 def test_a_damaged_answer_on_disk_is_asked_for_again(repository: Callable, asked: list) -> None:
     made = repository("damaged", "def f(x):\n    return F.gelu(x)", **GELU)
     run(gelu, torch.randn(4), by=executor(made))
-    for file in verdicts._folder().iterdir():
+    for file in verification_cache._folder().iterdir():
         file.write_text("{")
     assert claimed(run(gelu, torch.randn(4), by=executor(made)), made) == 1
     assert len(asked) == 4
@@ -466,9 +469,11 @@ def test_a_function_given_in_python_is_verified_in_a_fork() -> None:
 def no_fork(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """As where torch has a GPU; the kernels that the worker is asked about."""
     asked: list[Any] = []
-    ask = verdicts.worker.ask
-    monkeypatch.setattr(verdicts, "can_fork", lambda **how: False)
-    monkeypatch.setattr(verdicts.worker, "ask", lambda kernel, *rest: asked.append(kernel) or ask(kernel, *rest))
+    ask = verification_cache.worker.ask
+    monkeypatch.setattr(verification_cache, "can_fork", lambda **how: False)
+    monkeypatch.setattr(
+        verification_cache.worker, "ask", lambda kernel, *rest: asked.append(kernel) or ask(kernel, *rest)
+    )
     return asked
 
 

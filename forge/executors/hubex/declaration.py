@@ -1,12 +1,11 @@
-"""Kernels declared in Python: what a manifest says, in a decorator's words."""
+"""Kernels declared in Python: the options of a manifest, in a decorator."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from forge.executors.hubex.gather import from_entry, operators
+from forge.executors.hubex.gather import from_entry, operators_for
 from forge.executors.hubex.kernels import Kernel
-from forge.executors.hubex.operators import Operators
 from forge.hub.manifest import Mark, caller, did_you_mean
 from forge.hub.manifest import kernel as entry_of
 from forge.hub.manifest.builder import OPTIONS
@@ -40,12 +39,11 @@ def kernel(op: str | Callable | Pattern, fn: Callable | None = None, **options: 
         check(option in OPTIONS, lambda o=option, h=hint: f"forge.kernel has no option {o!r}{h}", TypeError)
     mark = caller(2)
     if fn is None:
-        return lambda fn: _declared(op, fn, mark, options)
-    return _declared(op, fn, mark, options)
+        return lambda fn: _declare(op, fn, mark, options)
+    return _declare(op, fn, mark, options)
 
 
-def _declared(op: str | Callable | Pattern, fn: Callable, mark: Mark, options: dict[str, Any]) -> Kernel:
-    is_pattern = isinstance(op, Pattern)
-    known, name = (Operators({op.name: op.reference}), f"pattern:{op.name}") if is_pattern else (operators(), op)
-    entry = entry_of(name, fn, resolver=known, mark=mark, **options)
-    return replace(from_entry(entry, op if is_pattern else None), declared=(op, fn, options))
+def _declare(op: str | Callable | Pattern, fn: Callable, mark: Mark, options: dict[str, Any]) -> Kernel:
+    known, pattern = operators_for(op)
+    entry = entry_of(op if pattern is None else f"pattern:{pattern.name}", fn, resolver=known, mark=mark, **options)
+    return replace(from_entry(entry, pattern), declared=(op, fn, options))

@@ -8,21 +8,21 @@ import torch
 from forge.hub.manifest import Argument, KernelArgument, View
 
 
-def adapted(
-    function: Callable | None,
+def adapt(
+    function: Callable,
     args: Sequence[KernelArgument] | None,
     out: Sequence[str | int] = (),
     results: Sequence[Argument] = (),
-) -> Callable | None:
-    """The function of what a manifest's `args` name, instead of the views of it that it is called with, and with what
-    its `result` says in the place of what it returns; itself, where there is nothing to do. out: the parameters that
+) -> Callable:
+    """Return the function of the tensors that a manifest's `args` name, instead of the views of them that it takes, and
+    with the manifest's `result` in the place of its own; itself, where there is nothing to do. out: the parameters that
     it writes to."""
-    if function is None or not (results or any(isinstance(each.value, View) for each in args or ())):
+    if not (results or any(isinstance(each.value, View) for each in args or ())):
         return function
-    return Adapted(function, args or (), out, results)
+    return AdaptedFunction(function, args or (), out, results)
 
 
-class Adapted:
+class AdaptedFunction:
     """A kernel's function between the operator's arguments and results and its own."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Adapted:
     ) -> None:
         self.function = function
         self.__name__ = getattr(function, "__name__", "kernel")
-        positional = [each.value for each in args if each.parameter is None]
+        positional: list[Any] = [each.value for each in args if each.parameter is None]
         for place in sorted(place for place in out if isinstance(place, int)):
             positional.insert(place, None)
         self._wanted: dict[int | str | None, Any] = dict(enumerate(positional))
@@ -38,9 +38,9 @@ class Adapted:
         self._results = results
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises TypeError or IndexError where the function does not return what `result` says, RuntimeError for a
-        view that a tensor does not have."""
-        given = {**dict(enumerate(args)), **kwargs}
+        """Call the function. Raises TypeError or IndexError where the function does not return what `result` says,
+        RuntimeError for a view that a tensor does not have."""
+        given: dict[int | str | None, Any] = dict([*enumerate(args), *kwargs.items()])
         wanted = {place: self._wanted.get(place) for place in given}
         named = {
             each.name: given[place]

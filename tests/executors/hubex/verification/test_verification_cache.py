@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 import forge
 from forge.executors.hubex import Kernel, Verifier, gather
-from forge.executors.hubex.verification import process, verdicts
+from forge.executors.hubex.verification import process, verification_cache
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.process import can_fork
 from tests.hub.kernels import native_module
@@ -50,9 +50,9 @@ def reason(kernel: Kernel) -> str | None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How kernels were verified: by the worker, or in a fork."""
     found: list[str] = []
-    ask, ask_fork = verdicts.worker.ask, verdicts.ask_fork
-    monkeypatch.setattr(verdicts.worker, "ask", lambda *args: found.append("worker") or ask(*args))
-    monkeypatch.setattr(verdicts, "ask_fork", lambda *args: found.append("fork") or ask_fork(*args))
+    ask, ask_fork = verification_cache.worker.ask, verification_cache.ask_fork
+    monkeypatch.setattr(verification_cache.worker, "ask", lambda *args: found.append("worker") or ask(*args))
+    monkeypatch.setattr(verification_cache, "ask_fork", lambda *args: found.append("fork") or ask_fork(*args))
     return found
 
 
@@ -172,7 +172,9 @@ def test_a_forward_that_changed_is_verified_again() -> None:
 
     assert reason(made(1.0)) is None
     assert reason(made(1.0)) is None
-    first, other = (verdicts._key(each, verdicts.fingerprint(each), QUESTION) for each in (made(1.0), made(2.0)))
+    first, other = (
+        verification_cache._key(each, verification_cache.fingerprint(each), QUESTION) for each in (made(1.0), made(2.0))
+    )
     assert first != other
 
 
@@ -223,29 +225,29 @@ def right(repository: Callable) -> Kernel:
 @forks
 def test_the_exit_of_a_forked_child_leaves_the_worker_to_its_parent(repository: Callable) -> None:
     assert reason(right(repository)) is None
-    before, starts = verdicts.worker._child, verdicts.worker.starts
-    assert in_a_fork(verdicts.worker.stop) == 0  # as atexit does
-    assert verdicts.worker._process.poll() is None
+    before, starts = verification_cache.worker.server.judge, verification_cache.worker.starts
+    assert in_a_fork(verification_cache.worker.stop) == 0  # as atexit does
+    assert verification_cache.worker.server.process.poll() is None
     os.kill(before, 0)
     (other,) = gather([repository("other", "def f(x):\n    return F.gelu(x) * 1", **GELU).folder])
     assert reason(other) is None
-    assert (verdicts.worker._child, verdicts.worker.starts) == (before, starts)
+    assert (verification_cache.worker.server.judge, verification_cache.worker.starts) == (before, starts)
 
 
 @forks
 def test_a_forked_child_has_a_worker_of_its_own(repository: Callable) -> None:
     kernel = right(repository)
-    verdicts.worker._start()
-    theirs = verdicts.worker._process.pid
+    verification_cache.worker.start()
+    theirs = verification_cache.worker.server.process.pid
 
     def ask() -> None:
-        assert verdicts.worker._process is None
+        assert verification_cache.worker.server is None
         assert reason(kernel) is None
-        assert verdicts.worker.starts == 1 and verdicts.worker._process.pid != theirs
-        verdicts.worker.stop()
+        assert verification_cache.worker.starts == 1 and verification_cache.worker.server.process.pid != theirs
+        verification_cache.worker.stop()
 
     assert in_a_fork(ask) == 0
-    assert verdicts.worker._process.poll() is None
+    assert verification_cache.worker.server.process.poll() is None
 
 
 @forks
@@ -254,7 +256,7 @@ def test_a_fork_while_a_thread_verifies_does_not_wait_for_it() -> None:
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with verifier._lock, verdicts.worker._lock:
+        with verifier._lock, verification_cache.worker._lock:
             held.set()
             done.wait()
 
@@ -280,8 +282,8 @@ def test_an_interrupted_question_is_not_answered_to_the_next(
     kernel = right(repository)
     receive = process.receive
 
-    def interrupted(fd: int, seconds: float | None = None) -> Any:
-        kind, value = receive(fd, seconds)
+    def interrupted(channel: Any, seconds: float | None = None) -> Any:
+        kind, value = receive(channel, seconds)
         if kind == "sample":
             raise KeyboardInterrupt
         return kind, value
@@ -297,15 +299,15 @@ def test_an_interrupted_question_is_not_answered_to_the_next(
 
 def test_a_worker_that_somebody_ended_is_asked_again(repository: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = right(repository)
-    verdicts.worker._start()
-    send = process.send
+    verification_cache.worker.start()
+    channel = verification_cache.worker.server.channel
 
-    def ended(fd: int, message: Any) -> None:
-        monkeypatch.setattr(process, "send", send)
-        os.kill(verdicts.worker._child, signal.SIGKILL)
-        send(fd, message)
+    def ended(message: Any) -> None:
+        monkeypatch.delattr(channel, "send")
+        os.kill(verification_cache.worker.server.judge, signal.SIGKILL)
+        channel.send(message)
 
-    monkeypatch.setattr(process, "send", ended)
+    monkeypatch.setattr(channel, "send", ended)
     assert reason(kernel) is None
 
 
@@ -366,7 +368,7 @@ def test_a_function_of_a_module_that_is_nowhere_else_is_verified_here(
 
 
 def on_disk() -> list[Path]:
-    folder = verdicts._folder()
+    folder = verification_cache._folder()
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 

@@ -1,8 +1,8 @@
-"""A kernel is verified before it is trusted: it is compared with its reference, in a process of its own.
+"""Verification of kernels before they are trusted: each is compared with its reference, in a process of its own.
 
-A crash, a hang, an exception or a wrong value costs the kernel its place, and the program runs on without it. What was
-answered holds for what was verified (fingerprint.py): it is kept in memory and, where another process can
-know that it has the same kernel, on disk.
+After a crash, a hang, an exception or a wrong value the program runs on without the kernel. An answer holds for the
+kernel's fingerprint (fingerprint.py): it is kept in memory and, where another process can know that it has the same
+kernel, on disk.
 """
 
 import atexit
@@ -23,7 +23,7 @@ import torch
 
 from forge.executors.calls import NotReproducible, call_of
 from forge.executors.executor import Decision, Declined, decline
-from forge.executors.fingerprint import Fingerprint, here
+from forge.executors.fingerprint import Fingerprint, verifier_versions
 from forge.executors.hubex.fingerprint import fingerprint
 from forge.executors.hubex.kernels import Kernel, compares_values
 from forge.executors.hubex.verification.messages import Answer, Question
@@ -62,11 +62,11 @@ class Verifier:
         _verifiers.add(self)
 
     def trust(self, kernels: Iterable[Kernel]) -> None:
-        """These are right without asking."""
+        """Take these kernels for right without verification."""
         self._trusted += kernels
 
     def verdict(self, kernel: Kernel, args: tuple, kwargs: dict) -> Decision:
-        """True, or Declined with the sample on which the kernel failed."""
+        """Return True, or Declined with the sample on which the kernel failed."""
         if self.trusts(kernel):
             return True
         if verifying.active:
@@ -101,12 +101,12 @@ class Verifier:
         return True
 
     def trusts(self, kernel: Kernel) -> bool:
-        """Whether a kernel is right without asking."""
+        """Return whether a kernel is right without verification."""
         return any(kernel is each for each in self._trusted)
 
     @property
     def is_lasting(self) -> bool:
-        """Whether another process that asks the same would be answered the same."""
+        """Return whether another process would get the same answers."""
         return not verifying.active and all(answer.lasting for answer in list(self._answers.values()))
 
     def identity(self, kernels: Iterable[Kernel]) -> str | Declined:
@@ -118,11 +118,14 @@ class Verifier:
         return repr([self.trusts(kernel) for kernel in kernels])
 
     def status(self, kernel: Kernel, device: torch.device) -> tuple[str, str]:
-        """ "verified", "not verified yet", "declined" or "trusted", and the reason; nothing is run."""
+        """Return "verified", "not verified yet", "declined" or "trusted", and the reason; nothing is run."""
         if self.trusts(kernel):
             return "trusted", "used without verification"
         subject = fingerprint(kernel)
-        known = {dtype: self._known(subject, _key(kernel, subject, Question(device, dtype))) for dtype in kernel.dtypes}
+        known = {
+            dtype: self._stored_answer(subject, _key(kernel, subject, Question(device, dtype)))
+            for dtype in kernel.dtypes
+        }
         failed = self._failed.get(_identity(kernel, subject, device))
         reasons = [failed, *[answer.reason for answer in known.values() if answer]]
         reason = next(filter(None, reasons), None)
@@ -135,20 +138,20 @@ class Verifier:
         return "verified", "; ".join([*notes, *([] if compares_values(kernel) else [NO_VALUES])])
 
     def answer(self, kernel: Kernel, question: Question) -> Answer:
-        """From memory, from disk, or from a process."""
+        """Return the answer from memory, from disk, or from a process."""
         return self._answer(kernel, fingerprint(kernel), question)
 
     def _answer(self, kernel: Kernel, subject: Fingerprint, question: Question) -> Answer:
         key = _key(kernel, subject, question)
-        answer = self._known(subject, key)
+        answer = self._stored_answer(subject, key)
         if answer is None:
             answer = self._answers[key] = self._ask(kernel, question, subject.digest)
             if subject.is_lasting and answer.lasting:
                 _write(key, kernel, answer)
         return answer
 
-    def _known(self, subject: Fingerprint, key: str) -> Answer | None:
-        """From memory or from disk."""
+    def _stored_answer(self, subject: Fingerprint, key: str) -> Answer | None:
+        """Return the answer from memory or from disk."""
         known = self._answers.get(key)
         if known is None and subject.is_lasting:
             known = _read(key)
@@ -157,7 +160,8 @@ class Verifier:
         return known
 
     def _ask(self, kernel: Kernel, question: Question, digest: str) -> Answer:
-        """Of a kernel of files, the worker; else a fork, the worker by pickle, or this process: the first that can."""
+        """Ask the worker about a kernel of files; else a fork, the worker by pickle, or this process: the first that
+        can."""
         answer = None
         if kernel.origin.source is not None:
             answer = worker.ask(kernel, question, self.seconds, digest)
@@ -169,18 +173,17 @@ class Verifier:
         return self._verify_here(kernel, question) if answer is None else answer
 
     def _verify_here(self, kernel: Kernel, question: Question) -> Answer:
-        """In this process; what would end it does so in a fork before, where there can be one."""
+        """Verify in this process; a crash happens in a fork before, where there can be one."""
         if can_fork(gradients=False):
             answer = ask_fork(kernel, replace(question, gradients=False), self.seconds, _verify())
-            if answer.reason is not None:
+            if answer is not None and answer.reason is not None:
                 return answer
         return _verify()(kernel, question, lambda text: None)
 
 
 def _verify() -> Callable[..., Answer]:
-    from forge.executors.hubex.verification.verify import (
-        verify,  # brings the OpInfos, which a program needs nowhere else
-    )
+    # brings the OpInfos, which a program needs nowhere else
+    from forge.executors.hubex.verification.comparison import verify
 
     return verify
 
@@ -189,7 +192,7 @@ _verifiers: weakref.WeakSet[Verifier] = weakref.WeakSet()
 
 
 def _unlock() -> None:
-    """In a fork of this process: the thread that held a lock is not there."""
+    """Replace locks in a fork of this process: the thread that held one is not there."""
     for each in _verifiers:
         each._lock = threading.RLock()
 
@@ -203,14 +206,14 @@ def _notice(text: str) -> None:
 
 
 def zero_accepted(answer: Answer) -> str | None:
-    """Why a kernel that took no sample failed; None where it took one."""
+    """Return why a kernel that took no sample failed; None where it took one."""
     if answer.accepted:
         return None
     return f"failed verification: it took none of the samples{f'; {answer.rejected}' if answer.rejected else ''}"
 
 
 def verify_all(kernel: Kernel, verifier: Verifier) -> Iterator[tuple[str, ...]]:
-    """(kernel, op, dtype, device, samples, verdict) for each declared dtype and each device that is here."""
+    """Yield (kernel, op, dtype, device, samples, verdict) for each declared dtype and each device that is here."""
     if not kernel.devices:
         yield kernel.name, kernel.operation, "-", "-", "0", "no device that it is for is here"
     for device in kernel.devices:
@@ -225,8 +228,8 @@ def verify_all(kernel: Kernel, verifier: Verifier) -> Iterator[tuple[str, ...]]:
 
 
 def _identity(kernel: Kernel, subject: Fingerprint, device: torch.device) -> str:
-    """What a kernel is, and where it runs."""
-    return repr((FORMAT, *here(), _device_name(device), kernel.name, subject))
+    """Return the identity of a kernel, and of the device on which it runs."""
+    return repr((FORMAT, *verifier_versions(), _device_name(device), kernel.name, subject))
 
 
 def _key(kernel: Kernel, subject: Fingerprint, question: Question) -> str:
@@ -240,12 +243,12 @@ def _device_name(device: torch.device) -> str:
 
 
 def _folder() -> Path:
-    """Where verdicts are kept."""
+    """Return the folder of verdicts."""
     return user_cache() / "verdicts"
 
 
 def _read(key: str) -> Answer | None:
-    """What was kept for exactly this question; None where it is not to be believed, with a notice that says why."""
+    """Return the answer on disk to exactly this question; None for a file that is not trusted, with a notice."""
     path = _folder() / f"{key}.verdict"
     try:
         values = json.loads(owner_only_store.read(path, HEAD))
@@ -260,7 +263,7 @@ def _read(key: str) -> Answer | None:
 
 
 def _write(key: str, kernel: Kernel, answer: Answer) -> None:
-    """Whole or not at all; a cache that cannot be written is no error."""
+    """Write an answer whole or not at all; a cache that cannot be written is no error."""
     data: dict[str, Any] = {"key": key, "kernel": kernel.name, "op": kernel.entry.op, "answer": asdict(answer)}
     with contextlib.suppress(owner_only_store.UntrustedFile, OSError):
         owner_only_store.write(_folder() / f"{key}.verdict", HEAD, json.dumps(data).encode(), SIZE)

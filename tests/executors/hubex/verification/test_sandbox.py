@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from forge.executors.hubex.verification import verdicts
+from forge.executors.hubex.verification import verification_cache
 from tests.hub.repositories import GELU, LAYER_NORM, claimed, declined, executor, gelu, layer_norm, norm_inputs, run
 
 SAY = """
@@ -17,9 +17,9 @@ def say():
     data = pickle.dumps(("answer", messages.Answer(None, 7)))
     for fd in range(3, 64):
         try:
-            if os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:"):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(("pipe:", "socket:")):
                 os.set_blocking(fd, False)
-                os.write(fd, struct.pack("!Q", len(data)) + data)
+                os.write(fd, struct.pack("!i", len(data)) + data)
         except OSError:
             pass
 
@@ -27,7 +27,7 @@ def is_verified():
     return sys.modules["forge.executors.hubex.verification.process"].verifying.active
 """
 FORGERS = {
-    "writes an answer into every pipe": "def f(x):\n    if is_verified():\n        say()\n    return x * 2\n",
+    "writes an answer into each channel": "def f(x):\n    if is_verified():\n        say()\n    return x * 2\n",
     "does so and ends": "def f(x):\n    if is_verified():\n        say()\n        os._exit(0)\n    return x * 2\n",
     "makes all tensors close": (
         "def f(x):\n    if is_verified():\n        torch.allclose = lambda *args, **kwargs: True\n    return x * 2\n"
@@ -35,7 +35,7 @@ FORGERS = {
     "makes all comparisons silent": (
         "def f(x):\n    if is_verified():\n"
         "        for name, module in list(sys.modules.items()):\n"
-        "            if name.endswith('verification.trial'):\n"
+        "            if name.endswith('verification.comparison'):\n"
         "                module._compare = lambda *args: None\n"
         "    return x * 2\n"
     ),
@@ -94,5 +94,5 @@ def test_the_judge_does_not_import_the_kernel(repository: Callable, tmp_path: Pa
     made = repository("traced", code, **LAYER_NORM)
     assert claimed(run(layer_norm, *norm_inputs(), by=executor(made)), made)
     pairs = [line.split() for line in (tmp_path / "imports").read_text().splitlines()]
-    judge = str(verdicts.worker._child)
+    judge = str(verification_cache.worker.server.judge)
     assert [each[0] for each in pairs[1:]] == [judge]  # it is imported here, and in a child of the judge

@@ -1,4 +1,4 @@
-"""Kernels that are right for some values alone: what they assume is looked at when the program runs."""
+"""Kernels that are right for some values alone: their assumptions are checked when the program runs."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -8,14 +8,12 @@ import torch
 
 from forge import torchlang
 from forge.executors.hubex.operators import Target
-from forge.ir import check
 from forge.ir.pytree import leaves, tree_map
-from forge.patterns import Pattern
 
 
-def reference_of(target: Target, pattern: Pattern | None) -> Callable | None:
-    """What a kernel must be like, on real tensors; None for a prim: torch's function, the reference, the operator
-    itself where it is somebody else's."""
+def reference_of(target: Target, pattern: Any) -> Callable | None:
+    """Return what a kernel is compared with, on real tensors: torch's function, the reference of a pattern or operator,
+    the operator itself where it is somebody else's. None for a prim."""
     if pattern is not None:
         return pattern.reference
     if target.function is not None:
@@ -36,14 +34,14 @@ class Assumption:
         self.names = frozenset(each.name for each in parameters)
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """values: the operator's arguments by name."""
+        """Return whether it holds for the operator's arguments by name."""
         with torch.no_grad():
             given = {name: value for name, value in values.items() if self.takes_all or name in self.names}
             return bool(self.predicate(**given))
 
 
-class Assumed:
-    """A kernel's function where its assumption holds, and what it implements where it does not."""
+class AssumingKernel:
+    """A kernel's function where its assumption holds, and the operator's reference where it does not."""
 
     def __init__(
         self,
@@ -53,11 +51,10 @@ class Assumed:
         bind: Callable[[tuple, Mapping[str, Any]], dict[str, Any]],
         out: tuple[str | int, ...],
     ) -> None:
-        check(
-            reference is not None,
-            lambda: f"assumes: {assumption.name}: a prim has no function that could run where it does not hold",
-            NotImplementedError,
-        )
+        if reference is None:
+            raise NotImplementedError(
+                f"assumes: {assumption.name}: a prim has no function that could run where it does not hold"
+            )
         self.function = function
         self.assumption = assumption
         self.reference = reference
@@ -66,7 +63,7 @@ class Assumed:
         self.__name__ = getattr(function, "__name__", "kernel")
 
     def __call__(self, call: tuple[tuple, dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
-        """call: the arguments of what is implemented; the others are the kernel's."""
+        """Run the kernel or the reference. call: the operator's arguments; the others are the kernel's."""
         if self.assumption.holds(self.bind(*call)):
             return self.function(*args, **kwargs)
         result = self.reference(*call[0], **call[1])

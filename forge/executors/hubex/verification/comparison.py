@@ -1,0 +1,398 @@
+"""The answer whether a kernel is right: it runs as it would run in a program, and is compared with its reference in
+eager. Runs the kernel: in a process of its own, where there can be one."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from forge.compiler.claim import choose, claim
+from forge.executors.calls import Case, NotReproducible, Passes, call_of, format_arguments
+from forge.executors.executor import Executor, resolve_executors
+from forge.executors.hubex.assumptions import Assumption, reference_of
+from forge.executors.hubex.derived import CallWithBackward, record_call, with_backward
+from forge.executors.hubex.executor import HubExecutor
+from forge.executors.hubex.kernels import ALLOCATE, Kernel, compares_values
+from forge.executors.hubex.verification.messages import Answer, Question
+from forge.executors.hubex.verification.process import verifying
+from forge.executors.hubex.verification.samples import call_cases, general_cases, variations
+from forge.executors.hubex.verification.tensors import Failed, GuardedMemory, difference
+from forge.ir import Symbol, TensorProxy, Trace
+from forge.ir.pytree import tensors
+from forge.torch_internals.dispatch import disable_current_modes
+from forge.torch_internals.pytree import torch_pytree
+from forge.torch_internals.tensors import get_tolerances
+
+DIMS = 3
+
+Report = Callable[[str], None]
+
+
+def verify(kernel: Kernel, question: Question, report: Report) -> Answer:
+    """Return the answer; `report` gets each sample before the kernel runs on it."""
+    comparison = Comparison(kernel, report, question.gradients)
+    before, verifying.active = verifying.active, True
+    try:
+        with (
+            disable_current_modes(),
+            torch.inference_mode(False),
+            torch.random.fork_rng(devices=_cuda_devices(question.device)),
+        ):
+            torch.manual_seed(0)
+            reason = comparison.run(_cases(kernel, question))
+            if reason is None and question.call is None and comparison.first is not None:
+                reason = comparison.run(_cases_like(kernel, comparison.first))
+    except Exception as error:  # of forge, or of a device that a kernel left unusable
+        text = str(error).strip().partition("\n")[0]
+        unknown = f"cannot be verified: {type(error).__name__}: {text}"
+        return Answer(comparison.failed or unknown, comparison.accepted, lasting=comparison.failed is not None)
+    finally:
+        verifying.active = before
+    return Answer(reason, comparison.accepted, comparison.rejected[0] if comparison.rejected else "")
+
+
+def _cuda_devices(device: torch.device) -> list[int]:
+    if device.type != "cuda":
+        return []
+    return [torch.cuda.current_device() if device.index is None else device.index]
+
+
+def _cases(kernel: Kernel, question: Question) -> Iterator[Case]:
+    if question.call is not None:
+        return call_cases(kernel, question.call)
+    return general_cases(kernel, question.device, question.dtype)
+
+
+def _cases_like(kernel: Kernel, case: Case) -> Iterator[Case]:
+    """Return variations of an OpInfo sample that the kernel took."""
+    try:
+        return variations(kernel, call_of(case.args, case.kwargs))
+    except NotReproducible:
+        return iter(())
+
+
+class Rejected(Exception):
+    """A sample that says nothing: the kernel does not take it, or the reference does not."""
+
+
+class Comparison:
+    """Comparisons of one kernel with its reference. `report` gets each sample before the kernel runs on it. gradients:
+    whether they are compared. first: the first sample that it took, of those with dims that can be laid out in several
+    ways."""
+
+    def __init__(self, kernel: Kernel, report: Report = lambda text: None, gradients: bool = True) -> None:
+        self.kernel = kernel
+        self.report = report
+        self.gradients = gradients
+        self.accepted = 0
+        self.first: Case | None = None
+        self.failed: str | None = None
+        self.rejected: list[str] = []
+        executor = HubExecutor("verified", faster=False)
+        executor.add([kernel])
+        self.others = resolve_executors(["torch"])
+        self.executors: list[Executor] = [executor, *self.others]
+
+    def run(self, cases: Iterable[Case]) -> str | None:
+        """Return what is wrong, with the sample on which it shows; None when nothing is."""
+        for case in cases:
+            by_name = dict(zip(self.kernel.target.signature.by_name, case.args, strict=False))
+            text = format_arguments({**by_name, **case.kwargs}, case.note)
+            try:
+                self.compare(case, text)
+                self.accepted += 1
+                if self.first is None or _dims(self.first) < _dims(case) <= DIMS:
+                    self.first = case
+            except Rejected as reason:
+                self.rejected.append(f"{text}: {reason}")
+            except Failed as reason:
+                self.failed = f"failed verification on {text}: {reason}"
+                return self.failed
+        return None
+
+    def compare(self, case: Case, text: str) -> None:
+        """Raise Rejected where the kernel does not take a case, and Failed where it is wrong."""
+        program = _Program(self.kernel, case)
+        forward = program.claim(self.executors)
+        self._check_assumption(case)
+        self.report(text)  # the reference takes its time too
+        expected = (_Reference if compares_values(self.kernel) else _KernelItself)(self, program, case)
+        self.report(text)
+        memory = GuardedMemory()
+        placed = memory.place_all(program.tensors, case.offset)
+        outputs = program.outputs(_attempt(partial(_run, forward, memory, placed)))
+        self._check_outputs(outputs, expected, memory)
+        if not self.accepted:  # whether it keeps what it returned, for the next call
+            _attempt(partial(_run, forward, GuardedMemory(), placed))
+        if self.gradients and self.kernel.entry.grad.kind != "none" and case.gradients:
+            self._compare_gradients(program, expected, case)
+
+    def _check_assumption(self, case: Case) -> None:
+        """Raise Rejected where the kernel's assumption does not hold, so that something else would run."""
+        if self.kernel.assumes is None:
+            return
+        assumption = Assumption(self.kernel.assumes)
+        if not assumption.holds(self.kernel.bind(case.args, case.kwargs)):
+            known = "" if self.kernel.samples else "; name a function in samples that makes values for which it does"
+            raise Rejected(f"{assumption.name}, which it assumes, does not hold{known}")
+
+    def _check_outputs(self, outputs: list[torch.Tensor], expected: "_Reference", memory: GuardedMemory) -> None:
+        memory.check()
+        if len(outputs) != len(expected.outputs):
+            raise Failed(f"it returns {len(outputs)} tensors, and {len(expected.outputs)} is wanted")
+        for i, (actual, wanted) in enumerate(zip(outputs, expected.outputs, strict=True)):
+            which = f"result {i}: " if len(outputs) > 1 else ""
+            if memory.shares(actual):
+                raise Failed(f"{which}it lies in an input's memory")
+            self._check(which, actual, wanted, partial(expected.exact_output, i), expected.passes)
+
+    def _compare_gradients(self, program: "_Program", expected: "_Reference", case: Case) -> None:
+        names = self._differentiated_inputs(program)
+        joint = with_backward(program.trace, names, self.executors) if names else None
+        if joint is None:
+            return
+        for layout, change in _INCOMING.items():
+            gradients = [change(_random_like(output)) for output in expected.outputs]
+            wanted = expected.gradients(names, gradients)
+            memory, incoming = GuardedMemory(), GuardedMemory()
+            placed = memory.place_all(program.tensors, case.offset)
+            placed_gradients = [incoming.place(gradient, 0) for gradient in gradients]
+            actual = _attempt(partial(_run_with_backward, joint, memory, placed, placed_gradients))
+            if any(not torch.equal(now, before) for now, before in incoming.inputs):
+                raise Failed("the incoming gradient was overwritten")
+            memory.check()
+            for name, gradient in zip(names, actual, strict=True):
+                which = f"the gradient of {name}{layout}: "
+                if gradient is None:
+                    raise Failed(f"{which}there is none")
+                exact = partial(expected.exact_gradient, name, gradients)
+                self._check(which, gradient, wanted[name], exact)
+
+    def _differentiated_inputs(self, program: "_Program") -> list[str]:
+        """Return the inputs whose gradients are compared: those that the kernel gives, or all."""
+        grad = self.kernel.entry.grad
+        floats = [proxy.name for proxy in tensors(program.trace.inputs) if proxy.dtype.is_floating_point]
+        if grad.kind != "kernel":
+            return floats
+        values = self.kernel.bind(program.args, program.kwargs)
+        returned = {proxy.name for name in grad.returns for proxy in tensors(values.get(name))}
+        return [name for name in floats if name in returned]
+
+    def _check(
+        self,
+        which: str,
+        actual: torch.Tensor,
+        expected: torch.Tensor,
+        exact: Callable[[], torch.Tensor | None],
+        passes: Passes = None,
+    ) -> None:
+        """Raise Failed where a tensor is not as expected, within the manifest's tolerance or torch.testing's own."""
+        for what in ("shape", "dtype", "device"):
+            if getattr(actual, what) != getattr(expected, what):
+                raise Failed(f"{which}{what} is {getattr(actual, what)}, but must be {getattr(expected, what)}")
+        tolerance = self.kernel.entry.tolerance.get(actual.dtype, get_tolerances(actual.dtype, rtol=None, atol=None))
+        problem = difference(actual, expected, tolerance, exact, passes)
+        if problem is not None:
+            raise Failed(f"{which}{problem}")
+
+
+def _dims(case: Case) -> int:
+    return max((tensor.ndim for tensor in _leaves((case.args, case.kwargs))), default=0)
+
+
+def _random_like(output: torch.Tensor) -> torch.Tensor:
+    return torch.randn(output.shape, device=output.device).to(output.dtype)
+
+
+def _expand(gradient: torch.Tensor) -> torch.Tensor:
+    return torch.randn((), device=gradient.device).to(gradient.dtype).expand(gradient.shape)
+
+
+def _transpose(gradient: torch.Tensor) -> torch.Tensor:
+    dims = tuple(reversed(range(gradient.ndim)))
+    return gradient.permute(dims).contiguous().permute(dims)
+
+
+_INCOMING = {"": lambda gradient: gradient, " from an expanded one": _expand, " from a transposed one": _transpose}
+
+
+def _attempt(run: Callable[[], Any]) -> Any:
+    try:
+        with torch.no_grad():
+            result = run()
+        if torch.cuda.is_initialized():  # what goes wrong there is known only then
+            torch.cuda.synchronize()
+        return result
+    except Exception as error:
+        if _is_out_of_memory(error):  # of the machine's doing, now
+            raise
+        text = str(error).strip().splitlines()
+        raise Failed(f"raises {type(error).__name__}{': ' + text[0] if text else ''}") from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether memory was wanting: as Python, as a device and as torch's allocator on the CPU say it."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def _leaves(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in torch_pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+class _Program:
+    """A program that is one call of the kernel's symbol."""
+
+    def __init__(self, kernel: Kernel, case: Case) -> None:
+        self.kernel = kernel
+        self.tensors = _leaves((case.args, case.kwargs))
+        symbol = kernel.target.symbol
+        try:
+            self.trace, self.args, self.kwargs = record_call(
+                symbol, case.args, case.kwargs, _names(kernel, case), strides_known=case.strides_known
+            )
+        except Exception as error:
+            raise Rejected(f"the operation does not take it: {error}") from error
+        if [bound.symbol for bound in self.trace.bound_symbols] != [symbol]:
+            raise Rejected("the operation has nothing to do there")
+
+    def claim(self, executors: Sequence[Executor]) -> Trace:
+        """Return the trace with the kernel in it. Raises Rejected with the checker's reason."""
+        reasons: list[tuple[str, str]] = []
+        if choose(self.trace.bound_symbols[0], executors[:1], reasons) is None:
+            raise Rejected("; ".join(reason for _, reason in reasons))
+        return claim(self.trace, executors)[0]
+
+    def outputs(self, result: Any) -> list[torch.Tensor]:
+        """Return the tensors of a result. Raises Failed where something else stands in the place of one."""
+        spec = torch_pytree.tree_structure(self.trace.output)
+        wanted = torch_pytree.tree_leaves(self.trace.output)
+        for value, proxy in zip(spec.flatten_up_to(result), wanted, strict=True):
+            if isinstance(proxy, TensorProxy) and not isinstance(value, torch.Tensor):
+                advice = "; result: result[i] in the manifest says which of several it is" if _leaves(value) else ""
+                raise Failed(f"it returns a {type(value).__name__}, but must return a tensor{advice}")
+        return _leaves(result)
+
+
+def _names(kernel: Kernel, case: Case) -> Iterator[str]:
+    for name, value in (*zip(kernel.target.signature.by_name, case.args, strict=False), *case.kwargs.items()):
+        count = len(_leaves(value))
+        yield from [name] if count == 1 else [f"{name}_{i}" for i in range(count)]
+
+
+def _run(trace: Trace, memory: GuardedMemory, inputs: Sequence[Any]) -> Any:
+    """Run a trace; the memory that it allocates for kernels lies between guards."""
+    allocate = Symbol(ALLOCATE.name, ALLOCATE.id, meta=memory.allocate, op=memory.allocate)
+    calls = [b.replace(symbol=allocate) if b.symbol is ALLOCATE else b for b in trace.bound_symbols]
+    return trace.derive(trace.stage, calls).python_callable()(*inputs)
+
+
+def _run_with_backward(
+    call: CallWithBackward, memory: GuardedMemory, inputs: list[torch.Tensor], gradients: list[torch.Tensor]
+) -> Any:
+    """Return the gradients of the inputs."""
+    _, saved, numbers = _run(call.forward, memory, inputs)
+    needed = [gradient for gradient, active in zip(gradients, call.active, strict=True) if active]
+    return _run(call.backward, memory, [*saved, *numbers, *needed])
+
+
+class _Reference:
+    """The results of the reference in eager. Raises Rejected where it does not take the case."""
+
+    def __init__(self, comparison: Comparison, program: _Program, case: Case) -> None:
+        self.program = program
+        self.function = _reference(comparison, program)
+        self.passes = case.passes
+        if any(tensor.is_cuda and not tensor.is_floating_point() for tensor in program.tensors):
+            self._run(torch.Tensor.cpu)  # an index out of range is an error there, and the end of the process on a GPU
+        self.leaves, self.result = self._run(lambda tensor: tensor)
+        self.outputs = [output.detach() for output in _leaves(self.result)]
+
+    def _run(self, convert: Callable) -> tuple[list[torch.Tensor], Any]:
+        inputs = [convert(tensor.detach()) for tensor in self.program.tensors]
+        inputs = [each.detach().requires_grad_(each.is_floating_point()) for each in inputs]
+        try:
+            with torch.enable_grad():
+                return inputs, self.function(inputs)
+        except Exception as error:
+            if _is_out_of_memory(error):
+                raise
+            raise Rejected(f"the reference raises {type(error).__name__}: {error}") from error
+
+    @cached_property
+    def exact(self) -> tuple[list[torch.Tensor], Any] | None:
+        """The same in float64, where the reference takes that."""
+        try:
+            return self._run(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+        except Rejected:
+            return None
+
+    def exact_output(self, i: int) -> torch.Tensor | None:
+        return None if self.exact is None else _leaves(self.exact[1])[i].detach()
+
+    def gradients(self, names: list[str], incoming: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return autograd's gradients, by name of an input."""
+        return self._gradients(self.leaves, self.result, names, incoming)
+
+    def exact_gradient(self, name: str, incoming: list[torch.Tensor]) -> torch.Tensor | None:
+        return None if self.exact is None else self._gradients(*self.exact, [name], incoming)[name]
+
+    def _gradients(
+        self, leaves: list[torch.Tensor], result: Any, names: list[str], incoming: list[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        inputs = dict(zip(self.program.trace.input_names, leaves, strict=True))
+        pairs = [(o, g.to(o.dtype)) for o, g in zip(_leaves(result), incoming, strict=True) if o.requires_grad]
+        gradients = torch.autograd.grad(
+            [output for output, _ in pairs],
+            [inputs[name] for name in names],
+            [gradient for _, gradient in pairs],
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return dict(zip(names, gradients, strict=True))
+
+
+class _KernelItself(_Reference):
+    """The results of a kernel without a reference, on contiguous copies: it must not depend on their layout, and must
+    be as the operator's fake implementation says."""
+
+    exact = None
+
+    def __init__(self, comparison: Comparison, program: _Program, case: Case) -> None:
+        self.program, self.executors, self.passes = program, comparison.executors, case.passes
+        forward = program.claim(self.executors)
+        self.outputs = _leaves(_attempt(lambda: _run(forward, GuardedMemory(), self._copies())))
+        for actual, declared in zip(self.outputs, tensors(program.trace.output), strict=True):
+            for what in ("shape", "dtype", "device"):
+                made, wanted = getattr(actual, what), getattr(declared, what)
+                if made != wanted:
+                    raise Failed(f"{what} is {made}, but the fake implementation says {wanted}")
+
+    def _copies(self) -> list[torch.Tensor]:
+        return [tensor.clone(memory_format=torch.contiguous_format) for tensor in self.program.tensors]
+
+    def gradients(self, names: list[str], incoming: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the gradients of the kernel's own backward."""
+        joint = with_backward(self.program.trace, names, self.executors)
+        assert joint is not None, "the same names reached the kernel's outputs before"
+        contiguous = [each.contiguous() for each in incoming]
+        run = lambda: _run_with_backward(joint, GuardedMemory(), self._copies(), contiguous)
+        return dict(zip(names, _attempt(run), strict=True))
+
+
+def _reference(comparison: Comparison, program: _Program) -> Callable[[list[torch.Tensor]], Any]:
+    """Return what the kernel is compared with: torch's function, the reference, the operator itself where it is
+    somebody else's, or torch's calls for a prim."""
+    function = reference_of(comparison.kernel.target, comparison.kernel.pattern)
+    if function is None:
+        return lambda inputs: claim(program.trace, comparison.others)[0].python_callable()(*inputs)
+
+    def run(inputs: list[torch.Tensor]) -> Any:
+        by_name = dict(zip(program.trace.input_names, inputs, strict=True))
+        args, kwargs = torch_pytree.tree_map(
+            lambda leaf: by_name[leaf.name] if isinstance(leaf, TensorProxy) else leaf, (program.args, program.kwargs)
+        )
+        return function(*args, **kwargs)
+
+    return run

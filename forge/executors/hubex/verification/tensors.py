@@ -1,0 +1,132 @@
+"""Tensors of a comparison: memory between guards, and how far values are from those that they should be."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from forge.executors.calls import Passes
+
+GUARD = 256  # bytes before and behind what is given to a kernel
+POISON = 0xFF  # not a number in every float dtype
+_TIMES = 4  # as far from what is exact as eager's worst value
+
+
+class Failed(Exception):
+    """A kernel is wrong: how, in words."""
+
+
+class GuardedMemory:
+    """Memory of tensors that lie between guards; nothing but the tensors that are to be written may change."""
+
+    def __init__(self) -> None:
+        self.inputs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.outputs: list[tuple[torch.Tensor, int, int]] = []
+
+    def place(self, tensor: torch.Tensor, offset: int) -> torch.Tensor:
+        """Return the tensor's values, in its layout, `offset` elements behind an aligned address."""
+        size = tensor.element_size()
+        length = _extent(tensor) * size
+        memory = _poison(2 * GUARD + offset * size + length, tensor.device)
+        placed = memory[GUARD + offset * size :][:length].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+        index = tuple(
+            slice(0, 1) if stride == 0 else slice(None) for stride in placed.stride()
+        )  # what is expanded once
+        placed[index] = tensor[index]
+        self.inputs.append((memory, memory.clone()))
+        return placed
+
+    def place_all(self, tensors: Sequence[torch.Tensor], offset: int) -> list[torch.Tensor]:
+        """Return each as `place` does; what is one tensor stays one."""
+        by_id = {id(each): each for each in tensors}
+        placed = {key: self.place(each, offset) for key, each in by_id.items()}
+        return [placed[id(each)] for each in tensors]
+
+    def allocate(self, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return memory for a result, as torch.empty gives."""
+        length = torch.Size(shape).numel() * dtype.itemsize
+        memory = _poison(2 * GUARD + length, device)
+        self.outputs.append((memory, GUARD, GUARD + length))
+        return memory[GUARD : GUARD + length].view(dtype).view(shape)
+
+    def check(self) -> None:
+        """Raise Failed where an argument or a guard was written to."""
+        for memory, before in self.inputs:
+            if not torch.equal(memory, before):
+                raise Failed("an input, or memory beside it, was changed")
+        for memory, start, stop in self.outputs:
+            if bool((memory[:start] != POISON).any()) or bool((memory[stop:] != POISON).any()):
+                raise Failed("memory beside its output was written to")
+
+    def shares(self, tensor: torch.Tensor) -> bool:
+        """Return whether a result lies in an argument's memory."""
+        address = tensor.untyped_storage().data_ptr()
+        return tensor.numel() > 0 and any(memory.data_ptr() == address for memory, _ in self.inputs)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _poison(length: int, device: torch.device) -> torch.Tensor:
+    return torch.full((-(-length // 16) * 16,), POISON, dtype=torch.uint8, device=device)
+
+
+def difference(
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    tolerance: tuple[float, float],
+    exact: Callable[[], torch.Tensor | None] = lambda: None,
+    passes: Passes = None,
+) -> str | None:
+    """Say where values are out of tolerance, both of those in eager and of those that are exact: a value that rounds
+    less than eager's is not wrong."""
+    if not actual.numel():
+        return None
+    close = _close(actual, expected, tolerance)
+    if passes is not None:
+        close |= passes(actual, expected)
+    if not close.all() and expected.is_floating_point() and (best := exact()) is not None:
+        close |= _close(actual, best.to(expected.dtype), tolerance) | _as_near(actual, expected, best)
+    return None if close.all() else _describe(_wide(actual), _wide(expected), ~close, tolerance[1])
+
+
+def _close(actual: torch.Tensor, expected: torch.Tensor, tolerance: tuple[float, float]) -> torch.Tensor:
+    """Return where values are within tolerance. What is lost by adding in another order goes with the largest value,
+    not with the one that is left when terms cancel. NaN is equal to NaN alone, an infinity to itself."""
+    rtol, atol = tolerance
+    a, b = _wide(actual), _wide(expected)
+    finite = b.abs()[b.isfinite()]
+    largest = max(1.0, finite.max().item()) if finite.numel() else 1.0
+    return torch.isclose(a, b, rtol=rtol, atol=atol * largest, equal_nan=True)
+
+
+def _as_near(actual: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Return where values are about as far from the exact ones as eager's are anywhere in the tensor: where terms
+    cancel, what is left is the rounding of numbers that are much larger."""
+    off = (_wide(expected) - _wide(exact)).abs()
+    finite = off[off.isfinite()]
+    worst = finite.max() if finite.numel() else 0.0
+    return (_wide(actual) - _wide(exact)).abs() <= _TIMES * worst
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _describe(a: torch.Tensor, b: torch.Tensor, off: torch.Tensor, atol: float) -> str:
+    """Say how values differ where they are `off`."""
+    finite = off & a.isfinite() & b.isfinite()
+    special = off & ~finite
+    by = "values differ"
+    if finite.any():
+        by = f"{by} by up to {(a - b).abs()[finite].max().item():.2g}, tolerance {atol:.2g}"
+    if not special.any():
+        return by
+    place = tuple(special.nonzero()[0].tolist())
+    where = f" at [{', '.join(map(str, place))}]" if place else ""
+    many = int(special.sum())
+    others = f" ({many} of {a.numel()} values)" if many > 1 else ""
+    value, wanted = (f"{each[place].item():.4g}" for each in (a, b))
+    return f"{by}: {value}{where}, but must be {wanted}{others}"
