@@ -20,7 +20,7 @@ from forge.capture.effects import Effects, Functional, effects
 from forge.capture.fields import Constructing, Fields, is_constructor, plain
 from forge.capture.inputs import gains_history, weight_of
 from forge.capture.lowering import symbol_from_function
-from forge.compiler.layout import in_no_suggested_order, in_row_major_order
+from forge.compiler.kernel_strides import in_no_suggested_order, in_row_major_order
 from forge.compiler.program import EagerFallback, Program, Unsupported, finish
 from forge.ir import (
     NUMBER_TYPES,

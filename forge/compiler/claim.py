@@ -246,7 +246,7 @@ def _claims(claimed: ClaimedCall, fused: FusionResult) -> list[Claim]:
     reason = fused.unfused.get(name)
     if reason is None:
         region = fused.regions.get(name)
-        fallback = fused.fallbacks.get(region)
+        fallback = None if region is None else fused.fallbacks.get(region)
         return [Claim.of(claimed.bound, claimed.fuser.name, claimed.declined, claimed.level, region, fallback)]
     _decline(claimed, reason)
     return claimed.claims
@@ -254,6 +254,7 @@ def _claims(claimed: ClaimedCall, fused: FusionResult) -> list[Claim]:
 
 def _decline(claimed: ClaimedCall, reason: str) -> None:
     """Note why the fusion executor that claimed a call leaves it to the executors after it."""
+    assert claimed.fuser is not None
     for made in claimed.claims:
         made.declined.append((claimed.fuser.name, reason))
 
@@ -433,7 +434,7 @@ def _accepting(
         except Exception as error:
             _blame(error, implementation.name or executor.name, "checker", bound)
             raise
-        if decision:
+        if not isinstance(decision, Declined):
             return implementation
         declined.append((implementation.name or executor.name, decision.reason))
     return None
@@ -463,8 +464,10 @@ def _calls_of(bound: BoundSymbol, implementation: Implementation, name: str, new
     """Return the executor's calls that run a call by an implementation. Raises ValueError or TypeError where it
     cannot."""
     if implementation.execution_transform is None:
-        check_arguments(name, implementation.op.op, bound)
-        return [bound.replace(symbol=implementation.op, subsymbols=(bound,))]
+        operator = implementation.op
+        assert operator is not None and operator.op is not None
+        check_arguments(name, operator.op, bound)
+        return [bound.replace(symbol=operator, subsymbols=(bound,))]
     what = f"executor {name}: its execution_transform"
     try:
         with new.collecting() as recorded, new.tagged(bound.tags, bound.source):

@@ -211,9 +211,7 @@ class _Writer:
         outputs = [name for name in escaping if isinstance(self.layouts.values[name], Layout)]
         body, inputs = self._body(region)
         self.ready(inputs)
-        key, function = None, decline("it returns no tensor")
-        if outputs:
-            key, function = self._artifact(region, body, inputs, outputs)
+        key, function = self._artifact(region, body, inputs, outputs)
         if isinstance(function, Declined):
             if function.error is not None:
                 self._warn_of_failure(region, function.error)
@@ -225,16 +223,17 @@ class _Writer:
         name = self._name()
         given = [self._region_input(region.fuser, each) for each in inputs]
         made = tuple(self.proxies[each] for each in outputs)
+        fallback = self._fallback(region, (region.fuser, key or name), body, inputs, made)
         symbol = Symbol(
             name,
             f"{region.fuser.name}.{name}",
             meta=lambda *args: made,
             executor=region.fuser,
             op=function,
-            fallback=self._fallback(region, (region.fuser, key or name), body, inputs, made),
+            fallback=fallback,
         )
-        if symbol.fallback is not None:
-            symbol.fallback.regions.append(symbol.id)
+        if fallback is not None:
+            fallback.regions.append(symbol.id)
         args = (given,) if region.fuser.boxed else tuple(given)
         inside = [node.bound for node in body]
         self.regions.update((node.makes[0], symbol.id) for node in body)
@@ -242,8 +241,8 @@ class _Writer:
         self.there.update(escaping)
         self.fixed.update(name for name in escaping if name not in outputs)
         if region.fuser.strided:
-            made = {each for node in body for each in node.makes}
-            self.layouts.uncertain -= {each for each in self.layouts.uncertain if self._memory(each) in made}
+            own = {each for node in body for each in node.makes}
+            self.layouts.uncertain -= {each for each in self.layouts.uncertain if self._memory(each) in own}
         else:
             self.layouts.uncertain.update(outputs)
 
@@ -343,6 +342,8 @@ class _Writer:
         self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]
     ) -> tuple[tuple | None, Callable | Declined]:
         """Return a key that identical regions have in common, where there is one, and what runs them."""
+        if not outputs:
+            return None, decline("it returns no tensor")
         pays = call_checker(region.fuser.pays, [node.bound for node in region.nodes])
         if not pays:
             size = len(region.nodes)

@@ -188,6 +188,10 @@ class Executor:
         Declined where there is none: then programs are not kept on disk."""
         return decline(f"executor {self.name} does not say what its programs depend on")
 
+    def candidates(self, symbol: Symbol) -> Sequence["Implementation"]:
+        """Return the implementations of a symbol, in the order in which they are tried."""
+        return ()
+
     def named_functions(self) -> Iterator[tuple[tuple[str, ...], Callable]]:
         """Yield the functions that programs with this executor call, each with a name that is the same in every
         process: by it a program that is kept on disk finds them again."""

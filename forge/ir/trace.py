@@ -175,6 +175,11 @@ class Trace:
         return [proxy.name for proxy in self.inputs]
 
     @property
+    def differentiable_inputs(self) -> list[TensorProxy]:
+        """The inputs that require a gradient."""
+        return [each for each in self.inputs if isinstance(each, TensorProxy) and each.requires_grad]
+
+    @property
     def output_names(self) -> list[str]:
         return pytree.names(self.output)
 

@@ -1,6 +1,6 @@
 """Dead code elimination."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from forge.ir import BoundSymbol, NumberProxy, Tag, Trace
 from forge.ir.pytree import names, tensors
@@ -8,7 +8,7 @@ from forge.ir.pytree import names, tensors
 KEPT = frozenset({Tag.EFFECT, Tag.RANDOM})
 
 
-def live_calls(calls: list[BoundSymbol], needed: Iterable[str]) -> list[BoundSymbol]:
+def live_calls(calls: Sequence[BoundSymbol], needed: Iterable[str]) -> list[BoundSymbol]:
     """The calls that `needed` names depend on, and those with effects, in order. A number that a call reads from a
     tensor is needed where a length is made of it: a backward may ask for that."""
     wanted = set(needed)

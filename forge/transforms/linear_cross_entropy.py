@@ -102,7 +102,7 @@ class _Program:
         self.plain = plain
         self.limit = limit
         self.outputs = frozenset(trace.output_names)
-        self.differentiable = any(isinstance(proxy, TensorProxy) and proxy.requires_grad for proxy in trace.inputs)
+        self.differentiable = bool(trace.differentiable_inputs)
         self.makers = Makers(trace)
         self.readers: dict[str, list[BoundSymbol]] = {}
 
