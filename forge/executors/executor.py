@@ -183,9 +183,9 @@ class Executor:
         return True
 
     def identity(self) -> str | Declined:
-        """What decides how programs come out with this executor, beside its name and forge's version: its own version,
-        its settings; its patterns are counted besides. The same text in every process that makes the same of them;
-        Declined where there is none: then programs are not kept on disk."""
+        """Return what programs depend on beside the executor's name and forge's version: its own version, its settings.
+        Its patterns are counted besides. The same text in every process that makes the same of them; Declined where
+        there is none: then programs are not kept on disk."""
         return decline(f"executor {self.name} does not say what its programs depend on")
 
     def candidates(self, symbol: Symbol) -> Sequence["Implementation"]:

@@ -61,8 +61,8 @@ class ViewStep:
         return pytree.tensors((self.args, self.kwargs))
 
     def show(self, base: TensorProxy) -> TensorProxy:
-        """The view of `base`, recorded; one that was made where grad was enabled has its history also where it is read
-        under no_grad."""
+        """Return the view of `base`, recorded; one that was made where grad was enabled has its history also where it
+        is read under no_grad."""
         trace = state.trace
         with nullcontext() if trace is None or not self.grad else trace.tagged(trace.tags - {Tag.NO_GRAD}):
             shown = self.symbol(base, *self.args, **self.kwargs)
@@ -96,7 +96,7 @@ class Ref:
 
     @classmethod
     def own(cls, handle: TensorProxy) -> "Ref":
-        """The place of a handle that has memory of its own."""
+        """Return the place of a handle that has memory of its own."""
         return cls(Storage(handle), (), handle)
 
 
@@ -147,7 +147,7 @@ class Memory:
         self.nameless = 0  # how many handles are no value of the trace themselves
 
     def ref(self, handle: TensorProxy) -> Ref:
-        """The handle's place; a handle that nothing is known of has memory of its own."""
+        """Return the handle's place; a handle that nothing is known of has memory of its own."""
         ref = self.refs.get(handle.name)
         if ref is None:
             ref = self.refs[handle.name] = Ref.own(handle)
@@ -171,7 +171,7 @@ class Memory:
         return None if ref is None or ref.seen != ref.storage.version else ref.value
 
     def read(self, handle: TensorProxy) -> TensorProxy:
-        """The handle's current value."""
+        """Return the handle's current value."""
         ref = self.refs.get(handle.name)
         if ref is None:
             return handle
@@ -200,7 +200,7 @@ class Memory:
         return any(step.gained for step in self.ref(handle).chain)
 
     def read_all(self, tree: Any) -> Any:
-        """A nest with every handle replaced by its current value."""
+        """Return a nest with every handle replaced by its current value."""
         if not self.written and not self.nameless:
             return tree
         return pytree.tree_map(lambda leaf: self.read(leaf) if isinstance(leaf, TensorProxy) else leaf, tree)
@@ -212,8 +212,8 @@ class Memory:
         _mark_leaf(view, step)
 
     def another(self, handle: TensorProxy, step: ViewStep) -> TensorProxy:
-        """A second handle of the same value: another tensor in the same memory. Where grad is disabled it has a value
-        of its own, through which no gradient flows."""
+        """Return a second handle of the same value: another tensor in the same memory. Where grad is disabled it has a
+        value of its own, through which no gradient flows."""
         self.nameless += 1
         second = TensorProxy(
             f"{handle.name}.{self.nameless}", handle.shape, handle.dtype, handle.device, strides=handle.strides
@@ -252,7 +252,7 @@ class Memory:
         silently: bool = False,
         keep_history: Callable[[TensorProxy, TensorProxy], TensorProxy] | None = None,
     ) -> None:
-        """Gives the handle a new value of its shape and dtype: every handle that shows the same memory sees it.
+        """Give the handle a new value of its shape and dtype: every handle that shows the same memory sees it.
 
         `silently`: the write ran under torch.no_grad, as one through a view that hides history does for what is below
         it. `keep_history(old, new)` is `new`, whose gradients still flow to what was there.

@@ -74,7 +74,8 @@ def short_type(tensor: "TensorProxy | torch.Tensor") -> str:
 
 
 def hint_of(length: Dim) -> int:
-    """A length; of a symbolic one, what it was when the program was recorded, or a guess where values decide it."""
+    """Return a length; of a symbolic one, what it was when the program was recorded, or a guess where values decide
+    it."""
     if not isinstance(length, SYMBOLIC_TYPES):
         return length
     if length.node.hint is not None:
@@ -84,7 +85,8 @@ def hint_of(length: Dim) -> int:
 
 
 def strides_of(tensor: torch.Tensor) -> tuple[Dim, ...] | None:
-    """A tensor's strides; None where torch conjugates or negates it when it is read, so that its memory says little."""
+    """Return a tensor's strides; None where torch conjugates or negates it when it is read, so that its memory says
+    little."""
     return None if tensor.is_conj() or tensor.is_neg() else tuple(tensor.stride())
 
 
@@ -181,7 +183,7 @@ class TensorProxy(Proxy):
         return len(self._shape)
 
     def numel(self) -> Dim:
-        """The number of elements."""
+        """Return the number of elements."""
         count: Dim = 1
         for length in self._shape:
             count = count * length
@@ -195,7 +197,7 @@ class TensorProxy(Proxy):
         return len(self._shape)
 
     def size(self, dim: int | None = None) -> Any:
-        """The shape, or the length of `dim`."""
+        """Return the shape, or the length of `dim`."""
         return self._shape if dim is None else self._shape[dim]
 
     def is_floating_point(self) -> bool:

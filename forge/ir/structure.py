@@ -12,9 +12,9 @@ from forge.ir.trace import Trace
 
 
 def structure(trace: Trace) -> tuple:
-    """Inputs with their metadata, calls with their arguments and the metadata of what they give, output, constants by
-    identity; neither where in the user's code a call stands nor what it calls itself, which its arguments decide.
-    Hashable unless the program names an object that is not."""
+    """Return, as a key, inputs with their metadata, calls with their arguments and the metadata of what they give,
+    output, constants by identity; neither where in the user's code a call stands nor what it calls itself, which its
+    arguments decide. Hashable unless the program names an object that is not."""
     return (
         tuple([_declared(proxy) for proxy in trace.inputs]),
         tuple([_call(bound) for bound in trace.bound_symbols]),
@@ -24,7 +24,7 @@ def structure(trace: Trace) -> tuple:
 
 
 def metadata_key(bound: BoundSymbol) -> tuple:
-    """What a call is, whatever its values are called: symbol, tags, arguments and the metadata of those that are
+    """Return what a call is, whatever its values are called: symbol, tags, arguments and the metadata of those that are
     proxies, by place, under torch's settings. Hashable unless an argument is not."""
     places: dict[str, int] = {}
 
@@ -63,7 +63,7 @@ def _named(proxy: Proxy) -> tuple:
 
 
 def key_of(value: Any, shown: Callable[[Proxy], Any] = _named) -> Any:
-    """A value as a key: 1, 1.0 and True differ, as do 0.0 and -0.0; a symbolic number is its expression."""
+    """Return a value as a key: 1, 1.0 and True differ, as do 0.0 and -0.0; a symbolic number is its expression."""
     kind = type(value)
     if kind is TensorProxy or isinstance(value, Proxy):
         return shown(value)

@@ -53,7 +53,7 @@ class Trace:
     # recording
 
     def record(self, bound: BoundSymbol) -> None:
-        """Appends a call to the innermost open scope."""
+        """Append a call to the innermost open scope."""
         if bound.source is None:
             bound.source = self.source
         if self.tags:
@@ -70,7 +70,7 @@ class Trace:
             calls += bound.subsymbols
 
     def open_scope(self) -> list[BoundSymbol]:
-        """Calls recorded until `close_scope` go into the list returned."""
+        """Open a scope and return its list: calls recorded until `close_scope` go there."""
         scope: list[BoundSymbol] = []
         self._scopes.append(scope)
         return scope
@@ -90,7 +90,7 @@ class Trace:
 
     @contextmanager
     def collecting(self) -> Iterator[list[BoundSymbol]]:
-        """The calls recorded inside go into the list that it yields, and nowhere else."""
+        """Collect the calls recorded inside in the list that it yields, and nowhere else."""
         scope = self.open_scope()
         try:
             yield scope
@@ -99,7 +99,7 @@ class Trace:
 
     @contextmanager
     def tagged(self, tags: Iterable[Tag], source: Source | None = None) -> Iterator[None]:
-        """The calls recorded inside carry exactly `tags`, and stand at `source`."""
+        """Have the calls recorded inside carry exactly `tags`, and stand at `source`."""
         before = self.tags, self.source
         self.tags = frozenset(tags)
         self.source = source or self.source
@@ -109,7 +109,7 @@ class Trace:
             self.tags, self.source = before
 
     def fresh_name(self, hint: str = "t") -> str:
-        """A name that nothing in the trace has: `hint` itself for a user's name, else numbered."""
+        """Return a name that nothing in the trace has: `hint` itself for a user's name, else numbered."""
         if hint != "t" and hint not in self.names:
             self.names.add(hint)
             return hint
@@ -123,17 +123,17 @@ class Trace:
     def tensor(
         self, shape: Iterable[Dim], dtype: torch.dtype, device: torch.device, *, name: str = "t", **known: Any
     ) -> TensorProxy:
-        """A new tensor proxy of this trace."""
+        """Return a new tensor proxy of this trace."""
         return TensorProxy(self.fresh_name(name), tuple(shape), dtype, device, **known)
 
     def add_input(self, proxy: Proxy) -> Proxy:
-        """Declares an input whose name is already unique."""
+        """Declare an input whose name is already unique."""
         self.names.add(proxy.name)
         self.inputs.append(proxy)
         return proxy
 
     def add_constant(self, value: torch.Tensor, name: str = "constant") -> TensorProxy:
-        """A proxy for a tensor that the program reads and is not given; the same name for the same tensor."""
+        """Return a proxy for a tensor that the program reads and is not given; the same name for the same tensor."""
         for known, tensor in self.constants.items():
             if tensor is value:
                 return TensorProxy(known, tuple(value.shape), value.dtype, value.device, strides=tuple(value.stride()))
@@ -142,7 +142,7 @@ class Trace:
         return proxy
 
     def rename(self, proxy: Proxy, hint: str) -> None:
-        """Gives a proxy that was just made the user's name for it."""
+        """Give a proxy that was just made the user's name for it."""
         self.names.discard(proxy.name)
         proxy.name = self.fresh_name(hint)
 
@@ -157,7 +157,7 @@ class Trace:
         inputs: list[Proxy] | None = None,
         output: Any = ...,
     ) -> "Trace":
-        """A new trace with the same inputs, output, names and constants unless given."""
+        """Return a new trace with the same inputs, output, names and constants unless given."""
         new = Trace(name or self.name, stage=stage)
         new.inputs = list(self.inputs if inputs is None else inputs)
         new.output = self.output if output is ... else output
@@ -184,15 +184,16 @@ class Trace:
         return pytree.names(self.output)
 
     def show(self, depth: int = 1) -> str:
-        """The trace as Python, with `depth - 1` levels of each call's decomposition as comments; an edited one as it
-        was edited.
+        """Return the trace as Python, with `depth - 1` levels of each call's decomposition as comments; an edited one
+        as it was edited.
 
         It runs once every call is an executor's.
         """
         return self.text or self._written(depth)[0]
 
     def as_file(self, shown: Callable[[BoundSymbol], bool]) -> tuple[str, dict[str, Any]]:
-        """The trace as Python that is the same in every process, and the objects that it reads, which have no name.
+        """Return the trace as Python that is the same in every process, and the objects that it reads, which have no
+        name.
 
         shown: which calls have those inside of them below, as comments.
         """
@@ -221,16 +222,16 @@ class Trace:
         return text, writer.holders
 
     def constant_proxy(self, name: str) -> TensorProxy:
-        """What stands for one of its constants in another trace, which is given it."""
+        """Return what stands for one of its constants in another trace, which is given it."""
         value = self.constants[name]
         return TensorProxy(name, tuple(value.shape), value.dtype, value.device)
 
     def python_callable(self) -> Callable:
-        """The program, compiled once. Every call must be an executor's (its symbol has an `op`)."""
+        """Return the program, compiled once. Every call must be an executor's (its symbol has an `op`)."""
         return printing.compile_function(self.name, self.python_source())
 
     def python_source(self) -> printing.Code:
-        """The function that runs."""
+        """Return the function that runs."""
         taken = {*self.input_names, *(name for bound in self.bound_symbols for name in bound.outputs)}
         writer = printing.Writer(flat=True, taken=taken)
         writer.globals.update(self._read_constants())
@@ -252,7 +253,7 @@ class Trace:
         return printing.Code([f"def {self.name}({signature}):", *body], writer.globals, sources)
 
     def _signature(self) -> tuple[str, list[str]]:
-        """The function's parameters, and the lines that unpack them where they come in one list."""
+        """Return the function's parameters, and the lines that unpack them where they come in one list."""
         names = ", ".join(self.input_names)
         if not self.boxed:
             return names, []
@@ -270,13 +271,13 @@ class Trace:
 
 
 def current_trace() -> Trace:
-    """The trace that symbol calls record into. Raises RuntimeError outside of one."""
+    """Return the trace that symbol calls record into. Raises RuntimeError outside of one."""
     return recorder()  # type: ignore[return-value]  # a Trace is the one Recorder; state.py may not import it
 
 
 @contextmanager
 def outside_regions(when: bool = True) -> Iterator[None]:
-    """Calls recorded inside read values from memory, rounded to their dtype; nothing changes unless `when`.
+    """Have calls recorded inside read values from memory, rounded to their dtype; nothing changes unless `when`.
 
     Within a region a value may be in a wider dtype, or computed again with another rounding, so that it differs from
     what was made of it before.

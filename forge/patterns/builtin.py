@@ -109,7 +109,7 @@ def rotary_pairs(x, cos, sin):
 
 @pattern
 def gelu_tanh(x):
-    """The tanh-approximated gelu written out (GPT-2's "gelu_new"). Opt-in."""
+    """Return the tanh-approximated gelu written out (GPT-2's "gelu_new"). Opt-in."""
     return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
@@ -167,7 +167,7 @@ def swiglu_clamped(gate, up, limit: float, alpha: float):
 
 @pattern
 def causal_lm_loss(logits, labels: torch.LongTensor, ignore_index: int):
-    """The mean cross entropy, in float32, of each position's logits with the next position's label.
+    """Return the mean cross entropy, in float32, of each position's logits with the next position's label.
 
     Shapes: logits (..., S, V), labels (..., S), out (). The last position counts as `ignore_index`.
     """
@@ -202,7 +202,7 @@ OPT_IN: tuple[Pattern, ...] = (rotary_pair, gelu_tanh, silu_and_mul, gelu_and_mu
 
 
 def by_name(name: str) -> Pattern:
-    """A shipped pattern. Raises KeyError naming the ones there are."""
+    """Return a shipped pattern. Raises KeyError naming the ones there are."""
     known = {each.name: each for each in (*ALL, *OPT_IN)}
     if name not in known:
         raise KeyError(f"no shipped pattern is called {name!r}; there are {', '.join(sorted(known))}")

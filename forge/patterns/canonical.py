@@ -81,7 +81,7 @@ class Canonical:
             self.show(bound)
 
     def add_input(self, proxy: Proxy) -> None:
-        """A value that the program is given."""
+        """Add a value that the program is given."""
         if isinstance(proxy, TensorProxy):
             node = self._intern("input", (proxy.name,), proxy, tags=self._input_tags)
             self.node_of[proxy.name] = node
@@ -94,8 +94,8 @@ class Canonical:
         outputs: Iterable[str],
         tags: frozenset[Tag] = NO_TAGS,
     ) -> list[Node]:
-        """The nodes that another program's outputs would be here, its inputs being these nodes and its calls carrying
-        these tags: the very nodes of this program where it computes the same."""
+        """Return the nodes that another program's outputs would be here, its inputs being these nodes and its calls
+        carrying these tags: the very nodes of this program where it computes the same."""
         outer = self.node_of
         self.node_of, self._tags = dict(inputs), tags
         try:
@@ -106,7 +106,7 @@ class Canonical:
             self.node_of, self._tags = outer, NO_TAGS
 
     def show(self, bound: BoundSymbol) -> None:
-        """Makes a call's results visible: what stands in the program itself, not inside a composite."""
+        """Make a call's results visible: what stands in the program itself, not inside a composite."""
         for proxy in tensors(bound.output):
             node = self.node_of[proxy.name]
             shown = self.visible.setdefault(id(node), [])
@@ -170,7 +170,7 @@ class Canonical:
 
 
 def canonical(trace: Trace) -> Canonical:
-    """The normal form of a recorded trace."""
+    """Return the normal form of a recorded trace."""
     return Canonical(trace.inputs, trace.bound_symbols)
 
 
@@ -193,7 +193,7 @@ def _is_number(value: Any, wanted: float) -> bool:
 
 
 def _simplify(id: str, args: tuple, proxy: TensorProxy) -> "Node | tuple[str, tuple]":
-    """The node that a call is equal to, or its id and arguments in normal form."""
+    """Return the node that a call is equal to, or its id and arguments in normal form."""
     if id in _IDENTITIES:
         return args[0]
     rewrite = _REWRITES.get(id)
@@ -277,12 +277,12 @@ _REWRITES = {
 
 
 def unshaped(node: Node) -> Node:
-    """What a reshape is of; any other node itself."""
+    """Return what a reshape is of; any other node itself."""
     return node.args[0] if node.id == RESHAPE else node
 
 
 def relative_args(node: Node) -> tuple:
-    """The node's arguments with dims counted from the back, so that ranks do not matter."""
+    """Return the node's arguments with dims counted from the back, so that ranks do not matter."""
     if node.id == prims.pad.id:
         return _padding(node)
     where = _DIM_ARGUMENTS.get(node.id)
@@ -297,7 +297,7 @@ def relative_args(node: Node) -> tuple:
 
 
 def _padding(node: Node) -> tuple:
-    """The padding without the leading dims that have none."""
+    """Return the padding without the leading dims that have none."""
     x, padding, *rest = node.args
     first = next((i for i, sides in enumerate(padding) if tuple(sides) != (0, 0)), len(padding))
     return x, padding[first:], *rest

@@ -29,7 +29,7 @@ class Match:
 
 
 def find_matches(trace: Trace, patterns: Sequence[Pattern]) -> list[Match]:
-    """The sites of `patterns` in a trace, in program order; an earlier pattern goes before a later one.
+    """Return the sites of `patterns` in a trace, in program order; an earlier pattern goes before a later one.
 
     Two sites do not share a computation (casts and broadcasts apart).
     """
@@ -66,7 +66,8 @@ class _Sites:
             self.order[name] = self._places[id(node)] = place
 
     def before(self, root: Node, part: Skeleton) -> list[Node]:
-        """What another output than the root may be: of the values before it that no site has, from the last on."""
+        """Yield what another output than the root may be: of the values before it that no site has, from the last
+        on."""
         possible = self._possible.get(id(part))
         if possible is None:
             nodes = [node for _, node in self.by_prim.get(part.id, ())]
@@ -119,8 +120,8 @@ def _match_at(pattern: Pattern, root: Node, graph: Canonical, sites: _Sites) -> 
 
 
 def _bindings(pattern: Pattern, root: Node, graph: Canonical, sites: _Sites) -> Iterator[dict[str, Any]]:
-    """What the parameters may stand for where the root is the last output, and values before it those others that it
-    does not contain: of queries and keys, neither is computed from the other."""
+    """Yield what the parameters may stand for where the root is the last output, and values before it are the others:
+    of queries and keys, neither is computed from the other."""
 
     def completed(binding: dict[str, Any], parts: list[Skeleton]) -> Iterator[dict[str, Any]]:
         apart = next((part for part in parts if not part.parameters <= binding.keys()), None)
@@ -171,8 +172,8 @@ def _unify_all(parts: tuple, nodes: tuple, binding: dict[str, Any], graph: Canon
 
 
 def _bind(name: str, node: Node, binding: dict[str, Any], graph: Canonical) -> Iterator[dict[str, Any]]:
-    """A parameter may stand for a node, or for what was cast or broadcast to it: first for what it stood for elsewhere
-    (all layers share their cosines), then for the innermost."""
+    """Bind a parameter to a node, or to what was cast or broadcast to it: first to what it stood for elsewhere (all
+    layers share their cosines), then to the innermost."""
     candidates = [node]
     while node.id in TRANSPARENT:
         candidates += graph.between.get(id(node), ())
@@ -186,7 +187,7 @@ def _bind(name: str, node: Node, binding: dict[str, Any], graph: Canonical) -> I
 
 
 def _covered(outputs: list[Node], leaves: set[int], graph: Canonical) -> set[int]:
-    """The computations of a site, without those that merely cast or broadcast."""
+    """Return the computations of a site, without those that merely cast or broadcast."""
     found: set[int] = set()
     stack: list[Any] = list(outputs)
     while stack:

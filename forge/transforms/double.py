@@ -25,7 +25,7 @@ _redraws: dict[Symbol, Callable] = {}
 
 
 def register_redraw(symbol: Symbol) -> Callable[[Callable], Callable]:
-    """Declares what a random call through which gradients flow gives, from what it drew.
+    """Declare what a random call through which gradients flow gives, from what it drew.
 
     The decorated function is called with the call's output, of which only tensors that are not floating point are
     known, and its arguments; it returns the output.
@@ -61,7 +61,7 @@ def _floating(proxy: Proxy) -> bool:
 
 
 def given_calls(joint: Joint, repeated: Collection[str] = ()) -> list[Given]:
-    """The calls of a forward that must not run again, in order: random ones, and opaque ones without a gradient.
+    """Return the calls of a forward that must not run again, in order: random ones, and opaque ones without a gradient.
 
     repeated: names of results of opaque calls that do run again.
     """
@@ -100,8 +100,8 @@ def differentiable_backward(
     given: Sequence[Given],
     unreached: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Trace:
-    """The backward of `trace` as a program: inputs are the trace's, the values of `given`, and the gradients of outputs
-    (`seeds`, by the output's name); its output holds None for an input that no gradient reaches.
+    """Return the backward of `trace` as a program: inputs are the trace's, the values of `given`, and the gradients of
+    outputs (`seeds`, by the output's name); its output holds None for an input that no gradient reaches.
 
     choose: the executors' choices, which hold for random calls. given: those of the forward that ran. unreached: by the
     names of results of opaque calls, which of the gradients that they give are None.
@@ -143,7 +143,7 @@ def differentiable_backward(
 
 
 def _unreached_gradients(joint: Joint, unreached: Mapping[str, Sequence[int]]) -> Iterator[str]:
-    """The names of what an opaque call's backward gives in the place of None."""
+    """Yield the names of what an opaque call's backward gives in the place of None."""
     for run in joint.runs:
         places = {place for output, _ in run.gets for place in unreached.get(output.name, ())}
         for bound in run.calls:
@@ -154,7 +154,7 @@ def _unreached_gradients(joint: Joint, unreached: Mapping[str, Sequence[int]]) -
 def show_inside(
     trace: Trace, calls: Iterable[BoundSymbol], wanted: set[str]
 ) -> tuple[list[BoundSymbol], dict[str, TensorProxy]]:
-    """The calls with what is wanted from inside composites in sight, and what it is called now.
+    """Return the calls with what is wanted from inside composites in sight, and what it is called now.
 
     A call whose rule is a user's (torch.autograd.Function) stays one, since its decomposition has another gradient:
     what its backward reads from inside is computed beside it, and is a constant, as in eager.
@@ -206,7 +206,7 @@ class _Replacer:
                 yield bound
 
     def known(self, bound: BoundSymbol, theirs: Given) -> list[BoundSymbol]:
-        """What stands for a call: nothing where all it gives is an input."""
+        """Return what stands for a call: nothing where all it gives is an input."""
         if theirs.values is None:
             raise NotImplementedError(
                 f"double backward (create_graph=True) through {bound.symbol.id}: it draws random numbers, or may, "
@@ -228,7 +228,7 @@ class _Replacer:
 
 
 def _own_values(program: Trace, output: Sequence[TensorProxy | None]) -> tuple[TensorProxy | None, ...]:
-    """The output with a copy of each value that is an input, a constant, or there twice."""
+    """Return the output with a copy of each value that is an input, a constant, or there twice."""
     taken = set(program.input_names) | set(program.constants)
     values: list[TensorProxy | None] = []
     for value in output:

@@ -37,7 +37,7 @@ class _Site(NamedTuple):
 
 
 def fold_norms(trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
-    """The trace with batch norms folded into the convolutions and linear layers before them.
+    """Return the trace with batch norms folded into the convolutions and linear layers before them.
 
     `plain` says whether a call runs as torch runs it: one for which the user named another kernel is left alone.
     """
@@ -70,7 +70,7 @@ class _Search:
                 self.readers[name] = self.readers.get(name, 0) + 1
 
     def site(self, bound: BoundSymbol) -> _Site | str:
-        """What a batch norm is folded into; the reason where it is not."""
+        """Return what a batch norm is folded into; the reason where it is not."""
         norm = bound.symbol.bind(bound.args, bound.kwargs)
         x = norm["input"]
         maker = self.makers.shown.get(x.name)
@@ -93,7 +93,7 @@ class _Search:
         return _Site(norm, maker.symbol, {**given, "weight": source, "dtype": given["weight"].dtype})
 
     def _wide(self, weight: TensorProxy) -> TensorProxy:
-        """The weight before it was rounded to the dtype in which the layer runs."""
+        """Return the weight before it was rounded to the dtype in which the layer runs."""
         call = self.makers.prim(weight.name)
         if call is None or call.symbol is not prims.convert_element_type or call.args[0].name not in self.values:
             return weight
@@ -129,7 +129,7 @@ def _rewritten(trace: Trace, found: dict[str, _Site]) -> Trace:
 
 
 def _layer_of(site: _Site) -> TensorProxy:
-    """The layer with the norm in its weights, which are computed in the widest dtype that there is."""
+    """Return the layer with the norm in its weights, which are computed in the widest dtype that there is."""
     norm, given = site.norm, dict(site.given)
     dtype, weight, bias = given.pop("dtype"), given["weight"], given["bias"]
     wide = clang.wider(torch.promote_types(weight.dtype, norm["running_var"].dtype))
@@ -148,7 +148,7 @@ def _layer_of(site: _Site) -> TensorProxy:
 
 
 def _scaled(layer: Symbol, weight: TensorProxy, scale: TensorProxy, groups: int) -> TensorProxy:
-    """The weight times the scale of each channel of the output."""
+    """Return the weight times the scale of each channel of the output."""
     if layer not in TRANSPOSED:
         return weight * clang.reshape(scale, (weight.shape[0], *[1] * (weight.ndim - 1)))
     kernel = weight.shape[2:]

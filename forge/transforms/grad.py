@@ -61,7 +61,7 @@ class Joint:
 def differentiate(
     trace: Trace, wanted: Sequence[str], choose: Choose = lambda bound, active: Choice(), *, again: bool = False
 ) -> Joint:
-    """Runs the gradient rules of every call on a path from the inputs `wanted`.
+    """Run the gradient rules of every call on a path from the inputs `wanted`.
 
     again: the backward will be differentiated, or the trace is such a backward. A backward may read any value, so that
     gradients flow to an output that the call's own rule takes none of (the statistics of a norm): there the
@@ -102,7 +102,7 @@ class _Forward:
         self.runs: list[RuleRun] = []
 
     def visit(self, bound: BoundSymbol) -> list[BoundSymbol]:
-        """The forward calls that replace `bound`; its outputs keep their names."""
+        """Return the forward calls that replace `bound`; its outputs keep their names."""
         if Tag.LEAF_VIEW in bound.tags and not self.active.isdisjoint(bound.inputs):
             shown = _reached(bound, self.active)
             self.active.update(
@@ -191,7 +191,7 @@ def sums_to(gradient: Sequence[Dim], shape: Sequence[Dim]) -> bool:
 
 
 def _named(argument: TensorProxy, bound: BoundSymbol) -> str:
-    """An argument of a call as the user knows it: by its place, or its name."""
+    """Return an argument of a call as the user knows it: by its place, or its name."""
     places = [f"argument {i}" for i, each in enumerate(bound.args) if argument in tensors(each)]
     return next(iter([*places, *[name for name, each in bound.kwargs.items() if argument in tensors(each)]]), "a value")
 
@@ -202,15 +202,15 @@ def _ignores_an_output(outputs: Sequence[TensorProxy], call: RuleCall) -> bool:
 
 
 def _tagged(bound: BoundSymbol, tag: Tag) -> BoundSymbol:
-    """The call, and those inside it, with one more tag."""
+    """Return the call, and those inside it, with one more tag."""
     return bound.replace(tags=bound.tags | {tag}, subsymbols=[_tagged(sub, tag) for sub in bound.subsymbols])
 
 
 def _divide(
     calls: list[BoundSymbol], needed: set[str], before: int | None
 ) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
-    """A rule's calls that its result needs, and the others, which belong to the backward. A random call is made where
-    the rule makes it: in the forward if it comes `before` the rule asks for a gradient."""
+    """Return a rule's calls that its result needs, and the others, which belong to the backward. A random call is made
+    where the rule makes it: in the forward if it comes `before` the rule asks for a gradient."""
     forward, backward = [], []
     for i, bound in reversed(list(enumerate(calls))):
         random = Tag.RANDOM in bound.all_tags and (before is None or i < before)
@@ -223,7 +223,8 @@ def _divide(
 
 
 def without_gradients(joint: Joint, unreached: Callable[[BoundSymbol], Collection[str]]) -> Joint:
-    """The joint program where some results of a backward's calls are no gradients; `unreached` names a call's."""
+    """Return the joint program where some results of a backward's calls are no gradients; `unreached` names a
+    call's."""
     runs = []
     for run in joint.runs:
         dropped = {name for bound in run.calls for name in unreached(bound)}
@@ -235,7 +236,7 @@ def without_gradients(joint: Joint, unreached: Callable[[BoundSymbol], Collectio
 
 
 def backward(joint: Joint, seeds: dict[str, TensorProxy], wanted: Sequence[Proxy]) -> Trace:
-    """The backward program: from gradients of outputs (`seeds`, by the output's name) to gradients of `wanted`.
+    """Return the backward program: from gradients of outputs (`seeds`, by the output's name) to gradients of `wanted`.
 
     Its inputs are the seeds; it also reads names of the forward. An input that no gradient reaches gets None.
     """
@@ -257,7 +258,7 @@ class _Backward:
         self.slices: dict[str, BoundSymbol] = {}
 
     def visit(self, run: RuleRun) -> None:
-        """Records the backward of one rule, unless no gradient reaches it."""
+        """Record the backward of one rule, unless no gradient reaches it."""
         incoming = [(self.take(output), output, stand_in) for output, stand_in in run.gets]
         if all(gradient is None for gradient, _, _ in incoming):
             return
@@ -279,7 +280,8 @@ class _Backward:
             self.gradients.setdefault(argument.name, []).append(self.fit(gradient, argument))
 
     def fit(self, gradient: TensorProxy, argument: TensorProxy) -> TensorProxy:
-        """The gradient summed to the argument's shape, in its dtype, on its device; the real part for a real one."""
+        """Return the gradient summed to the argument's shape, in its dtype, on its device; the real part for a real
+        one."""
         if gradient.dtype.is_complex and not argument.dtype.is_complex:
             gradient = prims.real(gradient)  # before it is summed
         extra = gradient.ndim - argument.ndim
@@ -300,7 +302,7 @@ class _Backward:
         return gradient
 
     def take(self, proxy: TensorProxy) -> TensorProxy | None:
-        """The sum of what was given for a value."""
+        """Return the sum of what was given for a value."""
         given = self.gradients.pop(proxy.name, None)
         if not given:
             return None

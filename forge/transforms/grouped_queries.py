@@ -36,7 +36,7 @@ def grouped_queries(
     takes: Callable[[TensorProxy, Dim, dict[str, Any]], bool],
     plain: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
-    """The trace with attention calls given the keys and values that were repeated for them.
+    """Return the trace with attention calls given the keys and values that were repeated for them.
 
     takes: whether the kernel of a call runs groups of queries, from the query, how often a head is repeated, and the
     call's arguments. Calls with dropout stay (another kernel draws other values), and those that do not run as torch
@@ -67,7 +67,7 @@ def _alike(query: TensorProxy, *others: TensorProxy) -> bool:
 
 
 def _repeated(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> _Repeated | None:
-    """What is repeated to give x; None where x is not such."""
+    """Return what is repeated to give x; None where x is not such."""
     order = (0, 1, 2, 3)
     call = _maker(x, makers, reader)
     if call is not None and call.symbol is prims.permute:
@@ -91,7 +91,7 @@ def _repeated(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> _Repeated 
 
 
 def _maker(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> BoundSymbol | None:
-    """The prim that makes x, past copies; None where gradients, or what is kept of it, are another matter."""
+    """Return the prim that makes x, past copies; None where gradients, or what is kept of it, are another matter."""
     call = makers.prim(x.name)
     while call is not None and call.symbol in (prims.contiguous, prims.clone):
         call = makers.prim(call.args[0].name)

@@ -29,7 +29,7 @@ class Parted(NamedTuple):
 
 
 def hoist(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]], byte_limit: int = BYTE_LIMIT) -> Trace:
-    """The trace with input-independent calls computed now, by `run`, and kept as constants.
+    """Return the trace with input-independent calls computed now, by `run`, and kept as constants.
 
     Outputs are never constants (the caller may change them); nor is anything that would take the constants over
     `byte_limit` bytes in all.
@@ -44,8 +44,8 @@ def hoist(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]], byte_l
 
 
 def hoist_weights(trace: Trace, weights: Collection[str], byte_limit: int = BYTE_LIMIT) -> Parted:
-    """The trace without the calls that depend on the inputs `weights` alone, and the program of these inputs that makes
-    what the rest reads of them.
+    """Return the trace without the calls that depend on the inputs `weights` alone, and the program of these inputs
+    that makes what the rest reads of them.
 
     A call that makes more than `byte_limit` bytes of less than half as many stays.
     """
@@ -57,7 +57,7 @@ def hoist_weights(trace: Trace, weights: Collection[str], byte_limit: int = BYTE
 
 
 def _parted(trace: Trace, moved: list[BoundSymbol], calls: list[BoundSymbol], inputs: list[Proxy]) -> Parted:
-    """`moved` are the calls that the rest is without, `calls` all those that may run ahead."""
+    """Part a program in two. `moved` are the calls that the rest is without, `calls` all those that may run ahead."""
     known = set(map(id, moved))
     rest = [bound for bound in trace.bound_symbols if id(bound) not in known]
     read = {name for bound in rest for name in bound.inputs}
@@ -71,7 +71,7 @@ def _parted(trace: Trace, moved: list[BoundSymbol], calls: list[BoundSymbol], in
 
 
 def independent_calls(trace: Trace, weights: Collection[str] = (), byte_limit: int = BYTE_LIMIT) -> list[BoundSymbol]:
-    """The calls that depend on no input but those of `weights`, and make no output."""
+    """Return the calls that depend on no input but those of `weights`, and make no output."""
     outputs = set(trace.output_names)
     fixed = {*trace.constants, *weights}
     found: list[BoundSymbol] = []

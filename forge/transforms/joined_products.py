@@ -41,7 +41,8 @@ class _Product(NamedTuple):
 
 
 def join_products(trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
-    """The trace with linear layers (and products with a matrix) of one input joined, where their weights are constant.
+    """Return the trace with linear layers (and products with a matrix) of one input joined, where their weights are
+    constant.
 
     `plain` says whether a call runs as torch runs it: one for which the user named another kernel is left alone.
     """
@@ -63,7 +64,7 @@ def join_products(trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol
 
 
 def _product(bound: BoundSymbol, values: set[str]) -> _Product | None:
-    """A call as a product of something with a matrix that is made of weights alone."""
+    """Return a call as a product of something with a matrix that is made of weights alone."""
     if bound.symbol is LINEAR:
         given = LINEAR.bind(bound.args, bound.kwargs)
         x, weight, bias = given["input"], given["weight"], given["bias"]

@@ -41,7 +41,7 @@ class Split:
         self.saved_numbers = saved_numbers
 
     def saved(self) -> list[Saved]:
-        """What is saved, in order."""
+        """Return what is saved, in order."""
         outputs, given, _ = self.forward.output
         there = {*self.forward.input_names, *names(outputs)}
         makers = {name: bound for bound in self.forward.bound_symbols for name in bound.outputs}
@@ -57,7 +57,7 @@ class Split:
 def seeds_of(
     trace: Trace, outputs: Sequence[TensorProxy], requires_grad: Iterable[bool] = repeat(False)
 ) -> dict[str, TensorProxy]:
-    """The gradients of outputs of a trace, as inputs of its backward, by the output's name."""
+    """Return the gradients of outputs of a trace, as inputs of its backward, by the output's name."""
     seeds = {}
     for output, required in zip(outputs, requires_grad, strict=False):
         name = f"grad_{output.name}"
@@ -74,8 +74,9 @@ def backward_of(
     mutated: Iterable[str] = (),
     parameters: Collection[str] = (),
 ) -> tuple[Trace, set[str], set[str]]:
-    """The backward from these outputs to the inputs `wanted`, without repetitions, and the names of values of which it
-    must be given copies (see `_exposed`) and of those from which it computes nothing again (see `_read_for_some`).
+    """Return the backward from these outputs to the inputs `wanted`, without repetitions, and the names of values of
+    which it must be given copies (see `_exposed`) and of those from which it computes nothing again (see
+    `_read_for_some`).
 
     mutated: inputs that are written to after the forward. parameters: weights of modules, which change after the
     backward. What a call of the forward computes is not computed twice, unless its result is a value to copy.
@@ -97,7 +98,8 @@ def _simplified(trace: Trace, visible: list[BoundSymbol]) -> Trace:
 
 
 def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy], wanted: Sequence[Proxy]) -> Trace:
-    """The backward of a forward that was split: it is given the saved tensors, the saved numbers, and the gradients."""
+    """Return the backward of a forward that was split: it is given the saved tensors, the saved numbers, and the
+    gradients."""
     saved = {proxy.name for proxy in parts.saved_tensors}
     shown = [bound for bound in parts.forward.bound_symbols if not saved.isdisjoint(bound.outputs)]
     calls = joint.forward.bound_symbols
@@ -117,7 +119,8 @@ def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy]
 
 
 def free_names(trace: Trace, lengths: set[str]) -> list[str]:
-    """The names that a trace reads and neither makes nor is given, in order of first use. lengths: as of `reads`."""
+    """Return the names that a trace reads and neither makes nor is given, in order of first use. lengths: as of
+    `reads`."""
     made = set(trace.input_names) | set(trace.constants)
     read: dict[str, None] = {}
     for bound in trace.bound_symbols:
@@ -163,8 +166,9 @@ def split(forward: Trace, backward: Trace, copied: Collection[str] = (), also: S
 
 
 def _symbols(inputs: Iterable[Proxy], given: Iterable[TensorProxy]) -> list[str]:
-    """The symbols that a backward may read without naming them: the lengths of what it is given are made of some, its
-    strides of others. A tensor tells only those that are lengths themselves, and integers cost next to nothing."""
+    """Return the symbols that a backward may read without naming them: the lengths of what it is given are made of
+    some, its strides of others. A tensor tells only those that are lengths themselves, and integers cost next to
+    nothing."""
     numbers = [proxy.name for proxy in inputs if isinstance(getattr(proxy, "value", None), torch.SymInt)]
     return list(dict.fromkeys([*names([proxy.shape for proxy in given]), *numbers]))
 
@@ -172,8 +176,8 @@ def _symbols(inputs: Iterable[Proxy], given: Iterable[TensorProxy]) -> list[str]
 def _exposed(
     forward: Trace, every: Trace, memory: "_SharedMemory", mutated: Iterable[str], visible: Collection[str]
 ) -> set[str]:
-    """The names of values whose memory may be written to between forward and backward. A backward that reads one which
-    eager's would not read is given a copy.
+    """Return the names of values whose memory may be written to between forward and backward. A backward that reads one
+    which eager's would not read is given a copy.
 
     These are the inputs `mutated`, which the program itself writes to, and the values `visible` to the caller, inputs
     and results. One that gradient rules read is none: eager saves it, too, and a write to it is an error there. Values
@@ -187,8 +191,8 @@ def _exposed(
 
 
 def _read_for_some(forward: Trace, every: Trace, memory: "_SharedMemory", visible: Collection[str]) -> set[str]:
-    """The names of those values `visible` to the caller that gradient rules read for gradients of some outputs and not
-    of others, and of values that share memory with them.
+    """Return the names of those values `visible` to the caller that gradient rules read for gradients of some outputs
+    and not of others, and of values that share memory with them.
 
     Eager takes a change of such a value before a backward from the others alone, which may read it for no reason: no
     call that reads it is computed again. every: the backward as the rules make it, from gradients of several outputs.
@@ -235,7 +239,7 @@ class _SharedMemory:
         return self._groups.get(name, {name})
 
     def of(self, names: Iterable[str]) -> set[str]:
-        """These names, and those of values that may share memory with them."""
+        """Return these names, and those of values that may share memory with them."""
         return set().union(*map(self._group, names))
 
 
@@ -259,7 +263,7 @@ def _copies(bound: BoundSymbol) -> bool:
 
 
 def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
-    """The backward with the calls of the forward that it recomputes, each just before its first use.
+    """Return the backward with the calls of the forward that it recomputes, each just before its first use.
 
     A random call is not recomputed: what it made is saved.
     """
@@ -295,13 +299,13 @@ def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
 
 
 def innermost(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
-    """The innermost calls."""
+    """Yield the innermost calls."""
     for bound in calls:
         yield from innermost(bound.subsymbols) if bound.subsymbols else (bound,)
 
 
 def unfold(calls: list[BoundSymbol], wanted: set[str]) -> list[BoundSymbol]:
-    """The calls with every composite from inside which a name is wanted replaced by its subsymbols."""
+    """Return the calls with every composite from inside which a name is wanted replaced by its subsymbols."""
     flat = []
     for bound in calls:
         if bound.subsymbols and Tag.OPAQUE_TO_PASSES not in bound.tags and _shows_inside(bound, wanted):

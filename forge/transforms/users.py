@@ -12,7 +12,7 @@ Transform = Callable[[Trace], Trace]
 
 
 def run_users(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]) -> Trace:
-    """The trace after all of them; each one's result goes to `stages`.
+    """Return the trace after all of them; each one's result goes to `stages`.
 
     Raises TypeError where one returns no trace, or one of something else than calls; ValueError where a call does not
     give what it says it gives, where a value is read that no call before makes, where one is made twice, and where
@@ -40,7 +40,7 @@ def run_users(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]
 
 
 def _check_calls(trace: Trace, transform: str) -> None:
-    """Raises TypeError where a trace has something else than calls."""
+    """Raise TypeError where a trace has something else than calls."""
     for place, bound in enumerate(trace.bound_symbols):
         check(
             isinstance(bound, BoundSymbol),
@@ -53,7 +53,7 @@ def _check_calls(trace: Trace, transform: str) -> None:
 
 
 def _check_names(trace: Trace, before: Trace, transform: str) -> None:
-    """Raises ValueError where a trace cannot run in the place of the one before."""
+    """Raise ValueError where a trace cannot run in the place of the one before."""
     for what, gives, wants in (
         ("inputs", trace.inputs, before.inputs),
         ("outputs", list(proxies(trace.output)), list(proxies(before.output))),
@@ -99,8 +99,8 @@ def _listed(values: Sequence[Proxy]) -> str:
 
 
 def _with_decompositions(trace: Trace, before: Trace, transform: str) -> Trace:
-    """The trace, in which a call that was not there before consists of what its symbol makes of its arguments: those
-    that take a call and those that take its parts run the same."""
+    """Return the trace, in which a call that was not there before consists of what its symbol makes of its arguments:
+    those that take a call and those that take its parts run the same."""
     known = set(map(id, before.bound_symbols))
     if all(id(bound) in known for bound in trace.bound_symbols):
         return trace

@@ -20,7 +20,7 @@ from typing import Any
 from forge.executors.executor import Declined, decline
 from forge.executors.inductorex import isa_probe, units
 from forge.executors.inductorex.strides import NO_STRIDES, Strides
-from forge.torch_internals.inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache, inductor_utils
+from forge.torch_internals.inductor.codecache import CppPythonBindingsCodeCache, OrderedSet, PyCodeCache, inductor_utils
 from forge.torch_internals.inductor.config import inductor_config
 
 _UNUSED = frozenset({"get_args", "benchmark_compiled_module"})  # for those who run the module by itself
@@ -115,7 +115,7 @@ def load(data: bytes) -> Callable:
     else:
         call = _module(known["source"]).call
     if known["aligned"]:
-        call = inductor_utils.align_inputs_from_check_idxs(call, known["aligned"], set())
+        call = inductor_utils.align_inputs_from_check_idxs(call, known["aligned"], OrderedSet())
     results, sizes = known["strides"]
     return Strides(dict(results), sizes).wrap(call)
 

@@ -70,6 +70,7 @@ class Compilation:
         weakref.finalize(self, self._job.stop)
 
     def __call__(self, boxed: list[Any]) -> Any:
+        assert self._function is not None
         return self._function(boxed)
 
     @property
@@ -108,7 +109,7 @@ class _Job:
         self.stopped = False
         self.failed: Decision = False
         self._data = data
-        self._folder: tempfile.TemporaryDirectory | None = None
+        self._folder: tempfile.TemporaryDirectory
         self._process: subprocess.Popen | None = None
 
     def start(self) -> None:

@@ -121,6 +121,7 @@ class _Kernel:
         if self.unit is None:
             start_rest()
         try:
+            assert self.unit is not None
             return getattr(self.unit.module(), self.name)
         except Exception:  # it cannot be built, or another kernel of its unit
             return self._alone()
@@ -178,7 +179,7 @@ class _CachedUnit:
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def module(self) -> ModuleType:
+    def module(self) -> Any:
         """Return what has the functions. Raises OSError or ImportError where it cannot be loaded."""
         return CppPythonBindingsCodeCache._load_library(self._path, Path(self._path).stem)
 

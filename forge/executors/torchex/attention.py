@@ -64,7 +64,7 @@ _SeedAndOffset = tuple[torch.Tensor, torch.Tensor] | None
 
 
 def _kept(call: Attention, seed: torch.Tensor, offset: torch.Tensor) -> _SeedAndOffset:
-    """The seed and offset, where the backward reads them."""
+    """Return the seed and offset, where the backward reads them."""
     return (seed, offset) if call.dropout_p > 0 else None
 
 
@@ -211,8 +211,8 @@ _decisions = Bounded(4096)
 
 
 def _decided(inputs: Inputs, options: tuple) -> tuple[Attention, tuple[Callable, Callable] | None]:
-    """The call with these options, and the functions of its kernel: torch is asked once for tensors that are alike,
-    under the same settings."""
+    """Return the call with these options, and the functions of its kernel: torch is asked once for tensors that are
+    alike, under the same settings."""
     query, key, value, mask = inputs
     if isinstance(query, FakeTensor):
         call = Attention(*options)
@@ -230,7 +230,7 @@ def _decided(inputs: Inputs, options: tuple) -> tuple[Attention, tuple[Callable,
 
 
 def _leaves(inputs: Inputs, wanted: tuple[bool, ...]) -> Inputs:
-    """The tensors as leaves of a graph of their own, where a gradient is wanted."""
+    """Return the tensors as leaves of a graph of their own, where a gradient is wanted."""
     query, key, value, mask = inputs
     return (
         query.detach().requires_grad_() if wanted[0] else query,
@@ -241,7 +241,7 @@ def _leaves(inputs: Inputs, wanted: tuple[bool, ...]) -> Inputs:
 
 
 def _settings() -> tuple:
-    """What torch.nn.attention.sdpa_kernel sets."""
+    """Return what torch.nn.attention.sdpa_kernel sets."""
     return (_flash_is_on(), _efficient_is_on(), _math_is_on(), _cudnn_is_on(), *_priorities())
 
 
@@ -251,7 +251,7 @@ _priorities = get_sdp_priority_order
 
 
 def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None:
-    """The pair of functions of the kernel that torch chooses for these arguments, None for its composition."""
+    """Return the pair of functions of the kernel that torch chooses for these arguments, None for its composition."""
     query, mask = leaves[0], leaves[3]
     if query.ndim != 4:  # torch 2.14 chooses a kernel for what it makes four dims of
         return None
@@ -293,8 +293,8 @@ def takes_groups(query: TensorProxy, times: Dim, given: dict[str, Any], requires
 
 
 def as_chosen_now(function: Callable, otherwise: Callable) -> Callable:
-    """`function`, for which torch's choice of a kernel was made, where the settings of torch.nn.attention.sdpa_kernel
-    are what they are now."""
+    """Return `function`, for which torch's choice of a kernel was made, where the settings of
+    torch.nn.attention.sdpa_kernel are what they are now."""
     kept = _settings()
 
     def call(*inputs: Any) -> Any:
@@ -317,7 +317,7 @@ def _real(fake: torch.Tensor) -> torch.Tensor:
 
 
 def _added(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-    """The mask that kernels add: a bool one as 0 and -inf; on a GPU of the scores' shape."""
+    """Return the mask that kernels add: a bool one as 0 and -inf; on a GPU of the scores' shape."""
     if mask is None:
         return None
     if mask.dtype == torch.bool:
@@ -356,7 +356,7 @@ def _attention_backward(
     state: Composition | tuple,
     wanted: tuple[bool, ...],
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of query, key, value and mask, None where none is wanted."""
+    """Return the gradients of query, key, value and mask, None where none is wanted."""
     if isinstance(state, Composition):
         return _composition_backward(g, state, wanted)
     call, backward, rest = state
@@ -368,7 +368,7 @@ def _attention_backward(
 def _composition_backward(
     g: torch.Tensor, state: Composition, shapes: tuple[object, ...]
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of those inputs that have a shape here, None for the others."""
+    """Return the gradients of those inputs that have a shape here, None for the others."""
     g = restrided(g, state.out.stride())  # it may be a call of cuDNN
     found = iter(torch.autograd.grad(state.out, state.inputs, g, retain_graph=True))
     return tuple(next(found) if shape else None for shape in shapes)

@@ -22,14 +22,14 @@ REDUCTION = {"none": 0, "mean": 1, "sum": 2}
 
 
 def _backward_of(name: str, kernel: Callable) -> Symbol:
-    """An operator (g, x, y, reduction, options): the gradient of x."""
+    """Return an operator (g, x, y, reduction, options) that gives the gradient of x."""
     return torchex.register_operator(name, meta=lambda g, x, y, *how: like(x), fn=kernel)
 
 
 def _put_pair(
     backward: Symbol, out: TensorProxy, input: TensorProxy, target: TensorProxy, reduction: str, *options: float
 ) -> None:
-    """The gradients of both, which are broadcast first, as torch's Python functions do."""
+    """Put the gradients of both, which are broadcast first, as torch's Python functions do."""
     g = get_grad(out)
     x, y = clang.prepare(backward.name, input, target)
     for argument, pair in ((input, (x, y)), (target, (y, x))):

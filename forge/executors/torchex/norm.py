@@ -124,8 +124,8 @@ def _sizes(x: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _layout(x: torch.Tensor) -> torch.memory_format:
-    """The layout that torch.group_norm gives the kernels, which they insist on: on a CPU the input's by its strides,
-    those of lengths of one too."""
+    """Return the layout that torch.group_norm gives the kernels, which they insist on: on a CPU the input's by its
+    strides, those of lengths of one too."""
     return torch.contiguous_format if x.is_cuda else suggest_memory_format(x)
 
 
@@ -230,8 +230,8 @@ def _batch_norm_backward(
     eps: float,
     mask: tuple[bool, ...],
 ) -> tuple[torch.Tensor | None, ...]:
-    """`saved` are the statistics of the batch in training; in evaluation the kernel reads `running`, and looks at the
-    dtype of the others all the same."""
+    """Call the kernel. `saved` are the statistics of the batch in training; in evaluation the kernel reads `running`,
+    and looks at the dtype of the others all the same."""
     if running[0] is None:
         return aten.native_batch_norm_backward(g, x, weight, *running, *saved, True, eps, mask)
     unused = x.new_empty(0, dtype=clang.wider(x.dtype) if x.is_cuda else running[0].dtype)

@@ -11,7 +11,7 @@ from forge.prims.solvers import has_vectors, solution_gradient
 
 
 def _factored(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The LU factorization of each matrix. Raises what torch.linalg.solve does of a singular one."""
+    """Return the LU factorization of each matrix. Raises what torch.linalg.solve does of a singular one."""
     LU, pivots, info = torch.linalg.lu_factor_ex(A)
     torch.ops.aten._linalg_check_errors.default(info, "torch.linalg.solve", is_matrix=A.ndim == 2)
     return LU, pivots
