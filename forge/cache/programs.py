@@ -23,7 +23,7 @@ from forge.compiler.fallback import Fallback
 from forge.compiler.report import CompileReport
 from forge.executors.executor import Executor, FusionExecutor
 from forge.ir import Trace
-from forge.ir.bounded import Bounded
+from forge.ir.bounded import BoundedDict
 from forge.ir.locks import new_lock
 from forge.ir.printing import compile_function
 from forge.ir.pytree import names
@@ -31,10 +31,10 @@ from forge.ir.source import Source
 from forge.runtime.autograd import DifferentiableBackward, Sources
 from forge.runtime.plan import Backwards, CompiledPlan, GeneratedFunction, TrainingPlan, assemble, with_checks
 from forge.runtime.tiering import TieredProgram, TierResult, is_wanted
-from forge.transforms.split import Saved
+from forge.transforms.split import SavedValue
 
 _PARTS = ("forward", "backward", "epilogue")
-_loaded: Bounded = Bounded(4096)  # what executors made of dumped regions, by executor and hash
+_loaded: BoundedDict = BoundedDict(4096)  # what executors made of dumped regions, by executor and hash
 
 
 def dump(
@@ -158,7 +158,7 @@ def load(
     tensors = list(graph.held.values())
     held = [tensors[number] for number in data["held"]]
     report.opaque_calls = data["opaque_calls"]
-    report.saved = [Saved(*each, report.lines.get(line)) for *each, line in data["saved"]]
+    report.saved = [SavedValue(*each, report.lines.get(line)) for *each, line in data["saved"]]
     report.measured = [Measurement(**each) for each in data["measured"]]
     return executable.wrap_call(lambda call: lambda *inputs: call(*inputs, *held)) if held else executable, report
 

@@ -105,7 +105,7 @@ def captured_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kw
     if executor is None:
         return call()
     executor.see(type(module.value))
-    if not executor.offered(module.value):
+    if not executor.layers_for(module.value):
         return call()
     nodes = tx.output.current_tracer.graph.nodes
     last = next(iter(reversed(nodes)), None)

@@ -20,7 +20,7 @@ from forge.torchlang.opaque import keeps_graph, run_opaque_backward
 from forge.transforms.dce import live_calls
 from forge.transforms.double import differentiable_backward
 from forge.transforms.grad import Joint, without_gradients
-from forge.transforms.gradient_buckets import bucketed, find_buckets
+from forge.transforms.gradient_buckets import find_buckets, in_buckets
 from forge.transforms.lifetimes import read_places
 from forge.transforms.split import Split, backward_of_saved, innermost, seeds_of
 
@@ -109,7 +109,7 @@ class BackwardCompiler:
         if self.buckets is None:
             assert self._bucket_bytes is not None
             self.buckets = find_buckets(claimed, self._bucket_bytes, self._derivative.inputs_with_grad)
-        return bucketed(claimed, self.buckets) if self.buckets else claimed
+        return in_buckets(claimed, self.buckets) if self.buckets else claimed
 
     def compile_differentiable(self, key: tuple) -> DifferentiableBackward:
         """Return the backward as a program of the inputs, compiled as one. key: as of forge.runtime.plan.Backwards."""

@@ -15,7 +15,7 @@ from forge.compiler.report import CompileReport
 from forge.ir import TensorProxy, Trace
 from forge.runtime.frozen import FoldedWeights
 from forge.transforms import Freezing
-from forge.transforms.double import Given
+from forge.transforms.double import GivenCall
 from forge.transforms.grad import Joint
 from forge.transforms.split import Split
 
@@ -45,7 +45,7 @@ class Derivative:
     backward: Trace
     copied: set[str]
     unread: set[str]
-    given: list[Given]
+    given: list[GivenCall]
     parts: Split = field(init=False)
     epilogue: Trace | None = field(init=False)
 

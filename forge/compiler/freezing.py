@@ -50,7 +50,7 @@ def fold_weights(
     """Return the trace, whose last inputs are what depends on weights alone, and what computes that with `executors`;
     `run` computes what depends on nothing."""
     parted = hoist_weights(trace, freezing.weights)
-    if not parted.kept:
+    if not parted.values:
         return trace, None
     ahead = hoist(parted.ahead, run)
     claimed, _ = claim(ahead, executors)
@@ -58,10 +58,10 @@ def fold_weights(
     layouts.add_constants(ahead.constants)
     for call in claimed.bound_symbols:
         layouts.run(call)
-    strides = [layouts.values[proxy.name].strides for proxy in parted.kept]
+    strides = [layouts.values[proxy.name].strides for proxy in parted.values]
     values = [
         TensorProxy(x.name, x.shape, x.dtype, x.device, strides=own)
-        for x, own in zip(parted.kept, strides, strict=True)
+        for x, own in zip(parted.values, strides, strict=True)
     ]
     reads = [trace.input_names.index(name) for name in ahead.input_names]
     final = delete_last_used(claimed)

@@ -17,7 +17,7 @@ from forge.compiler.unspecified_strides import with_unspecified
 from forge.executors.errors import CheckError, RegionError
 from forge.executors.executor import Declined, FusionExecutor, call_checker, decline
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace, check
-from forge.ir.bounded import Bounded
+from forge.ir.bounded import BoundedDict
 from forge.ir.checks import in_one_line, without_frames
 from forge.ir.pytree import names, proxies
 from forge.ir.strides import contiguous, in_row_major, reinterpreted, same
@@ -30,8 +30,8 @@ ARTIFACTS = 4096  # the regions of one executor that are kept
 
 REASONS = 1024  # for which regions could not be compiled, that are remembered
 
-_artifacts: "weakref.WeakKeyDictionary[FusionExecutor, Bounded]" = weakref.WeakKeyDictionary()
-_told: Bounded = Bounded(REASONS)  # many regions fail at once where a disk is full
+_artifacts: "weakref.WeakKeyDictionary[FusionExecutor, BoundedDict]" = weakref.WeakKeyDictionary()
+_told: BoundedDict = BoundedDict(REASONS)  # many regions fail at once where a disk is full
 
 _log = logging.getLogger("forge.claim")
 
@@ -353,7 +353,7 @@ class _Writer:
             return None, decline("the strides of its inputs are not known")
         calls = self._without_fixed(node.bound for node in body)
         key = _key(calls, inputs, outputs, self.layouts)
-        known = _artifacts.setdefault(region.fuser, Bounded(ARTIFACTS))
+        known = _artifacts.setdefault(region.fuser, BoundedDict(ARTIFACTS))
         make = lambda: _fuse(region.fuser, self._region_trace(region, calls, inputs, outputs))
         try:
             found = known.get(key)

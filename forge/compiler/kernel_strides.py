@@ -13,7 +13,7 @@ from forge.ir import Number
 from forge.ir.proxies import Dim
 from forge.ir.strides import contiguous, has_expanded_dim, same
 from forge.ir.structure import key_of
-from forge.ir.unresolved import UnresolvedSymInt, decided
+from forge.ir.unresolved import UnresolvedSymInt, decide
 from forge.torch_internals.dispatch import disable_current_modes
 from forge.torch_internals.tensors import suggest_memory_format
 
@@ -209,8 +209,8 @@ def _in_order(shape: tuple[Dim, ...], stepped: Sequence[tuple[Dim, ...]]) -> tup
             if has_expanded_dim((strides[one], strides[other])):
                 continue
             if not same(strides[one], strides[other]):
-                return 1 if decided(strides[one] > strides[other]) else -1
-            if decided(shape[one] > shape[other]):
+                return 1 if decide(strides[one] > strides[other]) else -1
+            if decide(shape[one] > shape[other]):
                 return 1
         return 0
 
@@ -243,7 +243,7 @@ def _is_cut(x: torch.Tensor, pads: Sequence[Dim]) -> bool:
         return False
     if x.ndim in (4, 5) and _has(tuple(x.shape), 1):
         raise UnresolvedSymInt("the memory format of a padded tensor follows strides that are not known")
-    return not any(statically_known_true(pad > 0) for pad in pads) and all(decided(pad <= 0) for pad in pads)
+    return not any(statically_known_true(pad > 0) for pad in pads) and all(decide(pad <= 0) for pad in pads)
 
 
 def _broadcast_strides(x: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from forge.compiler.kernel_strides import with_kernel_strides
 from forge.executors.executor import is_own
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
-from forge.ir.bounded import Bounded
+from forge.ir.bounded import BoundedDict
 from forge.ir.locks import new_lock
 from forge.ir.proxies import SYMBOLIC_TYPES, Dim
 from forge.ir.pytree import leaves, names, tensors, tree_map
@@ -153,7 +153,7 @@ def _fake_mode() -> FakeTensorMode:
 
 
 _shared = _fake_mode()
-_known: Bounded = Bounded(20_000)
+_known: BoundedDict = BoundedDict(20_000)
 _lock = new_lock()
 
 

@@ -155,7 +155,7 @@ def split_forward(trace: Trace, context: Context) -> Trace:
     derived.epilogue = context.program.epilogue
     if derived.epilogue is not None:
         derived.epilogue, parts.forward = write_early(derived.epilogue, parts.forward, derived.joint.active)
-    context.report.saved = parts.saved()
+    context.report.saved = parts.saved_values()
     context.returned = names(parts.forward.output[0])
     context.eager_strides = [name for name in context.returned if name in derived.joint.parted]
     context.layouts = Layouts(parts.forward.inputs)

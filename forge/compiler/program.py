@@ -173,7 +173,7 @@ class _OutputPlan:
             self.base = finisher.value(storage)
         self.items = finisher.numbers([(step.args, step.kwargs) for step in self.chain])
         self.written: TensorProxy | None = None
-        if finisher.memory.gained(handle) and self.chain:
+        if finisher.memory.has_gained_history(handle) and self.chain:
             self.written = prims.clone(finisher.memory.read(handle))
             finisher.values.append(self.written)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from forge.torch_internals.dynamo import FrameAction, FrameExecStrategy, set_code_exec_strategy
 
 
-def unconverted(function: Callable) -> Callable:
+def skip_dynamo(function: Callable) -> Callable:
     """Decorate a function: Dynamo compiles neither its frames nor those of what it calls, where it finds them between
     two graphs (a backward, say)."""
     set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))

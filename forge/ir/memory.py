@@ -153,13 +153,13 @@ class Memory:
             ref = self.refs[handle.name] = Ref.own(handle)
         return ref
 
-    def made(self, tree: Any) -> None:
-        """Says that these handles were made just now."""
+    def note_mode(self, tree: Any) -> None:
+        """Note handles that were made just now in another inference mode than the program began in."""
         if torch.is_inference_mode_enabled() != self.inference:
             self.elsewhere.update(proxy.name for proxy in pytree.tensors(tree))
 
     def rename(self, before: str, name: str) -> None:
-        """Says that a handle has another name now."""
+        """Give what is known of a handle to its new name."""
         if before in self.refs:
             self.refs[name] = self.refs.pop(before)
         if before in self.elsewhere:
@@ -178,7 +178,7 @@ class Memory:
         storage = ref.storage
         if ref.seen != storage.version:
             check(
-                not self.gained(handle),
+                not self.has_gained_history(handle),
                 lambda: (
                     f"{handle} shows a detached tensor that a call in place gave a history, and a later one changed"
                 ),
@@ -195,7 +195,7 @@ class Memory:
         for step in self.ref(handle).chain:
             step.gained = step.gained or step.hides_history
 
-    def gained(self, handle: TensorProxy) -> bool:
+    def has_gained_history(self, handle: TensorProxy) -> bool:
         """Return whether the history of a handle is one that a write gave to a detached tensor."""
         return any(step.gained for step in self.ref(handle).chain)
 

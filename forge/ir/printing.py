@@ -201,11 +201,11 @@ class Writer:
         else:
             text = f"{self.callee(bound.symbol)}({', '.join(args)})"
         if bound.symbol.out:
-            return f"{text}; {self._written(bound)}"
+            return f"{text}; {self._from_arguments(bound)}"
         target = _target(bound.output, set(bound.inputs))
         return f"{target} = {text}" if bound.outputs else text
 
-    def guarded(self, bound: BoundSymbol) -> list[str]:
+    def with_fallback(self, bound: BoundSymbol) -> list[str]:
         """Return the statements of a call that is replaced by its fallback once it raises; they cost nothing until
         then. Its callee is a global that they assign."""
         failure = "failure"
@@ -221,7 +221,7 @@ class Writer:
             f"    {replaced} = {fallback}({args})",
         ]
 
-    def _written(self, bound: BoundSymbol) -> str:
+    def _from_arguments(self, bound: BoundSymbol) -> str:
         """Return the results of a call that wrote them to its arguments."""
         memory = [bound.args[place] if isinstance(place, int) else bound.kwargs[place] for place in bound.symbol.out]
         results = [proxy.name for proxy in pytree.proxies(bound.output)]

@@ -189,7 +189,7 @@ class Trace:
 
         It runs once every call is an executor's.
         """
-        return self.text or self._written(depth)[0]
+        return self.text or self._as_text(depth)[0]
 
     def as_file(self, shown: Callable[[BoundSymbol], bool]) -> tuple[str, dict[str, Any]]:
         """Return the trace as Python that is the same in every process, and the objects that it reads, which have no
@@ -197,7 +197,7 @@ class Trace:
 
         shown: which calls have those inside of them below, as comments.
         """
-        text, holders = self._written(1, shown)
+        text, holders = self._as_text(1, shown)
         scope = {}
         for i, holder in enumerate(holders):
             name = f"held_{i}"
@@ -207,7 +207,7 @@ class Trace:
             scope[name] = holder.value
         return text.replace("import forge.ir.printing\n", "") if "forge.ir.printing." not in text else text, scope
 
-    def _written(self, depth: int, shown: Callable[[BoundSymbol], bool] = lambda bound: False) -> tuple[str, list[Any]]:
+    def _as_text(self, depth: int, shown: Callable[[BoundSymbol], bool] = lambda bound: False) -> tuple[str, list[Any]]:
         writer = printing.Writer(flat=False, taken=self.names.union(self.input_names))
         writer.holders = self.held  # an object has the same number each time the trace is printed
         body = printing.statements(writer, self.bound_symbols, depth, shown)
@@ -244,7 +244,7 @@ class Trace:
         for bound in self.bound_symbols:
             runs = bound.symbol.op is not None or bound.symbol in printing.STATEMENTS
             assert runs, f"{bound.symbol.id} was not claimed"
-            statements = [writer.call(bound)] if bound.symbol.fallback is None else writer.guarded(bound)
+            statements = [writer.call(bound)] if bound.symbol.fallback is None else writer.with_fallback(bound)
             found = printing.sources_of(bound)
             for statement in statements:
                 body.append(f"    {statement}")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from forge.patterns.reference import Pattern, pattern
 
 
-def _normalized(x: torch.Tensor, eps: float) -> torch.Tensor:
+def _normalize(x: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float()
     return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
 
@@ -24,19 +24,19 @@ def rms_norm(x, weight, eps: float):
 
     Shapes: x (..., H), weight (H,).
     """
-    return weight * _normalized(x, eps).to(x.dtype)
+    return weight * _normalize(x, eps).to(x.dtype)
 
 
 @pattern
 def rms_norm_wide(x, weight, eps: float):
     """OLMo, Helium, torch's own: scaled in float32, then back in x's dtype."""
-    return (weight * _normalized(x, eps)).to(x.dtype)
+    return (weight * _normalize(x, eps)).to(x.dtype)
 
 
 @pattern
 def rms_norm_gemma(x, weight, eps: float):
     """Gemma: scaled by 1 + weight in float32, then back in x's dtype."""
-    return (_normalized(x, eps) * (1.0 + weight.float())).to(x.dtype)
+    return (_normalize(x, eps) * (1.0 + weight.float())).to(x.dtype)
 
 
 def _after_residual(name: str, norm: Pattern) -> Pattern:

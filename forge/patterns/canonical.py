@@ -115,7 +115,7 @@ class Canonical:
 
     def same_elements(self, node: Node) -> list[Node]:
         """Every shape of a value that the program has made so far; as it was computed comes last."""
-        base = unshaped(node)
+        base = before_reshapes(node)
         return [*self._reshaped.get(id(base), ()), base]
 
     def _flatten(self, bound: BoundSymbol) -> None:
@@ -276,7 +276,7 @@ _REWRITES = {
 }
 
 
-def unshaped(node: Node) -> Node:
+def before_reshapes(node: Node) -> Node:
     """Return what a reshape is of; any other node itself."""
     return node.args[0] if node.id == RESHAPE else node
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from forge.ir import NUMBER_TYPES, TensorProxy, Trace
-from forge.patterns.canonical import COMMUTATIVE, RESHAPE, Canonical, Node, relative_args, unshaped
+from forge.patterns.canonical import COMMUTATIVE, RESHAPE, Canonical, Node, before_reshapes, relative_args
 from forge.patterns.reference import TRANSPARENT, Pattern, Scalar, Skeleton, Wild
 
 
@@ -114,8 +114,8 @@ def _match_at(pattern: Pattern, root: Node, graph: Canonical, sites: _Sites) -> 
         }
         bound = {name: value for name, value in binding.items() if isinstance(value, Node)}
         graph.favoured.update((name, id(value)) for name, value in bound.items())
-        leaves = {id(each) for value in bound.values() for each in (value, unshaped(value))}
-        return Match(pattern, stand_ins, shown, _covered(nodes, leaves, graph))
+        leaves = {id(each) for value in bound.values() for each in (value, before_reshapes(value))}
+        return Match(pattern, stand_ins, shown, _computations(nodes, leaves, graph))
     return None
 
 
@@ -123,17 +123,17 @@ def _bindings(pattern: Pattern, root: Node, graph: Canonical, sites: _Sites) -> 
     """Yield what the parameters may stand for where the root is the last output, and values before it are the others:
     of queries and keys, neither is computed from the other."""
 
-    def completed(binding: dict[str, Any], parts: list[Skeleton]) -> Iterator[dict[str, Any]]:
+    def complete(binding: dict[str, Any], parts: list[Skeleton]) -> Iterator[dict[str, Any]]:
         apart = next((part for part in parts if not part.parameters <= binding.keys()), None)
         if apart is None:
             yield binding
             return
         for node in sites.before(root, apart):
             for larger in _unify(apart, node, binding, graph):
-                yield from completed(larger, parts)
+                yield from complete(larger, parts)
 
     for binding in _unify(pattern.skeleton[-1], root, {}, graph):
-        yield from completed(binding, pattern.skeleton[:-1])
+        yield from complete(binding, pattern.skeleton[:-1])
 
 
 def _unify(part: Any, node: Any, binding: dict[str, Any], graph: Canonical) -> Iterator[dict[str, Any]]:
@@ -186,7 +186,7 @@ def _bind(name: str, node: Node, binding: dict[str, Any], graph: Canonical) -> I
             yield {**binding, name: candidate}
 
 
-def _covered(outputs: list[Node], leaves: set[int], graph: Canonical) -> set[int]:
+def _computations(outputs: list[Node], leaves: set[int], graph: Canonical) -> set[int]:
     """Return the computations of a site, without those that merely cast or broadcast."""
     found: set[int] = set()
     stack: list[Any] = list(outputs)

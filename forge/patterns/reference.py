@@ -17,7 +17,7 @@ import torch
 
 from forge import torchlang
 from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, check, recording, speaking
-from forge.ir.bounded import Bounded
+from forge.ir.bounded import BoundedDict
 from forge.ir.pytree import tensors
 from forge.patterns.canonical import BROADCAST, CAST, Canonical, Node, relative_args
 
@@ -85,7 +85,7 @@ class Pattern:
         self.symbol.__doc__ = reference.__doc__
         self.skeleton = self._trace_skeleton()
         self.size = _count(self.skeleton)
-        self._exact: dict[tuple, tuple[list[str], list[BoundSymbol], list[str]] | None] = Bounded(256)
+        self._exact: dict[tuple, tuple[list[str], list[BoundSymbol], list[str]] | None] = BoundedDict(256)
 
     def __reduce__(self) -> tuple:
         """Pickled as what it is made of."""

@@ -50,7 +50,7 @@ def channels_last(
         in_eager = strides(trace)
         if not all(_is_contiguous(proxy, in_eager.get(name)) for name, proxy in restored.items()):
             return trace
-    return _rewritten(trace, restored)
+    return _rewrite(trace, restored)
 
 
 def _pays(found: list[BoundSymbol], device: str) -> bool:
@@ -87,14 +87,14 @@ def _is_contiguous(proxy: TensorProxy, strides: tuple[Dim, ...] | None) -> bool:
     return True
 
 
-def _rewritten(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:
+def _rewrite(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:
     """Rewrite a call; a result that the caller sees keeps its name."""
     new = trace.derive("channels last")
     images = {name: new.tensor(proxy.shape, proxy.dtype, proxy.device) for name, proxy in restored.items()}
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             bound = substitute(bound, images)
-            new.record(_converted(new, bound) if bound.symbol in CONVOLUTIONS else bound)
+            new.record(_convert(new, bound) if bound.symbol in CONVOLUTIONS else bound)
         for name, proxy in restored.items():
             with new.collecting() as recorded:
                 seen = _CONTIGUOUS(images[name])
@@ -103,7 +103,7 @@ def _rewritten(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:
     return new
 
 
-def _converted(new: Trace, bound: BoundSymbol) -> BoundSymbol:
+def _convert(new: Trace, bound: BoundSymbol) -> BoundSymbol:
     """Return the call on images, the calls that lay them out before it."""
     given = bound.symbol.bind(bound.args, bound.kwargs)
     with new.tagged(bound.tags, bound.source):

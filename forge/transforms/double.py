@@ -39,7 +39,7 @@ def register_redraw(symbol: Symbol) -> Callable[[Callable], Callable]:
     return register
 
 
-class Given:
+class GivenCall:
     """A call that runs once, in the forward, and what of its output a differentiable backward is given.
 
     values: None where its result depends on its arguments in a way that is not known.
@@ -60,12 +60,12 @@ def _floating(proxy: Proxy) -> bool:
     return isinstance(proxy, TensorProxy) and (proxy.dtype.is_floating_point or proxy.dtype.is_complex)
 
 
-def given_calls(joint: Joint, repeated: Collection[str] = ()) -> list[Given]:
+def given_calls(joint: Joint, repeated: Collection[str] = ()) -> list[GivenCall]:
     """Return the calls of a forward that must not run again, in order: random ones, and opaque ones without a gradient.
 
     repeated: names of results of opaque calls that do run again.
     """
-    return [Given(bound, joint.active) for bound in _run_once(joint.forward.bound_symbols, repeated)]
+    return [GivenCall(bound, joint.active) for bound in _run_once(joint.forward.bound_symbols, repeated)]
 
 
 def _run_once(calls: Iterable[BoundSymbol], repeated: Collection[str]) -> Iterator[BoundSymbol]:
@@ -97,7 +97,7 @@ def differentiable_backward(
     wanted: Sequence[str],
     seeds: dict[str, TensorProxy],
     choose: Choose,
-    given: Sequence[Given],
+    given: Sequence[GivenCall],
     unreached: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Trace:
     """Return the backward of `trace` as a program: inputs are the trace's, the values of `given`, and the gradients of
@@ -188,7 +188,9 @@ def _constant(bound: BoundSymbol) -> BoundSymbol:
 class _Replacer:
     """Puts what the forward drew in the place of the calls that drew it."""
 
-    def __init__(self, trace: Trace, own: Sequence[Given], given: Sequence[Given], repeated: Collection[str]) -> None:
+    def __init__(
+        self, trace: Trace, own: Sequence[GivenCall], given: Sequence[GivenCall], repeated: Collection[str]
+    ) -> None:
         ids = [[each.bound.symbol.id for each in calls] for calls in (own, given)]
         assert ids[0] == ids[1], f"the forward's calls and those of its differentiable backward differ: {ids}"
         self.trace = trace
@@ -199,13 +201,13 @@ class _Replacer:
     def replace(self, calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
         for bound in calls:
             if _runs_once(bound, self.repeated):
-                yield from self.known(bound, self.partner[id(bound)])
+                yield from self.substitute(bound, self.partner[id(bound)])
             elif _holds_one(bound):
                 yield from self.replace(bound.subsymbols)
             else:
                 yield bound
 
-    def known(self, bound: BoundSymbol, theirs: Given) -> list[BoundSymbol]:
+    def substitute(self, bound: BoundSymbol, theirs: GivenCall) -> list[BoundSymbol]:
         """Return what stands for a call: nothing where all it gives is an input."""
         if theirs.values is None:
             raise NotImplementedError(

@@ -55,7 +55,7 @@ def fold_norms(trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], 
             found[bound.output.name] = site
             layer = freezing.owner(site.given["weight"].name, search.makers)
             freezing.done.append(f"batch norm {name} in the weights of {layer}")
-    return _rewritten(trace, found) if found else trace
+    return _rewrite(trace, found) if found else trace
 
 
 class _Search:
@@ -112,7 +112,7 @@ def _fits(layer: Symbol, given: dict[str, Any], norm: dict[str, Any], output: Te
     return taken and weight.ndim >= 2 and x.ndim == rank and x.dtype == weight.dtype == output.dtype
 
 
-def _rewritten(trace: Trace, found: dict[str, _Site]) -> Trace:
+def _rewrite(trace: Trace, found: dict[str, _Site]) -> Trace:
     new = trace.derive("norms in weights")
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
@@ -142,12 +142,12 @@ def _layer_of(site: _Site) -> TensorProxy:
     shift = shift * scale
     if norm["bias"] is not None:
         shift = shift + clang.convert(norm["bias"], wide)
-    scaled = _scaled(site.layer, clang.convert(weight, wide), scale, given.get("groups", 1))
+    scaled = _scale(site.layer, clang.convert(weight, wide), scale, given.get("groups", 1))
     given["weight"], given["bias"] = clang.convert(scaled, dtype), clang.convert(shift, dtype)
     return site.layer(*given.values())
 
 
-def _scaled(layer: Symbol, weight: TensorProxy, scale: TensorProxy, groups: int) -> TensorProxy:
+def _scale(layer: Symbol, weight: TensorProxy, scale: TensorProxy, groups: int) -> TensorProxy:
     """Return the weight times the scale of each channel of the output."""
     if layer not in TRANSPOSED:
         return weight * clang.reshape(scale, (weight.shape[0], *[1] * (weight.ndim - 1)))

@@ -80,12 +80,12 @@ def differentiate(
     return Joint(new, walker.runs, walker.active, parted)
 
 
-def _reached(bound: BoundSymbol, names: Collection[str]) -> set[str]:
+def _reached_names(bound: BoundSymbol, names: Collection[str]) -> set[str]:
     """Return these names and those of the values that a call makes of them, inside of it too."""
     found = set(names)
     for call in bound.subsymbols or [bound]:
         if call is bound or not found.isdisjoint(call.inputs):
-            found.update(_reached(call, found) if call.subsymbols else call.outputs)
+            found.update(_reached_names(call, found) if call.subsymbols else call.outputs)
     return found
 
 
@@ -104,7 +104,7 @@ class _Forward:
     def visit(self, bound: BoundSymbol) -> list[BoundSymbol]:
         """Return the forward calls that replace `bound`; its outputs keep their names."""
         if Tag.LEAF_VIEW in bound.tags and not self.active.isdisjoint(bound.inputs):
-            shown = _reached(bound, self.active)
+            shown = _reached_names(bound, self.active)
             self.active.update(
                 output.name for output in tensors(bound.output) if differentiable(output) and output.name in shown
             )
@@ -125,7 +125,7 @@ class _Forward:
                 return calls
         calls = self.differentiate(bound, grad_rule(bound.symbol))
         if (choice.recompute or choice.rule is not None) and calls != [bound]:
-            inside = [_tagged(call, Tag.RECOMPUTE) for each in calls for call in each.subsymbols or [each]]
+            inside = [_with_tag(call, Tag.RECOMPUTE) for each in calls for call in each.subsymbols or [each]]
             return [bound.replace(subsymbols=inside, tags=bound.tags | {Tag.OPAQUE_TO_PASSES})]
         return calls
 
@@ -157,8 +157,8 @@ class _Forward:
             check(
                 sums_to(gradient.shape, argument.shape),
                 lambda argument=argument, gradient=gradient: (
-                    f"a gradient rule of {bound.symbol.id} gives {_named(argument, bound)}, which is {argument}, a "
-                    f"gradient of another shape: {gradient}"
+                    f"a gradient rule of {bound.symbol.id} gives {_argument_name(argument, bound)}, which is "
+                    f"{argument}, a gradient of another shape: {gradient}"
                 ),
                 RuntimeError,
             )
@@ -190,7 +190,7 @@ def sums_to(gradient: Sequence[Dim], shape: Sequence[Dim]) -> bool:
     return extra >= 0 and all(prims.same(length, own) or prims.same(length, 1) for length, own in pairs)
 
 
-def _named(argument: TensorProxy, bound: BoundSymbol) -> str:
+def _argument_name(argument: TensorProxy, bound: BoundSymbol) -> str:
     """Return an argument of a call as the user knows it: by its place, or its name."""
     places = [f"argument {i}" for i, each in enumerate(bound.args) if argument in tensors(each)]
     return next(iter([*places, *[name for name, each in bound.kwargs.items() if argument in tensors(each)]]), "a value")
@@ -201,9 +201,9 @@ def _ignores_an_output(outputs: Sequence[TensorProxy], call: RuleCall) -> bool:
     return any(differentiable(output) and output.name not in known for output in outputs)
 
 
-def _tagged(bound: BoundSymbol, tag: Tag) -> BoundSymbol:
+def _with_tag(bound: BoundSymbol, tag: Tag) -> BoundSymbol:
     """Return the call, and those inside it, with one more tag."""
-    return bound.replace(tags=bound.tags | {tag}, subsymbols=[_tagged(sub, tag) for sub in bound.subsymbols])
+    return bound.replace(tags=bound.tags | {tag}, subsymbols=[_with_tag(sub, tag) for sub in bound.subsymbols])
 
 
 def _divide(

@@ -180,7 +180,7 @@ class _Program:
             calls.append(call)
             name = tensors(call.args)[0].name
         head = _Head(loss, top, [*calls[::-1], *loss.after], None)
-        return self.checked(head, tops) if self.fits(head) else None
+        return self.with_uses(head, tops) if self.fits(head) else None
 
     def fits(self, head: _Head) -> bool:
         """Whether classes stay one dim on the way, in dtypes and of a size for which chunks are worth it."""
@@ -201,7 +201,7 @@ class _Program:
         wide = max(value.dtype.itemsize for value in values)
         return axes[-1] == 1 and math.prod(map(hint_of, logits.shape)) * wide >= self.limit
 
-    def checked(self, head: _Head, tops: Sequence[BoundSymbol]) -> _Head | None:
+    def with_uses(self, head: _Head, tops: Sequence[BoundSymbol]) -> _Head | None:
         """Return the head with what the program reads of its values; None where a gradient may come back to them from
         elsewhere in it: it would take the products twice."""
         own = {id(top) for top in tops}
@@ -332,7 +332,7 @@ def _rows_of(x: TensorProxy, calls: Sequence[BoundSymbol], axis: int) -> TensorP
     while places and _keeps_order(*places[-1]):
         axis = places.pop()[1]
     for call, before in places:
-        x = _reshaped(x, call, before)
+        x = _reshape(x, call, before)
     if axis == x.ndim - 1:
         return x
     return prims.permute(x, (*[dim for dim in range(x.ndim) if dim != axis], axis))
@@ -345,7 +345,7 @@ def _keeps_order(call: BoundSymbol, axis: int) -> bool:
     return call.symbol is not prims.slice
 
 
-def _reshaped(x: TensorProxy, call: BoundSymbol, axis: int) -> TensorProxy:
+def _reshape(x: TensorProxy, call: BoundSymbol, axis: int) -> TensorProxy:
     if call.symbol is prims.reshape:
         return prims.reshape(x, (*call.output.shape[:-1], x.shape[axis]))
     return call.symbol(x, *call.args[1:], **call.kwargs)

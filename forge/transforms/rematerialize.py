@@ -58,8 +58,9 @@ def rematerialize(
     computed = network.computed_again()
     if not computed:
         return forward
-    tagged = [_tagged(bound) if bound.outputs and computed.issuperset(bound.outputs) else bound for bound in calls]
-    return forward.derive("rematerialize", tagged)
+    again = [bool(bound.outputs) and computed.issuperset(bound.outputs) for bound in calls]
+    calls = [_to_recompute(bound) if each else bound for bound, each in zip(calls, again, strict=True)]
+    return forward.derive("rematerialize", calls)
 
 
 def _may_run_again(bound: BoundSymbol, cheap: Callable[[BoundSymbol], bool], exact: set[str]) -> bool:
@@ -69,7 +70,7 @@ def _may_run_again(bound: BoundSymbol, cheap: Callable[[BoundSymbol], bool], exa
     return Tag.RECOMPUTE in bound.tags or (exact.isdisjoint(bound.outputs) and cheap(bound))
 
 
-def _tagged(bound: BoundSymbol) -> BoundSymbol:
+def _to_recompute(bound: BoundSymbol) -> BoundSymbol:
     return bound.replace(tags=bound.tags | {Tag.RECOMPUTE})
 
 

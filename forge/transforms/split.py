@@ -18,7 +18,7 @@ from forge.transforms.dce import KEPT, live_calls
 from forge.transforms.grad import Joint, backward
 
 
-class Saved(NamedTuple):
+class SavedValue(NamedTuple):
     """A tensor that a forward saves for its backward.
 
     metadata: in words. bytes: None where lengths are symbols. own: whether saving it keeps memory alive that the
@@ -40,7 +40,7 @@ class Split:
         self.saved_tensors = saved_tensors
         self.saved_numbers = saved_numbers
 
-    def saved(self) -> list[Saved]:
+    def saved_values(self) -> list[SavedValue]:
         """Return what is saved, in order."""
         outputs, given, _ = self.forward.output
         there = {*self.forward.input_names, *names(outputs)}
@@ -50,7 +50,7 @@ class Split:
             count = proxy.numel()
             size = count * proxy.dtype.itemsize if isinstance(count, int) else None
             source = makers[proxy.name].source if proxy.name in makers else None
-            found.append(Saved(proxy.name, in_words(proxy), size, value.name not in there, source))
+            found.append(SavedValue(proxy.name, in_words(proxy), size, value.name not in there, source))
         return found
 
 
@@ -75,7 +75,7 @@ def backward_of(
     parameters: Collection[str] = (),
 ) -> tuple[Trace, set[str], set[str]]:
     """Return the backward from these outputs to the inputs `wanted`, without repetitions, and the names of values of
-    which it must be given copies (see `_exposed`) and of those from which it computes nothing again (see
+    which it must be given copies (see `_exposed_names`) and of those from which it computes nothing again (see
     `_read_for_some`).
 
     mutated: inputs that are written to after the forward. parameters: weights of modules, which change after the
@@ -84,12 +84,12 @@ def backward_of(
     every = backward(joint, seeds_of(joint.forward, outputs), wanted)
     visible = {*names(tensors_of(joint.forward.inputs)), *joint.forward.output_names}.difference(parameters)
     memory = _SharedMemory(innermost(joint.forward.bound_symbols))
-    exposed = _exposed(joint.forward, every, memory, mutated, visible)
+    exposed = _exposed_names(joint.forward, every, memory, mutated, visible)
     shown = [bound for bound in joint.forward.bound_symbols if exposed.isdisjoint(bound.outputs)]
-    return _simplified(every, shown), exposed, _read_for_some(joint.forward, every, memory, visible)
+    return _simplify(every, shown), exposed, _read_for_some(joint.forward, every, memory, visible)
 
 
-def _simplified(trace: Trace, visible: list[BoundSymbol]) -> Trace:
+def _simplify(trace: Trace, visible: list[BoundSymbol]) -> Trace:
     seen: dict[tuple, BoundSymbol] = {}
     merge_calls(visible, protected=set(), seen=seen)
     calls, renamed = merge_calls(trace.bound_symbols, protected=set(), seen=seen)
@@ -108,7 +108,7 @@ def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy]
     visible = [*calls, *untagged, *shown]
     every = backward(joint, seeds_of(joint.forward, outputs), wanted)
     while True:  # what was saved is a value of others that were not: these are seen, but cannot be read
-        trace = recompute(parts.forward.bound_symbols, _simplified(every, visible))
+        trace = recompute(parts.forward.bound_symbols, _simplify(every, visible))
         missing = {name for name in free_names(trace, set()) if name not in saved}
         known = [bound for bound in visible if missing.isdisjoint(bound.outputs)]
         if len(known) == len(visible):
@@ -173,7 +173,7 @@ def _symbols(inputs: Iterable[Proxy], given: Iterable[TensorProxy]) -> list[str]
     return list(dict.fromkeys([*names([proxy.shape for proxy in given]), *numbers]))
 
 
-def _exposed(
+def _exposed_names(
     forward: Trace, every: Trace, memory: "_SharedMemory", mutated: Iterable[str], visible: Collection[str]
 ) -> set[str]:
     """Return the names of values whose memory may be written to between forward and backward. A backward that reads one

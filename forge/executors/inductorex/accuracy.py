@@ -71,10 +71,10 @@ def near_zero(*, as_vec: bool) -> Iterator[None]:
     upstream="torch/_inductor/codegen/cpp.py, CppKernel.need_use_acc_helper",
     before=(2, 13),
 )
-def chunked(kernel: CppKernel, *args: Any) -> bool:
+def chunk_sums(kernel: CppKernel, *args: Any) -> bool:
     """Return whether a sum is computed in chunks."""
     try:
-        return chunked.original(kernel, *args)
+        return chunk_sums.original(kernel, *args)
     except UnresolvedSymInt:
         return True
 
@@ -113,12 +113,12 @@ def _expression(name: str, lines: list[str] | None) -> Callable[[Any], str]:
     return expression
 
 
-def _replaced(lines: Mapping[str, list[str]], why: str) -> list[Patch]:
+def _patches(lines: Mapping[str, list[str]], why: str) -> list[Patch]:
     upstream = "torch/_inductor/codegen/cpp.py, CppVecOverrides"
     about: dict[str, Any] = {"scope": Scope.COMPILE, "why": why, "upstream": upstream}
     functions = {name: staticmethod(_expression(name, lines.get(name))) for name in _NAMES}
     return [Patch(CppVecOverrides, name, function, **about) for name, function in functions.items()]
 
 
-_NEAR_ZERO = _replaced(_LINES, "of a small argument, no digit is right")
-_AS_VEC = _replaced({}, "half precision is to have the bits that torch's kernels give, which call at::vec")
+_NEAR_ZERO = _patches(_LINES, "of a small argument, no digit is right")
+_AS_VEC = _patches({}, "half precision is to have the bits that torch's kernels give, which call at::vec")

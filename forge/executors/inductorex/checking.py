@@ -34,7 +34,7 @@ from forge.executors.executor import Decision, Declined, decline
 from forge.executors.inductorex.aten_graph import results_of
 from forge.executors.inductorex.graphs import PlainGraph, rebuild
 from forge.executors.inductorex.strides import NO_STRIDES, Strides
-from forge.ir.interpreter import unconverted
+from forge.ir.interpreter import skip_dynamo
 from forge.ir.printing import qualified_name, symbolic_expression
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.torch_internals.dispatch import disable_current_modes
@@ -136,7 +136,7 @@ class CheckedRegion:
                     edge = f"input {number}" if number < len(inputs) else f"result {number - len(inputs)}"
                     raise self._error(f"the size {size} of {edge} reads {', '.join(unknown)}, which no input defines")
 
-    @unconverted
+    @skip_dynamo
     def __call__(self, boxed: list[Any]) -> list[torch.Tensor]:
         inputs, sizes = list(boxed), self._sizes(boxed)
         for number, (value, promise) in enumerate(zip(inputs, self.inputs, strict=True)):
@@ -279,7 +279,7 @@ def _poison_when_freed(value: torch.Tensor) -> None:
     weakref.finalize(value, _poison_freed, storage, value.dtype).atexit = False
 
 
-@unconverted
+@skip_dynamo
 def _poison_freed(storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
     others = storage_Use_Count(storage._cdata) > 2 or sys.getrefcount(storage) > _OWN_REFERENCES
     if others or (storage.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):

@@ -192,7 +192,7 @@ def compile_graph(
         local_buffers.untiled,
         index_bound.bounded,
         accuracy.near_zero(as_vec=_is_marked(graph)),
-        accuracy.chunked,
+        accuracy.chunk_sums,
         _compiler_config.patch(cache_key_tag=f"{_compiler_config.cache_key_tag}{_not_in_its_key(graph, given, fake)}"),
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),

@@ -15,7 +15,7 @@ from forge.executors.nvfuserex.definition import Definition, Output, define, dum
 from forge.executors.nvfuserex.translate import dense_strides, strides_in_region, translate
 from forge.executors.nvfuserex.writer import Untranslatable
 from forge.ir import NumberProxy, Proxy, TensorProxy, Trace
-from forge.ir.bounded import Bounded
+from forge.ir.bounded import BoundedDict
 from forge.ir.checks import in_one_line
 from forge.ir.locks import new_lock
 from forge.ir.proxies import hint_of
@@ -82,7 +82,7 @@ class Compiler:
     def __init__(self, library: Any, device: str) -> None:
         self.library = library
         self.device = device
-        self._made: Bounded = Bounded(KEPT)
+        self._made: BoundedDict = BoundedDict(KEPT)
 
     def compile(self, region: Trace) -> Callable | Declined:
         """Return a function of one list, the region's inputs, that returns its outputs. Declined where nvFuser

@@ -67,10 +67,10 @@ def _of_tensors(function: Callable) -> Callable:
             b = torch.full((), b, dtype=a.dtype, device=a.device)
         return function(a, b)
 
-    return _published(run, function.__name__)
+    return _publish(run, function.__name__)
 
 
-def _published(function: Callable, name: str) -> Callable:
+def _publish(function: Callable, name: str) -> Callable:
     """Make a function an attribute of this module, under which a printed trace finds it."""
     function.__name__ = function.__qualname__ = name
     globals()[name] = function
@@ -89,7 +89,7 @@ def _limit(function: Callable, by_number: Callable) -> Callable:
             return by_number(a, b)
         return function(a, b) if isinstance(a, torch.Tensor) else by_number(b, a)
 
-    return _published(run, function.__name__)
+    return _publish(run, function.__name__)
 
 
 run_prim(prims.maximum)(_limit(torch.maximum, torch.clamp_min))

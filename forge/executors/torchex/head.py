@@ -128,7 +128,7 @@ def _scores(given: _Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor 
         known: list[torch.Tensor | torch.dtype | None] = []
     else:
         x = given.logits(rows)
-        known = _known(given, x)
+        known = _values_of_steps(given, x)
     for step in given.steps[len(known) :]:
         if step[0] == "to":
             known.append(x.dtype)
@@ -142,7 +142,7 @@ def _scores(given: _Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor 
     return x, known
 
 
-def _known(given: _Rows, logits: torch.Tensor) -> list[torch.Tensor | torch.dtype | None]:
+def _values_of_steps(given: _Rows, logits: torch.Tensor) -> list[torch.Tensor | torch.dtype | None]:
     """Return what the backwards of the steps before `first` read: tanh's result from what was made of it."""
     dtypes = [given.hidden.dtype]
     for step in given.steps[: given.first]:
@@ -347,7 +347,7 @@ def _of_scores(given: _Rows, rows: slice, logs: torch.Tensor, out: torch.Tensor)
     out.scatter_(1, classes, of_target.to(out.dtype))
 
 
-def _scaled(gradient: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+def _scale(gradient: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     """gradient * g, in its memory where nobody reads it again."""
     return gradient * g if graph_is_kept() else gradient.mul_(g)
 
@@ -362,7 +362,7 @@ def _meta(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *r
 
 with_gradients = torchex.register_operator("linear_cross_entropy_with_gradients", meta=_meta, fn=_loss_and_gradients)
 scaled = torchex.register_operator(
-    "scaled_gradient", meta=lambda gradient, g: like(gradient), fn=_scaled, tags=[Tag.UNINITIALIZED, Tag.DONATES]
+    "scaled_gradient", meta=lambda gradient, g: like(gradient), fn=_scale, tags=[Tag.UNINITIALIZED, Tag.DONATES]
 )
 
 

@@ -42,7 +42,7 @@ smooth_l1_loss_backward = _backward_of("smooth_l1_loss_backward", aten.smooth_l1
 huber_loss_backward = _backward_of("huber_loss_backward", aten.huber_loss_backward.default)
 
 
-def _unweighted(*args: object, weight: Optional = None, **options: object) -> Decision:
+def _has_no_weight(*args: object, weight: Optional = None, **options: object) -> Decision:
     has_weight = weight is not None or any(isinstance(arg, TensorProxy) for arg in args[2:])
     return decline("a weighted loss has no kernel of its own") if has_weight else True
 
@@ -83,9 +83,9 @@ def _huber_loss_grad(
     return out
 
 
-run_torchlang(torchlang.mse_loss, checker=_unweighted, grad_transform=_mse_loss_grad)
+run_torchlang(torchlang.mse_loss, checker=_has_no_weight, grad_transform=_mse_loss_grad)
 run_torchlang(torchlang.smooth_l1_loss, grad_transform=_smooth_l1_loss_grad)
-run_torchlang(torchlang.huber_loss, checker=_unweighted, grad_transform=_huber_loss_grad)
+run_torchlang(torchlang.huber_loss, checker=_has_no_weight, grad_transform=_huber_loss_grad)
 
 
 # nll_loss, which cross_entropy is made of

@@ -18,7 +18,7 @@ import forge
 from forge.cache import programs
 from forge.executors import RegionError, decline
 from forge.executors.inductorex import artifacts, inductorex, lower, out_of_process
-from forge.ir.bounded import Bounded
+from forge.ir.bounded import BoundedDict
 from forge.runtime import tiering
 from forge.torch_internals.versions import TORCH
 
@@ -264,7 +264,7 @@ def test_larger_regions_that_fail(kind: type[Net], monkeypatch: pytest.MonkeyPat
 def test_a_program_from_disk_whose_regions_fail(strict: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORGE_CACHE", "1")
     monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(programs, "_loaded", Bounded(64))
+    monkeypatch.setattr(programs, "_loaded", BoundedDict(64))
     model, other = pair()
     expected = steps(other, other)
     torch.testing.assert_close(steps(forge.jit(model, strict=strict), model), expected)
