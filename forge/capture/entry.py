@@ -29,7 +29,7 @@ from forge.executors.modules import ModuleExecutor
 from forge.ir.checks import in_one_line
 from forge.ir.interpreter import paused_gc, skip_dynamo, with_room
 from forge.ir.locks import free_after_fork
-from forge.ir.printing import counted, note_place
+from forge.ir.printing import note_place, quantity
 from forge.ir.source import Source, warn
 from forge.prims.library import quiet
 from forge.runtime.torch_state import transforms_restored
@@ -164,7 +164,7 @@ class History:
                 self.on_graph_break(_reason(text), sources.get(text))
             if self._failures:
                 latest, *earlier = self._failures
-                more = f" (nor {counted(len(earlier), 'earlier graph')} fitted)" if earlier else ""
+                more = f" (nor {quantity(len(earlier), 'earlier graph')} fitted)" if earlier else ""
                 self.recompiles.append(f"{latest}{more}")
                 logs.capture.log(logs.DETAIL, "%s: recompile: %s%s", self._name, latest, more)
 

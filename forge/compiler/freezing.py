@@ -9,7 +9,7 @@ from forge.compiler.layout import Layouts
 from forge.compiler.program import Program
 from forge.executors.executor import Executor
 from forge.ir import Tag, TensorProxy, Trace
-from forge.ir.printing import counted
+from forge.ir.printing import quantity
 from forge.ir.pytree import names, tensors
 from forge.runtime.frozen import FoldedWeights
 from forge.transforms import Freezing, delete_last_used, hoist, hoist_weights
@@ -67,5 +67,5 @@ def fold_weights(
     final = delete_last_used(claimed)
     new = trace.derive("weights folded", parted.rest, inputs=[*trace.inputs, *values])
     stages += [final, new]
-    freezing.done.append(f"{counted(len(values), 'value')} of {counted(len(reads), 'weight')} computed ahead")
+    freezing.done.append(f"{quantity(len(values), 'value')} of {quantity(len(reads), 'weight')} computed ahead")
     return new, FoldedWeights(final.python_callable(), reads, strides)

@@ -406,7 +406,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def counted(count: int, noun: str) -> str:
+def quantity(count: int, noun: str) -> str:
     """`1 graph`, `2 graphs`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 

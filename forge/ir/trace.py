@@ -216,7 +216,7 @@ class Trace:
         constants = [f"{name} = {writer.object(value, name)}" for name, value in named.items()]
         signature, unboxing = self._signature()
         metadata = ", ".join(repr(proxy) for proxy in self.inputs if isinstance(proxy, (TensorProxy, NumberProxy)))
-        head = [f"# {self.name}, {self.stage}: {printing.counted(len(self.bound_symbols), 'call')}"]
+        head = [f"# {self.name}, {self.stage}: {printing.quantity(len(self.bound_symbols), 'call')}"]
         head += sorted(f"import {module}" for module in writer.imports)
         text = "\n".join([*head, *constants, "", f"def {self.name}({signature}):  # {metadata}", *unboxing, *body, ""])
         return text, writer.holders

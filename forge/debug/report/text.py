@@ -15,7 +15,7 @@ from rich.text import Text
 from forge.compiler.report import SHORTENED
 from forge.debug.report.folding import Line, fold_layers, lines
 from forge.debug.report.rows import CostRow
-from forge.ir.printing import counted, in_seconds
+from forge.ir.printing import in_seconds, quantity
 
 if TYPE_CHECKING:
     from forge.debug.report.explanation import Explanation
@@ -79,11 +79,11 @@ def summary(told: "Explanation") -> str:
         )
     claimed = ", ".join(f"{name} {count}" for name, count in told.executors.items())
     parts = [
-        counted(told.graphs, "graph"),
-        f"{counted(len(told.rows), 'operation')} ({claimed})",
-        counted(len(told.opaque_calls), "opaque call"),
-        counted(len(told.graph_breaks), "graph break"),
-        counted(len(told.recompiles), "recompile"),
+        quantity(told.graphs, "graph"),
+        f"{quantity(len(told.rows), 'operation')} ({claimed})",
+        quantity(len(told.opaque_calls), "opaque call"),
+        quantity(len(told.graph_breaks), "graph break"),
+        quantity(len(told.recompiles), "recompile"),
     ]
     if told.numerics != "fast":
         parts.append(f"numerics: {told.numerics}")
