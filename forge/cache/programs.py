@@ -288,7 +288,7 @@ def _claim(
     *made: Any,
 ) -> Claim:
     executor, declined, level, region = made
-    how = lines.get(line), executor, map(tuple, declined), level, region, fallbacks.get(region)
+    how = lines.get(line), executor, list(map(tuple, declined)), level, region, fallbacks.get(region)
     return Claim(operation, outputs, results, *how)
 
 

@@ -1,6 +1,7 @@
 """The claim pass: every call of a trace is assigned to an executor, at the highest level first."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
@@ -52,6 +53,7 @@ def in_order(bound: BoundSymbol, executors: Sequence[Executor], active: Collecti
     return _NONE_EXCLUDED
 
 
+@dataclass(slots=True, eq=False)
 class Claim:
     """The executor that runs one call, and the reasons of those that declined it. It refers to the call by name, not by
     object: a program's claims live as long as the program.
@@ -60,29 +62,19 @@ class Claim:
     fallback: what runs it where that fails.
     """
 
-    __slots__ = ("declined", "executor", "fallback", "level", "operation", "outputs", "region", "results", "source")
+    operation: str
+    outputs: Sequence[str]
+    results: Sequence[str]
+    source: Source | None
+    executor: str
+    declined: Reasons
+    level: int
+    region: str | None = None
+    fallback: Fallback | None = None
 
-    def __init__(
-        self,
-        operation: str,
-        outputs: Iterable[str],
-        results: Iterable[str],
-        source: Source | None,
-        executor: str,
-        declined: Iterable[tuple[str, str]],
-        level: int,
-        region: str | None = None,
-        fallback: Fallback | None = None,
-    ) -> None:
-        self.operation = operation
-        self.outputs = tuple(outputs)
-        self.results = tuple(results)
-        self.source = source
-        self.executor = executor
-        self.declined = list(dict.fromkeys(declined))
-        self.level = level
-        self.region = region
-        self.fallback = fallback
+    def __post_init__(self) -> None:
+        self.outputs, self.results = tuple(self.outputs), tuple(self.results)
+        self.declined = list(dict.fromkeys(self.declined))
 
     @classmethod
     def of(
@@ -100,26 +92,16 @@ class Claim:
         return cls(bound.symbol.id, bound.outputs, results, bound.source, executor, declined, level, region, fallback)
 
 
+@dataclass(slots=True)
 class ClaimedCall:
     """A call of the program and the executors' calls that run it; `fuser` takes it into a region, where one pays."""
 
-    __slots__ = ("bound", "calls", "claims", "declined", "fuser", "level")
-
-    def __init__(
-        self,
-        bound: BoundSymbol,
-        fuser: FusionExecutor | None,
-        declined: Reasons,
-        level: int,
-        calls: list[BoundSymbol],
-        claims: list[Claim],
-    ) -> None:
-        self.bound = bound
-        self.fuser = fuser
-        self.declined = declined
-        self.level = level
-        self.calls = calls
-        self.claims = claims
+    bound: BoundSymbol
+    fuser: FusionExecutor | None
+    declined: Reasons
+    level: int
+    calls: list[BoundSymbol]
+    claims: list[Claim]
 
 
 def claim(

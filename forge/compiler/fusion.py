@@ -72,7 +72,7 @@ def _fuse(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
     return made
 
 
-class FusionResult:
+class FusionResult(NamedTuple):
     """A trace's calls with regions in them.
 
     unfused: why a call that a fusion executor takes runs outside of regions, by the first name that the call makes.
@@ -80,21 +80,12 @@ class FusionResult:
     name. fallbacks: the fallbacks of regions, by the names of their calls. used: the regions.
     """
 
-    def __init__(
-        self,
-        calls: list[BoundSymbol],
-        unfused: dict[str, str],
-        regions: dict[str, str],
-        fixed: dict[str, Any],
-        fallbacks: dict[str, Fallback],
-        used: list[FusedRegion],
-    ) -> None:
-        self.calls = calls
-        self.unfused = unfused
-        self.regions = regions
-        self.fixed = fixed
-        self.fallbacks = fallbacks
-        self.used = used
+    calls: list[BoundSymbol]
+    unfused: dict[str, str]
+    regions: dict[str, str]
+    fixed: dict[str, Any]
+    fallbacks: dict[str, Fallback]
+    used: list[FusedRegion]
 
 
 def discard_failed(regions: Sequence[FusedRegion]) -> bool:

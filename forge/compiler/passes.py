@@ -143,7 +143,7 @@ def rematerialize_forward(trace: Trace, context: Context) -> Trace:
     if config.memory == "speed":
         return trace
     forward = rematerialize(trace, derived.backward, config.may_run_again, derived.copied, derived.unread)
-    derived.joint = grad.Joint(forward, derived.joint.runs, derived.joint.active, derived.joint.parted)
+    derived.joint = derived.joint._replace(forward=forward)
     return forward
 
 

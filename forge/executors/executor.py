@@ -47,6 +47,7 @@ A fusion executor is given regions of neighbouring calls and makes one function 
 import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -67,16 +68,14 @@ def is_own(function: Any) -> bool:
     return module.partition(".")[0] in _OWN
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Declined:
     """A checker's no, with the reason in words. False in a condition. parts: whether the calls that the declined one
     consists of may be taken in its place. error: what failed, where it is no decision."""
 
-    __slots__ = ("error", "parts", "reason")
-
-    def __init__(self, reason: str, *, parts: bool = True, error: Exception | None = None) -> None:
-        self.reason = reason
-        self.parts = parts
-        self.error = error
+    reason: str
+    parts: bool = field(default=True, kw_only=True)
+    error: Exception | None = field(default=None, kw_only=True)
 
     def __bool__(self) -> bool:
         return False
@@ -120,6 +119,7 @@ GRADS = ("decompose", "recompute", "none")
 NO_GRADIENT = "it has no gradient, and one is needed"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Implementation:
     """An executor's way to run a symbol.
 
@@ -133,29 +133,21 @@ class Implementation:
     it.
     """
 
-    __slots__ = ("checker", "execution_transform", "grad", "grad_transform", "low_priority", "name", "op", "symbol")
+    symbol: Symbol
+    op: Symbol | None
+    checker: Checker | None = None
+    execution_transform: Callable | None = None
+    grad_transform: Callable | None = None
+    _: KW_ONLY
+    grad: str = "decompose"
+    name: str | None = None
+    low_priority: bool = False
 
-    def __init__(
-        self,
-        symbol: Symbol,
-        op: Symbol | None,
-        checker: Checker | None = None,
-        execution_transform: Callable | None = None,
-        grad_transform: Callable | None = None,
-        *,
-        grad: str = "decompose",
-        name: str | None = None,
-        low_priority: bool = False,
-    ) -> None:
-        check(grad in GRADS, lambda: f"{symbol.id}: grad is {grad!r}, but must be one of {', '.join(GRADS)}")
-        self.symbol = symbol
-        self.op = op
-        self.checker = checker
-        self.execution_transform = execution_transform
-        self.grad_transform = grad_transform
-        self.grad = grad
-        self.name = name
-        self.low_priority = low_priority
+    def __post_init__(self) -> None:
+        check(
+            self.grad in GRADS,
+            lambda: f"{self.symbol.id}: grad is {self.grad!r}, but must be one of {', '.join(GRADS)}",
+        )
 
     def decide(self, bound: BoundSymbol) -> Decision:
         """Return True, or Declined with the reason."""

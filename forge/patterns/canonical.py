@@ -8,6 +8,7 @@ programs, never to run them.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from forge import prims
@@ -34,6 +35,7 @@ _IDENTITIES = frozenset(prim.id for prim in (prims.clone, prims.contiguous))
 CAST, BROADCAST, RESHAPE = prims.convert_element_type.id, prims.broadcast_in_dim.id, prims.reshape.id
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """One value: the prim that computes it, from other nodes and literals; `proxy` has its metadata.
 
@@ -41,17 +43,12 @@ class Node:
     the output's number where a prim has several, `tags` the tags of its call that change what the value means.
     """
 
-    __slots__ = ("args", "id", "index", "key", "proxy", "tags")
-
-    def __init__(
-        self, id: str, args: tuple, proxy: TensorProxy, key: Any, index: int = 0, tags: frozenset[Tag] = NO_TAGS
-    ) -> None:
-        self.id = id
-        self.args = args
-        self.proxy = proxy
-        self.key = key
-        self.index = index
-        self.tags = tags
+    id: str
+    args: tuple
+    proxy: TensorProxy
+    key: Any
+    index: int = 0
+    tags: frozenset[Tag] = NO_TAGS
 
     def __repr__(self) -> str:
         return f"{self.proxy.name} = {self.id}{self.args}"

@@ -6,23 +6,20 @@ program's normal form: it is the same value there, or no match.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from forge.ir import NUMBER_TYPES, TensorProxy, Trace
 from forge.patterns.canonical import COMMUTATIVE, RESHAPE, Canonical, Node, before_reshapes, relative_args
 from forge.patterns.reference import TRANSPARENT, Pattern, Scalar, Skeleton, Wild
 
 
-class Match:
+class Match(NamedTuple):
     """One site: the pattern, what its parameters stand for, and the names of the values that it computes."""
 
-    def __init__(
-        self, pattern: Pattern, binding: dict[str, Any], outputs: list[TensorProxy], covered: set[int]
-    ) -> None:
-        self.pattern = pattern
-        self.binding = binding
-        self.outputs = outputs
-        self.covered = covered
+    pattern: Pattern
+    binding: dict[str, Any]
+    outputs: list[TensorProxy]
+    covered: set[int]
 
     def __repr__(self) -> str:
         return f"<match of {self.pattern.name} at {', '.join(proxy.name for proxy in self.outputs)}>"

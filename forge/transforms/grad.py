@@ -42,20 +42,17 @@ class RuleRun:
         self.calls = calls
 
 
-class Joint:
+class Joint(NamedTuple):
     """A differentiated trace: `forward` computes its output, `runs` hold what its backward needs, in forward order.
 
     `active` names the values through which gradients flow, `parted` those of calls that are taken apart, and what is
     computed from these: their strides may be others than those of the calls' own results.
     """
 
-    def __init__(
-        self, forward: Trace, runs: list[RuleRun], active: set[str], parted: Collection[str] = frozenset()
-    ) -> None:
-        self.forward = forward
-        self.runs = runs
-        self.active = active
-        self.parted = parted
+    forward: Trace
+    runs: list[RuleRun]
+    active: set[str]
+    parted: Collection[str] = frozenset()
 
 
 def differentiate(
@@ -232,7 +229,7 @@ def without_gradients(joint: Joint, unreached: Callable[[BoundSymbol], Collectio
         kept.puts = [put for put in run.puts if put[1].name not in dropped]
         if kept.puts:
             runs.append(kept)
-    return Joint(joint.forward, runs, joint.active, joint.parted)
+    return joint._replace(runs=runs)
 
 
 def backward(joint: Joint, seeds: dict[str, TensorProxy], wanted: Sequence[Proxy]) -> Trace:

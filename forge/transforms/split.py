@@ -1,6 +1,7 @@
 """Splitting a joint program into a forward that saves and a backward that reads what was saved."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple
 
@@ -32,13 +33,13 @@ class SavedValue(NamedTuple):
     source: Source | None
 
 
+@dataclass(eq=False)
 class Split:
     """A forward that returns (outputs, saved tensors, saved numbers), and what the backward may read of it."""
 
-    def __init__(self, forward: Trace, saved_tensors: list[TensorProxy], saved_numbers: list[Proxy]) -> None:
-        self.forward = forward
-        self.saved_tensors = saved_tensors
-        self.saved_numbers = saved_numbers
+    forward: Trace
+    saved_tensors: list[TensorProxy]
+    saved_numbers: list[Proxy]
 
     def saved_values(self) -> list[SavedValue]:
         """Return what is saved, in order."""
