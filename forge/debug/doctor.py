@@ -18,7 +18,8 @@ import torch
 
 from forge import hub
 from forge.executors import hubex
-from forge.executors.executor import Declined, known_executors, resolve_executors
+from forge.executors.executor import Declined
+from forge.executors.registry import known_executors, resolve_executors
 from forge.hub import cache, toolchain
 from forge.hub.compat import cache_root
 from forge.ir.checks import in_one_line

@@ -4,15 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge.executors import inductorex, nvfuserex, torchex
 from forge.executors.errors import RegionError
-from forge.executors.executor import (
-    Declined,
-    Executor,
-    FusionExecutor,
-    OperatorExecutor,
-    decline,
-    register_executor,
-    resolve_executors,
-)
+from forge.executors.executor import Declined, Executor, FusionExecutor, OperatorExecutor, decline
+from forge.executors.registry import register_executor, resolve_executors
 
 if TYPE_CHECKING:
     from forge.compiler.claim import claim

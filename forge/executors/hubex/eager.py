@@ -15,13 +15,13 @@ import torch
 from forge import clang
 from forge.compiler.claim import choose, claim
 from forge.executors.calls import format_arguments
-from forge.executors.executor import resolve_executors
 from forge.executors.hubex.derived import derived
 from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.functions import Function, has_fake, known, register
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.process import verifying
 from forge.executors.hubex.verification.verdicts import verifier
+from forge.executors.registry import resolve_executors
 from forge.ir import BoundSymbol, Tag, Trace, check, recording
 from forge.ir.locks import new_lock
 from forge.ir.pytree import leaves, names

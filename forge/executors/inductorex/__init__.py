@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from forge.executors.can_fuse_cache import CanFuseCache
-from forge.executors.executor import Decision, Declined, FusionExecutor, decline, register_executor
+from forge.executors.executor import Decision, Declined, FusionExecutor, decline
 from forge.executors.inductorex import isa_probe
+from forge.executors.registry import register_executor
 from forge.ir import BoundSymbol, Tag, Trace
 from forge.ir.pytree import leaves, tensors
 from forge.torch_internals.tensors import has_triton

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from forge.compiler.claim import claim
 from forge.compiler.layout import Layouts, pair_leaves
-from forge.executors.executor import resolve_executors
+from forge.executors.registry import resolve_executors
 from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
 from forge.ir.locks import new_lock
 from forge.ir.pytree import tree_map

@@ -8,7 +8,8 @@ used, and prims and clang symbols (which gradients and decompositions are writte
 from collections.abc import Callable
 from typing import Any
 
-from forge.executors.executor import Decision, OperatorExecutor, decline, register_executor
+from forge.executors.executor import Decision, OperatorExecutor, decline
+from forge.executors.registry import register_executor
 from forge.ir import Symbol
 from forge.torchlang import torch_function_of
 

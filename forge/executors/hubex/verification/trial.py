@@ -10,11 +10,12 @@ import torch
 from forge import clang
 from forge.compiler.claim import choose, claim
 from forge.executors.calls import Case, Passes, format_arguments
-from forge.executors.executor import Executor, resolve_executors
+from forge.executors.executor import Executor
 from forge.executors.hubex.assumed import Assumption, reference_of
 from forge.executors.hubex.derived import Derived, derived
 from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.kernels import ALLOCATE, Kernel, compares_values
+from forge.executors.registry import resolve_executors
 from forge.ir import Symbol, TensorProxy, Trace, recording
 from forge.ir.pytree import tensors
 from forge.torch_internals.pytree import torch_pytree
