@@ -258,7 +258,7 @@ def _forward_and_backward(
 class _Program:
     """A program that is one call like one of a trace's: a symbolic length is what it is in this run.
 
-    Raises _Unmeasured for a call that cannot be made alone.
+    Raises _NotMeasurable for a call that cannot be made alone.
     """
 
     def __init__(self, bound: BoundSymbol, active: Collection[str]) -> None:

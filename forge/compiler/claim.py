@@ -263,11 +263,8 @@ def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
 
 def strides_in_torch(trace: Trace) -> dict[str, tuple[Dim, ...]]:
     """Return the strides that torch's own functions give the values of a trace, by name."""
-    layouts = Layouts(trace.inputs)
-    layouts.add_constants(trace.constants)
-    for call in claim(trace, [torchex])[0].bound_symbols:
-        layouts.run(call)
-    return {name: value.strides for name, value in layouts.values.items() if isinstance(value, Layout)}
+    values = Layouts.of(claim(trace, [torchex])[0]).values
+    return {name: value.strides for name, value in values.items() if isinstance(value, Layout)}
 
 
 def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select: Selection = in_order) -> Choose:

@@ -54,10 +54,7 @@ def fold_weights(
         return trace, None
     ahead = hoist(parted.ahead, run)
     claimed, _ = claim(ahead, executors)
-    layouts = Layouts(ahead.inputs)
-    layouts.add_constants(ahead.constants)
-    for call in claimed.bound_symbols:
-        layouts.run(call)
+    layouts = Layouts.of(claimed)
     strides = [layouts.values[proxy.name].strides for proxy in parted.values]
     values = [
         TensorProxy(x.name, x.shape, x.dtype, x.device, strides=own)

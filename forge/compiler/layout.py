@@ -179,6 +179,15 @@ class Layouts:
         for proxy in inputs:
             self.add(proxy)
 
+    @classmethod
+    def of(cls, claimed: Trace) -> "Layouts":
+        """Return the layouts of all values of a claimed trace."""
+        layouts = cls(claimed.inputs)
+        layouts.add_constants(claimed.constants)
+        for call in claimed.bound_symbols:
+            layouts.run(call)
+        return layouts
+
     def copy(self) -> "Layouts":
         """Return the same knowledge, to which more is added elsewhere: a backward's, of a forward."""
         new = Layouts()
