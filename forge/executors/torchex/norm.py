@@ -20,7 +20,8 @@ Parameter = TensorProxy | None
 Pair = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
-def _put_all(arguments: Sequence[Parameter], gradients: Sequence[Parameter]) -> None:
+def put_all(arguments: Sequence[Parameter], gradients: Sequence[Parameter]) -> None:
+    """Put the gradient of each argument."""
     for argument, gradient in zip(arguments, gradients, strict=True):
         put_grad(argument, gradient)
 
@@ -65,7 +66,7 @@ def _layer_norm_grad(
     out, mean, rstd = native_layer_norm(input, normalized_shape, weight, bias, eps)
     mask = _gradient_mask(input, weight, bias)
     gradients = native_layer_norm_backward(get_grad(out), input, normalized_shape, mean, rstd, weight, bias, mask)
-    _put_all((input, weight, bias), gradients)
+    put_all((input, weight, bias), gradients)
     return out
 
 
@@ -99,7 +100,7 @@ def _rms_norm_grad(
     out, rstd = fused_rms_norm(input, normalized_shape, weight, eps)
     mask = _gradient_mask(input, weight)
     gradients = fused_rms_norm_backward(get_grad(out), input, normalized_shape, rstd, weight, mask)
-    _put_all((input, weight), gradients)
+    put_all((input, weight), gradients)
     return out
 
 
@@ -165,7 +166,7 @@ def _group_norm_grad(
     out, mean, rstd = native_group_norm(input, weight, bias, num_groups, eps)
     mask = _gradient_mask(input, weight, bias)
     gradients = native_group_norm_backward(get_grad(out), input, mean, rstd, weight, bias, num_groups, mask)
-    _put_all((input, weight, bias), gradients)
+    put_all((input, weight, bias), gradients)
     return out
 
 
@@ -259,7 +260,7 @@ def _batch_norm_train_grad(
     )
     mask = _gradient_mask(input, weight, bias)
     gradients = native_batch_norm_backward(get_grad(out), input, weight, bias, (None, None), (mean, rstd), eps, mask)
-    _put_all((input, weight, bias), gradients)
+    put_all((input, weight, bias), gradients)
     return out, new_mean, new_var
 
 
@@ -282,7 +283,7 @@ def _batch_norm_grad(
     mask = _gradient_mask(input, weight, bias)
     running = (running_mean, running_var)
     gradients = native_batch_norm_backward(get_grad(out), input, weight, bias, running, (None, None), eps, mask)
-    _put_all((input, weight, bias), gradients)
+    put_all((input, weight, bias), gradients)
     return out
 
 

@@ -17,7 +17,7 @@ from torch import nn
 import forge
 from forge.cache import programs
 from forge.executors import RegionError, decline
-from forge.executors.inductorex import artifacts, inductorex, lower, out_of_process
+from forge.executors.inductorex import artifacts, aten_graph, inductorex, lower, out_of_process
 from forge.ir.bounded import BoundedDict
 from forge.runtime import tiering
 from forge.torch_internals.versions import TORCH
@@ -222,7 +222,7 @@ def test_larger_regions_that_cannot_be_compiled(strict: bool, monkeypatch: pytes
 @pytest.mark.skipif(TORCH < (2, 13), reason="before torch 2.13, Inductor's file names each length by its own symbol")
 def test_a_file_that_inductor_generated_and_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads the symbol of one length by the name of another, to which that turned out to be equal."""
-    monkeypatch.setattr(lower, "_canonical_size", lambda value: value)
+    monkeypatch.setattr(aten_graph, "_canonical_size", lambda value: value)
 
     def met(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
         both = y + x
