@@ -19,22 +19,35 @@ _REPOSITORY = next(folder for folder in FOLDERS if folder.name == "forge-triton"
 
 
 class AdamW(torch.optim.AdamW):
-    """torch.optim.AdamW, run by a Triton kernel that comes with forge: all parameters of a group and a dtype in one
-    launch, and one that counts their steps. The results are torch.optim.AdamW(fused=True)'s within rounding.
+    """torch.optim.AdamW in one Triton kernel launch for all parameters of a group and dtype.
 
-    params, lr, betas, eps, weight_decay, amsgrad, maximize: torch.optim.AdamW's; lr may be one element on the
-    parameters' device, which is read when the step runs: in a CUDA graph, a number would stay what it was.
-    capturable, fused: taken for what they mean, True: steps are counted on the device, and torch.amp.GradScaler hands
-    over its scale. foreach, differentiable: are torch's own implementations, and refused.
-    moment_dtype: of the moments: torch.float32, or None for each parameter's dtype; may be given for each group.
+    The results are those of torch.optim.AdamW(fused=True) within rounding. torch's fused AdamW runs instead, with one
+    warning that gives the reason, where Triton is missing or a group has a parameter that the kernel does not support:
+    not on a GPU, of a dtype other than float32, bfloat16 and float16, a subclass of Tensor, or not dense. Either class
+    loads
+    the other's state_dict. Moments with a dtype of their own are read from the state_dict that was passed, before hooks
+    that change it.
 
-    Where a group has a parameter that the kernel does not take (not on a GPU, of a dtype other than float32, bfloat16
-    and float16, a subclass of Tensor, not dense), or Triton is not there, torch's fused AdamW runs, and one warning
-    says why. state_dict() is torch.optim.AdamW's: either loads the other's. Moments of a dtype of their own are read
-    from the state_dict that was given, past hooks that change it.
-    Raises: ValueError for an argument that it does not have or whose value is out of range; RuntimeError for complex
-    parameters and sparse gradients; NotImplementedError for moments of another dtype than the parameter's where the
-    kernel cannot run.
+    Args:
+        params: Parameters, named parameters or parameter groups.
+        lr: Learning rate. A one-element tensor on the parameters' device is read when the step runs, as a CUDA graph
+            needs.
+        betas: Decay rates of the two moments.
+        eps: Term added to the denominator.
+        weight_decay: Decoupled weight decay.
+        amsgrad: Whether to use the maximum of the second moments.
+        maximize: Whether to maximize the objective.
+        foreach: torch's own implementation; not supported.
+        capturable: Always in effect: steps are counted on the device.
+        differentiable: torch's own implementation; not supported.
+        fused: Always in effect: torch.amp.GradScaler passes its scale.
+        moment_dtype: torch.float32, or None for the dtype of each parameter; may differ by group.
+
+    Raises:
+        ValueError: For an argument that is not supported or out of range.
+        RuntimeError: For complex parameters and sparse gradients.
+        NotImplementedError: If the kernel cannot run and `moment_dtype` differs from the parameter's dtype.
+
     Source: Loshchilov & Hutter, Decoupled Weight Decay Regularization, 2019; torch.optim.AdamW.
     """
 
@@ -65,7 +78,7 @@ class AdamW(torch.optim.AdamW):
         self._runs: dict[int, _Run] = {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, with options of their own. Raises ValueError for a moment_dtype that is neither None nor
+        """Add parameters, with options of their own. Raises ValueError for a moment_dtype that is neither None nor
         torch.float32."""
         if "moment_dtype" not in self.defaults:
             self.defaults["moment_dtype"] = self._moment_dtype
@@ -81,7 +94,7 @@ class AdamW(torch.optim.AdamW):
         super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over a state_dict of this class or of torch.optim.AdamW. The moments' dtype stays what it is here."""
+        """Take over a state_dict of this class or of torch.optim.AdamW. The moments' dtype stays what it is here."""
         dtypes = [group["moment_dtype"] for group in self.param_groups]
         super().load_state_dict(state_dict)
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
@@ -108,7 +121,7 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every parameter that has a gradient. `closure` computes the loss again, which is returned."""
+        """Step every parameter that has a gradient. `closure` computes the loss again, which is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -121,7 +134,7 @@ class AdamW(torch.optim.AdamW):
 
     @torch.compiler.disable
     def _run(self, number: int, group: dict[str, Any], params: list[Tensor]) -> None:
-        grads = [param.grad for param in params]
+        grads = [param.grad for param in params if param.grad is not None]
         check(
             all(grad.layout is torch.strided for grad in grads),
             lambda: "forge.optim.AdamW: a gradient is sparse, but must be dense; torch.optim.SparseAdam takes those",
@@ -133,25 +146,27 @@ class AdamW(torch.optim.AdamW):
             for param, state in zip(params, states, strict=True):  # a parameter's memory format may have changed
                 state.update({name: _laid_out_as(param, state[name]) for name in MOMENTS if name in state})
         reason = run.unsupported(params)
-        lists = [
+        lists = (
             params,
             grads,
-            *[[state[name] for state in states] for name in MOMENTS[:2]],
+            [state[MOMENTS[0]] for state in states],
+            [state[MOMENTS[1]] for state in states],
             [state[MOMENTS[2]] for state in states] if group["amsgrad"] else [],
             [state["step"] for state in states],
-        ]
-        options = {name: group[name] for name in ("lr", "eps", "weight_decay", "maximize")}
+        )
+        options: dict[str, Any] = {name: group[name] for name in ("lr", "eps", "weight_decay", "maximize")}
         options |= {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}  # of a GradScaler
-        if reason is None:
+        if reason is None and run.step is not None:
             run.step(*lists, betas=group["betas"], **options)
             return
+        assert reason is not None, "where the kernel runs a step, it is there"
         _check_moments(group, params, reason)
         _notice(reason)
         beta1, beta2 = group["betas"]
-        lists[1] = [_laid_out_as(param, grad) for param, grad in zip(params, grads, strict=True)]
-        adamw(*lists, fused=True, capturable=group["capturable"], amsgrad=group["amsgrad"], beta1=beta1, beta2=beta2,
-              **options)  # fmt: skip
-        for grad, used in zip(grads, lists[1], strict=True):
+        laid_out = [_laid_out_as(param, grad) for param, grad in zip(params, grads, strict=True)]
+        adamw(params, laid_out, *lists[2:], fused=True, capturable=group["capturable"], amsgrad=group["amsgrad"],
+              beta1=beta1, beta2=beta2, **options)  # fmt: skip
+        for grad, used in zip(grads, laid_out, strict=True):
             if used is not grad and options["grad_scale"] is not None:  # a step leaves gradients without their scale
                 grad.copy_(used)
 
@@ -173,18 +188,19 @@ class _Run:
         self._reason: str | None = None
 
     def is_new(self, params: list[Tensor]) -> bool:
-        """Whether these are others than those of the last step, or in another memory format; notes them."""
+        """Return whether these are others than at the last step, or in another memory format; note them."""
         before, self._asked = self._asked, [(id(each), each.dtype, each.device, each.stride()) for each in params]
         self._is_new = before != self._asked
         return self._is_new
 
     def unsupported(self, params: list[Tensor]) -> str | None:
-        """Why the kernel does not run the step; None where it does."""
+        """Return why the kernel does not run the step; None where it does."""
         if self._is_new:
-            kernel, reason = _kernel()
-            self._reason = reason or next(filter(None, map(kernel.adamw_unsupported, params)), None)
-            if self._reason is None and self.step is None:
-                self.step = kernel.AdamWStep()
+            kernel, self._reason = _kernel()
+            if kernel is not None:
+                self._reason = next(filter(None, map(kernel.adamw_unsupported, params)), None)
+                if self._reason is None and self.step is None:
+                    self.step = kernel.AdamWStep()
         return self._reason
 
 
@@ -193,13 +209,12 @@ def _moment(param: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _laid_out_as(param: Tensor, other: Tensor) -> Tensor:
-    """A gradient or a moment in memory of the parameter's strides: torch's fused AdamW reads it as though it had
-    them."""
+    """Return a gradient or a moment with the parameter's strides, which torch's fused AdamW takes for granted."""
     return other if other.stride() == param.stride() else torch.empty_like(param, dtype=other.dtype).copy_(other)
 
 
 def _check_moments(group: dict[str, Any], params: list[Tensor], reason: str) -> None:
-    """Raises NotImplementedError where torch's own AdamW does not have the moments that a group asks for."""
+    """Raise NotImplementedError where torch's own AdamW does not have the moments that a group asks for."""
     wanted = group["moment_dtype"]
     other = next((param.dtype for param in params if wanted not in (None, param.dtype)), None)
     check(
@@ -214,7 +229,7 @@ def _check_moments(group: dict[str, Any], params: list[Tensor], reason: str) -> 
 
 @cache
 def _kernel() -> tuple[ModuleType | None, str | None]:
-    """(the repository that comes with forge, None), or (None, why it cannot be used)."""
+    """Return (the repository that comes with forge, None), or (None, why it cannot be used)."""
     try:
         return hub.load(hub.resolve(_REPOSITORY, policy=hub.Policy(local=True))), None
     except (hub.HubError, ImportError) as error:

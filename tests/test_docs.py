@@ -7,9 +7,11 @@ each with what it prints. `pytest tests/test_docs.py --update-golden` writes wha
 """
 
 import contextlib
+import dataclasses
 import inspect
 import io
 import linecache
+import operator
 import os
 import platform
 import re
@@ -194,6 +196,25 @@ WITHOUT_PATHS = {"docs/reference/api.md", "docs/reference/coverage.md"}
 def test_the_documentation_stays_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
     assert sum(len((ROOT / page).read_text().split()) for page in [*PAGES, "README.md"]) <= 20_000
+
+
+def _documented_objects() -> dict[str, object]:
+    """What the page of the API renders, and the names of the package that are not on it, by name."""
+    paths = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference/api.md").read_text(), flags=re.MULTILINE)
+    names = {f"forge.{name}" for name in forge.__all__ if inspect.isroutine(getattr(forge, name))}
+    return {path: operator.attrgetter(path.removeprefix("forge."))(forge) for path in sorted({*paths, *names})}
+
+
+@pytest.mark.parametrize("name", _documented_objects())
+def test_a_public_docstring_describes_every_parameter(name: str) -> None:
+    target = _documented_objects()[name]
+    text = inspect.getdoc(target) or ""
+    described = set()
+    for section in re.findall(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)+)", text, flags=re.MULTILINE):
+        described.update(re.findall(r"^    (\w+):", section, flags=re.MULTILINE))
+    is_plain_class = isinstance(target, type) and "Args:" not in text and not dataclasses.is_dataclass(target)
+    parameters = [] if is_plain_class else list(inspect.signature(target).parameters)
+    assert [each for each in parameters if each not in described] == []
 
 
 def test_every_page_is_in_one_of_the_four_parts() -> None:

@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support import assert_same, copied
 
+from forge import torchlang
 from forge.api.functional import Direct
 from forge.testing import OpInfo, all_opinfos
 
@@ -121,12 +122,32 @@ def agrees_in_gradient(function: Callable, x: torch.Tensor, *rest: Any) -> None:
 # elementwise
 
 
+ELEMENTWISE = ("elementwise", "limits", "special", "special_functions")  # families
+STEPWISE = (
+    "logaddexp",
+    "logaddexp2",
+    "logit",
+    "sinc",
+    "special_xlog1py",
+    "xlogy",
+)  # their steps round to half precision
+
+
+def _is_elementwise(info: OpInfo) -> bool:
+    """Return whether the operation's symbol is of an elementwise family; polynomials take few degrees."""
+    name = info.op.__name__
+    functions = (info.op, getattr(torch, name, None), getattr(torch.Tensor, name, None))
+    symbol = next(filter(None, map(torchlang.find, functions)), None)
+    family = "" if symbol is None or symbol.body is None else symbol.body.__module__.removeprefix("forge.torchlang.")
+    return family in ELEMENTWISE and name not in STEPWISE and "polynomial" not in name
+
+
 @cache
 def _elementwise() -> list[tuple[OpInfo, int]]:
     """The elementwise OpInfos that take one or two tensors and nothing else, with their number."""
     found = []
     for info in all_opinfos():
-        if info.samples.__module__.endswith(".elementwise") and not set(DTYPES).isdisjoint(info.dtypes):
+        if _is_elementwise(info) and not set(DTYPES).isdisjoint(info.dtypes):
             first = next(iter(info.samples(info, torch.device("cpu"), info.dtypes[0])))
             if len(first.args) <= 2 and not first.kwargs and all(isinstance(arg, torch.Tensor) for arg in first.args):
                 found.append((info, len(first.args)))

@@ -20,7 +20,7 @@ from forge.capture.dtensors import to_local_graph
 from forge.capture.entry import must_be_one_graph
 from forge.capture.handles import JitHandle, handle_of_torch_compile
 from forge.capture.higher_order import runnable
-from forge.capture.inputs import note_inputs
+from forge.capture.inputs import friendly, note_inputs
 from forge.capture.layers import decide
 from forge.capture.python_dispatch import find_dispatched_value
 from forge.compiler import pipeline
@@ -32,6 +32,7 @@ from forge.debug.graph_check import against_eager
 from forge.executors.modules import ModuleExecutor
 from forge.ir.interpreter import paused_gc
 from forge.ir.source import Source, warn
+from forge.runtime.plan import CallBoundary
 from forge.runtime.torch_state import preserve_torch_state
 from forge.support import logs
 from forge.torch_internals.dynamo import BackendCompilerFailed, register_backend
@@ -55,6 +56,7 @@ class Backend:
             Unsupported: under fullgraph, for what forge cannot compile.
         """
         handle = self._handle()
+        assert handle is not None, "the function that calls Dynamo has the handle"
         try:
             with paused_gc(), preserve_torch_state():
                 executable, report = _compile(graph, self._config, handle)
@@ -104,41 +106,36 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
     layers = decide(graph, next((each for each in config.executors if isinstance(each, ModuleExecutor)), None))
     run, entry = runnable(graph), CacheEntry(graph, config, handle.parameters)
     count = len(graph.graph.find_nodes(op="placeholder"))
-    eager = lambda *inputs: run(*inputs[:count])
-    executable, report = entry.load(eager) or _compile_anew(graph, config, handle, entry, eager)
+    boundary = CallBoundary(lambda *inputs: run(*inputs[:count]), to_local=None if local is None else local.wrap)
+    executable, report = entry.load(boundary) or _compile_anew(graph, config, handle, entry, boundary)
     report.layers = layers
     _log(handle.name, report)
     if subclass is not None:
         _warn_of_subclass(*subclass, handle)
-    return executable if local is None else executable.wrap_call(local.wrap), report
+    return executable, report
 
 
 def _compile_anew(
-    graph: torch.fx.GraphModule, config: Config, handle: JitHandle, entry: CacheEntry, eager: Callable
+    graph: torch.fx.GraphModule, config: Config, handle: JitHandle, entry: CacheEntry, boundary: CallBoundary
 ) -> Compilation:
     start, equal = time.perf_counter(), entry.equal_lengths
     capture = dynamo.record(graph, handle.parameters)
     if config.strict and capture.opaque_calls:
         raise StrictError(_strict_message(capture.opaque_calls))
     seconds = time.perf_counter() - start
-    executable, report = pipeline.compile(capture.program, config, eager=eager)
+    if config.comparison is not None and boundary.eager is not None:
+        compare = partial(against_eager, eager=boundary.eager, program=capture.program)
+        boundary = boundary._replace(compare=compare)
+    boundary = boundary._replace(held=capture.held)
+    executable, report = pipeline.compile(capture.program, config, boundary)
     if entry.equal_lengths != equal:  # known from the start where a later process compiles a backward of this program
-        return _compile_anew(graph, config, handle, entry, eager)
+        return _compile_anew(graph, config, handle, entry, boundary)
     report.opaque_calls = capture.opaque_calls
     if config.freeze and executable.plan.training is not None:
         _warn_of_gradients(report, handle)
     entry.write(executable, report, capture.program.mutated, capture.held)
-    if config.comparison is not None:
-        executable = executable.wrap_call(partial(against_eager, eager=eager, program=capture.program))
-    if capture.held:
-        executable = executable.wrap_call(partial(_holding, held=capture.held))
     report.seconds = {"record": seconds, **report.seconds}
     return executable, report
-
-
-def _holding(call: Callable, held: list[torch.Tensor]) -> Callable:
-    """`call`, whose last arguments are tensors that the graph holds."""
-    return lambda *inputs: call(*inputs, *held)
 
 
 def _raise_if_asked(error: Unsupported | EagerFallback, config: Config, handle: JitHandle) -> None:
@@ -187,13 +184,13 @@ def _log(name: str, report: CompileReport) -> None:
 
 
 def _warn_of_subclass(node: torch.fx.Node, kind: str, handle: JitHandle) -> None:
-    name = dynamo.friendly(node.name, handle.parameters)
+    name = friendly(node.name, handle.parameters)
     reason = f"{name} is a {kind}, whose operators are not torch's kernels alone"
     warn(f"a graph runs by torch's own functions, without regions: {reason}", Source.of(node))
 
 
 def _warn_of_gradients(report: CompileReport, handle: JitHandle) -> None:
-    """Once for a jitted function."""
+    """Warn, once for a jitted function, that gradients keep its weights from being folded."""
     if not handle.warned:
         handle.warned = True
         advice = "call it under torch.no_grad() or torch.inference_mode(), or after requires_grad_(False)"

@@ -19,14 +19,22 @@ from forge.ir import Trace, check
 
 
 def bundle(jitted: Any, folder: str | os.PathLike[str]) -> Path:
-    """Write the kernels that a jitted function's programs run to a new folder, with their files, for this system: the
-    variants of repositories as they were verified, the sources of compiled kernels, and manifests that hold nothing
-    else. `forge.jit(model, kernels=[folder])` uses them on another machine, without the Hub or the cache. It raises,
-    naming the kernel, where one of them cannot be used.
+    """Write the kernels that a jitted function runs, with their files, to a new folder, for use on this platform.
 
-    Call the function first, and its backward, so that its programs exist. Raises ValueError where no kernel runs, for a
-    kernel that has no files because it was declared in Python, and for a folder that is not empty; HubError for a
-    kernel that depends on other kernels.
+    The folder has the verified variants of repositories, the sources of compiled kernels, and manifests that list
+    them alone. `forge.jit(model, kernels=[folder])` uses them on another machine without the Hub or the cache. Call
+    the function, and its backward, before: only programs that exist are bundled.
+
+    Args:
+        jitted: A result of forge.jit.
+        folder: A path that does not exist or an empty folder.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: If no kernel runs, a kernel was declared in Python and has no files, or the folder is not empty.
+        HubError: For a kernel that depends on other kernels.
     """
     used = list({id(kernel): kernel for kernel in _used_kernels(jitted)}.values())
     check(
@@ -105,6 +113,8 @@ def _prune_manifest(path: Path, kernels: list[Kernel], dropped: str | None) -> b
     """Return the manifest with these kernels alone, and without the key `dropped`."""
     places = {(kernel.entry.mark.line, kernel.entry.mark.column) for kernel in kernels}
     root = read_document(path).root
+    assert root is not None, "a manifest with kernels is not empty"
+    pruned: Any
     if root.is_list:  # ExecuTorch's functions.yaml
         pruned = _prune_ops(root, places)
     else:

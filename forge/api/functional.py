@@ -32,9 +32,16 @@ from forge.torchlang import autocast_mode
 
 @dynamo_disable
 def trace(function: Callable, *args: Any, **kwargs: Any) -> Trace:
-    """Return the trace of one call of `function`: its torch calls as torchlang symbols, with their decompositions.
+    """Return the trace of one call of `function`: torch calls as torchlang symbols, with their decompositions.
 
-    Raises TypeError for a branch on a tensor's value, NotImplementedError naming a torch function without a symbol.
+    Args:
+        function: A callable of tensors and Python values.
+        args: Positional arguments of the call; only the metadata of tensors matters.
+        kwargs: Keyword arguments of the call.
+
+    Raises:
+        TypeError: For a branch on the value of a tensor.
+        NotImplementedError: For a torch function without a torchlang symbol.
     """
     program = direct.record(function, args, kwargs)
     return inline_epilogue(program, program.trace)
@@ -128,10 +135,17 @@ def _metadata(leaf: Any) -> Any:
 
 @dynamo_disable
 def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
-    """Return (outputs, pullback): pullback(*cotangents) gives the gradient of each primal, as torch.func.vjp.
+    """Return (outputs, pullback): `pullback(*cotangents)` computes the gradient of each primal.
 
-    With `has_aux`, function returns (outputs, aux) and vjp returns (outputs, pullback, aux). Raises TypeError when a
-    primal is not a floating point tensor.
+    Args:
+        function: A callable of tensors.
+        primals: The positional arguments, tensors of a floating point dtype.
+        has_aux: Whether `function` returns (outputs, aux); the result is then (outputs, pullback, aux).
+
+    Raises:
+        TypeError: For a primal that is not a floating point tensor.
+
+    Source: torch.func.vjp.
     """
     leaves, spec = torch_pytree.tree_flatten(primals)
     for i, leaf in enumerate(leaves):
@@ -169,10 +183,21 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
 
 @dynamo_disable
 def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable:
-    """Return a function that returns (value, gradients) of a scalar-valued `function`.
+    """Return a function that computes the value and the gradients of a scalar-valued `function`.
 
-    The gradients are of argument `argnums` (or a tuple of them), in its structure. With `has_aux`, function returns
-    (value, aux) and the result is ((value, aux), gradients). Raises RuntimeError when the value is no scalar.
+    Args:
+        function: A callable that returns a scalar tensor, or (scalar, aux) with `has_aux`.
+        argnums: The argument, or sequence of arguments, to differentiate with respect to.
+        has_aux: Whether `function` returns auxiliary data; the result is then ((value, aux), gradients).
+
+    Returns:
+        A function of the same arguments; it returns (value, gradients), with the gradients in the structure of the
+        arguments.
+
+    Raises:
+        RuntimeError: During a call, if the value is not a scalar.
+
+    Source: jax.value_and_grad.
     """
     positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
@@ -226,9 +251,20 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
 
 @dynamo_disable
 def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable:
-    """Return a function that returns the gradient of a scalar-valued `function`; with `has_aux`, (gradient, aux).
+    """Return a function that computes the gradient of a scalar-valued `function`.
 
-    As torch.func.grad; see value_and_grad.
+    Args:
+        function: A callable that returns a scalar tensor, or (scalar, aux) with `has_aux`.
+        argnums: The argument, or sequence of arguments, to differentiate with respect to.
+        has_aux: Whether `function` returns auxiliary data; the result is then (gradient, aux).
+
+    Returns:
+        A function of the same arguments; its gradients have the structure of the arguments.
+
+    Raises:
+        RuntimeError: During a call, if the value is not a scalar.
+
+    Source: torch.func.grad.
     """
     both = value_and_grad(function, argnums, has_aux=has_aux)
 

@@ -34,7 +34,7 @@ from forge.transforms.users import Transform
 
 @dynamo_disable
 def jit(
-    target: Callable | torch.nn.Module = ...,
+    target: Callable | torch.nn.Module | types.EllipsisType = ...,
     *,
     executors: Sequence[str | Executor] | None = None,
     transforms: Sequence[Transform] = (),
@@ -54,58 +54,61 @@ def jit(
     dynamic: bool | None = None,
     **others: Any,
 ) -> Any:
-    """Return the same function or module, compiled when it is first called (and again when a guard fails).
+    """Return a function or module that compiles `target` when it is first called, and again when a guard fails.
 
-    executors: names or Executor objects, asked in order; all available ones by default.
-    transforms: functions Trace -> Trace, run on each recorded trace before forge's own passes; not where a program is
-        found on disk that the same transforms made.
-    kernels: repositories ("org/name@v1"), folders of repositories, manifests' files, kernels declared in Python; their
-        kernels are asked before all executors. forge.use_kernels does the same for the process.
-    layers: classes of the Hub whose forward takes the place of that of the model's modules, in this program alone: a
-        mapping from names of modules' classes (or of the `kernels` library's decorators), or the classes, to where the
-        layer is, as kernels.use_kernel_mapping takes it; a list of sources with layers of the classes' names; or
-        "registered" for what the library's register_kernel_mapping was told. One that is not as the module's own
-        forward is not used (forge.explain says why).
-    allow_imports: modules that these kernels and layers may import beyond the standard library, torch and what they
-        declare, which is all that the Hub's rules allow.
-    memory: what a backward reads is saved ("speed"), or computed again where that is cheap and saves bytes
-        ("balanced"), or wherever it saves bytes ("smallest", slower).
-    cache: programs are kept on disk, where another process that captures the same one, under the same options and
-        versions, finds it (FORGE_CACHE_DIR, FORGE_CACHE=0).
-    cuda_graphs: on a CUDA device, forward and backward are recorded as CUDA graphs after a few calls of a shape, and
-        replayed; what cannot be recorded runs between them (forge.explain says why). Not kept on disk.
-    freeze: for inference: what depends on parameters and buffers alone is computed once, batch norms are folded into
-        the layers before them, linear layers of one input are joined, and all is computed again when a weight changes
-        (forge.refold says which changes are not noticed). Calls for which gradients are needed run as without it, with
-        a warning.
-    select: where a kernel, or another executor that is not torch's or a fuser, takes a call that others would take or
-        fuse: who is asked first runs it ("order"), or who was measured to be fastest, on tensors of the call's
-        metadata, once for each such metadata ("measured"; forge.explain has the times).
-    numerics: "fast" computes in float32 within a region what is bfloat16 or float16, and rounds the region's results;
-        "eager" rounds each value, as torch's functions do, so that a region gives what they give one by one, but for
-        the order in which sums are added.
-    check: "eager" compares every call's result, and the results and gradients of each graph, with what eager gives, and
-        raises forge.CheckError naming the first call that differs, or that overwrites what it was given, its executor
-        and its inputs. Slow: to find out who is wrong. Nothing is then kept on disk or recorded as a CUDA graph.
-        "regions" runs what a fusion executor would compile by torch's operators, and raises where the metadata, strides
-        or memory of what a region is given or gives is not what its code would be compiled for. Nothing is compiled,
-        so that a test suite can run so: FORGE_CHECK=regions in the environment is the default of this option.
-    edit: a folder: each program that runs is written there as Python, and what a file says after it was edited runs in
-        the place of what forge generates, in this process or a later one, as long as that is the same. Nothing is then
-        kept on disk besides.
-    strict: refuse, with forge.StrictError, a torch function that torchlang does not have, instead of running it as an
-        opaque call; and what would run in eager with a warning: a graph that forge cannot compile, a function that
-        Dynamo gives up on or compiles nothing of. A fused region that fails raises its error, or RegionError where it
-        cannot be compiled. A graph break between two graphs is for `fullgraph`.
-    fullgraph: refuse graph breaks, as torch.compile does, and a graph that forge cannot compile, which else runs in
-        eager.
-    dynamic: True traces with symbolic shapes from the first call, False never, None after a shape has changed.
+    A jitted module shares the parameters, buffers, hooks and training mode of the original, and has its class and
+    state_dict keys. Without a target, return a decorator with these options.
 
-    A jitted module shares the original's parameters, buffers, hooks and mode, and has its class and state_dict keys.
-    Without a target, a decorator with these options. Raises TypeError for an unknown option, one that should be a
-    bool and is none, or a target that cannot be called; ValueError for an unknown executor, `memory`, `select` or
-    `numerics`, or an executor that has no regions of such numerics. A call that compiles raises forge.EditError for
-    an edited file that is no Python.
+    Args:
+        target: A callable or a torch.nn.Module.
+        executors: Names or Executor objects in order of priority. None takes every available executor.
+        transforms: Functions from Trace to Trace that run on each recorded trace before forge's own passes. They do
+            not run again where the cache has a program that the same transforms produced.
+        kernels: Kernel repositories ("org/name@v1"), folders of repositories, manifest files, or kernels declared in
+            Python. They take priority over all executors. forge.use_kernels registers kernels for the whole process.
+        layers: Layers of the Kernel Hub that replace the forward of the model's modules, in this program alone: a
+            mapping from module classes or their names (or names of the `kernels` library's decorators) to layers, as
+            kernels.use_kernel_mapping takes it; a list of sources, whose layers match by class name; or "registered"
+            for the mapping of kernels.register_kernel_mapping. A layer whose results differ from the module's own
+            forward is not used; forge.explain gives the reason.
+        allow_imports: Modules that these kernels and layers may import beyond the standard library, torch and their
+            declared dependencies.
+        memory: How much to recompute in the backward: nothing ("speed"), cheap values that save bytes ("balanced"),
+            or every value that saves bytes ("smallest", slower).
+        cache: Keep compiled programs on disk, for other processes that capture the same program with the same options
+            and versions. FORGE_CACHE_DIR is the folder; FORGE_CACHE=0 disables the cache.
+        cuda_graphs: On a CUDA device, record the forward and backward as CUDA graphs after a few calls of a shape.
+            Calls that cannot be recorded run between the graphs; forge.explain gives the reasons. Recorded graphs are
+            not cached on disk.
+        freeze: For inference: compute once the values that depend on parameters and buffers alone, fold batch norms
+            into the layers before them, and join linear layers that share an input. A change of a weight triggers
+            the computation again; see forge.refold for the changes that go unnoticed. A call that needs gradients
+            runs unfrozen, with a warning.
+        select: Where several executors take a call, run the first ("order") or the fastest ("measured"). Each is
+            measured once for each metadata of the arguments; forge.explain reports the times.
+        numerics: "fast" computes bfloat16 and float16 values in float32 within a fused region and rounds the region's
+            results. "eager" rounds every value, so that a region gives the results of torch's functions, except for
+            the order in which a reduction adds.
+        check: "eager" compares the results and gradients of every call and graph with eager, and raises CheckError
+            for the first call that differs or overwrites an input; it is slow, and disables the cache and CUDA
+            graphs. "regions" runs the operators of each fused region by torch and checks the metadata, strides and
+            aliasing that its code would be compiled for; it compiles nothing. FORGE_CHECK is the default.
+        edit: A folder to which each program is written as Python. An edited file runs in place of the generated
+            program, in this process and later ones, as long as the program stays the same. Disables the cache.
+        strict: Raise StrictError for a torch function without a torchlang symbol and for a fallback to eager; raise
+            the error of a fused region that fails.
+        fullgraph: Raise on a graph break, as torch.compile does, and for a graph that forge cannot compile.
+        dynamic: True uses symbolic sizes from the first call, False never does, None does once a size has changed.
+        others: Unknown options, which raise TypeError.
+
+    Returns:
+        A callable or module of the target's class; without a target, a decorator.
+
+    Raises:
+        TypeError: For an unknown option, a bool option with another value, or a target that is not callable.
+        ValueError: For an unknown executor, `memory`, `select` or `numerics`, or an executor whose regions do not
+            support the numerics.
+        EditError: During a call, for an edited file that is not valid Python.
     """
     refuse_unknown("forge.jit", others, _OPTIONS)
     for name, flag in {"cache": cache, "cuda_graphs": cuda_graphs, "fullgraph": fullgraph}.items():
@@ -168,7 +171,7 @@ def jit(
         history=handle.history,
         layers=layers_named,
     )
-    compiled._forge_handle = handle
+    vars(compiled)["_forge_handle"] = handle
     if isinstance(target, torch.nn.Module):
         return jitted_module(target, compiled, rejit)
     functools.update_wrapper(compiled, target, updated=())
@@ -198,7 +201,7 @@ def _entry(target: Callable) -> Callable:
     Dynamo's guards live as long as the types and modules that they look at, and they keep its globals: nothing that
     shall be freed may be one. A module is its argument, a function its closure's. Dynamo keeps the code object and
     what it compiled for it, each for the other's sake, until the entry goes."""
-    template = _calling_module if isinstance(target, torch.nn.Module) else _calling(target)
+    template = _call_module if isinstance(target, torch.nn.Module) else _wrap_function(target)
     code = template.__code__.replace(co_name=f"forge_{next(_entries)}_{name_of(target)}")
     scope = {"__builtins__": builtins.__dict__, "__name__": __name__}
     entry = types.FunctionType(code, scope, closure=template.__closure__)
@@ -206,11 +209,11 @@ def _entry(target: Callable) -> Callable:
     return entry
 
 
-def _calling_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 
-def _calling(target: Callable) -> Callable:
+def _wrap_function(target: Callable) -> Callable:
     if _runs_later(target):
         target = disable(target, reason="a generator or an async function runs after it was called; jit what it calls")
 
@@ -227,16 +230,32 @@ def _runs_later(target: Callable) -> bool:
 
 
 def last_traces(jitted: Any) -> list[Trace]:
-    """Return every stage of the last graph that was compiled: the forward's where gradients are needed, else the whole.
+    """Return every stage of the graph that was compiled last: the forward if gradients are needed, else the whole.
 
-    Of a large program the last one, with a warning; all of them under FORGE_KEEP_STAGES=1.
+    Args:
+        jitted: A result of forge.jit.
+
+    Returns:
+        Traces in pass order. A large program has its last stage alone, with a warning, unless FORGE_KEEP_STAGES=1.
+
+    Raises:
+        TypeError: If `jitted` is not a result of forge.jit.
     """
     return _stages(jitted, "last_traces", "traces")
 
 
 def last_backward_traces(jitted: Any) -> list[Trace]:
-    """Return every stage of the last backward that was compiled of the last graph. Of a large program as
-    last_traces."""
+    """Return every stage of the backward that was compiled last, of the last graph.
+
+    Args:
+        jitted: A result of forge.jit.
+
+    Returns:
+        Traces in pass order; of a large program the last stage alone, as last_traces.
+
+    Raises:
+        TypeError: If `jitted` is not a result of forge.jit.
+    """
     return _stages(jitted, "last_backward_traces", "backward_traces")
 
 
@@ -248,24 +267,37 @@ def _stages(jitted: Any, caller: str, which: str) -> list[Trace]:
 
 
 def refold(jitted: Any) -> None:
-    """Have what a frozen function computed of its weights computed again at the next call.
+    """Compute the folded weights of a frozen function again at its next call.
 
-    Nobody needs it after a change that torch counts, nor after a write through `data` or `numpy()` of a parameter. It
-    is for what is written through other aliases: `buffer.data`, `p.detach().numpy()`, DLPack, or a tensor of `p.data`
-    that was taken before the first call.
+    Changes that torch counts, and writes through `data` or `numpy()` of a parameter, need no call of refold. Writes
+    through other aliases do: `buffer.data`, `p.detach().numpy()`, DLPack, or a tensor taken from `p.data` before
+    the first call.
 
-    Raises TypeError for what was not made by forge.jit.
+    Args:
+        jitted: A result of forge.jit(freeze=True).
+
+    Raises:
+        TypeError: If `jitted` is not a result of forge.jit.
     """
     for folded in handle_of(jitted, "forge.refold").folded_weights():
         folded.forget()
 
 
 def finish_compiling(jitted: Any, timeout: float | None = None) -> bool:
-    """Wait until a jitted function runs as it will from now on: small programs are compiled a second time, beside the
-    program that runs, once they were called often. Here they are at once, and take their place.
+    """Wait until a jitted function has its final programs.
 
-    timeout: seconds, None for as long as it takes. Returns whether all is done. Raises TypeError for what was not made
-    by forge.jit.
+    A small program is compiled a second time with larger regions, in the background, after it was called often.
+    This function starts the second compilation at once and installs its result.
+
+    Args:
+        jitted: A result of forge.jit.
+        timeout: Seconds to wait; None waits without a limit.
+
+    Returns:
+        Whether every program is final.
+
+    Raises:
+        TypeError: If `jitted` is not a result of forge.jit.
     """
     until = time.monotonic() + (math.inf if timeout is None else timeout)
     waiting = handle_of(jitted, "forge.finish_compiling").tiered_programs()

@@ -16,9 +16,10 @@ from forge.patterns import Pattern
 
 
 class LoadedKernel:
-    """The kernels of one operator, called as the operator is: the first that takes a call runs it, and its gradient.
+    """The kernels of one operator, called as the operator is: the first that takes a call runs it and its gradient.
 
-    kernels: the names of those that are asked, in order.
+    Attributes:
+        kernels: Names in order of priority.
     """
 
     def __init__(self, op: str, kernels: list[Kernel], force: bool) -> None:
@@ -26,7 +27,7 @@ class LoadedKernel:
         self._symbol = kernels[0].target.symbol
         executor = HubExecutor("kernels", None if force else verifier, checked=not force, faster=False)
         executor.add(kernels)
-        self.kernels = [each.name for each in executor.candidates(self._symbol)]
+        self.kernels = [each.name for each in executor.candidates(self._symbol) if each.name is not None]
         self._by_name = {kernel.name: kernel for kernel in kernels}
         self._direct = Direct(self._call, [executor, "torch"])
 
@@ -44,7 +45,7 @@ class LoadedKernel:
         return executable.call(*input_tensors(args, kwargs))
 
     def _reasons(self, name: str, report: CompileReport, args: tuple, kwargs: dict) -> list[str]:
-        """Every constraint that fails, else why it was declined all the same."""
+        """Return every constraint that fails, else why the kernel was declined all the same."""
         kernel = self._by_name[name]
         unusable = kernel.unusable()
         if unusable is not None:
@@ -65,14 +66,20 @@ def load_kernel(
     kernels: Sequence[Source] | None = None,
     allow_imports: Sequence[str] = (),
 ) -> LoadedKernel:
-    """Return the kernels of an operator, which are called directly with the operator's own arguments.
+    """Return the kernels of an operator as a callable with the operator's own arguments.
 
-    op: a torch function, its name, or "pattern:name". name: one kernel of it, by its own name or "library.name"; by
-    default the best one that takes a call. force: skip constraints, verification and a class's own check of
-    availability; kernels that cannot be loaded are left out all the same. kernels: sources, as forge.jit takes them; by
-    default those of the process (forge.use_kernels). allow_imports: modules that these may import beyond those that the
-    Hub's rules allow. Raises ValueError for an unknown operator or name; KernelImportError with each reason where none
-    of them can be loaded by force.
+    Args:
+        op: A torch function, its name, or "pattern:name".
+        name: The name of one kernel, alone or as "library.name". By default, each call runs the kernel of the highest
+            priority that takes it.
+        force: Skip the constraints, the verification and the availability check of each kernel. A kernel that cannot
+            be loaded is left out all the same.
+        kernels: Sources, as forge.jit takes them; by default the kernels of the process (forge.use_kernels).
+        allow_imports: Modules that the kernels may import beyond the Hub's rules.
+
+    Raises:
+        ValueError: For an unknown operator or name.
+        KernelImportError: If `force` is set and no kernel can be loaded; it carries the reason of each.
     """
     known = list(hubex.kernels) if kernels is None else gather(kernels, allow_imports=allow_imports)
     wanted, found = of_operation(op, known)

@@ -86,7 +86,7 @@ def resolve_options(
         _require(callable(transform), f"a transform is {transform!r}, but must be a function")
     resolved = (*first, *resolve_executors(executors))
     if numerics == "eager":
-        resolved = tuple(map(_rounding, resolved))
+        resolved = tuple(map(_round_as_eager, resolved))
     if check == "regions":
         resolved = tuple(each.checking() if isinstance(each, FusionExecutor) else each for each in resolved)
     is_plain = check != "eager" and edit is None
@@ -115,13 +115,13 @@ def _require_one_of(name: str, value: Any, known: Sequence[str | None]) -> None:
     require(value in known, lambda: f"forge.jit: {name} is {value!r}, but must be one of {listed}")
 
 
-def _rounding(executor: Executor) -> Executor:
+def _round_as_eager(executor: Executor) -> Executor:
     """Return the executor for numerics="eager". Raises ValueError for one that cannot round as eager does."""
     if not isinstance(executor, FusionExecutor):
         return executor
     rounding = executor.rounding()
-    require(
-        rounding is not None,
-        lambda: f"forge.jit: numerics is 'eager', but executor {executor.name} has no regions that round as eager does",
-    )
+    if rounding is None:
+        raise ValueError(
+            f"forge.jit: numerics is 'eager', but executor {executor.name} has no regions that round as eager does"
+        )
     return rounding

@@ -46,11 +46,11 @@ class UnusedOptions:
         if self._kernels is not None:
             for library, problem, source in unused_kernels(self._kernels, handle.reports):
                 self._warn(library, f"{handle.name}: {problem}", source)
-        for wanted in () if self._layers is None else self._layers.named:
-            problem = unmatched_layer_message(wanted, self._layers.seen)
-            if problem is not None:
-                self._warn(str(wanted), f"{handle.name}: {problem}")
         if self._layers is not None and self._layers.named:
+            for wanted in self._layers.named:
+                unmatched = unmatched_layer_message(wanted, sorted(self._layers.seen))
+                if unmatched is not None:
+                    self._warn(str(wanted), f"{handle.name}: {unmatched}")
             for use in unused_layers(handle.reports):
                 problem = f"the layer for {use.module} is not used: {use.reason}"
                 self._warn(f"{use.kind}: {use.reason}", f"{handle.name}: {problem}")
@@ -88,7 +88,7 @@ def unmatched_layer_message(wanted: str | type, seen: Sequence[str]) -> str | No
 
 
 def unused_layers(programs: Sequence[CompileReport]) -> Iterator[LayerUse]:
-    """Modules' calls that do not fit the layer for them. A layer that fits and is wrong has a warning of its own."""
+    """Yield the modules' calls that do not fit the layer for them. A wrong layer that fits has a warning of its own."""
     for program in programs:
         yield from (use for use in program.layers if use.how is None and not use.layer)
 

@@ -68,7 +68,7 @@ class Bench:
         return self.seconds[who] / self.seconds[EAGER]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         candidates = [
             {
                 "name": who,
@@ -79,8 +79,8 @@ class Bench:
             }
             for who in dict.fromkeys((*self.seconds, *self.reasons))
         ]
-        told = ("kernel", "operation", "dtype", "device", "arguments", "backward", "elements", "bytes")
-        return {**{name: getattr(self, name) for name in told}, "candidates": candidates}
+        facts = ("kernel", "operation", "dtype", "device", "arguments", "backward", "elements", "bytes")
+        return {**{name: getattr(self, name) for name in facts}, "candidates": candidates}
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Yield a row of cells for each candidate, as HEADER names them."""
@@ -129,7 +129,7 @@ def bench(
 def _nowhere(kernels: Sequence[Kernel], dtype: torch.dtype | None, device: torch.device | None) -> str:
     dtypes = dict.fromkeys(dtype_name(each) for kernel in kernels for each in kernel.dtypes)
     devices = dict.fromkeys(str(each) for kernel in kernels for each in kernel.devices)
-    asked = [dtype_name(dtype)] * (dtype is not None) + [f"on {device}"] * (device is not None)
+    asked = [*([] if dtype is None else [dtype_name(dtype)]), *([] if device is None else [f"on {device}"])]
     return (
         f"{' '.join(asked) or 'nothing'} was asked for, but the kernels are for {', '.join(dtypes)} "
         f"on {', '.join(devices) or 'no device that is here'}"
@@ -144,35 +144,35 @@ def _of_kernel(
     backward: bool,
     verifier: Verifier | None,
 ) -> Iterator[Bench]:
-    told = Bench(kernel.name, kernel.operation, dtype_name(dtype), str(device), backward=backward)
+    untimed = Bench(kernel.name, kernel.operation, dtype_name(dtype), str(device), backward=backward)
     answer = verifier.answer(kernel, Question(device, dtype)) if verifier is not None else None
     reason = None if answer is None else answer.reason or zero_accepted(answer)
     if backward and kernel.entry.grad.kind == "none":
         reason = reason or "it has no gradient"
     if reason is not None:
-        yield replace(told, reasons={kernel.name: reason})
+        yield replace(untimed, reasons={kernel.name: reason})
         return
     samples = _Samples(kernel, device, dtype)
     for call in [samples.of(each) for each in shapes] or samples.calls_of_sizes():
-        yield _time_candidates(told, kernel, samples.values(call), device)
+        yield _time_candidates(untimed, kernel, samples.values(call), device)
 
 
-def _time_candidates(told: Bench, kernel: Kernel, call: Call, device: torch.device) -> Bench:
+def _time_candidates(untimed: Bench, kernel: Kernel, call: Call, device: torch.device) -> Bench:
     """Return the candidates of one call, timed in turn."""
-    program = _Program(kernel, call, told.backward)
+    program = _Program(kernel, call, untimed.backward)
     runs: dict[str, Callable[[], Any]] = {}
     reasons: dict[str, str] = {}
     size = 0
-    for who, made in program.candidates().items():
+    for who, prepare in program.candidates().items():
         try:
-            run = made()
+            run = prepare()
             size = size or program.bytes(run())
             runs[who] = run
         except Exception as error:  # of the candidate's own code: the others are timed all the same
-            reasons[who] = str(error) if isinstance(error, _ExecutorDeclined) else in_one_line(error)
+            reasons[who] = str(error) if isinstance(error, _DeclineError) else in_one_line(error)
     tensors = program.tensors
     return replace(
-        told,
+        untimed,
         arguments=", ".join(f"{dtype_name(each.dtype)}{list(each.shape)}" for each in tensors),
         elements=tensors[0].numel(),
         bytes=size,
@@ -181,7 +181,7 @@ def _time_candidates(told: Bench, kernel: Kernel, call: Call, device: torch.devi
     )
 
 
-class _ExecutorDeclined(Exception):
+class _DeclineError(Exception):
     """The requested executor declined the call; carries the reason."""
 
 
@@ -196,26 +196,28 @@ class _Program:
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     def candidates(self) -> dict[str, Callable[[], Callable[[], Any]]]:
-        """By name, what makes a function of no arguments that runs it."""
+        """Return by name what makes a function of no arguments that runs it."""
         own = HubExecutor("kernels", None, faster=False)
         own.add([self.kernel])
-        made = {self.kernel.name: partial(self._compile, [own, "torch"], self.kernel.name)}
+        candidates: dict[str, Callable[[], Callable[[], Any]]] = {
+            self.kernel.name: partial(self._compile, [own, "torch"], self.kernel.name)
+        }
         eager = reference_of(self.kernel.target, self.kernel.pattern)
         if eager is not None:
-            made[EAGER] = lambda: partial(self._run, partial(eager, *self.call.args, **self.call.kwargs))
+            candidates[EAGER] = lambda: partial(self._run, partial(eager, *self.call.args, **self.call.kwargs))
         if self.kernel.pattern is not None:
-            made[REFERENCE] = partial(self._compile, ["torch"])
-        made[FUSER] = partial(self._compile, [ForcedFusion(inductorex), "torch"], FUSER)
-        return made
+            candidates[REFERENCE] = partial(self._compile, ["torch"])
+        candidates[FUSER] = partial(self._compile, [ForcedFusion(inductorex), "torch"], FUSER)
+        return candidates
 
     def _compile(self, executors: Sequence[Executor | str], taken_by: str | None = None) -> Callable[[], Any]:
-        """Return a function that runs the call. Raises _ExecutorDeclined where the executor `taken_by` does not run
+        """Return a function that runs the call. Raises _DeclineError where the executor `taken_by` does not run
         it."""
         with torch.set_grad_enabled(self.backward):
             executable, report = Direct(self._symbol_call, executors).compile(self.call.args, self.call.kwargs)
         if taken_by is not None and all(claim.executor != taken_by for claim in report.claims):
             reasons = [reason for claim in report.claims for who, reason in claim.declined if who == taken_by]
-            raise _ExecutorDeclined(reasons[0] if reasons else "it does not take the call")
+            raise _DeclineError(reasons[0] if reasons else "it does not take the call")
         return partial(self._run, partial(executable.call, *self.tensors))
 
     def _symbol_call(self, *args: Any, **kwargs: Any) -> Any:
@@ -353,9 +355,10 @@ def parse_shapes(text: str) -> Shapes:
 
 
 def parse_dtype(text: str) -> torch.dtype:
-    """torch's dtype of a name. Raises ValueError for what is none."""
+    """Return torch's dtype of a name. Raises ValueError for what is none."""
     found = getattr(torch, text, None)
-    check(isinstance(found, torch.dtype), lambda: f"--dtype is {text!r}, but must be a dtype of torch, such as float32")
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"--dtype is {text!r}, but must be a dtype of torch, such as float32")
     return found
 
 
@@ -368,7 +371,7 @@ def parse_device(text: str) -> torch.device:
 
 
 def as_json(results: Sequence[Bench]) -> dict[str, Any]:
-    """Plain data, with what it was measured on."""
+    """Return plain data, with what it was measured on."""
     devices = dict.fromkeys(torch.device(each.device) for each in results)
     return {
         "torch": torch.__version__,
@@ -380,15 +383,15 @@ def as_json(results: Sequence[Bench]) -> dict[str, Any]:
 
 
 def rich_table(results: Sequence[Bench]) -> Table:
-    """For a terminal: the fastest of each call in green."""
-    made = Table(*HEADER, box=None, header_style="bold")
+    """Return a table for a terminal, with the fastest of each call in green."""
+    colored = Table(*HEADER, box=None, header_style="bold")
     for each in results:
         best = min(each.seconds, key=each.seconds.__getitem__, default=None)
         for row in each.rows():
             style = "red" if row[2] in each.reasons else "green" if row[2] == best else None
-            made.add_row(*map(Text, row), style=style)
-        made.add_section()
-    return made
+            colored.add_row(*map(Text, row), style=style)
+        colored.add_section()
+    return colored
 
 
 def plotter(path: Path) -> Callable[[Sequence[Bench]], None]:

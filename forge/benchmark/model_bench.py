@@ -36,6 +36,7 @@ class System:
 
 
 _numbers = itertools.count()
+target: Callable[..., Any]  # a global of each copy of _call, which `entry` sets
 
 
 def _call(*args: Any, **kwargs: Any) -> Any:
@@ -53,7 +54,7 @@ def entry(function: Callable) -> Callable:
 
 
 def systems(executors: Sequence[str] | None = None) -> dict[str, System]:
-    """Eager, torch.compile and forge, by name. executors: forge's."""
+    """Return eager, torch.compile and forge, by name. executors: forge's."""
     found = [
         System(EAGER, lambda function: function),
         System(PEER, lambda function: torch.compile(entry(function))),
@@ -82,8 +83,10 @@ def inference(model: Callable, inputs: Mapping[str, Any], args: Sequence[Any] = 
 def training_step(
     model: Callable, parameters: Sequence[torch.Tensor], inputs: Mapping[str, Any], args: Sequence[Any] = ()
 ) -> Callable[[], Any]:
-    """Forward, loss, backward; no optimizer. The loss is the result, its `loss`, or the sum of all its tensors; the
-    gradients are those of `parameters`."""
+    """Return a step of forward, loss and backward, without an optimizer.
+
+    The loss is the result, its `loss`, or the sum of all its tensors; the gradients are those of `parameters`.
+    """
     parameters = list(parameters)
 
     def run() -> Any:
@@ -114,7 +117,7 @@ class Case:
     training: bool = False
 
     def copy(self) -> "Case":
-        """With a module and tensors of its own."""
+        """Return the case with a module and tensors of its own."""
         module = isinstance(self.target, torch.nn.Module)
         args, kwargs = torch_pytree.tree_map_only(torch.Tensor, copy_as_leaf, (self.args, dict(self.kwargs)))
         return Case(self.name, copy.deepcopy(self.target) if module else self.target, args, kwargs, self.training)
@@ -170,7 +173,7 @@ def compare(case: Case, compared: Sequence[System], rounds: int) -> list[SystemT
 
 
 def as_json(timed: Sequence[SystemTiming]) -> list[dict[str, Any]]:
-    """Plain data; `of_eager` and `of_torch_compile` are medians over rounds of the ratio of times."""
+    """Return plain data; `of_eager` and `of_torch_compile` are medians over rounds of the ratio of times."""
     return [
         {
             "name": each.system,
@@ -191,6 +194,7 @@ def show(timed: Sequence[SystemTiming]) -> str:
     rows = [("", "time", *(f"of {name}" for name in others), "first call")]
     for each in timed:
         if each.reason is None:
+            assert each.first is not None, "a system that did not fail was called"
             ratios = (f"{_of(each, timed, name):.2f}" for name in others)
             rows.append((each.system, in_seconds(statistics.median(each.seconds)), *ratios, in_seconds(each.first)))
     failed = [f"{each.system} failed: {each.reason}" for each in timed if each.reason is not None]

@@ -12,15 +12,15 @@ from forge.cache.graphs import GraphKey, Uncacheable
 from forge.cache.guards import equal_lengths, guards_since, hold
 from forge.cache.keys import key_of
 from forge.cache.programs import dump, load
-from forge.capture import dynamo
+from forge.capture import dynamo, fake_values
 from forge.compiler import pipeline
 from forge.compiler.config import Config
 from forge.compiler.executable import Executable
 from forge.compiler.report import CompileReport
 from forge.executors.executor import Executor
 from forge.ir.interpreter import paused_gc
-from forge.runtime.plan import CompiledPlan
-from forge.runtime.torch_state import modes, preserve_torch_state, under
+from forge.runtime.plan import CallBoundary, CompiledPlan
+from forge.runtime.torch_state import modes, preserve_torch_state, set_modes
 from forge.support.owner_only_store import is_on
 
 
@@ -31,7 +31,7 @@ class CacheEntry:
         self.key: str | None = None
         self.reason: str | None = None
         self._seconds = 0.0
-        if not config.cache or not is_on() or dynamo.CHECK_META:
+        if not config.cache or not is_on() or fake_values.CHECK_META:
             return
         self._graph = graph
         self._config = config
@@ -51,7 +51,7 @@ class CacheEntry:
         """The lengths that are guarded to be equal by now; nothing where no program is written."""
         return {} if self.key is None else equal_lengths(self._described.symbols)
 
-    def load(self, eager: Callable) -> tuple[Executable, CompileReport] | None:
+    def load(self, boundary: CallBoundary) -> tuple[Executable, CompileReport] | None:
         """Return the program that is on disk, None where there is none that can run here."""
         if self.key is None:
             return None
@@ -62,7 +62,7 @@ class CacheEntry:
         try:
             if not hold(entry.data["guards"], self._described.symbols):
                 return None
-            executable, report = load(entry, self._config, self._described, self._compiler(), eager)
+            executable, report = load(entry, self._config, self._described, self._compiler(), boundary)
         except Exception as error:  # what an entry names is code of others
             store.notice(f"a program cannot be used, and is compiled anew: {type(error).__name__}: {error}")
             return None
@@ -123,14 +123,15 @@ class CacheEntry:
             entry.data["guards"] = guards_since(self._described.symbols, self._described.guards)
         except Uncacheable:
             return
-        store.write(self.key, entry)
+        if self.key is not None:
+            store.write(self.key, entry)
 
     def _compiler(self) -> Callable[[], tuple[Executable, CompileReport]]:
         """Return what compiles the graph when it is called, under the modes of now."""
         graph, config, parameters, now = self._graph, self._config, self._parameters, modes()
 
         def compile() -> tuple[Executable, CompileReport]:
-            with paused_gc(), preserve_torch_state(), under(now):
+            with paused_gc(), preserve_torch_state(), set_modes(now):
                 return pipeline.compile(dynamo.record(graph, parameters).program, config)
 
         return compile

@@ -48,8 +48,12 @@ class GraphKey:
         self.words += known_of(self.symbols)
         self.guards = count(self.symbols)
 
+    def line_of(self, source: Source | None) -> int | None:
+        """Return the number of a line of the user's program."""
+        return None if source is None else self.lines.get(source)
+
     def held_number(self, tensor: torch.Tensor) -> int:
-        """Where a tensor that the graph holds stands among those that it holds."""
+        """Return the index of a tensor among those that the graph holds."""
         return list(self.held).index(id(tensor))
 
     def _graph(self, graph: GraphModule) -> None:
@@ -60,12 +64,11 @@ class GraphKey:
         self.words.append("end")
 
     def _node(self, node: Node, graph: GraphModule, line: int) -> None:
+        target = node.target
         if node.op == "get_attr":
-            target = self._attribute(operator.attrgetter(node.target)(graph))
-        elif node.op == "call_function":
-            target = self._function(node.target)
-        else:
-            target = node.target
+            target = self._attribute(operator.attrgetter(str(node.target))(graph))
+        elif not isinstance(target, str):
+            target = self._function(target)
         if node.op == "placeholder" and isinstance(node.meta.get("example_value"), SYMBOLIC_TYPES):
             self._symbol(node.meta["example_value"])
         example = self._example(node.meta.get("example_value"))

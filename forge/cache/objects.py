@@ -172,7 +172,9 @@ class Reader:
 
     def _region(self, executor: int, number: int) -> Callable:
         if number not in self._regions:
-            self._regions[number] = self._load(self.executors[executor], self.entry.blobs[number])
+            fuser = self.executors[executor]
+            assert isinstance(fuser, FusionExecutor)
+            self._regions[number] = self._load(fuser, self.entry.blobs[number])
         return self._regions[number]
 
     def _place(self, number: int, *place: str) -> Any:
@@ -192,9 +194,9 @@ class Reader:
 
     def _tensor(self, dtype: list, device: list, shape: list[int], strides: list[int], number: int) -> torch.Tensor:
         data = bytearray(self.entry.blobs[number])
-        dtype = self.find(dtype)
+        kind: torch.dtype = self.find(dtype)
         with disable_current_modes(), torch.inference_mode(False):
-            flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            flat = torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)
             return flat.to(self.find(device)).as_strided(shape, strides)
 
 
@@ -248,7 +250,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """How many elements lie from the first to the last of a tensor."""
+    """Return the number of elements from the first to the last of a tensor in memory."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))

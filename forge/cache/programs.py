@@ -29,7 +29,7 @@ from forge.ir.printing import compile_function
 from forge.ir.pytree import names
 from forge.ir.source import Source
 from forge.runtime.autograd import DifferentiableBackward, Sources
-from forge.runtime.plan import Backwards, CompiledPlan, GeneratedFunction, TrainingPlan, assemble, with_checks
+from forge.runtime.plan import Backwards, Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
 from forge.runtime.tiering import TieredProgram, TierResult, is_wanted
 from forge.transforms.split import SavedValue
 
@@ -58,7 +58,7 @@ def dump(
         "functions": {
             part: _text_and_table(entry, each.trace, executors, graph)
             for part, each in functions.items()
-            if each is not None
+            if each is not None and each.trace is not None
         },
         "grad": plan.grad,
         "sets_mode": plan.sets_mode,
@@ -69,7 +69,7 @@ def dump(
         "held": held,
         "opaque_calls": report.opaque_calls,
         "measured": [asdict(each) for each in report.measured],
-        "saved": [[*each[:-1], graph.lines.get(each.source)] for each in report.saved],
+        "saved": [[*each[:-1], graph.line_of(each.source)] for each in report.saved],
         "claims": [
             entry.add(json.dumps([_claim_data(claim, graph) for claim in claims]).encode())
             for claims in (report.claims, report.backward_claims)
@@ -101,20 +101,22 @@ def _training_data(training: TrainingPlan | None) -> dict[str, Any] | None:
         "usual": list(training.usual),
         "constants": training.constants,
         "sources": [list(sources.saved.items()), *sources[1:]],
-        "split": _hash(training.split),
+        "split": _hash(training),
         "read": training.backward.read,
         "buckets": training.buckets,
     }
 
 
-def _hash(split: Trace) -> str:
-    """Return what a forward saves, and of what: the layout of what its backwards are given."""
+def _hash(training: TrainingPlan) -> str:
+    """Return the hash of what a forward saves, and of what: the layout of what its backwards are given."""
+    split = training.split
+    assert split is not None, "a plan from disk is not written again"
     saved = [names(part) for part in split.output]
     return hashlib.sha256(repr((split.input_names, split.bound_symbols, saved)).encode()).hexdigest()
 
 
 def _claim_data(claim: Claim, graph: GraphKey) -> list:
-    line = graph.lines.get(claim.source)
+    line = graph.line_of(claim.source)
     told = claim.operation, claim.outputs, claim.results, line
     return [*told, claim.executor, claim.declined, claim.level, claim.region]
 
@@ -124,7 +126,7 @@ def load(
     config: Config,
     graph: GraphKey,
     compile: Callable[[], tuple[Executable, CompileReport]],
-    eager: Callable,
+    boundary: CallBoundary,
 ) -> tuple[Executable, CompileReport]:
     """Return the program of an entry. compile: compiles it from the captured graph. Raises an error, of whatever kind,
     where what it names is not here."""
@@ -147,20 +149,17 @@ def load(
     report.fallbacks = [_fallbacks(made.get(part)) for part in ("forward", "backward")]
     plan = CompiledPlan(made["forward"], data["grad"], data["sets_mode"], attends=data["attends"])
     if data["training"] is not None:
-        plan = plan._replace(training=_training(made, program, **data["training"]))
-    call, second_tier, tiered = assemble(plan, program.call), None, None
-    if data["has_second_tier"]:
-        second_tier = SecondTier(program.second_tier)
-        if is_wanted():
-            tiered = TieredProgram(call, second_tier.compile)
-            call = tiered.call
-    executable = Executable(with_checks(call, data["mutated"], eager), plan, second_tier, tiered)
+        plan = plan._replace(training=_training_plan(made, program, **data["training"]))
+    second_tier = SecondTier(program.second_tier) if data["has_second_tier"] else None
+    tiered = TieredProgram(second_tier.compile) if second_tier is not None and is_wanted() else None
     tensors = list(graph.held.values())
-    held = [tensors[number] for number in data["held"]]
+    boundary = boundary._replace(held=[tensors[number] for number in data["held"]])
+    parts = Call(plan, program.call, tiered, data["mutated"], boundary=boundary)
+    call, report.wrappers = parts.assemble()
     report.opaque_calls = data["opaque_calls"]
-    report.saved = [SavedValue(*each, report.lines.get(line)) for *each, line in data["saved"]]
+    report.saved = [SavedValue._make([*each, report.line(line)]) for *each, line in data["saved"]]
     report.measured = [Measurement(**each) for each in data["measured"]]
-    return executable.wrap_call(lambda call: lambda *inputs: call(*inputs, *held)) if held else executable, report
+    return Executable(call, plan, second_tier, tiered), report
 
 
 def _function(reader: Reader, name: str, **code: Any) -> GeneratedFunction:
@@ -174,7 +173,7 @@ def _fallbacks(generated: GeneratedFunction | None) -> dict[str, Fallback]:
     return {region: each for each in found for region in each.regions}
 
 
-def _training(
+def _training_plan(
     made: dict[str, GeneratedFunction],
     program: "_Program",
     usual: list[bool],
@@ -208,7 +207,7 @@ class _LoadedBackwards:
     def _backwards(self) -> Backwards:
         executable, _ = self._program.whole
         training = executable.plan.training
-        if training is None or _hash(training.split) != self._split:
+        if training is None or _hash(training) != self._split:
             raise AssertionError(
                 "a program from forge's cache saves for its backward what this process does not find in it; "
                 "please report it, and run with FORGE_CACHE=0"
@@ -256,6 +255,7 @@ class _Program:
     def second_tier(self, tier: SecondTier, call: Callable) -> TierResult:
         """Return the second tier of the program that was compiled here, for the first one's function from disk."""
         own = self.whole[0].second_tier
+        assert own is not None
         own.on_promote = tier.on_promote
         return own.compile(call)
 
@@ -264,7 +264,6 @@ class LoadedReport(CompileReport):
     """The report of a program from disk: its stages, if they are read, are those of the program compiled here."""
 
     cached = True
-    edited_files = ()  # such programs are not on disk
 
     def __init__(self, entry: Entry, graph: GraphKey, program: _Program) -> None:
         self.fallbacks: list[dict[str, Fallback]] = [{}, {}]  # forward, backward
@@ -273,23 +272,24 @@ class LoadedReport(CompileReport):
         self._program = program
         super().__init__()
 
+    @property
+    def edited_files(self) -> list[str]:
+        """None: programs with such files are not on disk."""
+        return []
+
+    def line(self, number: int | None) -> Source | None:
+        """Return a line of the user's program by its number on disk."""
+        return None if number is None else self.lines.get(number)
+
     def _claims(self, number: int) -> list[Claim]:
-        fallbacks = self.fallbacks[number]
-        return [_claim(self.lines, fallbacks, *each) for each in json.loads(self._claims_on_disk[number])]
+        return [self._claim(number, *each) for each in json.loads(self._claims_on_disk[number])]
 
-
-def _claim(
-    lines: dict[int, Source],
-    fallbacks: dict[str, Fallback],
-    operation: str,
-    outputs: list[str],
-    results: list[str],
-    line: int | None,
-    *made: Any,
-) -> Claim:
-    executor, declined, level, region = made
-    how = lines.get(line), executor, list(map(tuple, declined)), level, region, fallbacks.get(region)
-    return Claim(operation, outputs, results, *how)
+    def _claim(
+        self, number: int, operation: str, outputs: list[str], results: list[str], line: int | None, *made: Any
+    ) -> Claim:
+        executor, declined, level, region = made
+        how = self.line(line), executor, list(map(tuple, declined)), level, region, self.fallbacks[number].get(region)
+        return Claim(operation, tuple(outputs), tuple(results), *how)
 
 
 def _of_whole(name: str, otherwise: Callable[[LoadedReport], Any]) -> property:
@@ -303,8 +303,12 @@ def _of_whole(name: str, otherwise: Callable[[LoadedReport], Any]) -> property:
     return property(get, lambda report, value: None)
 
 
-LoadedReport.traces = _of_whole("traces", lambda report: report._program.whole[1].traces)
-LoadedReport.backward_traces = _of_whole("backward_traces", lambda report: report._program.whole[1].backward_traces)
-LoadedReport.claims = _of_whole("claims", lambda report: report._claims(0))
-LoadedReport.backward_claims = _of_whole("backward_claims", lambda report: report._claims(1))
-LoadedReport.double_backwards = _of_whole("double_backwards", lambda report: [])
+_OTHERWISE: dict[str, Callable[[LoadedReport], Any]] = {
+    "traces": lambda report: report._program.whole[1].traces,
+    "backward_traces": lambda report: report._program.whole[1].backward_traces,
+    "claims": lambda report: report._claims(0),
+    "backward_claims": lambda report: report._claims(1),
+    "double_backwards": lambda report: [],
+}
+for _name, _otherwise in _OTHERWISE.items():
+    setattr(LoadedReport, _name, _of_whole(_name, _otherwise))

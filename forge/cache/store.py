@@ -66,7 +66,7 @@ def write(key: str, entry: Entry) -> None:
 
 
 def notice(text: str) -> None:
-    """Say a thing once in a process."""
+    """Warn of something once in a process."""
     if text not in _noticed:
         _noticed.add(text)
         _log.warning("forge: program cache: %s", text)

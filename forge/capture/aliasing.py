@@ -99,7 +99,7 @@ def _allocates(call: str) -> bool:
 
 
 def _has_kernel(overload: OpOverload) -> bool:
-    """Else it is TorchScript's, of numbers and lists."""
+    """Return whether an overload has a kernel; others are TorchScript's, of numbers and lists."""
     return dispatch_has_kernel(overload.name())
 
 

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from forge import prims, torchlang
 from forge.compiler.program import Unsupported
-from forge.ir import Symbol, Tag, TensorProxy, check, current_trace, end_grad, get_grad, needs_grad, put_grad, speaking
+from forge.ir import Symbol, Tag, TensorProxy, current_trace, end_grad, get_grad, needs_grad, put_grad, speaking
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.torch_internals.autograd import FunctionBase, set_grad_enabled
@@ -91,7 +91,7 @@ class FunctionCall:
     ) -> None:
         self.forward = autocast_mode.Under(forward) if autocast_mode.is_enabled() else forward  # the rule runs it later
         self.backward = backward
-        self.tags = {Tag.ONCE_DIFFERENTIABLE} if once else set()
+        self.tags = frozenset({Tag.ONCE_DIFFERENTIABLE} if once else ())
         self.made = Forward((), None, (), ())  # by the last run
         self.written: list[int] = []
         self.shared: list[int | None] = []
@@ -139,16 +139,16 @@ class FunctionCall:
         values = memory.read_all(args)
         symbol = Symbol("autograd_function", _NAME, body=self.body, rule=self.rule, tags=self.tags)
         outputs, written = symbol(*values)
-        dirty = {self.shared[i]: i for i in self.made.dirty}
-        for position, new in zip(self.written, written, strict=True):
-            if position not in dirty:  # autograd was not told: the history stays
-                torchlang.write(args[position], prims.with_data(values[position], new), memory, _NAME)
-        for position, i in dirty.items():
-            torchlang.write(args[position], outputs[i], memory, _NAME)
+        dirty = {place: i for i in self.made.dirty if (place := self.shared[i]) is not None}
+        for changed, new in zip(self.written, written, strict=True):
+            if changed not in dirty:  # autograd was not told: the history stays
+                torchlang.write(args[changed], prims.with_data(values[changed], new), memory, _NAME)
+        for changed, i in dirty.items():
+            torchlang.write(args[changed], outputs[i], memory, _NAME)
         everything = [*args, *outputs]
         handles = []
         for output, position in zip(outputs, self.shared, strict=True):
-            if position in dirty:
+            if position is not None and position in dirty:
                 output = args[position]
             elif position is not None:
                 memory.share(output, everything[position], _NAME)
@@ -313,7 +313,8 @@ def from_class(function: type[torch.autograd.Function], args: tuple) -> Any:
         with traced_directly():
             found = function.backward(ctx, *gradients)
         problem = wrong_gradients(function.__name__, args, [needs_grad(each) for each in args], found)
-        check(problem is None, lambda: problem, RuntimeError)
+        if problem is not None:
+            raise RuntimeError(problem)
         return (found if isinstance(found, tuple) else (found,))[: len(args)]
 
     once = getattr(function.backward, "__code__", None) is _ONCE
@@ -329,15 +330,14 @@ def _is_differentiable(proxy: TensorProxy) -> bool:
     return proxy.dtype.is_floating_point or proxy.dtype.is_complex
 
 
-@classmethod
 def _apply_or_record(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
     """Return what Function.apply calls, which the user may have taken before: `apply = Mine.apply`."""
     if any(isinstance(each, TensorProxy) for each in args):
         return from_class(function, args)
-    return super(_SingleLevelFunction, function).apply(*args, **kwargs)
+    return _apply.original.__get__(None, function)(*args, **kwargs)
 
 
-def _begin_apply(self: BackwardCFunction) -> None:
+def _begin_apply(self: Any) -> None:
     """Note the ctx of an apply in C. It makes a ctx of this class first, and then calls, with gradients off, the
     Function's forward, and its setup_context where it has one."""
     function: type[torch.autograd.Function] = type(self)._forward_cls
@@ -362,7 +362,9 @@ def _begin_apply(self: BackwardCFunction) -> None:
 
 _IN_C = vars(torch.autograd.Function).get("apply") is vars(FunctionBase)["apply"]  # since torch 2.15
 _apply = Patch(
-    *((BackwardCFunction, "__init__", _begin_apply) if _IN_C else (_SingleLevelFunction, "apply", _apply_or_record)),
+    BackwardCFunction if _IN_C else _SingleLevelFunction,
+    "__init__" if _IN_C else "apply",
+    _begin_apply if _IN_C else classmethod(_apply_or_record),
     scope=Scope.TRACE,
     why="an autograd.Function runs on proxies, which are no tensors: it is to be recorded with its own backward",
     upstream="torch/autograd/function.py, Function.apply",
@@ -371,6 +373,6 @@ _apply = Patch(
 
 @contextmanager
 def traced_directly() -> Iterator[None]:
-    """Inside, torch code that runs on proxies is recorded as torchlang, Function.apply included."""
+    """Record torch code that runs on proxies inside as torchlang, Function.apply included."""
     with speaking(torchlang.language), torchlang.RecordFactories(), _apply:
         yield

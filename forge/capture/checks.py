@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols, statically_known_true
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from forge import prims
-from forge.ir.proxies import NUMBER_TYPES, SYMBOLIC_TYPES
+from forge.ir.proxies import NUMBER_TYPES
 from forge.torch_internals.dynamo import (
     BuiltinVariable,
     ConstantVariable,
@@ -46,10 +45,8 @@ from forge.torch_internals.functions import (
     torch_check_with,
 )
 from forge.torch_internals.patch import Scope, patch
-from forge.torch_internals.sympy import ValueRanges, int_oo
 
 ASSUMES = torch.ops.aten._assert_scalar.default
-_SIZE = torch.ops.aten.sym_size.int
 
 # the exception of each function; None where it is an argument
 CHECKS: dict[Callable, type[Exception] | None] = {
@@ -141,7 +138,7 @@ def _is_known(tx: Any, condition: Any) -> bool | None:
     if not isinstance(condition, SymNodeVariable):
         return None
     if not free_unbacked_symbols(condition.sym_num):
-        return condition.evaluate_expr(tx.output)
+        return bool(condition.evaluate_expr(tx.output))
     return False if statically_known_true(torch.sym_not(condition.sym_num)) else None
 
 
@@ -193,7 +190,6 @@ def _constant(value: Any, values: Iterator) -> Any:
     "_format_value",
     scope=Scope.MESSAGE,
     why="a number that is a symbol is formatted as what it is at the first call",
-    upstream="torch/_dynamo/symbolic_convert.py, InstructionTranslatorBase._format_value",
 )
 def _format_value(self: InstructionTranslatorBase, spec: Any, flags: int) -> None:
     """Format a value in an f-string; a symbolic number stays a value that the program reads as it runs."""
@@ -207,7 +203,6 @@ def _format_value(self: InstructionTranslatorBase, spec: Any, flags: int) -> Non
 @patch(
     symbolic_convert,
     "_detect_and_normalize_assert_statement",
-    scope=Scope.CAPTURE,
     why="an assert on a number that is a symbol is no check of the program: Dynamo has the condition alone, for itself",
     upstream="torch/_dynamo/symbolic_convert.py, generic_jump",
 )
@@ -239,7 +234,7 @@ def assumptions_last(graph: GraphModule) -> None:
     moved = {output}
     place = output
     for node in others:
-        if node.target is ASSUMES or (_computes_number(node) and node.users and moved.issuperset(node.users)):
+        if node.target is ASSUMES or (computes_number(node) and node.users and moved.issuperset(node.users)):
             place.prepend(node)
             place = node
             moved.add(node)
@@ -248,7 +243,7 @@ def assumptions_last(graph: GraphModule) -> None:
         _LazyGraphModule.force_recompile(graph)  # else torch prints the graph where it raises
 
 
-def _computes_number(node: Node) -> bool:
+def computes_number(node: Node) -> bool:
     """Return whether a node is a call of numbers alone that gives no tensor, as `torch.rand(n)` does."""
     if isinstance(node.meta.get("example_value"), torch.Tensor):
         return False
@@ -261,34 +256,3 @@ def checks_of(graph: Graph) -> list[Node]:
     program's."""
     own = [node for node in graph.nodes if isinstance(node.target, Check)]
     return own + list(graph.find_nodes(op="call_function", target=ASSUMES))
-
-
-class GraphNumbers:
-    """The symbolic numbers of a graph as the graph computes them. Dynamo's own are specialized by later guards: `n ==
-    4` is True once Dynamo has assumed it."""
-
-    def __init__(self) -> None:
-        self._environment = ShapeEnv()
-        self._numbers: dict[Node, Any] = {}
-
-    def number(self, node: Any) -> Any:
-        """Return the number of a node, of symbols of which nothing is known; anything but a number as it is."""
-        example = node.meta.get("example_value") if isinstance(node, Node) else None
-        if not isinstance(example, NUMBER_TYPES):
-            return node if example is None else example
-        if node not in self._numbers:
-            self._numbers[node] = self._compute(node, example)
-        return self._numbers[node]
-
-    def _compute(self, node: Node, example: Any) -> Any:
-        if _computes_number(node):
-            return node.target(*torch.fx.map_arg(node.args, self.number))
-        if node.target is _SIZE:  # before torch 2.13, its example is an integer where that is what Dynamo has learnt
-            tensor, dim = node.args
-            example = tensor.meta["example_value"].size(dim)
-        if not isinstance(example, SYMBOLIC_TYPES):
-            return example
-        kind, expression = example.node.pytype, example.node._expr
-        bounds = ValueRanges(-int_oo, int_oo) if kind is int else ValueRanges.unknown()
-        self._environment.var_to_range |= dict.fromkeys(expression.free_symbols, bounds)
-        return type(example)(SymNode(expression, self._environment, kind, None))

@@ -8,6 +8,7 @@ import torch
 
 from forge import torchlang
 from forge.capture import autograd_functions
+from forge.capture.fake_values import tensor_proxy
 from forge.compiler.program import Program, finish
 from forge.ir import TensorProxy, Trace, recording, strides_of
 from forge.ir.pytree import tree_map
@@ -23,7 +24,7 @@ def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "comput
     """
     trace = _new_trace(name)
     grad = torch.is_grad_enabled()
-    with recording(trace, torchlang.language), grad_mode.kept():
+    with recording(trace, torchlang.language), grad_mode.preserve():
         result = _run(trace, function, args, kwargs)
         return finish(trace, result, grad=grad)
 
@@ -46,7 +47,7 @@ class TracedCall:
             tensors.append(leaf)
             return _Place(len(tensors) - 1)
 
-        with recording(trace, torchlang.language), grad_mode.kept():
+        with recording(trace, torchlang.language), grad_mode.preserve():
             self._tree = tree_map(place, _run(trace, function, args, kwargs))
             captured = [_as_input(trace, name) for name in list(trace.constants)]
             self.program = finish(trace, tuple(tensors), grad=grad)
@@ -85,16 +86,8 @@ def _run(trace: Trace, function: Callable, args: tuple, kwargs: dict) -> Any:
     stand_ins = []
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            proxy = trace.tensor(
-                leaf.shape,
-                leaf.dtype,
-                leaf.device,
-                name=names[i] if i < len(names) else f"x{i}",
-                requires_grad=leaf.requires_grad,
-                strides=strides_of(leaf),
-                offset=leaf.storage_offset(),
-            )
-            leaf = trace.add_input(proxy)
+            name = trace.fresh_name(names[i] if i < len(names) else f"x{i}")
+            leaf = trace.add_input(tensor_proxy(name, leaf))
         stand_ins.append(leaf)
     proxy_args, proxy_kwargs = torch_pytree.tree_unflatten(stand_ins, spec)
     with autograd_functions.traced_directly():

@@ -12,7 +12,7 @@ makes a part of something of a value that every process has gives each process a
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -22,11 +22,11 @@ from forge.capture.higher_order import writes
 from forge.compiler.program import Unsupported
 from forge.ir.source import Source
 from forge.torch_internals.dispatch import TorchDispatchMode
-from forge.torch_internals.fake_tensors import FakeScriptObject
+from forge.torch_internals.fake_tensors import FakeScriptObject, FakeTensor
 from forge.torch_internals.pytree import torch_pytree
 from forge.torchlang.sharding import Place, of_gradient, redistribute, spread
 
-if torch.distributed.is_available():
+if TYPE_CHECKING or torch.distributed.is_available():
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 else:
     DTensor = Partial = Replicate = Shard = ()
@@ -58,7 +58,7 @@ class _Spec(NamedTuple):
     places: tuple[Place, ...]
 
     def group(self, dim: int) -> tuple[int, int, str]:
-        """Size, this process's rank and name of the group along a dim of the mesh."""
+        """Return the size, this process's rank and the name of the group along a dim of the mesh."""
         return self.mesh.size(dim), self.mesh.get_local_rank(dim), self.mesh.get_group(dim).group_name
 
     @property
@@ -86,16 +86,18 @@ def _find_spec(value: Any) -> _Spec | str:
     """Return how a DTensor is placed, or why that cannot be compiled."""
     mesh = value._spec.mesh
     mesh = mesh.real_obj if isinstance(mesh, FakeScriptObject) else mesh
-    places = tuple(map(_place, value._spec.placements))
-    if None in places:
-        return f"a DTensor is placed as {value._spec.placements[places.index(None)]}"
+    places: list[Place] = []
+    for placement in value._spec.placements:
+        if (place := _place(placement)) is None:
+            return f"a DTensor is placed as {placement}"
+        places.append(place)
     if mesh.get_coordinate() is None:
         return "this process is no part of a DTensor's mesh"
     cut = [place for place in places if isinstance(place, int)]
     for dim, place in enumerate(places):
         if isinstance(place, int) and (value.shape[place] % mesh.size(dim) or cut.count(place) > 1):
             return f"a DTensor of shape {list(value.shape)} has uneven parts, or is cut twice along dim {place}"
-    return _Spec(mesh, places)
+    return _Spec(mesh, tuple(places))
 
 
 def _spec(value: Any) -> _Spec:
@@ -122,7 +124,7 @@ class _Writer:
         self.inputs: list[_Spec | None] = []  # of each input: how it is placed, None where it is no DTensor
         self.left_out: list[int] = []  # inputs that are no tensors
         self.outputs: dict[int, _Spec] = {}
-        self.node: Node | None = None  # the one that is written anew
+        self.node = next(iter(graph.graph.nodes))  # the one that is written anew
 
     def write(self) -> LocalGraph:
         for node in self.old.graph.nodes:
@@ -165,7 +167,7 @@ class _Writer:
         return self.copy(node, _local_fake(value))
 
     def output(self, node: Node) -> Any:
-        (results,) = node.args
+        results: Any = node.args[0]
         for i, each in enumerate(results):
             if isinstance(each, Node) and isinstance(_example(each), DTensor):
                 self.outputs[i] = _spec(_example(each))
@@ -195,7 +197,7 @@ class _Writer:
 
     def copy(self, node: Node, example: Any = None) -> Node:
         """Return the node on local tensors."""
-        if node.op == "get_attr" and isinstance(getattr(self.old, node.target, None), DTensor):
+        if node.op == "get_attr" and isinstance(getattr(self.old, str(node.target), None), DTensor):
             raise Unsupported("the graph holds a DTensor")
         copied = self.new.node_copy(node, self.local)
         if example is not None:
@@ -220,13 +222,13 @@ class _Writer:
         return node
 
     def spread(self, x: Node, spec: _Spec, dims: Sequence[int]) -> Node:
-        """x, whose gradients are summed along these dims of the mesh."""
+        """Return x, whose gradients are summed along these dims of the mesh."""
         for dim in dims:
             x = self.insert(spread, x, *spec.group(dim))
         return x
 
     def from_local(self, node: Node) -> Any:
-        value, *_ = node.args
+        value: Any = node.args[0]
         known = {name: given for name, given in node.kwargs.items() if name not in ("device_mesh", "placements")}
         if any(given not in (None, False) for given in known.values()) or not isinstance(value, Node):
             raise Unsupported(f"DTensor.from_local is called with {', '.join(known)}")
@@ -234,9 +236,9 @@ class _Writer:
         return self.local(value)
 
     def to_local(self, node: Node) -> Any:
-        (value,) = node.args
+        value: Any = node.args[0]
         spec, local = _spec(_example(value)), self.local(value)
-        wanted = node.kwargs.get("grad_placements")
+        wanted: Any = node.kwargs.get("grad_placements")
         if wanted is None:
             return local
         places = [_place(each) for each in wanted]
@@ -246,7 +248,7 @@ class _Writer:
         return self.spread(local, spec, summed) if _example(value).requires_grad else local
 
     def redistribute(self, node: Node) -> Any:
-        value, *_ = node.args
+        value: Any = node.args[0]
         others = [name for name in node.kwargs if name not in ("placements", "async_op", "device_mesh")]
         if any(node.kwargs[name] is not None for name in (*others, "device_mesh") if name in node.kwargs):
             raise Unsupported(f"redistribute is called with {', '.join(node.kwargs)}")
@@ -269,7 +271,7 @@ class _Writer:
     def call(self, node: Node, name: str) -> Any:
         """Return a torch function: of the local tensors where that is the same, else opaque."""
         example = _example(node)
-        if name == "getitem" and isinstance(_example(node.args[0]), (tuple, list)):
+        if name == "getitem" and isinstance(_example(node.all_input_nodes[0]), (tuple, list)):
             return self.copy(node, _local_fake(example))
         if writes(node) or "out" in node.kwargs:
             raise Unsupported(f"{name} changes a DTensor in place")
@@ -308,8 +310,8 @@ class _Writer:
         partial = [dim for dim in range(mesh.ndim) if all(spec.places[dim] == "partial" for spec in results)]
         for divided in trial.divisions(given, partial):
             sizes = trial.sizes_of(_local_fake(_example(node))) if len(results) == 1 else None
-            for replaced in filter(lambda each: each is not None, (trial.leaves, sizes)):
-                if trial.of_local(replaced, divided) == trial.of_dtensors:
+            for replaced in (trial.leaves, sizes):
+                if replaced is not None and trial.of_local(replaced, divided) == trial.of_dtensors:
                     return self.arguments(trial, replaced, given, results, divided)
         return None
 
@@ -359,9 +361,7 @@ def _name(node: Node) -> str:
 
 
 def _callable(node: Node) -> Callable:
-    if node.op == "call_function":
-        return node.target
-    return getattr(torch.Tensor, node.target)
+    return getattr(torch.Tensor, node.target) if isinstance(node.target, str) else node.target
 
 
 class OfDTensors:
@@ -400,7 +400,7 @@ def _run(function: Callable, leaves: Sequence[Any], structure: Any) -> Any:
 # which operators run
 
 
-class _Watching(TorchDispatchMode):
+class _OperatorRecorder(TorchDispatchMode):
     """The operators that run on local tensors. `labels`: of each tensor, by id, the expression that makes it."""
 
     def __init__(self, given: Sequence[Any] = ()) -> None:
@@ -450,8 +450,8 @@ class _Trial:
 
     def _propagate(self, values: list[Any], sizes: dict[int, list[int]]) -> Any:
         inside = [x._local_tensor if isinstance(x, DTensor) else x for x in values]
-        fake = next(x.fake_mode for x in inside if isinstance(x, torch.Tensor))
-        with fake, torch.no_grad(), _Watching(inside) as seen:
+        fake = next(x.fake_mode for x in inside if isinstance(x, FakeTensor))
+        with fake, torch.no_grad(), _OperatorRecorder(inside) as seen:
             try:
                 for i, dividers in sizes.items():
                     for size in dividers:
@@ -465,7 +465,7 @@ class _Trial:
         return [seen.label(each) for each in results]
 
     def divisions(self, given: dict[Node, _Spec], partial: list[int]) -> Iterator[dict[Node, Sequence[int]]]:
-        """Arguments that every process has, and of which each takes its share where the result is a sum (a bias)."""
+        """Yield the arguments that every process has and divides where the result is a sum (a bias)."""
         yield {}
         for each, spec in given.items():
             if partial and all(spec.places[dim] == "replicate" for dim in partial):

@@ -15,7 +15,7 @@ from torch.autograd.function import FunctionCtx
 from forge.capture.autograd_functions import wrong_gradients
 from forge.capture.checks import CHECKS, capture_check
 from forge.capture.fake_substitutes import STAND_INS
-from forge.capture.layers import captured_call, replacing
+from forge.capture.layers import captured_call, mark_layers
 from forge.executors.modules import ModuleExecutor
 from forge.torch_internals import dynamo_attributes, dynamo_globals  # noqa: F401  # whose patches are in the table
 from forge.torch_internals.dynamo import (
@@ -42,13 +42,13 @@ from forge.torch_internals.dynamo import (
     UserDefinedObjectVariable,
     UserFunctionVariable,
     UserMethodVariable,
+    break_graph,
     exc,
     functions,
     graph_break,
     install_guard,
     lists,
     script_object,
-    unimplemented,
 )
 from forge.torch_internals.dynamo import dynamo_utils as utils
 from forge.torch_internals.functorch import maybe_current_level
@@ -61,7 +61,6 @@ from forge.torch_internals.tensors import DeviceContext
 @patch(
     FunctionCtx,
     "set_materialize_grads",
-    scope=Scope.CAPTURE,
     why="a backward would get zeros where set_materialize_grads(False) asks for None",
     upstream="torch/_dynamo/variables/misc.py, AutogradFunctionContextVariable",
 )
@@ -74,7 +73,6 @@ def _set_materialize_grads(self: FunctionCtx, value: bool) -> None:
 @patch(
     FunctionCtx,
     "mark_dirty",
-    scope=Scope.CAPTURE,
     why="Dynamo does not see that a Function changes its input in place",
     upstream="torch/_dynamo/variables/misc.py, AutogradFunctionContextVariable",
     before=(2, 13),
@@ -87,25 +85,20 @@ def _mark_dirty(self: FunctionCtx, *tensors: Any) -> None:
 @patch(
     AutogradFunctionVariable,
     "call_apply",
-    scope=Scope.CAPTURE,
     why="a Function's own backward is forgotten in torch.func, and in another Function without its source",
-    upstream="torch/_dynamo/variables/misc.py, AutogradFunctionVariable.call_apply",
 )
 def _call_apply(self: AutogradFunctionVariable, tx: Any, args: list, kwargs: dict) -> Any:
-    """Call a Function. In a torch.func transform, Dynamo would differentiate its forward and ignore its backward."""
     if maybe_current_level() is not None:
-        unimplemented(
-            gb_type="torch.autograd.Function in a transform of torch.func",
-            context=f"{self.fn_cls.__name__}.apply",
-            explanation="Its own backward would be forgotten.",
-            hints=[],
+        break_graph(
+            "torch.autograd.Function in a transform of torch.func",
+            f"{self.fn_cls.__name__}.apply",
+            "Its own backward would be forgotten.",
         )
     if _applying and not linecache.getlines(self.fn_cls.forward.__code__.co_filename):
-        unimplemented(
-            gb_type="torch.autograd.Function, without its source, in another one",
-            context=f"{self.fn_cls.__name__}.apply",
-            explanation="In a backward, its own would be forgotten; where it is called is told by its source.",
-            hints=[],
+        break_graph(
+            "torch.autograd.Function, without its source, in another one",
+            f"{self.fn_cls.__name__}.apply",
+            "In a backward, its own would be forgotten; where it is called is told by its source.",
         )
     _applying.append(self.fn_cls)
     try:
@@ -117,26 +110,19 @@ def _call_apply(self: AutogradFunctionVariable, tx: Any, args: list, kwargs: dic
 @patch(
     AutogradFunctionApplyVariable,
     "rewire_bwd_graph_outputs",
-    scope=Scope.CAPTURE,
     why="a backward that gives wrong gradients is not refused, as torch does",
     upstream="torch/_dynamo/variables/higher_order_ops.py, AutogradFunctionApplyVariable",
 )
 def _rewire(self: AutogradFunctionApplyVariable, *args: Any) -> Any:
-    """Match the gradients of a backward with the inputs of its forward. Dynamo would drop those that it has no input
-    for, and compare no shapes: a wrong backward runs in eager, where torch reports it."""
+    """Match the gradients of a backward with the inputs of its forward. Dynamo drops those without an input, and
+    compares no shapes; a wrong backward runs in eager, where torch reports it."""
     *_, found, _, _, given = args
     inputs = [_example(each) for each in given]
     needs = [isinstance(each, torch.Tensor) and each.requires_grad for each in inputs]
     gradients = tuple(map(_example, found.items)) if isinstance(found, lists.TupleVariable) else _example(found)
     problem = wrong_gradients(_applying[-1].__name__, inputs, needs, gradients)
     if problem is not None:
-        unimplemented(
-            gb_type=WRONG_BACKWARD,
-            context=f"{_applying[-1].__name__}.apply",
-            explanation=problem,
-            hints=[],
-            from_exc=RuntimeError(problem),
-        )
+        break_graph(WRONG_BACKWARD, f"{_applying[-1].__name__}.apply", problem, RuntimeError(problem))
     return _rewire.original(self, *args)
 
 
@@ -159,24 +145,15 @@ _UNGUARDED = frozenset({"_base", "_version", "grad_fn", "is_leaf"})
 _OF_VIEWS = frozenset("as_strided_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())
 
 
-@patch(
-    TensorVariable,
-    "call_method",
-    scope=Scope.CAPTURE,
-    why="a tensor whose shape changes in place (`y.t_()`) keeps its old shape",
-    upstream="torch/_dynamo/variables/tensor.py, TensorVariable.call_method",
-)
+@patch(TensorVariable, "call_method", why="a tensor whose shape changes in place (`y.t_()`) keeps its old shape")
 def _call_method(self: TensorVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
-    """Call a method of a tensor. Dynamo would miss that some of them change the tensor's shape: a tensor that the
-    program made itself is a view of it from then on; for others, which outside code may see, the graph breaks."""
+    """Call a method. A tensor that the program made becomes a view of itself; for others, which outside code may see,
+    the graph breaks."""
     if name not in _OF_VIEWS:
         return _call_method.original(self, tx, name, args, kwargs)
     if not _is_own(self, tx):
-        unimplemented(
-            gb_type="a tensor's shape changes in place",
-            context=f"torch.Tensor.{name}",
-            explanation="Others than the program may see the tensor.",
-            hints=[],
+        break_graph(
+            "a tensor's shape changes in place", f"torch.Tensor.{name}", "Others than the program may see the tensor."
         )
     view = _call_method.original(self, tx, name.removesuffix("_"), args, kwargs)
     self.proxy = view.proxy
@@ -184,28 +161,17 @@ def _call_method(self: TensorVariable, tx: Any, name: str, args: list, kwargs: d
     return self
 
 
-@patch(
-    TensorVariable,
-    _GETATTR,
-    scope=Scope.CAPTURE,
-    why="what autograd knows of an input (is_leaf, grad_fn) is a constant without a guard",
-    upstream="torch/_dynamo/variables/tensor.py, TensorVariable.var_getattr",
-)
+@patch(TensorVariable, _GETATTR, why="what autograd knows of an input (is_leaf, grad_fn) is a constant without a guard")
 def _getattr(self: TensorVariable, tx: Any, name: str) -> Any:
-    """Read an attribute of a tensor. Dynamo guards none of these, and forge has no versions of tensors that a program
-    made."""
     if name in _UNGUARDED and (self.source is not None or name == "_version"):
-        unimplemented(
-            gb_type="what autograd knows of a tensor",
-            context=f"torch.Tensor.{name}",
-            explanation="It may be another one at the next call.",
-            hints=[],
+        break_graph(
+            "what autograd knows of a tensor", f"torch.Tensor.{name}", "It may be another one at the next call."
         )
     return _getattr.original(self, tx, name)
 
 
 def _is_own(tensor: TensorVariable, tx: Any) -> bool:
-    """Whether the program made the tensor, one variable stands for it, and autograd sees what happens to it."""
+    """Return whether the program made the tensor, one variable stands for it, and autograd sees what happens to it."""
     fake = tensor.proxy.node.meta["example_value"]
     nodes = [node for node in tx.output.graph.nodes if node.meta.get("example_value") is fake]
     seen = torch.is_grad_enabled() or not fake.requires_grad
@@ -238,21 +204,13 @@ def _device(tx: Any) -> torch.device | None:
 @patch(
     TorchInGraphFunctionVariable,
     "call_function",
-    scope=Scope.CAPTURE,
     why="settings of the process change while capturing alone; checks are dropped; functions that look at values fail; "
     "torch 2.11 forgets the default device",
-    upstream="torch/_dynamo/variables/torch.py, TorchInGraphFunctionVariable.call_function",
 )
 def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a function of torch. The graph breaks at one that sets a mode of the process, which holds beyond the
-    program. One that reads values has a substitute, and a check becomes a check of the program's run. For a tensor of
-    numbers, Dynamo of torch 2.11 ignores torch's default device."""
     if self.value in _SETTERS:
-        unimplemented(
-            gb_type="a setting of the process changes",
-            context=f"torch.{self.value.__name__}",
-            explanation="It holds for what follows the program.",
-            hints=[],
+        break_graph(
+            "a setting of the process changes", f"torch.{self.value.__name__}", "It holds for what follows the program."
         )
     if self.value in STAND_INS:
         self = TorchInGraphFunctionVariable(STAND_INS[self.value])
@@ -271,12 +229,9 @@ def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, args: Any, kwargs: 
 @patch(
     utils,
     "iter_contains",
-    scope=Scope.CAPTURE,
     why="a number that is a symbol (a length) is unequal to every constant: `3 in x.shape` is False",
-    upstream="torch/_dynamo/utils.py, iter_contains",
 )
 def _contains(items: Iterable[Any], search: Any, *others: Any, **options: Any) -> Any:
-    """`search in items`: Dynamo takes a number that is a symbol (a length) for unequal to every constant."""
     items = list(items)
     if search.is_python_constant():
         value = search.as_python_constant()
@@ -285,18 +240,11 @@ def _contains(items: Iterable[Any], search: Any, *others: Any, **options: Any) -
     return _contains.original(items, search, *others, **options)
 
 
-Patch(
-    lists,
-    "iter_contains",
-    _contains.replacement,
-    scope=Scope.CAPTURE,
-    why="the same, by the name that the module of lists has for it",
-    upstream="torch/_dynamo/variables/lists.py",
-)
+Patch(lists, "iter_contains", _contains.replacement, why="the same, by the name that the module of lists has for it")
 
 
 def _is_equal_symbol(item: Any, value: Any) -> bool:
-    """Whether a number that is a symbol, or a sequence with some in it, is equal to a constant, which is guarded."""
+    """Return whether a symbolic number, or a sequence with some, equals a constant; guard the answer."""
     if hasattr(item, "sym_num"):
         return bool(item.sym_num == value)
     if not isinstance(item, lists.BaseListVariable) or not isinstance(value, (tuple, list)):
@@ -312,18 +260,12 @@ def _is_equal_symbol(item: Any, value: Any) -> bool:
 # methods of classes
 
 
-@patch(
-    UserMethodVariable,
-    "call_function",
-    scope=Scope.CAPTURE,
-    why="the methods of a class are constants without a guard",
-    upstream="torch/_dynamo/variables/functions.py, UserMethodVariable.call_function",
-)
+@patch(UserMethodVariable, "call_function", why="the methods of a class are constants without a guard")
 def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any) -> Any:
-    """Call a method. Dynamo takes the methods of a class for constants: the one called here is guarded. Where the
-    program made its object, Dynamo does not look for the closure."""
-    owner = self.im_self if _IS_COMPOSED else self.obj
-    called = self.im_func if _IS_COMPOSED else self
+    """Guard the method, and call it. Where the program made its object, Dynamo does not look for the closure."""
+    method: Any = self  # since torch 2.15, it holds a function
+    owner = method.im_self if _IS_COMPOSED else self.obj
+    called = method.im_func if _IS_COMPOSED else self
     function = called.fn if isinstance(called, UserFunctionVariable) else None
     if not isinstance(function, FunctionType) or function.__module__ == torch.nn.Module.__module__:
         return _call_function.original(self, tx, *args, **options)
@@ -338,24 +280,18 @@ def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any
 
 
 @patch(
-    UnspecializedNNModuleVariable,
-    "call_function",
-    scope=Scope.CAPTURE,
-    why="the forward of a module's class is a constant without a guard",
-    upstream="torch/_dynamo/variables/nn_module.py, UnspecializedNNModuleVariable.call_function",
+    UnspecializedNNModuleVariable, "call_function", why="the forward of a module's class is a constant without a guard"
 )
-def _call_module(self: UnspecializedNNModuleVariable, tx: Any, *args: Any, **options: Any) -> Any:
-    """Call a module by its class's `forward`."""
+def _call_module(self: UnspecializedNNModuleVariable, tx: Any, args: list, kwargs: dict) -> Any:
     _guard_method(self, _forward_in, tx)
-    return captured_call(self, tx, *args, **options, call=partial(_call_module.original, self, tx, *args, **options))
+    return captured_call(self, tx, args, kwargs, call=partial(_call_module.original, self, tx, args, kwargs))
 
 
 def _guard_method(owner: Any, name_in: Callable[[type], str | None], tx: Any) -> Source | None:
     """Guard, once a graph, that the class of `owner` which has the method still has this one, and no class before it
-    has another; where Dynamo finds the method's function."""
+    has another. Return where Dynamo finds the method's function."""
     kind, source = _class_of(owner)
-    name = source and name_in(kind)
-    if name is None:
+    if source is None or (name := name_in(kind)) is None:
         return None
     guarded = vars(tx.output).setdefault("_forge_guarded_methods", set())  # (class, name) pairs
     for position, each in enumerate(kind.__mro__):
@@ -370,7 +306,7 @@ def _guard_method(owner: Any, name_in: Callable[[type], str | None], tx: Any) ->
 
 
 def _name_in(kind: type, function: FunctionType) -> str | None:
-    """By which name a class has a function as its method; a method may bear another name than the function."""
+    """Return the name of the method that is this function; the function's own name may be another."""
     members = (member for each in kind.__mro__ for member in each.__dict__.items())
     names = (name for name, member in members if _function_of(member) is function)
     return next((name for name in names if _function_of(inspect.getattr_static(kind, name)) is function), None)
@@ -425,14 +361,11 @@ _SOURCES = ("source",) if _IS_COMPOSED else ("source", "source_fn")
 @patch(
     InstructionTranslatorBase,
     "exception_handler",
-    scope=Scope.CAPTURE,
     why="the program may catch an error that torch raises of fake tensors alone",
-    upstream="torch/_dynamo/symbolic_convert.py, InstructionTranslatorBase.exception_handler",
     since=(2, 15),
 )
 def _handle(self: InstructionTranslatorBase, raised: Exception) -> None:
-    """Run the frame in eager where torch raises for fake tensors, which is not an error of the program."""
-    if isinstance(raised, exc.FakeTensorObservedException):
+    if isinstance(raised, vars(exc)["FakeTensorObservedException"]):
         raise exc.TorchRuntimeError(str(raised), raised.real_stack)
     _handle.original(self, raised)
 
@@ -440,25 +373,20 @@ def _handle(self: InstructionTranslatorBase, raised: Exception) -> None:
 @patch(
     InliningInstructionTranslator,
     "build_inline_tracer",
-    scope=Scope.CAPTURE,
     why="the program may catch Dynamo's own error of arguments that a function does not take",
-    upstream="torch/_dynamo/symbolic_convert.py, InliningInstructionTranslator.build_inline_tracer",
     since=(2, 15),
 )
-@staticmethod
 def _inline(parent: Any, function: Any, args: list, kwargs: dict, *others: Any, **options: Any) -> Any:
-    """Break the graph where a call of the program's function has arguments that it does not take."""
     try:
         return _inline.original(parent, function, args, kwargs, *others, **options)
     except exc.ObservedTypeError as raised:
-        if not isinstance(raised.__context__, functions.BindArgsTypeError):
+        if not isinstance(raised.__context__, vars(functions)["BindArgsTypeError"]):
             raise
-        unimplemented(
-            gb_type=WRONG_ARGUMENTS,
-            context=f"func='{function.get_name()}' {function.get_filename()}:{function.get_code().co_firstlineno};",
-            explanation=str(raised.__context__),
-            hints=[],
-            from_exc=TypeError(str(raised.__context__)),
+        break_graph(
+            WRONG_ARGUMENTS,
+            f"func='{function.get_name()}' {function.get_filename()}:{function.get_code().co_firstlineno};",
+            str(raised.__context__),
+            TypeError(str(raised.__context__)),
         )
 
 
@@ -469,21 +397,12 @@ WRONG_ARGUMENTS = "failed to bind arguments when attempting to inline"  # Dynamo
 
 
 @patch(
-    RandomVariable,
-    "call_method",
-    scope=Scope.CAPTURE,
-    why="a random.Random of the caller's draws the numbers of the first call for ever",
-    upstream="torch/_dynamo/variables/misc.py, RandomVariable.call_method",
+    RandomVariable, "call_method", why="a random.Random of the caller's draws the numbers of the first call for ever"
 )
 def _draw(self: RandomVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
-    """Call a method of a random.Random, whose state Dynamo does not guard: every call would draw the numbers of the
-    first. The graph breaks, unless the program made the generator."""
     if self.source is not None:
-        unimplemented(
-            gb_type="a random.Random of the caller's",
-            context=f"random.Random.{name}",
-            explanation="Its state is another one at the next call.",
-            hints=[],
+        break_graph(
+            "a random.Random of the caller's", f"random.Random.{name}", "Its state is another one at the next call."
         )
     return _draw.original(self, tx, name, args, kwargs)
 
@@ -491,16 +410,9 @@ def _draw(self: RandomVariable, tx: Any, name: str, args: list, kwargs: dict) ->
 # what is logged
 
 
-@patch(
-    LoggingLoggerVariable,
-    "call_method",
-    scope=Scope.CAPTURE,
-    why="a call of a logger breaks the graph",
-    upstream="torch/_dynamo/variables/misc.py, LoggingLoggerVariable.call_method",
-)
+@patch(LoggingLoggerVariable, "call_method", why="a call of a logger breaks the graph")
 def _log(self: LoggingLoggerVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
-    """Call a method of a logging.Logger, at which Dynamo breaks the graph. With constants as arguments, the calls run
-    in order after the graph."""
+    """Call a method of a logging.Logger. With constants as arguments, the calls run in order after the graph."""
     method = getattr(type(self.value), name, None)
     is_loggers = name in _LOGGING and method is not None and method is getattr(logging.Logger, name, None)
     constant = not kwargs and all(isinstance(each, ConstantVariable) for each in args)
@@ -511,16 +423,8 @@ def _log(self: LoggingLoggerVariable, tx: Any, name: str, args: list, kwargs: di
     return ConstantVariable.create(None)
 
 
-@patch(
-    utils,
-    "warn_once",
-    scope=Scope.CAPTURE,
-    why="Dynamo warns of a graph break, of which forge.explain tells",
-    upstream="torch/_dynamo/utils.py, warn_once",
-)
+@patch(utils, "warn_once", why="Dynamo warns of a graph break, of which forge.explain tells")
 def _warn_once(message: str, *args: Any, **kwargs: Any) -> None:
-    """Suppress Dynamo's warning of a function that it does not know: it breaks the graph, and forge.explain reports
-    it."""
     if not message.startswith("Dynamo does not know how to trace"):
         _warn_once.original(message, *args, **kwargs)
 
@@ -534,7 +438,7 @@ def capture_scope(layers: ModuleExecutor | None = None) -> Iterator[None]:
     """Enter the patches under which Dynamo captures one of forge's frames; `layers` may replace the forward of
     modules."""
     with ExitStack() as stack:
-        stack.enter_context(replacing(layers))
+        stack.enter_context(mark_layers(layers))
         for each in patches_of(Scope.CAPTURE):
             stack.enter_context(each)
         yield

@@ -65,7 +65,7 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """F.gaussian_nll_loss, which refuses a negative var."""
+    """Stand in for F.gaussian_nll_loss, which refuses a negative var."""
     if isinstance(var, torch.Tensor) and var.ndim == input.ndim - 1:
         var = var.unsqueeze(-1)
     loss = (input - target) ** 2 / var
@@ -82,7 +82,7 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """F.ctc_loss, which keeps as much as the longest target needs."""
+    """Stand in for F.ctc_loss, which keeps as much as the longest target needs."""
     losses = log_probs.sum((0, -1))
     return losses if reduction == "none" else losses.sum()
 
@@ -97,5 +97,5 @@ def torch_ctc_loss(
     reduction: int = 0,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """torch.ctc_loss, which keeps as much as the longest target needs."""
+    """Stand in for torch.ctc_loss, which keeps as much as the longest target needs."""
     return ctc_loss(log_probs, targets, input_lengths, target_lengths, reduction="mean" if reduction else "none")

@@ -19,7 +19,7 @@ def is_constructor(function: Any) -> bool:
     return isinstance(function, type) and dataclasses.is_dataclass(function)
 
 
-class Constructing:
+class DataclassCall:
     """A function as one that is given dicts for objects, and makes the objects of them."""
 
     def __init__(self, function: Callable, arguments: tuple) -> None:

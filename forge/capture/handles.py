@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from forge.capture.entry import History
+from forge.capture.history import History
 from forge.compiler.executable import Executable
 from forge.compiler.report import CompileReport
 from forge.ir import check
@@ -57,8 +57,11 @@ class JitHandle:
     def add(self, executable: Executable, report: CompileReport) -> None:
         """Add a graph that was compiled; Dynamo calls `executable.call`."""
         folded, tiered = executable.folded_weights, executable.tiered_program
-        references = [None if each is None else weakref.ref(each) for each in (folded, tiered)]
-        self._graphs[executable.call] = _Graph(report, *references)
+        self._graphs[executable.call] = _Graph(
+            report,
+            None if folded is None else weakref.ref(folded),
+            None if tiered is None else weakref.ref(tiered),
+        )
         self.history.graphs += 1
         self.latest = report
 
@@ -115,7 +118,8 @@ def handle_of(jitted: Any, caller: str = "forge") -> JitHandle:
     """Return what a jitted function or module compiled so far. Raises TypeError, in the name of `caller`, for something
     else."""
     found = _own_handle(jitted)
-    check(found is not None, lambda: f"{caller}: {_brief_repr(jitted)} was not made by forge.jit", TypeError)
+    if found is None:
+        raise TypeError(f"{caller}: {_brief_repr(jitted)} was not made by forge.jit")
     return found
 
 

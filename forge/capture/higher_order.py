@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from forge.compiler.program import Unsupported
 from forge.ir.pytree import leaves
 from forge.ir.source import Source
-from forge.runtime.torch_state import Restoring
+from forge.runtime.torch_state import LevelRestoringCall
 from forge.torch_internals.autograd import saved_tensors_hooks_disable, saved_tensors_hooks_enable
 from forge.torch_internals.dynamo import register_hook_op as REGISTER_HOOK
 from forge.torch_internals.functorch import functorch, get_unwrapped, is_functorch_wrapped_tensor, predispatch
@@ -109,10 +109,10 @@ def runnable(graph: GraphModule) -> Callable:
     """Return the graph as torch runs it; where it fails, no level that it opened stays open, and the error has the
     user's line as a note."""
     opens = any(node.target in STARTS for node in graph.graph.nodes)
-    return Restoring(_Noting(graph)) if opens else _Noting(graph)
+    return LevelRestoringCall(_AnnotatedCall(graph)) if opens else _AnnotatedCall(graph)
 
 
-class _Noting:
+class _AnnotatedCall:
     """A graph's forward, without the hooks around a module's call, and whose errors have the user's line as a note."""
 
     def __init__(self, graph: GraphModule) -> None:
@@ -133,8 +133,8 @@ def _note_line(error: Exception, graph: GraphModule) -> None:
     statement = (frame and frame.line) or ""
     nodes = {node.name: node for node in graph.graph.nodes}
     node = nodes.get(re.split(r"\W", statement, maxsplit=1)[0])
-    line = node and Source.of(node).line
-    if line:
+    line = None if node is None else Source.of(node).line
+    if node is not None and line is not None:
         error.add_note(f"at {line}, in {statement.partition(';')[0].removeprefix(f'{node.name} = ')}")
 
 

@@ -1,9 +1,11 @@
 """Facts about a Dynamo graph's inputs that Dynamo knows only while its backend runs: which are parameters or buffers of
-modules, and which required grad before the program changed them.
+modules, and which required grad before the program changed them; and their names.
 
-They are noted in the graph, which may be recorded once more, later.
+The facts are noted in the graph, which may be recorded once more, later.
 """
 
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +16,8 @@ from forge.torch_internals.dispatch import is_traceable_wrapper_subclass
 from forge.torch_internals.dynamo import UnspecializedParamBufferSource
 
 _WEIGHT, _GAINS_HISTORY = "forge_weight", "forge_gains_history"  # in the meta of nodes
+_POSITIONAL = re.compile(r"_?l_args_(\d+)(?=_)")
+_NOISE = re.compile(r"^_?l_(self_)?|(^|_)(module|modules|parameters|buffers|kwargs|args)_(?=.)")
 
 
 class Weight(NamedTuple):
@@ -45,3 +49,18 @@ def weight_of(node: Node) -> Weight | None:
 def gains_history(node: Node) -> bool:
     """Return whether an input requires grad only since the program changed it in place, as its fake tensor does."""
     return node.meta.get(_GAINS_HISTORY, False)
+
+
+def friendly(name: str, parameters: Sequence[str] = ()) -> str:
+    """Return the user's name of an input: 'fc_weight' for Dynamo's 'l_self_modules_fc_parameters_weight_', and the
+    first of `parameters` for 'l_args_0_'."""
+    short = name.lower() if name.startswith("L_") else name
+    positional = _POSITIONAL.match(short)
+    if positional and int(positional[1]) < len(parameters):
+        short = parameters[int(positional[1])] + short[positional.end() :]
+    while True:
+        shorter = _NOISE.sub("_", short).strip("_")
+        if shorter == short or not shorter:
+            break
+        short = shorter
+    return short if short.isidentifier() else f"x_{short}"

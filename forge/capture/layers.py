@@ -14,7 +14,7 @@ import re
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import free_symbols, guard_scalar
 
 from forge import torchlang
 from forge.capture.autograd_functions import run_alone, traced_directly
+from forge.capture.fake_values import memory_of
 from forge.capture.higher_order import writes
 from forge.compiler.report import LayerUse
 from forge.executors.executor import Declined
@@ -75,7 +76,7 @@ def layer_call(own: Any, *given: Any) -> Any:
 # while Dynamo captures
 
 
-class _Capturing:
+class _CaptureState:
     """The layers of the frame that Dynamo captures now (one at a time), and why modules keep their own forward."""
 
     executor: ModuleExecutor | None = None
@@ -85,39 +86,42 @@ class _Capturing:
         self.kept = {}
 
 
-_capturing = _Capturing()
+_state = _CaptureState()
 
 
 @contextmanager
-def replacing(executor: ModuleExecutor | None) -> Iterator[None]:
-    """While Dynamo captures a frame: calls of modules for which there are layers are marked."""
-    before = _capturing.executor, _capturing.kept
-    _capturing.executor, _capturing.kept = executor, {}
+def mark_layers(executor: ModuleExecutor | None) -> Iterator[None]:
+    """Mark the calls of modules for which there are layers, while Dynamo captures a frame."""
+    before = _state.executor, _state.kept
+    _state.executor, _state.kept = executor, {}
     try:
         yield
     finally:
-        _capturing.executor, _capturing.kept = before
+        _state.executor, _state.kept = before
 
 
 def captured_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kwargs: dict, call: Callable) -> Any:
-    """`call()`, the call of a module, marked where a layer may replace it."""
-    executor = _capturing.executor
+    """Return `call()`, the call of a module, marked where a layer may replace it."""
+    executor = _state.executor
     if executor is None:
         return call()
-    executor.see(type(module.value))
-    if not executor.layers_for(module.value):
+    value = module.value
+    assert isinstance(value, torch.nn.Module)
+    executor.see(type(value))
+    if not executor.layers_for(value):
         return call()
     nodes = tx.output.current_tracer.graph.nodes
     last = next(iter(reversed(nodes)), None)
     result = call()
     name = _name_of(module)
+    inside = _after(tx.output.current_tracer.graph, last)
     try:
-        return _mark_call(executor, module, tx, args, kwargs, result, _after(tx.output.current_tracer.graph, last))
+        return _mark_call(executor, value, module, tx, args, kwargs, result, inside)
     except _KeepForward as kept:
         reason = str(kept)
     except Exception as error:  # of what Dynamo cannot do with a module's attributes
         reason = in_one_line(error)
-    _capturing.kept.setdefault(LayerUse(name, "", None, reason), next(_numbers))
+    _state.kept.setdefault(LayerUse(name, "", None, reason), next(_numbers))
     return result
 
 
@@ -141,6 +145,7 @@ def _name_of(module: UnspecializedNNModuleVariable) -> str:
 
 def _mark_call(
     executor: ModuleExecutor,
+    value: torch.nn.Module,
     module: UnspecializedNNModuleVariable,
     tx: Any,
     args: list,
@@ -148,7 +153,6 @@ def _mark_call(
     result: Any,
     inside: list[Node],
 ) -> Any:
-    value = module.value
     _check_module(value)
     template = ModuleTemplate(value)
     given = [_attribute(tx, module, name) for name in template.names]
@@ -162,7 +166,7 @@ def _mark_call(
     layer = executor.find(value, device, training)
     if isinstance(layer, Declined):
         raise _KeepForward(layer.reason)
-    _check_reads(tx, module, layer.kind)
+    _check_reads(tx, module, value, layer.kind)
     outputs = _outputs(result)
     _check_results(outputs, fakes, inside)
     _check_inputs(fakes, inside)
@@ -226,14 +230,14 @@ def _arguments(module: torch.nn.Module, args: list, kwargs: dict) -> tuple[tuple
     return (tuple(positional), {name: template_of(each, name) for name, each in bound.kwargs.items()}), found
 
 
-def _check_reads(tx: Any, module: UnspecializedNNModuleVariable, layer: type[torch.nn.Module]) -> None:
-    """Guards the attributes that a layer's forward may read, of the module and of those inside it."""
+def _check_reads(tx: Any, variable: Any, module: torch.nn.Module, layer: type[torch.nn.Module]) -> None:
+    """Guard the attributes that a layer's forward may read, of the module and of those inside it."""
     names = reads_of_self(layer.forward.__code__)
-    for path, inside in module.value.named_modules():
+    for path, inside in module.named_modules():
         for name, value in vars(inside).items():
             if not (isinstance(value, _PLAIN) if names is None else name in names) or isinstance(value, dict):
                 continue
-            found = _attribute(tx, module, f"{path}.{name}" if path else name)
+            found = _attribute(tx, variable, f"{path}.{name}" if path else name)
             if isinstance(found, SymNodeVariable):
                 guard_scalar(found.sym_num)
             elif not found.is_python_constant():
@@ -259,15 +263,16 @@ def reads_of_self(code: types.CodeType) -> set[str] | None:
 def _outputs(result: Any) -> list[TensorVariable]:
     found = list(result.items) if isinstance(result, TupleVariable) else [result]
     found = [each.realize() if hasattr(each, "realize") else each for each in found]
-    if not found or not all(isinstance(each, TensorVariable) for each in found):
+    outputs = [each for each in found if isinstance(each, TensorVariable)]
+    if not found or len(outputs) < len(found):
         raise _KeepForward("it returns something else than tensors")
-    return found
+    return outputs
 
 
 def _check_results(outputs: Sequence[TensorVariable], fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
     results = [_fake(each) for each in outputs]
-    memory = {_memory(fake) for fake in fakes}
-    found = [_memory(each) for each in results]
+    memory = {memory_of(fake) for fake in fakes}
+    found = [memory_of(each) for each in results]
     if not memory.isdisjoint(found) or len(set(found)) < len(found):
         raise _KeepForward("what it returns shares memory with what it is given")
     if not all(each.is_contiguous() for each in results):
@@ -277,11 +282,13 @@ def _check_results(outputs: Sequence[TensorVariable], fakes: Sequence[torch.Tens
     if any(getattr(node.target, "__name__", "") in _KEEPING for node in inside):
         raise _KeepForward("its own forward may change its statistics")
     own = set(inside)
-    made = {_memory(leaf) for node in own for leaf in leaves(node.meta.get("example_value")) if _is_tensor(leaf)}
+    made = {memory_of(leaf) for node in own for leaf in leaves(node.meta.get("example_value")) if _is_tensor(leaf)}
     for node in inside:
         written = node.args[0] if writes(node) and node.args else None
         example = written.meta.get("example_value") if isinstance(written, Node) else None
-        if _is_tensor(example) and (written not in own or _memory(example) in memory or _memory(example) not in made):
+        if _is_tensor(example) and (
+            written not in own or memory_of(example) in memory or memory_of(example) not in made
+        ):
             raise _KeepForward("it changes a tensor that others see")
 
 
@@ -304,16 +311,12 @@ def _check_inputs(fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
                 guard_scalar(number)
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor)
 
 
 def _names(template: ModuleTemplate, module: torch.nn.Module, call: tuple[tuple, dict]) -> list[str]:
-    """Of the tensors of a call, each once: the paths of the module's, the parameters of its forward."""
+    """Return unique names of a call's tensors: paths in the module, and parameters of its forward."""
     parameters = list(inspect.signature(type(module).forward).parameters)[1:]
     args, kwargs = call
     wanted = [name.replace(".", "_") for name in template.names]
@@ -339,11 +342,11 @@ def _walk(tree: Any) -> Iterator[Any]:
 
 
 def decide(graph: GraphModule, executor: ModuleExecutor | None) -> list[LayerUse]:
-    """Decides each site of a graph, those around others first, and says what became of all."""
+    """Decide on each site of a graph, those around others first, and return what became of all."""
     if executor is None:
         return []
-    uses = dict(_capturing.kept)
-    _capturing.kept.clear()
+    uses = dict(_state.kept)
+    _state.kept.clear()
     for part in (each for each in graph.modules() if isinstance(each, GraphModule)):
         taken: set[int] = set()
         for node in reversed(part.graph.nodes):
@@ -357,11 +360,13 @@ def decide(graph: GraphModule, executor: ModuleExecutor | None) -> list[LayerUse
 
 
 def _decide(site: Site, node: Node) -> LayerUse:
-    given = [each.meta.get("example_value") for each in node.args[1:]]
-    if not all(map(_is_tensor, given)):
+    tensors = node.args[1:]
+    fakes = [each.meta.get("example_value") for each in tensors if isinstance(each, Node)]
+    given = [each for each in fakes if _is_tensor(each)]
+    if len(given) < len(tensors):
         return LayerUse(site.module, site.layer, None, "the metadata of what it is given is not known")
     decision = site.override.verify(given)
-    if not decision:
+    if isinstance(decision, Declined):
         return LayerUse(site.module, site.layer, None, decision.reason)
     if _is_traceable(site.override.function, given, node.meta["example_value"]):
         site.how, site.take = "traced", _LayerTracer(site.override.function)
@@ -388,7 +393,7 @@ class _LayerTracer:
 
 
 def _is_traceable(function: ModuleForward, given: Sequence[torch.Tensor], example: Any) -> bool:
-    """Whether a layer is torch code alone, which gives what the module's own forward does."""
+    """Return whether a layer is torch code alone, which gives what the module's own forward does."""
     trace = Trace("layer")
     try:
         with recording(trace, torchlang.language):
@@ -408,7 +413,7 @@ def _meta(value: Any) -> tuple:
     return tuple(map(str, value.shape)), value.dtype, value.device
 
 
-def left_out(graph: Graph) -> set[Node]:
+def replaced_nodes(graph: Graph) -> set[Node]:
     """Return the nodes to delete: those of the own forwards of modules whose calls a layer takes."""
     found: set[Node] = set()
     taken: set[int] = set()

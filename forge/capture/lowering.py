@@ -21,11 +21,11 @@ from forge.ir import NUMBER_TYPES, Symbol, TensorProxy, differentiable, get_grad
 from forge.ir.checks import in_one_line
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.prims.library import quiet, without_values
-from forge.runtime.torch_state import transforms_restored
+from forge.runtime.torch_state import restore_transforms
 from forge.torch_internals.dispatch import DisableTorchFunction, OpOverload, disable_current_modes
 from forge.torch_internals.fake_tensors import FakeTensor
 from forge.torch_internals.tensors import core_aten_decompositions, get_decompositions
-from forge.torchlang.opaque import record_pullback, tracked
+from forge.torchlang.opaque import record_pullback, track
 
 aten = torch.ops.aten
 Inline = Callable[[GraphModule, tuple], Any]
@@ -76,7 +76,7 @@ class _Gradient:
         again = torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in given)
         with torch.enable_grad():
             for i in self.wanted:
-                args[i] = tracked(args[i])
+                args[i] = track(args[i])
             made = self.function(*args)
         outputs = [leaf for leaf in leaves(made) if differentiable(leaf)]
         pairs = [(output, gradient) for output, gradient in zip(outputs, incoming, strict=True) if output.requires_grad]
@@ -88,18 +88,18 @@ class _Gradient:
 
 
 def _zeros(size: Sequence[int], *, dtype: Any = None, device: Any = None, **how: Any) -> torch.Tensor:
-    """In the place of zeros that have no memory."""
+    """Return zeros with memory in the place of those without."""
     return torch.zeros(size, dtype=dtype, device=device)
 
 
 def _zeros_of_tangent(self: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0) -> torch.Tensor:
-    """As forward-mode differentiation begins a tangent: contiguous, whatever self is."""
+    """Return the first tangent of forward-mode differentiation: contiguous, whatever self is."""
     return other.new_zeros((*self.shape[:self_num_batch_dims], *other.shape))
 
 
 @cache
 def _decompositions() -> dict:
-    """Of what torch runs for gradients into what its functions run; what remains is in torchlang."""
+    """Return the decompositions of torch's operators for gradients; what they leave is in torchlang."""
     own = {
         aten._efficientzerotensor.default: _zeros,
         aten._new_zeros_with_same_feature_meta.default: _zeros_of_tangent,
@@ -113,7 +113,7 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
     try:
         with (
             fake_substitutes.absent(),
-            transforms_restored(),
+            restore_transforms(),
             quiet(),
             disable_current_modes(),
             DisableTorchFunction(),

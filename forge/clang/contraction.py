@@ -1,5 +1,6 @@
 """Sums of products over named dims: what einsum, tensordot and bilinear are written in."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -8,15 +9,15 @@ import torch
 from forge import prims
 from forge.clang.linalg import matmul
 from forge.clang.shape import permute, reshape, slice_in_dim
-from forge.ir import Dim, TensorProxy, check
+from forge.ir import Dim, TensorProxy
 from forge.ir.proxies import hint_of
-from forge.prims.core import known, same
+from forge.prims.core import known, same, torch_check
 
 Labels = tuple[object, ...]
 
 
 def contract(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels], output: Labels) -> TensorProxy:
-    """The sum over every label that is not in `output` of the product of the operands.
+    """Return the sum over every label that is not in `output` of the product of the operands.
 
     inputs: one label for each dim of each operand; a repeated one is the diagonal. Dims of one label have one length,
     or 1. The pairs are contracted along the path that opt_einsum finds, where torch uses it.
@@ -38,7 +39,7 @@ def contract(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels],
 
 
 def contraction_path(inputs: Sequence[Labels], output: Labels, lengths: dict) -> list[tuple[int, ...]]:
-    """The order of pairs: opt_einsum's where torch would use it and it matters, else from left to right."""
+    """Return the order of pairs: opt_einsum's where torch would use it and it matters, else from left to right."""
     count = len(inputs)
     backend = torch.backends.opt_einsum
     if count > 2 and backend.is_available() and backend.enabled:
@@ -58,19 +59,18 @@ def _lengths(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels])
         for label, length in zip(labels, operand.shape, strict=True):
             if label not in lengths or known(lengths[label] == 1):
                 lengths[label] = length
-            check(
+            torch_check(
                 known(length == 1) or same(lengths[label], length),
                 lambda label=label, length=length, operand=operand: (
                     f"{op}: operands do not broadcast: subscript {label} is of length {lengths[label]} before, "
                     f"but {length} in {operand}"
                 ),
-                RuntimeError,
             )
     return lengths
 
 
 def _simplify(x: TensorProxy, labels: Labels, lengths: dict) -> tuple[TensorProxy, Labels]:
-    """The operand with diagonals for repeated labels, and without dims of length 1 that broadcast."""
+    """Return the operand with diagonals for repeated labels, and without dims of length 1 that broadcast."""
     for label, count in Counter(labels).items():
         for _ in range(count - 1):
             x, labels = _diagonal(x, labels, label)
@@ -82,7 +82,7 @@ def _simplify(x: TensorProxy, labels: Labels, lengths: dict) -> tuple[TensorProx
 
 
 def _diagonal(x: TensorProxy, labels: Labels, label: object) -> tuple[TensorProxy, Labels]:
-    """The first two dims of `label` become one: every (n + 1)th element of the two, laid out as one."""
+    """Make the first two dims of `label` one: every (n + 1)th element of the two, laid out as one."""
     first = labels.index(label)
     second = labels.index(label, first + 1)
     rest = [i for i in range(x.ndim) if i not in (first, second)]
@@ -102,7 +102,7 @@ def _sum_out(x: TensorProxy, labels: Labels, kept: set) -> tuple[TensorProxy, La
 def _contract_pair(
     left: tuple[TensorProxy, Labels], right: tuple[TensorProxy, Labels], kept: set
 ) -> tuple[TensorProxy, Labels]:
-    """The product of two terms, summed over what is not kept: a batched matrix product, or a multiplication."""
+    """Return the product of two terms, summed over what is not kept: a batched matrix product, or a multiplication."""
     a, a_labels = _sum_out(*left, kept | set(right[1]))
     b, b_labels = _sum_out(*right, kept | set(left[1]))
     shared = [label for label in a_labels if label in b_labels]
@@ -134,11 +134,4 @@ def _arrange(x: TensorProxy, labels: Labels, order: list, groups: tuple[int, ...
     parts = [x.shape[:first], x.shape[first:second], x.shape[second:]]
     if not parts[0]:
         parts = parts[1:]
-    return reshape(x, [_product(part) for part in parts])
-
-
-def _product(lengths: Sequence[Dim]) -> Dim:
-    count: Dim = 1
-    for length in lengths:
-        count = count * length
-    return count
+    return reshape(x, [math.prod(part) for part in parts])

@@ -8,7 +8,7 @@ import torch
 from forge import prims
 from forge.clang.promotion import Promotion, compute_dtype
 from forge.ir import INT_TYPES, Dim, LanguageContext, Symbol, TensorProxy, check
-from forge.prims.core import check_same_device, known, same
+from forge.prims.core import check_same_device, known, same, torch_check
 
 T = TypeVar("T")
 language = LanguageContext("clang")
@@ -16,7 +16,7 @@ _symbols: dict[str, Symbol] = {}
 
 
 def clangop(*operators: str) -> Callable[[Callable], Symbol]:
-    """Makes the decorated function a symbol of the core language.
+    """Make the decorated function a symbol of the core language.
 
     There it is the meaning of the method of its own name and of `operators` (forge/ir/proxies.py has their names).
     """
@@ -34,7 +34,7 @@ def clangop(*operators: str) -> Callable[[Callable], Symbol]:
 
 
 def all_symbols() -> dict[str, Symbol]:
-    """Every symbol of the core language by name."""
+    """Return every symbol of the core language by name."""
     return dict(_symbols)
 
 
@@ -46,14 +46,14 @@ def convert(x: T, dtype: torch.dtype) -> T:
 
 
 def as_gradient(g: TensorProxy, dtype: torch.dtype) -> TensorProxy:
-    """A gradient in the dtype of what it is of: the real part for a real value."""
+    """Return a gradient in the dtype of what it is of: the real part for a real value."""
     if g.dtype.is_complex and not dtype.is_complex:
         g = prims.real(g)
     return convert(g, dtype)
 
 
 def broadcast_shapes(op: str, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The shape that tensors of these shapes broadcast to.
+    """Return the shape that tensors of these shapes broadcast to.
 
     Raises RuntimeError naming the shapes when they do not. Source: torch.broadcast_shapes.
     """
@@ -66,20 +66,20 @@ def broadcast_shapes(op: str, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
             if known(result[dim] == 1):
                 result[dim] = length
             else:
-                check(
+                torch_check(
                     same(result[dim], length),
                     lambda dim=dim, length=length: (
                         f"{op}: shapes {' and '.join(str(list(shape)) for shape in shapes)} do not broadcast: "
                         f"The size of tensor a ({result[dim]}) must match the size of tensor b ({length}) "
                         f"at non-singleton dimension {dim}"
                     ),
-                    RuntimeError,
                 )
     return tuple(result)
 
 
 def known_equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Whether two shapes are known to be equal, without a guard; `==` would guard on the first lengths that differ."""
+    """Return whether two shapes are known to be equal, without a guard; `==` would guard on the first lengths that
+    differ."""
     return len(a) == len(b) and all(m is n or known(m == n) for m, n in zip(a, b, strict=True))
 
 
@@ -92,7 +92,7 @@ def expand_to(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
 
 
 def broadcast(op: str, *operands: Any) -> tuple:
-    """The operands with every tensor expanded to their common shape; numbers as they are."""
+    """Return the operands with every tensor expanded to their common shape; numbers as they are."""
     shapes = [operand.shape for operand in operands if isinstance(operand, TensorProxy)]
     if all(known_equal(shape, shapes[0]) for shape in shapes[1:]):
         return operands
@@ -104,7 +104,7 @@ def broadcast(op: str, *operands: Any) -> tuple:
 
 
 def _beside(x: TensorProxy, device: torch.device) -> TensorProxy:
-    """A 0-d CPU tensor may go with tensors of another device; to be expanded, it moves there."""
+    """Return a 0-d CPU tensor may go with tensors of another device; to be expanded, it moves there."""
     return x if x.device == device else prims.device_put(x, device)
 
 

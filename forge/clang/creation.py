@@ -9,11 +9,12 @@ import torch
 from forge import prims
 from forge.clang.promotion import category
 from forge.ir import INT_TYPES, Dim, Number, Real, TensorProxy, check
+from forge.prims.core import torch_check
 from forge.prims.creation import nested_numbers
 
 
 def canonical_device(device: torch.device | str | int | None = None) -> torch.device:
-    """A device with its index, as tensors have it; torch's default device for None."""
+    """Return a device with its index, as tensors have it; torch's default device for None."""
     found = torch.get_default_device() if device is None else torch.device(device)
     if found.index is None and found.type not in ("cpu", "meta"):
         return torch.device(found.type, torch.get_device_module(found.type).current_device())
@@ -21,7 +22,8 @@ def canonical_device(device: torch.device | str | int | None = None) -> torch.de
 
 
 def dtype_of(*numbers: Number) -> torch.dtype:
-    """The dtype that torch infers for Python numbers: bool, int64, the default float dtype, or its complex one."""
+    """Return the dtype that torch infers for Python numbers: bool, int64, the default float dtype, or its complex
+    one."""
     dtype = torch.bool
     for number in numbers:
         if isinstance(number, complex):
@@ -34,7 +36,7 @@ def dtype_of(*numbers: Number) -> torch.dtype:
 
 
 def from_numbers(data: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> TensorProxy:
-    """The tensor of a number or of nested sequences of numbers."""
+    """Return the tensor of a number or of nested sequences of numbers."""
     numbers = list(nested_numbers(data))
     if dtype is None:
         dtype = dtype_of(*numbers) if numbers else torch.get_default_dtype()
@@ -49,27 +51,25 @@ def arange(start: Real, end: Real, step: Real, dtype: torch.dtype | None, device
         inferred = dtype_of(start, end, step)
         dtype = torch.int64 if category(inferred) < 2 else inferred
     check(not dtype.is_complex, lambda: f"arange: not implemented for dtype={dtype}", NotImplementedError)
-    check(step != 0, lambda: "arange: step must be nonzero", RuntimeError)
+    torch_check(step != 0, lambda: "arange: step must be nonzero")
     if all(isinstance(number, int) for number in (start, end, step)):
-        check(
+        torch_check(
             (end - start) * step >= 0,
             lambda: f"arange: upper bound and lower bound inconsistent with step sign: {start} to {end} by {step}",
-            RuntimeError,
         )
     return prims.iota(arange_length(start, end, step), start, step, dtype, device)
 
 
 def arange_length(start: Real, end: Real, step: Real) -> Dim:
-    """How many elements an arange has; symbolic bounds stay symbolic."""
+    """Return how many elements an arange has; symbolic bounds stay symbolic."""
     if isinstance(start, INT_TYPES) and isinstance(end, INT_TYPES) and isinstance(step, INT_TYPES):
         rounding = step - 1 if step > 0 else step + 1
         length = (end - start + rounding) // step
         return length if isinstance(length, int) or prims.known(length >= 0) else torch.sym_max(length, 0)
     length = math.ceil(cast(float, (end - start) / step))
-    check(
+    torch_check(
         not isinstance(length, int) or length >= 0,
         lambda: f"arange: upper bound and lower bound inconsistent with step sign: {start} to {end} by {step}",
-        RuntimeError,
     )
     return length
 
@@ -77,8 +77,8 @@ def arange_length(start: Real, end: Real, step: Real) -> Dim:
 def linspace(
     start: TensorProxy | Number, end: TensorProxy | Number, steps: int, dtype: torch.dtype, device: torch.device
 ) -> TensorProxy:
-    """`steps` numbers from start to end, evenly spaced, counted from both ends as torch does."""
-    check(steps >= 0, lambda: f"linspace: number of steps must be non-negative, but got {steps}", RuntimeError)
+    """Return `steps` numbers from start to end, evenly spaced, counted from both ends as torch does."""
+    torch_check(steps >= 0, lambda: f"linspace: number of steps must be non-negative, but got {steps}")
     wide = dtype if category(dtype) > 1 else torch.float64
     step = (end - start) / max(steps - 1, 1)
     index = prims.iota(steps, 0, 1, torch.int64, device)
@@ -87,11 +87,11 @@ def linspace(
 
 
 def check_supported(op: str, **options: Any) -> None:
-    """Raises NotImplementedError for an option of torch's factories that changes what a tensor is."""
+    """Raise NotImplementedError for an option of torch's factories that changes what a tensor is."""
     allowed = {"layout": (None, torch.strided), "requires_grad": (False,), "generator": (None,), "names": (None,)}
     for name, value in options.items():
         check(
-            value in allowed[name],
+            name not in allowed or value in allowed[name],
             lambda name=name, value=value: f"{op}: {name}={value} is not supported; see forge/torchlang/creation.py",
             NotImplementedError,
         )

@@ -9,7 +9,8 @@ import torch
 from forge import prims
 from forge.clang.core import broadcast, clangop, convert, prepare
 from forge.clang.promotion import Promotion, category, compute_dtype
-from forge.ir import Number, Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Number, Symbol, TensorProxy
+from forge.prims.core import torch_check
 
 TensorOrNumber = TensorProxy | Number
 
@@ -93,13 +94,13 @@ signbit = _unary(prims.signbit)
 
 @clangop()
 def conj(x: TensorProxy) -> TensorProxy:
-    """The complex conjugate; a real x itself."""
+    """Return the complex conjugate; a real x itself."""
     return prims.conj(x) if x.dtype.is_complex else x
 
 
 @clangop()
 def real(x: TensorProxy) -> TensorProxy:
-    """The real part; a real x itself."""
+    """Return the real part; a real x itself."""
     return prims.real(x) if x.dtype.is_complex else x
 
 
@@ -179,13 +180,12 @@ zeta = _binary("zeta", kind=FLOAT)
 
 @clangop("ipow")
 def pow(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
-    """a to the power b, elementwise. Raises: RuntimeError for an integer to a negative integer number."""
+    """Raise a to the power b, elementwise. Raises: RuntimeError for an integer to a negative integer number."""
     a, b = prepare("pow", a, b)
     integers = isinstance(a, TensorProxy) and category(a.dtype) < 2
-    check(
+    torch_check(
         not integers or not isinstance(b, int) or b >= 0,
         lambda: f"pow: Integers to negative integer powers are not allowed: {a} to the power {b}; convert it first",
-        RuntimeError,
     )
     return prims.pow(a, b)
 
@@ -196,10 +196,9 @@ prims.binary_rule(pow, prims.binary_derivatives[prims.pow])
 @clangop()
 def where(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
     """condition ? a : b, elementwise. Shapes: broadcast together. Dtypes: condition is bool; a and b are promoted."""
-    check(
+    torch_check(
         condition.dtype in (torch.bool, torch.uint8),
         lambda: f"where: expected condition to be a boolean tensor, but it is {condition}; compare it with 0 first",
-        RuntimeError,
     )
     condition = convert(condition, torch.bool)
     dtype = compute_dtype(a, b)
@@ -210,15 +209,7 @@ def where(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> Tenso
     return prims.where(condition, a, b)
 
 
-@register_grad(where)
-def _where_grad(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
-    out = where(condition, a, b)
-    g = get_grad(out)
-    if needs_grad(a):
-        put_grad(a, where(condition, g, 0))
-    if needs_grad(b):
-        put_grad(b, where(condition, 0, g))
-    return out
+prims.register_vjp(where, a=lambda g, condition: where(condition, g, 0), b=lambda g, condition: where(condition, 0, g))
 
 
 @clangop()
@@ -234,21 +225,17 @@ def square(x: TensorProxy) -> TensorProxy:
     return prims.mul(x, x)
 
 
-@register_grad(square)
-def _square_grad(x: TensorProxy) -> TensorProxy:
-    out = square(x)
-    put_grad(x, get_grad(out) * (conj(x) * 2))
-    return out
+prims.register_vjp(square, x=lambda g, x: g * (conj(x) * 2))
 
 
 @clangop()
 def logical_not(x: TensorProxy) -> TensorProxy:
-    """Whether x is 0. Dtypes: any; out is bool."""
+    """Return whether x is 0. Dtypes: any; out is bool."""
     return prims.bitwise_not(x) if x.dtype == torch.bool else prims.eq(x, 0)
 
 
 def as_bool(x: Any) -> Any:
-    """Whether x is not 0, of a tensor or a number."""
+    """Return whether x is not 0, of a tensor or a number."""
     if not isinstance(x, TensorProxy):
         return builtins.bool(x)
     return x if x.dtype == torch.bool else prims.ne(x, 0)

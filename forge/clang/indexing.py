@@ -10,8 +10,8 @@ from forge import prims
 from forge.clang.core import clangop, convert, expand_to
 from forge.clang.elementwise import where
 from forge.clang.shape import is_whole, position, reshape, select, slice_bounds, unsqueeze
-from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_dim, known, same
+from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check
+from forge.prims.core import check_dim, known, same, same_shape, torch_check
 from forge.prims.creation import nested_numbers
 from forge.prims.indexing import INDEX_DTYPES
 
@@ -42,14 +42,14 @@ class Reading:
         self.dim += index.ndim if index is not None and index.dtype in _MASK_DTYPES else 1
 
     def write(self, new: TensorProxy) -> TensorProxy:
-        """The tensor with what is shown replaced by `new`."""
+        """Return the tensor with what is shown replaced by `new`."""
         for undo in reversed(self.undo):
             new = undo(new)
         return new
 
 
 def is_basic(key: Any) -> bool:
-    """Whether a key makes a view: only ints, slices, None and Ellipsis."""
+    """Return whether a key makes a view: only ints, slices, None and Ellipsis."""
     items = key if isinstance(key, tuple) else (key,)
     return all(
         item is None
@@ -61,7 +61,7 @@ def is_basic(key: Any) -> bool:
 
 
 def read_key(op: str, x: TensorProxy, key: Any) -> Reading:
-    """Applies a key's ints, slices and Nones, and collects its index tensors. Raises IndexError as torch does."""
+    """Apply a key's ints, slices and Nones, and collects its index tensors. Raises IndexError as torch does."""
     reading = Reading(x)
     for item in _complete(op, x, key):
         if item is None:
@@ -78,7 +78,7 @@ def read_key(op: str, x: TensorProxy, key: Any) -> Reading:
 
 
 def _complete(op: str, x: TensorProxy, key: Any) -> list[Any]:
-    """The items of a key, with the slices that an Ellipsis stands for."""
+    """Return the items of a key, with the slices that an Ellipsis stands for."""
     items = [_as_item(op, x, item) for item in (key if isinstance(key, tuple) else (key,))]
     used = builtins.sum(_dims_of(item) for item in items)
     check(
@@ -100,7 +100,7 @@ def _dims_of(item: Any) -> int:
 
 
 def _as_item(op: str, x: TensorProxy, item: Any) -> Any:
-    """A list as a tensor; anything else that is a valid item as it is."""
+    """Return a list as a tensor; anything else that is a valid item as it is."""
     if isinstance(item, (list, tuple, range)):
         return _list_index(op, x, list(item))
     if isinstance(item, TensorProxy):
@@ -163,8 +163,7 @@ def _read_int(op: str, reading: Reading, item: Dim) -> None:
     before, dim = reading.shown, reading.dim
     start = position(op, item, before.shape[dim], dim)
     reading.view(
-        select(before, dim, start),
-        lambda new: prims.slice_scatter(before, unsqueeze(new, dim), dim, start, start + 1),
+        select(before, dim, start), lambda new: prims.slice_scatter(before, unsqueeze(new, dim), dim, start, start + 1)
     )
 
 
@@ -211,10 +210,10 @@ def getitem(x: TensorProxy, key: Any) -> TensorProxy:
     reading = read_key("getitem", x, key)
     if prims.has_mask(reading.indices):  # made from a list of bools
         raise NotImplementedError("getitem: a list of bools as an index is not supported; see forge/clang/indexing.py")
-    return prims.index(reading.shown, tuple(_trimmed(reading.indices))) if reading.indices else reading.shown
+    return prims.index(reading.shown, tuple(_trim(reading.indices))) if reading.indices else reading.shown
 
 
-def _trimmed(indices: Sequence[TensorProxy | None]) -> list[TensorProxy | None]:
+def _trim(indices: Sequence[TensorProxy | None]) -> list[TensorProxy | None]:
     last = max(i for i, index in enumerate(indices) if index is not None)
     return list(indices[: last + 1])
 
@@ -227,8 +226,8 @@ def with_item(x: TensorProxy, key: Any, value: TensorProxy | Number) -> TensorPr
     tensor = value if isinstance(value, TensorProxy) else prims.full((), value, x.dtype, x.device)
     tensor = convert(tensor, x.dtype)
     if reading.indices:
-        return reading.write(_put(shown, tuple(_trimmed(reading.indices)), tensor))
-    return reading.write(_copied(shown, tensor))
+        return reading.write(_put(shown, tuple(_trim(reading.indices)), tensor))
+    return reading.write(_fit_value(shown, tensor))
 
 
 def item_sum(x: TensorProxy, key: Any, shape: Sequence[Dim]) -> TensorProxy:
@@ -236,17 +235,17 @@ def item_sum(x: TensorProxy, key: Any, shape: Sequence[Dim]) -> TensorProxy:
     reading = read_key("getitem", x, key)
     shown = reading.shown
     if reading.indices:
-        indices = tuple(_trimmed(reading.indices))
+        indices = tuple(_trim(reading.indices))
         if prims.has_mask(indices):
             return prims.index_sum(shown, indices, tuple(shape))
         shown = prims.index(shown, indices)
     return reshape(shown, (*[1] * (len(shape) - shown.ndim), *shown.shape))
 
 
-def _copied(shown: TensorProxy, value: TensorProxy) -> TensorProxy:
+def _fit_value(shown: TensorProxy, value: TensorProxy) -> TensorProxy:
     """`value` as what is written to all of `shown`; leading dims of length 1 go, as in torch."""
     extra = builtins.max(value.ndim - shown.ndim, 0)
-    check(
+    torch_check(
         all(known(length == 1) for length in value.shape[:extra])
         and all(
             known(length == 1) or same(length, wanted)
@@ -256,7 +255,6 @@ def _copied(shown: TensorProxy, value: TensorProxy) -> TensorProxy:
             f"setitem: shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to "
             f"indexing result of shape {list(shown.shape)}"
         ),
-        RuntimeError,
     )
     return expand_to(reshape(value, value.shape[extra:]), shown.shape)
 
@@ -286,34 +284,18 @@ def _along(dim: int, index: TensorProxy) -> tuple[TensorProxy | None, ...]:
 
 
 def _vector_index(op: str, x: TensorProxy, dim: int, index: TensorProxy) -> tuple[int, TensorProxy]:
-    check(
-        index.ndim <= 1,
-        lambda: f"{op}: Index is supposed to be a vector, but it is {index}",
-        IndexError,
-    )
-    check(
-        index.dtype in INDEX_DTYPES,
-        lambda: f"{op}: Expected dtype int32/int64 for index, but it is {index}",
-        RuntimeError,
-    )
+    check(index.ndim <= 1, lambda: f"{op}: Index is supposed to be a vector, but it is {index}", IndexError)
+    torch_check(index.dtype in INDEX_DTYPES, lambda: f"{op}: Expected dtype int32/int64 for index, but it is {index}")
     return check_dim(op, dim, x.ndim), reshape(index, (1,)) if index.ndim == 0 else index
 
 
 @clangop()
 def index_select(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
-    """The slices of x along `dim` that `index` names. Shapes: index is a vector."""
+    """Return the slices of x along `dim` that `index` names. Shapes: index is a vector."""
     dim, index = _vector_index("index_select", x, dim, index)
     if x.ndim == 0:
         return reshape(prims.index(reshape(x, (1,)), (index,)), ())
     return prims.index(x, _along(dim, index))
-
-
-@register_grad(index_select)
-def _index_select_grad(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
-    out = index_select(x, dim, index)
-    g = get_grad(out)
-    put_grad(x, index_add(prims.full(x.shape, 0, g.dtype, g.device), dim, index, g))
-    return out
 
 
 @clangop()
@@ -332,55 +314,39 @@ def _index_write(
     op: str, x: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy, accumulate: bool
 ) -> TensorProxy:
     dim, index = _vector_index(op, x, dim, index)
-    check(
+    torch_check(
         x.dtype == source.dtype,
         lambda: f"{op}: self and source expected to have the same dtype, but got {x} and {source}",
-        RuntimeError,
     )
     if x.ndim == 0:
         vector = prims.index_put(reshape(x, (1,)), (index,), reshape(source, (1,)), accumulate)
         return reshape(vector, ())
     wanted = (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
     source = unsqueeze(source, 0) if source.ndim == 0 else source
-    check(
-        source.ndim == x.ndim and all(map(same, source.shape, wanted)),
+    torch_check(
+        same_shape(source.shape, wanted),
         lambda: (
             f"{op}: Source/destination tensor must have same slice shapes: source is {source}, but {x} indexed by "
             f"{index} along dim {dim} needs shape {list(wanted)}"
         ),
-        RuntimeError,
     )
     return prims.index_put(x, _along(dim, index), source, accumulate)
 
 
-@register_grad(index_add)
-def _index_add_grad(x: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy) -> TensorProxy:
-    out = index_add(x, dim, index, source)
-    g = get_grad(out)
-    put_grad(x, g)
-    if needs_grad(source):
-        put_grad(source, reshape(index_select(g, dim, index), source.shape))
-    return out
-
-
-@register_grad(index_copy)
-def _index_copy_grad(x: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy) -> TensorProxy:
-    out = index_copy(x, dim, index, source)
-    g = get_grad(out)
-    if needs_grad(x):
-        put_grad(x, index_fill(g, dim, index, 0))
-    if needs_grad(source):
-        put_grad(source, reshape(index_select(g, dim, index), source.shape))
-    return out
+prims.register_vjp(
+    index_select, x=lambda g, x, dim, index: index_add(prims.full(x.shape, 0, g.dtype, g.device), dim, index, g)
+)
+prims.register_vjp(
+    index_add, x=lambda g: g, source=lambda g, dim, index, source: reshape(index_select(g, dim, index), source.shape)
+)
 
 
 @clangop()
 def index_fill(x: TensorProxy, dim: int, index: TensorProxy, value: TensorProxy | Number) -> TensorProxy:
     """x with the slices that `index` names filled with `value`. Shapes: value is 0-d."""
-    check(
+    torch_check(
         not isinstance(value, TensorProxy) or value.ndim == 0,
         lambda: f"index_fill: only supports a 0-dimensional value tensor, but got {value}",
-        RuntimeError,
     )
     dim, index = _vector_index("index_fill", x, dim, index)
     value = convert(value, x.dtype) if isinstance(value, TensorProxy) else prims.full((), value, x.dtype, x.device)
@@ -389,16 +355,20 @@ def index_fill(x: TensorProxy, dim: int, index: TensorProxy, value: TensorProxy 
     return prims.index_put(x, _along(dim, index), value)
 
 
-@register_grad(index_fill)
-def _index_fill_grad(x: TensorProxy, dim: int, index: TensorProxy, value: TensorProxy | Number) -> TensorProxy:
-    out = index_fill(x, dim, index, value)
-    g = get_grad(out)
-    if needs_grad(x):
-        put_grad(x, index_fill(g, dim, index, 0))
-    if needs_grad(value):
-        nowhere = prims.full(x.shape, False, torch.bool, x.device)
-        put_grad(value, where(index_fill(nowhere, dim, index, True), g, 0).sum())
-    return out
+prims.register_vjp(
+    index_copy,
+    x=lambda g, dim, index: index_fill(g, dim, index, 0),
+    source=lambda g, dim, index, source: reshape(index_select(g, dim, index), source.shape),
+)
+
+
+prims.register_vjp(
+    index_fill,
+    x=lambda g, dim, index: index_fill(g, dim, index, 0),
+    value=lambda g, x, dim, index: where(
+        index_fill(prims.full(x.shape, False, torch.bool, x.device), dim, index, True), g, 0
+    ).sum(),
+)
 
 
 @clangop()
@@ -410,26 +380,15 @@ def gather(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
 @clangop()
 def masked_fill(x: TensorProxy, mask: TensorProxy, value: TensorProxy | Number) -> TensorProxy:
     """`value` where mask is true, else x; x and mask are broadcast together. Shapes: value is 0-d. Dtypes: x's."""
-    check(
-        mask.dtype == torch.bool,
-        lambda: f"masked_fill: only supports boolean masks, but got mask {mask}",
-        RuntimeError,
-    )
-    check(
+    torch_check(mask.dtype == torch.bool, lambda: f"masked_fill: only supports boolean masks, but got mask {mask}")
+    torch_check(
         not isinstance(value, TensorProxy) or value.ndim == 0,
         lambda: f"masked_fill: only supports a 0-dimensional value tensor, but got tensor {value}",
-        RuntimeError,
     )
     value = convert(value, x.dtype) if isinstance(value, TensorProxy) else prims.full((), value, x.dtype, x.device)
     return where(mask, value, x)
 
 
-@register_grad(masked_fill)
-def _masked_fill_grad(x: TensorProxy, mask: TensorProxy, value: TensorProxy | Number) -> TensorProxy:
-    out = masked_fill(x, mask, value)
-    g = get_grad(out)
-    if needs_grad(x):
-        put_grad(x, masked_fill(g, mask, 0))
-    if needs_grad(value):
-        put_grad(value, where(mask, g, 0).sum())
-    return out
+prims.register_vjp(
+    masked_fill, x=lambda g, mask: masked_fill(g, mask, 0), value=lambda g, mask: where(mask, g, 0).sum()
+)

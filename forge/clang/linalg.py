@@ -9,25 +9,16 @@ from forge.clang.core import broadcast_shapes, clangop, convert, expand_to
 from forge.clang.elementwise import abs, conj, isnan, sgn, sqrt, squared_size, where
 from forge.clang.reduction import keep_dims
 from forge.clang.shape import reshape, unsqueeze
-from forge.ir import (
-    TensorProxy,
-    check,
-    end_grad,
-    get_grad,
-    needs_grad,
-    outside_regions,
-    put_grad,
-    register_grad,
-)
+from forge.ir import TensorProxy, end_grad, get_grad, needs_grad, outside_regions, put_grad, register_grad
+from forge.prims.core import torch_check
 
 
 @clangop()
 def matmul(a: TensorProxy, b: TensorProxy) -> TensorProxy:
     """torch.matmul: vectors get a dim of length 1, batch dims broadcast."""
-    check(
+    torch_check(
         a.ndim > 0 and b.ndim > 0,
         lambda: f"matmul: both arguments to matmul need to be at least 1D, but they are {a} and {b}",
-        RuntimeError,
     )
     left = unsqueeze(a, 0) if a.ndim == 1 else a
     right = unsqueeze(b, 1) if b.ndim == 1 else b
@@ -73,7 +64,7 @@ def _matmul_grad(a: TensorProxy, b: TensorProxy) -> TensorProxy:
 
 
 def _drop(gradient: TensorProxy, vector: TensorProxy, matrix_dim: int) -> TensorProxy:
-    """The gradient of a vector that was made a matrix: its batch dims summed, its dim of length 1 dropped."""
+    """Return the gradient of a vector that was made a matrix: its batch dims summed, its dim of length 1 dropped."""
     if vector.ndim > 1:
         return gradient
     dims = tuple(range(gradient.ndim - 2))
@@ -96,7 +87,7 @@ def vector_norm(x: TensorProxy, ord: float, dims: tuple[int, ...], keepdim: bool
 
 
 def wider(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that sums of `dtype` are accumulated in."""
+    """Return the dtype that sums of `dtype` are accumulated in."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 

@@ -29,7 +29,7 @@ def category(dtype: torch.dtype) -> int:
 
 
 def compute_dtype(*operands: TensorProxy | Number, kind: Promotion = Promotion.DEFAULT) -> torch.dtype:
-    """The dtype that an elementwise operation on these operands computes in."""
+    """Return the dtype that an elementwise operation on these operands computes in."""
     key = tuple(
         [(a.dtype, len(a.shape) > 0) if isinstance(a, TensorProxy) else (_CATEGORY[type(a)], False) for a in operands]
     )
@@ -67,7 +67,7 @@ def _promote(key: tuple, int_to_float: bool, default_float: torch.dtype) -> torc
 
 
 def _lift(lower: torch.dtype, higher: torch.dtype) -> torch.dtype:
-    """The dtype when an operand of a higher category but lower priority joins `lower`."""
+    """Return the dtype when an operand of a higher category but lower priority joins `lower`."""
     if higher.is_complex and lower.is_floating_point:
         return (_COMPLEX_OF | _LIFTED).get(lower, torch.complex64)
     return higher

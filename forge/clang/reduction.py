@@ -9,20 +9,20 @@ from forge import prims
 from forge.clang.core import as_gradient, canonical_dims, clangop, convert
 from forge.clang.elementwise import conj, real, squared_size, widen
 from forge.clang.promotion import category
-from forge.ir import Dim, Real, Symbol, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import known
+from forge.ir import Dim, Real, Symbol, TensorProxy, get_grad, put_grad, register_grad
+from forge.prims.core import known, torch_check
 
 Dims = int | Sequence[int] | None
 
 
 def keep_dims(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """A value reduced over `dims` of x, with those dims back at length 1."""
+    """Return a value reduced over `dims` of x, with those dims back at length 1."""
     shape = tuple(1 if dim in dims else length for dim, length in enumerate(x.shape))
     return prims.broadcast_in_dim(reduced, shape, tuple(dim for dim in range(x.ndim) if dim not in dims))
 
 
 def spread(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...], keepdim: bool) -> TensorProxy:
-    """A value reduced over `dims` of x, with or without those dims, repeated to x's shape."""
+    """Return a value reduced over `dims` of x, with or without those dims, repeated to x's shape."""
     if not dims:
         return reduced
     if keepdim:
@@ -31,11 +31,8 @@ def spread(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...], keepdim:
 
 
 def count(x: TensorProxy, dims: tuple[int, ...]) -> Dim:
-    """The number of elements over `dims`."""
-    total: Dim = 1
-    for dim in dims:
-        total = total * x.shape[dim]
-    return total
+    """Return the number of elements over `dims`."""
+    return math.prod(x.shape[dim] for dim in dims)
 
 
 def _reduce(prim: Symbol, x: TensorProxy, dims: tuple[int, ...], keepdim: bool) -> TensorProxy:
@@ -49,39 +46,35 @@ def _summable(x: TensorProxy, dtype: torch.dtype | None) -> TensorProxy:
 
 @clangop()
 def sum(x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TensorProxy:
-    """The sum over `dims` (all by default). Dtypes: integers and bools are summed as int64 unless `dtype` is given."""
+    """Return the sum over `dims` (all by default). Dtypes: integers and bools are summed as int64 unless `dtype` is
+    given."""
     dims = canonical_dims("sum", dims, x.ndim)
     return _reduce(prims.sum, _summable(x, dtype), dims, keepdim)
 
 
-@register_grad(sum)
-def _sum_grad(
-    x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
-) -> TensorProxy:
-    out = sum(x, dims, keepdim, dtype)
-    g = spread(get_grad(out), x, canonical_dims("sum", dims, x.ndim), keepdim)
-    put_grad(x, as_gradient(g, x.dtype))
-    return out
+prims.register_vjp(
+    sum,
+    x=lambda g, x, dims, keepdim: as_gradient(spread(g, x, canonical_dims("sum", dims, x.ndim), keepdim), x.dtype),
+)
 
 
 @clangop()
 def prod(x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TensorProxy:
-    """The product over `dims` (all by default). Dtypes: as sum."""
+    """Return the product over `dims` (all by default). Dtypes: as sum."""
     dims = canonical_dims("prod", dims, x.ndim)
     return _reduce(prims.prod, _summable(x, dtype), dims, keepdim)
 
 
 @clangop()
 def mean(x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TensorProxy:
-    """The mean over `dims` (all by default). Dtypes: floating point; half precision is summed in float32."""
+    """Return the mean over `dims` (all by default). Dtypes: floating point; half precision is summed in float32."""
     dtype = dtype or x.dtype
-    check(
+    torch_check(
         category(dtype) > 1,
         lambda: (
             f"mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. "
             f"Got: {dtype} (input is {x}); pass dtype= or convert it first"
         ),
-        RuntimeError,
     )
     dims = canonical_dims("mean", dims, x.ndim)
     total = sum(widen(convert(x, dtype)), dims, keepdim)
@@ -103,33 +96,33 @@ def _mean_grad(
 
 @clangop()
 def amax(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy:
-    """The maximum over `dims` (all by default)."""
+    """Return the maximum over `dims` (all by default)."""
     return _reduce(prims.amax, x, canonical_dims("amax", dims, x.ndim), keepdim)
 
 
 @clangop()
 def amin(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy:
-    """The minimum over `dims` (all by default)."""
+    """Return the minimum over `dims` (all by default)."""
     return _reduce(prims.amin, x, canonical_dims("amin", dims, x.ndim), keepdim)
 
 
 @clangop()
 def any(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy:
-    """Whether any element over `dims` (all by default) is not 0. Dtypes: out is bool, uint8 of uint8."""
+    """Return whether any element over `dims` (all by default) is not 0. Dtypes: out is bool, uint8 of uint8."""
     out = _reduce(prims.any, x, canonical_dims("any", dims, x.ndim), keepdim)
     return convert(out, torch.uint8) if x.dtype == torch.uint8 else out
 
 
 @clangop()
 def all(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy:
-    """Whether no element over `dims` (all by default) is 0. Dtypes: as any."""
+    """Return whether no element over `dims` (all by default) is 0. Dtypes: as any."""
     out = _reduce(prims.all, x, canonical_dims("all", dims, x.ndim), keepdim)
     return convert(out, torch.uint8) if x.dtype == torch.uint8 else out
 
 
 @clangop()
 def var(x: TensorProxy, dims: Dims = None, *, correction: float = 1, keepdim: bool = False) -> TensorProxy:
-    """The variance over `dims`: the sum of squared distances to the mean over count - correction.
+    """Return the variance over `dims`: the sum of squared distances to the mean over count - correction.
 
     Dtypes: out is real.
     """
@@ -147,17 +140,18 @@ def _freedom(x: TensorProxy, dims: tuple[int, ...], correction: float) -> Dim | 
     return torch.sym_max(elements - correction, 0)
 
 
-@register_grad(var)
-def _var_grad(x: TensorProxy, dims: Dims = None, *, correction: float = 1, keepdim: bool = False) -> TensorProxy:
-    out = var(x, dims, correction=correction, keepdim=keepdim)
-    put_grad(x, _var_gradient(get_grad(out), x, canonical_dims("var", dims, x.ndim), correction, keepdim))
-    return out
+prims.register_vjp(
+    var,
+    x=lambda g, x, dims, correction, keepdim: _var_gradient(
+        g, x, canonical_dims("var", dims, x.ndim), correction, keepdim
+    ),
+)
 
 
 def _var_gradient(
     g: TensorProxy, x: TensorProxy, dims: tuple[int, ...], correction: float, keepdim: bool
 ) -> TensorProxy:
-    """The gradient of x from the gradient g of its variance."""
+    """Return the gradient of x from the gradient g of its variance."""
     freedom = _freedom(x, dims, correction)
     known_positive = isinstance(freedom, (int, float)) and freedom > 0
     scaled = g * (2 / freedom) if known_positive else g * 2 / freedom
@@ -166,7 +160,7 @@ def _var_gradient(
 
 @clangop()
 def std(x: TensorProxy, dims: Dims = None, *, correction: float = 1, keepdim: bool = False) -> TensorProxy:
-    """The square root of the variance over `dims`. Dtypes: out is real."""
+    """Return the square root of the variance over `dims`. Dtypes: out is real."""
     dims = canonical_dims("std", dims, x.ndim)
     return convert(_var(widen(x), dims, correction, keepdim).sqrt(), prims.real_dtype(x.dtype))
 

@@ -1,5 +1,6 @@
 """Shape operations with negative dims, lengths of -1 and the rest of torch's conventions."""
 
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from forge import prims
 from forge.clang.core import clangop, convert, expand_to
 from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_dim, check_dims, known, same
+from forge.prims.core import check_dim, check_dims, known, same, same_shape, torch_check
 
 
 @clangop("view")
@@ -26,23 +27,18 @@ def infer_length(op: str, x: TensorProxy, shape: tuple[Dim, ...]) -> tuple[Dim, 
     unknown = [i for i, length in enumerate(shape) if known(length == -1)]
     if not unknown:
         return shape
-    check(len(unknown) == 1, lambda: f"{op}: only one dimension can be inferred, but shape is {shape}", RuntimeError)
-    rest: Dim = 1
-    for i, length in enumerate(shape):
-        if i != unknown[0]:
-            rest = rest * length
-    check(
+    torch_check(len(unknown) == 1, lambda: f"{op}: only one dimension can be inferred, but shape is {shape}")
+    rest = math.prod(length for i, length in enumerate(shape) if i != unknown[0])
+    torch_check(
         not known(rest == 0),
         lambda: (
             f"{op}: cannot reshape {x} into shape {list(shape)} because the unspecified dimension size -1 "
             "can be any value and is ambiguous"
         ),
-        RuntimeError,
     )
-    check(
+    torch_check(
         same(operator.mod(x.numel(), rest), 0),
         lambda: f"{op}: shape '{list(shape)}' is invalid for input of size {x.numel()}",
-        RuntimeError,
     )
     return (*shape[: unknown[0]], x.numel() // rest, *shape[unknown[0] + 1 :])
 
@@ -50,11 +46,7 @@ def infer_length(op: str, x: TensorProxy, shape: tuple[Dim, ...]) -> tuple[Dim, 
 @clangop()
 def permute(x: TensorProxy, dims: Sequence[int]) -> TensorProxy:
     """out's dim i is x's dim dims[i]."""
-    check(
-        len(dims) == x.ndim,
-        lambda: f"permute: number of dims don't match: x is {x}, dims are {tuple(dims)}",
-        RuntimeError,
-    )
+    torch_check(len(dims) == x.ndim, lambda: f"permute: number of dims don't match: x is {x}, dims are {tuple(dims)}")
     dims = check_dims("permute", dims, x.ndim) if x.ndim else ()
     return x if dims == tuple(range(x.ndim)) else prims.permute(x, dims)
 
@@ -79,11 +71,7 @@ def reverse_dims(x: TensorProxy) -> TensorProxy:
 @clangop("mT")
 def transpose_matrices(x: TensorProxy) -> TensorProxy:
     """x with its last two dims exchanged."""
-    check(
-        x.ndim >= 2,
-        lambda: f"tensor.mT is only supported on matrices or batches of matrices. Got {x}",
-        RuntimeError,
-    )
+    torch_check(x.ndim >= 2, lambda: f"tensor.mT is only supported on matrices or batches of matrices. Got {x}")
     return transpose(x, -2, -1)
 
 
@@ -91,13 +79,12 @@ def transpose_matrices(x: TensorProxy) -> TensorProxy:
 def movedim(x: TensorProxy, source: int | Sequence[int], destination: int | Sequence[int]) -> TensorProxy:
     """x with the dims `source` at `destination`, the others in order."""
     source, destination = as_tuple(source), as_tuple(destination)
-    check(
+    torch_check(
         len(source) == len(destination),
         lambda: (
             f"movedim: Invalid source or destination dims: source ({source} dims) should contain the same number "
             f"of dims as destination ({destination} dims)"
         ),
-        RuntimeError,
     )
     source, destination = check_dims("movedim", source, x.ndim), check_dims("movedim", destination, x.ndim)
     if x.ndim == 0:
@@ -108,40 +95,37 @@ def movedim(x: TensorProxy, source: int | Sequence[int], destination: int | Sequ
 
 
 def as_tuple(value: Any) -> tuple:
-    """A sequence as a tuple, anything else as a tuple of it."""
+    """Return a sequence as a tuple, anything else as a tuple of it."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 @clangop()
 def expand(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
     """x broadcast to `shape`, where -1 keeps a length."""
-    check(
+    torch_check(
         len(shape) >= x.ndim,
         lambda: (
             f"expand: the number of sizes provided ({len(shape)}) must be greater or equal to the number of "
             f"dimensions in the tensor ({x.ndim})"
         ),
-        RuntimeError,
     )
     offset = len(shape) - x.ndim
     lengths = []
     for dim, length in enumerate(shape):
         keep = known(length == -1)
-        check(
+        torch_check(
             not keep or dim >= offset,
             lambda dim=dim: f"expand: -1 is not allowed in the new, leading dimension {dim} of {tuple(shape)}",
-            RuntimeError,
         )
         lengths.append(x.shape[dim - offset] if keep else length)
     for dim, length in enumerate(x.shape):
-        check(
+        torch_check(
             known(length == 1) or same(length, lengths[dim + offset]),
             lambda dim=dim, length=length: (
                 f"expand: The expanded size of the tensor ({lengths[dim + offset]}) must match the existing size "
                 f"({length}) at non-singleton dimension {dim + offset}.  Target sizes: {list(shape)}.  "
                 f"Tensor sizes: {list(x.shape)}"
             ),
-            RuntimeError,
         )
     return expand_to(x, lengths)
 
@@ -166,24 +150,20 @@ def squeeze(x: TensorProxy, dims: Iterable[int] | None = None) -> TensorProxy:
 def flatten(x: TensorProxy, start_dim: int = 0, end_dim: int = -1) -> TensorProxy:
     """x with the dims from start_dim to end_dim made one; a 0-d tensor becomes 1-d."""
     start, end = check_dim("flatten", start_dim, x.ndim), check_dim("flatten", end_dim, x.ndim)
-    check(
+    torch_check(
         start <= end,
         lambda: f"flatten() has invalid args: start_dim {start_dim} cannot come after end_dim {end_dim} of {x}",
-        RuntimeError,
     )
     if x.ndim == 0:
         return reshape(x, (1,))
-    length: Dim = 1
-    for dim in range(start, end + 1):
-        length = length * x.shape[dim]
-    return reshape(x, (*x.shape[:start], length, *x.shape[end + 1 :]))
+    return reshape(x, (*x.shape[:start], math.prod(x.shape[start : end + 1]), *x.shape[end + 1 :]))
 
 
 @clangop()
 def unflatten(x: TensorProxy, dim: int, sizes: Sequence[Dim]) -> TensorProxy:
     """x with `dim` split into dims of lengths `sizes`, one of which may be -1."""
     dim = check_dim("unflatten", dim, x.ndim)
-    check(len(sizes) > 0, lambda: "unflatten: sizes must be non-empty", RuntimeError)
+    torch_check(len(sizes) > 0, lambda: "unflatten: sizes must be non-empty")
     sizes = split_length("unflatten", x.shape[dim], tuple(sizes))
     return reshape(x, (*x.shape[:dim], *sizes, *x.shape[dim + 1 :]))
 
@@ -191,16 +171,12 @@ def unflatten(x: TensorProxy, dim: int, sizes: Sequence[Dim]) -> TensorProxy:
 def split_length(op: str, length: Dim, sizes: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """`sizes` with a -1 replaced so that their product is `length`. Raises RuntimeError where it cannot be."""
     unknown = [i for i, size in enumerate(sizes) if known(size == -1)]
-    rest: Dim = 1
-    for i, size in enumerate(sizes):
-        rest = rest * (1 if i in unknown else size)
+    rest = math.prod(1 if i in unknown else size for i, size in enumerate(sizes))
     valid = len(unknown) < 2 and (
         same(rest, length) if not unknown else not known(rest == 0) and same(operator.mod(length, rest), 0)
     )
-    check(
-        valid,
-        lambda: f"{op}: Provided sizes {list(sizes)} don't multiply up to the size of the dim, which is {length}",
-        RuntimeError,
+    torch_check(
+        valid, lambda: f"{op}: Provided sizes {list(sizes)} don't multiply up to the size of the dim, which is {length}"
     )
     return tuple(length // rest if i in unknown else size for i, size in enumerate(sizes))
 
@@ -215,7 +191,7 @@ def select(x: TensorProxy, dim: int, index: Dim) -> TensorProxy:
 
 
 def position(op: str, index: Dim, length: Dim, dim: int) -> Dim:
-    """An index counted from the front. Raises IndexError where it is known to be out of range."""
+    """Return an index counted from the front. Raises IndexError where it is known to be out of range."""
     check(
         not known(index >= length) and not known(index < -length),
         lambda: f"{op}: index {index} is out of bounds for dimension {dim} with size {length}",
@@ -235,13 +211,12 @@ def narrow_in_dim(x: TensorProxy, dim: int, start: Dim, length: Dim) -> TensorPr
 
 @clangop()
 def cat(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
-    """The tensors one after another along `dim`, promoted to one dtype. 1-d tensors without elements are left out."""
-    check(len(tensors) > 0, lambda: "cat(): expected a non-empty list of Tensors", RuntimeError)
+    """Return the tensors one after another along `dim`, promoted to one dtype. 1-d tensors without elements are left
+    out."""
+    torch_check(len(tensors) > 0, lambda: "cat(): expected a non-empty list of Tensors")
     for tensor in tensors:
-        check(
-            tensor.ndim > 0,
-            lambda tensor=tensor: f"cat: zero-dimensional tensor {tensor} cannot be concatenated",
-            RuntimeError,
+        torch_check(
+            tensor.ndim > 0, lambda tensor=tensor: f"cat: zero-dimensional tensor {tensor} cannot be concatenated"
         )
     dtype = tensors[0].dtype
     for tensor in tensors[1:]:
@@ -252,7 +227,7 @@ def cat(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
 
 
 def _without_empty(tensors: Sequence[TensorProxy]) -> list[TensorProxy]:
-    """Those that cat joins: 1-d tensors without elements go with tensors of any rank."""
+    """Return the tensors that cat joins: 1-d tensors without elements go with tensors of any rank."""
     if len({tensor.ndim for tensor in tensors}) == 1:
         return list(tensors)
     return [tensor for tensor in tensors if tensor.ndim != 1 or not known(tensor.shape[0] == 0)]
@@ -276,14 +251,13 @@ def _cat_grad(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
 
 @clangop()
 def stack(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
-    """The tensors one after another along a new dim, promoted to one dtype. Shapes: one."""
-    check(len(tensors) > 0, lambda: "stack expects a non-empty TensorList", RuntimeError)
+    """Return the tensors one after another along a new dim, promoted to one dtype. Shapes: one."""
+    torch_check(len(tensors) > 0, lambda: "stack expects a non-empty TensorList")
     first = tensors[0]
     for tensor in tensors[1:]:
-        check(
-            tensor.ndim == first.ndim and all(map(same, tensor.shape, first.shape)),
+        torch_check(
+            same_shape(tensor.shape, first.shape),
             lambda tensor=tensor: f"stack expects each tensor to be equal size, but got {first} and {tensor}",
-            RuntimeError,
         )
     dim = check_dim("stack", dim, first.ndim + 1)
     return cat([unsqueeze(tensor, dim) for tensor in tensors], dim)
@@ -328,25 +302,21 @@ def roll(x: TensorProxy, shift: Dim, dim: int) -> TensorProxy:
 
 @clangop()
 def diagonal(x: TensorProxy, offset: Dim = 0, dim1: int = 0, dim2: int = 1) -> TensorProxy:
-    """The elements of x whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
+    """Return the elements of x whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
     dim1, dim2 = check_dim("diagonal", dim1, x.ndim), check_dim("diagonal", dim2, x.ndim)
-    check(
-        dim1 != dim2,
-        lambda: f"diagonal: diagonal dimensions cannot be identical {dim1}, {dim2} ({x})",
-        RuntimeError,
-    )
+    torch_check(dim1 != dim2, lambda: f"diagonal: diagonal dimensions cannot be identical {dim1}, {dim2} ({x})")
     return prims.diagonal(x, offset, dim1, dim2)
 
 
 def triangle_mask(rows: Dim, columns: Dim, diagonal: Dim, device: torch.device) -> TensorProxy:
-    """A (rows, columns) matrix that is true on and below a diagonal."""
+    """Return a (rows, columns) matrix that is true on and below a diagonal."""
     row = prims.iota(rows, diagonal, 1, torch.int64, device)
     column = prims.iota(columns, 0, 1, torch.int64, device)
     return unsqueeze(row, 1) >= unsqueeze(column, 0)
 
 
 def _zero(x: TensorProxy) -> bool | int:
-    """The number that promotes with x to x's own dtype."""
+    """Return the number that promotes with x to x's own dtype."""
     return False if x.dtype == torch.bool else 0
 
 
@@ -367,21 +337,11 @@ def triu(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
 
 
 def _check_matrices(op: str, x: TensorProxy) -> None:
-    check(x.ndim >= 2, lambda: f"{op}: input tensor must have at least 2 dimensions, but it is {x}", RuntimeError)
+    torch_check(x.ndim >= 2, lambda: f"{op}: input tensor must have at least 2 dimensions, but it is {x}")
 
 
-@register_grad(tril)
-def _tril_grad(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
-    out = tril(x, diagonal)
-    put_grad(x, tril(get_grad(out), diagonal))
-    return out
-
-
-@register_grad(triu)
-def _triu_grad(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
-    out = triu(x, diagonal)
-    put_grad(x, triu(get_grad(out), diagonal))
-    return out
+prims.register_vjp(tril, x=lambda g, diagonal: tril(g, diagonal))
+prims.register_vjp(triu, x=lambda g, diagonal: triu(g, diagonal))
 
 
 @clangop()
@@ -395,7 +355,7 @@ Bounds = tuple[Dim, Dim, int]
 
 
 def slice_bounds(length: Dim, start: Dim | None, stop: Dim | None, step: int | None = 1) -> Bounds:
-    """A slice's bounds with 0 <= start <= stop <= length."""
+    """Return a slice's bounds with 0 <= start <= stop <= length."""
     step = 1 if step is None else step
     check(step > 0, lambda: f"getitem: slice step must be positive, but got {step}", ValueError)
     start, stop = clamp_bound(start, length, 0), clamp_bound(stop, length, length)
@@ -403,13 +363,13 @@ def slice_bounds(length: Dim, start: Dim | None, stop: Dim | None, step: int | N
 
 
 def is_whole(length: Dim, bounds: Bounds) -> bool:
-    """Whether a slice takes everything."""
+    """Return whether a slice takes everything."""
     start, stop, step = bounds
     return step == 1 and known(start == 0) and known(stop == length)
 
 
 def clamp_bound(bound: Dim | None, length: Dim, default: Dim) -> Dim:
-    """A slice's bound in [0, length]; arithmetic only, so that symbolic lengths stay symbolic."""
+    """Return a slice's bound in [0, length]; arithmetic only, so that symbolic lengths stay symbolic."""
     if bound is None:
         return default
     if isinstance(bound, int) and isinstance(length, int):

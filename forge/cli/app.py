@@ -1,16 +1,19 @@
-"""The parts that all commands share: their declaration, and their help.
+"""The parts that all commands share: their declaration, help, exit status, and errors in one line.
 
-Neither this nor a declaration imports torch or forge's compiler, so that help and completion answer at once.
+Neither this nor a declaration imports torch or forge's compiler, so that help and completion answer at once: a command
+that runs imports its action.
 """
 
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 import inspect
+import os
 import platform
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -20,7 +23,8 @@ from forge.cli import help
 from forge.version import __version__
 
 ORDER = ("trace", "explain", "bench", "doctor", "kernels")
-(UsageError,) = typer.BadParameter.__bases__  # typer has no name for it
+# typer has no name for it; to a type checker, it is the subclass with its attributes
+UsageError: type[typer.BadParameter] = typer.BadParameter.__bases__[0]
 _WANTED = {"int": "a whole number", "float": "a number", "finite": "a finite number"}  # by the kind of a problem
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -33,26 +37,26 @@ class TargetError(ValueError):
 class Command(TyperCommand):
     """A command with forge's help."""
 
-    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         help.show(ctx)
 
 
 class Group(TyperGroup):
     """A group of commands with forge's help."""
 
-    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         help.show(ctx, [self.get_command(ctx, name) for name in self.list_commands(ctx)])
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         """Return those of `forge` in the order of ORDER, others as they were declared."""
         names = list(super().list_commands(ctx))
         return sorted(names, key=lambda name: ORDER.index(name) if ctx.parent is None else 0)
 
 
-def _group(told: str) -> typer.Typer:
+def _group(description: str) -> typer.Typer:
     return typer.Typer(
         cls=Group,
-        help=told,
+        help=description,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -95,9 +99,9 @@ def _root(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line. Gives 1, with one line on stderr, for what cannot be used.
+    """Run a command line, and return its exit status.
 
-    Raises SystemExit(2) for a usage error, with one line on stderr that names the argument.
+    Raises: SystemExit(2) for a usage error, with one line on stderr that names the argument.
     """
     command = typer.main.get_command(app)
     try:
@@ -109,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(2) from None
 
 
-def _print_usage_error(error: Exception) -> None:
+def _print_usage_error(error: typer.BadParameter) -> None:
     path = error.ctx.command_path if error.ctx is not None else "forge"
     message = " ".join(_error_message(error).split()).rstrip(".")
     if message:  # without arguments, a group has shown its help
@@ -117,15 +121,16 @@ def _print_usage_error(error: Exception) -> None:
         print(f"{path}: {message} ({path} --help)", file=sys.stderr)
 
 
-def _error_message(error: Exception) -> str:
+def _error_message(error: typer.BadParameter) -> str:
     """Return the problem of a command line; for a value, in forge's words where typer would have pydantic's."""
-    if isinstance(error, typer.BadParameter) and hasattr(error.__cause__, "errors"):
-        error.message = _wrong_value(error.__cause__.errors()[0])
+    problems = getattr(error.__cause__, "errors", None)
+    if isinstance(error, typer.BadParameter) and problems is not None:
+        error.message = _wrong_value(problems()[0])
     return error.format_message()
 
 
 def _wrong_value(problem: dict[str, Any]) -> str:
-    """problem: as pydantic describes it, by its kind, what came, and what belongs to the kind."""
+    """Return what is wrong with a value, of which pydantic says the kind, what came, and what belongs to the kind."""
     if problem["type"] == "value_error":  # typer's own, for a choice
         return str(problem["ctx"]["error"])
     if problem["type"] == "greater_than_equal":
@@ -133,25 +138,28 @@ def _wrong_value(problem: dict[str, Any]) -> str:
     return f"{problem['input']!r} is not {_WANTED.get(problem['type'].partition('_')[0], 'valid')}"
 
 
-def command(path: str, *examples: str, panel: str | None = None) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Declare a function as the command of that path, such as "kernels list"; its docstring is the help. What the
-    command does, and gives its exit status, is the function of the same name in forge/cli/actions.
+def command(
+    path: str, *examples: str, panel: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Declare a function as the command of that path, such as "kernels list"; its docstring is the help.
+
+    The function of the same name in forge/cli/actions runs the command and returns its exit status.
 
     A parameter whose type is a dataclass stands for the dataclass's fields, each an argument or option of its own.
     examples: command lines that its help shows. panel: under which heading the group's help has it.
     """
 
-    def add(function: Callable[..., int]) -> Callable[..., int]:
+    def add(function: Callable[..., None]) -> Callable[..., None]:
         group, _, name = path.rpartition(" ")
         help.EXAMPLES[f"forge {path}"] = examples
-        declared = _GROUPS[group].command(name, cls=Command, help=inspect.getdoc(function), rich_help_panel=panel)
-        declared(_callback(function))
+        declare = _GROUPS[group].command(name, cls=Command, help=inspect.getdoc(function), rich_help_panel=panel)
+        declare(_callback(function))
         return function
 
     return add
 
 
-def _callback(function: Callable[..., int]) -> Callable[..., int]:
+def _callback(function: Callable[..., None]) -> Callable[..., int]:
     """Return what typer calls: with every field of `function` as a parameter, and --debug."""
     signature = inspect.signature(function, eval_str=True)
     parameters = [each for parameter in signature.parameters.values() for each in _expand(parameter)]
@@ -159,19 +167,23 @@ def _callback(function: Callable[..., int]) -> Callable[..., int]:
     context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
     debug = inspect.Parameter("debug", keyword, default=False, annotation=Debug)
 
-    def callback(ctx: typer.Context, debug: bool, **given: Any) -> int:
+    def callback(ctx: typer.Context, debug: bool, **values: Any) -> int:
         arguments = {}
         for name, parameter in signature.parameters.items():
             kind = parameter.annotation
-            if dataclasses.is_dataclass(kind):
-                arguments[name] = kind(**{each.name: given[each.name] for each in dataclasses.fields(kind)})
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+                arguments[name] = kind(**{each.name: values[each.name] for each in dataclasses.fields(kind)})
             else:
-                arguments[name] = given[name]
-        module = function.__module__.rpartition(".")[2]
-        return _running().status(module, function.__name__, arguments, debug or ctx.find_root().params["debug"])
+                arguments[name] = values[name]
+        _load_forge()
+        action = getattr(
+            importlib.import_module(function.__module__.replace("cli", "cli.actions", 1)), function.__name__
+        )
+        return _run(functools.partial(action, **arguments), debug or ctx.find_root().params["debug"])
 
-    callback.__signature__ = inspect.Signature([context, *parameters, debug])
-    callback.__annotations__ = {each.name: each.annotation for each in callback.__signature__.parameters.values()}
+    every = [context, *parameters, debug]
+    vars(callback)["__signature__"] = inspect.Signature(every)
+    callback.__annotations__ = {each.name: each.annotation for each in every}
     return callback
 
 
@@ -185,9 +197,34 @@ def _expand(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
         yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[each.name])
 
 
-def _running() -> ModuleType:
-    """forge.cli.running, with all of forge behind it: until now, the command `forge` may have left that out."""
+def _load_forge() -> None:
+    """Import all of forge, which the command `forge` may have left out until now."""
     package = sys.modules["forge"]
     if not hasattr(package, "jit"):
-        package.__spec__.loader.exec_module(package)
-    return importlib.import_module("forge.cli.running")
+        spec = package.__spec__
+        assert spec is not None and spec.loader is not None, "forge is a package with a file"
+        spec.loader.exec_module(package)
+
+
+def _run(action: Callable[[], int], debug: bool) -> int:
+    """Return the exit status of an action: 1 for an error, which is printed as one line, or with its traceback."""
+    from forge import hub
+    from forge.ir.checks import in_one_line
+
+    try:
+        status = action()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (UsageError, typer.Exit):
+        raise
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        else:
+            expected = isinstance(error, (hub.HubError, ValueError, TypeError, OSError))  # OSError: of a path
+            text = str(error) if expected else f"{in_one_line(error)} (--debug shows where)"
+            print(f"forge: {text}", file=sys.stderr)
+        return 1
+    return status

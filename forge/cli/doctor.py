@@ -8,7 +8,7 @@ from forge.cli.app import command
 
 
 @command("doctor", "forge doctor", "forge doctor --json                # for a bug report", panel="This machine")
-def show(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, for a bug report.")] = False) -> int:
+def show(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, for a bug report.")] = False) -> None:
     """Show what forge finds on this machine, and what is wrong.
 
     Versions, devices, compilers, caches, executors, kernels, policy and environment. Lines with a ! cost you something;

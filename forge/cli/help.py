@@ -29,7 +29,7 @@ def show(ctx: typer.Context, commands: Sequence[Any] = ()) -> None:
 
 def _parts(ctx: typer.Context, commands: Sequence[Any]) -> Iterator[RenderableType]:
     parameters = ctx.command.get_params(ctx)
-    arguments = [each.metavar for each in parameters if each.param_type_name == "argument"]
+    arguments = [str(each.metavar) for each in parameters if each.param_type_name == "argument"]
     usage = " ".join([ctx.command_path, *arguments, "[OPTIONS]", *["COMMAND ..."] * bool(commands)])
     yield Text.assemble(("Usage: ", "bold"), usage)
     for paragraph in inspect.cleandoc(ctx.command.help or "").split("\n\n"):
@@ -70,7 +70,7 @@ def _first_sentence(help: str) -> str:
 
 
 def _name(option: Any) -> Text:
-    """`-o, --output FILE`."""
+    """Return an option's names and metavar, as in `-o, --output FILE`."""
     short = [name for name in option.opts if not name.startswith("--")]
     long = [name for name in option.opts if name.startswith("--")]
     metavar = "" if option.is_flag or not option.metavar else f" {option.metavar}"

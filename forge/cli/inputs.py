@@ -19,11 +19,12 @@ _SHORT = {short_dtype(each): each for each in DTYPES.values()}  # as a printed t
 
 
 def parse_inputs(given: Sequence[str], device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and named arguments: float tensors from a normal distribution, integers from 0 on.
+    """Return positional and named arguments: floats from a normal distribution, integers from 0 on.
 
     Raises typer.BadParameter, naming the input, for what is not SYNTAX.
     """
-    args, kwargs = [], {}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
     for text in given:
         match = _NAMED.fullmatch(text.strip())
         if match is None:
@@ -41,7 +42,9 @@ def parse_inputs(given: Sequence[str], device: torch.device) -> tuple[tuple[Any,
 
 
 def parse_settings(given: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE, each: a literal of Python, or a string. Raises typer.BadParameter for something else."""
+    """Return the values by name: literals of Python, or strings.
+
+    Raises typer.BadParameter for what is not NAME=VALUE."""
     found = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -55,7 +58,7 @@ def parse_settings(given: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_dtype(text: str) -> torch.dtype:
-    """torch's dtype of a name, long or short (float32, f32). Raises typer.BadParameter for another, or an integer's."""
+    """Return the dtype of a name, long or short (float32, f32). Raises typer.BadParameter for others, and integers'."""
     found = _dtype(text)
     if found is None or not found.is_floating_point:
         raise typer.BadParameter(f"{text!r} is no floating-point dtype, such as bfloat16", param_hint="--dtype")

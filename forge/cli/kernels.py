@@ -2,12 +2,12 @@
 forge/cli/actions/kernels.py."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from forge.cli.app import command
-from forge.cli.names import KINDS, LOCK_FILE
+from forge.cli.names import LOCK_FILE, Kind
 from forge.cli.policy import PolicyOptions
 
 _USE, _MAKE = "Use", "Make"  # headings of the group's help
@@ -40,7 +40,7 @@ def list_kernels(
         typer.Option(metavar="OP", help="Of SOURCE, one operator's kernels: torch.add, pattern:swiglu."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Of SOURCE, print a JSON list, not a table.")] = False,
-) -> int:
+) -> None:
     """Show what the cache, a lock file or repositories hold."""
 
 
@@ -62,7 +62,7 @@ def check(
     ] = None,
     fetch: Annotated[bool, typer.Option("--fetch", help="Fetch what is not in the cache; check all variants.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
-) -> int:
+) -> None:
     """Hold repositories against the Hub's requirements, and files against a lock.
 
     Nothing of a kernel is executed. The exit status is 1 where something is wrong.
@@ -81,7 +81,7 @@ def verify(
     seconds: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long a kernel may take for one sample.")
     ] = 60.0,
-) -> int:
+) -> None:
     """Compare kernels with torch on samples, gradients included.
 
     The exit status is 1 where one is wrong.
@@ -117,7 +117,7 @@ def bench(
     plot: Annotated[
         str | None, typer.Option(metavar="FILE.png", help="Draw time against size (needs matplotlib).")
     ] = None,
-) -> int:
+) -> None:
     """Time kernels against eager, their references and the fuser.
 
     The exit status is 1 where one of them was not timed.
@@ -146,7 +146,7 @@ def lock(
     ] = None,
     all_variants: Annotated[bool, typer.Option("--all-variants", help="Lock all, for other systems too.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Lock what check finds something wrong with, too.")] = False,
-) -> int:
+) -> None:
     """Write the commit and the sha256 of every file to a lock file."""
 
 
@@ -158,11 +158,11 @@ def lock(
 )
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case words between dashes, such as fast-gelu.")],
-    kind: Annotated[Literal[*KINDS], typer.Option(metavar="KIND", help="cpp: C++ for CPUs, or triton.")] = "cpp",
+    kind: Annotated[Kind, typer.Option(metavar="KIND", help="cpp: C++ for CPUs, or triton.")] = "cpp",
     folder: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where it goes, instead of NAME below this folder.")
     ] = None,
-) -> int:
+) -> None:
     """Write a source tree of a kernel, to be filled in.
 
     It builds, conforms and verifies as it stands.
@@ -190,7 +190,7 @@ def build(
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", metavar="N", help="Compilers at once; one a core by default.")
     ] = None,
-) -> int:
+) -> None:
     """Compile the sources of kernels, unless that is done.
 
     Prints where each library or variant is.

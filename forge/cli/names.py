@@ -1,9 +1,12 @@
 """Names that a command line takes, for its help and for completion, which import nothing; a test compares them with the
 registries that they are from."""
 
+from typing import Literal, get_args
+
 EXECUTORS = ("inductor-whole", "inductor", "torch", "torch-prims", "nvfuser", "hub")
 SYSTEMS = ("eager", "torch.compile", "forge")  # that forge bench compares
-KINDS = ("cpp", "triton")  # of source trees
+Kind = Literal["cpp", "triton"]  # of source trees
+KINDS = get_args(Kind)
 LOCK_FILE = "forge-kernels.lock"
 DTYPES = (
     "bfloat16",

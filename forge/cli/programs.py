@@ -14,8 +14,8 @@ from forge.cli.names import DTYPES, EXECUTORS, SYSTEMS
 _PANEL = "See into a program"
 
 
-def _completing(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """Completes names between commas: the one behind the last."""
+def _completion(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return a completion of names between commas: of the one behind the last."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, _ = incomplete.rpartition(",")
@@ -80,7 +80,7 @@ class Program:
             metavar="NAME,...",
             help="Who is asked to run each operation, in this order, such as inductor,torch; by default those of "
             "forge.jit.",
-            autocompletion=_completing(EXECUTORS),
+            autocompletion=_completion(EXECUTORS),
         ),
     ] = None
 
@@ -108,7 +108,7 @@ def trace(
         int, typer.Option(min=1, metavar="N", help="How many levels of what each call consists of; 1 is the call.")
     ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of the traces.")] = False,
-) -> int:
+) -> None:
     """Print the program that forge generates, or a stage on the way to it.
 
     What is printed is Python: the last stage runs as it stands.
@@ -132,7 +132,7 @@ def explain(
         bool, typer.Option("--profile", help="Run the program again, and say what each call takes.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-) -> int:
+) -> None:
     """Say who runs each operation, who declined it and why.
 
     And what is fused, what is saved for the backward, graph breaks, what runs in eager, and the time to compile; with
@@ -155,11 +155,11 @@ def bench(
         typer.Option(
             metavar="NAME,...",
             help="These alone, of eager, torch.compile and forge.",
-            autocompletion=_completing(SYSTEMS),
+            autocompletion=_completion(SYSTEMS),
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> int:
+) -> None:
     """Time eager, torch.compile and forge, in turn in one process.
 
     The ratios are medians over rounds: below 1.00 is faster. The exit status is 1 where one of them failed.

@@ -63,12 +63,13 @@ def _library(name: str) -> ModuleType:
     return library
 
 
-def _classes(name: str, library: ModuleType) -> tuple[type, type]:
+def _classes(name: str, library: ModuleType) -> tuple[Any, Any]:
     """Return the classes of a config and of a model."""
     types = library.CONFIG_MAPPING
     found = types[name] if name in types else getattr(library, name, None)
     if isinstance(found, type) and issubclass(found, library.PreTrainedModel):
-        return found.config_class, found
+        model: Any = found
+        return model.config_class, model
     if not (isinstance(found, type) and hasattr(found, "model_type")):
         known = unknown("model type of transformers", name, types.keys())
         raise TargetError(f"{known}; a target is module:name, file.py:name, or a model type such as llama")
@@ -82,12 +83,12 @@ def _classes(name: str, library: ModuleType) -> tuple[type, type]:
     return found, _first(mappings.MODEL_MAPPING[found])
 
 
-def _first(classes: Any) -> type:
+def _first(classes: Any) -> Any:
     return classes[0] if isinstance(classes, tuple) else classes
 
 
-def _config(config_class: type, settings: dict[str, Any]) -> Any:
-    """Small, without a cache; as the settings say."""
+def _config(config_class: Any, settings: dict[str, Any]) -> Any:
+    """Return a small config without a cache, and with the settings."""
     usual = config_class()
     known = {**usual.to_dict(), **usual.attribute_map}
     for name in settings:
@@ -109,7 +110,7 @@ def _small(usual: Any) -> dict[str, Any]:
 
 
 def _arguments(model: torch.nn.Module, config: Any, training: bool, given: dict[str, Any]) -> dict[str, Any]:
-    """Random tokens or images, and labels where the model is trained."""
+    """Return random tokens or images, and labels where the model is trained."""
     cpu = torch.device("cpu")
     if model.main_input_name == "pixel_values":
         side = config.image_size if isinstance(getattr(config, "image_size", None), int) else 32
@@ -125,8 +126,8 @@ def _arguments(model: torch.nn.Module, config: Any, training: bool, given: dict[
     return {"input_ids": ids, **decoder, **_labels(model, training, shape, ids)}
 
 
-def _labels(model: torch.nn.Module, training: bool, shape: tuple[int, ...], given: torch.Tensor) -> dict[str, Any]:
-    """Classes of that shape, or the tokens themselves, where the model makes a loss of them."""
+def _labels(model: Any, training: bool, shape: tuple[int, ...], given: torch.Tensor) -> dict[str, Any]:
+    """Return classes of that shape, or the tokens themselves, where the model makes a loss of them."""
     if not training or "labels" not in inspect.signature(model.forward).parameters:
         return {}
     if type(model).__name__.endswith("Classification"):

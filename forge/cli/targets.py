@@ -57,7 +57,7 @@ def _definition(target: str) -> str:
         file, (_, line) = inspect.getsourcefile(found), inspect.getsourcelines(found)
     except (AttributeError, TypeError, OSError):  # nothing of that name, or no function or class
         return ""
-    return "" if file.startswith(_LIBRARIES) else f" ({Path(file).name}:{line})"
+    return "" if file is None or file.startswith(_LIBRARIES) else f" ({Path(file).name}:{line})"
 
 
 def load(
@@ -155,6 +155,7 @@ def _from_file(place: str) -> ModuleType:
     _search(path.parent)
     name = path.stem if path.stem not in sys.modules else f"{path.stem}_of_{id(path)}"
     spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a file has a loader"
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # Dynamo finds what it compiles by its module
     spec.loader.exec_module(module)
     return module

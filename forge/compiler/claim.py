@@ -63,8 +63,8 @@ class Claim:
     """
 
     operation: str
-    outputs: Sequence[str]
-    results: Sequence[str]
+    outputs: tuple[str, ...]
+    results: tuple[str, ...]
     source: Source | None
     executor: str
     declined: Reasons
@@ -73,7 +73,6 @@ class Claim:
     fallback: Fallback | None = None
 
     def __post_init__(self) -> None:
-        self.outputs, self.results = tuple(self.outputs), tuple(self.results)
         self.declined = list(dict.fromkeys(self.declined))
 
     @classmethod
@@ -88,8 +87,9 @@ class Claim:
     ) -> "Claim":
         """Of a call."""
         made = {proxy.name: proxy for proxy in proxies(bound.output)}
-        results = [in_words(made[name]) for name in bound.outputs]
-        return cls(bound.symbol.id, bound.outputs, results, bound.source, executor, declined, level, region, fallback)
+        outputs = tuple(bound.outputs)
+        results = tuple([in_words(made[name]) for name in outputs])
+        return cls(bound.symbol.id, outputs, results, bound.source, executor, declined, level, region, fallback)
 
 
 @dataclass(slots=True)

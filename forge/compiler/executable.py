@@ -42,7 +42,3 @@ class Executable(NamedTuple):
     def folded_weights(self) -> FoldedWeights | None:
         """The values computed of frozen weights."""
         return self.plan.folded_weights
-
-    def wrap_call(self, wrap: Callable[[Callable], Callable]) -> "Executable":
-        """Return the executable whose call is `wrap` of this one's."""
-        return self._replace(call=wrap(self.call))

@@ -29,7 +29,7 @@ from forge.executors.executor import Executor
 from forge.executors.torchex.attention import ATTENDING
 from forge.ir import Trace
 from forge.ir.interpreter import paused_gc
-from forge.runtime.plan import CompiledPlan, GeneratedFunction, TrainingPlan, assemble, with_checks
+from forge.runtime.plan import Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
 from forge.runtime.tiering import TieredProgram, TierResult, is_small, is_wanted
 from forge.runtime.torch_state import preserve_torch_state
 from forge.support import progress
@@ -172,7 +172,9 @@ def _add_stage(stages: list[Trace], trace: Trace) -> None:
         stages.append(trace)
 
 
-def compile(program: Program, config: Config, *, eager: Callable | None = None) -> tuple[Executable, CompileReport]:
+def compile(
+    program: Program, config: Config, boundary: CallBoundary = CallBoundary()
+) -> tuple[Executable, CompileReport]:
     """Compile a captured program; gradients flow to the inputs that require them.
 
     Args:
@@ -186,22 +188,20 @@ def compile(program: Program, config: Config, *, eager: Callable | None = None) 
     config = _with_selection(config, report)
     context = Context(kind=Kind.PROGRAM, config=config, program=program, report=report)
     context.freezing = freezing_of(program) if config.freeze else None
-    with autocast_mode.disabled(), progress.display():
+    with autocast_mode.disable(), progress.display():
         plan, second_tier = _compile_trace(program.trace, context)
     if context.freezing is not None:
         report.frozen, report.unfrozen = context.freezing.done, context.freezing.left
     report.shorten()
-    call, tiered = assemble(plan), None
-    if second_tier is not None and is_wanted():
-        tiered = TieredProgram(call, second_tier.compile)
-        call = tiered.call
-    call = with_checks(call, program.mutated, eager, assumes=_assumes(program))
+    tiered = TieredProgram(second_tier.compile) if second_tier is not None and is_wanted() else None
+    parts = Call(plan, None, tiered, program.mutated, _assumes(program), boundary)
+    call, report.wrappers = parts.assemble()
     return Executable(call, plan, second_tier, tiered), report
 
 
 def _assumes(program: Program) -> bool:
     checks = (call for call in innermost(program.trace.bound_symbols) if call.symbol is prims.require)
-    return any(call.args[2] is prims.Violated for call in checks)
+    return any(call.args[2] is prims.ViolatedAssumption for call in checks)
 
 
 def _compile_trace(trace: Trace, context: Context) -> tuple[CompiledPlan, SecondTier | None]:
@@ -291,7 +291,7 @@ def _compile_second_tier(
     trace: Trace, context: Context, first: CompiledPlan, tier: SecondTier, call: Callable
 ) -> TierResult:
     report = context.report
-    with paused_gc(), preserve_torch_state(), autocast_mode.disabled(), report.time_phase("larger regions"):
+    with paused_gc(), preserve_torch_state(), autocast_mode.disable(), report.time_phase("larger regions"):
         second = compile_until_stable(partial(_lower_program, trace, context, first))
     stages, claims, config = second.context.stages, second.context.claims, second.context.config
     attends = not ATTENDING.isdisjoint(claim.operation for claim in (*claims, *second.backward_claims))
@@ -302,7 +302,7 @@ def _compile_second_tier(
         if tier.on_promote is not None:
             tier.on_promote(plan, config.executors)
 
-    return TierResult(assemble(plan, call), config.ready, install)
+    return TierResult(Call(plan, call).assemble()[0], config.ready, install)
 
 
 # programs of other kinds
@@ -313,7 +313,7 @@ def _compile_double_backward(trace: Trace, config: Config) -> tuple[Callable, Tr
     program, report = Program(trace, None, [], grad=True), CompileReport()
     context = Context(kind=Kind.DOUBLE_BACKWARD, config=config, program=program, report=report)
     plan, _ = _compile_trace(trace, context)
-    call = assemble(plan)
+    call, _ = Call(plan).assemble()
     return call if plan.training is not None else torch.no_grad()(call), context.optimized, report
 
 

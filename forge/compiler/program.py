@@ -21,7 +21,7 @@ from forge.ir.symbol import substitute
 
 
 class StrictError(RuntimeError):
-    """forge.jit(strict=True) met a torch function that torchlang does not have, or what forge cannot compile."""
+    """forge.jit(strict=True) met a torch function without a torchlang symbol, or code that forge cannot compile."""
 
 
 class Unsupported(NotImplementedError):

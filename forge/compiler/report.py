@@ -58,6 +58,7 @@ class CompileReport:
         uncached: why the program is not on disk, None where it is or was not asked for.
         shortened: whether only the last stages are in memory.
         uses_cuda_graphs: whether the program was to run as CUDA graphs.
+        wrappers: the names of what runs around the generated functions (forge/runtime/plan.py), the innermost first.
     """
 
     cached = False  # read from disk (forge/cache/)
@@ -78,6 +79,7 @@ class CompileReport:
         self.uncached: str | None = None
         self.shortened = False
         self.uses_cuda_graphs = False
+        self.wrappers: list[str] = []
 
     @property
     def edited_files(self) -> list[str]:

@@ -17,12 +17,14 @@ from forge.torch_internals.pytree import torch_pytree
 
 @dataclass(frozen=True)
 class Difference:
-    """What forge.bisect found.
+    """The result of forge.bisect.
 
-    kind: "none" (the results are eager's), "transform", "executor", "executors" (only together), or "forge" (what is
-    left: capture, a decomposition, a pass of forge's own). name: of the transform or the executor. how: the first value
-    that differs, or what is raised where eager raises nothing. call: the first call that gave something else than
-    eager, as check="eager" tells it, where it does.
+    Attributes:
+        kind: "none" (no difference), "transform", "executor", "executors" (only in combination), or "forge" (capture,
+            a decomposition, or one of forge's passes).
+        name: The name of the transform or the executor.
+        how: The first value that differs, or the error that eager does not raise.
+        call: The first call whose result differs, as check="eager" reports it, or None.
     """
 
     kind: str
@@ -39,13 +41,22 @@ class Difference:
 
 
 def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
-    """Return which part of what forge.jit was given makes results or gradients for these inputs differ from eager's. It
-    is jitted again with less and less: first by torch alone, then with each transform more, then with each executor.
+    """Return the transform or executor that makes results or gradients for these inputs differ from eager.
 
-    Gradients are those of the sum of all results, of inputs and of a module's parameters that require them. A module is
-    copied for each run. Raises TypeError for what was not made by forge.jit.
+    The target is jitted again with torch alone, then with each transform added, then with each executor added. The
+    compared gradients are those of the sum of all results, with respect to inputs and parameters that require them.
+    A module is copied for each run.
+
+    Args:
+        jitted: A result of forge.jit.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+
+    Raises:
+        TypeError: If `jitted` is not a result of forge.jit.
     """
     again = handle_of(jitted, "forge.bisect").again
+    assert again is not None, "forge.jit sets it"
     target, options = again.args[0], again.keywords
     bisected = _BisectionTarget(target, args, kwargs)
     executors = list(resolve_executors(options["executors"]))
@@ -64,15 +75,17 @@ def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
     if plain is not None:
         return Difference("forge", None, plain, bisected.call(variant((), ["torch"], check="eager")))
     for count in range(1, len(every) + 1):
-        found = bisected.differs(variant(every[:count], ["torch"]))
-        if found is not None:
-            told = bisected.call(variant(every[:count], ["torch"], check="eager"))
-            return Difference("transform", getattr(every[count - 1], "__name__", repr(every[count - 1])), found, told)
+        difference = bisected.differs(variant(every[:count], ["torch"]))
+        if difference is not None:
+            call = bisected.call(variant(every[:count], ["torch"], check="eager"))
+            return Difference(
+                "transform", getattr(every[count - 1], "__name__", repr(every[count - 1])), difference, call
+            )
     for executor in [each for each in executors if each.name != "torch"]:
-        found = bisected.differs(variant(every, [executor, "torch"]))
-        if found is not None:
-            told = bisected.call(variant(every, [executor, "torch"], check="eager"))
-            return Difference("executor", executor.name, found, told)
+        difference = bisected.differs(variant(every, [executor, "torch"]))
+        if difference is not None:
+            call = bisected.call(variant(every, [executor, "torch"], check="eager"))
+            return Difference("executor", executor.name, difference, call)
     return Difference("executors", None, how, bisected.call(variant(every, options["executors"], check="eager")))
 
 
@@ -110,7 +123,7 @@ class _BisectionTarget:
         return None
 
     def _run(self, jit: Callable[[Any], Any]) -> dict[str, torch.Tensor]:
-        """Results and gradients by name."""
+        """Return results and gradients by name."""
         target = copy.deepcopy(self._target) if isinstance(self._target, torch.nn.Module) else self._target
         args, kwargs = torch_pytree.tree_map_only(torch.Tensor, copy_as_leaf, self._given)
         with same_random_numbers():
@@ -122,6 +135,6 @@ class _BisectionTarget:
         wanted = {name: each for name, each in wanted.items() if isinstance(each, torch.Tensor) and each.requires_grad}
         flowing = [each.sum() for each in results if each.requires_grad]
         if wanted and flowing:
-            grads = torch.autograd.grad(sum(flowing), list(wanted.values()), allow_unused=True)
+            grads = torch.autograd.grad(sum(flowing[1:], flowing[0]), list(wanted.values()), allow_unused=True)
             found |= {f"gradient {name}": grad for name, grad in zip(wanted, grads, strict=True) if grad is not None}
         return found

@@ -46,7 +46,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Everything, in the order in which it is shown. A question that fails is a finding, not an error."""
+    """Return all findings, in the order in which they are shown. A question that fails is a finding, not an error."""
     found = []
     for section, look in SECTIONS.items():
         try:
@@ -134,12 +134,12 @@ def _of_folder(folder: Path) -> tuple[State, str]:
             return "absent", f"{folder}: nothing is kept yet"
         return "problem", f"{folder}: {parent} cannot be written to, so nothing is kept"
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    told = f"{folder}: {quantity(len(files), 'file')}, {_size(sum(path.stat().st_size for path in files))}"
+    text = f"{folder}: {quantity(len(files), 'file')}, {_size(sum(path.stat().st_size for path in files))}"
     try:
         owner_only_store.check_folder(folder if folder.is_relative_to(user_cache()) else folder.resolve())
     except owner_only_store.UntrustedFile as reason:  # as what is kept there would be
-        return "problem", f"{told}, but {reason}"
-    return ("ok", told) if os.access(folder, os.W_OK) else ("problem", f"{told}, but it cannot be written to")
+        return "problem", f"{text}, but {reason}"
+    return ("ok", text) if os.access(folder, os.W_OK) else ("problem", f"{text}, but it cannot be written to")
 
 
 def _executors() -> Iterator[Row]:

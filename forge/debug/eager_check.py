@@ -42,8 +42,8 @@ class CheckedTrace:
         self._within = tolerance_of(reference)
         self._expected: dict[str, torch.Tensor] = {}
         self._given: list[torch.Tensor | None] = []  # copies of what the call that runs was given
-        by_torch, made = claim(dce(reference), [torchex])
-        self._claims_by_torch = _by_output(made)
+        by_torch, claims = claim(dce(reference), [torchex])
+        self._claims_by_torch = _by_output(claims)
         self._reference = _noting(by_torch, self._keep, self._before_opaque).python_callable()
         self._boxed = by_torch.boxed
         self._to_write_to = {
@@ -66,8 +66,10 @@ class CheckedTrace:
         return run
 
     def _before_opaque(self, bound: BoundSymbol) -> Note | None:
-        """Of the reference's calls, those of functions that may be the user's are not known to leave what they are
-        given: all that reads it later would be compared with something else than eager gives."""
+        """Keep copies of what an opaque call of the reference is given, which it may change.
+
+        All that reads it later would be compared with something else than eager gives.
+        """
         return self._before(bound) if Tag.OPAQUE in bound.all_tags else None
 
     def _keep(self, bound: BoundSymbol, outputs: int, *values: torch.Tensor) -> None:
@@ -97,8 +99,8 @@ class CheckedTrace:
                 continue
             reason = differs(value, before, within=0, around=0)
             if reason is not None:
-                made = next((claims[name] for name in bound.outputs if name in claims), None)
-                raise self._report_overwrite(_CallDescription(bound, made), bound, proxy, reason, given, value, before)
+                owner = next((claims[name] for name in bound.outputs if name in claims), None)
+                raise self._report_overwrite(_CallDescription(bound, owner), bound, proxy, reason, given, value, before)
 
     def _report_overwrite(
         self,
@@ -144,10 +146,10 @@ class CheckedTrace:
         expected: torch.Tensor | None,
     ) -> CheckError:
         call, inputs = _CallDescription(bound, self._claims.get(proxy.name)), _by_name(bound, given)
-        told = ", ".join(f"{name}: {in_words_of(tensor)}" for name, tensor in inputs.items())
+        arguments = ", ".join(f"{name}: {in_words_of(tensor)}" for name, tensor in inputs.items())
         return CheckError(
             f"{self._phase}: {proxy.name} = {call} is not what eager gives: {reason}; "
-            f"it was given {told or 'no tensor'}",
+            f"it was given {arguments or 'no tensor'}",
             operation=call.operation,
             executor=call.executor,
             inputs=inputs,
@@ -159,18 +161,18 @@ class CheckedTrace:
 class _CallDescription:
     """A call in words: its operation, its executor, and its source."""
 
-    def __init__(self, bound: BoundSymbol, made: Claim | None) -> None:
-        self.executor = made.executor if made else bound.symbol.id.partition(".")[0]
-        self.operation = made.operation if made else bound.symbol.id
-        self._region = f", in {bound.symbol.id}" if made and made.region else ""
-        self._place = f" ({made.source})" if made and made.source and str(made.source) else ""
+    def __init__(self, bound: BoundSymbol, owner: Claim | None) -> None:
+        self.executor = owner.executor if owner else bound.symbol.id.partition(".")[0]
+        self.operation = owner.operation if owner else bound.symbol.id
+        self._region = f", in {bound.symbol.id}" if owner and owner.region else ""
+        self._place = f" ({owner.source})" if owner and owner.source and str(owner.source) else ""
 
     def __str__(self) -> str:
         return f"{self.operation} by {self.executor}{self._region}{self._place}"
 
 
 def _by_output(claims: Iterable[Claim]) -> dict[str, Claim]:
-    return {name: made for made in claims for name in made.outputs}
+    return {name: each for each in claims for name in each.outputs}
 
 
 def _by_name(bound: BoundSymbol, given: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
@@ -182,6 +184,7 @@ def _by_name(bound: BoundSymbol, given: Sequence[torch.Tensor | None]) -> dict[s
 def _parameter(bound: BoundSymbol, name: str) -> str:
     """Return what the function that runs a call names the argument in which it gets the value `name`."""
     op = bound.symbol.op
+    assert op is not None, "a call that runs has a function"
     try:
         if isinstance(op, OpOverload):
             known = [argument.name for argument in op._schema.arguments]
@@ -207,8 +210,10 @@ def _noting(trace: Trace, see: Callable, before: Callable[[BoundSymbol], Note | 
         return before(bound) if before is not None and _tensors(bound.output) else None
 
     def note(number: int, bound: BoundSymbol) -> Note | None:
-        made = _tensors(bound.output)
-        return (partial(see, bound, len(made)), [*made, *_tensors((bound.args, bound.kwargs))]) if made else None
+        results = _tensors(bound.output)
+        return (
+            (partial(see, bound, len(results)), [*results, *_tensors((bound.args, bound.kwargs))]) if results else None
+        )
 
     return instrument(trace, "checked", note, first)
 
@@ -244,8 +249,8 @@ def largest(values: Iterable[torch.Tensor | None]) -> float:
 
 def tolerance_of(trace: Trace) -> float:
     """Return how far values of a program may be from eager's: by the coarsest dtype that it computes in."""
-    made = [proxy for bound in trace.bound_symbols for proxy in _tensors(bound.output)]
-    return tolerance(proxy.dtype for proxy in (*made, *_tensors(trace.inputs)))
+    results = [proxy for bound in trace.bound_symbols for proxy in _tensors(bound.output)]
+    return tolerance(proxy.dtype for proxy in (*results, *_tensors(trace.inputs)))
 
 
 def tolerance(dtypes: Iterable[torch.dtype]) -> float:
@@ -286,7 +291,7 @@ def copy_as_leaf(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
-    """Afterwards, torch's generators are where they were before."""
+    """Set torch's generators back to where they were, at the end."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=list(devices)):
         yield

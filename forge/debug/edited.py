@@ -15,7 +15,7 @@ _HEAD = "# Edit this file: it runs in place of what forge generated, for as long
 
 
 class EditError(RuntimeError):
-    """An edited program that is no Python, or does not define its function."""
+    """An edited program is not valid Python or does not define its function."""
 
 
 def apply_edits(trace: Trace, folder: str | os.PathLike[str]) -> tuple[Callable, Trace]:

@@ -13,7 +13,7 @@ from forge.torch_internals.pytree import torch_pytree
 
 
 def against_eager(call: Callable, eager: Callable, program: Program) -> Callable:
-    """`call`, which raises CheckError where a result, a changed input or a gradient is not as `eager` gives it.
+    """Return `call` with a check: CheckError for a result, a changed input or a gradient that is not as `eager`'s.
     Gradients are not compared where the program changes an input that requires one."""
     names, mutated = program.trace.input_names, program.mutated
     compare = _Comparison(tolerance_of(program.trace))
@@ -29,8 +29,9 @@ def against_eager(call: Callable, eager: Callable, program: Program) -> Callable
         else:
             result = call(*inputs)
         compare("result", map(str, range(len(_tensors(result)))), _tensors(result), _tensors(expected))
-        changed = [(names[i], inputs[i], copies[i]) for i in mutated]
-        compare("changed input", *([each[part] for each in changed] for part in range(3)))
+        compare(
+            "changed input", [names[i] for i in mutated], [inputs[i] for i in mutated], [copies[i] for i in mutated]
+        )
         return result
 
     return run
@@ -99,12 +100,12 @@ class _Gradients:
         found = torch.autograd.grad(outputs, wanted, incoming, retain_graph=True, allow_unused=True)
         self._incoming.clear()
         pairs = [(self._names[i], one, other) for i, one, other in zip(places, grads, found, strict=True)]
-        pairs = [
+        both = [
             (name, torch.zeros_like(other) if one is None else one, torch.zeros_like(one) if other is None else other)
             for name, one, other in pairs
             if not (one is None and other is None)
         ]
-        self._compare("gradient of", *([each[part] for each in pairs] for part in range(3)))
+        self._compare("gradient of", [each[0] for each in both], [each[1] for each in both], [each[2] for each in both])
 
 
 class _In(torch.autograd.Function):

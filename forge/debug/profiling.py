@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from types import GeneratorType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -25,7 +25,7 @@ from forge.executors.executor import Decision, decline
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.checks import in_one_line
 from forge.ir.printing import STATEMENTS, qualified_name
-from forge.ir.proxies import hint_of
+from forge.ir.proxies import Dim, hint_of
 from forge.ir.pytree import tensors, tree_map
 from forge.ir.strides import contiguous
 from forge.runtime.cuda_graphs import Graph
@@ -46,9 +46,11 @@ class Opaque:
     """
 
     def __init__(self, bound: BoundSymbol) -> None:
-        self._bound = bound
-        self.is_backward = bound.symbol.op is run_opaque_backward
-        function = bound.args[0] if bound.symbol.op is run_opaque_forward else bound.symbol.op
+        op = bound.symbol.op
+        assert op is not None, "a call that runs has a function"
+        self._op, self._output = op, bound.output
+        self.is_backward = op is run_opaque_backward
+        function = bound.args[0] if op is run_opaque_forward else op
         self.name = qualified_name(function) or bound.symbol.id.removeprefix("opaque.")
         self.left_out = None if self.is_backward or _is_torchs(function) else "it may do more than compute"
 
@@ -57,10 +59,10 @@ class Opaque:
             self.left_out = "its forward did not run"
         if self.left_out is None:
             try:
-                return self._bound.symbol.op(*args, **kwargs)
+                return self._op(*args, **kwargs)
             except Exception as error:  # a matrix that is not positive definite, say
                 self.left_out = f"it takes no random values: {in_one_line(error)}"
-        return tree_map(_result, self._bound.output)
+        return tree_map(_result, self._output)
 
 
 def _is_torchs(function: Any) -> bool:
@@ -141,7 +143,8 @@ def costs(forward: Trace, backward: Trace | None) -> tuple[tuple[list[Cost], lis
                 break
             _run(clocks, inputs)
     of_forward, of_backward = (
-        [] if clock is None else clock.costs(size.bytes) for clock, size in zip(clocks, sizes, strict=True)
+        [] if clock is None or size is None else clock.costs(size.bytes)
+        for clock, size in zip(clocks, sizes, strict=True)
     )
     every = [bound.symbol.op for trace in (forward, backward) if trace is not None for bound in trace.bound_symbols]
     left_out = [each for each in every if isinstance(each, Opaque) and not each.is_backward and each.left_out]
@@ -154,6 +157,7 @@ def _all_tensors(trace: Trace) -> list[TensorProxy]:
 
 def _run(watched: Sequence["_Clock | _Sizes | None"], inputs: list[Any]) -> None:
     forward, backward = watched
+    assert forward is not None, "a program has a forward"
     result = forward.run(inputs)
     if backward is not None:
         _, saved, numbers = result
@@ -166,9 +170,10 @@ def _run(watched: Sequence["_Clock | _Sizes | None"], inputs: list[Any]) -> None
 def _value(proxy: Proxy) -> Any:
     """Return a value for an input, as it was when the program was compiled."""
     if isinstance(proxy, NumberProxy):
-        return hint_of(proxy.value)
+        return hint_of(cast(Dim, proxy.value))  # of other numbers, the value
+    assert isinstance(proxy, TensorProxy)
     shape = tuple(map(hint_of, proxy.shape))
-    strides = contiguous(shape) if proxy.strides is None else tuple(map(hint_of, proxy.strides))
+    strides = tuple(map(hint_of, contiguous(shape) if proxy.strides is None else proxy.strides))
     return with_strides(random_values(Meta(shape, proxy.dtype, proxy.device)), strides)
 
 
@@ -187,7 +192,7 @@ class _InstrumentedTrace:
         return ()
 
     def see(self, number: int, *values: Any) -> None:
-        """After call `number`."""
+        """Note the state after call `number`."""
         raise NotImplementedError
 
     def run(self, inputs: list[Any]) -> Any:
@@ -252,7 +257,7 @@ class _Clock(_InstrumentedTrace):
         return result
 
     def costs(self, sizes: dict[int, int]) -> list[Cost]:
-        """Of the calls that are no deletions."""
+        """Return the costs of the calls that are no deletions."""
         return [
             Cost(bound.symbol.id, tuple(bound.outputs), statistics.median(self._found[number]), sizes.get(number, 0))
             for number, bound in enumerate(self.calls)

@@ -5,7 +5,7 @@ import platform
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -15,7 +15,7 @@ from forge.compiler.report import CompileReport
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.printing import quantity
-from forge.ir.proxies import hint_of
+from forge.ir.proxies import Dim, hint_of
 from forge.ir.pytree import proxies
 from forge.ir.strides import contiguous
 
@@ -63,13 +63,22 @@ if __name__ == "__main__":
 
 
 def repro(jitted: Any, path: str | os.PathLike[str], *, graph: int = 0) -> Path:
-    """Write a script that runs one graph of what was jitted, forward and backward, by forge and in eager, and prints
-    how far the two are apart and what forge.explain says: something to send to others, or to cut down.
+    """Write a script that reproduces one graph: its forward and backward by forge and in eager, with their difference.
 
-    jitted: what forge.jit returned, after a call. path: where the script goes. graph: which graph, counted from 0.
-    Returns the path. Options of forge.jit that cannot be written, such as executors of your own, are left out: a
-    warning and the head of the script name them. Raises TypeError for what was not made by forge.jit; ValueError where
-    there is no such graph, or where its program cannot be written: what it calls, or is given, is not torch's.
+    The script also prints forge.explain. Options of forge.jit that have no source form, such as executor objects,
+    are left out; a warning and the head of the script name them.
+
+    Args:
+        jitted: A result of forge.jit, after a call.
+        path: The file to write.
+        graph: The index of the graph.
+
+    Returns:
+        The path.
+
+    Raises:
+        TypeError: If `jitted` is not a result of forge.jit.
+        ValueError: If the graph does not exist, or calls or takes objects that have no source form.
     """
     handle = handle_of(jitted, "forge.repro")
     compiled = handle.reports
@@ -186,7 +195,7 @@ def _label(given: Any) -> str:
 def _input(proxy: Proxy, recorded: Trace) -> str:
     """Return a line of Python that makes a value for an input."""
     if isinstance(proxy, NumberProxy):
-        return repr(hint_of(proxy.value))
+        return repr(hint_of(cast(Dim, proxy.value)))  # of other numbers, the value
     assert isinstance(proxy, TensorProxy)
     constant = recorded.constants.get(proxy.name)
     if constant is not None and constant.numel() <= _LARGEST and not constant.dtype.is_complex:

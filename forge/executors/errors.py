@@ -11,11 +11,15 @@ class RegionError(RuntimeError):
 
 
 class CheckError(RuntimeError):
-    """A value of a compiled program is not what eager gives.
+    """A value of a compiled program differs from eager.
 
-    operation, executor: the call that gave it and who ran it; None for a result or a gradient as a whole. inputs: the
-    tensors that the call was given, by name. actual, expected: the two values, None where there is none. check: the
-    kind of check that failed.
+    Attributes:
+        operation: The call that computed the value; None for a result or gradient of the whole program.
+        executor: The executor that ran the call, or None.
+        inputs: The tensor arguments of the call, by name.
+        actual: The value, or None.
+        expected: The value of eager, or None.
+        check: The kind of check that failed.
     """
 
     def __init__(

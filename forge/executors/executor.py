@@ -196,7 +196,11 @@ class Executor:
 
 
 class OperatorExecutor(Executor):
-    """A table from symbols to implementations."""
+    """An executor that runs single calls: a table from symbols to implementations.
+
+    Args:
+        name: The name by which forge.jit(executors=[...]) finds it once registered.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -340,13 +344,16 @@ def operators_of(executors: Iterable[Executor]) -> list[OperatorExecutor]:
 
 
 class FusionExecutor(Executor):
-    """Takes regions: it says which calls it can fuse, and makes one operator of a region.
+    """An executor that compiles regions: it says which calls it can fuse, and returns one operator for a region.
 
-    `strided`: its code is made for the strides that a region's inputs have, and gives the strides that torch's
-    functions give; each input comes with its strides, and has them when the region runs. `boxed`: the function takes
-    its inputs in one list. `by_parts`: it knows calls by what they are made of, and not the operators that executors
-    after it have for gradients: what it takes is differentiated by the symbols' own rules.
-    `checks`: it checks what its regions are given; values of which nobody has promised the strides get random ones.
+    Attributes:
+        strided: Whether its code is compiled for the strides of a region's inputs and returns the strides that torch's
+            functions return. Each input then has its strides in the trace, and has them when the region runs.
+        boxed: Whether the compiled function takes its inputs in one list.
+        by_parts: Whether it sees the decomposition of a call, rather than operators that later executors register for
+            gradients; the symbols' own rules then differentiate what it takes.
+        checks: Whether it checks the inputs of its regions instead of compiling them; values without promised strides
+            get random ones.
     """
 
     strided = False

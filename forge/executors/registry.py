@@ -15,9 +15,15 @@ E = TypeVar("E", bound=Executor)
 
 
 def register_executor(executor: E, *, default: bool = False, first: bool = False) -> E:
-    """Make an executor known by name; `default` adds it to those of forge.jit's default, `first` in front of them.
+    """Register an executor by its name and return it.
 
-    Raises ValueError when the name is taken.
+    Args:
+        executor: The executor.
+        default: Whether forge.jit uses it by default.
+        first: Whether it comes before the other default executors.
+
+    Raises:
+        ValueError: If the name is taken.
     """
     check(executor.name not in _known, lambda: f"an executor named {executor.name!r} is registered already")
     _known[executor.name] = executor

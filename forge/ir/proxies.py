@@ -108,9 +108,9 @@ class NumberProxy(Proxy):
 
     __slots__ = ("value",)
 
-    def __init__(self, name: str, value: Number) -> None:
+    def __init__(self, name: str, value: Any) -> None:
         super().__init__(name)
-        self.value = value
+        self.value: Number = value
 
     def __repr__(self) -> str:
         return f"{self.name}: {type(self.value).__name__}"

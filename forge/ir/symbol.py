@@ -49,15 +49,23 @@ def union(tags: frozenset[Tag], more: frozenset[Tag]) -> frozenset[Tag]:
 
 
 class Symbol:
-    """Something a trace can call.
+    """An operation that a trace can call: a prim, a composite or an operator of an executor.
 
-    `meta` maps input metadata to output metadata (prims and executors' operators); `body` is written in other symbols
-    (composites). A symbol has exactly one of the two, its `definition`. `id` is the key of every table about symbols;
-    `name` is the last part of it. Symbols that are made for one call, a user's torch.autograd.Function say, share an
-    id: what two calls compute is told by the symbols themselves. `rule` is the gradient rule of such a symbol; others
-    are registered (forge/ir/grad_rules.py). `out` are the arguments, by position or name, that an executor's `op`
-    writes its results to and that become the call's output, whatever it returns. `fallback` is called where `op`
-    raises, with the error and the arguments: it gives what runs in `op`'s place from then on, and the call's output.
+    A symbol has either `meta` or `body`, its `definition`. Symbols made for one call, such as a user's
+    torch.autograd.Function, share an id; the symbols themselves tell their computations apart.
+
+    Args:
+        name: The last part of `id`.
+        id: The key of every table about symbols.
+        meta: Maps input metadata to output metadata (prims and operators of executors).
+        body: The decomposition into other symbols (composites).
+        tags: Properties that passes ask for.
+        executor: The executor whose operator the symbol is, or None.
+        op: The function that an operator of an executor calls.
+        rule: The gradient rule of a symbol made for one call; others are in forge/ir/grad_rules.py.
+        out: Arguments, by position or name, that `op` writes its results to; they become the output of the call.
+        fallback: Called with the error and the arguments if `op` raises; returns the replacement of `op` for later
+            calls, and the output of this one.
     """
 
     def __init__(
@@ -119,9 +127,16 @@ class Symbol:
 
 
 class BoundSymbol:
-    """One call in a trace. Never changed after it was recorded: `replace` makes another.
+    """One call in a trace. It is immutable; `replace` returns a changed copy.
 
-    `subsymbols` are the calls that a composite's body made; `source` says where in the user's program it stands.
+    Args:
+        symbol: The operation.
+        args: Positional arguments: pytrees of proxies and literals.
+        kwargs: Keyword arguments.
+        output: A pytree of proxies.
+        subsymbols: Calls made by the body of a composite.
+        source: The line of the user's program.
+        tags: Properties of this call, beyond those of its symbol.
     """
 
     __slots__ = (

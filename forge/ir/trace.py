@@ -3,7 +3,7 @@
 import keyword
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,6 +13,8 @@ from forge.ir.proxies import Dim, NumberProxy, Proxy, TensorProxy
 from forge.ir.source import Source
 from forge.ir.state import LanguageContext, recorder, state
 from forge.ir.symbol import NO_TAGS, BoundSymbol, Tag, union
+
+P = TypeVar("P", bound=Proxy)
 
 # what a printed trace says itself, so that no value can be called that
 RESERVED = frozenset(
@@ -25,11 +27,20 @@ RESERVED = frozenset(
 
 
 class Trace:
-    """A straight-line program: inputs, bound symbols in order, output.
+    """A straight-line program: inputs, bound symbols in order, and an output.
 
-    `inputs` are proxies; `output` is a nest of proxies and literals; `constants` are tensors that the program reads and
-    was not given (hoisted calls, tensors that a model closes over), by name; `stage` says which pass made it. Printing
-    a trace gives the Python that runs. Transforms return new traces (`derive`), they never change one.
+    Printing a trace gives the Python that runs. A transform returns a new trace (`derive`) and never changes its
+    input.
+
+    Args:
+        name: The name of the printed function.
+        stage: The pass that produced the trace.
+
+    Attributes:
+        inputs: Proxies.
+        output: A pytree of proxies and literals.
+        constants: Tensors that the program reads and that are not inputs (hoisted calls, tensors a model closes over),
+            by name.
     """
 
     def __init__(self, name: str = "computation", *, stage: str = "recorded") -> None:
@@ -126,7 +137,7 @@ class Trace:
         """Return a new tensor proxy of this trace."""
         return TensorProxy(self.fresh_name(name), tuple(shape), dtype, device, **known)
 
-    def add_input(self, proxy: Proxy) -> Proxy:
+    def add_input(self, proxy: P) -> P:
         """Declare an input whose name is already unique."""
         self.names.add(proxy.name)
         self.inputs.append(proxy)

@@ -57,14 +57,23 @@ class Skeleton:
 
 
 class Pattern:
-    """A reference to find. Parameters annotated `float` or `int` are numbers, the others tensors: `torch.LongTensor`
-    one integer for each vector of the others, along their last dim.
+    """A reference computation that is matched in programs and replaced by one composite symbol.
 
-    `symbol` is the composite that a match becomes, with the parameters as arguments in order; its body is the
-    reference, so that it has a decomposition and a gradient. A reference that returns several tensors is anchored at
-    the last; those that it does not contain are looked for before it. A reference may call another pattern, which
-    then finds its calls wherever nothing runs the larger one.
-    Raises TypeError for a reference with *args or **kwargs, ValueError for one that computes nothing.
+    Parameters annotated `float` or `int` are numbers and the others are tensors; a `torch.LongTensor` has one
+    integer for each vector of the others, along their last dim. A reference that returns several tensors is
+    anchored at the last one. A reference may call another pattern; its calls are matched wherever nothing runs the
+    larger pattern.
+
+    Args:
+        reference: A function of torch calls.
+        name: The name of the pattern, by default the function's.
+
+    Attributes:
+        symbol: The composite; its arguments are the parameters in order, and its decomposition is the reference.
+
+    Raises:
+        TypeError: For a reference with *args or **kwargs.
+        ValueError: For a reference that computes nothing.
     """
 
     def __init__(self, reference: Callable, name: str | None = None) -> None:
@@ -171,7 +180,11 @@ class Pattern:
 
 
 def pattern(reference: Callable) -> Pattern:
-    """Make the pattern whose reference the function is."""
+    """Return the Pattern whose reference the decorated function is.
+
+    Args:
+        reference: A function of torch calls; see Pattern.
+    """
     return Pattern(reference)
 
 

@@ -7,11 +7,11 @@ from typing import Any, NoReturn
 import torch
 
 from forge.ir import Tag, TensorProxy, check
-from forge.prims.core import check_tensor, make_prim
+from forge.prims.core import check_tensor, primitive
 from forge.torch_internals.functions import torch_check_with
 
 
-class Violated(RuntimeError):
+class ViolatedAssumption(RuntimeError):
     """An assumption under which a program was captured does not hold; the program has changed nothing yet."""
 
 
@@ -22,13 +22,14 @@ def fail(error: type[Exception], message: str | Callable[..., str] | None, *valu
     raise AssertionError("torch._check_with did not raise")
 
 
-def _require_meta(
+@primitive(tags=[Tag.EFFECT, Tag.SYNCHRONIZING, Tag.NOT_DIFFERENTIABLE])
+def require(
     condition: TensorProxy | bool | torch.SymBool,
     message: str | Callable[..., str] | None,
     error: str | type[Exception],
     *values: Any,
 ) -> None:
-    """Raises an exception, or the built-in one of this name, where the condition, one bool, does not hold.
+    """Raise an exception, or the built-in one of this name, where the condition, one bool, does not hold.
 
     message: text, a function of the values, or None for torch's own.
     """
@@ -36,8 +37,3 @@ def _require_meta(
         return
     check_tensor("prims.require", condition=condition)
     check(condition.ndim == 0, lambda: f"prims.require: condition is {condition}, but must be one bool")
-
-
-require = make_prim(
-    "require", "require", meta=_require_meta, tags=[Tag.EFFECT, Tag.SYNCHRONIZING, Tag.NOT_DIFFERENTIABLE]
-)

@@ -1,7 +1,7 @@
 """Convolution prims."""
 
-from forge.ir import Dim, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, check_tensor, known, like, make_prim, same
+from forge.ir import Dim, TensorProxy, get_grad, needs_grad, put_grad, register_grad
+from forge.prims.core import check_same_device, known, like, primitive, same, same_shape, torch_check
 from forge.prims.elementwise import zeros_like
 
 Lengths = tuple[Dim, ...]
@@ -11,38 +11,34 @@ def _check_convolution(
     x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, lists: dict[str, Lengths]
 ) -> None:
     op = "prims.convolution"
-    check_tensor(op, x=x, weight=weight)
-    check(
+    torch_check(
         weight.ndim >= 3 and x.ndim == weight.ndim,
         lambda: (
             f"{op}: x is {x} and weight is {weight}, but both must have one rank of at least 3: (batch, channels, …)"
         ),
-        RuntimeError,
     )
     for tensor in (weight, bias):
-        check(
+        torch_check(
             tensor is None or tensor.dtype == x.dtype,
             lambda tensor=tensor: f"{op}: x is {x} and a parameter is {tensor}, but all must have one dtype",
-            RuntimeError,
         )
     check_same_device(op, x, weight, bias)
     for name, values in lists.items():
-        check(
+        torch_check(
             len(values) == x.ndim - 2,
             lambda name=name, values=values: f"{op}: {name} is {values}, but must have {x.ndim - 2} elements for {x}",
-            RuntimeError,
         )
     for name in ("stride", "dilation"):
-        check(
+        torch_check(
             all(not known(value <= 0) for value in lists[name]),
             lambda name=name: (
                 f"{op}: {name} is {lists[name]}, but must be positive (non-positive {name} is not supported)"
             ),
-            RuntimeError,
         )
 
 
-def _convolution_meta(
+@primitive()
+def convolution(
     x: TensorProxy,
     weight: TensorProxy,
     bias: TensorProxy | None,
@@ -53,7 +49,7 @@ def _convolution_meta(
     output_padding: Lengths,
     groups: int,
 ) -> TensorProxy:
-    """The convolution (cross-correlation) of a batch with a weight, or its transpose.
+    """Return the convolution (cross-correlation) of a batch with a weight, or its transpose.
 
     Shapes: x (N, C, *lengths); weight (C_out, C // groups, *kernel), transposed (C, C_out // groups, *kernel);
     bias (C_out,); the lists have one number for each of x's lengths; out (N, C_out, *lengths), (N, 0, *lengths) where
@@ -63,24 +59,21 @@ def _convolution_meta(
     lists = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
     _check_convolution(x, weight, bias, lists)
     channels = weight.shape[0] if transposed else weight.shape[1] * groups
-    check(
+    torch_check(
         same(x.shape[1], channels),
         lambda: (
             f"prims.convolution: Given groups={groups}, weight is {weight} and expects input to have {channels} "
             f"channels, but x is {x}"
         ),
-        RuntimeError,
     )
     out_channels = weight.shape[1] * groups if transposed else weight.shape[0]
-    check(
+    torch_check(
         known(weight.shape[0] % groups == 0) or same(weight.shape[0] % groups, 0),
         lambda: f"prims.convolution: weight is {weight}, whose first length must be divisible by groups={groups}",
-        RuntimeError,
     )
-    check(
-        bias is None or (bias.ndim == 1 and same(bias.shape[0], out_channels)),
+    torch_check(
+        bias is None or same_shape(bias.shape, (out_channels,)),
         lambda: f"prims.convolution: bias is {bias}, but must be of shape [{out_channels}]",
-        RuntimeError,
     )
     if not transposed and known(x.shape[1] == 0):  # torch's empty convolution
         out_channels = 0
@@ -91,36 +84,32 @@ def _convolution_meta(
 def convolved_length(
     x: TensorProxy, weight: TensorProxy, i: int, lists: dict[str, Lengths], *, transposed: bool
 ) -> Dim:
-    """The length of out's spatial dim i."""
+    """Return the length of out's spatial dim i."""
     length, kernel = x.shape[i + 2], weight.shape[i + 2]
     stride, padding, dilation, extra = [values[i] for values in lists.values()]
     reach = dilation * (kernel - 1) + 1
     if transposed:
         out = (length - 1) * stride - 2 * padding + reach + extra
-        check(
+        torch_check(
             not known(out <= 0),
             lambda: (
                 f"prims.convolution: Given input size per channel: {x}, the calculated output size is {out}, "
                 "which is too small"
             ),
-            RuntimeError,
         )
         return out
-    check(
+    torch_check(
         not known(length + 2 * padding < reach),
         lambda: (
             f"prims.convolution: Calculated padded input size per channel: {length + 2 * padding}. Kernel size: "
             f"{reach}. Kernel size can't be greater than actual input size: x is {x}, weight is {weight}"
         ),
-        RuntimeError,
     )
     return (length + 2 * padding - reach) // stride + 1
 
 
-convolution = make_prim("convolution", "convolution", meta=_convolution_meta)
-
-
-def _convolution_backward_meta(
+@primitive()
+def convolution_backward(
     g: TensorProxy,
     x: TensorProxy,
     weight: TensorProxy,
@@ -133,8 +122,8 @@ def _convolution_backward_meta(
     groups: int,
     output_mask: tuple[bool, bool, bool],
 ) -> tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]:
-    """The gradients of x, weight and bias, None where `output_mask` is False. Source: aten.convolution_backward."""
-    check_tensor("prims.convolution_backward", g=g, x=x, weight=weight)
+    """Return the gradients of x, weight and bias, None where `output_mask` is False. Source:
+    aten.convolution_backward."""
     return (
         like(x) if output_mask[0] else None,
         like(weight) if output_mask[1] else None,
@@ -142,18 +131,11 @@ def _convolution_backward_meta(
     )
 
 
-convolution_backward = make_prim("convolution_backward", "convolution_backward", meta=_convolution_backward_meta)
-
-
 @register_grad(convolution_backward)
 def _convolution_backward_grad(
-    g: TensorProxy,
-    x: TensorProxy,
-    weight: TensorProxy,
-    bias_sizes: Lengths | None,
-    *how: object,
+    g: TensorProxy, x: TensorProxy, weight: TensorProxy, bias_sizes: Lengths | None, *how: object
 ) -> tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]:
-    """The gradients are linear in g, and of x and weight each is linear in the other."""
+    """Return the gradients are linear in g, and of x and weight each is linear in the other."""
     options = how[:-1]
     out = convolution_backward(g, x, weight, bias_sizes, *how)
     of_x, of_weight, of_bias = [None if gradient is None else get_grad(gradient) for gradient in out]

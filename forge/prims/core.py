@@ -1,35 +1,124 @@
 """make_prim, and the checks and shape arithmetic that metas share."""
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true, statically_known_true
 
-from forge.ir import NUMBER_TYPES, Dim, Symbol, Tag, TensorProxy, check, current_trace
+from forge.ir import (
+    NUMBER_TYPES,
+    Dim,
+    Symbol,
+    Tag,
+    TensorProxy,
+    check,
+    current_trace,
+    get_grad,
+    needs_grad,
+    put_grad,
+    register_grad,
+)
 
 _prims: dict[str, Symbol] = {}
 
 
 def make_prim(id: str, name: str, *, meta: Callable, tags: Iterable[Tag] = ()) -> Symbol:
-    """A primitive operation: the lowest symbol that a trace can call.
+    """Return a primitive operation, the lowest level of symbol that a trace can call.
 
-    `meta` checks the arguments and maps input metadata to output metadata; it knows no executor. Every length in a
-    shape may be a torch.SymInt. Raises ValueError when `id` is taken.
+    Args:
+        id: The unique id, an attribute of forge.prims.
+        name: The name that a printed trace shows.
+        meta: Checks the arguments and maps input metadata to output metadata. A size may be a torch.SymInt. An argument
+            that is annotated as a TensorProxy must be one.
+        tags: Properties that passes ask for; see Tag.
+
+    Raises:
+        ValueError: If `id` is taken.
     """
     check(id not in _prims, lambda: f"make_prim: the id {id!r} is taken")
-    prim = Symbol(name, f"prims.{id}", meta=meta, tags=frozenset(tags))
+    prim = Symbol(name, f"prims.{id}", meta=checking_tensors(f"prims.{id}", meta), tags=frozenset(tags))
     _prims[id] = prim
     return prim
 
 
+def primitive(*, tags: Iterable[Tag] = ()) -> Callable[[Callable], Symbol]:
+    """Make the decorated meta the prim of its name."""
+    return lambda meta: make_prim(meta.__name__, meta.__name__, meta=meta, tags=tags)
+
+
+def checking_tensors(op: str, function: Callable, complain: Callable | None = None) -> Callable:
+    """Wrap a function to raise TypeError where an argument that it annotates as a tensor is none.
+
+    complain: what raises, check_tensor unless given.
+    """
+    complain = complain or check_tensor
+    parameters = enumerate(inspect.signature(function).parameters.values())
+    wanted = [(i, each.name) for i, each in parameters if each.annotation is TensorProxy and each.kind in _SINGLE]
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        for i, name in wanted:
+            value = args[i] if i < len(args) else kwargs.get(name, TensorProxy)  # the call says what is missing
+            if not isinstance(value, TensorProxy) and value is not TensorProxy:
+                complain(op, **{name: value})
+        return function(*args, **kwargs)
+
+    return run if wanted else function
+
+
+_SINGLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def register_vjp(symbol: Symbol, **formulas: Callable) -> None:
+    """Register the gradient rule of a symbol by a formula for each argument, as torch's derivatives.yaml does.
+
+    A formula names the values that it reads: `g`, the incoming gradient (`grad` where an argument is called g), `out`,
+    arguments, and `*rest`, all arguments that follow those. It runs where its argument needs a gradient. Of several
+    outputs, `g` is the first one's.
+    """
+    signature = inspect.signature(symbol.definition)
+    names = list(signature.parameters)
+    readers = [(name, formula, _reader(formula, names)) for name, formula in formulas.items()]
+
+    @register_grad(symbol)
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        arguments = dict(zip(names, args, strict=False))
+        if kwargs or len(args) != len(names):  # else nothing is to be bound, which takes time
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            args, kwargs, arguments = bound.args, bound.kwargs, bound.arguments
+        out = symbol(*args, **kwargs)
+        g = get_grad(out if isinstance(out, TensorProxy) else out[0])
+        values = {"g": g, "grad": g, "out": out, **arguments}
+        for name, formula, (read, rest) in readers:
+            if needs_grad(values[name]):
+                put_grad(values[name], formula(*[values[each] for each in (*read, *rest)]))
+        return out
+
+
+def _reader(formula: Callable, names: list[str]) -> tuple[list[str], list[str]]:
+    """Return the names of the values that a formula reads, and of those that its *rest takes."""
+    parameters = inspect.signature(formula).parameters.values()
+    read = [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL]
+    after = max((names.index(name) for name in read if name in names), default=-1) + 1
+    return read, names[after:] if len(read) < len(parameters) else []
+
+
 def all_prims() -> dict[str, Symbol]:
-    """Every prim by id."""
+    """Return every prim by id."""
     return dict(_prims)
 
 
+def torch_check(ok: bool, message: Callable[..., str]) -> None:
+    """Raise RuntimeError unless `ok`, as TORCH_CHECK in torch's C++ does."""
+    check(ok, message, RuntimeError)
+
+
 def check_tensor(op: str, **arguments: Any) -> None:
-    """Raises TypeError naming the first argument that is no tensor."""
+    """Raise TypeError naming the first argument that is no tensor."""
     for name, value in arguments.items():
         check(
             isinstance(value, TensorProxy),
@@ -57,35 +146,40 @@ def check_dim(op: str, dim: int, ndim: int) -> int:
 def check_dims(op: str, dims: Sequence[int], ndim: int) -> tuple[int, ...]:
     """Distinct dims counted from the front. Raises IndexError out of range, ValueError on a repetition."""
     found = tuple(check_dim(op, dim, ndim) for dim in dims)
-    check(len(set(found)) == len(found), lambda: f"{op}: dims {tuple(dims)} name a dim twice", RuntimeError)
+    torch_check(len(set(found)) == len(found), lambda: f"{op}: dims {tuple(dims)} name a dim twice")
     return found
 
 
 def same(a: Dim, b: Dim) -> bool:
-    """Whether two lengths are equal; a symbolic one is guarded on only when the answer is not known.
+    """Return whether two lengths are equal; a symbolic one is guarded on only when the answer is not known.
 
     Where values decide it, they are taken to be equal, which what runs checks; a length is not taken to be 1.
     """
     return a is b or (guard_or_false if isinstance(b, int) and b == 1 else guard_or_true)(a == b)
 
 
+def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Return whether two shapes are equal, as `same` has it."""
+    return len(a) == len(b) and all(map(same, a, b))
+
+
 def known(condition: Any) -> bool:
-    """Whether a condition on lengths is known to hold, without a guard."""
+    """Return whether a condition on lengths is known to hold, without a guard."""
     return condition if isinstance(condition, bool) else statically_known_true(condition)
 
 
 def check_same_shape(op: str, *tensors: TensorProxy) -> None:
-    """Raises ValueError unless all tensors have one shape."""
+    """Raise ValueError unless all tensors have one shape."""
     first = tensors[0]
     for other in tensors[1:]:
         check(
-            len(first.shape) == len(other.shape) and all(map(same, first.shape, other.shape)),
+            same_shape(first.shape, other.shape),
             lambda other=other: f"{op}: {first} and {other} must have one shape; use clang.broadcast first",
         )
 
 
 def check_same_device(op: str, *values: Any) -> torch.device:
-    """The device of the tensors among `values`; a 0-d CPU tensor goes with any device, as in torch.
+    """Return the device of the tensors among `values`; a 0-d CPU tensor goes with any device, as in torch.
 
     Raises RuntimeError when they differ, as torch does.
     """
@@ -95,25 +189,24 @@ def check_same_device(op: str, *values: Any) -> torch.device:
             continue
         if device is None or (device.type == "cpu" and device != value.device and all_cpu_scalars(values, device)):
             device = value.device
-        check(
+        torch_check(
             value.device == device or (value.ndim == 0 and value.device.type == "cpu"),
             lambda value=value, device=device: (
                 f"{op}: Expected all tensors to be on the same device, but found {value} where {device} was wanted; "
                 "move it with .to(device)"
             ),
-            RuntimeError,
         )
     assert device is not None, f"{op}: none of its arguments is a tensor"
     return device
 
 
 def all_cpu_scalars(values: Iterable[Any], device: torch.device) -> bool:
-    """Whether every tensor on `device` is 0-d, so that another tensor's device decides."""
+    """Return whether every tensor on `device` is 0-d, so that another tensor's device decides."""
     return all(value.ndim == 0 for value in values if isinstance(value, TensorProxy) and value.device == device)
 
 
 def check_number_or_tensor(op: str, **arguments: Any) -> None:
-    """Raises TypeError naming the first argument that is neither a number nor a tensor."""
+    """Raise TypeError naming the first argument that is neither a number nor a tensor."""
     for name, value in arguments.items():
         check(
             isinstance(value, (TensorProxy, *NUMBER_TYPES)),
@@ -123,5 +216,5 @@ def check_number_or_tensor(op: str, **arguments: Any) -> None:
 
 
 def like(x: TensorProxy, *, shape: Sequence[Dim] | None = None, dtype: torch.dtype | None = None) -> TensorProxy:
-    """A new tensor with `x`'s shape, dtype and device unless given."""
+    """Return a new tensor with `x`'s shape, dtype and device unless given."""
     return current_trace().tensor(x.shape if shape is None else shape, dtype or x.dtype, x.device)

@@ -6,56 +6,50 @@ from typing import Any
 import torch
 
 from forge.ir import NUMBER_TYPES, Dim, Number, Tag, TensorProxy, check, current_trace
-from forge.prims.core import known, make_prim
+from forge.prims.core import known, primitive, torch_check
 
 
 def check_lengths(op: str, shape: Sequence[Dim]) -> None:
-    """Raises RuntimeError for a shape with a negative length."""
+    """Raise RuntimeError for a shape with a negative length."""
     for length in shape:
-        check(
+        torch_check(
             not known(length < 0),
             lambda length=length: f"{op}: Trying to create tensor with negative dimension {length}: {list(shape)}",
-            RuntimeError,
         )
 
 
-def _full_meta(shape: Sequence[Dim], value: Number, dtype: torch.dtype, device: torch.device) -> TensorProxy:
-    """A tensor filled with `value`."""
+@primitive()
+def full(shape: Sequence[Dim], value: Number, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    """Return a tensor filled with `value`."""
     check_lengths("prims.full", shape)
     return current_trace().tensor(shape, dtype, device)
 
 
-full = make_prim("full", "full", meta=_full_meta)
-
-
-def _empty_meta(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
-    """A tensor of unspecified values."""
+@primitive(tags=[Tag.UNINITIALIZED])
+def empty(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    """Return a tensor of unspecified values."""
     check_lengths("prims.empty", shape)
     return current_trace().tensor(shape, dtype, device)
 
 
-empty = make_prim("empty", "empty", meta=_empty_meta, tags=[Tag.UNINITIALIZED])
-
-
-def _iota_meta(length: Dim, start: Number, step: Number, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+@primitive()
+def iota(length: Dim, start: Number, step: Number, dtype: torch.dtype, device: torch.device) -> TensorProxy:
     """start, start + step, … (length of them)."""
     check(
-        not isinstance(length, int) or length >= 0,
-        lambda: f"prims.iota: length is {length}, but must not be negative",
+        not isinstance(length, int) or length >= 0, lambda: f"prims.iota: length is {length}, but must not be negative"
     )
     return current_trace().tensor((length,), dtype, device)
 
 
-iota = make_prim("iota", "iota", meta=_iota_meta)
-
-
-def _tensor_meta(data: Any, dtype: torch.dtype, device: torch.device) -> TensorProxy:
-    """The numbers of a nest of sequences. Shapes: the nest's. Source: torch.tensor."""
+@primitive()
+def tensor(data: Any, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    """Return the numbers of a nest of sequences. Shapes: the nest's. Source: torch.tensor."""
     return current_trace().tensor(nested_shape("prims.tensor", data), dtype, device)
 
 
 def nested_shape(op: str, data: Any) -> list[int]:
-    """The shape of a nest of sequences of numbers. Raises ValueError for a ragged one, TypeError for other things."""
+    """Return the shape of a nest of sequences of numbers. Raises ValueError for a ragged one, TypeError for other
+    things."""
     if isinstance(data, NUMBER_TYPES):
         return []
     check(
@@ -72,7 +66,7 @@ def nested_shape(op: str, data: Any) -> list[int]:
 
 
 def nested_numbers(data: Any) -> Iterator[Number]:
-    """The numbers of a nest of sequences, in order."""
+    """Yield the numbers of a nest of sequences, in order."""
     if not isinstance(data, (tuple, list)):
         yield data
         return
@@ -80,18 +74,13 @@ def nested_numbers(data: Any) -> Iterator[Number]:
         yield from nested_numbers(item)
 
 
-tensor = make_prim("tensor", "tensor", meta=_tensor_meta)
-
-
-def _triangle_indices_meta(
+@primitive()
+def triangle_indices(
     upper: bool, rows: int, columns: int, offset: int, dtype: torch.dtype, device: torch.device
 ) -> TensorProxy:
-    """The row and column indices of the upper or lower triangle of a matrix, row by row.
+    """Return the row and column indices of the upper or lower triangle of a matrix, row by row.
 
     Shapes: (2, number of elements). Source: torch.tril_indices, torch.triu_indices.
     """
     below = sum(min(max(row + offset + (0 if upper else 1), 0), columns) for row in range(rows))
     return current_trace().tensor((2, rows * columns - below if upper else below), dtype, device)
-
-
-triangle_indices = make_prim("triangle_indices", "triangle_indices", meta=_triangle_indices_meta)

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 
 import torch
 
-from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_tensor, like, make_prim
+from forge.ir import Dim, TensorProxy, check
+from forge.prims.core import like, primitive, register_vjp, torch_check
 from forge.prims.elementwise import refuse_gradient
 
 SequenceLengths = TensorProxy | Sequence[Dim]
 
 
-def _ctc_loss_meta(
+@primitive()
+def ctc_loss(
     log_probs: TensorProxy,
     targets: TensorProxy,
     input_lengths: SequenceLengths,
@@ -25,42 +26,27 @@ def _ctc_loss_meta(
     Source: torch.ctc_loss, Graves et al., 2006.
     """
     op = "prims.ctc_loss"
-    check_tensor(op, log_probs=log_probs, targets=targets)
-    check(
-        log_probs.ndim in (2, 3),
-        lambda: f"{op}: log_probs is {log_probs}, but must have 2 or 3 dims",
-        RuntimeError,
-    )
+    torch_check(log_probs.ndim in (2, 3), lambda: f"{op}: log_probs is {log_probs}, but must have 2 or 3 dims")
     check(
         log_probs.dtype in (torch.float32, torch.float64),
         lambda: f'{op}: "ctc_loss" not implemented for {log_probs}',
         NotImplementedError,
     )
-    check(
+    torch_check(
         not isinstance(log_probs.shape[-1], int) or 0 <= blank < log_probs.shape[-1],
         lambda: f"{op}: blank must be in label range, but is {blank} for {log_probs}",
-        RuntimeError,
     )
     return like(log_probs, shape=log_probs.shape[1:-1])
 
 
-ctc_loss = make_prim("ctc_loss", "ctc_loss", meta=_ctc_loss_meta)
-
-
-def _ctc_loss_backward_meta(g: TensorProxy, log_probs: TensorProxy, *how: object) -> TensorProxy:
-    """The gradient of ctc_loss's log_probs. torch differentiates it no further. Source: aten._ctc_loss_backward."""
-    check_tensor("prims.ctc_loss_backward", g=g, log_probs=log_probs)
+@primitive()
+def ctc_loss_backward(g: TensorProxy, log_probs: TensorProxy, *how: object) -> TensorProxy:
+    """Return the gradient of ctc_loss's log_probs. torch differentiates it no further. Source:
+    aten._ctc_loss_backward."""
     return like(log_probs)
 
 
-ctc_loss_backward = make_prim("ctc_loss_backward", "ctc_loss_backward", meta=_ctc_loss_backward_meta)
-
-
-@register_grad(ctc_loss)
-def _ctc_loss_grad(log_probs: TensorProxy, *how: object) -> TensorProxy:
-    out = ctc_loss(log_probs, *how)
-    put_grad(log_probs, ctc_loss_backward(get_grad(out), log_probs, *how))
-    return out
+register_vjp(ctc_loss, log_probs=lambda g, log_probs, *how: ctc_loss_backward(g, log_probs, *how))
 
 
 refuse_gradient(ctc_loss_backward)

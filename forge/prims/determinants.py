@@ -18,11 +18,12 @@ linalg_slogdet = make_library_prim(
 
 @register_grad(linalg_det)
 def _det_grad(A: TensorProxy) -> TensorProxy:
-    """The adjoint of A's adjugate: det(A)^* A^-H; of a singular matrix, from its singular value decomposition, in which
-    the adjugate of a diagonal matrix is made of products of the other elements. Each matrix goes one of the ways, on
-    the other one it is replaced by a matrix that has a gradient there.
+    """Return the adjoint of A's adjugate: det(A)^* A^-H; of a singular matrix, from its singular value decomposition,
+    in which the adjugate of a diagonal matrix is made of products of the other elements. Each matrix goes one of the
+    ways, on the other one it is replaced by a matrix that has a gradient there.
 
-    Source: N. J. Higham, What is the adjugate of a matrix?, https://nhigham.com/2020/06/16/what-is-the-adjugate-of-a-matrix
+    Source: N. J. Higham, What is the adjugate of a matrix?,
+    https://nhigham.com/2020/06/16/what-is-the-adjugate-of-a-matrix
     """
     out = linalg_det(A)
     g = get_grad(out)
@@ -38,7 +39,7 @@ def _times(factors: TensorProxy, matrix: TensorProxy) -> TensorProxy:
 
 
 def _distinct(A: TensorProxy) -> TensorProxy:
-    """A matrix whose singular values are 1, 2, 3, …"""
+    """Return a matrix whose singular values are 1, 2, 3, …"""
     return diagonal_matrix(iota(A.shape[-1], 1, 1, real_dtype(A.dtype), A.device))
 
 
@@ -52,7 +53,7 @@ def _adjugate_gradient(A: TensorProxy, g: TensorProxy) -> TensorProxy:
 
 
 def slogdet_gradient(sign: TensorProxy, of_sign: TensorProxy, of_logarithm: TensorProxy) -> TensorProxy:
-    """The number that, times A^-H, is the gradient of sign(det(A)) and log |det(A)|."""
+    """Return the number that, times A^-H, is the gradient of sign(det(A)) and log |det(A)|."""
     return of_logarithm - imag(of_sign.conj() * sign) * 1j if sign.dtype.is_complex else of_logarithm
 
 

@@ -8,7 +8,7 @@ process that compiles the same program communicates in the same order. What a co
 from collections.abc import Sequence
 
 from forge.ir import Dim, Tag, TensorProxy, check, current_trace, get_grad, put_grad, register_grad
-from forge.prims.core import check_tensor, like, make_prim
+from forge.prims.core import like, primitive, register_vjp, torch_check
 
 COLLECTIVE = (Tag.EFFECT,)
 LINEAR = ("sum", "avg")  # reductions whose gradient is one
@@ -23,66 +23,52 @@ def _check_reduction(op: str, reduce_op: str) -> None:
 
 
 def _check_group(op: str, x: TensorProxy, group_size: int) -> None:
-    check_tensor(op, x=x)
-    check(group_size > 0, lambda: f"{op}: group_size is {group_size}, but must be positive", RuntimeError)
-    check(x.ndim > 0, lambda: f"{op}: x is {x}, but must have a dim to gather or to scatter along", RuntimeError)
+    torch_check(group_size > 0, lambda: f"{op}: group_size is {group_size}, but must be positive")
+    torch_check(x.ndim > 0, lambda: f"{op}: x is {x}, but must have a dim to gather or to scatter along")
 
 
-def _all_reduce_meta(x: TensorProxy, reduce_op: str, group: str) -> TensorProxy:
-    """The processes' tensors reduced, in every process. Shapes and dtypes: x's, the same in every process."""
-    check_tensor("prims.all_reduce", x=x)
+@primitive(tags=COLLECTIVE)
+def all_reduce(x: TensorProxy, reduce_op: str, group: str) -> TensorProxy:
+    """Return the processes' tensors reduced, in every process. Shapes and dtypes: x's, the same in every process."""
     _check_reduction("prims.all_reduce", reduce_op)
     return like(x)
 
 
-all_reduce = make_prim("all_reduce", "all_reduce", meta=_all_reduce_meta, tags=COLLECTIVE)
-
-
-def _all_gather_into_tensor_meta(x: TensorProxy, group_size: int, group: str) -> TensorProxy:
-    """The processes' tensors one after the other along dim 0, in every process. Shapes: x (n, ...), out
+@primitive(tags=COLLECTIVE)
+def all_gather_into_tensor(x: TensorProxy, group_size: int, group: str) -> TensorProxy:
+    """Return the processes' tensors one after the other along dim 0, in every process. Shapes: x (n, ...), out
     (group_size * n, ...)."""
     _check_group("prims.all_gather_into_tensor", x, group_size)
     return current_trace().tensor((x.shape[0] * group_size, *x.shape[1:]), x.dtype, x.device)
 
 
-all_gather_into_tensor = make_prim(
-    "all_gather_into_tensor", "all_gather_into_tensor", meta=_all_gather_into_tensor_meta, tags=COLLECTIVE
-)
-
-
-def _reduce_scatter_tensor_meta(x: TensorProxy, reduce_op: str, group_size: int, group: str) -> TensorProxy:
-    """The processes' tensors reduced, of which each process gets its part along dim 0. Shapes: x (group_size * n, ...),
-    out (n, ...). Raises: RuntimeError where dim 0 is no multiple of group_size."""
+@primitive(tags=COLLECTIVE)
+def reduce_scatter_tensor(x: TensorProxy, reduce_op: str, group_size: int, group: str) -> TensorProxy:
+    """Return the processes' tensors reduced, of which each process gets its part along dim 0. Shapes: x (group_size *
+    n, ...), out (n, ...). Raises: RuntimeError where dim 0 is no multiple of group_size."""
     _check_group("prims.reduce_scatter_tensor", x, group_size)
     _check_reduction("prims.reduce_scatter_tensor", reduce_op)
-    check(
+    torch_check(
         x.shape[0] % group_size == 0,
         lambda: f"prims.reduce_scatter_tensor: dim 0 of x, {x}, must be a multiple of group_size, {group_size}",
-        RuntimeError,
     )
     return current_trace().tensor((x.shape[0] // group_size, *x.shape[1:]), x.dtype, x.device)
 
 
-reduce_scatter_tensor = make_prim(
-    "reduce_scatter_tensor", "reduce_scatter_tensor", meta=_reduce_scatter_tensor_meta, tags=COLLECTIVE
-)
-
-
-def _all_to_all_single_meta(
+@primitive(tags=COLLECTIVE)
+def all_to_all_single(
     x: TensorProxy, output_split_sizes: Sequence[Dim], input_split_sizes: Sequence[Dim], group: str
 ) -> TensorProxy:
-    """Each process sends a part of x along dim 0 to each process.
+    """Send a part of x along dim 0 from each process to each process.
 
     Shapes: x (sum of input_split_sizes, ...), out (sum of output_split_sizes, ...).
     """
-    check_tensor("prims.all_to_all_single", x=x)
-    check(
+    torch_check(
         len(output_split_sizes) == len(input_split_sizes) > 0,
         lambda: (
             f"prims.all_to_all_single: output_split_sizes {tuple(output_split_sizes)} and input_split_sizes "
             f"{tuple(input_split_sizes)} must have a length for each process"
         ),
-        RuntimeError,
     )
     length = output_split_sizes[0]
     for more in output_split_sizes[1:]:
@@ -90,33 +76,20 @@ def _all_to_all_single_meta(
     return current_trace().tensor((length, *x.shape[1:]), x.dtype, x.device)
 
 
-all_to_all_single = make_prim("all_to_all_single", "all_to_all_single", meta=_all_to_all_single_meta, tags=COLLECTIVE)
-
-
-def _wait_tensor_meta(x: TensorProxy) -> TensorProxy:
+@primitive(tags=COLLECTIVE)
+def wait_tensor(x: TensorProxy) -> TensorProxy:
     """x, which a collective returned, once it is there. Shapes and dtypes: x's."""
-    check_tensor("prims.wait_tensor", x=x)
     return like(x)
-
-
-wait_tensor = make_prim("wait_tensor", "wait_tensor", meta=_wait_tensor_meta, tags=COLLECTIVE)
 
 
 # gradients
 
 
-@register_grad(all_reduce)
-def _all_reduce_grad(x: TensorProxy, reduce_op: str, group: str) -> TensorProxy:
-    out = all_reduce(x, reduce_op, group)
-    put_grad(x, wait_tensor(all_reduce(get_grad(out), reduce_op, group)))
-    return out
-
-
-@register_grad(all_gather_into_tensor)
-def _all_gather_into_tensor_grad(x: TensorProxy, group_size: int, group: str) -> TensorProxy:
-    out = all_gather_into_tensor(x, group_size, group)
-    put_grad(x, wait_tensor(reduce_scatter_tensor(get_grad(out), "sum", group_size, group)))
-    return out
+register_vjp(all_reduce, x=lambda g, reduce_op, group: wait_tensor(all_reduce(g, reduce_op, group)))
+register_vjp(
+    all_gather_into_tensor,
+    x=lambda g, group_size, group: wait_tensor(reduce_scatter_tensor(g, "sum", group_size, group)),
+)
 
 
 @register_grad(reduce_scatter_tensor)
@@ -127,17 +100,10 @@ def _reduce_scatter_tensor_grad(x: TensorProxy, reduce_op: str, group_size: int,
     return out
 
 
-@register_grad(all_to_all_single)
-def _all_to_all_single_grad(
-    x: TensorProxy, output_split_sizes: Sequence[Dim], input_split_sizes: Sequence[Dim], group: str
-) -> TensorProxy:
-    out = all_to_all_single(x, output_split_sizes, input_split_sizes, group)
-    put_grad(x, wait_tensor(all_to_all_single(get_grad(out), input_split_sizes, output_split_sizes, group)))
-    return out
-
-
-@register_grad(wait_tensor)
-def _wait_tensor_grad(x: TensorProxy) -> TensorProxy:
-    out = wait_tensor(x)
-    put_grad(x, get_grad(out))
-    return out
+register_vjp(
+    all_to_all_single,
+    x=lambda g, output_split_sizes, input_split_sizes, group: wait_tensor(
+        all_to_all_single(g, input_split_sizes, output_split_sizes, group)
+    ),
+)
+register_vjp(wait_tensor, x=lambda g: g)

@@ -1,6 +1,7 @@
 """Elementwise prims: one shape, one dtype and one device in, broadcasting and promotion done by clang.
 
-A binary prim takes a number in place of one tensor; the number has the tensor's dtype.
+A binary prim takes a number in place of one tensor; the number has the tensor's dtype. One file, though long: prims
+and their derivatives are read side by side.
 """
 
 import cmath
@@ -29,10 +30,12 @@ from forge.prims.core import (
     check_number_or_tensor,
     check_same_device,
     check_same_shape,
-    check_tensor,
     known,
     like,
     make_prim,
+    primitive,
+    register_vjp,
+    torch_check,
 )
 from forge.prims.creation import full
 from forge.torch_internals.versions import TORCH
@@ -76,7 +79,7 @@ _ORDERING = frozenset(
 
 
 def check_dtype(op: str, x: TensorProxy, accepts: Accepts, error: type[Exception] = NotImplementedError) -> None:
-    """Raises NotImplementedError, as torch's kernels do, or `error` unless `accepts` takes x's dtype."""
+    """Raise NotImplementedError, as torch's kernels do, or `error` unless `accepts` takes x's dtype."""
     if op in _ORDERING and x.dtype.is_complex and TORCH >= (2, 15):
         error = TypeError
     check(
@@ -87,7 +90,7 @@ def check_dtype(op: str, x: TensorProxy, accepts: Accepts, error: type[Exception
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a complex number's parts; a real dtype itself."""
+    """Return the dtype of a complex number's parts; a real dtype itself."""
     return dtype.to_real() if dtype.is_complex else dtype
 
 
@@ -97,7 +100,6 @@ def _unary(
     op = f"prims.{name}"
 
     def meta(x: TensorProxy) -> TensorProxy:
-        check_tensor(op, x=x)
         check_dtype(op, x, accepts)
         return like(x, dtype=result)
 
@@ -106,11 +108,10 @@ def _unary(
 
 
 def _to_real(name: str, meaning: str, accepts: Accepts) -> Symbol:
-    """A function of complex numbers whose values are real."""
+    """Return a function of complex numbers whose values are real."""
     op = f"prims.{name}"
 
     def meta(x: TensorProxy) -> TensorProxy:
-        check_tensor(op, x=x)
         check_dtype(op, x, accepts)
         return like(x, dtype=real_dtype(x.dtype))
 
@@ -240,13 +241,13 @@ sub = _binary("sub", "a - b", accepts=NUMERIC)
 zeta = _binary("zeta", "Hurwitz zeta function of a at b", accepts=FLOAT)
 
 
-def _where_meta(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
+@primitive()
+def where(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
     """condition ? a : b, elementwise.
 
     Shapes: one for condition and the tensors among a and b.
     Dtypes: condition is bool; a and b have one dtype, which out has.
     """
-    check_tensor("prims.where", condition=condition)
     check(
         condition.dtype == torch.bool,
         lambda: f"prims.where: condition is {condition}, but must be bool; compare it with 0 first",
@@ -266,12 +267,9 @@ def _where_meta(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) ->
     return out
 
 
-where = make_prim("where", "where", meta=_where_meta)
-
-
-def _convert_meta(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
+@primitive()
+def convert_element_type(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
     """x with another dtype. Source: torch.Tensor.to."""
-    check_tensor("prims.convert_element_type", x=x)
     check(
         isinstance(dtype, torch.dtype),
         lambda: f"prims.convert_element_type: dtype is {dtype!r}, but must be a torch.dtype",
@@ -280,12 +278,9 @@ def _convert_meta(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
     return like(x, dtype=dtype)
 
 
-convert_element_type = make_prim("convert_element_type", "convert_element_type", meta=_convert_meta)
-
-
-def _device_put_meta(x: TensorProxy, device: torch.device, non_blocking: bool = False) -> TensorProxy:
+@primitive()
+def device_put(x: TensorProxy, device: torch.device, non_blocking: bool = False) -> TensorProxy:
     """x on another device. Source: torch.Tensor.to."""
-    check_tensor("prims.device_put", x=x)
     check(
         isinstance(device, torch.device),
         lambda: f"prims.device_put: device is {device!r}, but must be a torch.device",
@@ -294,21 +289,15 @@ def _device_put_meta(x: TensorProxy, device: torch.device, non_blocking: bool = 
     return current_trace().tensor(x.shape, x.dtype, device)
 
 
-device_put = make_prim("device_put", "device_put", meta=_device_put_meta)
-
-
-def _polygamma_meta(n: int, x: TensorProxy) -> TensorProxy:
-    """The derivative number n of digamma. Source: torch.polygamma.
+@primitive()
+def polygamma(n: int, x: TensorProxy) -> TensorProxy:
+    """Return the derivative number n of digamma. Source: torch.polygamma.
 
     Dtypes: x is floating point. Raises: RuntimeError for a negative n.
     """
-    check_tensor("prims.polygamma", x=x)
     check_dtype("prims.polygamma", x, FLOAT)
-    check(n >= 0, lambda: f"polygamma: n is {n}, but polygamma(n, x) does not support negative n", RuntimeError)
+    torch_check(n >= 0, lambda: f"polygamma: n is {n}, but polygamma(n, x) does not support negative n")
     return like(x)
-
-
-polygamma = make_prim("polygamma", "polygamma", meta=_polygamma_meta)
 
 
 # gradient rules
@@ -363,7 +352,7 @@ _UNARY_GRADIENTS: dict[Symbol, Callable[[TensorProxy, TensorProxy, TensorProxy],
 
 
 def i1_slope(x: TensorProxy, slope: Callable[[TensorProxy], TensorProxy]) -> TensorProxy:
-    """The slope as a function of 1 / x, which is 1/2 about 0; before 2.15, torch takes nan for 0."""
+    """Return the slope as a function of 1 / x, which is 1/2 about 0; before 2.15, torch takes nan for 0."""
     tiny = torch.finfo(x.dtype).eps
     is_large = abs(x) > tiny
     if TORCH >= (2, 15):
@@ -376,7 +365,7 @@ def conjugate(value: TensorProxy) -> TensorProxy: ...
 @overload
 def conjugate(value: Number) -> Number: ...
 def conjugate(value: TensorOrNumber) -> TensorOrNumber:
-    """The complex conjugate; a real value itself."""
+    """Return the complex conjugate; a real value itself."""
     if isinstance(value, TensorProxy):
         return conj(value) if value.dtype.is_complex else value
     return value.conjugate() if isinstance(value, complex) else value
@@ -396,11 +385,7 @@ for _prim, _gradient in _UNARY_GRADIENTS.items():
     register_unary(_prim, _gradient)
 
 
-@register_grad(conj)
-def _conj_grad(x: TensorProxy) -> TensorProxy:
-    out = conj(x)
-    put_grad(x, conj(get_grad(out)))
-    return out
+register_vjp(conj, x=lambda g: conj(g))
 
 
 def direction(x: TensorProxy) -> TensorProxy:
@@ -408,25 +393,10 @@ def direction(x: TensorProxy) -> TensorProxy:
     return sgn(x) if x.dtype.is_complex else sign(x)
 
 
-@register_grad(abs)
-def _abs_grad(x: TensorProxy) -> TensorProxy:
-    out = abs(x)
-    put_grad(x, get_grad(out) * direction(x))
-    return out
-
-
-@register_grad(real)
-def _real_grad(x: TensorProxy) -> TensorProxy:
-    out = real(x)
-    put_grad(x, get_grad(out))  # put_grad makes it complex
-    return out
-
-
-@register_grad(imag)
-def _imag_grad(x: TensorProxy) -> TensorProxy:
-    out = imag(x)
-    put_grad(x, get_grad(out) * 1j)
-    return out
+register_vjp(abs, x=lambda g, x: g * direction(x))
+# put_grad makes it complex
+register_vjp(real, x=lambda g: g)
+register_vjp(imag, x=lambda g: g * 1j)
 
 
 @register_grad(angle)
@@ -443,7 +413,7 @@ def _angle_grad(x: TensorProxy) -> TensorProxy:
 
 @register_grad(sgn)
 def _sgn_grad(x: TensorProxy) -> TensorProxy:
-    """What of the gradient is at a right angle to x, over |x|: the length of x does not matter."""
+    """Keep the part of the gradient at a right angle to x, over |x|: the length of x does not matter."""
     out = sgn(x)
     g = get_grad(out)
     across = (g - real(g * conj(out)) * out) / abs(x)
@@ -456,50 +426,16 @@ def zeros_like(x: TensorProxy) -> TensorProxy:
     return full(x.shape, 0, x.dtype, x.device)
 
 
-def _register_piecewise_constant(prim: Symbol) -> None:
-    """The rule of a prim that is constant almost everywhere: torch gives zeros, not None."""
-
-    @register_grad(prim)
-    def rule(x: TensorProxy) -> TensorProxy:
-        out = prim(x)
-        put_grad(x, zeros_like(get_grad(out)))
-        return out
-
-
+# constant almost everywhere: torch gives zeros, not None
 for _prim in (ceil, floor, round, sign, trunc):
-    _register_piecewise_constant(_prim)
+    register_vjp(_prim, x=lambda g: zeros_like(g))
 
 
-@register_grad(polygamma)
-def _polygamma_grad(n: int, x: TensorProxy) -> TensorProxy:
-    out = polygamma(n, x)
-    put_grad(x, get_grad(out) * polygamma(n + 1, x))
-    return out
-
-
-@register_grad(where)
-def _where_grad(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
-    out = where(condition, a, b)
-    g = get_grad(out)
-    if needs_grad(a):
-        put_grad(a, where(condition, g, 0))
-    if needs_grad(b):
-        put_grad(b, where(condition, 0, g))
-    return out
-
-
-@register_grad(convert_element_type)
-def _convert_grad(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
-    out = convert_element_type(x, dtype)
-    put_grad(x, get_grad(out))  # put_grad converts back
-    return out
-
-
-@register_grad(device_put)
-def _device_put_grad(x: TensorProxy, device: torch.device, non_blocking: bool = False) -> TensorProxy:
-    out = device_put(x, device, non_blocking)
-    put_grad(x, device_put(get_grad(out), x.device, non_blocking))
-    return out
+register_vjp(polygamma, x=lambda g, n, x: g * polygamma(n + 1, x))
+register_vjp(where, a=lambda g, condition: where(condition, g, 0), b=lambda g, condition: where(condition, 0, g))
+# put_grad converts back
+register_vjp(convert_element_type, x=lambda g: g)
+register_vjp(device_put, x=lambda g, x, non_blocking: device_put(g, x.device, non_blocking))
 
 
 # A binary derivative maps (a, b, out, g) to a pair of thunks, one per operand; None where torch has no gradient.
@@ -507,22 +443,17 @@ def _device_put_grad(x: TensorProxy, device: torch.device, non_blocking: bool = 
 BinaryDerivative = Callable[..., tuple[Callable | None, Callable | None]]
 
 
-def _no_derivative_meta(gradient: TensorProxy, of: str) -> TensorProxy:
-    """The gradient of what torch has no derivative of: raises NotImplementedError, as torch's backward does.
+@primitive(tags=[Tag.EFFECT, Tag.NOT_DIFFERENTIABLE])
+def no_derivative(gradient: TensorProxy, of: str) -> TensorProxy:
+    """Return the gradient of what torch has no derivative of: raises NotImplementedError, as torch's backward does.
 
     Source: torch.floor_divide's backward.
     """
-    check_tensor("prims.no_derivative", gradient=gradient)
     return like(gradient)
 
 
-no_derivative = make_prim(
-    "no_derivative", "no_derivative", meta=_no_derivative_meta, tags=[Tag.EFFECT, Tag.NOT_DIFFERENTIABLE]
-)
-
-
 def refuse_gradient(symbol: Symbol) -> None:
-    """Registers the rule of a prim whose results torch gives a history, though it has no derivative: the backward
+    """Register the rule of a prim whose results torch gives a history, though it has no derivative: the backward
     raises."""
 
     @register_grad(symbol)
@@ -536,7 +467,7 @@ def refuse_gradient(symbol: Symbol) -> None:
 
 
 def binary_rule(symbol: Symbol, derivative: BinaryDerivative) -> None:
-    """Registers the rule of a binary symbol from its derivative; where that is None, the backward raises."""
+    """Register the rule of a binary symbol from its derivative; where that is None, the backward raises."""
 
     @register_grad(symbol)
     def rule(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
@@ -551,7 +482,7 @@ def binary_rule(symbol: Symbol, derivative: BinaryDerivative) -> None:
 
 
 def log_of_number(number: Number) -> Number:
-    """The logarithm of a number; nan of a negative one, as torch has it."""
+    """Return the logarithm of a number; nan of a negative one, as torch has it."""
     if isinstance(number, complex):
         return cmath.log(number) if number else -math.inf
     return math.log(cast(float, number)) if number > 0 else -math.inf if number == 0 else math.nan
@@ -637,10 +568,7 @@ binary_derivatives: dict[Symbol, BinaryDerivative] = {
     heaviside: lambda a, b, out, g: (None, None),
     igamma: lambda a, b, out, g: (None, lambda: g * _igamma_slope(a, b)),
     igammac: lambda a, b, out, g: (None, lambda: -(g * _igamma_slope(a, b))),
-    zeta: lambda a, b, out, g: (
-        None,
-        lambda: g * -a * _next_zeta(a, b),
-    ),
+    zeta: lambda a, b, out, g: (None, lambda: g * -a * _next_zeta(a, b)),
 }
 
 for _prim, _derivative in binary_derivatives.items():

@@ -2,8 +2,8 @@
 
 import torch
 
-from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, check_tensor, known, like, make_prim, same
+from forge.ir import Dim, TensorProxy, get_grad, put_grad, register_grad
+from forge.prims.core import check_same_device, known, like, primitive, same, torch_check
 from forge.prims.creation import full
 from forge.prims.elementwise import FLOAT, check_dtype, no_derivative, refuse_gradient
 from forge.prims.library import make_library_prim
@@ -11,7 +11,7 @@ from forge.prims.shape import cat, diagonal_backward
 
 
 def mH(x: TensorProxy) -> TensorProxy:
-    """The conjugate transpose of each matrix."""
+    """Return the conjugate transpose of each matrix."""
     return x.mT.conj()
 
 
@@ -21,7 +21,7 @@ def diagonal_matrix(x: TensorProxy) -> TensorProxy:
 
 
 def identity_like(x: TensorProxy, length: Dim) -> TensorProxy:
-    """The identity matrix of x's dtype, on its device."""
+    """Return the identity matrix of x's dtype, on its device."""
     return diagonal_matrix(full((length,), 1, x.dtype, x.device))
 
 
@@ -33,7 +33,8 @@ def upper_and_half_diagonal(x: TensorProxy) -> TensorProxy:
 # triangular systems, in which the other rules are written
 
 
-def _solve_triangular_meta(
+@primitive()
+def linalg_solve_triangular(
     A: TensorProxy, B: TensorProxy, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> TensorProxy:
     """X with A @ X = B, or X @ A = B, of triangular A, of which the other triangle is not read.
@@ -46,31 +47,20 @@ def _solve_triangular_meta(
 
 
 def _solution(op: str, A: TensorProxy, B: TensorProxy, dim: int, equation: str) -> TensorProxy:
-    """What solves a system with batches of square matrices A, whose length is that of B's `dim`."""
-    check_tensor(op, A=A, B=B)
+    """Return the solution of a system with batches of square matrices A, whose length is that of B's `dim`."""
     for name, x in (("A", A), ("B", B)):
-        check(
+        torch_check(
             x.ndim >= 2,
             lambda name=name, x=x: f"{op}: The input tensor {name} must have at least 2 dimensions, but it is {x}",
-            RuntimeError,
         )
-    check(
-        A.dtype == B.dtype,
-        lambda: f"{op}: Expected A and B to have the same dtype, but they are {A} and {B}",
-        RuntimeError,
-    )
-    check(same(*A.shape[-2:]), lambda: f"{op}: A must be batches of square matrices, but it is {A}", RuntimeError)
-    check(
-        same(A.shape[-1], B.shape[dim]),
-        lambda: f"{op}: Incompatible shapes of A and B for {equation}: {A} and {B}",
-        RuntimeError,
+    torch_check(A.dtype == B.dtype, lambda: f"{op}: Expected A and B to have the same dtype, but they are {A} and {B}")
+    torch_check(same(*A.shape[-2:]), lambda: f"{op}: A must be batches of square matrices, but it is {A}")
+    torch_check(
+        same(A.shape[-1], B.shape[dim]), lambda: f"{op}: Incompatible shapes of A and B for {equation}: {A} and {B}"
     )
     check_dtype(op, A, FLOAT)
     check_same_device(op, A, B)
     return like(B, shape=(*torch.broadcast_shapes(A.shape[:-2], B.shape[:-2]), *B.shape[-2:]))
-
-
-linalg_solve_triangular = make_prim("linalg_solve_triangular", "linalg_solve_triangular", meta=_solve_triangular_meta)
 
 
 @register_grad(linalg_solve_triangular)
@@ -90,8 +80,7 @@ def _solve_triangular_grad(
 # A = L L^H
 
 linalg_cholesky_ex = make_library_prim(
-    torch.linalg.cholesky_ex,
-    "The Cholesky factor of positive definite matrices, and where each could not be factored.",
+    torch.linalg.cholesky_ex, "The Cholesky factor of positive definite matrices, and where each could not be factored."
 )
 
 
@@ -109,16 +98,14 @@ def _cholesky_ex_grad(
     return factor, info
 
 
-def _cholesky_solve_meta(B: TensorProxy, L: TensorProxy, upper: bool = False) -> TensorProxy:
+@primitive()
+def cholesky_solve(B: TensorProxy, L: TensorProxy, upper: bool = False) -> TensorProxy:
     """X with L @ L^H @ X = B, of a Cholesky factor L; for `upper`, with L^H @ L.
 
     Shapes: B (..., n, k), L (..., n, n); batch dims broadcast. Dtypes: one for both, floating point or complex.
     torch has no metadata of it for symbolic lengths. Source: torch.cholesky_solve.
     """
     return _solution("cholesky_solve", L, B, -2, "a system")
-
-
-cholesky_solve = make_prim("cholesky_solve", "cholesky_solve", meta=_cholesky_solve_meta)
 
 
 @register_grad(cholesky_solve)
@@ -147,8 +134,7 @@ def _cholesky_inverse_grad(L: TensorProxy, upper: bool = False) -> TensorProxy:
 # P^T A = L U
 
 lu_unpack = make_library_prim(
-    torch.lu_unpack,
-    "(P, L, U) of a compact LU factorization and its pivots; empty tensors for what is not asked for.",
+    torch.lu_unpack, "(P, L, U) of a compact LU factorization and its pivots; empty tensors for what is not asked for."
 )
 linalg_lu_factor_ex = make_library_prim(
     torch.linalg.lu_factor_ex,
@@ -163,12 +149,12 @@ def _lu_unpack_grad(
     P, L, U = lu_unpack(LU_data, LU_pivots, unpack_data, unpack_pivots)
     if unpack_data:
         rows, columns = LU_data.shape[-2:]
-        put_grad(LU_data, widened(get_grad(L).tril(-1), rows, columns))
-        put_grad(LU_data, widened(get_grad(U).triu(), rows, columns))
+        put_grad(LU_data, pad_matrices(get_grad(L).tril(-1), rows, columns))
+        put_grad(LU_data, pad_matrices(get_grad(U).triu(), rows, columns))
     return P, L, U
 
 
-def widened(x: TensorProxy, rows: Dim, columns: Dim) -> TensorProxy:
+def pad_matrices(x: TensorProxy, rows: Dim, columns: Dim) -> TensorProxy:
     """Matrices with zeros below and on the right, so that they have this many rows and columns."""
     for dim, length in ((x.ndim - 2, rows), (x.ndim - 1, columns)):
         if not known(x.shape[dim] == length):
@@ -179,7 +165,7 @@ def widened(x: TensorProxy, rows: Dim, columns: Dim) -> TensorProxy:
 
 
 def permutation_of(LU: TensorProxy, pivots: TensorProxy) -> TensorProxy:
-    """The permutation matrix P of A = P @ L @ U."""
+    """Return the permutation matrix P of A = P @ L @ U."""
     return lu_unpack(LU, pivots, False, True)[0]
 
 
@@ -271,7 +257,7 @@ def _qr_grad(A: TensorProxy, mode: str = "reduced") -> tuple[TensorProxy, Tensor
     gQ, gR = get_grad(Q), get_grad(R)
     rows, columns = A.shape[-2:]
     if mode == "r" or (mode == "complete" and not same(rows, columns) and rows > columns):
-        put_grad(A, widened(no_derivative(gR, f"linalg.qr with mode='{mode}'"), rows, columns))
+        put_grad(A, pad_matrices(no_derivative(gR, f"linalg.qr with mode='{mode}'"), rows, columns))
         return Q, R
     square, gR_square, right = R, gR, None
     if not same(rows, columns) and rows < columns:
@@ -284,23 +270,17 @@ def _qr_grad(A: TensorProxy, mode: str = "reduced") -> tuple[TensorProxy, Tensor
     return Q, R
 
 
-def _geqrf_meta(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """The QR factorization as LAPACK has it: R with Householder's vectors below its diagonal, and their factors.
+@primitive()
+def geqrf(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
+    """Return the QR factorization as LAPACK has it: R with Householder's vectors below its diagonal, and their factors.
 
     Shapes: (..., m, n), and out (..., m, n) and (..., min(m, n)). Dtypes: floating point or complex.
     Raises: RuntimeError on another rank; NotImplementedError on another dtype.
     """
-    check_tensor("geqrf", input=input)
-    check(
-        input.ndim >= 2,
-        lambda: f"geqrf: input must have at least 2 dimensions, but it is {input}",
-        RuntimeError,
-    )
+    torch_check(input.ndim >= 2, lambda: f"geqrf: input must have at least 2 dimensions, but it is {input}")
     check_dtype("geqrf", input, FLOAT)
     *batch, rows, columns = input.shape
     return like(input), like(input, shape=(*batch, torch.sym_min(rows, columns)))
 
-
-geqrf = make_prim("geqrf", "geqrf", meta=_geqrf_meta)
 
 refuse_gradient(geqrf)

@@ -8,29 +8,29 @@ to each other, under every normalization.
 import torch
 
 from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_tensor, like, make_prim
+from forge.prims.core import like, primitive, register_vjp
 from forge.prims.creation import iota
 from forge.prims.elementwise import COMPLEX, check_dtype
 from forge.prims.shape import pad, reshape
 
 
-def _c2c_meta(x: TensorProxy, dim: list[int], normalization: int, forward: bool) -> TensorProxy:
-    """The transform over `dim`: forward with e^(-2 pi i jk / n), else with e^(2 pi i jk / n).
+@primitive()
+def fft_c2c(x: TensorProxy, dim: list[int], normalization: int, forward: bool) -> TensorProxy:
+    """Return the transform over `dim`: forward with e^(-2 pi i jk / n), else with e^(2 pi i jk / n).
 
     Dtypes: complex, and out the same.
     """
-    check_tensor("prims.fft_c2c", x=x)
     check_dtype("prims.fft_c2c", x, COMPLEX)
     return like(x)
 
 
-def _r2c_meta(x: TensorProxy, dim: list[int], normalization: int, onesided: bool) -> TensorProxy:
-    """The forward transform of real numbers over `dim`.
+@primitive()
+def fft_r2c(x: TensorProxy, dim: list[int], normalization: int, onesided: bool) -> TensorProxy:
+    """Return the forward transform of real numbers over `dim`.
 
     Shapes: x's; onesided: the first half of dim[-1], n // 2 + 1 of n, which tells the other.
     Dtypes: floating point, and out the complex one of it.
     """
-    check_tensor("prims.fft_r2c", x=x)
     check(x.dtype.is_floating_point, lambda: f"prims.fft_r2c: x is {x}, but must be floating point", TypeError)
     shape = list(x.shape)
     if onesided:
@@ -38,33 +38,24 @@ def _r2c_meta(x: TensorProxy, dim: list[int], normalization: int, onesided: bool
     return like(x, shape=shape, dtype=x.dtype.to_complex())
 
 
-def _c2r_meta(x: TensorProxy, dim: list[int], normalization: int, last_dim_size: Dim) -> TensorProxy:
-    """The backward transform over `dim` whose result is real.
+@primitive()
+def fft_c2r(x: TensorProxy, dim: list[int], normalization: int, last_dim_size: Dim) -> TensorProxy:
+    """Return the backward transform over `dim` whose result is real.
 
     Shapes: x is the first half of what is transformed, out has last_dim_size in dim[-1].
     Dtypes: complex, and out that of the parts.
     """
-    check_tensor("prims.fft_c2r", x=x)
     check_dtype("prims.fft_c2r", x, COMPLEX)
     shape = [last_dim_size if i == dim[-1] else length for i, length in enumerate(x.shape)]
     return like(x, shape=shape, dtype=x.dtype.to_real())
 
 
-fft_c2c = make_prim("fft_c2c", "fft_c2c", meta=_c2c_meta)
-fft_r2c = make_prim("fft_r2c", "fft_r2c", meta=_r2c_meta)
-fft_c2r = make_prim("fft_c2r", "fft_c2r", meta=_c2r_meta)
-
-
-@register_grad(fft_c2c)
-def _c2c_grad(x: TensorProxy, dim: list[int], normalization: int, forward: bool) -> TensorProxy:
-    out = fft_c2c(x, dim, normalization, forward)
-    put_grad(x, fft_c2c(get_grad(out), dim, normalization, not forward))
-    return out
+register_vjp(fft_c2c, x=lambda g, dim, normalization, forward: fft_c2c(g, dim, normalization, not forward))
 
 
 @register_grad(fft_r2c)
 def _r2c_grad(x: TensorProxy, dim: list[int], normalization: int, onesided: bool) -> TensorProxy:
-    """Of the half that is not there the gradient is 0."""
+    """Take 0 for the gradient of the half that is not there."""
     out = fft_r2c(x, dim, normalization, onesided)
     g = get_grad(out)
     if onesided:
@@ -76,7 +67,8 @@ def _r2c_grad(x: TensorProxy, dim: list[int], normalization: int, onesided: bool
 
 @register_grad(fft_c2r)
 def _c2r_grad(x: TensorProxy, dim: list[int], normalization: int, last_dim_size: Dim) -> TensorProxy:
-    """What stands for its mirror image, too, counts twice: all but the first and, of an even length, the last."""
+    """Count what stands for its mirror image, too, twice: all but the first and, of an even length, the
+    last."""
     out = fft_c2r(x, dim, normalization, last_dim_size)
     half = fft_r2c(get_grad(out), dim, normalization, True)
     length = half.shape[dim[-1]]

@@ -9,8 +9,20 @@ from typing import NamedTuple
 import torch
 
 from forge.ir import Dim, Number, TensorProxy, check, get_grad, needs_grad, outside_regions, put_grad, register_grad
-from forge.prims.core import check_dim, check_same_device, check_tensor, known, like, make_prim, same
+from forge.prims.core import (
+    check_dim,
+    check_same_device,
+    check_tensor,
+    known,
+    like,
+    primitive,
+    register_vjp,
+    same,
+    torch_check,
+)
 from forge.prims.creation import full
+from forge.prims.elementwise import refuse_gradient
+from forge.prims.library import make_library_prim
 from forge.prims.shape import pad
 
 Indices = Sequence[TensorProxy | None]
@@ -18,7 +30,7 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 def check_index(op: str, index: TensorProxy) -> None:
-    """Raises IndexError unless `index` is an integer tensor that torch indexes with."""
+    """Raise IndexError unless `index` is an integer tensor that torch indexes with."""
     check_tensor(op, index=index)
     check(
         index.dtype in INDEX_DTYPES,
@@ -32,7 +44,8 @@ def _zeros(shape: Sequence[Dim], like: TensorProxy) -> TensorProxy:
 
 
 def indexed_shape(op: str, x: TensorProxy, indices: Indices) -> list[Dim]:
-    """The shape of x[indices]: the indices' common shape in the place of the indexed dims, in front if these are apart.
+    """Return the shape of x[indices]: the indices' common shape in the place of the indexed dims, in front if these are
+    apart.
 
     Source: numpy's advanced indexing.
     """
@@ -67,38 +80,34 @@ def _broadcast(op: str, shapes: Sequence[Sequence[Dim]]) -> list[Dim]:
     return result
 
 
-def _index_meta(x: TensorProxy, indices: Indices) -> TensorProxy:
+@primitive()
+def index(x: TensorProxy, indices: Indices) -> TensorProxy:
     """x[indices], where None takes a whole dim. Negative indices count from the end.
 
     Shapes: numpy's rule. Raises: IndexError. Source: aten.index.
     """
-    check_tensor("prims.index", x=x)
     for index in indices:
         if index is not None:
             check_index("prims.index", index)
     return like(x, shape=indexed_shape("prims.index", x, indices))
 
 
-index = make_prim("index", "index", meta=_index_meta)
-
-
 def has_mask(indices: Indices) -> bool:
-    """Whether one of the indices is a mask, so that how many elements it picks is not known."""
+    """Return whether one of the indices is a mask, so that how many elements it picks is not known."""
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
-def _index_put_meta(x: TensorProxy, indices: Indices, values: TensorProxy, accumulate: bool = False) -> TensorProxy:
+@primitive()
+def index_put(x: TensorProxy, indices: Indices, values: TensorProxy, accumulate: bool = False) -> TensorProxy:
     """x with x[indices] replaced by (with `accumulate`, increased by) values.
 
     Shapes: values broadcast to x[indices]'s. Masks may be among the indices, each for as many dims as it has.
     Dtypes: values have x's. Source: aten.index_put.
     """
     op = "prims.index_put"
-    check_tensor(op, x=x, values=values)
-    check(
+    torch_check(
         values.dtype == x.dtype,
         lambda: f"{op}: Index put requires the source and destination dtypes match, but x is {x} and values {values}",
-        RuntimeError,
     )
     if not has_mask(indices):
         for index in indices:
@@ -114,64 +123,52 @@ def _check_expands(op: str, values: TensorProxy, shape: Sequence[Dim]) -> None:
         known(length == 1) or same(length, wanted)
         for length, wanted in zip(reversed(values.shape), reversed(shape), strict=False)
     )
-    check(
+    torch_check(
         fits,
         lambda: (
             f"{op}: shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to "
             f"indexing result of shape {list(shape)}"
         ),
-        RuntimeError,
     )
 
 
-index_put = make_prim("index_put", "index_put", meta=_index_put_meta)
-
-
-def _index_sum_meta(g: TensorProxy, indices: Indices, shape: tuple[Dim, ...]) -> TensorProxy:
+@primitive()
+def index_sum(g: TensorProxy, indices: Indices, shape: tuple[Dim, ...]) -> TensorProxy:
     """g[indices], where masks may be among the indices, summed to `shape`: the gradient of index_put's values."""
-    check_tensor("prims.index_sum", g=g)
     return like(g, shape=shape)
 
 
-index_sum = make_prim("index_sum", "index_sum", meta=_index_sum_meta)
-
-
 def _check_along(op: str, x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | None = None) -> None:
-    """An index of x's rank that is nowhere longer than x off `dim`, nor than `src`."""
-    check_tensor(op, x=x)
+    """Check that an index has x's rank and is nowhere longer than x off `dim`, nor than `src`."""
     check_dim(op, dim, x.ndim)
-    check_tensor(op, index=index)
     if known(index.numel() == 0):  # of any dtype, as in torch
         return
-    check(
-        index.dtype in INDEX_DTYPES,
-        lambda: f"{op}: Expected dtype int32/int64 for index, but index is {index}",
-        RuntimeError,
+    torch_check(
+        index.dtype in INDEX_DTYPES, lambda: f"{op}: Expected dtype int32/int64 for index, but index is {index}"
     )
     for name, tensor in (("input", x), ("src", src)):
         if tensor is None:
             continue
-        check(
+        torch_check(
             max(index.ndim, 1) == max(tensor.ndim, 1),
             lambda name=name, tensor=tensor: (
                 f"{op}: Index tensor must have the same number of dimensions as {name} tensor, "
                 f"but index is {index} and {name} {tensor}"
             ),
-            RuntimeError,
         )
         for i, (ours, theirs) in enumerate(zip(index.shape, tensor.shape, strict=False)):
-            check(
+            torch_check(
                 (i == dim and tensor is x) or not known(ours > theirs),
                 lambda name=name, tensor=tensor, i=i: (
                     f"{op}: Expected index {index} to be no larger than {name} {tensor} apart from dimension {dim}; "
                     f"dimension {i} is"
                 ),
-                RuntimeError,
             )
     check_same_device(op, *[tensor for tensor in (x, index, src) if tensor is not None])
 
 
-def _gather_meta(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
+@primitive()
+def gather(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
     """out[i][j][k] = x[i][index[i][j][k]][k] for dim=1.
 
     Shapes: one rank; index is nowhere longer than x off `dim`; out has index's. Source: torch.gather.
@@ -180,10 +177,8 @@ def _gather_meta(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
     return like(x, shape=index.shape)
 
 
-gather = make_prim("gather", "gather", meta=_gather_meta)
-
-
-def _scatter_meta(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | Number) -> TensorProxy:
+@primitive()
+def scatter(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | Number) -> TensorProxy:
     """x with out[i][index[i][j][k]][k] = src[i][j][k] for dim=1; a number for every src element.
 
     Shapes: one rank; index is nowhere longer than src, nor than x off `dim`. Dtypes: one.
@@ -196,19 +191,17 @@ def _scatter_meta(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy
 
 
 def _check_one_dtype(op: str, x: TensorProxy, src: TensorProxy | None) -> None:
-    check(
+    torch_check(
         src is None or src.dtype == x.dtype,
         lambda: f"{op}: Expected self.dtype to be equal to src.dtype, but they are {x} and {src}",
-        RuntimeError,
     )
 
-
-scatter = make_prim("scatter", "scatter", meta=_scatter_meta)
 
 REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 
-def _scatter_reduce_meta(
+@primitive()
+def scatter_reduce(
     x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy, reduce: str, include_self: bool = True
 ) -> TensorProxy:
     """x with the elements of src that scatter puts in one place reduced together, and with x's own if include_self.
@@ -216,134 +209,88 @@ def _scatter_reduce_meta(
     Shapes, Dtypes: as scatter. Source: torch.scatter_reduce.
     """
     op = "prims.scatter_reduce"
-    check_tensor(op, src=src)
-    check(
+    torch_check(
         reduce in REDUCTIONS,
         lambda: f"{op}: reduce argument must be either sum, prod, mean, amax or amin, got {reduce}",
-        RuntimeError,
     )
     _check_along(op, x, dim, index, src)
     _check_one_dtype(op, x, src)
     return like(x)
 
 
-scatter_reduce = make_prim("scatter_reduce", "scatter_reduce", meta=_scatter_reduce_meta)
-
-
-def _masked_scatter_meta(x: TensorProxy, mask: TensorProxy, source: TensorProxy) -> TensorProxy:
+@primitive()
+def masked_scatter(x: TensorProxy, mask: TensorProxy, source: TensorProxy) -> TensorProxy:
     """x with the elements where mask is true replaced by source's, in order.
 
     Shapes: mask has x's. Dtypes: mask is bool; source has x's. Source: torch.masked_scatter.
     """
     op = "prims.masked_scatter"
-    check_tensor(op, x=x, mask=mask, source=source)
-    check(
-        mask.dtype == torch.bool,
-        lambda: f"{op}: expected mask dtype to be Bool but mask is {mask}",
-        RuntimeError,
-    )
-    check(
+    torch_check(mask.dtype == torch.bool, lambda: f"{op}: expected mask dtype to be Bool but mask is {mask}")
+    torch_check(
         x.dtype == source.dtype,
         lambda: f"{op}: expected self and source to have same dtypes but they are {x} and {source}",
-        RuntimeError,
     )
     return like(x)
 
 
-masked_scatter = make_prim("masked_scatter", "masked_scatter", meta=_masked_scatter_meta)
-
-
-def _masked_scatter_backward_meta(g: TensorProxy, mask: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
-    """The elements of g where mask is true, in order, then zeros, as `shape`. Source: aten.masked_scatter_backward."""
-    check_tensor("prims.masked_scatter_backward", g=g, mask=mask)
+@primitive()
+def masked_scatter_backward(g: TensorProxy, mask: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
+    """Return the elements of g where mask is true, in order, then zeros, as `shape`. Source:
+    aten.masked_scatter_backward."""
     return like(g, shape=shape)
 
 
-masked_scatter_backward = make_prim(
-    "masked_scatter_backward", "masked_scatter_backward", meta=_masked_scatter_backward_meta
-)
-
-
-def _embedding_meta(
-    weight: TensorProxy, indices: TensorProxy, padding_idx: int, scale_by_frequency: bool
-) -> TensorProxy:
-    """The rows of a table at `indices`; the other arguments are those of its gradient, embedding_backward.
+@primitive()
+def embedding(weight: TensorProxy, indices: TensorProxy, padding_idx: int, scale_by_frequency: bool) -> TensorProxy:
+    """Return the rows of a table at `indices`; the other arguments are those of its gradient, embedding_backward.
 
     Shapes: weight is (rows, features); out is indices' shape and then features. Source: torch.embedding.
     """
-    check_tensor("prims.embedding", weight=weight)
     check_index("prims.embedding", indices)
-    check(weight.ndim == 2, lambda: f"prims.embedding: 'weight' must be 2-D, but it is {weight}", RuntimeError)
+    torch_check(weight.ndim == 2, lambda: f"prims.embedding: 'weight' must be 2-D, but it is {weight}")
     return like(weight, shape=(*indices.shape, weight.shape[1]))
 
 
-embedding = make_prim("embedding", "embedding", meta=_embedding_meta)
-
-
-def _embedding_backward_meta(
+@primitive()
+def embedding_backward(
     g: TensorProxy, indices: TensorProxy, rows: Dim, padding_idx: int, scale_by_frequency: bool
 ) -> TensorProxy:
-    """The gradient of a table of `rows` rows from g, that of its rows at `indices`.
+    """Return the gradient of a table of `rows` rows from g, that of its rows at `indices`.
 
     padding_idx's row gets none (-1 is no row); scale_by_frequency divides a row's by its occurrences.
     Source: aten.embedding_dense_backward.
     """
-    check_tensor("prims.embedding_backward", g=g)
     check_index("prims.embedding_backward", indices)
     return like(g, shape=(rows, g.shape[-1]))
 
 
-embedding_backward = make_prim("embedding_backward", "embedding_backward", meta=_embedding_backward_meta)
-
-
-def _searchsorted_meta(sorted: TensorProxy, values: TensorProxy, right: bool, dtype: torch.dtype) -> TensorProxy:
-    """Where each value would be put in its ascending row of `sorted`, before equal ones, after them if `right`.
+@primitive()
+def searchsorted(sorted: TensorProxy, values: TensorProxy, right: bool, dtype: torch.dtype) -> TensorProxy:
+    """Return where each value would be put in its ascending row of `sorted`, before equal ones, after them if `right`.
 
     Shapes: sorted is 1-d or has the dims of values but the last; out has values'. Dtypes: out has `dtype`.
     Source: torch.searchsorted.
     """
-    check_tensor("prims.searchsorted", sorted=sorted, values=values)
-    check(
+    torch_check(
         sorted.ndim == 1 or (sorted.ndim == values.ndim and all(map(same, sorted.shape[:-1], values.shape[:-1]))),
         lambda: (
             "prims.searchsorted: boundaries tensor should be 1 dimension or the first N-1 dimensions of boundaries "
             f"tensor and input value tensor must match, but we got boundaries {sorted} and input value {values}"
         ),
-        RuntimeError,
     )
     return like(values, dtype=dtype)
-
-
-searchsorted = make_prim("searchsorted", "searchsorted", meta=_searchsorted_meta)
 
 
 # gradient rules
 
 
-@register_grad(index)
-def _index_grad(x: TensorProxy, indices: Indices) -> TensorProxy:
-    out = index(x, indices)
-    g = get_grad(out)
-    put_grad(x, index_put(_zeros(x.shape, g), indices, g, True))
-    return out
-
-
-@register_grad(index_put)
-def _index_put_grad(x: TensorProxy, indices: Indices, values: TensorProxy, accumulate: bool = False) -> TensorProxy:
-    out = index_put(x, indices, values, accumulate)
-    g = get_grad(out)
-    if needs_grad(x):
-        put_grad(x, g if accumulate else index_put(g, indices, _zeros((), g)))
-    if needs_grad(values):
-        put_grad(values, index_sum(g, indices, values.shape) if has_mask(indices) else index(g, indices))
-    return out
-
-
-@register_grad(index_sum)
-def _index_sum_grad(g: TensorProxy, indices: Indices, shape: tuple[Dim, ...]) -> TensorProxy:
-    out = index_sum(g, indices, shape)
-    put_grad(g, index_put(_zeros(g.shape, g), indices, get_grad(out), True))
-    return out
+register_vjp(index, x=lambda g, x, indices: index_put(_zeros(x.shape, g), indices, g, True))
+register_vjp(
+    index_put,
+    x=lambda g, indices, accumulate: g if accumulate else index_put(g, indices, _zeros((), g)),
+    values=lambda g, indices, values: index_sum(g, indices, values.shape) if has_mask(indices) else index(g, indices),
+)
+register_vjp(index_sum, g=lambda grad, g, indices: index_put(_zeros(g.shape, g), indices, grad, True))
 
 
 def scatter_add(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy) -> TensorProxy:
@@ -351,26 +298,15 @@ def scatter_add(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy) 
     return scatter_reduce(x, dim, index, src, "sum")
 
 
-@register_grad(gather)
-def _gather_grad(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
-    out = gather(x, dim, index)
-    g = get_grad(out)
-    put_grad(x, scatter_add(_zeros(x.shape, g), dim, index, g))
-    return out
+register_vjp(gather, x=lambda g, x, dim, index: scatter_add(_zeros(x.shape, g), dim, index, g))
+register_vjp(
+    scatter,
+    x=lambda g, dim, index: scatter(g, dim, index, 0),
+    src=lambda g, dim, index, src: _fit(gather(g, dim, index), src),
+)
 
 
-@register_grad(scatter)
-def _scatter_grad(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | Number) -> TensorProxy:
-    out = scatter(x, dim, index, src)
-    g = get_grad(out)
-    if needs_grad(x):
-        put_grad(x, scatter(g, dim, index, 0))
-    if needs_grad(src):
-        put_grad(src, _fitted(gather(g, dim, index), src))
-    return out
-
-
-def _fitted(x: TensorProxy, of: TensorProxy) -> TensorProxy:
+def _fit(x: TensorProxy, of: TensorProxy) -> TensorProxy:
     """x with the lengths of `of`: what of src an index that is smaller reads, or that gradient with zeros after it."""
     if x.ndim != of.ndim:  # an index without elements has any number of dims
         return full(of.shape, 0, x.dtype, x.device)
@@ -379,7 +315,7 @@ def _fitted(x: TensorProxy, of: TensorProxy) -> TensorProxy:
     return pad(x, tuple([(0, theirs - ours) for ours, theirs in zip(x.shape, of.shape, strict=True)]), 0)
 
 
-class _Reduced(NamedTuple):
+class _ScatterReduce(NamedTuple):
     """One scatter_reduce, and the gradient of its result."""
 
     g: TensorProxy
@@ -397,23 +333,23 @@ def _scatter_reduce_grad(
 ) -> TensorProxy:
     with outside_regions(reduce in ("amax", "amin")):
         out = scatter_reduce(x, dim, index, src, reduce, include_self)
-    read = _fitted(src, index)
-    of_x, of_src = _REDUCE_GRADS[reduce](_Reduced(get_grad(out), x, dim, index, read, out, include_self))
+    read = _fit(src, index)
+    of_x, of_src = _REDUCE_GRADS[reduce](_ScatterReduce(get_grad(out), x, dim, index, read, out, include_self))
     if needs_grad(x):
         put_grad(x, of_x() if include_self else scatter(of_x(), dim, index, 0))
     if needs_grad(src):
-        put_grad(src, _fitted(of_src(), src))
+        put_grad(src, _fit(of_src(), src))
     return out
 
 
 Thunks = tuple[Callable[[], TensorProxy], Callable[[], TensorProxy]]
 
 
-def _sum_grads(call: _Reduced) -> Thunks:
+def _sum_grads(call: _ScatterReduce) -> Thunks:
     return lambda: call.g, lambda: gather(call.g, call.dim, call.indices)
 
 
-def _mean_grads(call: _Reduced) -> Thunks:
+def _mean_grads(call: _ScatterReduce) -> Thunks:
     g, x, dim, index, src, _, include_self = call
     count = full(x.shape, 1 if include_self else 0, x.dtype, x.device)
     count = scatter_add(count, dim, index, full(src.shape, 1, x.dtype, x.device))
@@ -421,7 +357,7 @@ def _mean_grads(call: _Reduced) -> Thunks:
     return lambda: share, lambda: gather(share, dim, index)
 
 
-def _extremum_grads(call: _Reduced) -> Thunks:
+def _extremum_grads(call: _ScatterReduce) -> Thunks:
     """Ties share the gradient; x counts where it equals the result, included or not, as in torch."""
     g, x, dim, index, src, out, _ = call
     with outside_regions():
@@ -431,8 +367,8 @@ def _extremum_grads(call: _Reduced) -> Thunks:
     return lambda: from_x * share, lambda: from_src * gather(share, dim, index)
 
 
-def _prod_grads(call: _Reduced) -> Thunks:
-    """A zero in src takes the product of the others in its place; where there are two, all get 0."""
+def _prod_grads(call: _ScatterReduce) -> Thunks:
+    """Return a zero in src takes the product of the others in its place; where there are two, all get 0."""
     g, x, dim, index, src, out, include_self = call
     zero = src == 0
 
@@ -448,7 +384,7 @@ def _prod_grads(call: _Reduced) -> Thunks:
     return of_x, of_src
 
 
-_REDUCE_GRADS: dict[str, Callable[[_Reduced], Thunks]] = {
+_REDUCE_GRADS: dict[str, Callable[[_ScatterReduce], Thunks]] = {
     "sum": _sum_grads,
     "mean": _mean_grads,
     "prod": _prod_grads,
@@ -457,31 +393,18 @@ _REDUCE_GRADS: dict[str, Callable[[_Reduced], Thunks]] = {
 }
 
 
-@register_grad(masked_scatter)
-def _masked_scatter_grad(x: TensorProxy, mask: TensorProxy, source: TensorProxy) -> TensorProxy:
-    out = masked_scatter(x, mask, source)
-    g = get_grad(out)
-    if needs_grad(x):
-        put_grad(x, mask.where(0, g))
-    if needs_grad(source):
-        put_grad(source, masked_scatter_backward(g, mask, source.shape))
-    return out
-
-
-@register_grad(masked_scatter_backward)
-def _masked_scatter_backward_grad(g: TensorProxy, mask: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
-    out = masked_scatter_backward(g, mask, shape)
-    put_grad(g, masked_scatter(_zeros(g.shape, g), mask, get_grad(out)))
-    return out
-
-
-@register_grad(embedding)
-def _embedding_grad(
-    weight: TensorProxy, indices: TensorProxy, padding_idx: int, scale_by_frequency: bool
-) -> TensorProxy:
-    out = embedding(weight, indices, padding_idx, scale_by_frequency)
-    put_grad(weight, embedding_backward(get_grad(out), indices, weight.shape[0], padding_idx, scale_by_frequency))
-    return out
+register_vjp(
+    masked_scatter,
+    x=lambda g, mask: mask.where(0, g),
+    source=lambda g, mask, source: masked_scatter_backward(g, mask, source.shape),
+)
+register_vjp(masked_scatter_backward, g=lambda grad, g, mask: masked_scatter(_zeros(g.shape, g), mask, grad))
+register_vjp(
+    embedding,
+    weight=lambda g, weight, indices, padding_idx, scale_by_frequency: embedding_backward(
+        g, indices, weight.shape[0], padding_idx, scale_by_frequency
+    ),
+)
 
 
 @register_grad(embedding_backward)
@@ -497,3 +420,14 @@ def _embedding_backward_grad(
     again = index(get_grad(out), (indices,))
     put_grad(g, again if padding_idx < 0 else (indices == padding_idx).unsqueeze(-1).where(0, again))
     return out
+
+
+# rows that are kept short
+
+
+embedding_renorm = make_library_prim(
+    torch.ops.aten.embedding_renorm.default,
+    "The table with the rows that indices name scaled down to max_norm, where their norm is larger.",
+    name="embedding_renorm",
+)
+refuse_gradient(embedding_renorm)

@@ -27,7 +27,7 @@ _functions: dict[Symbol, Callable] = {}
 
 
 def make_library_prim(function: Callable, meaning: str, *, name: str = "", tags: Iterable[Tag] = ()) -> Symbol:
-    """A prim that is one function of torch and takes its arguments; it belongs to the file that calls this.
+    """Return a prim that is one function of torch and takes its arguments; it belongs to the file that calls this.
 
     name: where torch's own is taken or is that of an overload. Where a gradient flows through it, it needs a rule, as
     any prim does, or Tag.NOT_DIFFERENTIABLE where torch has none.
@@ -45,14 +45,14 @@ def make_library_prim(function: Callable, meaning: str, *, name: str = "", tags:
 
 
 def library_functions() -> dict[Symbol, Callable]:
-    """Every library prim with the function of torch that it is."""
+    """Return every library prim with the function of torch that it is."""
     return dict(_functions)
 
 
 @functools.cache
 def operator_symbol(operator: OpOverload) -> Symbol | None:
-    """The symbol of one of torch's own operators, which torch runs: for programs that torch differentiates, in which it
-    needs no gradient rule. None where its results are no new tensors, or where values decide their shapes."""
+    """Return the symbol of one of torch's own operators, which torch runs: for programs that torch differentiates, in
+    which it needs no gradient rule. None where its results are no new tensors, or where values decide their shapes."""
     schema = operator._schema
     tags = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
     aliases = any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
@@ -68,7 +68,7 @@ def operator_symbol(operator: OpOverload) -> Symbol | None:
 
 
 def _metadata(op: str, function: Callable, args: tuple, kwargs: dict) -> Any:
-    """What a function gives of tensors without values, as proxies of the current trace.
+    """Return a function's results for tensors without values, as proxies of the current trace.
 
     Raises: what torch raises; NotImplementedError where the result's shape depends on values.
     """
@@ -86,9 +86,9 @@ def _metadata(op: str, function: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def symbolic_dispatch(symbolic: bool) -> AbstractContextManager:
-    """Where lengths are symbolic, have torch's functions in Python run in place of those in C++ on tensors without
-    values. Those in C++ make integers of lengths: each is guarded, and a program compiled again for every length.
-    Dynamo traces so, too."""
+    """Where lengths are symbolic, have torch's functions in Python run in place of those in C++ on tensors
+    without values. Those in C++ make integers of lengths: each is guarded, and a program compiled again for every
+    length. Dynamo traces so, too."""
     return enable_python_dispatcher() if symbolic else nullcontext()
 
 
@@ -102,7 +102,7 @@ def without_values(tree: Any, **options: Any) -> Iterator[None]:
 
 
 def _shape_environment(tree: Any) -> Any:
-    """That of the symbols of which lengths and numbers in a nest are made; None where there are none."""
+    """Return the ShapeEnv of the first symbolic length or number in a nest, or None."""
     lengths = (length for leaf in leaves(tree) for length in _lengths(leaf))
     return next((each.node.shape_env for each in lengths if isinstance(each, SYMBOLIC_TYPES)), None)
 
@@ -126,7 +126,7 @@ def _plain(result: Any) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, torch does not log as an error what fails on tensors without values, nor what ends a graph of Dynamo's:
+    """Keep torch from logging as an error what fails on tensors without values, nor what ends a graph of Dynamo's:
     who asks deals with it."""
     before = [(log, log.disabled) for log in _LOGS]
     for log in _LOGS:

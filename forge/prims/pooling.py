@@ -3,73 +3,71 @@
 The dims before the windows are the batch and the channels; the batch may be missing.
 """
 
+import math
 import operator
 from collections.abc import Sequence
 
 import torch
 
-from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_tensor, known, like, make_prim
+from forge.ir import Dim, Symbol, TensorProxy, get_grad, put_grad, register_grad
+from forge.prims.core import known, like, primitive, register_vjp, torch_check
 from forge.prims.creation import full
-from forge.prims.indexing import gather
+from forge.prims.indexing import gather, scatter_reduce
+from forge.prims.library import make_library_prim
 from forge.prims.shape import reshape
+from forge.torch_internals.functions import nn_fractional_max_pool2d, nn_fractional_max_pool3d
 
 Lengths = tuple[Dim, ...]
 
 
 def _check_window(op: str, x: TensorProxy, **lists: Lengths) -> int:
-    """The number of dims that windows move over."""
+    """Return the number of dims that windows move over."""
     count = len(next(iter(lists.values())))
     _check_rank(op, x, count)
     for name, values in lists.items():
-        check(
+        torch_check(
             len(values) == count,
             lambda name=name, values=values: f"{op}: {name} is {values}, but must have {count} elements",
-            RuntimeError,
         )
-        check(
+        torch_check(
             name == "padding" or all(not known(value <= 0) for value in values),
             lambda name=name, values=values: f"{op}: {name} should be greater than zero, but got {values}",
-            RuntimeError,
         )
     _check_not_empty(op, x, x.ndim - count - 1)
     return count
 
 
 def _check_rank(op: str, x: TensorProxy, count: int) -> None:
-    """Raises RuntimeError unless x has `count` dims, channels and perhaps a batch."""
-    check_tensor(op, x=x)
-    check(
+    """Raise RuntimeError unless x has `count` dims, channels and perhaps a batch."""
+    torch_check(
         x.ndim in (count + 1, count + 2),
         lambda: f"{op}: Expected {count + 1}D or {count + 2}D (batch mode) tensor for input, but got {x}",
-        RuntimeError,
     )
 
 
 def _check_not_empty(op: str, x: TensorProxy, first: int) -> None:
-    """Raises RuntimeError where a dim of x, from the `first` on, is empty."""
-    check(
+    """Raise RuntimeError where a dim of x, from the `first` on, is empty."""
+    torch_check(
         not any(known(length == 0) for length in x.shape[first:]),
         lambda: f"{op}: Expected input with non-zero sizes from dim {first} on, but got {x}",
-        RuntimeError,
     )
 
 
 def _check_half(op: str, kernel_size: Lengths, padding: Lengths, dilation: Sequence[Dim]) -> None:
     for kernel, pad, step in zip(kernel_size, padding, dilation, strict=True):
         reach = (kernel - 1) * step + 1
-        check(
+        torch_check(
             not known(pad < 0) and not known(pad > reach // 2),
             lambda pad=pad, reach=reach: (
                 f"{op}: pad should be at least 0 and at most half of effective kernel size, "
                 f"but got pad={pad} and effective kernel size {reach}"
             ),
-            RuntimeError,
         )
 
 
 def window_count(length: Dim, kernel: Dim, stride: Dim, padding: Dim, dilation: Dim, ceil_mode: bool) -> Dim:
-    """How many windows fit; with ceil_mode also a last one that starts inside of the input or its left padding."""
+    """Return how many windows fit; with ceil_mode also a last one that starts inside of the input or its left
+    padding."""
     spare = length + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:
         return spare // stride + 1
@@ -89,10 +87,9 @@ def _pooled_shape(op: str, x: TensorProxy, lists: Sequence[Lengths], ceil_mode: 
         window_count(x.shape[x.ndim - count + i], kernel[i], stride[i], padding[i], dilation[i], ceil_mode)
         for i in range(count)
     ]
-    check(
+    torch_check(
         not any(known(length < 1) for length in lengths),
         lambda: f"{op}: Given input {x}, the calculated output size is {lengths}: Output size is too small",
-        RuntimeError,
     )
     return [*x.shape[: x.ndim - count], *lengths]
 
@@ -100,10 +97,12 @@ def _pooled_shape(op: str, x: TensorProxy, lists: Sequence[Lengths], ceil_mode: 
 # pooling
 
 
-def _max_pool_meta(
+@primitive()
+def max_pool(
     x: TensorProxy, kernel_size: Lengths, stride: Lengths, padding: Lengths, dilation: Lengths, ceil_mode: bool
 ) -> tuple[TensorProxy, TensorProxy]:
-    """The largest value of each window, nan if there is one, and its place in the input's window dims laid out as one.
+    """Return the largest value of each window, nan if there is one, and its place in the input's window dims laid out
+    as one.
 
     Source: torch.nn.functional.max_pool2d, return_indices=True.
     """
@@ -114,10 +113,8 @@ def _max_pool_meta(
     return like(x, shape=shape), like(x, shape=shape, dtype=torch.int64)
 
 
-max_pool = make_prim("max_pool", "max_pool", meta=_max_pool_meta)
-
-
-def _max_pool_backward_meta(
+@primitive()
+def max_pool_backward(
     g: TensorProxy,
     x: TensorProxy,
     kernel_size: Lengths,
@@ -127,16 +124,12 @@ def _max_pool_backward_meta(
     ceil_mode: bool,
     indices: TensorProxy,
 ) -> TensorProxy:
-    """The gradient of max_pool's input. Source: aten.max_pool2d_with_indices_backward."""
-    check_tensor("prims.max_pool_backward", g=g, x=x, indices=indices)
+    """Return the gradient of max_pool's input. Source: aten.max_pool2d_with_indices_backward."""
     return like(x)
 
 
-max_pool_backward = make_prim("max_pool_backward", "max_pool_backward", meta=_max_pool_backward_meta)
-
-
-def _taken(x: TensorProxy, indices: TensorProxy, count: int) -> TensorProxy:
-    """The elements of x at places in its last `count` dims laid out as one."""
+def _take(x: TensorProxy, indices: TensorProxy, count: int) -> TensorProxy:
+    """Return the elements of x at places in its last `count` dims laid out as one."""
     if known(indices.numel() == 0):
         return full(indices.shape, 0, x.dtype, x.device)
     before = x.shape[: x.ndim - count]
@@ -144,36 +137,15 @@ def _taken(x: TensorProxy, indices: TensorProxy, count: int) -> TensorProxy:
 
 
 def _flat(x: TensorProxy, before: Lengths) -> TensorProxy:
-    length: Dim = 1
-    for each in x.shape[len(before) :]:
-        length = length * each
-    return reshape(x, (*before, length))
+    return reshape(x, (*before, math.prod(x.shape[len(before) :])))
 
 
-@register_grad(max_pool_backward)
-def _max_pool_backward_grad(
-    g: TensorProxy,
-    x: TensorProxy,
-    kernel_size: Lengths,
-    stride: Lengths,
-    padding: Lengths,
-    dilation: Lengths,
-    ceil_mode: bool,
-    indices: TensorProxy,
-) -> TensorProxy:
-    out = max_pool_backward(g, x, kernel_size, stride, padding, dilation, ceil_mode, indices)
-    put_grad(g, _taken(get_grad(out), indices, len(kernel_size)))
-    return out
+register_vjp(max_pool_backward, g=lambda grad, kernel_size, indices: _take(grad, indices, len(kernel_size)))
+register_vjp(max_pool, x=lambda g, out, x, *how: max_pool_backward(g, x, *how, out[1]))
 
 
-@register_grad(max_pool)
-def _max_pool_grad(x: TensorProxy, *how: object) -> tuple[TensorProxy, TensorProxy]:
-    out, indices = max_pool(x, *how)
-    put_grad(x, max_pool_backward(get_grad(out), x, *how, indices))
-    return out, indices
-
-
-def _avg_pool_meta(
+@primitive()
+def avg_pool(
     x: TensorProxy,
     kernel_size: Lengths,
     stride: Lengths,
@@ -182,7 +154,7 @@ def _avg_pool_meta(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> TensorProxy:
-    """The sum of each window over its size (without padding unless count_include_pad), or over divisor_override.
+    """Return the sum of each window over its size (without padding unless count_include_pad), or over divisor_override.
 
     Source: torch.nn.functional.avg_pool2d.
     """
@@ -190,14 +162,12 @@ def _avg_pool_meta(
     _check_window(op, x, kernel_size=kernel_size, stride=stride, padding=padding)
     one = (1,) * len(kernel_size)
     _check_half(op, kernel_size, padding, one)
-    check(divisor_override != 0, lambda: f"{op}: divisor must be not zero", RuntimeError)
+    torch_check(divisor_override != 0, lambda: f"{op}: divisor must be not zero")
     return like(x, shape=_pooled_shape(op, x, (kernel_size, stride, padding, one), ceil_mode))
 
 
-avg_pool = make_prim("avg_pool", "avg_pool", meta=_avg_pool_meta)
-
-
-def _avg_pool_backward_meta(
+@primitive()
+def avg_pool_backward(
     g: TensorProxy,
     x: TensorProxy,
     kernel_size: Lengths,
@@ -207,77 +177,47 @@ def _avg_pool_backward_meta(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> TensorProxy:
-    """The gradient of avg_pool's input, of which only the shape is read. Source: aten.avg_pool2d_backward."""
-    check_tensor("prims.avg_pool_backward", g=g, x=x)
+    """Return the gradient of avg_pool's input, of which only the shape is read. Source: aten.avg_pool2d_backward."""
     return like(x)
 
 
-avg_pool_backward = make_prim("avg_pool_backward", "avg_pool_backward", meta=_avg_pool_backward_meta)
-
-
-@register_grad(avg_pool_backward)
-def _avg_pool_backward_grad(g: TensorProxy, x: TensorProxy, *how: object) -> TensorProxy:
-    out = avg_pool_backward(g, x, *how)
-    put_grad(g, avg_pool(get_grad(out), *how))
-    return out
-
-
-@register_grad(avg_pool)
-def _avg_pool_grad(x: TensorProxy, *how: object) -> TensorProxy:
-    out = avg_pool(x, *how)
-    put_grad(x, avg_pool_backward(get_grad(out), x, *how))
-    return out
+register_vjp(avg_pool_backward, g=lambda grad, x, *how: avg_pool(grad, *how))
+register_vjp(avg_pool, x=lambda g, x, *how: avg_pool_backward(g, x, *how))
 
 
 def _adaptive_shape(op: str, x: TensorProxy, output_size: Lengths) -> list[Dim]:
     count = len(output_size)
     _check_rank(op, x, count)
-    check(
+    torch_check(
         not any(known(length < 0) for length in output_size),
         lambda: f"{op}: elements of output_size must be greater than or equal to 0, but got {output_size}",
-        RuntimeError,
     )
     return [*x.shape[: x.ndim - count], *output_size]
 
 
-def _adaptive_avg_pool_meta(x: TensorProxy, output_size: Lengths) -> TensorProxy:
-    """The means of windows that make an output of `output_size`. Source: torch.nn.functional.adaptive_avg_pool2d."""
+@primitive()
+def adaptive_avg_pool(x: TensorProxy, output_size: Lengths) -> TensorProxy:
+    """Return the means of windows that make an output of `output_size`. Source:
+    torch.nn.functional.adaptive_avg_pool2d."""
     shape = _adaptive_shape("prims.adaptive_avg_pool", x, output_size)
     count = len(output_size)
     _check_not_empty("prims.adaptive_avg_pool", x, 1 if count == 3 else x.ndim - count)  # as torch's kernels do
     return like(x, shape=shape)
 
 
-adaptive_avg_pool = make_prim("adaptive_avg_pool", "adaptive_avg_pool", meta=_adaptive_avg_pool_meta)
-
-
-def _adaptive_avg_pool_backward_meta(g: TensorProxy, x: TensorProxy, output_size: Lengths) -> TensorProxy:
-    """The gradient of adaptive_avg_pool's input, of which only the shape is read."""
-    check_tensor("prims.adaptive_avg_pool_backward", g=g, x=x)
+@primitive()
+def adaptive_avg_pool_backward(g: TensorProxy, x: TensorProxy, output_size: Lengths) -> TensorProxy:
+    """Return the gradient of adaptive_avg_pool's input, of which only the shape is read."""
     return like(x)
 
 
-adaptive_avg_pool_backward = make_prim(
-    "adaptive_avg_pool_backward", "adaptive_avg_pool_backward", meta=_adaptive_avg_pool_backward_meta
-)
+register_vjp(adaptive_avg_pool_backward, g=lambda grad, output_size: adaptive_avg_pool(grad, output_size))
+register_vjp(adaptive_avg_pool, x=lambda g, x, output_size: adaptive_avg_pool_backward(g, x, output_size))
 
 
-@register_grad(adaptive_avg_pool_backward)
-def _adaptive_avg_pool_backward_grad(g: TensorProxy, x: TensorProxy, output_size: Lengths) -> TensorProxy:
-    out = adaptive_avg_pool_backward(g, x, output_size)
-    put_grad(g, adaptive_avg_pool(get_grad(out), output_size))
-    return out
-
-
-@register_grad(adaptive_avg_pool)
-def _adaptive_avg_pool_grad(x: TensorProxy, output_size: Lengths) -> TensorProxy:
-    out = adaptive_avg_pool(x, output_size)
-    put_grad(x, adaptive_avg_pool_backward(get_grad(out), x, output_size))
-    return out
-
-
-def _adaptive_max_pool_meta(x: TensorProxy, output_size: Lengths) -> tuple[TensorProxy, TensorProxy]:
-    """The largest values of windows that make an output of `output_size`, and their places.
+@primitive()
+def adaptive_max_pool(x: TensorProxy, output_size: Lengths) -> tuple[TensorProxy, TensorProxy]:
+    """Return the largest values of windows that make an output of `output_size`, and their places.
 
     Source: torch.nn.functional.adaptive_max_pool2d, return_indices=True.
     """
@@ -286,45 +226,24 @@ def _adaptive_max_pool_meta(x: TensorProxy, output_size: Lengths) -> tuple[Tenso
     return like(x, shape=shape), like(x, shape=shape, dtype=torch.int64)
 
 
-adaptive_max_pool = make_prim("adaptive_max_pool", "adaptive_max_pool", meta=_adaptive_max_pool_meta)
-
-
-def _adaptive_max_pool_backward_meta(
+@primitive()
+def adaptive_max_pool_backward(
     g: TensorProxy, x: TensorProxy, output_size: Lengths, indices: TensorProxy
 ) -> TensorProxy:
-    """The gradient of adaptive_max_pool's input. Source: aten.adaptive_max_pool2d_backward."""
-    check_tensor("prims.adaptive_max_pool_backward", g=g, x=x, indices=indices)
+    """Return the gradient of adaptive_max_pool's input. Source: aten.adaptive_max_pool2d_backward."""
     return like(x)
 
 
-adaptive_max_pool_backward = make_prim(
-    "adaptive_max_pool_backward", "adaptive_max_pool_backward", meta=_adaptive_max_pool_backward_meta
-)
-
-
-@register_grad(adaptive_max_pool_backward)
-def _adaptive_max_pool_backward_grad(
-    g: TensorProxy, x: TensorProxy, output_size: Lengths, indices: TensorProxy
-) -> TensorProxy:
-    out = adaptive_max_pool_backward(g, x, output_size, indices)
-    put_grad(g, _taken(get_grad(out), indices, len(output_size)))
-    return out
-
-
-@register_grad(adaptive_max_pool)
-def _adaptive_max_pool_grad(x: TensorProxy, output_size: Lengths) -> tuple[TensorProxy, TensorProxy]:
-    out, indices = adaptive_max_pool(x, output_size)
-    put_grad(x, adaptive_max_pool_backward(get_grad(out), x, output_size, indices))
-    return out, indices
+register_vjp(adaptive_max_pool_backward, g=lambda grad, output_size, indices: _take(grad, indices, len(output_size)))
+register_vjp(adaptive_max_pool, x=lambda g, out, x, output_size: adaptive_max_pool_backward(g, x, output_size, out[1]))
 
 
 # windows as columns
 
 
-def _im2col_meta(
-    x: TensorProxy, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
-) -> TensorProxy:
-    """Every window as a column.
+@primitive()
+def im2col(x: TensorProxy, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths) -> TensorProxy:
+    """Return every window as a column.
 
     Shapes: x (N, C, H, W) or without N; out (N, C * window, number of windows). Source: torch.nn.functional.unfold.
     """
@@ -335,60 +254,70 @@ def _im2col_meta(
     return like(x, shape=[*shape[:-3], shape[-3] * rows, columns])
 
 
-im2col = make_prim("im2col", "im2col", meta=_im2col_meta)
-
-
-def _col2im_meta(
+@primitive()
+def col2im(
     x: TensorProxy, output_size: Lengths, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
 ) -> TensorProxy:
-    """Columns added up where their windows were: the transpose of im2col. Source: torch.nn.functional.fold."""
+    """Add up columns where their windows were: the transpose of im2col. Source: torch.nn.functional.fold."""
     op = "prims.col2im"
-    check_tensor(op, x=x)
-    check(
-        x.ndim in (2, 3),
-        lambda: f"{op}: Expected 2D or 3D (batch mode) tensor for input, but got {x}",
-        RuntimeError,
-    )
+    torch_check(x.ndim in (2, 3), lambda: f"{op}: Expected 2D or 3D (batch mode) tensor for input, but got {x}")
     rows = kernel_size[0] * kernel_size[1]
-    check(
+    torch_check(
         not known(operator.mod(x.shape[-2], rows) != 0),
         lambda: (
             f"{op}: Expected size of input's dimension 1 to be divisible by the product of kernel_size "
             f"{kernel_size}, but got {x}"
         ),
-        RuntimeError,
     )
     blocks: Dim = 1
     for i in range(2):
         blocks = blocks * window_count(output_size[i], kernel_size[i], stride[i], padding[i], dilation[i], False)
-    check(
+    torch_check(
         not known(x.shape[-1] != blocks),
         lambda: (
             f"{op}: Given output_size={output_size}, kernel_size={kernel_size}, dilation={dilation}, "
             f"padding={padding} and stride={stride}, expected size of input's dimension 2 to match the calculated "
             f"number of sliding blocks, {blocks}, but got {x}"
         ),
-        RuntimeError,
     )
     return like(x, shape=[*x.shape[:-2], x.shape[-2] // rows, *output_size])
 
 
-col2im = make_prim("col2im", "col2im", meta=_col2im_meta)
+register_vjp(
+    im2col,
+    x=lambda g, x, kernel_size, dilation, padding, stride: col2im(
+        g, x.shape[-2:], kernel_size, dilation, padding, stride
+    ),
+)
+register_vjp(
+    col2im, x=lambda g, kernel_size, dilation, padding, stride: im2col(g, kernel_size, dilation, padding, stride)
+)
 
 
-@register_grad(im2col)
-def _im2col_grad(
-    x: TensorProxy, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
-) -> TensorProxy:
-    out = im2col(x, kernel_size, dilation, padding, stride)
-    put_grad(x, col2im(get_grad(out), x.shape[-2:], kernel_size, dilation, padding, stride))
-    return out
+# windows of random lengths
 
 
-@register_grad(col2im)
-def _col2im_grad(
-    x: TensorProxy, output_size: Lengths, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
-) -> TensorProxy:
-    out = col2im(x, output_size, kernel_size, dilation, padding, stride)
-    put_grad(x, im2col(get_grad(out), kernel_size, dilation, padding, stride))
-    return out
+fractional_max_pool2d = make_library_prim(
+    nn_fractional_max_pool2d, "The largest value of each window, and its place among all of its channel's."
+)
+fractional_max_pool3d = make_library_prim(
+    nn_fractional_max_pool3d, "The largest value of each window, and its place among all of its channel's."
+)
+
+
+def _register_fractional(prim: Symbol, count: int) -> None:
+    @register_grad(prim)
+    def rule(
+        x: TensorProxy, kernel_size: tuple[Dim, ...], output_size: tuple[Dim, ...], samples: TensorProxy
+    ) -> tuple[TensorProxy, TensorProxy]:
+        """Put each window's gradient at its place."""
+        out, indices = prim(x, kernel_size, output_size, samples)
+        before = x.shape[:-count]
+        zeros = reshape(full(x.shape, 0, x.dtype, x.device), (*before, math.prod(x.shape[-count:])))
+        places, g = (reshape(each, (*before, math.prod(out.shape[-count:]))) for each in (indices, get_grad(out)))
+        put_grad(x, reshape(scatter_reduce(zeros, len(before), places, g, "sum"), x.shape))
+        return out, indices
+
+
+_register_fractional(fractional_max_pool2d, 2)
+_register_fractional(fractional_max_pool3d, 3)

@@ -28,7 +28,7 @@ def log_normal_like(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def rrelu_slopes(x: torch.Tensor, lower: float, upper: float) -> torch.Tensor:
-    """What torch.rrelu multiplies x by in training."""
+    """Return the factors of x in torch.rrelu in training."""
     noise = torch.empty(x.shape, dtype=x.dtype, device=x.device)  # which torch fills row by row
     nn_rrelu_with_noise(x, noise, lower, upper, True)
     return noise

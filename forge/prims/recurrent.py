@@ -1,7 +1,7 @@
 """Recurrent layers: one layer in one direction, over a whole sequence."""
 
-from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, check_tensor, known, like, make_prim, same
+from forge.ir import Dim, TensorProxy, get_grad, put_grad, register_grad
+from forge.prims.core import check_same_device, check_tensor, known, like, primitive, same_shape, torch_check
 
 KINDS = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}  # how many times the state's length its weights have
 
@@ -10,8 +10,9 @@ Tensors = tuple[Optional, ...]
 LayerInputs = tuple[TensorProxy, TensorProxy, Optional, TensorProxy, TensorProxy, Optional, Optional, Optional]
 
 
-def _recurrent_layer_meta(kind: str, reverse: bool, inputs: LayerInputs) -> Tensors:
-    """(what the layer gives at each step, its state after the last step), of steps in order or in reverse.
+@primitive()
+def recurrent_layer(kind: str, reverse: bool, inputs: LayerInputs) -> Tensors:
+    """Return (the layer's outputs at each step, its state after the last step), of steps in order or in reverse.
 
     kind: a key of KINDS. inputs: (x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr), c an LSTM's alone; None is no bias and no
     projection.
@@ -24,19 +25,15 @@ def _recurrent_layer_meta(kind: str, reverse: bool, inputs: LayerInputs) -> Tens
     check_tensor(op, x=x, h=h, w_ih=w_ih, w_hh=w_hh)
     check_same_device(op, *(each for each in inputs if each is not None))
     for name, value, rank in (("x", x, 3), ("h", h, 2), ("w_ih", w_ih, 2), ("w_hh", w_hh, 2)):
-        check(
+        torch_check(
             value.ndim == rank,
             lambda name=name, value=value, rank=rank: f"{op}: {name} is {value}, but must have {rank} dims",
-            RuntimeError,
         )
-    check(
-        not known(x.shape[0] == 0), lambda: f"{op}: Expected sequence length to be larger than 0 in RNN", RuntimeError
-    )
-    check(
+    torch_check(not known(x.shape[0] == 0), lambda: f"{op}: Expected sequence length to be larger than 0 in RNN")
+    torch_check(
         all(each is None or each is c or each.dtype == x.dtype for each in inputs)
         and (x.dtype.is_floating_point or x.dtype.is_complex),
         lambda: f"{op}: all tensors must have one floating point or complex dtype, but they are {inputs}",
-        RuntimeError,
     )
     hidden = w_hh.shape[0] // KINDS[kind]
     wanted: dict[str, tuple[TensorProxy | None, tuple[Dim, ...]]] = {
@@ -48,21 +45,17 @@ def _recurrent_layer_meta(kind: str, reverse: bool, inputs: LayerInputs) -> Tens
         "b_hh": (b_hh, (KINDS[kind] * hidden,)),
     }
     for name, (tensor, shape) in wanted.items():
-        check(
-            tensor is None or (tensor.ndim == len(shape) and all(map(same, tensor.shape, shape))),
+        torch_check(
+            tensor is None or same_shape(tensor.shape, shape),
             lambda name=name, tensor=tensor, shape=shape: (
                 f"{op}: mat1 and mat2 shapes cannot be multiplied: {name} is {tensor}, but for {x} must be {shape}"
             ),
-            RuntimeError,
         )
     return like(x, shape=(*x.shape[:2], h.shape[1])), like(h), None if c is None else like(c, dtype=x.dtype)
 
 
-recurrent_layer = make_prim("recurrent_layer", "recurrent_layer", meta=_recurrent_layer_meta)
-
-
 def input_count(order: int) -> int:
-    """How many inputs a gradient of recurrent_layer has: those of what it is the gradient of, and its results'
+    """Return how many inputs a gradient of recurrent_layer has: those of what it is the gradient of, and its results'
     gradients."""
     counts = [8, 11]
     while len(counts) <= order:
@@ -70,15 +63,13 @@ def input_count(order: int) -> int:
     return counts[order]
 
 
-def _recurrent_gradient_meta(order: int, kind: str, reverse: bool, inputs: Tensors) -> Tensors:
-    """The gradients of a recurrent layer's inputs; of higher `order`, of those of its gradient's inputs.
+@primitive()
+def recurrent_gradient(order: int, kind: str, reverse: bool, inputs: Tensors) -> Tensors:
+    """Return the gradients of a recurrent layer's inputs; of higher `order`, of those of its gradient's inputs.
 
     inputs: those of the gradient of one order less (of the layer), and the gradients of its results.
     """
     return tuple(each if each is None else like(each) for each in inputs[: input_count(order - 1)])
-
-
-recurrent_gradient = make_prim("recurrent_gradient", "recurrent_gradient", meta=_recurrent_gradient_meta)
 
 
 def _put_gradients(order: int, kind: str, reverse: bool, inputs: Tensors, results: Tensors) -> None:

@@ -5,7 +5,7 @@ import math
 import torch
 
 from forge.ir import Symbol, Tag, TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
-from forge.prims.core import check_dim, check_dims, check_tensor, known, like, make_prim
+from forge.prims.core import check_dim, check_dims, known, like, make_prim, primitive, register_vjp, torch_check
 from forge.prims.creation import full, iota
 from forge.prims.elementwise import ANY, COUNTING, FLOAT, NUMERIC, REAL, Accepts, check_dtype, conjugate
 from forge.prims.indexing import scatter_reduce
@@ -17,7 +17,7 @@ def _reduced_shape(x: TensorProxy, dims: tuple[int, ...]) -> list:
 
 
 def check_not_empty(op: str, x: TensorProxy, dims: tuple[int, ...]) -> None:
-    """Raises IndexError, as torch does, when a reduction without an identity has nothing to reduce."""
+    """Raise IndexError, as torch does, when a reduction without an identity has nothing to reduce."""
     for dim in dims:
         check(
             x.ndim == 0 or not known(x.shape[dim] == 0),
@@ -32,7 +32,6 @@ def _reduction(
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-        check_tensor(op, x=x)
         check_dtype(op, x, accepts)
         dims = check_dims(op, dims, x.ndim)
         if not identity:
@@ -55,7 +54,6 @@ def _arg_extremum(name: str, meaning: str) -> Symbol:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dim: int) -> TensorProxy:
-        check_tensor(op, x=x)
         check_dtype(op, x, COUNTING)
         dim = check_dim(op, dim, x.ndim)
         check_not_empty(op, x, (dim,))
@@ -73,7 +71,6 @@ def _scan(name: str, meaning: str, accepts: Accepts) -> Symbol:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dim: int) -> TensorProxy:
-        check_tensor(op, x=x)
         check_dtype(op, x, accepts)
         check_dim(op, dim, x.ndim)
         return like(x)
@@ -87,13 +84,11 @@ cumprod = _scan("cumprod", "product", NUMERIC)
 logcumsumexp = _scan("logcumsumexp", "logarithm of the sum of the exponentials", FLOAT)
 
 
-def _cumprod_backward_meta(g: TensorProxy, x: TensorProxy, dim: int, out: TensorProxy) -> TensorProxy:
-    """The gradient of cumprod. Source: aten.cumprod_backward."""
-    check_tensor("prims.cumprod_backward", g=g, x=x, out=out)
+@primitive()
+def cumprod_backward(g: TensorProxy, x: TensorProxy, dim: int, out: TensorProxy) -> TensorProxy:
+    """Return the gradient of cumprod. Source: aten.cumprod_backward."""
     return like(x)
 
-
-cumprod_backward = make_prim("cumprod_backward", "cumprod_backward", meta=_cumprod_backward_meta)
 
 # values with their indices
 
@@ -106,7 +101,6 @@ def _selection(name: str, meaning: str, accepts: Accepts = REAL) -> Symbol:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
-        check_tensor(op, x=x)
         check_dtype(op, x, accepts)
         dim = check_dim(op, dim, x.ndim)
         check_not_empty(op, x, (dim,))
@@ -123,59 +117,45 @@ nanmedian = _selection("nanmedian", "the lower median of what is not nan", COUNT
 mode = _selection("mode", "the most frequent value")
 
 
-def _kthvalue_meta(x: TensorProxy, k: int, dim: int) -> tuple[TensorProxy, TensorProxy]:
-    """The k-th smallest element (from 1) along `dim` and its index. Source: torch.kthvalue."""
-    check_tensor("prims.kthvalue", x=x)
+@primitive()
+def kthvalue(x: TensorProxy, k: int, dim: int) -> tuple[TensorProxy, TensorProxy]:
+    """Return the k-th smallest element (from 1) along `dim` and its index. Source: torch.kthvalue."""
     dim = check_dim("prims.kthvalue", dim, x.ndim)
     length = x.shape[dim] if x.ndim else 1
-    check(
+    torch_check(
         known(k >= 1) and not known(k > length),
         lambda: f"kthvalue: selected number k out of range for dimension {dim}: k is {k}, x is {x}",
-        RuntimeError,
     )
     return _pair(x, _reduced_shape(x, (dim,)))
 
 
-kthvalue = make_prim("kthvalue", "kthvalue", meta=_kthvalue_meta)
-
-
-def _topk_meta(
+@primitive()
+def topk(
     x: TensorProxy, k: int, dim: int, largest: bool = True, sorted: bool = True
 ) -> tuple[TensorProxy, TensorProxy]:
-    """The k largest (or smallest) elements along `dim` and their indices. Source: torch.topk."""
-    check_tensor("prims.topk", x=x)
+    """Return the k largest (or smallest) elements along `dim` and their indices. Source: torch.topk."""
     check_dtype("prims.topk", x, COUNTING)
     dim = check_dim("prims.topk", dim, x.ndim)
     length = x.shape[dim] if x.ndim else 1
-    check(
+    torch_check(
         not known(k < 0) and not known(k > length),
         lambda: f"topk: selected index k out of range: k is {k}, dimension {dim} of {x} has length {length}",
-        RuntimeError,
     )
     return _pair(x, [k if i == dim else length for i, length in enumerate(x.shape)])
 
 
-topk = make_prim("topk", "topk", meta=_topk_meta)
-
-
-def _sort_meta(
-    x: TensorProxy, dim: int, descending: bool = False, stable: bool = False
-) -> tuple[TensorProxy, TensorProxy]:
-    """The elements in order along `dim` and their indices. Source: torch.sort."""
-    check_tensor("prims.sort", x=x)
+@primitive()
+def sort(x: TensorProxy, dim: int, descending: bool = False, stable: bool = False) -> tuple[TensorProxy, TensorProxy]:
+    """Return the elements in order along `dim` and their indices. Source: torch.sort."""
     check_dtype("prims.sort", x, REAL)
     check_dim("prims.sort", dim, x.ndim)
     return _pair(x, x.shape)
-
-
-sort = make_prim("sort", "sort", meta=_sort_meta)
 
 
 def _extremum_scan(name: str, meaning: str) -> Symbol:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
-        check_tensor(op, x=x)
         check_dtype(op, x, REAL)
         check_dim(op, dim, x.ndim)
         return _pair(x, x.shape)
@@ -190,38 +170,31 @@ cummax = _extremum_scan("cummax", "maximum")
 cummin = _extremum_scan("cummin", "minimum")
 
 
-def _histc_meta(x: TensorProxy, bins: int, min: float, max: float) -> TensorProxy:
-    """How many elements lie in each of `bins` equal parts of [min, max]. Source: torch.histc.
+@primitive(tags=[Tag.NOT_DIFFERENTIABLE])
+def histc(x: TensorProxy, bins: int, min: float, max: float) -> TensorProxy:
+    """Return how many elements lie in each of `bins` equal parts of [min, max]. Source: torch.histc.
 
     Dtypes: x is floating point; out has the same.
     """
-    check_tensor("prims.histc", x=x)
-    check(bins > 0, lambda: f"histc: bins must be > 0, but is {bins}", RuntimeError)
-    check(min <= max, lambda: f"histc: max must be larger than min, but they are {min} and {max}", RuntimeError)
+    torch_check(bins > 0, lambda: f"histc: bins must be > 0, but is {bins}")
+    torch_check(min <= max, lambda: f"histc: max must be larger than min, but they are {min} and {max}")
     return like(x, shape=(bins,))
-
-
-histc = make_prim("histc", "histc", meta=_histc_meta, tags=[Tag.NOT_DIFFERENTIABLE])
 
 
 # gradient rules
 
 
 def restore_dims(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """A value reduced over `dims` of x, repeated along them to x's shape."""
+    """Return a value reduced over `dims` of x, repeated along them to x's shape."""
     kept = tuple(dim for dim in range(x.ndim) if dim not in dims)
     return broadcast_in_dim(reduced, x.shape, kept) if x.ndim else reduced
 
 
-@register_grad(sum)
-def _sum_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    out = sum(x, dims)
-    put_grad(x, restore_dims(get_grad(out), x, dims))
-    return out
+register_vjp(sum, x=lambda g, x, dims: restore_dims(g, x, dims))
 
 
 def _product_before(x: TensorProxy, backwards: bool) -> TensorProxy:
-    """The product of the elements before (or after) each one along the last dim."""
+    """Return the product of the elements before (or after) each one along the last dim."""
     x = flip(x, (x.ndim - 1,)) if backwards else x
     edge = ((0, 0),) * (x.ndim - 1)
     shifted = pad(slice(x, x.ndim - 1, 0, x.shape[-1] - 1), (*edge, (1, 0)), 1)
@@ -231,7 +204,7 @@ def _product_before(x: TensorProxy, backwards: bool) -> TensorProxy:
 
 @register_grad(prod)
 def _prod_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """As torch's: the product is divided by each element; where there is a zero anywhere, the others are multiplied."""
+    """Divide the product by each element, as torch does; multiply the others where there is a zero anywhere."""
     out = prod(x, dims)
     g = get_grad(out)
     if not dims:
@@ -254,7 +227,7 @@ def _prod_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
 
 
 def _products_of_others(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """For each element, the product of the other ones over `dims`, without division."""
+    """Return for each element the product of the other ones over `dims`, without division."""
     kept = [dim for dim in range(x.ndim) if dim not in dims]
     rows = x.permute((*kept, *dims))
     count = math.prod(x.shape[dim] for dim in dims)
@@ -282,7 +255,7 @@ _register_extremum(amin)
 
 
 def _register_selection(prim: Symbol, *, reduces: bool) -> None:
-    """The gradient goes to where the value came from."""
+    """Register the rule that puts the gradient where the value came from."""
 
     @register_grad(prim)
     def rule(x: TensorProxy, *options: object) -> tuple[TensorProxy, TensorProxy]:
@@ -303,41 +276,23 @@ for _prim in (topk, sort):
     _register_selection(_prim, reduces=False)
 
 
-def _register_extremum_scan(prim: Symbol) -> None:
-    @register_grad(prim)
-    def rule(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
-        values, indices = prim(x, dim)
-        g = get_grad(values)
-        zeros = full(x.shape, 0, g.dtype, g.device)
-        put_grad(x, scatter_reduce(zeros, dim, indices, g, "sum"))
-        return values, indices
-
-
-_register_extremum_scan(cummax)
-_register_extremum_scan(cummin)
+for _prim in (cummax, cummin):
+    register_vjp(
+        _prim, x=lambda g, out, x, dim: scatter_reduce(full(x.shape, 0, g.dtype, g.device), dim, out[1], g, "sum")
+    )
 
 
 def _reversed_scan(prim: Symbol, g: TensorProxy, dim: int) -> TensorProxy:
     return flip(prim(flip(g, (dim,)), dim), (dim,)) if g.ndim else prim(g, dim)
 
 
-@register_grad(cumsum)
-def _cumsum_grad(x: TensorProxy, dim: int) -> TensorProxy:
-    out = cumsum(x, dim)
-    put_grad(x, _reversed_scan(cumsum, get_grad(out), dim))
-    return out
-
-
-@register_grad(cumprod)
-def _cumprod_grad(x: TensorProxy, dim: int) -> TensorProxy:
-    out = cumprod(x, dim)
-    put_grad(x, cumprod_backward(get_grad(out), x, dim, out))
-    return out
+register_vjp(cumsum, x=lambda g, dim: _reversed_scan(cumsum, g, dim))
+register_vjp(cumprod, x=lambda g, out, x, dim: cumprod_backward(g, x, dim, out))
 
 
 @register_grad(cumprod_backward)
 def _cumprod_backward_grad(g: TensorProxy, x: TensorProxy, dim: int, out: TensorProxy) -> TensorProxy:
-    """Of the products without each element in turn: of as many rows as there are elements, without division."""
+    """Differentiate the products without each element in turn, in as many rows as elements and without division."""
     result = cumprod_backward(g, x, dim, out)
     h = get_grad(result)
     if not x.ndim:  # the gradient is g itself
@@ -347,28 +302,28 @@ def _cumprod_backward_grad(g: TensorProxy, x: TensorProxy, dim: int, out: Tensor
     shape = (*[n for i, n in enumerate(x.shape) if i != dim], length, length)
     ends, rows = (*range(last - 1), last), tuple(range(last))
 
-    def moved(value: TensorProxy) -> TensorProxy:
+    def to_last(value: TensorProxy) -> TensorProxy:
         return value.permute([*[i for i in range(last) if i != dim], dim])
 
-    def back(value: TensorProxy) -> TensorProxy:
+    def from_last(value: TensorProxy) -> TensorProxy:
         return value.permute([*range(dim), last - 1, *range(dim, last - 1)])
 
     # row i is x with 1 in the place of element i, which out's elements from i on have as a factor
     position = iota(length, 0, 1, torch.int64, x.device)
     row = broadcast_in_dim(position, shape, (last - 1,))
     column = broadcast_in_dim(position, shape, (last,))
-    others = (row == column).where(1, broadcast_in_dim(moved(x), shape, ends))
+    others = (row == column).where(1, broadcast_in_dim(to_last(x), shape, ends))
     products = cumprod(others, last)
-    along = (column >= row).where(broadcast_in_dim(moved(h), shape, rows), 0)
-    put_grad(g, back(sum(along * products, (last - 1,))))
-    slopes = cumprod_backward(conjugate(along) * broadcast_in_dim(moved(g), shape, ends), others, last, products)
-    put_grad(x, back(sum((row == column).where(0, slopes), (last - 1,))))
+    along = (column >= row).where(broadcast_in_dim(to_last(h), shape, rows), 0)
+    put_grad(g, from_last(sum(along * products, (last - 1,))))
+    slopes = cumprod_backward(conjugate(along) * broadcast_in_dim(to_last(g), shape, ends), others, last, products)
+    put_grad(x, from_last(sum((row == column).where(0, slopes), (last - 1,))))
     return result
 
 
 @register_grad(logcumsumexp)
 def _logcumsumexp_grad(x: TensorProxy, dim: int) -> TensorProxy:
-    """In logarithms; positive and negative gradients apart where they are real."""
+    """Compute in logarithms; positive and negative gradients apart where they are real."""
     out = logcumsumexp(x, dim)
     g = get_grad(out)
     if not x.ndim:

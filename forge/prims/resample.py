@@ -3,7 +3,7 @@
 from enum import Enum
 
 from forge.ir import Dim, TensorProxy, check, end_grad, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, check_tensor, known, like, make_prim, same
+from forge.prims.core import check_same_device, known, like, primitive, register_vjp, same, torch_check
 
 Lengths = tuple[Dim, ...]
 
@@ -19,12 +19,9 @@ class Upsampling(Enum):
     CUBIC_ANTIALIAS = "cubic, antialias"
 
 
-def _upsample_meta(
-    x: TensorProxy,
-    mode: str,
-    output_size: Lengths,
-    align_corners: bool,
-    scales: tuple[float | None, ...],
+@primitive()
+def upsample(
+    x: TensorProxy, mode: str, output_size: Lengths, align_corners: bool, scales: tuple[float | None, ...]
 ) -> TensorProxy:
     """x's dims after the channels resized to `output_size`.
 
@@ -32,118 +29,79 @@ def _upsample_meta(
     Shapes: x (N, C, *lengths). Source: torch.nn.functional.interpolate.
     """
     op = "prims.upsample"
-    check_tensor(op, x=x)
     Upsampling(mode)
-    check(
+    torch_check(
         x.ndim == len(output_size) + 2,
         lambda: f"{op}: It is expected output_size equals to {x.ndim - 2}, but got {output_size} for {x}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         not any(known(length <= 0) for length in (*x.shape[1:], *output_size)),
         lambda: f"{op}: Input and output sizes should be greater than 0, but got input {x} and output {output_size}",
-        RuntimeError,
     )
     return like(x, shape=(*x.shape[:2], *output_size))
 
 
-upsample = make_prim("upsample", "upsample", meta=_upsample_meta)
-
-
-def _upsample_backward_meta(
+@primitive()
+def upsample_backward(
     g: TensorProxy, mode: str, input_size: Lengths, align_corners: bool, scales: tuple[float | None, ...]
 ) -> TensorProxy:
-    """The gradient of upsample's input, which has `input_size`. Source: aten.upsample_bilinear2d_backward."""
-    check_tensor("prims.upsample_backward", g=g)
+    """Return the gradient of upsample's input, which has `input_size`. Source: aten.upsample_bilinear2d_backward."""
     return like(g, shape=input_size)
 
 
-upsample_backward = make_prim("upsample_backward", "upsample_backward", meta=_upsample_backward_meta)
-
-
-@register_grad(upsample_backward)
-def _upsample_backward_grad(
-    g: TensorProxy, mode: str, input_size: Lengths, align_corners: bool, scales: tuple[float | None, ...]
-) -> TensorProxy:
-    out = upsample_backward(g, mode, input_size, align_corners, scales)
-    put_grad(g, upsample(get_grad(out), mode, g.shape[2:], align_corners, scales))
-    return out
-
-
-@register_grad(upsample)
-def _upsample_grad(
-    x: TensorProxy, mode: str, output_size: Lengths, align_corners: bool, scales: tuple[float | None, ...]
-) -> TensorProxy:
-    out = upsample(x, mode, output_size, align_corners, scales)
-    put_grad(x, upsample_backward(get_grad(out), mode, x.shape, align_corners, scales))
-    return out
+register_vjp(
+    upsample_backward,
+    g=lambda grad, g, mode, align_corners, scales: upsample(grad, mode, g.shape[2:], align_corners, scales),
+)
+register_vjp(
+    upsample, x=lambda g, x, mode, align_corners, scales: upsample_backward(g, mode, x.shape, align_corners, scales)
+)
 
 
 # padding
 
 
-def _pad_edges_meta(x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
+@primitive()
+def pad_edges(x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
     """x's last dims widened by its own values: mirrored at the edge (mode "reflect") or the edge's (mode "replicate").
 
     padding: (before, after) of the last dim, then of the one before it, …
     Source: torch.nn.functional.pad.
     """
     op = "prims.pad_edges"
-    check_tensor(op, x=x)
     check(mode in ("reflect", "replicate"), lambda: f"{op}: mode is {mode!r}, but must be 'reflect' or 'replicate'")
     count = len(padding) // 2
-    check(
+    torch_check(
         len(padding) % 2 == 0 and 1 <= count <= 3 and x.ndim in (count + 1, count + 2),
         lambda: (
             f"{op}: padding {padding} does not go with {x}: it must name the last 1 to 3 dims, which one or two "
             "dims stand before"
         ),
-        RuntimeError,
     )
     shape = list(x.shape)
     for i in range(count):
         dim, before, after = x.ndim - 1 - i, padding[2 * i], padding[2 * i + 1]
-        check(
+        torch_check(
             mode == "replicate" or not (known(before >= shape[dim]) or known(after >= shape[dim])),
             lambda dim=dim, before=before, after=after: (
                 f"{op}: Padding size should be less than the corresponding "
                 f"input dimension, but got: padding ({before}, {after}) at dimension {dim} of input {x}"
             ),
-            RuntimeError,
         )
         shape[dim] = shape[dim] + before + after
-        check(
-            not known(shape[dim] < 1),
-            lambda: f"{op}: padding {padding} leaves a dim of {x} no elements",
-            RuntimeError,
-        )
+        torch_check(not known(shape[dim] < 1), lambda: f"{op}: padding {padding} leaves a dim of {x} no elements")
     return like(x, shape=shape)
 
 
-pad_edges = make_prim("pad_edges", "pad_edges", meta=_pad_edges_meta)
-
-
-def _pad_edges_backward_meta(g: TensorProxy, x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
-    """The gradient of pad_edges' input, of which only the shape is read. Source: aten.reflection_pad2d_backward."""
-    check_tensor("prims.pad_edges_backward", g=g, x=x)
+@primitive()
+def pad_edges_backward(g: TensorProxy, x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
+    """Return the gradient of pad_edges' input, of which only the shape is read. Source:
+    aten.reflection_pad2d_backward."""
     return like(x)
 
 
-pad_edges_backward = make_prim("pad_edges_backward", "pad_edges_backward", meta=_pad_edges_backward_meta)
-
-
-@register_grad(pad_edges_backward)
-def _pad_edges_backward_grad(g: TensorProxy, x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
-    out = pad_edges_backward(g, x, padding, mode)
-    put_grad(g, pad_edges(get_grad(out), padding, mode))
-    return out
-
-
-@register_grad(pad_edges)
-def _pad_edges_grad(x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
-    out = pad_edges(x, padding, mode)
-    put_grad(x, pad_edges_backward(get_grad(out), x, padding, mode))
-    return out
+register_vjp(pad_edges_backward, g=lambda grad, padding, mode: pad_edges(grad, padding, mode))
+register_vjp(pad_edges, x=lambda g, x, padding, mode: pad_edges_backward(g, x, padding, mode))
 
 
 # grids
@@ -152,7 +110,8 @@ def _pad_edges_grad(x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
 _NEAREST = 1
 
 
-def _grid_sampler_meta(
+@primitive()
+def grid_sampler(
     x: TensorProxy, grid: TensorProxy, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> TensorProxy:
     """x's values at the places that the grid names, in [-1, 1] from edge to edge.
@@ -162,40 +121,31 @@ def _grid_sampler_meta(
     Source: torch.nn.functional.grid_sample.
     """
     op = "prims.grid_sampler"
-    check_tensor(op, x=x, grid=grid)
     check_same_device(op, x, grid)
-    check(
+    torch_check(
         x.ndim in (4, 5) and grid.ndim == x.ndim,
         lambda: f"{op}: Expected 4D or 5D input and grid with same number of dimensions, but got {x} and {grid}",
-        RuntimeError,
     )
-    check(
-        x.dtype == grid.dtype,
-        lambda: f"{op}: expected input and grid to have same dtype, but got {x} and {grid}",
-        RuntimeError,
+    torch_check(
+        x.dtype == grid.dtype, lambda: f"{op}: expected input and grid to have same dtype, but got {x} and {grid}"
     )
-    check(
+    torch_check(
         same(x.shape[0], grid.shape[0]),
         lambda: f"{op}: expected grid and input to have same batch size, but got {x} and {grid}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         same(grid.shape[-1], x.ndim - 2),
         lambda: f"{op}: expected grid to have size {x.ndim - 2} in last dimension, but got {grid}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         interpolation_mode != 2 or x.ndim == 4,
         lambda: f"{op}: bicubic interpolation only supports 4D input, but got {x}",
-        RuntimeError,
     )
     return like(x, shape=(*x.shape[:2], *grid.shape[1:-1]))
 
 
-grid_sampler = make_prim("grid_sampler", "grid_sampler", meta=_grid_sampler_meta)
-
-
-def _grid_sampler_backward_meta(
+@primitive()
+def grid_sampler_backward(
     g: TensorProxy,
     x: TensorProxy,
     grid: TensorProxy,
@@ -204,28 +154,20 @@ def _grid_sampler_backward_meta(
     align_corners: bool,
     output_mask: tuple[bool, bool],
 ) -> tuple[TensorProxy | None, TensorProxy]:
-    """The gradients of x (None where output_mask[0] is False) and grid. Source: aten.grid_sampler_2d_backward."""
-    check_tensor("prims.grid_sampler_backward", g=g, x=x, grid=grid)
+    """Return the gradients of x (None where output_mask[0] is False) and grid. Source:
+    aten.grid_sampler_2d_backward."""
     return like(x) if output_mask[0] else None, like(grid)
 
 
-grid_sampler_backward = make_prim("grid_sampler_backward", "grid_sampler_backward", meta=_grid_sampler_backward_meta)
-
-
-def _grid_sampler_double_backward_meta(
+@primitive()
+def grid_sampler_double_backward(
     of_x: TensorProxy | None, of_grid: TensorProxy, g: TensorProxy, x: TensorProxy, grid: TensorProxy, *how: object
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
-    """The gradients of g, x and grid from those of grid_sampler_backward's results; how: its other arguments.
+    """Return the gradients of g, x and grid from those of grid_sampler_backward's results; how: its other arguments.
 
     Source: the derivative of aten.grid_sampler_2d_backward.
     """
-    check_tensor("prims.grid_sampler_double_backward", of_grid=of_grid, g=g, x=x, grid=grid)
     return like(g), like(x), like(grid)
-
-
-grid_sampler_double_backward = make_prim(
-    "grid_sampler_double_backward", "grid_sampler_double_backward", meta=_grid_sampler_double_backward_meta
-)
 
 
 @register_grad(grid_sampler_backward)
@@ -253,37 +195,21 @@ def _grid_sampler_grad(x: TensorProxy, grid: TensorProxy, *how: object) -> Tenso
     return out
 
 
-def _affine_grid_meta(theta: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
-    """The grid of places that affine maps send the places of an output of `size` to.
+@primitive()
+def affine_grid(theta: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
+    """Return the grid of places that affine maps send the places of an output of `size` to.
 
     Shapes: theta (N, rank, rank + 1), size (N, C, *lengths); out (N, *lengths, rank).
     Source: torch.nn.functional.affine_grid.
     """
-    check_tensor("prims.affine_grid", theta=theta)
     return like(theta, shape=(size[0], *size[2:], len(size) - 2))
 
 
-affine_grid = make_prim("affine_grid", "affine_grid", meta=_affine_grid_meta)
-
-
-def _affine_grid_backward_meta(g: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
-    """The gradient of affine_grid's theta. Source: aten.affine_grid_generator_backward."""
-    check_tensor("prims.affine_grid_backward", g=g)
+@primitive()
+def affine_grid_backward(g: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
+    """Return the gradient of affine_grid's theta. Source: aten.affine_grid_generator_backward."""
     return like(g, shape=(size[0], len(size) - 2, len(size) - 1))
 
 
-affine_grid_backward = make_prim("affine_grid_backward", "affine_grid_backward", meta=_affine_grid_backward_meta)
-
-
-@register_grad(affine_grid_backward)
-def _affine_grid_backward_grad(g: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
-    out = affine_grid_backward(g, size, align_corners)
-    put_grad(g, affine_grid(get_grad(out), size, align_corners))
-    return out
-
-
-@register_grad(affine_grid)
-def _affine_grid_grad(theta: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
-    out = affine_grid(theta, size, align_corners)
-    put_grad(theta, affine_grid_backward(get_grad(out), size, align_corners))
-    return out
+register_vjp(affine_grid_backward, g=lambda grad, size, align_corners: affine_grid(grad, size, align_corners))
+register_vjp(affine_grid, theta=lambda g, size, align_corners: affine_grid_backward(g, size, align_corners))

@@ -6,51 +6,53 @@ from typing import Any
 import torch
 
 from forge.ir import Dim, Symbol, Tag, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_dim, check_dims, check_same_device, check_tensor, known, like, make_prim, same
+from forge.prims.core import (
+    check_dim,
+    check_dims,
+    check_same_device,
+    known,
+    like,
+    primitive,
+    register_vjp,
+    same,
+    torch_check,
+)
 from forge.prims.creation import full
 
 
-def _reshape_meta(x: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
+@primitive()
+def reshape(x: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
     """x's elements in row-major order with another shape.
 
     Shapes: as many elements as x. Source: torch.reshape, without -1.
     """
-    check_tensor("prims.reshape", x=x)
     out = like(x, shape=shape)
-    check(
+    torch_check(
         same(x.numel(), out.numel()),
         lambda: f"prims.reshape: shape '{list(shape)}' is invalid for input of size {x.numel()} ({x})",
-        RuntimeError,
     )
     return out
 
 
-reshape = make_prim("reshape", "reshape", meta=_reshape_meta)
-
-
-def _permute_meta(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
+@primitive(tags=[Tag.VIEW])
+def permute(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
     """out's dim i is x's dim dims[i].
 
     Shapes: dims is a permutation of x's dims. Source: torch.permute.
     """
-    check_tensor("prims.permute", x=x)
-    check(
+    torch_check(
         sorted(dims) == list(range(x.ndim)),
         lambda: f"prims.permute: dims {tuple(dims)} are not a permutation of the {x.ndim} dims of {x}",
-        RuntimeError,
     )
     return like(x, shape=[x.shape[dim] for dim in dims])
 
 
-permute = make_prim("permute", "permute", meta=_permute_meta, tags=[Tag.VIEW])
-
-
-def _broadcast_in_dim_meta(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[int, ...]) -> TensorProxy:
+@primitive(tags=[Tag.VIEW])
+def broadcast_in_dim(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[int, ...]) -> TensorProxy:
     """x repeated to `shape`: x's dim i becomes out's dim dims[i], where its length is shape's or 1.
 
     Source: jax.lax.broadcast_in_dim.
     """
-    check_tensor("prims.broadcast_in_dim", x=x)
     check(
         len(dims) == x.ndim and list(dims) == sorted(set(dims)) and all(0 <= dim < len(shape) for dim in dims),
         lambda: f"prims.broadcast_in_dim: dims {tuple(dims)} do not place the {x.ndim} dims of {x} in {tuple(shape)}",
@@ -66,15 +68,12 @@ def _broadcast_in_dim_meta(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[i
     return like(x, shape=shape)
 
 
-broadcast_in_dim = make_prim("broadcast_in_dim", "broadcast_in_dim", meta=_broadcast_in_dim_meta, tags=[Tag.VIEW])
-
-
-def _slice_meta(x: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> TensorProxy:
+@primitive(tags=[Tag.VIEW])
+def slice(x: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> TensorProxy:
     """x[start:stop:step] along one dim, 0 <= start <= stop <= its length.
 
     Source: jax.lax.slice_in_dim.
     """
-    check_tensor("prims.slice", x=x)
     check_dim("prims.slice", dim, x.ndim)
     check(step > 0, lambda: f"prims.slice: step is {step}, but must be positive", ValueError)
     return like(x, shape=_slice_shape(x.shape, dim, start, stop, step))
@@ -85,37 +84,31 @@ def _slice_shape(shape: Sequence[Dim], dim: int, start: Dim, stop: Dim, step: in
     return [*shape[:dim], length, *shape[dim + 1 :]]
 
 
-slice = make_prim("slice", "slice", meta=_slice_meta, tags=[Tag.VIEW])
-
-
-def _squeeze_meta(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
+@primitive(tags=[Tag.VIEW])
+def squeeze(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
     """x without `dims`, whose length is 1."""
-    check_tensor("prims.squeeze", x=x)
     check_dims("prims.squeeze", dims, x.ndim)
     for dim in dims:
         check(same(x.shape[dim], 1), lambda dim=dim: f"prims.squeeze: dim {dim} of {x} is not of length 1")
     return like(x, shape=[length for dim, length in enumerate(x.shape) if dim not in dims])
 
 
-squeeze = make_prim("squeeze", "squeeze", meta=_squeeze_meta, tags=[Tag.VIEW])
-
-
-def _cat_meta(tensors: Sequence[TensorProxy], dim: int) -> TensorProxy:
-    """The tensors one after another along `dim`.
+@primitive()
+def cat(tensors: Sequence[TensorProxy], dim: int) -> TensorProxy:
+    """Return the tensors one after another along `dim`.
 
     Shapes: one rank and equal lengths off `dim`. Dtypes: one.
     """
-    check(len(tensors) > 0, lambda: "prims.cat: expected a non-empty list of tensors", RuntimeError)
+    torch_check(len(tensors) > 0, lambda: "prims.cat: expected a non-empty list of tensors")
     first = tensors[0]
     check_dim("prims.cat", dim, first.ndim)
     for tensor in tensors[1:]:
-        check(
+        torch_check(
             tensor.ndim == first.ndim
             and all(same(a, b) for i, (a, b) in enumerate(zip(tensor.shape, first.shape, strict=True)) if i != dim),
             lambda tensor=tensor: (
                 f"prims.cat: Sizes of tensors must match except in dimension {dim}: {tensor} does not go with {first}"
             ),
-            RuntimeError,
         )
         check(
             tensor.dtype == first.dtype,
@@ -129,51 +122,38 @@ def _cat_meta(tensors: Sequence[TensorProxy], dim: int) -> TensorProxy:
     return like(first, shape=shape)
 
 
-cat = make_prim("cat", "cat", meta=_cat_meta)
-
-
-def _pad_meta(x: TensorProxy, padding: tuple[tuple[Dim, Dim], ...], value: Any) -> TensorProxy:
+@primitive()
+def pad(x: TensorProxy, padding: tuple[tuple[Dim, Dim], ...], value: Any) -> TensorProxy:
     """x with `value` before and after each dim: padding[i] is (before, after) for dim i; a negative one crops.
 
     Source: torch.nn.functional.pad in constant mode.
     """
-    check_tensor("prims.pad", x=x)
     check(len(padding) == x.ndim, lambda: f"prims.pad: padding {padding} has not one pair for each dim of {x}")
     shape = [length + before + after for length, (before, after) in zip(x.shape, padding, strict=True)]
     for dim, length in enumerate(shape):
-        check(
+        torch_check(
             not known(length < 0),
             lambda dim=dim: f"prims.pad: padding {padding} leaves dim {dim} of {x} a negative length",
-            RuntimeError,
         )
     return like(x, shape=shape)
 
 
-pad = make_prim("pad", "pad", meta=_pad_meta)
-
-
-def _flip_meta(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
+@primitive()
+def flip(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
     """x with the order of the elements along `dims` reversed."""
-    check_tensor("prims.flip", x=x)
     check_dims("prims.flip", dims, x.ndim)
     return like(x)
 
 
-flip = make_prim("flip", "flip", meta=_flip_meta)
-
-
-def _clone_meta(x: TensorProxy, memory_format: torch.memory_format = torch.preserve_format) -> TensorProxy:
-    """A copy of x in memory of its own."""
-    check_tensor("prims.clone", x=x)
+@primitive()
+def clone(x: TensorProxy, memory_format: torch.memory_format = torch.preserve_format) -> TensorProxy:
+    """Return a copy of x in memory of its own."""
     return like(x)
 
 
-clone = make_prim("clone", "clone", meta=_clone_meta)
-
-
-def _contiguous_meta(x: TensorProxy, memory_format: torch.memory_format = torch.contiguous_format) -> TensorProxy:
+@primitive()
+def contiguous(x: TensorProxy, memory_format: torch.memory_format = torch.contiguous_format) -> TensorProxy:
     """x, or a copy of it, laid out in `memory_format`. Source: torch.Tensor.contiguous."""
-    check_tensor("prims.contiguous", x=x)
     check(
         isinstance(memory_format, torch.memory_format),
         lambda: f"prims.contiguous: memory_format is {memory_format!r}, but must be a torch.memory_format",
@@ -182,19 +162,14 @@ def _contiguous_meta(x: TensorProxy, memory_format: torch.memory_format = torch.
     return like(x)
 
 
-contiguous = make_prim("contiguous", "contiguous", meta=_contiguous_meta)
-
-
-def _detach_meta(x: TensorProxy) -> TensorProxy:
+@primitive(tags=[Tag.VIEW, Tag.NOT_DIFFERENTIABLE])
+def detach(x: TensorProxy) -> TensorProxy:
     """x, through which no gradient flows. Source: torch.Tensor.detach."""
-    check_tensor("prims.detach", x=x)
     return like(x)
 
 
-detach = make_prim("detach", "detach", meta=_detach_meta, tags=[Tag.VIEW, Tag.NOT_DIFFERENTIABLE])
-
-
-def _view_scatter_meta(
+@primitive()
+def view_scatter(
     x: TensorProxy, y: TensorProxy, view: Symbol, args: tuple, kwargs: dict, index: int | None = None
 ) -> TensorProxy:
     """x with the elements that view(x, *args, **kwargs) shows replaced by y's.
@@ -202,19 +177,15 @@ def _view_scatter_meta(
     Shapes: y has the shape of that view, or of its output number `index`; out has x's.
     Dtypes: y has the view's, out has x's. Source: torch.slice_scatter, for any view.
     """
-    check_tensor("prims.view_scatter", x=x, y=y)
     return like(x)
 
 
-view_scatter = make_prim("view_scatter", "view_scatter", meta=_view_scatter_meta)
-
-
-def _slice_scatter_meta(x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> TensorProxy:
+@primitive()
+def slice_scatter(x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> TensorProxy:
     """x with x[start:stop:step] along dim replaced by y.
 
     Shapes: y has that slice's; out has x's. Dtypes: one. Source: torch.slice_scatter.
     """
-    check_tensor("prims.slice_scatter", x=x, y=y)
     check(x.dtype == y.dtype, lambda: f"prims.slice_scatter: y is {y}, but must have the dtype of {x}", TypeError)
     check(x.ndim == y.ndim, lambda: f"prims.slice_scatter: y is {y}, but must have the rank of {x}")
     for i, (length, wanted) in enumerate(zip(y.shape, _slice_shape(x.shape, dim, start, stop, step), strict=True)):
@@ -225,15 +196,12 @@ def _slice_scatter_meta(x: TensorProxy, y: TensorProxy, dim: int, start: Dim, st
     return like(x)
 
 
-slice_scatter = make_prim("slice_scatter", "slice_scatter", meta=_slice_scatter_meta)
-
-
-def _diagonal_meta(x: TensorProxy, offset: Dim, dim1: int, dim2: int) -> TensorProxy:
-    """The elements of x whose index along dim2 is the one along dim1 plus `offset`.
+@primitive(tags=[Tag.VIEW])
+def diagonal(x: TensorProxy, offset: Dim, dim1: int, dim2: int) -> TensorProxy:
+    """Return the elements of x whose index along dim2 is the one along dim1 plus `offset`.
 
     Shapes: out has x's other dims, then the diagonal. Source: torch.diagonal.
     """
-    check_tensor("prims.diagonal", x=x)
     check_dims("prims.diagonal", (dim1, dim2), x.ndim)
     rows, columns = x.shape[dim1], x.shape[dim2]
     length = torch.sym_min(rows, columns - offset) if offset >= 0 else torch.sym_min(rows + offset, columns)
@@ -241,57 +209,35 @@ def _diagonal_meta(x: TensorProxy, offset: Dim, dim1: int, dim2: int) -> TensorP
     return like(x, shape=[*rest, torch.sym_max(length, 0)])
 
 
-diagonal = make_prim("diagonal", "diagonal", meta=_diagonal_meta, tags=[Tag.VIEW])
-
-
-def _diagonal_backward_meta(g: TensorProxy, shape: tuple[Dim, ...], offset: Dim, dim1: int, dim2: int) -> TensorProxy:
+@primitive()
+def diagonal_backward(g: TensorProxy, shape: tuple[Dim, ...], offset: Dim, dim1: int, dim2: int) -> TensorProxy:
     """Zeros of `shape` with g on the diagonal. Source: aten.diagonal_backward."""
-    check_tensor("prims.diagonal_backward", g=g)
     return like(g, shape=shape)
 
 
-diagonal_backward = make_prim("diagonal_backward", "diagonal_backward", meta=_diagonal_backward_meta)
-
-
-def _windows_meta(x: TensorProxy, dim: int, size: Dim, step: Dim) -> TensorProxy:
-    """Every window of `size` elements along `dim`, one each `step`.
+@primitive(tags=[Tag.VIEW])
+def windows(x: TensorProxy, dim: int, size: Dim, step: Dim) -> TensorProxy:
+    """Return every window of `size` elements along `dim`, one each `step`.
 
     Shapes: dim counts the windows, a new last dim is inside them. Source: torch.Tensor.unfold.
     """
-    check_tensor("prims.windows", x=x)
     check_dim("prims.windows", dim, x.ndim)
     shape = list(x.shape)
     shape[dim] = (shape[dim] - size) // step + 1
     return like(x, shape=[*shape, size])
 
 
-windows = make_prim("windows", "windows", meta=_windows_meta, tags=[Tag.VIEW])
-
-
-def _windows_backward_meta(g: TensorProxy, shape: tuple[Dim, ...], dim: int, size: Dim, step: Dim) -> TensorProxy:
+@primitive()
+def windows_backward(g: TensorProxy, shape: tuple[Dim, ...], dim: int, size: Dim, step: Dim) -> TensorProxy:
     """Zeros of `shape` to which every window of g is added. Source: aten.unfold_backward."""
-    check_tensor("prims.windows_backward", g=g)
     return like(g, shape=shape)
-
-
-windows_backward = make_prim("windows_backward", "windows_backward", meta=_windows_backward_meta)
 
 
 # gradient rules
 
 
-@register_grad(reshape)
-def _reshape_grad(x: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
-    out = reshape(x, shape)
-    put_grad(x, reshape(get_grad(out), x.shape))
-    return out
-
-
-@register_grad(permute)
-def _permute_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    out = permute(x, dims)
-    put_grad(x, permute(get_grad(out), tuple(sorted(range(len(dims)), key=dims.__getitem__))))
-    return out
+register_vjp(reshape, x=lambda g, x: reshape(g, x.shape))
+register_vjp(permute, x=lambda g, dims: permute(g, tuple(sorted(range(len(dims)), key=dims.__getitem__))))
 
 
 @register_grad(broadcast_in_dim)
@@ -307,38 +253,17 @@ def _broadcast_in_dim_grad(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[i
     return out
 
 
-@register_grad(slice)
-def _slice_grad(x: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> TensorProxy:
-    out = slice(x, dim, start, stop, step)
-    put_grad(x, slice_backward(get_grad(out), x.shape, dim, start, stop, step))
-    return out
-
-
-def _slice_backward_meta(
+@primitive()
+def slice_backward(
     g: TensorProxy, shape: tuple[Dim, ...], dim: int, start: Dim, stop: Dim, step: int = 1
 ) -> TensorProxy:
     """Zeros of `shape` with g at [start:stop:step] along dim. Source: aten.slice_backward."""
-    check_tensor("prims.slice_backward", g=g)
     return like(g, shape=shape)
 
 
-slice_backward = make_prim("slice_backward", "slice_backward", meta=_slice_backward_meta)
-
-
-@register_grad(slice_backward)
-def _slice_backward_grad(
-    g: TensorProxy, shape: tuple[Dim, ...], dim: int, start: Dim, stop: Dim, step: int = 1
-) -> TensorProxy:
-    out = slice_backward(g, shape, dim, start, stop, step)
-    put_grad(g, slice(get_grad(out), dim, start, stop, step))
-    return out
-
-
-@register_grad(squeeze)
-def _squeeze_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    out = squeeze(x, dims)
-    put_grad(x, reshape(get_grad(out), x.shape))
-    return out
+register_vjp(slice, x=lambda g, x, dim, start, stop, step: slice_backward(g, x.shape, dim, start, stop, step))
+register_vjp(slice_backward, g=lambda grad, dim, start, stop, step: slice(grad, dim, start, stop, step))
+register_vjp(squeeze, x=lambda g, x: reshape(g, x.shape))
 
 
 @register_grad(cat)
@@ -353,32 +278,10 @@ def _cat_grad(tensors: Sequence[TensorProxy], dim: int) -> TensorProxy:
     return out
 
 
-@register_grad(pad)
-def _pad_grad(x: TensorProxy, padding: tuple[tuple[Dim, Dim], ...], value: Any) -> TensorProxy:
-    out = pad(x, padding, value)
-    put_grad(x, pad(get_grad(out), tuple((-before, -after) for before, after in padding), 0))
-    return out
-
-
-@register_grad(flip)
-def _flip_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    out = flip(x, dims)
-    put_grad(x, flip(get_grad(out), dims))
-    return out
-
-
-@register_grad(clone)
-def _clone_grad(x: TensorProxy, memory_format: torch.memory_format = torch.preserve_format) -> TensorProxy:
-    out = clone(x, memory_format)
-    put_grad(x, get_grad(out))
-    return out
-
-
-@register_grad(contiguous)
-def _contiguous_grad(x: TensorProxy, memory_format: torch.memory_format = torch.contiguous_format) -> TensorProxy:
-    out = contiguous(x, memory_format)
-    put_grad(x, get_grad(out))
-    return out
+register_vjp(pad, x=lambda g, padding: pad(g, tuple((-before, -after) for before, after in padding), 0))
+register_vjp(flip, x=lambda g, dims: flip(g, dims))
+register_vjp(clone, x=lambda g: g)
+register_vjp(contiguous, x=lambda g: g)
 
 
 @register_grad(view_scatter)
@@ -398,39 +301,12 @@ def _zeros(shape: Sequence[Dim], g: TensorProxy) -> TensorProxy:
     return full(tuple(shape), 0, g.dtype, g.device)
 
 
-@register_grad(slice_scatter)
-def _slice_scatter_grad(x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> TensorProxy:
-    out = slice_scatter(x, y, dim, start, stop, step)
-    g = get_grad(out)
-    put_grad(y, slice(g, dim, start, stop, step))
-    if needs_grad(x):
-        put_grad(x, slice_scatter(g, _zeros(y.shape, g), dim, start, stop, step))
-    return out
-
-
-@register_grad(diagonal)
-def _diagonal_grad(x: TensorProxy, offset: Dim, dim1: int, dim2: int) -> TensorProxy:
-    out = diagonal(x, offset, dim1, dim2)
-    put_grad(x, diagonal_backward(get_grad(out), x.shape, offset, dim1, dim2))
-    return out
-
-
-@register_grad(diagonal_backward)
-def _diagonal_backward_grad(g: TensorProxy, shape: tuple[Dim, ...], offset: Dim, dim1: int, dim2: int) -> TensorProxy:
-    out = diagonal_backward(g, shape, offset, dim1, dim2)
-    put_grad(g, diagonal(get_grad(out), offset, dim1, dim2))
-    return out
-
-
-@register_grad(windows)
-def _windows_grad(x: TensorProxy, dim: int, size: Dim, step: Dim) -> TensorProxy:
-    out = windows(x, dim, size, step)
-    put_grad(x, windows_backward(get_grad(out), x.shape, dim, size, step))
-    return out
-
-
-@register_grad(windows_backward)
-def _windows_backward_grad(g: TensorProxy, shape: tuple[Dim, ...], dim: int, size: Dim, step: Dim) -> TensorProxy:
-    out = windows_backward(g, shape, dim, size, step)
-    put_grad(g, windows(get_grad(out), dim, size, step))
-    return out
+register_vjp(
+    slice_scatter,
+    y=lambda g, dim, start, stop, step: slice(g, dim, start, stop, step),
+    x=lambda g, y, dim, start, stop, step: slice_scatter(g, _zeros(y.shape, g), dim, start, stop, step),
+)
+register_vjp(diagonal, x=lambda g, x, offset, dim1, dim2: diagonal_backward(g, x.shape, offset, dim1, dim2))
+register_vjp(diagonal_backward, g=lambda grad, offset, dim1, dim2: diagonal(grad, offset, dim1, dim2))
+register_vjp(windows, x=lambda g, x, dim, size, step: windows_backward(g, x.shape, dim, size, step))
+register_vjp(windows_backward, g=lambda grad, dim, size, step: windows(grad, dim, size, step))

@@ -3,7 +3,7 @@
 import torch
 
 from forge.ir import TensorProxy, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import same
+from forge.prims.core import same_shape
 from forge.prims.factorizations import mH
 from forge.prims.library import make_library_prim
 from forge.prims.shape import cat
@@ -24,14 +24,14 @@ linalg_solve_ex = make_library_prim(
 
 
 def has_vectors(A: TensorProxy, B: TensorProxy) -> bool:
-    """Whether the right-hand side of a system is one vector for each matrix, as torch.linalg.solve reads it."""
+    """Return whether the right-hand side of a system is one vector for each matrix, as torch.linalg.solve reads it."""
     if B.ndim == 1:
         return True
-    return A.ndim - 1 == B.ndim and all(map(same, A.shape[:-1], B.shape))
+    return same_shape(A.shape[:-1], B.shape)
 
 
 def solution_gradient(of_B: TensorProxy, X: TensorProxy, vectors: bool, left: bool) -> TensorProxy:
-    """The gradient of A from that of B, where A @ X = B, or X @ A = B."""
+    """Return the gradient of A from that of B, where A @ X = B, or X @ A = B."""
     if vectors:
         of_B, X = of_B.unsqueeze(-1), X.unsqueeze(-1)
     return -(of_B @ mH(X) if left else mH(X) @ of_B)
@@ -57,7 +57,7 @@ linalg_matrix_exp = make_library_prim(torch.linalg.matrix_exp, "The exponential 
 
 @register_grad(linalg_matrix_exp)
 def _matrix_exp_grad(A: TensorProxy) -> TensorProxy:
-    """The derivative in a direction is a block of the exponential of a block matrix.
+    """Return the derivative in a direction is a block of the exponential of a block matrix.
 
     Source: R. Mathias, A chain rule for matrix functions and applications, SIAM J. Matrix Anal. Appl. 17 (1996).
     """

@@ -49,14 +49,14 @@ for _name, _meaning in POLYNOMIALS.items():
 
 
 _GRADIENTS: dict[str, Callable[[TensorProxy, TensorProxy, TensorProxy], TensorProxy]] = {
-    "modified_bessel_i0": lambda g, x, out: g * _modified("i1", x),
-    "modified_bessel_i1": lambda g, x, out: g * i1_slope(x, lambda over_x: _modified("i0", x) - out * over_x),
-    "modified_bessel_k0": lambda g, x, out: g * -_modified("k1", x),
-    "modified_bessel_k1": lambda g, x, out: g * -(_modified("k0", x) + out / x),
+    "modified_bessel_i0": lambda g, x, out: g * _modified_bessel("i1", x),
+    "modified_bessel_i1": lambda g, x, out: g * i1_slope(x, lambda over_x: _modified_bessel("i0", x) - out * over_x),
+    "modified_bessel_k0": lambda g, x, out: g * -_modified_bessel("k1", x),
+    "modified_bessel_k1": lambda g, x, out: g * -(_modified_bessel("k0", x) + out / x),
 }
 
 
-def _modified(order: str, x: TensorProxy) -> TensorProxy:
+def _modified_bessel(order: str, x: TensorProxy) -> TensorProxy:
     return globals()[f"modified_bessel_{order}"](x)
 
 

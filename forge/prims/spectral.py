@@ -8,34 +8,27 @@ that of the vectors, which equal values make infinite.
 import torch
 
 from forge.ir import Tag, TensorProxy, get_grad, put_grad, register_grad
-from forge.prims.core import check_tensor, like, make_prim, same
+from forge.prims.core import like, primitive, register_vjp, same
 from forge.prims.elementwise import imag
 from forge.prims.factorizations import diagonal_matrix, identity_like, mH
 from forge.prims.library import make_library_prim
 from forge.prims.solvers import linalg_solve_ex
 
 
-def _check_phase_meta(gradient: TensorProxy, phase: TensorProxy, op: str) -> TensorProxy:
-    """The gradient as it is.
+@primitive(tags=[Tag.SYNCHRONIZING])
+def check_phase(gradient: TensorProxy, phase: TensorProxy, op: str) -> TensorProxy:
+    """Return the gradient as it is.
 
     Raises, when it runs: RuntimeError where a phase, what a gradient depends on that of a vector, is not 0.
     """
-    check_tensor(op, gradient=gradient, phase=phase)
     return like(gradient)
 
 
-check_phase = make_prim("check_phase", "check_phase", meta=_check_phase_meta, tags=[Tag.SYNCHRONIZING])
+register_vjp(check_phase, gradient=lambda g: g)
 
 
-@register_grad(check_phase)
-def _check_phase_grad(gradient: TensorProxy, phase: TensorProxy, op: str) -> TensorProxy:
-    out = check_phase(gradient, phase, op)
-    put_grad(gradient, get_grad(out))
-    return out
-
-
-def _checked(gradient: TensorProxy, of_vectors: TensorProxy, op: str) -> TensorProxy:
-    """The gradient, where complex vectors, whose products with their gradients are given, may have any phase."""
+def _check_phases(gradient: TensorProxy, of_vectors: TensorProxy, op: str) -> TensorProxy:
+    """Return the gradient, where complex vectors, whose products with their gradients are given, may have any phase."""
     if not of_vectors.dtype.is_complex:
         return gradient
     return check_phase(gradient, imag(_diagonal(of_vectors)), op)
@@ -69,7 +62,7 @@ def _eigh_grad(A: TensorProxy, UPLO: str = "L") -> tuple[TensorProxy, TensorProx
     turned = mH(vectors) @ get_grad(vectors)
     skew = (turned - mH(turned)) * 0.5
     of_vectors = vectors @ (_without_diagonal(skew) / _differences(values)) @ mH(vectors)
-    put_grad(A, _checked(of_vectors, turned, "linalg_eigh_backward"), of=(vectors,))
+    put_grad(A, _check_phases(of_vectors, turned, "linalg_eigh_backward"), of=(vectors,))
     return values, vectors
 
 
@@ -85,7 +78,7 @@ def _eig_grad(A: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
     turned = mH(vectors) @ get_grad(vectors)
     lengths = (mH(vectors) @ vectors) * _diagonal(turned).real.unsqueeze(-2)
     inner = _without_diagonal(turned - lengths) / _differences(values).conj()
-    put_grad(A, _checked(_similar(vectors, inner), turned, "linalg_eig_backward"), of=(vectors,))
+    put_grad(A, _check_phases(_similar(vectors, inner), turned, "linalg_eig_backward"), of=(vectors,))
     return values, vectors
 
 
@@ -105,7 +98,8 @@ def _svd_grad(
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
     """Of the vectors, those that belong to singular values have a gradient. A phase is divided among U and Vh.
 
-    Source: J. Townsend, Differentiating the singular value decomposition, https://j-towns.github.io/papers/svd-derivative.pdf
+    Source: J. Townsend, Differentiating the singular value decomposition,
+    https://j-towns.github.io/papers/svd-derivative.pdf
     """
     outputs = linalg_svd(A, full_matrices, driver=driver)
     (U, S, Vh), (gU, gS, gVh) = outputs, map(get_grad, outputs)
@@ -122,8 +116,8 @@ def _svd_grad(
     if not same(columns, length):
         from_V = from_V + U @ ((gVh - mH(of_V) @ Vh) / S.unsqueeze(-1))
     phases = _skew(of_U) + _skew(of_V)
-    put_grad(A, _checked(from_U, phases, "svd_backward"), of=(outputs[0],))
-    put_grad(A, _checked(from_V, phases, "svd_backward"), of=(outputs[2],))
+    put_grad(A, _check_phases(from_U, phases, "svd_backward"), of=(outputs[0],))
+    put_grad(A, _check_phases(from_V, phases, "svd_backward"), of=(outputs[2],))
     if A.dtype.is_complex:
         turn = _diagonal(_skew(of_U)) * 0.5 / S
         put_grad(A, (U * turn.unsqueeze(-2)) @ Vh, of=(outputs[0], outputs[2]))

@@ -6,8 +6,7 @@ from forge.prims.elementwise import refuse_gradient
 from forge.prims.library import make_library_prim
 
 histogram = make_library_prim(
-    torch.histogram,
-    "(how many elements, or how much of their weights, lie in each bin, the bins' edges).",
+    torch.histogram, "(how many elements, or how much of their weights, lie in each bin, the bins' edges)."
 )
 histogramdd = make_library_prim(
     torch.histogramdd,

@@ -19,7 +19,7 @@ from forge.torch_internals.autograd import get_current_graph_task_keep_graph as 
 from forge.torch_internals.functorch import is_legacy_batchedtensor as is_batched
 from forge.torch_internals.tensors import is_view
 from forge.torchlang import autocast_mode
-from forge.torchlang.opaque import OpaqueGraph, Unreached
+from forge.torchlang.opaque import OpaqueGraph, UnreachedInputs
 
 _SIZES = 64  # programs that are for one size each
 _DREW = (
@@ -144,7 +144,7 @@ class DifferentiableCall:
             def backward(ctx: Any, *gradients: Any) -> Any:
                 try:
                     if autocast_mode.is_enabled():
-                        with autocast_mode.disabled():
+                        with autocast_mode.disable():
                             return ForgeFunction.backward(ctx, *gradients)
                     present = tuple([gradient is not None for gradient in gradients])
                     given = [gradient for gradient in gradients if gradient is not None]
@@ -194,7 +194,7 @@ class DifferentiableCall:
                     try:
                         with torch.no_grad():
                             return missing, function([*_unpack_saved_tensors(ctx, read), *ctx.numbers, *given])
-                    except Unreached:
+                    except UnreachedInputs:
                         unreached.update((place, graph.unreached) for place, graph in found.items())
 
             @staticmethod
@@ -221,19 +221,20 @@ class DifferentiableCall:
                     gradients[position] = gradient
                 return tuple(gradients)
 
-        self.apply = _detaching(ForgeFunction.apply, sources.detached) if sources.detached else ForgeFunction.apply
+        self.apply = _detach_inputs(ForgeFunction.apply, sources.detached) if sources.detached else ForgeFunction.apply
         self._function = ForgeFunction
 
     def bucketed(self, parts: Sequence[Sequence[int]]) -> Callable:
-        """`apply` with a node for each part of the gradients, of which the backwards are generators: autograd hands a
+        """Return `apply` with a node for each part of the gradients. The backwards are generators: autograd hands a
         part on, and calls its hooks, before the next one is computed.
 
         The nodes are a chain. The last one made is the forward's, which gives the first part and leaves the generator
         to the others; what it is given beside that part's inputs, autograd does not see.
         """
         first, *later = parts
+        function: Any = self._function
 
-        class First(self._function):
+        class First(function):
             @staticmethod
             @skip_dynamo
             def forward(ctx: Any, shared: _Parts, token: torch.Tensor, inputs: tuple, *own: torch.Tensor) -> Any:
@@ -257,7 +258,7 @@ class DifferentiableCall:
         return apply
 
 
-def _detaching(apply: Callable, detached: Sequence[int]) -> Callable:
+def _detach_inputs(apply: Callable, detached: Sequence[int]) -> Callable:
     def apply_detached(*inputs: Any) -> Any:
         given = list(inputs)
         for i in detached:
@@ -280,7 +281,7 @@ class _Parts:
         if torch.is_grad_enabled():  # they are there, with a history
             return next(self.left, (None,) * count)
         try:
-            with autocast_mode.disabled():
+            with autocast_mode.disable():
                 return next(self.left, (None,) * count)
         except Exception as failure:
             note_place(failure)
@@ -356,7 +357,7 @@ def _unpack_saved_tensors(ctx: Any, read: Collection[int] | None) -> Sequence[to
 
     Raises torch's error where one of those was mutated.
     """
-    unchecked = frozenset() if _UNPACKS_EACH else getattr(ctx, "unchecked", frozenset())
+    unchecked: frozenset[int] = frozenset() if _UNPACKS_EACH else getattr(ctx, "unchecked", frozenset())
     if unchecked and (read is None or not unchecked.isdisjoint(read)):
         raise RuntimeError(
             "one of the variables needed for gradient computation may have been modified by an inplace operation "

@@ -22,7 +22,7 @@ def bucket_bytes() -> int | None:
 
 @contextmanager
 def bucket_bytes_at(value: int | None) -> Iterator[None]:
-    """Inside, bucket_bytes() is `value`."""
+    """Let bucket_bytes() be `value` inside."""
     token = _set.set((value,))
     try:
         yield

@@ -38,7 +38,7 @@ class CudaRecorder:
     device_type = "cuda"
 
     def new_pool(self) -> Any:
-        """Memory that recordings share."""
+        """Return new memory that recordings share."""
         return torch.cuda.graph_pool_handle()
 
     def stream(self) -> int:
@@ -51,7 +51,7 @@ class CudaRecorder:
 
     def record(self, function: Callable, inputs: Sequence[Any], pool: Any) -> Recording:
         """Record a call, which does not run yet. Raises what the call raises, or torch where it cannot be recorded."""
-        graph = torch.cuda.CUDAGraph()
+        graph: Any = torch.cuda.CUDAGraph()  # which holds what it computes
         try:
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 outputs = function(*inputs)
@@ -63,7 +63,7 @@ class CudaRecorder:
 
 
 def _forget_recording() -> None:
-    """After a recording that failed, torch's generator takes it for one that goes on; its clone does not."""
+    """Replace the generator's state after a failed recording, which it takes for one that goes on."""
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     generator.graphsafe_set_state(generator.clone_state())
 

@@ -92,7 +92,7 @@ class FoldedWeights:
         return call_with_constants
 
     def forget(self) -> None:
-        """Everything is computed again when it is needed."""
+        """Drop all values; they are recomputed when needed."""
         for key in list(self._states):
             self.drop(key)
 
@@ -152,8 +152,8 @@ def _look(weights: list[torch.Tensor]) -> list[int]:
 
 
 def _cells(weights: list[torch.Tensor]) -> list[Any]:
-    """Of each weight on the CPU the bytes of all elements, if these are few, or of one: that in its middle, or another
-    where that is 0, which stays 0 when it is scaled. Raises RuntimeError for a weight without memory."""
+    """Return the bytes of each weight on the CPU: of all elements if they are few, else of the middle one, or of
+    another where that is 0, which stays 0 when it is scaled. Raises RuntimeError for a weight without memory."""
     return [_cell(x) for x in weights if x.device.type == "cpu" and x.numel()]
 
 

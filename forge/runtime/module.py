@@ -58,6 +58,6 @@ def jitted_module(module: torch.nn.Module, compiled: Callable, rejit: Callable) 
         "_forge_module": property(lambda self: module),
     }
     subclass = type(original.__name__, (original,), members)
-    jitted = object.__new__(subclass)
+    jitted: torch.nn.Module = object.__new__(subclass)
     object.__setattr__(jitted, "__dict__", module.__dict__)
     return jitted

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from forge.ir.locks import new_lock
+from forge.torch_internals.tensors import data_descriptor as _BASE
 
-_BASE = torch.Tensor.data  # a getset of torch._C.TensorBase
 _NUMPY = torch.Tensor.numpy
 _LIMIT = 64  # of references in one entry, before dead ones are removed from it
 
@@ -58,9 +58,10 @@ class _Aliases:
 
 def watch(tensors: Collection[torch.Tensor]) -> None:
     """Note what is handed out of those of these tensors that are parameters, from now on until they die."""
-    if type(vars(torch.nn.Parameter).get("data")) is not property:
-        torch.nn.Parameter.data = property(_data, _BASE.__set__, doc=_BASE.__doc__)
-        torch.nn.Parameter.numpy = _numpy
+    kind: Any = torch.nn.Parameter  # which has the methods of a tensor
+    if type(vars(kind).get("data")) is not property:
+        kind.data = property(_data, _BASE.__set__, doc=_BASE.__doc__)
+        kind.numpy = _numpy
     for each in tensors:
         if isinstance(each, torch.nn.Parameter) and id(each) not in _watched:
             _watched[id(each)] = weakref.ref(each, partial(_forget, id(each)))

@@ -15,6 +15,7 @@ from forge.ir import Trace
 from forge.ir.strides import is_expanded
 from forge.runtime.autograd import Backward, DifferentiableBackward, DifferentiableCall, LazyBackward, Sources
 from forge.runtime.frozen import FoldedWeights
+from forge.runtime.tiering import TieredProgram
 from forge.torchlang import autocast_mode, grad_mode
 
 
@@ -77,20 +78,59 @@ class CompiledPlan(NamedTuple):
     folded_weights: FoldedWeights | None = None
 
 
-def assemble(plan: CompiledPlan, otherwise: Callable | None = None) -> Callable:
-    """Return what runs: call(*inputs). otherwise: the same program, where torch might choose another kernel of
-    attention."""
-    training = plan.training
-    for generated in (plan.forward, training and training.backward):
-        if generated is not None and generated.trace is not None:
-            expect(generated.function, generated.trace)
-    call = plan.forward.function if training is None else _differentiable(plan.forward.function, plan, training)
-    call = call if plan.folded_weights is None else plan.folded_weights.wrap(call)
-    call = grad_mode.restored(call, plan.grad) if plan.sets_mode else call
-    return as_chosen_now(call, otherwise) if plan.attends else call
+class CallBoundary(NamedTuple):
+    """Additions of a front end to a program's call.
+
+    eager: runs in its place where what the program assumes of its inputs does not hold. held: tensors that the captured
+    graph holds, which the program takes last. compare: makes a call that is compared with eager (check="eager").
+    to_local: makes a call on DTensors of one on the tensors inside.
+    """
+
+    eager: Callable | None = None
+    held: Sequence[torch.Tensor] = ()
+    compare: Callable[[Callable], Callable] | None = None
+    to_local: Callable[[Callable], Callable] | None = None
 
 
-def _differentiable(forward: Callable, plan: CompiledPlan, training: TrainingPlan) -> Callable:
+class Call(NamedTuple):
+    """All that decides how a program is called.
+
+    otherwise: the same program, where torch might choose another kernel of attention. tiered: runs the first tier until
+    the second is there. mutated: the positions of inputs that the program changes. assumes: whether it makes
+    assumptions of its numbers.
+    """
+
+    plan: CompiledPlan
+    otherwise: Callable | None = None
+    tiered: TieredProgram | None = None
+    mutated: Sequence[int] = ()
+    assumes: bool = False
+    boundary: CallBoundary = CallBoundary()
+
+    def assemble(self) -> tuple[Callable, list[str]]:
+        """Return what runs, call(*inputs), and the names of the wrappers in it, the innermost first."""
+        training = self.plan.training
+        for generated in (self.plan.forward, training and training.backward):
+            if generated is not None and generated.trace is not None:
+                expect(generated.function, generated.trace)
+        call, active = self.plan.forward.function, []
+        for wrapper in WRAPPERS:
+            operand = wrapper.operand(self)
+            if operand is not None:
+                call = wrapper.wrap(call, operand)
+                active.append(wrapper.name)
+        return call, active
+
+
+class Wrapper(NamedTuple):
+    """A function around a program's call. operand: what it works with, None for a call that goes without it."""
+
+    name: str
+    operand: Callable[[Call], Any]
+    wrap: Callable[[Callable, Any], Callable]
+
+
+def _differentiable(forward: Callable, training: TrainingPlan) -> Callable:
     ready, backwards = {training.usual: training.backward.backward}, training.backwards
     region = DifferentiableCall(
         forward,
@@ -100,41 +140,32 @@ def _differentiable(forward: Callable, plan: CompiledPlan, training: TrainingPla
         LazyBackward(lambda present: backwards.compile(present, batched=True).backward, backwards.numbers),
         LazyBackward(backwards.compile_differentiable, backwards.numbers),
     )
-    apply = region.bucketed(training.buckets) if training.buckets else region.apply
-    if not plan.grad:
-        apply = grad_mode.enabled(apply)
-    if training.epilogue is None:
-        return apply
-    epilogue = training.epilogue.function
-
-    def call(*inputs: Any) -> Any:
-        return epilogue(*inputs, *apply(*inputs))
-
-    return call
+    return region.bucketed(training.buckets) if training.buckets else region.apply
 
 
-def with_checks(call: Callable, mutated: Sequence[int], eager: Callable | None, *, assumes: bool = False) -> Callable:
-    """Return `call` as a front end runs it, without autocast. `eager` runs instead where mutated inputs `overlap`, and
-    where an assumption of the program (assumes: it has some) does not hold."""
-    call = autocast_mode.without(call)
-    if assumes and eager is not None:
-        call = _unless_violated(call, eager)
-    return _unless_overlapping(call, mutated, eager) if mutated and eager is not None else call
+def _with_epilogue(call: Callable, epilogue: GeneratedFunction) -> Callable:
+    function = epilogue.function
+    return lambda *inputs: function(*inputs, *call(*inputs))
+
+
+def _with_held(call: Callable, held: Sequence[torch.Tensor]) -> Callable:
+    return lambda *inputs: call(*inputs, *held)
 
 
 def _unless_violated(call: Callable, eager: Callable) -> Callable:
     def call_or_fall_back(*inputs: Any) -> Any:
         try:
             return call(*inputs)
-        except (prims.Violated, ZeroDivisionError):  # the latter of a number by which another one is divided
+        except (prims.ViolatedAssumption, ZeroDivisionError):  # the latter of a number by which another one is divided
             pass
         return eager(*inputs)  # where that has no error of its own, the assumption is one
 
     return call_or_fall_back
 
 
-def _unless_overlapping(call: Callable, mutated: Sequence[int], eager: Callable) -> Callable:
+def _unless_overlapping(call: Callable, operand: tuple[Callable, Sequence[int]]) -> Callable:
     """Run eager where changed inputs overlap: the trace knows every input's memory as its own."""
+    eager, mutated = operand
 
     def call_or_fall_back(*inputs: Any) -> Any:
         return eager(*inputs) if overlap(inputs, mutated) else call(*inputs)
@@ -152,3 +183,33 @@ def overlap(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:
         return False
     changed = {inputs[i].untyped_storage()._cdata for i in mutated}
     return sum(storage in changed for storage in storages) > len(changed)
+
+
+# every function around the generated one, in order, the innermost first
+WRAPPERS: tuple[Wrapper, ...] = (
+    Wrapper("autograd", lambda of: of.plan.training, _differentiable),
+    Wrapper(
+        "grad enabled",
+        lambda of: True if of.plan.training and not of.plan.grad else None,
+        lambda call, _: grad_mode.with_grad(call),
+    ),
+    Wrapper("epilogue", lambda of: of.plan.training and of.plan.training.epilogue, _with_epilogue),
+    Wrapper("frozen weights", lambda of: of.plan.folded_weights, lambda call, folded: folded.wrap(call)),
+    Wrapper("grad mode restored", lambda of: of.plan.grad if of.plan.sets_mode else None, grad_mode.restore_on_error),
+    Wrapper("attention kernel", lambda of: of.otherwise if of.plan.attends else None, as_chosen_now),
+    Wrapper("tiering", lambda of: of.tiered, lambda call, tiered: tiered.wrap(call)),
+    Wrapper(
+        "without autocast",
+        lambda of: True if autocast_mode.is_enabled() else None,
+        lambda call, _: autocast_mode.without(call),
+    ),
+    Wrapper("assumptions", lambda of: of.boundary.eager if of.assumes else None, _unless_violated),
+    Wrapper(
+        "overlap",
+        lambda of: (of.boundary.eager, of.mutated) if of.boundary.eager and of.mutated else None,
+        _unless_overlapping,
+    ),
+    Wrapper("check", lambda of: of.boundary.compare, lambda call, compare: compare(call)),
+    Wrapper("held tensors", lambda of: of.boundary.held or None, _with_held),
+    Wrapper("DTensors", lambda of: of.boundary.to_local, lambda call, to_local: to_local(call)),
+)

@@ -51,12 +51,12 @@ def is_small(trace: Trace, flops: int) -> bool:
         for proxy in proxies((bound.args, bound.kwargs, bound.output))
         if isinstance(proxy, TensorProxy)
     }
-    rates = {_RATES.get(proxy.device.type) for proxy in edges.values()}
-    if len(calls) < _FEWEST or len(rates) != 1 or None in rates:
+    devices = {proxy.device.type for proxy in edges.values()}
+    if len(calls) < _FEWEST or len(devices) != 1 or not devices <= _RATES.keys():
         return False
     if any(isinstance(length, SYMBOLIC_TYPES) for proxy in edges.values() for length in proxy.shape):
         return False
-    (rate,) = rates
+    rate = _RATES[devices.pop()]
     threads = torch.get_num_threads() if rate is _RATES["cpu"] else 1
     moved = sum(proxy.numel() * proxy.element_size() for proxy in edges.values())
     work = flops / (rate.flops * threads) + moved / rate.bytes
@@ -80,14 +80,21 @@ class TierResult(NamedTuple):
 
 
 class TieredProgram:
-    """A program that runs as `function` until it was called often and what `compile(function)` then gives is ready."""
+    """A program that runs its first tier until it was called often and what `compile(first tier)` then gives is
+    ready."""
 
-    def __init__(self, function: Callable, compile: Callable[[Callable], TierResult]) -> None:
-        self._function = function
+    _function: Callable
+
+    def __init__(self, compile: Callable[[Callable], TierResult]) -> None:
         self._compile: Callable[[Callable], TierResult] | None = compile
         self._second: TierResult | None = None
         self._left = CALLS
         self._lock = new_lock()
+
+    def wrap(self, first: Callable) -> Callable:
+        """Return the program's call, which starts as its first tier."""
+        self._function = first
+        return self.call
 
     def call(self, *inputs: Any) -> Any:
         """Run the program."""

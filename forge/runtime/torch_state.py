@@ -30,8 +30,8 @@ from forge.torchlang import autocast_mode
 
 def dynamo_disable(function: Callable) -> Callable:
     """Mark a function as `skip_dynamo` does, and break a graph that calls it."""
-    function._torchdynamo_disable = True
-    function._torchdynamo_disable_msg = f"forge.{function.__name__} runs between graphs"
+    reason = f"forge.{function.__name__} runs between graphs"
+    vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
     return skip_dynamo(function)
 
 
@@ -43,7 +43,7 @@ def preserve_torch_state() -> Iterator[None]:
     grad, inference, forward = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _forward_grad_enabled()
     dtype, random = torch.get_default_dtype(), _random_states()
     apart = disable_current_modes(), _without_hooks()
-    kept = transforms_restored(), PreserveDispatchKeyGuard(), autocast_mode.kept()
+    kept = restore_transforms(), PreserveDispatchKeyGuard(), autocast_mode.preserve()
     with ExitStack() as stack:
         for each in (*apart, *kept):
             stack.enter_context(each)
@@ -61,7 +61,7 @@ def preserve_torch_state() -> Iterator[None]:
 
 @contextmanager
 def _without_hooks() -> Iterator[None]:
-    """Inside, no saved-tensor hooks are registered."""
+    """Remove the saved-tensor hooks inside."""
     hooks = []
     try:
         while (pair := top_saved_tensors_default_hooks(True)) is not None:
@@ -74,9 +74,9 @@ def _without_hooks() -> Iterator[None]:
 
 
 @contextmanager
-def transforms_restored() -> Iterator[None]:
-    """Levels of torch.func and of forward mode that the inside opened are closed, and saved-tensor hooks are allowed,
-    or forbidden, as before."""
+def restore_transforms() -> Iterator[None]:
+    """Close the levels of torch.func and of forward mode that the inside opened, and allow or forbid saved-tensor hooks
+    as before."""
     depth, level = get_dynamic_layer_stack_depth(), forward_ad._current_level
     message = saved_tensors_hooks_get_disabled_error_message()
     try:
@@ -96,14 +96,14 @@ def transforms_restored() -> Iterator[None]:
             saved_tensors_hooks_disable(message)
 
 
-class Restoring:
+class LevelRestoringCall:
     """A function that opens and closes torch.func's levels itself, and leaves none open where it raises."""
 
     def __init__(self, function: Callable) -> None:
         self.function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with transforms_restored():
+        with restore_transforms():
             return self.function(*args, **kwargs)
 
 
@@ -197,8 +197,8 @@ def modes() -> dict[str, Any]:
 
 
 @contextmanager
-def under(wanted: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, they are what `modes` gave."""
+def set_modes(wanted: Mapping[str, Any]) -> Iterator[None]:
+    """Set torch's modes and settings inside to what `modes` gave."""
     with ExitStack() as stack:
         for name, mode in _MODES.items():
             if mode.get() != wanted[name]:

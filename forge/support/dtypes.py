@@ -32,7 +32,7 @@ def find_dtype(name: str) -> torch.dtype | None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """torch.float16 -> 'float16'."""
+    """Return 'float16' for torch.float16."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -84,12 +84,12 @@ def display() -> Iterator[None]:
 
 
 def expect(steps: int) -> None:
-    """So many steps more are to be done."""
+    """Count on so many more steps."""
     _work.change(steps, 0)
 
 
 def advance() -> None:
-    """One step is done."""
+    """Count one step as done."""
     _work.change(0, 1)
 
 

@@ -9,7 +9,7 @@ import sys
 
 
 def leave_current_folder() -> None:
-    """Where forge is run as a program by -m, which is being found while this is imported."""
+    """Remove the current folder from sys.path where `-m forge` is run, which is being found while this is imported."""
     as_program = sys.argv[:1] == ["-m"] and _module().partition(".")[0] == "forge"
     if as_program and not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]

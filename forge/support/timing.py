@@ -14,7 +14,7 @@ _BATCH = 2e-3  # seconds of one candidate in one round, where that is several ca
 
 
 def time_candidates(runs: Mapping[str, Callable[[], Any]], device: torch.device) -> dict[str, float]:
-    """Seconds per call of each, warm: the median over rounds. They are about SECONDS together, but each is called six
+    """Return the seconds per warm call of each, the median over rounds. All take about SECONDS, but each is called six
     times at least."""
     for run in runs.values():
         _seconds_per_call(run, 2, device)
@@ -32,7 +32,7 @@ def time_candidates(runs: Mapping[str, Callable[[], Any]], device: torch.device)
 def in_turn(
     runs: Mapping[str, Callable[[], Any]], *, rounds: int, batch_seconds: float = 0.03
 ) -> dict[str, list[float]]:
-    """Seconds per call of each in each round, in which they run one after the other, for that many seconds each."""
+    """Return the seconds per call of each in each round, in which they run in turn, for that many seconds each."""
     calls = {}
     for name, run in runs.items():
         seconds_per_call(run, 5)

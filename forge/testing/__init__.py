@@ -14,8 +14,8 @@ from forge.testing.opinfo import (
     all_opinfos,
     make_tensor,
     register_opinfo,
-    sample,
 )
+from forge.testing.table import sample
 
 __all__ = [
     "ALL",

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 
 def oid(content: bytes) -> str:
-    """git's id of a blob."""
+    """Return git's id of a blob."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
@@ -50,7 +50,7 @@ class Hub:
     _server: ThreadingHTTPServer | None = None
 
     def publish(self, name: str, files: Mapping[str, bytes | str], branch: str = "v1") -> str:
-        """Puts a commit on a branch; files are those below build/."""
+        """Put a commit on a branch; files are those below build/."""
         repository = self.repositories.setdefault(name, Repository())
         held = {f"build/{path}": data.encode() if isinstance(data, str) else data for path, data in files.items()}
         seed = json.dumps([name, len(repository.commits), sorted((path, oid(data)) for path, data in held.items())])
@@ -60,7 +60,7 @@ class Hub:
         return commit
 
     def publish_folder(self, name: str, folder: str | os.PathLike[str], branch: str = "v1") -> str:
-        """Puts what a repository's build/ holds on a branch, but for hidden files and bytecode."""
+        """Put what a repository's build/ holds on a branch, but for hidden files and bytecode."""
         build = Path(folder) / "build"
         paths = [path.relative_to(build) for path in sorted(build.rglob("*")) if path.is_file()]
         kept = [path for path in paths if not path.name.startswith(".") and "__pycache__" not in path.parts]
@@ -73,14 +73,14 @@ class Hub:
         self.stop()
 
     def start(self) -> "Hub":
-        """Serves at `url`, an address of the loopback that is free."""
+        """Serve at `url`, an address of the loopback that is free."""
         server = self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01), daemon=True).start()
         return self
 
     def stop(self) -> None:
-        """Ends serving; nothing happens where it has ended."""
+        """End serving, if it has not ended."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -176,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _lfs(path: str, data: bytes) -> dict[str, object]:
-    """Native modules lie in large-file storage on the Hub, which knows their sha256."""
+    """Return the pointer of a native module: those lie in large-file storage on the Hub, which knows their sha256."""
     if not path.endswith(".so"):
         return {}
     return {"lfs": {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}}

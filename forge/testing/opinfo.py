@@ -22,11 +22,6 @@ class Sample:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-def sample(*args: Any, **kwargs: Any) -> Sample:
-    """Sample(args, kwargs)."""
-    return Sample(args, kwargs)
-
-
 @dataclass(frozen=True)
 class ErrorSample:
     """A call that must raise `error` with a message that the regular expression `match` finds.
@@ -70,7 +65,7 @@ class Directive:
                 raise TypeError(f"Directive: {name} is {value!r}, but must be a tuple")
 
     def applies(self, test: str, executor: str | None, device: str, dtype: torch.dtype | None) -> bool:
-        """Whether it is about this instance of a test; a test of all executors or dtypes has None."""
+        """Return whether it is about this instance of a test; a test of all executors or dtypes has None."""
         return (
             self.test in (None, test)
             and (self.executors is None or executor in self.executors)
@@ -122,7 +117,7 @@ class OpInfo:
                 raise TypeError(f"OpInfo({self.name!r}): {name} is {value!r}, but must be a tuple")
 
     def tensor(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype, **options: Any) -> torch.Tensor:
-        """A tensor of random values in the op's domain, which is one of real numbers."""
+        """Return a tensor of random values in the op's domain, which is one of real numbers."""
         low, high = (None, None) if dtype.is_complex else self.domain
         return make_tensor(shape, device, dtype, low=low, high=high, **options)
 
@@ -136,8 +131,10 @@ def make_tensor(
     high: float | None = None,
     noncontiguous: bool = False,
 ) -> torch.Tensor:
-    """Random values in [low, high): normal-sized for floats and the parts of complex numbers (-3 to 3), -9 to 9 for
-    integers (0 to 9 unsigned)."""
+    """Return random values in [low, high).
+
+    By default, floats and the parts of complex numbers are from -3 to 3, integers from -9 to 9, or from 0 if unsigned.
+    """
     if dtype.is_floating_point or dtype.is_complex:
         low, high = _interval(low, high)
     elif low is not None or high is not None:  # the integers in the interval, at least one
@@ -149,7 +146,7 @@ def make_tensor(
 
 
 def _interval(low: float | None, high: float | None) -> tuple[float, float]:
-    """An open end is 6 away from the other; -3 to 3 where both are open."""
+    """Return an interval with its open ends set: 6 away from the other one, or -3 to 3."""
     if low is None:
         low = -3 if high is None else high - 6
     return low, low + 6 if high is None else high
@@ -159,7 +156,7 @@ _opinfos: dict[str, OpInfo] = {}
 
 
 def register_opinfo(info: OpInfo) -> OpInfo:
-    """Makes an OpInfo known. Raises ValueError when its name is taken."""
+    """Register an OpInfo. Raises ValueError if its name is taken."""
     if info.name in _opinfos:
         raise ValueError(f"OpInfo {info.name!r} is registered twice")
     _opinfos[info.name] = info
@@ -167,7 +164,7 @@ def register_opinfo(info: OpInfo) -> OpInfo:
 
 
 def add_dtype(names: Sequence[str], dtype: torch.dtype) -> None:
-    """Adds a dtype to those of the OpInfos of these names. Raises KeyError for a name that none has."""
+    """Add a dtype to those of the OpInfos of these names. Raises KeyError for a name that none has."""
     for name in names:
         info = _opinfos[name]
         if dtype not in info.dtypes:
@@ -175,5 +172,5 @@ def add_dtype(names: Sequence[str], dtype: torch.dtype) -> None:
 
 
 def all_opinfos() -> list[OpInfo]:
-    """Every OpInfo, in order of registration."""
+    """Return every OpInfo, in order of registration."""
     return list(_opinfos.values())

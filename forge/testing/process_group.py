@@ -9,8 +9,8 @@ _NAME: Any = "forge_group_of_one"  # a str, for which newer stubs of torch have 
 
 
 @cache
-def _made() -> "torch.distributed.ProcessGroup":
-    """The group, which torch refers to weakly."""
+def _group() -> "torch.distributed.ProcessGroup":
+    """Return the group, which torch refers to weakly."""
     from forge.torch_internals.tensors import distributed_c10d as c10d  # torch may have been built without
 
     group = torch.distributed.ProcessGroup(torch.distributed.HashStore(), 0, 1)
@@ -22,7 +22,7 @@ def _made() -> "torch.distributed.ProcessGroup":
 
 
 def group_of_one() -> str:
-    """The name under which torch knows the group, beside any that the program has.
+    """Return the name under which torch knows the group, beside any that the program has.
 
     It is made on first use, and registered again where it has to be: ``torch.distributed.destroy_process_group``
     forgets every group, also those that it did not make.
@@ -32,5 +32,5 @@ def group_of_one() -> str:
     try:
         c10d._resolve_process_group(_NAME)
     except RuntimeError:  # torch has no other way to ask
-        c10d._register_process_group(_NAME, _made())
+        c10d._register_process_group(_NAME, _group())
     return _NAME

@@ -1,5 +1,7 @@
 """Autograd: saved-tensor hooks, grad modes, forward mode, functions."""
 
+from collections.abc import Callable
+
 import torch
 from torch.amp.autocast_mode import _enter_autocast as enter_autocast
 from torch.amp.autocast_mode import _exit_autocast as exit_autocast
@@ -10,7 +12,7 @@ from torch.autograd.grad_mode import _exit_inference_mode as exit_inference_mode
 FunctionBase = torch._C._FunctionBase
 SavedTensor = torch._C._autograd.SavedTensor
 get_current_graph_task_keep_graph = torch._C._autograd._get_current_graph_task_keep_graph
-get_data_attr = torch._C._autograd._get_data_attr
+get_data_attr: Callable = vars(torch._C._autograd)["_get_data_attr"]  # its stub lacks it
 pop_saved_tensors_default_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 push_saved_tensors_default_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 saved_tensors_hooks_disable = torch._C._autograd._saved_tensors_hooks_disable

@@ -1,5 +1,7 @@
 """Dynamo: its bytecode translator, variables, guards and settings."""
 
+from typing import Any, NoReturn
+
 import torch
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import disable as disable
@@ -12,6 +14,7 @@ from torch._dynamo import symbolic_convert as symbolic_convert
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.registry import lookup_backend as lookup_backend
 from torch._dynamo.convert_frame import compile_lock as compile_lock
+from torch._dynamo.eval_frame import OptimizeContext as OptimizeContext
 from torch._dynamo.eval_frame import innermost_backend as innermost_backend
 from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
 from torch._dynamo.exc import FailOnRecompileLimitHit as FailOnRecompileLimitHit
@@ -75,8 +78,9 @@ from torch._guards import TracingContext as TracingContext
 from torch._guards import tracing as tracing
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing as is_fx_symbolic_tracing
-from torch.fx.experimental import _config as shapes_config
+from torch.fx.experimental import _config
 
+shapes_config: Any = _config  # torch makes it a ConfigModule, with `patch`, as it is imported
 reset_code = torch._C._dynamo.eval_frame.reset_code
 set_code_exec_strategy = torch._C._dynamo.eval_frame.set_code_exec_strategy
 set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
@@ -84,4 +88,10 @@ set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 try:  # torch 2.12 and later; an earlier one gives the graph an input that has to run in eager
     from torch._higher_order_ops.register_hook import register_hook_op
 except ImportError:
-    register_hook_op = None
+    register_hook_op = None  # type: ignore[assignment]  # the name of an operator that is not there
+
+
+def break_graph(reason: str, context: str, explanation: str, cause: Exception | None = None) -> NoReturn:
+    """Break the graph that Dynamo captures; the reason is that of the graph break in forge.explain."""
+    more: dict[str, Any] = {} if cause is None else {"from_exc": cause}
+    unimplemented(gb_type=reason, context=context, explanation=explanation, hints=[], **more)

@@ -2,7 +2,7 @@
 ways to look for them: a program would take the branch of its first call for ever."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from functools import partial
 from types import WrapperDescriptorType
 from typing import Any
@@ -20,18 +20,18 @@ from forge.torch_internals.dynamo import (
     UserDefinedDictVariable,
     UserDefinedObjectVariable,
     UserFunctionVariable,
+    break_graph,
     builtin,
     install_guard,
     is_from_unspecialized_nn_module_source,
     symbolic_convert,
-    unimplemented,
 )
 from forge.torch_internals.patch import Scope, patch
 
 
 def _get(obj: Any, name: str | None, original: Callable, default: Any = None) -> Any:
-    """`obj.name` or `getattr(obj, name, default)`, which Dynamo's `original` gives. A name that is no constant is None:
-    Dynamo refuses it."""
+    """Return `obj.name` or `getattr(obj, name, default)`, which `original` gives, guarded. A name that is no constant
+    is None: Dynamo refuses it."""
     _refuse_empty_dict(obj, name)
     try:
         found = original()
@@ -46,7 +46,7 @@ def _get(obj: Any, name: str | None, original: Callable, default: Any = None) ->
 
 
 def _look(obj: Any, name: str | None, original: Callable) -> Any:
-    """`hasattr(obj, name)`, which Dynamo's `original` gives."""
+    """Return `hasattr(obj, name)`, which `original` gives, guarded."""
     _refuse_empty_dict(obj, name)
     found = original()
     if found is not None and found.is_constant_match(False):
@@ -60,15 +60,14 @@ def _constant(name: Any) -> str | None:
 
 
 def _refuse_empty_dict(obj: Any, name: str | None) -> None:
-    """An object of a dict's subclass is guarded by its items first: where there are none, torch looks no further."""
-    if not isinstance(obj, UserDefinedDictVariable) or obj.source is None or len(obj.value):
+    """Break the graph for an empty object of a dict's subclass: torch guards its items, and then looks no further."""
+    if not isinstance(obj, UserDefinedDictVariable) or obj.source is None:
+        return
+    if isinstance(obj.value, Sized) and len(obj.value):
         return
     if name is not None and not hasattr(type(obj.value), name):
-        unimplemented(
-            gb_type="an attribute of an empty dict",
-            context=f"{type(obj.value).__name__}.{name}",
-            explanation="torch checks no guard on it.",
-            hints=[],
+        break_graph(
+            "an attribute of an empty dict", f"{type(obj.value).__name__}.{name}", "torch checks no guard on it."
         )
 
 
@@ -87,11 +86,10 @@ def _guard_absence(obj: Any, name: str | None) -> None:
         if hasattr(obj.value, "__dict__"):
             _guard_keys(obj)
     elif isinstance(obj, TensorVariable) and is_from_unspecialized_nn_module_source(obj.source) and not _SINCE_213:
-        unimplemented(
-            gb_type="an attribute that a tensor of a module does not have",
-            context=f"torch.Tensor.{name}",
-            explanation="Before torch 2.13, no guard on it is checked.",
-            hints=[],
+        break_graph(
+            "an attribute that a tensor of a module does not have",
+            f"torch.Tensor.{name}",
+            "Before torch 2.13, no guard on it is checked.",
         )
     elif _SINCE_212:
         install_guard(obj.source.make_guard(partial(GuardBuilder.HASATTR, attr=name)))
@@ -110,13 +108,7 @@ def _is_computed(value: Any, name: str) -> bool:
 _WHY = "no guard tells that an attribute is absent: one that an object gets later is never seen"
 
 
-@patch(
-    BuiltinVariable,
-    "call_vars",
-    scope=Scope.CAPTURE,
-    why="the keys of a __dict__ that is read are not guarded",
-    upstream="torch/_dynamo/variables/builtin.py, BuiltinVariable.call_vars",
-)
+@patch(BuiltinVariable, "call_vars", why="the keys of a __dict__ that is read are not guarded")
 def _vars(self: BuiltinVariable, tx: Any, *args: Any, **kwargs: Any) -> Any:
     found = _vars.original(self, tx, *args, **kwargs)
     if args:
@@ -127,7 +119,6 @@ def _vars(self: BuiltinVariable, tx: Any, *args: Any, **kwargs: Any) -> Any:
 @patch(
     getattr(builtin, "GetAttrBuiltinVariable", BuiltinVariable),
     "_call_getattr",
-    scope=Scope.CAPTURE,
     why=_WHY,
     upstream="torch/_dynamo/variables/builtin.py, GetAttrBuiltinVariable",
     since=(2, 13),
@@ -140,7 +131,6 @@ def _getattr(self: Any, tx: Any, args: list, kwargs: dict) -> Any:
 @patch(
     getattr(builtin, "HasAttrBuiltinVariable", BuiltinVariable),
     "call_function",
-    scope=Scope.CAPTURE,
     why=_WHY,
     upstream="torch/_dynamo/variables/builtin.py, HasAttrBuiltinVariable",
     since=(2, 13),
@@ -149,39 +139,17 @@ def _hasattr(self: Any, tx: Any, args: Any, kwargs: dict) -> Any:
     return _look(args[0].realize(), _constant(args[1]), partial(_hasattr.original, self, tx, args, kwargs))
 
 
-@patch(
-    BuiltinVariable,
-    "call_getattr",
-    scope=Scope.CAPTURE,
-    why=_WHY,
-    upstream="torch/_dynamo/variables/builtin.py, BuiltinVariable.call_getattr",
-    before=(2, 13),
-)
+@patch(BuiltinVariable, "call_getattr", why=_WHY, before=(2, 13))
 def _getattr_of_a_builtin(self: BuiltinVariable, tx: Any, obj: Any, name: Any, default: Any = None) -> Any:
     return _get(obj, _constant(name), partial(_getattr_of_a_builtin.original, self, tx, obj, name, default), default)
 
 
-@patch(
-    BuiltinVariable,
-    "call_hasattr",
-    scope=Scope.CAPTURE,
-    why=_WHY,
-    upstream="torch/_dynamo/variables/builtin.py, BuiltinVariable.call_hasattr",
-    before=(2, 13),
-)
+@patch(BuiltinVariable, "call_hasattr", why=_WHY, before=(2, 13))
 def _hasattr_of_a_builtin(self: BuiltinVariable, tx: Any, obj: Any, name: Any) -> Any:
     return _look(obj, _constant(name), partial(_hasattr_of_a_builtin.original, self, tx, obj, name))
 
 
-@patch(
-    symbolic_convert,
-    "generic_getattr",
-    scope=Scope.CAPTURE,
-    why=_WHY,
-    upstream="torch/_dynamo/symbolic_convert.py, generic_getattr",
-    since=(2, 14),
-    before=(2, 15),
-)
+@patch(symbolic_convert, "generic_getattr", why=_WHY, since=(2, 14), before=(2, 15))
 def _load(tx: Any, obj: Any, name: str) -> Any:
     return _get(obj, name, partial(_load.original, tx, obj, name))
 

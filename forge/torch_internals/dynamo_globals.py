@@ -34,14 +34,12 @@ class _Scope(ModuleType):
 @patch(
     InliningInstructionTranslator,
     "get_globals_source_and_value",
-    scope=Scope.CAPTURE,
     why="the globals of a function whose module is not in sys.modules are another module's, or not found",
-    upstream="torch/_dynamo/symbolic_convert.py, InliningInstructionTranslator.get_globals_source_and_value",
     before=(2, 15),
 )
 def _globals(self: InliningInstructionTranslator, name: str) -> tuple:
     """Return where Dynamo finds a global of a function that it inlines: (the module, its variable, the source)."""
-    module = sys.modules.get(self.f_globals.get("__name__"))
+    module = sys.modules.get(self.f_globals.get("__name__", ""))
     if getattr(module, "__dict__", None) is self.f_globals:
         return _globals.original(self, name)
     scopes = vars(self.output).setdefault("_forge_scopes", {})  # by the id of the globals, which each keeps

@@ -1,13 +1,17 @@
 """Functions that graphs call by a private name: those behind torch.nn.functional, checks and assertions."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch._refs import tensor as refs_tensor
 
+_C: Any = torch._C  # its stubs lack some modules and functions
+_VF: Any = torch._VF  # it looks its functions up
+
 VariableFunctions = torch._C._VariableFunctions
-torch_fft_module = torch._C._fft
-torch_linalg_module = torch._C._linalg
+torch_fft_module = _C._fft
+torch_linalg_module = _C._linalg
 torch_nn_module = torch._C._nn
 nn_adaptive_avg_pool2d = torch._C._nn.adaptive_avg_pool2d
 nn_adaptive_avg_pool3d = torch._C._nn.adaptive_avg_pool3d
@@ -15,14 +19,14 @@ nn_elu = torch._C._nn.elu
 nn_fractional_max_pool2d = torch._C._nn.fractional_max_pool2d
 nn_fractional_max_pool3d = torch._C._nn.fractional_max_pool3d
 nn_gelu = torch._C._nn.gelu
-nn_gelu_: Callable = vars(torch._C._nn)["gelu_"]  # its stub lacks it
+nn_gelu_: Callable = _C._nn.gelu_
 nn_pad = torch._C._nn.pad
-nn_rrelu_with_noise = torch._C._nn.rrelu_with_noise
-torch_special_module = torch._C._special
-vf_block_diag = torch._VF.block_diag
-vf_broadcast_tensors = torch._VF.broadcast_tensors
-vf_cartesian_prod = torch._VF.cartesian_prod
-vf_meshgrid = torch._VF.meshgrid
+nn_rrelu_with_noise = _C._nn.rrelu_with_noise
+torch_special_module = _C._special
+vf_block_diag = _VF.block_diag
+vf_broadcast_tensors = _VF.broadcast_tensors
+vf_cartesian_prod = _VF.cartesian_prod
+vf_meshgrid = _VF.meshgrid
 torch_assert = torch._assert
 torch_check = torch._check
 torch_check_index = torch._check_index

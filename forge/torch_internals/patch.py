@@ -59,7 +59,7 @@ class Patch(Replaced):
         replacement: takes its place; it finds the attribute itself in `original`.
         scope: when it is in force.
         why: what goes wrong without it.
-        upstream: the file and function of torch that it corrects.
+        upstream: the file and function of torch that it corrects, by default the attribute's own.
         since: the first version of torch that it is for.
         before: the first version that does not need it any more.
     """
@@ -70,16 +70,19 @@ class Patch(Replaced):
         name: str,
         replacement: Any,
         *,
-        scope: Scope,
         why: str,
-        upstream: str,
+        scope: Scope = Scope.CAPTURE,
+        upstream: str | None = None,
         since: Version | None = None,
         before: Version | None = None,
     ) -> None:
+        if isinstance(inspect.getattr_static(owner, name, None), staticmethod):
+            replacement = staticmethod(replacement)
         super().__init__(owner, name, replacement)
+        module = owner.__module__ if inspect.isclass(owner) else owner.__name__
         self.scope = scope
         self.why = why
-        self.upstream = upstream
+        self.upstream = upstream or f"{module.replace('.', '/')}.py, {self}"
         self.since = since
         self.before = before
         self.enabled = True  # tests show by the opposite that it is needed
@@ -87,7 +90,7 @@ class Patch(Replaced):
 
     @property
     def applies(self) -> bool:
-        """Whether the torch that is installed has what is to be corrected."""
+        """Whether the torch that is installed needs the patch."""
         is_since = self.since is None or self.since <= TORCH
         is_before = self.before is None or self.before > TORCH
         return self.enabled and self.original is not None and is_since and is_before

@@ -1,5 +1,8 @@
 """Tensors, their storages and memory formats."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch._decomp import core_aten_decompositions as core_aten_decompositions
 from torch._decomp import get_decompositions as get_decompositions
@@ -11,6 +14,7 @@ from torch.utils._triton import has_triton as has_triton
 
 is_view = torch.Tensor._is_view
 distributed_c10d = torch._C._distributed_c10d
-reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
+data_descriptor: Any = torch.Tensor.data  # a getset of torch._C.TensorBase
+reinterpret_tensor: Callable = vars(torch._C._dynamo.guards)["_reinterpret_tensor"]  # its stub lacks it
 log_api_usage_once = torch._C._log_api_usage_once
 storage_Use_Count = torch._C._storage_Use_Count

@@ -9,7 +9,7 @@ OLDEST, NEWEST = (2, 11), (2, 15)
 
 
 def parse(version: str) -> tuple[int, int]:
-    """(2, 13) of "2.13.0+cpu"."""
+    """Return (2, 13) for "2.13.0+cpu"."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
@@ -21,7 +21,7 @@ WRONG_KIND, WRONG_OPTION = (TypeError, ValueError) if TORCH >= (2, 15) else (Run
 
 
 def warn_if_untested(version: tuple[int, int] = TORCH) -> None:
-    """Says that torch is newer than what forge is tested with, where it is."""
+    """Warn where torch is newer than what forge is tested with."""
     if version <= NEWEST:
         return
     shown, oldest, newest = (".".join(map(str, each)) for each in (version, OLDEST, NEWEST))

@@ -1,6 +1,5 @@
 """torchlang: torch's functions and methods as symbols, in families as in forge/prims."""
 
-from forge.torchlang.arithmetic import *  # noqa: F403
 from forge.torchlang.calculus import *  # noqa: F403
 from forge.torchlang.combining import *  # noqa: F403
 from forge.torchlang.complex_numbers import *  # noqa: F403
@@ -31,7 +30,6 @@ from forge.torchlang.determinants import *  # noqa: F403
 from forge.torchlang.distances import *  # noqa: F403
 from forge.torchlang.distributed import *  # noqa: F403
 from forge.torchlang.einsum import *  # noqa: F403
-from forge.torchlang.elements import *  # noqa: F403
 from forge.torchlang.elementwise import *  # noqa: F403
 from forge.torchlang.factorizations import *  # noqa: F403
 from forge.torchlang.fourier import *  # noqa: F403
@@ -50,11 +48,9 @@ from forge.torchlang.shape import *  # noqa: F403
 from forge.torchlang.sharding import redistributed, spreading
 from forge.torchlang.solvers import *  # noqa: F403
 from forge.torchlang.special import *  # noqa: F403
-from forge.torchlang.special_functions import *  # noqa: F403
 from forge.torchlang.spectral import *  # noqa: F403
 from forge.torchlang.spectrograms import *  # noqa: F403
 from forge.torchlang.statistics import *  # noqa: F403
 from forge.torchlang.strided import *  # noqa: F403
-from forge.torchlang.unwritten import *  # noqa: F403
 from forge.torchlang.vector_norms import *  # noqa: F403
 from forge.torchlang.windows import *  # noqa: F403

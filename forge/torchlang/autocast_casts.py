@@ -18,7 +18,7 @@ from forge.ir.pytree import leaves, tree_map
 from forge.prims.recurrent import KINDS
 from forge.torch_internals.dispatch import TorchDispatchMode
 from forge.torch_internals.functions import torch_weight_norm
-from forge.torchlang.autocast_mode import DEVICES, casts_recurrent_layers, disabled, state
+from forge.torchlang.autocast_mode import DEVICES, casts_recurrent_layers, disable, state
 from forge.torchlang.trial import run_without_values
 
 Way = Callable[..., torch.dtype]  # of a tensor that autocast may convert, its new dtype
@@ -26,11 +26,11 @@ Way = Callable[..., torch.dtype]  # of a tensor that autocast may convert, its n
 # the ways
 
 
-def converted(
+def cast_arguments(
     function: Callable, args: tuple, kwargs: dict, convert: Callable[[TensorProxy, torch.dtype], TensorProxy]
 ) -> tuple[tuple, dict] | None:
-    """The arguments as the function must get them to do without autocast what it does under it; None where there is no
-    such way. `convert` converts a tensor. Raises ReachesInside."""
+    """Return the arguments as the function must get them to do without autocast what it does under it; None where there
+    is no such way. `convert` converts a tensor. Raises ReachesInside."""
     found = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorProxy)]
     chosen = [leaf for leaf in found if _is_eligible(leaf)]
     if not chosen:
@@ -41,7 +41,7 @@ def converted(
             "autocast converts for"
         )
     widest = _widest(chosen)
-    key = (function, state(), *map(_described, leaves((args, kwargs))), *kwargs)
+    key = (function, state(), *map(_cast_key, leaves((args, kwargs))), *kwargs)
     way = _known.get(key, ...)
     if way is ...:
         way = _known[key] = _find(function, args, kwargs, widest)
@@ -107,8 +107,8 @@ def _widest(tensors: list[Any]) -> torch.dtype:
     return torch.float32 if any(each.dtype == torch.float32 for each in tensors) else tensors[0].dtype
 
 
-def _described(leaf: Any) -> Any:
-    """What of an argument can make a difference: neither lengths nor numbers."""
+def _cast_key(leaf: Any) -> Any:
+    """Return the properties of an argument on which autocast can depend: neither lengths nor numbers."""
     if isinstance(leaf, TensorProxy):
         return leaf.dtype, leaf.device.type, len(leaf.shape)
     return leaf if isinstance(leaf, (str, torch.dtype, bool, type(None))) else type(leaf)
@@ -117,7 +117,7 @@ def _described(leaf: Any) -> Any:
 # trials
 
 
-class _Seen(TorchDispatchMode):
+class _DtypeRecorder(TorchDispatchMode):
     """The operators that run, with the dtypes that they get; neither conversions nor views."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class _Seen(TorchDispatchMode):
 
 
 def _dtypes(func: Any, given: list[Any]) -> list[torch.dtype]:
-    """The dtypes of an operator's tensors; an argument `dtype` converts them before anything is computed."""
+    """Return the dtypes of an operator's tensors; an argument `dtype` converts them before anything is computed."""
     own = next((leaf for leaf in given if isinstance(leaf, torch.dtype)), None)
     if func in _HALF_TO_FLOAT and True in [leaf for leaf in given if isinstance(leaf, bool)]:
         own = torch.float32
@@ -163,19 +163,21 @@ def _find(run: Callable, args: tuple, kwargs: dict, widest: torch.dtype) -> str 
 
 
 def _is_by_dtype(run: Callable, args: tuple, kwargs: dict, wanted: list[tuple]) -> bool:
-    """Whether an argument `dtype` does it, which the functions that have one take without a conversion before."""
+    """Return whether an argument `dtype` does it, which the functions that have one take without a conversion
+    before."""
     if kwargs.get("dtype") is not None:
         return False
     return _trial(run, args, {**kwargs, "dtype": torch.float32}, lambda tensor: tensor.dtype) == wanted
 
 
 def _trial(run: Callable, args: tuple, kwargs: dict, to: Way | None) -> list[tuple] | None:
-    """What runs: under autocast, or (`to`) with converted arguments and without. None where it raises."""
-    seen = _Seen()
+    """Return the operators that run, under autocast or (`to`) without it on converted arguments; None where it
+    raises."""
+    seen = _DtypeRecorder()
     if to is None:
         return None if run_without_values(run, args, kwargs, seen) is None else seen.calls
     found = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorProxy)]
     dtypes = {id(leaf): to(leaf) for leaf in found if _is_eligible(leaf)}
-    with disabled():
+    with disable():
         converted = run_without_values(run, args, kwargs, seen, lambda leaf: dtypes.get(id(leaf), leaf.dtype))
     return None if converted is None else seen.calls

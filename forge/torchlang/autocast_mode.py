@@ -16,7 +16,7 @@ DEVICES = ("cpu", "cuda")
 
 
 def is_enabled() -> bool:
-    """Whether the calls of this thread are under autocast, for some device."""
+    """Return whether the calls of this thread are under autocast, for some device."""
     return is_any_autocast_enabled()
 
 
@@ -27,8 +27,8 @@ def casts_recurrent_layers() -> bool:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """Autocast is afterwards what it was before, whatever the inside set."""
+def preserve() -> Iterator[None]:
+    """Restore autocast at the exit of the context, whatever the inside set."""
     before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in DEVICES]
     try:
         yield
@@ -39,8 +39,8 @@ def kept() -> Iterator[None]:
 
 
 @contextmanager
-def disabled() -> Iterator[None]:
-    """Inside, nothing is under autocast."""
+def disable() -> Iterator[None]:
+    """Enter a context in which nothing is under autocast."""
     with ExitStack() as stack:
         for kind in DEVICES:
             if torch.is_autocast_enabled(kind):
@@ -49,7 +49,7 @@ def disabled() -> Iterator[None]:
 
 
 def without(call: Callable) -> Callable:
-    """A function that runs where nothing is under autocast: what that does to a program is written in it.
+    """Return a function that runs where nothing is under autocast: what that does to a program is written in it.
 
     For a program compiled under what autocast is now: `call` itself where that is nothing.
     """
@@ -57,14 +57,14 @@ def without(call: Callable) -> Callable:
         return call
 
     def run(*args: Any) -> Any:
-        with disabled():
+        with disable():
             return call(*args)
 
     return run
 
 
 def state() -> tuple | None:
-    """What autocast is now; None where it is not enabled."""
+    """Return the current autocast state; None where it is not enabled."""
     if not is_enabled():
         return None
     return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in DEVICES)
@@ -72,8 +72,8 @@ def state() -> tuple | None:
 
 @contextmanager
 def at(wanted: tuple | None) -> Iterator[None]:
-    """Inside, autocast is what `state` gave."""
-    with kept():
+    """Enter a context in which autocast is as `state` gave it."""
+    with preserve():
         for kind, (enabled, lower) in zip(DEVICES, wanted or [(False, None)] * len(DEVICES), strict=True):
             torch.set_autocast_enabled(kind, enabled)
             if lower is not None:

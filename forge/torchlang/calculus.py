@@ -7,9 +7,8 @@ import torch
 
 from forge import clang, prims
 from forge.ir import NUMBER_TYPES, Number, Symbol, TensorProxy, check
-from forge.prims.core import check_dim, check_dims, known, same
-from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor
+from forge.prims.core import check_dim, check_dims, known, same, torch_check
+from forge.torchlang.core import check_tensor, torchsymbol
 
 Parts = tuple[TensorProxy, ...]
 Spacing = complex | Sequence[Number] | Sequence[TensorProxy] | None
@@ -21,20 +20,18 @@ Spacing = complex | Sequence[Number] | Sequence[TensorProxy] | None
 def _check_numbers(op: str, **arguments: Any) -> None:
     for name, tensor in arguments.items():
         check_tensor(op, **{name: tensor})
-        check(
+        torch_check(
             tensor.dtype != torch.bool,
             lambda name=name: f"{op}: received a bool input for `{name}`, but bool is not supported",
-            RuntimeError,
         )
 
 
 def _steps(op: str, y: TensorProxy, x: TensorProxy, dim: int) -> TensorProxy:
-    """The distances between the points x, in a shape that goes with y's."""
+    """Return the distances between the points x, in a shape that goes with y's."""
     if x.ndim == 1:
-        check(
+        torch_check(
             same(x.shape[0], y.shape[dim]),
             lambda: f"{op}: There must be one `x` value for each sample point, but x is {x} and y is {y} along {dim}",
-            RuntimeError,
         )
         x = clang.reshape(x, [x.shape[0] if i == dim else 1 for i in range(y.ndim)])
     elif x.ndim < y.ndim:
@@ -77,7 +74,7 @@ trapezoid, trapz = _trapezoid("trapezoid"), _trapezoid("trapz")
 def cumulative_trapezoid(
     y: TensorProxy, x: TensorProxy | None = None, *, dx: Number | None = None, dim: int = -1
 ) -> TensorProxy:
-    """The integral of y from its first point to each later one, along `dim`."""
+    """Return the integral of y from its first point to each later one, along `dim`."""
     dx, dim = _along("cumulative_trapezoid", y, x, dx, dim)
     areas = _areas("cumulative_trapezoid", y, x, dx, dim)
     if clang.category(areas.dtype) < 2:
@@ -89,40 +86,32 @@ def cumulative_trapezoid(
 
 
 def _spacings(spacing: Spacing, dims: tuple[int, ...], given: bool, ndim: int) -> list[Any]:
-    """One spacing, a number or a vector of places, for each dim."""
+    """Return one spacing, a number or a vector of places, for each dim."""
     if spacing is None or isinstance(spacing, NUMBER_TYPES):
         return [1 if spacing is None else spacing] * len(dims)
-    check(
+    torch_check(
         len(spacing) == len(dims),
         lambda: (
             "torch.gradient expected spacing to be unspecified, a scalar or a list of the length of "
             f"{'dim' if given else f'self.dim() = {ndim}'}, but got {len(spacing)} spacings for {len(dims)} dims"
         ),
-        RuntimeError,
     )
     return list(spacing)
 
 
 def _check_gradient(input: TensorProxy, dims: tuple[int, ...], edge_order: int) -> None:
-    check_tensor("gradient", input=input)
-    check(
-        input.dtype != torch.uint8,
-        lambda: f"torch.gradient does not support uint8 input: {input}",
-        RuntimeError,
-    )
-    check(
+    torch_check(input.dtype != torch.uint8, lambda: f"torch.gradient does not support uint8 input: {input}")
+    torch_check(
         edge_order in (1, 2),
         lambda: f"torch.gradient only supports edge_order=1 and edge_order=2, but got {edge_order}",
-        RuntimeError,
     )
     for dim in dims:
-        check(
+        torch_check(
             not known(input.shape[dim] < edge_order + 1),
             lambda dim=dim: (
                 f"torch.gradient expected each dimension size to be at least edge_order+1 = {edge_order + 1}, "
                 f"but dim {dim} of {input} is not"
             ),
-            RuntimeError,
         )
 
 
@@ -130,7 +119,7 @@ def _check_gradient(input: TensorProxy, dims: tuple[int, ...], edge_order: int) 
 def gradient(
     input: TensorProxy, *, spacing: Spacing = None, dim: int | Sequence[int] | None = None, edge_order: int = 1
 ) -> Parts:
-    """The derivative along each of `dim` (all by default) by differences of neighbours.
+    """Return the derivative along each of `dim` (all by default) by differences of neighbours.
 
     spacing: between neighbours, of all dims or of each, or the places of the elements. edge_order: how exact the first
     and the last derivative are. Source: numpy.gradient, B. Fornberg, Math. Comp. 51 (1988).
@@ -144,24 +133,19 @@ def gradient(
 
 def _derivative(f: TensorProxy, dim: int, spacing: Any, edge_order: int) -> TensorProxy:
     if isinstance(spacing, TensorProxy):
-        check(
+        torch_check(
             spacing.ndim == 1,
             lambda: f"torch.gradient expected each element of spacing to have one dimension, but got {spacing}",
-            RuntimeError,
         )
         return _at_places(f, dim, spacing, edge_order)
     return _evenly(f, dim, spacing, edge_order)
-
-
-def _part(x: TensorProxy, dim: int, start: int | None, stop: int | None) -> TensorProxy:
-    return clang.slice_in_dim(x, dim, start, stop)
 
 
 def _evenly(f: TensorProxy, dim: int, h: Number, edge_order: int) -> TensorProxy:
     """Central differences; at the ends one-sided ones."""
 
     def at(start: int, stop: int | None) -> TensorProxy:
-        return _part(f, dim, start, stop)
+        return clang.slice_in_dim(f, dim, start, stop)
 
     inner = clang.div(clang.sub(at(2, None), at(0, -2)), 2 * h)
     if edge_order == 1:
@@ -173,13 +157,15 @@ def _evenly(f: TensorProxy, dim: int, h: Number, edge_order: int) -> TensorProxy
 
 
 def _at_places(f: TensorProxy, dim: int, places: TensorProxy, edge_order: int) -> TensorProxy:
-    """The slopes of parabolas through three neighbours; at the ends of lines through two, for edge_order 1."""
+    """Return the slopes of parabolas through three neighbours; at the ends of lines through two, for edge_order 1."""
     shape = [-1 if i == dim else 1 for i in range(f.ndim)]
 
     def at(x: TensorProxy, start: int, stop: int | None) -> TensorProxy:
-        return _part(x, dim, start, stop)
+        return clang.slice_in_dim(x, dim, start, stop)
 
-    steps = clang.reshape(clang.sub(_part(places, 0, 1, None), _part(places, 0, 0, -1)), shape)
+    steps = clang.reshape(
+        clang.sub(clang.slice_in_dim(places, 0, 1, None), clang.slice_in_dim(places, 0, 0, -1)), shape
+    )
     slopes = clang.div(clang.sub(at(f, 1, None), at(f, 0, -1)), steps)
     before, after = at(steps, 0, -1), at(steps, 1, None)
     inner = (at(slopes, 0, -1) * after + at(slopes, 1, None) * before) / (before + after)

@@ -1,5 +1,6 @@
 """Functions of torch that lay out tensors in one: blocks, products, padding, chunks; and unsafe splits."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,14 +8,13 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Dim, Number, Symbol, TensorProxy, check
-from forge.prims.core import check_dim, same
+from forge.ir import Dim, Number, Symbol, TensorProxy
+from forge.prims.core import check_dim, same, torch_check
 from forge.torch_internals.functions import torch_chunk_cat, vf_block_diag, vf_cartesian_prod
 from forge.torchlang import joining
-from forge.torchlang.core import View, torchsymbol
+from forge.torchlang.core import View, check_tensor, torchsymbol
 from forge.torchlang.nn import resample
 from forge.torchlang.shape import meshgrid, varargs
-from forge.torchlang.spelling import check_tensor
 
 Tensors = Sequence[TensorProxy]
 Parts = tuple[TensorProxy, ...]
@@ -22,16 +22,16 @@ Parts = tuple[TensorProxy, ...]
 
 @torchsymbol(torch.functional.block_diag, vf_block_diag)
 def block_diag(*tensors: Any) -> TensorProxy:
-    """A matrix with the tensors, of at most 2 dims, one after another along its diagonal, promoted to one dtype."""
+    """Return a matrix with the tensors, of at most 2 dims, one after another along its diagonal, promoted to one
+    dtype."""
     tensors = varargs(tensors[0], tensors[1:]) if tensors else ()
     for i, tensor in enumerate(tensors):
         check_tensor("block_diag", tensors=tensor)
-        check(
+        torch_check(
             tensor.ndim <= 2,
             lambda i=i, tensor=tensor: (
                 f"torch.block_diag: Input tensors must have 2 or fewer dimensions. Input {i} is {tensor}"
             ),
-            RuntimeError,
         )
     if not tensors:
         return prims.full((1, 0), 0, torch.get_default_dtype(), clang.canonical_device())
@@ -48,15 +48,11 @@ def block_diag(*tensors: Any) -> TensorProxy:
 
 @torchsymbol(torch.functional.cartesian_prod, vf_cartesian_prod)
 def cartesian_prod(*tensors: Any) -> TensorProxy:
-    """Every choice of one element of each vector as a row; of one vector, that vector. Dtypes: one."""
+    """Return every choice of one element of each vector as a row; of one vector, that vector. Dtypes: one."""
     tensors = varargs(tensors[0], tensors[1:])
     for tensor in tensors:
         check_tensor("cartesian_prod", tensors=tensor)
-        check(
-            tensor.ndim == 1,
-            lambda tensor=tensor: f"cartesian_prod: Expect a 1D vector, but got {tensor}",
-            RuntimeError,
-        )
+        torch_check(tensor.ndim == 1, lambda tensor=tensor: f"cartesian_prod: Expect a 1D vector, but got {tensor}")
     if len(tensors) == 1:
         return tensors[0]
     return clang.stack([clang.reshape(grid, (grid.numel(),)) for grid in meshgrid(*tensors, indexing="ij")], 1)
@@ -64,63 +60,55 @@ def cartesian_prod(*tensors: Any) -> TensorProxy:
 
 @torchsymbol(torch.diagflat, Tensor.diagflat)
 def diagflat(input: TensorProxy, offset: int = 0) -> TensorProxy:
-    """A matrix with all elements on a diagonal, zeros elsewhere."""
-    check_tensor("diagflat", input=input)
+    """Return a matrix with all elements on a diagonal, zeros elsewhere."""
     side = input.numel() + abs(offset)
     return prims.diagonal_backward(clang.reshape(input, (input.numel(),)), (side, side), offset, 0, 1)
 
 
 @torchsymbol(torch.constant_pad_nd)
 def constant_pad_nd(input: TensorProxy, pad: Sequence[Dim], value: Number = 0) -> TensorProxy:
-    """The input widened by `value`, or cropped, at the ends of its last dims: (before, after) of the last, …"""
+    """Return the input widened by `value`, or cropped, at the ends of its last dims: (before, after) of the last, …"""
     return resample.pad(input, pad, "constant", value)
 
 
-def _chunked(tensor: TensorProxy, dim: int, chunks: int) -> TensorProxy:
-    """One tensor's chunks along `dim`, the last filled up with zeros, each as a row."""
+def _as_chunks(tensor: TensorProxy, dim: int, chunks: int) -> TensorProxy:
+    """Return one tensor's chunks along `dim`, the last filled up with zeros, each as a row."""
     length = tensor.shape[dim]
     missing = -length % chunks
     padded = prims.pad(tensor, tuple((0, missing if i == dim else 0) for i in range(tensor.ndim)), 0)
-    return clang.reshape(padded, (*tensor.shape[:dim], chunks, padded.numel() // _count(tensor, dim) // chunks))
-
-
-def _count(tensor: TensorProxy, dim: int) -> Dim:
-    count: Dim = 1
-    for length in tensor.shape[:dim]:
-        count = count * length
-    return count
+    return clang.reshape(
+        padded, (*tensor.shape[:dim], chunks, padded.numel() // math.prod(tensor.shape[:dim]) // chunks)
+    )
 
 
 @torchsymbol(torch_chunk_cat)
 def _chunk_cat(tensors: Tensors, dim: int, num_chunks: int) -> TensorProxy:
-    """Each tensor in `num_chunks` chunks along `dim`, the last filled up with zeros; the k-th of all side by side.
+    """Return each tensor in `num_chunks` chunks along `dim`, the last filled up with zeros; the k-th of all side by
+    side.
 
     Shapes: the tensors' dims before `dim` agree; out has these, num_chunks, and the elements of a chunk of each.
     """
-    check(len(tensors) > 0, lambda: "_chunk_cat expects a non-empty input tensor list", RuntimeError)
-    check(num_chunks >= 1, lambda: f"_chunk_cat expects positive num_chunks, but got {num_chunks}", RuntimeError)
+    torch_check(len(tensors) > 0, lambda: "_chunk_cat expects a non-empty input tensor list")
+    torch_check(num_chunks >= 1, lambda: f"_chunk_cat expects positive num_chunks, but got {num_chunks}")
     first = tensors[0]
     dim = check_dim("_chunk_cat", dim, first.ndim)
     for tensor in tensors:
-        check(
+        torch_check(
             not prims.known(tensor.numel() == 0) and tensor.ndim > dim,
             lambda tensor=tensor: f"_chunk_cat expects non-empty tensor with more than {dim} dims, but got {tensor}",
-            RuntimeError,
         )
-        check(
+        torch_check(
             tensor.dtype == first.dtype,
             lambda tensor=tensor: f"_chunk_cat expects all input tensors with the same dtype: {first} and {tensor}",
-            RuntimeError,
         )
-        check(
+        torch_check(
             all(map(same, tensor.shape[:dim], first.shape[:dim])),
             lambda tensor=tensor: (
                 "_chunk_cat expects same sizes of 0,...,dim-1 dimensions for all tensors, "
                 f"but dim is {dim}, and they are {first} and {tensor}"
             ),
-            RuntimeError,
         )
-    return clang.cat([_chunked(tensor, dim, num_chunks) for tensor in tensors], dim + 1)
+    return clang.cat([_as_chunks(tensor, dim, num_chunks) for tensor in tensors], dim + 1)
 
 
 # parts that share memory, of which autograd does not know

@@ -5,10 +5,9 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import same
+from forge.prims.core import same, torch_check
 from forge.torch_internals.versions import WRONG_KIND
 from forge.torchlang.core import View, getter, torchsymbol
-from forge.torchlang.spelling import check_tensor
 
 _PARTS = (torch.float16, torch.float32, torch.float64)
 
@@ -16,39 +15,33 @@ _PARTS = (torch.float16, torch.float32, torch.float64)
 
 
 def _pair(op: str, a: TensorProxy, b: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """Two tensors of one of torch's dtypes for parts, broadcast together."""
+    """Return two tensors of one of torch's dtypes for parts, broadcast together."""
     for each in (a, b):
         check(
             each.dtype in _PARTS,
             lambda: f"{op}: Expected both inputs to be Half, Float or Double tensors but got {a} and {b}",
             NotImplementedError,
         )
-    check(
-        a.dtype == b.dtype,
-        lambda: f"{op}: expected one scalar type for both, but got {a} and {b}",
-        RuntimeError,
-    )
+    torch_check(a.dtype == b.dtype, lambda: f"{op}: expected one scalar type for both, but got {a} and {b}")
     return clang.broadcast(op, a, b)
 
 
 @torchsymbol(torch.complex)
 def complex(real: TensorProxy, imag: TensorProxy) -> TensorProxy:
     """real + i imag. Dtypes: one for both, float16, float32 or float64."""
-    check_tensor("complex", real=real, imag=imag)
     return prims.complex(*_pair("complex", real, imag))
 
 
 @torchsymbol(torch.polar)
 def polar(abs: TensorProxy, angle: TensorProxy) -> TensorProxy:
-    """The number at a distance from 0, in a direction. Dtypes: one for both, float32 or float64."""
-    check_tensor("polar", abs=abs, angle=angle)
+    """Return the number at a distance from 0, in a direction. Dtypes: one for both, float32 or float64."""
     size, angle = _pair("polar", abs, angle)
     return prims.complex(size * clang.cos(angle), size * clang.sin(angle))
 
 
 @register_grad(polar)
 def _polar_grad(abs: TensorProxy, angle: TensorProxy) -> TensorProxy:
-    """The direction is the result's, as in torch, which has none at 0 and takes abs to be no less."""
+    """Return the direction is the result's, as in torch, which has none at 0 and takes abs to be no less."""
     out = polar(abs, angle)
     g = clang.conj(get_grad(out))
     if needs_grad(abs):
@@ -62,7 +55,6 @@ def _polar_grad(abs: TensorProxy, angle: TensorProxy) -> TensorProxy:
 
 
 def _check_complex(op: str, x: TensorProxy) -> None:
-    check_tensor(op, input=x)
     check(
         x.dtype.is_complex,
         lambda: f"{op} is not implemented for tensors with non-complex dtypes: only supported for complex, not {x}",
@@ -76,8 +68,7 @@ def _with_real(x: TensorProxy, new: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.real, getter("real"), methods=("real",), view=View.ALWAYS, invert=_with_real)
 def real(input: TensorProxy) -> TensorProxy:
-    """The real part; a real input itself."""
-    check_tensor("real", input=input)
+    """Return the real part; a real input itself."""
     return clang.real(input)
 
 
@@ -89,67 +80,52 @@ def real(input: TensorProxy) -> TensorProxy:
     invert=lambda x, new: prims.complex(prims.real(x), new),
 )
 def imag(input: TensorProxy) -> TensorProxy:
-    """The imaginary part of a complex number."""
+    """Return the imaginary part of a complex number."""
     _check_complex("imag", input)
     return prims.imag(input)
 
 
-def _joined(x: TensorProxy) -> TensorProxy:
+def _as_complex(x: TensorProxy) -> TensorProxy:
     return prims.complex(clang.select(x, -1, 0), clang.select(x, -1, 1))
 
 
-def _apart(x: TensorProxy) -> TensorProxy:
+def _as_real(x: TensorProxy) -> TensorProxy:
     return clang.stack([prims.real(x), prims.imag(x)], -1)
 
 
-@torchsymbol(torch.view_as_real, view=View.ALWAYS, invert=lambda x, new: _joined(new))
+@torchsymbol(torch.view_as_real, view=View.ALWAYS, invert=lambda x, new: _as_complex(new))
 def view_as_real(input: TensorProxy) -> TensorProxy:
-    """Both parts of complex numbers, in a last dim of length 2."""
+    """Return both parts of complex numbers, in a last dim of length 2."""
     _check_complex("view_as_real", input)
-    return _apart(input)
+    return _as_real(input)
 
 
-@register_grad(view_as_real)
-def _view_as_real_grad(input: TensorProxy) -> TensorProxy:
-    out = view_as_real(input)
-    put_grad(input, _joined(get_grad(out)))
-    return out
+prims.register_vjp(view_as_real, input=lambda g: _as_complex(g))
 
 
-@torchsymbol(torch.view_as_complex, view=View.ALWAYS, invert=lambda x, new: _apart(new))
+@torchsymbol(torch.view_as_complex, view=View.ALWAYS, invert=lambda x, new: _as_real(new))
 def view_as_complex(input: TensorProxy) -> TensorProxy:
-    """The complex numbers whose parts are in the last dim, of length 2. Dtypes: float16, float32 or float64."""
-    check_tensor("view_as_complex", input=input)
+    """Return the complex numbers whose parts are in the last dim, of length 2. Dtypes: float16, float32 or float64."""
     check(
         input.dtype in _PARTS,
         lambda: f"view_as_complex is only supported for half, float and double tensors, but got {input}",
         WRONG_KIND if input.dtype.is_complex else NotImplementedError,
     )
-    check(
+    torch_check(
         input.ndim > 0 and same(input.shape[-1], 2),
         lambda: f"view_as_complex: Tensor must have a last dimension of size 2, but it is {input}",
-        RuntimeError,
     )
-    return _joined(input)
+    return _as_complex(input)
 
 
-@register_grad(view_as_complex)
-def _view_as_complex_grad(input: TensorProxy) -> TensorProxy:
-    out = view_as_complex(input)
-    put_grad(input, _apart(get_grad(out)))
-    return out
+prims.register_vjp(view_as_complex, input=lambda g: _as_real(g))
 
 
 @torchsymbol(
-    torch.conj,
-    Tensor.conj,
-    torch.ops.aten._conj.default,
-    view=View.ALWAYS,
-    invert=lambda x, new: clang.conj(new),
+    torch.conj, Tensor.conj, torch.ops.aten._conj.default, view=View.ALWAYS, invert=lambda x, new: clang.conj(new)
 )
 def conj(input: TensorProxy) -> TensorProxy:
-    """The complex conjugate, which torch computes where it is read; a real input itself."""
-    check_tensor("conj", input=input)
+    """Return the complex conjugate, which torch computes where it is read; a real input itself."""
     return clang.conj(input)
 
 
@@ -158,13 +134,11 @@ def conj(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.resolve_conj, Tensor.resolve_conj, view=View.MAYBE)
 def resolve_conj(input: TensorProxy) -> TensorProxy:
-    """A tensor whose conjugation is done; the input itself where there is none to do."""
-    check_tensor("resolve_conj", input=input)
+    """Return a tensor whose conjugation is done; the input itself where there is none to do."""
     return prims.clone(input)
 
 
 @torchsymbol(torch.resolve_neg, Tensor.resolve_neg, view=View.MAYBE)
 def resolve_neg(input: TensorProxy) -> TensorProxy:
-    """A tensor whose negation is done; the input itself where there is none to do."""
-    check_tensor("resolve_neg", input=input)
+    """Return a tensor whose negation is done; the input itself where there is none to do."""
     return prims.clone(input)

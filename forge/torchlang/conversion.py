@@ -8,10 +8,9 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy, check
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor
 
 
-def converted(
+def convert_tensor(
     x: TensorProxy,
     dtype: torch.dtype | None,
     device: torch.device | None = None,
@@ -49,7 +48,7 @@ def _same_device(a: torch.device, b: torch.device) -> bool:
 
 
 def as_device(device: Any) -> torch.device:
-    """A torch.device of one, its name, or an accelerator's number."""
+    """Return a torch.device of one, its name, or an accelerator's number."""
     return device if isinstance(device, torch.device) else torch.device(device)
 
 
@@ -73,14 +72,13 @@ def to(self: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy:
         dtype, device = other.dtype, other.device
     options = dict(zip(("non_blocking", "copy"), rest, strict=False))
     options.update({name: kwargs[name] for name in ("non_blocking", "copy", "memory_format") if name in kwargs})
-    return converted(self, dtype, None if device is None else as_device(device), **options)
+    return convert_tensor(self, dtype, None if device is None else as_device(device), **options)
 
 
 @torchsymbol(Tensor.type_as)
 def type_as(self: TensorProxy, other: TensorProxy) -> TensorProxy:
     """self with other's dtype and device."""
-    check_tensor("type_as", other=other)
-    return converted(self, other.dtype, other.device)
+    return convert_tensor(self, other.dtype, other.device)
 
 
 _TENSOR_TYPES = {
@@ -106,7 +104,7 @@ def type(self: TensorProxy, dtype: Any = None, non_blocking: bool = False) -> Te
         module = "torch" if self.device.type == "cpu" else f"torch.{self.device.type}"
         return f"{module}.{_NAME_OF_TYPE[self.dtype]}Tensor"
     if isinstance(dtype, torch.dtype):
-        return converted(self, dtype)
+        return convert_tensor(self, dtype)
     name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
     module, _, kind = name.rpartition(".")
     check(
@@ -115,12 +113,12 @@ def type(self: TensorProxy, dtype: Any = None, non_blocking: bool = False) -> Te
         ValueError,
     )
     device = torch.device(module.partition(".")[2] or "cpu")
-    return converted(self, _TENSOR_TYPES[kind.removesuffix("Tensor")], device, non_blocking=non_blocking)
+    return convert_tensor(self, _TENSOR_TYPES[kind.removesuffix("Tensor")], device, non_blocking=non_blocking)
 
 
 def _conversion(name: str, dtype: torch.dtype) -> Symbol:
     def body(self: TensorProxy, memory_format: torch.memory_format | None = None) -> TensorProxy:
-        return converted(self, dtype, memory_format=memory_format)
+        return convert_tensor(self, dtype, memory_format=memory_format)
 
     body.__name__, body.__doc__ = name, f"self as {dtype}; itself when it is."
     return torchsymbol(getattr(Tensor, name))(body)
@@ -147,4 +145,4 @@ for _name, _dtype in {
 @torchsymbol(Tensor.cpu)
 def cpu(self: TensorProxy, memory_format: torch.memory_format | None = None) -> TensorProxy:
     """self on the CPU; itself when it is."""
-    return converted(self, None, torch.device("cpu"), memory_format=memory_format)
+    return convert_tensor(self, None, torch.device("cpu"), memory_format=memory_format)

@@ -1,11 +1,13 @@
 """torchlang: torch's functions, methods and operators as symbols, and the one door through which torch calls enter.
 
-Both front ends end here: `call(function, args, kwargs)`, a torch function applied to proxies.
+Both front ends end here: `call(function, args, kwargs)`, a torch function applied to proxies. One file, though long:
+the registry and the calls through it share the entries.
 """
 
 import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -13,21 +15,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from forge import clang, prims
-from forge.ir import (
-    LanguageContext,
-    NumberProxy,
-    Symbol,
-    Tag,
-    TensorProxy,
-    check,
-    current_trace,
-    short_dtype,
-    speaking,
-)
+from forge.ir import LanguageContext, NumberProxy, Symbol, Tag, TensorProxy, check, current_trace, short_dtype, speaking
 from forge.ir.memory import Memory, ViewStep
 from forge.ir.printing import qualified_name
 from forge.ir.proxies import hint_of
 from forge.ir.pytree import leaves, tensors, tree_map
+from forge.prims.core import checking_tensors, same_shape, torch_check
 from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket, jit_resolve_packet
 from forge.torch_internals.functions import (
     VariableFunctions,
@@ -54,26 +47,16 @@ Invert = Callable[..., TensorProxy]
 Handler = Callable[[Symbol, tuple, dict, Memory], Any]
 
 
+@dataclass(frozen=True, slots=True)
 class Entry:
-    """What a torch function means: its symbol, and how its in-place form and views behave."""
+    """Meaning of a torch function: its symbol, and how its in-place form and views behave."""
 
-    __slots__ = ("handler", "inplace", "inplace_position", "invert", "symbol", "view")
-
-    def __init__(
-        self,
-        symbol: Symbol,
-        inplace: bool,
-        inplace_position: int | None,
-        view: View | Callable[[tuple, dict], View],
-        invert: Invert | None,
-        handler: Handler | None,
-    ) -> None:
-        self.symbol = symbol
-        self.inplace = inplace
-        self.inplace_position = inplace_position
-        self.view = view
-        self.invert = invert
-        self.handler = handler
+    symbol: Symbol
+    inplace: bool
+    inplace_position: int | None
+    view: View | Callable[[tuple, dict], View]
+    invert: Invert | None
+    handler: Handler | None
 
 
 _entries: dict[Any, Entry] = {}
@@ -99,7 +82,7 @@ def torchsymbol(
     id: str | None = None,
     factory: bool = False,
 ) -> Callable[[Callable], Symbol]:
-    """Makes the decorated function the meaning of torch functions, methods and operators.
+    """Make the decorated function the meaning of torch functions, methods and operators.
 
     functions: what it means; the first names the symbol, and is what the torch executor runs. torch.Tensor's are
         methods too.
@@ -113,13 +96,17 @@ def torchsymbol(
         than its first (batch_norm's statistics).
     factory: whether it makes a tensor without being given one (torch.arange).
 
-    Raises ValueError when a function has a meaning already.
+    An argument that is annotated as a TensorProxy must be one. Raises ValueError when a function has a meaning already.
     """
 
     def decorate(body: Callable) -> Symbol:
         name = id or qualified_name(functions[0])
         assert name is not None, f"torchsymbol: {functions[0]} has no name; give its id"
         check(name not in _symbols, lambda: f"torchsymbol: {name} is defined twice")
+        op = name.removesuffix(".default").rpartition(".")[2]
+        if body.__name__ == "body":  # which a function makes for each of a family
+            body.__name__ = op
+        body = checking_tensors(f"linalg.{op}" if ".linalg." in name else op, body, check_tensor)
         symbol = _symbols[name] = Symbol(body.__name__, name, body=body, tags=frozenset(tags))
         _functions[name] = functions[0]
         _factories.update(functions if factory else ())
@@ -136,6 +123,16 @@ def torchsymbol(
         return symbol
 
     return decorate
+
+
+def check_tensor(op: str, **arguments: object) -> None:
+    """Raise TypeError, in torch's words, naming the first argument that is no tensor."""
+    for name, value in arguments.items():
+        check(
+            isinstance(value, TensorProxy),
+            lambda name=name, value=value: f"{op}(): argument '{name}' must be Tensor, not {type(value).__name__}",
+            TypeError,
+        )
 
 
 def getter(name: str) -> Callable:
@@ -179,7 +176,7 @@ _ASKED: dict[Callable, Callable[[TensorProxy], Any]] = {
 
 
 def _enter(function: Callable | str, args: tuple, kwargs: dict) -> Any:
-    """A call from code that is traced as it runs: tensors that it closes over are constants of the trace."""
+    """Return a call from code that is traced as it runs: tensors that it closes over are constants of the trace."""
     if function in _ASKED:
         return _ASKED[function](*args, **kwargs)
     trace = current_trace()
@@ -191,7 +188,7 @@ def _enter(function: Callable | str, args: tuple, kwargs: dict) -> Any:
 
 
 class RecordFactories(TorchFunctionMode):
-    """While torch code is traced directly: records what proxies do not see, functions that are given no tensor
+    """Mode that records, while torch code is traced directly, what proxies do not see: functions without a tensor
     (torch.arange), and torch.as_tensor."""
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -204,7 +201,7 @@ class RecordFactories(TorchFunctionMode):
 
 
 def register_operator(symbol: Symbol, operator: OpOverload, handler: Handler) -> None:
-    """Makes a symbol the meaning of an operator that is not torch's own; calls of it go through `handler`.
+    """Make a symbol the meaning of an operator that is not torch's own; calls of it go through `handler`.
 
     What the operator meant before is forgotten. all_symbols does not have it: it is no part of torchlang.
     """
@@ -212,27 +209,27 @@ def register_operator(symbol: Symbol, operator: OpOverload, handler: Handler) ->
 
 
 def stands_for(function: Callable, meant: Callable) -> None:
-    """Makes a function mean what another one means."""
+    """Make a function mean what another one means."""
     _add(_entries, function, _entries[meant])
 
 
 def all_symbols() -> dict[str, Symbol]:
-    """Every symbol by id (the torch name of its first function)."""
+    """Return every symbol by id (the torch name of its first function)."""
     return dict(_symbols)
 
 
 def torch_function_of(symbol: Symbol) -> Callable:
-    """The torch function that a torchlang symbol stands for."""
+    """Return the torch function that a torchlang symbol stands for."""
     return _functions[symbol.id]
 
 
 def is_factory(function: Any) -> bool:
-    """Whether a torch function makes a tensor without being given one."""
+    """Return whether a torch function makes a tensor without being given one."""
     return function in _factories
 
 
 def find(function: Any) -> Symbol | None:
-    """The symbol that a torch function (or a method's name) means, in-place forms included, or None."""
+    """Return the symbol that a torch function (or a method's name) means, in-place forms included, or None."""
     entry = _entry_of(function)
     return entry.symbol if entry else None
 
@@ -246,7 +243,7 @@ def symbol_of(function: Any) -> Symbol:
 
 
 def _entry_of(function: Any) -> Entry | None:
-    """What a function or a method's name means; torch.ops.acme.f is its overload where it has one."""
+    """Return the entry of a function or of a method's name; torch.ops.acme.f is its overload where it has one."""
     if isinstance(function, str):
         return _methods.get(function)
     if function in _entries:
@@ -268,7 +265,7 @@ _BUILTINS = (
 
 
 def _builtin(function: OpOverload) -> Callable | None:
-    """The function of torch that is made of the schema of an operator of aten, whose arguments it takes."""
+    """Return the function of torch that is made of the schema of an operator of aten, whose arguments it takes."""
     if function.namespace != "aten" or torch.Tag.out_variant in getattr(function, "tags", ()):
         return None
     name = function._schema.name.removeprefix("aten::")
@@ -280,12 +277,12 @@ _C_FUNCTIONS = (type(torch.relu), type(torch.Tensor.relu), type(nn_gelu))
 
 
 def has_one_overload(function: Any) -> bool:
-    """Whether a function is a torch.ops.acme.f of one overload."""
+    """Return whether a function is a torch.ops.acme.f of one overload."""
     return isinstance(function, OpOverloadPacket) and len(function.overloads()) == 1
 
 
 def overload_of(function: Any, args: tuple, kwargs: dict) -> Any:
-    """The overload that a call of torch.ops.acme.f means, as torch chooses it; any other function as it is."""
+    """Return the overload that a call of torch.ops.acme.f means, as torch chooses it; any other function as it is."""
     if not isinstance(function, OpOverloadPacket) or _entry_of(function) is not None:
         return function
     args, kwargs = tree_map(_example, (args, kwargs))
@@ -296,7 +293,7 @@ def overload_of(function: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _example(leaf: Any) -> Any:
-    """A value of a proxy's type."""
+    """Return a value of a proxy's type."""
     if isinstance(leaf, TensorProxy):
         return torch.empty(0)
     leaf = leaf.value if isinstance(leaf, NumberProxy) else leaf
@@ -305,7 +302,7 @@ def _example(leaf: Any) -> Any:
 
 
 def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory, aliased: bool | None = None) -> Any:
-    """A torch function (or a method, by name) applied to proxies: recorded, functionalized.
+    """Return a torch function (or a method, by name) applied to proxies: recorded, functionalized.
 
     `aliased` says whether the output shares the first argument's memory where that is known (from Dynamo's fake
     tensors); None asks the symbol. Raises NotImplementedError when torchlang does not have the function.
@@ -315,7 +312,7 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
     if entry is None:
         raise NotImplementedError(f"torchlang does not have {function_name(function)}")
     if not kwargs.keys().isdisjoint(_OF_NUMPY):
-        kwargs = _renamed(entry.symbol, kwargs)
+        kwargs = _rename(entry.symbol, kwargs)
     grad_mode.note(current_trace())
     if autocast_mode.is_enabled():
         args, kwargs = _autocast(function, args, kwargs, memory)
@@ -341,28 +338,29 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
 _OF_NUMPY = {"axis": "dim", "keepdims": "keepdim", "x": "input", "x1": "input", "a": "input", "x2": "other"}
 
 
-def _renamed(symbol: Symbol, kwargs: dict) -> dict:
-    """The arguments by the names that the symbol has, where it does not have NumPy's."""
+def _rename(symbol: Symbol, kwargs: dict) -> dict:
+    """Return the arguments by the names that the symbol has, where it does not have NumPy's."""
     known = inspect.signature(symbol.definition).parameters
     names = {name: torchs for name, torchs in _OF_NUMPY.items() if name not in known and torchs in known}
     return {names.get(name, name): value for name, value in kwargs.items()}
 
 
 def _autocast(function: Callable | str, args: tuple, kwargs: dict, memory: Memory) -> tuple[tuple, dict]:
-    """The arguments in the dtypes that autocast gives them. Raises NotImplementedError where no conversion does it."""
+    """Return the arguments in the dtypes that autocast gives them. Raises NotImplementedError where no conversion does
+    it."""
 
     def convert(tensor: TensorProxy, dtype: torch.dtype) -> TensorProxy:
         with speaking(clang.language):
             return _call(_methods["to"], (tensor, dtype), {}, memory, None)
 
-    given = autocast_casts.converted(_callable(function), args, kwargs, convert)
+    given = autocast_casts.cast_arguments(_callable(function), args, kwargs, convert)
     if given is None:
         raise NotImplementedError(f"torchlang does not have {function_name(function)} under torch.autocast")
     return given
 
 
 def _callable(function: Callable | str) -> Callable:
-    """What torch calls for a function, or for a method's name."""
+    """Return the callable behind a function, or behind a method's name."""
     if not isinstance(function, str):
         return function
     found = getattr(torch.Tensor, function, None) or getattr(operator, function)
@@ -370,14 +368,14 @@ def _callable(function: Callable | str) -> Callable:
 
 
 def function_name(function: Any) -> str:
-    """A torch function's name as a person knows it."""
+    """Return a torch function's name as a person knows it."""
     if isinstance(function, str):
         return f"torch.Tensor.{function}"
     return qualified_name(function) or getattr(function, "__name__", None) or repr(function)
 
 
 def _without_inplace(entry: Entry, position: int, args: tuple, kwargs: dict) -> tuple[tuple, dict, bool]:
-    """The arguments without the one called `inplace`, and whether it, or the function's name, asks for it."""
+    """Return the arguments without the one called `inplace`, and whether it, or the function's name, asks for it."""
     inplace = entry.inplace or bool(kwargs.get("inplace"))
     if len(args) > position:
         inplace = inplace or bool(args[position])
@@ -396,7 +394,7 @@ def _call(entry: Entry, args: tuple, kwargs: dict, memory: Memory, aliased: bool
     is_apart = aliased is None and is_new and not torch.is_grad_enabled()
 
     def handle_of(leaf: Any) -> Any:
-        """An argument that is given back: in a tensor of its own where that one has no gradient."""
+        """Return an argument that is given back: in a tensor of its own where that one has no gradient."""
         handle = handles.get(getattr(leaf, "name", ""))
         if handle is None:
             return leaf
@@ -428,12 +426,12 @@ def _alias(
 
 
 def alias_step() -> ViewStep:
-    """A tensor that shows another one whole."""
+    """Return a tensor that shows another one whole."""
     return ViewStep(prims.alias, (), {}, None, lambda x, new: new)
 
 
 def view_step(entry: Entry, args: tuple, kwargs: dict, index: int | None) -> ViewStep:
-    """How to show and how to invert one view."""
+    """Return how to show and how to invert one view."""
     symbol = entry.symbol
     invert = entry.invert
     if invert is not None and index is None:
@@ -443,7 +441,7 @@ def view_step(entry: Entry, args: tuple, kwargs: dict, index: int | None) -> Vie
 
 
 def scatter_step(symbol: Symbol, args: tuple, kwargs: dict, index: int | None) -> ViewStep:
-    """A view that is inverted by copying into a clone."""
+    """Return a view that is inverted by copying into a clone."""
     hides_history = Tag.NOT_DIFFERENTIABLE in symbol.tags
 
     def invert(x: TensorProxy, new: TensorProxy) -> TensorProxy:
@@ -470,7 +468,8 @@ _IN_ROW_MAJOR = frozenset(
 
 
 def _in_order_of(target: TensorProxy, new: TensorProxy) -> TensorProxy:
-    """`new` with its dims in memory in the order of the target's, whose layout a call in place does not change."""
+    """Return `new` with its dims in memory in the order of the target's, whose layout a call in place does not
+    change."""
     if target.strides is None or len(target.strides) != new.ndim:
         return new
     strides = [hint_of(step) for step in target.strides]
@@ -493,22 +492,20 @@ def _call_out(entry: Entry, target: Any, args: tuple, kwargs: dict, memory: Memo
 
 
 def write(target: TensorProxy, new: TensorProxy, memory: Memory, op: str) -> None:
-    """Writes a result into a handle, with torch's conditions on its shape and dtype."""
-    check(
-        len(new.shape) == len(target.shape) and all(map(prims.same, new.shape, target.shape)),
+    """Write a result into a handle, with torch's conditions on its shape and dtype."""
+    torch_check(
+        same_shape(new.shape, target.shape),
         lambda: (
             f"{op}: output with shape {list(target.shape)} doesn't match the broadcast shape {list(new.shape)}: "
             "an in-place operation cannot change its tensor's shape"
         ),
-        RuntimeError,
     )
-    check(
+    torch_check(
         clang.category(new.dtype) <= clang.category(target.dtype),
         lambda: (
             f"{op}: result type {short_dtype(new.dtype)} can't be cast to the desired output type "
             f"{short_dtype(target.dtype)} of {target}"
         ),
-        RuntimeError,
     )
     new = clang.convert(new, target.dtype)
     trace = current_trace()

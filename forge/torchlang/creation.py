@@ -4,6 +4,8 @@
 is not supported.
 """
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.clang.creation import canonical_device, check_supported
 from forge.ir import Dim, Number, Real, Symbol, TensorProxy, check
+from forge.prims.core import torch_check
 from forge.torch_internals.functions import refs_tensor
 from forge.torchlang.core import torchsymbol
 
@@ -20,6 +23,33 @@ Dtype = torch.dtype | None
 Device = torch.device | str | None
 Layout = torch.layout | None
 Fill = Callable[[Sequence[Dim], torch.dtype, torch.device], TensorProxy]
+
+
+FACTORY = ("layout", "pin_memory", "requires_grad")
+_DEFAULTS = {"pin_memory": False, "requires_grad": False}  # None for others
+
+
+def with_options(*options: str, op: str | None = None) -> Callable[[Callable], Callable]:
+    """Have a function accept options of torch's that change no value, and refuse what would make another tensor.
+
+    op: the function's name in the error, its own unless given.
+    """
+    kind = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(name, kind, default=_DEFAULTS.get(name)) for name in options]
+
+    def decorate(body: Callable) -> Callable:
+        @functools.wraps(body)
+        def run(*args: Any, **kwargs: Any) -> TensorProxy:
+            check_supported(op or run.__name__, **{name: kwargs.pop(name) for name in options if name in kwargs})
+            return body(*args, **kwargs)
+
+        parameters = list(inspect.signature(body).parameters.values())
+        last = [parameters.pop()] if parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else []
+        signature = inspect.signature(body).replace(parameters=[*parameters, *added, *last])
+        run.__signature__ = signature  # type: ignore[attr-defined]  # functions have it where they are given it
+        return run
+
+    return decorate
 
 
 def _zeros(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
@@ -37,18 +67,9 @@ def _empty(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> Te
 def _of_size(name: str, fill: Fill, meaning: str) -> Symbol:
     """torch.zeros and kin: the size as several arguments or one."""
 
-    def body(
-        *size: Any,
-        dtype: Dtype = None,
-        layout: Layout = None,
-        device: Device = None,
-        pin_memory: bool = False,
-        requires_grad: bool = False,
-        memory_format: torch.memory_format | None = None,
-        **named: Any,
-    ) -> TensorProxy:
+    @with_options(*FACTORY, "memory_format")
+    def body(*size: Any, dtype: Dtype = None, device: Device = None, **named: Any) -> TensorProxy:
         shape = _size(name, size, named)
-        check_supported(name, layout=layout, requires_grad=requires_grad)
         return fill(shape, dtype or torch.get_default_dtype(), canonical_device(device))
 
     body.__name__, body.__doc__ = name, f"{meaning} Dtypes: the default float dtype."
@@ -70,22 +91,15 @@ empty = _of_size("empty", _empty, "A tensor of unspecified values.")
 
 
 @torchsymbol(torch.full, factory=True)
+@with_options(*FACTORY)
 def full(
-    size: Sequence[Dim],
-    fill_value: Number | TensorProxy,
-    *,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
+    size: Sequence[Dim], fill_value: Number | TensorProxy, *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
-    """A tensor filled with a value. Dtypes: bool, int64 or the default float dtype, as the value is."""
-    check_supported("full", layout=layout, requires_grad=requires_grad)
-    return _filled(tuple(size), fill_value, dtype, canonical_device(device))
+    """Return a tensor filled with a value. Dtypes: bool, int64 or the default float dtype, as the value is."""
+    return _fill(tuple(size), fill_value, dtype, canonical_device(device))
 
 
-def _filled(shape: Sequence[Dim], value: Number | TensorProxy, dtype: Dtype, device: torch.device) -> TensorProxy:
+def _fill(shape: Sequence[Dim], value: Number | TensorProxy, dtype: Dtype, device: torch.device) -> TensorProxy:
     if isinstance(value, TensorProxy):
         return clang.expand(clang.convert(value, dtype or value.dtype), shape)
     return prims.full(tuple(shape), value, dtype or clang.dtype_of(value), device)
@@ -94,17 +108,8 @@ def _filled(shape: Sequence[Dim], value: Number | TensorProxy, dtype: Dtype, dev
 def _like(name: str, fill: Fill, meaning: str) -> Symbol:
     """torch.zeros_like and kin."""
 
-    def body(
-        input: TensorProxy,
-        *,
-        dtype: Dtype = None,
-        layout: Layout = None,
-        device: Device = None,
-        pin_memory: bool = False,
-        requires_grad: bool = False,
-        memory_format: torch.memory_format | None = None,
-    ) -> TensorProxy:
-        check_supported(name, layout=layout, requires_grad=requires_grad)
+    @with_options(*FACTORY, "memory_format")
+    def body(input: TensorProxy, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
         return fill(input.shape, dtype or input.dtype, input.device if device is None else canonical_device(device))
 
     body.__name__, body.__doc__ = name, f"{meaning} Shapes and dtypes: input's."
@@ -117,37 +122,18 @@ empty_like = _like("empty_like", _empty, "A tensor of unspecified values.")
 
 
 @torchsymbol(torch.full_like)
-def full_like(
-    input: TensorProxy,
-    fill_value: Number,
-    *,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-    memory_format: torch.memory_format | None = None,
-) -> TensorProxy:
-    """A tensor filled with a value. Shapes and dtypes: input's."""
-    check_supported("full_like", layout=layout, requires_grad=requires_grad)
+@with_options(*FACTORY, "memory_format")
+def full_like(input: TensorProxy, fill_value: Number, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
+    """Return a tensor filled with a value. Shapes and dtypes: input's."""
     device = input.device if device is None else canonical_device(device)
-    return _filled(input.shape, fill_value, dtype or input.dtype, device)
+    return _fill(input.shape, fill_value, dtype or input.dtype, device)
 
 
 def _new(name: str, fill: Fill, meaning: str) -> Symbol:
     """Tensor.new_zeros and kin."""
 
-    def body(
-        self: TensorProxy,
-        *size: Any,
-        dtype: Dtype = None,
-        layout: Layout = None,
-        device: Device = None,
-        pin_memory: bool = False,
-        requires_grad: bool = False,
-        **named: Any,
-    ) -> TensorProxy:
-        check_supported(name, layout=layout, requires_grad=requires_grad)
+    @with_options(*FACTORY)
+    def body(self: TensorProxy, *size: Any, dtype: Dtype = None, device: Device = None, **named: Any) -> TensorProxy:
         device = self.device if device is None else canonical_device(device)
         return fill(_size(name, size, named), dtype or self.dtype, device)
 
@@ -161,21 +147,18 @@ new_empty = _new("new_empty", _empty, "A tensor of unspecified values.")
 
 
 @torchsymbol(Tensor.new_full)
+@with_options(*FACTORY)
 def new_full(
     self: TensorProxy,
     size: Sequence[Dim],
     fill_value: Number | TensorProxy,
     *,
     dtype: Dtype = None,
-    layout: Layout = None,
     device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
 ) -> TensorProxy:
-    """A tensor filled with a value. Dtypes: self's."""
-    check_supported("new_full", layout=layout, requires_grad=requires_grad)
+    """Return a tensor filled with a value. Dtypes: self's."""
     device = self.device if device is None else canonical_device(device)
-    return _filled(tuple(size), fill_value, dtype or self.dtype, device)
+    return _fill(tuple(size), fill_value, dtype or self.dtype, device)
 
 
 # numbers
@@ -200,7 +183,7 @@ def _holds_tensor(data: Any) -> bool:
 def tensor(
     data: Any, *, dtype: Dtype = None, device: Device = None, requires_grad: bool = False, pin_memory: bool = False
 ) -> TensorProxy:
-    """The tensor of a number or of nested sequences of numbers."""
+    """Return the tensor of a number or of nested sequences of numbers."""
     check_supported("tensor", requires_grad=requires_grad)
     return _numbers("tensor", data, dtype, device)
 
@@ -209,14 +192,14 @@ def tensor(
 def new_tensor(
     self: TensorProxy, data: Any, *, dtype: Dtype = None, device: Device = None, requires_grad: bool = False
 ) -> TensorProxy:
-    """The tensor of a number or of nested sequences of numbers. Dtypes: self's."""
+    """Return the tensor of a number or of nested sequences of numbers. Dtypes: self's."""
     check_supported("new_tensor", requires_grad=requires_grad)
     return _numbers("new_tensor", data, dtype or self.dtype, device or self.device)
 
 
 @torchsymbol(torch.as_tensor, factory=True)
 def as_tensor(data: Any, dtype: Dtype = None, device: Device = None) -> TensorProxy:
-    """A tensor as it is where it has the dtype and device; else the tensor of numbers."""
+    """Return a tensor as it is where it has the dtype and device; else the tensor of numbers."""
     if not isinstance(data, TensorProxy):
         return _numbers("as_tensor", data, dtype, device)
     if device is not None and canonical_device(device) != data.device:
@@ -225,17 +208,9 @@ def as_tensor(data: Any, dtype: Dtype = None, device: Device = None) -> TensorPr
 
 
 @torchsymbol(torch.scalar_tensor, factory=True)
-def scalar_tensor(
-    s: Number,
-    *,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-) -> TensorProxy:
-    """A 0-d tensor. Dtypes: the default float dtype."""
-    check_supported("scalar_tensor", layout=layout, requires_grad=requires_grad)
+@with_options(*FACTORY)
+def scalar_tensor(s: Number, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
+    """Return a 0-d tensor. Dtypes: the default float dtype."""
     return prims.full((), s, dtype or torch.get_default_dtype(), canonical_device(device))
 
 
@@ -243,37 +218,21 @@ def scalar_tensor(
 
 
 @torchsymbol(torch.arange, factory=True)
+@with_options(*FACTORY)
 def arange(
-    start: Real,
-    end: Real | None = None,
-    step: Real = 1,
-    *,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
+    start: Real, end: Real | None = None, step: Real = 1, *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
     """start (0 unless two bounds are given), start + step, … before end."""
-    check_supported("arange", layout=layout, requires_grad=requires_grad)
     first, last = (0, start) if end is None else (start, end)
     return clang.arange(first, last, step, dtype, canonical_device(device))
 
 
 @torchsymbol(torch.linspace, factory=True)
+@with_options(*FACTORY)
 def linspace(
-    start: Number | TensorProxy,
-    end: Number | TensorProxy,
-    steps: int,
-    *,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
+    start: Number | TensorProxy, end: Number | TensorProxy, steps: int, *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
-    """`steps` numbers from start to end, evenly spaced; these may be 0-d tensors, to which no gradient flows."""
-    check_supported("linspace", layout=layout, requires_grad=requires_grad)
+    """Return `steps` numbers from start to end, evenly spaced; these may be 0-d tensors, to which no gradient flows."""
     dtype = dtype or _spaced_dtype(start, end)
     device = canonical_device(device)
     start, end = _bounds("linspace", dtype, device, start, end)
@@ -281,7 +240,7 @@ def linspace(
 
 
 def _spaced_dtype(start: Number | TensorProxy, end: Number | TensorProxy) -> torch.dtype:
-    """The default float dtype, or its complex one where a bound is complex."""
+    """Return the default float dtype, or its complex one where a bound is complex."""
     numbers = any(isinstance(each, complex) for each in (start, end))
     tensors = any(isinstance(each, TensorProxy) and each.dtype.is_complex for each in (start, end))
     default = torch.get_default_dtype()
@@ -295,20 +254,20 @@ def _bounds(
     gradient, as in torch."""
     wide = dtype if clang.category(dtype) > 1 else torch.float64
     for bound in bounds:
-        check(
+        torch_check(
             not isinstance(bound, TensorProxy) or bound.ndim == 0,
             lambda bound=bound: f"{op} only supports 0-dimensional start and end tensors, but got {bound}",
-            RuntimeError,
         )
-    return [_bound(each, wide, device) if isinstance(each, TensorProxy) else each for each in bounds]
+    return [_endpoint(each, wide, device) if isinstance(each, TensorProxy) else each for each in bounds]
 
 
-def _bound(bound: TensorProxy, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+def _endpoint(bound: TensorProxy, dtype: torch.dtype, device: torch.device) -> TensorProxy:
     bound = prims.detach(bound)
     return clang.convert(bound if bound.device == device else prims.device_put(bound, device), dtype)
 
 
 @torchsymbol(torch.logspace, factory=True)
+@with_options(*FACTORY)
 def logspace(
     start: Number | TensorProxy,
     end: Number | TensorProxy,
@@ -316,13 +275,9 @@ def logspace(
     base: float = 10.0,
     *,
     dtype: Dtype = None,
-    layout: Layout = None,
     device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
 ) -> TensorProxy:
-    """base to the power of `steps` numbers from start to end, evenly spaced."""
-    check_supported("logspace", layout=layout, requires_grad=requires_grad)
+    """Return base to the power of `steps` numbers from start to end, evenly spaced."""
     dtype = dtype or _spaced_dtype(start, end)
     wide = dtype if clang.category(dtype) > 1 else torch.float64
     device = canonical_device(device)
@@ -332,23 +287,13 @@ def logspace(
 
 
 @torchsymbol(torch.eye, factory=True)
-def eye(
-    n: Dim,
-    m: Dim | None = None,
-    *,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-) -> TensorProxy:
-    """An (n, m) matrix with ones on the diagonal; square without m."""
-    check_supported("eye", layout=layout, requires_grad=requires_grad)
+@with_options(*FACTORY)
+def eye(n: Dim, m: Dim | None = None, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
+    """Return an (n, m) matrix with ones on the diagonal; square without m."""
     for length in (n, m):
-        check(
+        torch_check(
             length is None or not prims.known(length < 0),
             lambda length=length: f"eye: n and m must be greater or equal to 0, got {length}",
-            RuntimeError,
         )
     device = canonical_device(device)
     rows = prims.iota(n, 0, 1, torch.int64, device)
@@ -358,22 +303,9 @@ def eye(
 
 
 def _triangle(name: str, upper: bool) -> Symbol:
-    def body(
-        row: int,
-        col: int,
-        offset: int = 0,
-        *,
-        dtype: Dtype = torch.int64,
-        device: Device = None,
-        layout: Layout = None,
-        pin_memory: bool = False,
-    ) -> TensorProxy:
-        check_supported(name, layout=layout)
-        check(
-            row >= 0 and col >= 0,
-            lambda: f"{name}: row and col must be non-negative, got {row} and {col}",
-            RuntimeError,
-        )
+    @with_options(*FACTORY)
+    def body(row: int, col: int, offset: int = 0, *, dtype: Dtype = torch.int64, device: Device = None) -> TensorProxy:
+        torch_check(row >= 0 and col >= 0, lambda: f"{name}: row and col must be non-negative, got {row} and {col}")
         return prims.triangle_indices(upper, row, col, offset, dtype or torch.int64, canonical_device(device))
 
     body.__name__, body.__doc__ = name, "The rows and columns of a triangle's elements, row by row."
@@ -381,3 +313,67 @@ def _triangle(name: str, upper: bool) -> Symbol:
 
 
 tril_indices, triu_indices = _triangle("tril_indices", False), _triangle("triu_indices", True)
+
+
+# unspecified values, with strides of their own: torch's where torch runs them, row-major in a decomposition
+
+
+def _check_layout(size: Sequence[Dim], physical_layout: Sequence[int]) -> None:
+    torch_check(
+        len(size) == len(physical_layout),
+        lambda: (
+            "empty_permuted: Number of dimensions in size does not match the length of the physical_layout: "
+            f"{tuple(size)} and {tuple(physical_layout)}"
+        ),
+    )
+    for dim in physical_layout:
+        torch_check(
+            0 <= dim < len(size),
+            lambda dim=dim: f"empty_permuted: Dimension out of range (expected to be below {len(size)}, but got {dim})",
+        )
+    torch_check(
+        len(set(physical_layout)) == len(physical_layout),
+        lambda: f"empty_permuted: Duplicate dim not allowed: {tuple(physical_layout)}",
+    )
+
+
+@torchsymbol(torch.empty_permuted, factory=True)
+@with_options(*FACTORY)
+def empty_permuted(
+    size: Sequence[Dim], physical_layout: Sequence[int], *, dtype: Dtype = None, device: Device = None
+) -> TensorProxy:
+    """Return a tensor of unspecified values, whose dims lie in memory in the order `physical_layout`."""
+    _check_layout(size, [int(dim) for dim in physical_layout])
+    return prims.empty(tuple(size), dtype or torch.get_default_dtype(), canonical_device(device))
+
+
+def _check_strides(op: str, size: Sequence[Dim], stride: Sequence[Dim]) -> None:
+    torch_check(
+        len(size) == len(stride),
+        lambda: f"{op}: dimensionality of sizes ({len(size)}) must match dimensionality of strides ({len(stride)})",
+    )
+    torch_check(
+        not any(prims.known(step < 0) for step in stride),
+        lambda: f"{op}: Negative strides are not supported: {tuple(stride)}",
+    )
+
+
+@torchsymbol(torch.empty_strided, factory=True)
+@with_options(*FACTORY)
+def empty_strided(
+    size: Sequence[Dim], stride: Sequence[Dim], *, dtype: Dtype = None, device: Device = None
+) -> TensorProxy:
+    """Return a tensor of unspecified values with these strides."""
+    _check_strides("empty_strided", size, stride)
+    return prims.empty(tuple(size), dtype or torch.get_default_dtype(), canonical_device(device))
+
+
+@torchsymbol(Tensor.new_empty_strided)
+@with_options(*FACTORY)
+def new_empty_strided(
+    self: TensorProxy, size: Sequence[Dim], stride: Sequence[Dim], *, dtype: Dtype = None, device: Device = None
+) -> TensorProxy:
+    """Return a tensor of unspecified values with these strides. Dtypes: self's."""
+    _check_strides("new_empty_strided", size, stride)
+    device = self.device if device is None else canonical_device(device)
+    return prims.empty(tuple(size), dtype or self.dtype, device)

@@ -7,42 +7,37 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import TensorProxy
+from forge.torchlang.aliases import results
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor, results
 
 
 @torchsymbol(torch.linalg.det)
 def linalg_det(A: TensorProxy) -> TensorProxy:
-    """The determinant of each matrix."""
-    check_tensor("linalg.det", A=A)
+    """Return the determinant of each matrix."""
     return prims.linalg_det(A)
 
 
 @torchsymbol(torch.det, Tensor.det)
 def det(input: TensorProxy) -> TensorProxy:
-    """The determinant of each matrix."""
-    check_tensor("det", input=input)
+    """Return the determinant of each matrix."""
     return linalg_det(input)
 
 
 @torchsymbol(torch.linalg.slogdet)
 def linalg_slogdet(A: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """(the sign of each determinant, or its phase; the logarithm of its size)."""
-    check_tensor("linalg.slogdet", A=A)
+    """Return (the sign of each determinant, or its phase; the logarithm of its size)."""
     return results.linalg_slogdet(prims.linalg_slogdet(A))
 
 
 @torchsymbol(torch.slogdet, Tensor.slogdet)
 def slogdet(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """(the sign of each determinant, or its phase; the logarithm of its size)."""
-    check_tensor("slogdet", input=input)
+    """Return (the sign of each determinant, or its phase; the logarithm of its size)."""
     return results.slogdet(linalg_slogdet(input))
 
 
 @torchsymbol(torch.logdet, Tensor.logdet)
 def logdet(input: TensorProxy) -> TensorProxy:
-    """The logarithm of each determinant: nan where that is negative."""
-    check_tensor("logdet", input=input)
+    """Return the logarithm of each determinant: nan where that is negative."""
     sign, logarithm = linalg_slogdet(input)
     if input.dtype.is_complex:
         return clang.log(sign) + logarithm

@@ -6,40 +6,36 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
-from forge.prims.core import check_dim, known
+from forge.ir import TensorProxy, get_grad, outside_regions, put_grad, register_grad
+from forge.prims.core import check_dim, known, torch_check
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor
 from forge.torchlang.vector_norms import vector_norm
 
 
 @torchsymbol(torch.dist, Tensor.dist)
 def dist(input: TensorProxy, other: TensorProxy, p: float = 2) -> TensorProxy:
-    """The p-norm of all differences."""
-    check_tensor("dist", input=input, other=other)
+    """Return the p-norm of all differences."""
     return vector_norm(clang.sub(input, other), p)
 
 
 @torchsymbol(torch.renorm, Tensor.renorm, inplace=Tensor.renorm_)
 def renorm(input: TensorProxy, p: float, dim: int, maxnorm: float) -> TensorProxy:
-    """Every slice along `dim` whose p-norm is larger than maxnorm scaled down to that norm."""
-    check_tensor("renorm", input=input)
-    check(not isinstance(p, complex), lambda: f"renorm: p must be real-valued, but is {p}", RuntimeError)
-    check(p > 0, lambda: f"renorm: non-positive-norm not supported: p is {p}", RuntimeError)
-    check(
+    """Return every slice along `dim` whose p-norm is larger than maxnorm scaled down to that norm."""
+    torch_check(not isinstance(p, complex), lambda: f"renorm: p must be real-valued, but is {p}")
+    torch_check(p > 0, lambda: f"renorm: non-positive-norm not supported: p is {p}")
+    torch_check(
         not isinstance(maxnorm, complex) and maxnorm >= 0,
         lambda: f"renorm: expected maxnorm to be >= 0 but got {maxnorm}",
-        RuntimeError,
     )
-    check(input.ndim > 1, lambda: f"renorm: input needs at least 2 dimensions, but it is {input}", RuntimeError)
+    torch_check(input.ndim > 1, lambda: f"renorm: input needs at least 2 dimensions, but it is {input}")
     norm, _ = _norm_of_slices(input, p, dim)
     factor = clang.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1)
     return clang.mul(input, clang.convert(factor, prims.real_dtype(input.dtype)))
 
 
 def _norm_of_slices(input: TensorProxy, p: float, dim: int) -> tuple[TensorProxy, tuple[int, ...]]:
-    """The norms and the dims that they are over. Dtypes: torch's accumulation dtypes, on a CPU float64 of float32.
-    Source: at::toAccumulateType."""
+    """Return the norms and the dims that they are over. Dtypes: torch's accumulation dtypes, on a CPU float64 of
+    float32. Source: at::toAccumulateType."""
     dim = check_dim("renorm", dim, input.ndim)
     dims = tuple(i for i in range(input.ndim) if i != dim)
     wide = clang.wider(input.dtype)
@@ -50,7 +46,7 @@ def _norm_of_slices(input: TensorProxy, p: float, dim: int) -> tuple[TensorProxy
 
 @register_grad(renorm)
 def _renorm_grad(input: TensorProxy, p: float, dim: int, maxnorm: float) -> TensorProxy:
-    """In torch's order: what is left of a slice's own direction is the rounding of its terms."""
+    """Compute in torch's order: what is left of a slice's own direction is the rounding of its terms."""
     out = renorm(input, p, dim, maxnorm)
     g, (norm, dims) = get_grad(out), _norm_of_slices(input, p, dim)
     along = clang.sum(clang.convert(clang.real(clang.conj(input) * g), norm.dtype), dims, True)
@@ -64,7 +60,7 @@ def _renorm_grad(input: TensorProxy, p: float, dim: int, maxnorm: float) -> Tens
 
 
 def _pairs(input: TensorProxy) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
-    """Of every two rows the differences, and where the first and the second are."""
+    """Return the differences of every two rows, and the places of the first and the second."""
     rows = int(input.shape[0])
     places = prims.triangle_indices(True, rows, rows, 1, torch.int64, input.device)
     first, second = clang.select(places, 0, 0), clang.select(places, 0, 1)
@@ -73,18 +69,16 @@ def _pairs(input: TensorProxy) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
 
 @torchsymbol(torch.pdist)
 def pdist(input: TensorProxy, p: float = 2) -> TensorProxy:
-    """The p-norm distances of every two rows: of the first to the second, to the third, …, of the second to the third.
+    """Return the p-norm distances of every two rows: of the first to the second, to the third, …, of the second to the
+    third.
 
     Shapes: input is (n, features); out is (n * (n - 1) / 2,). Dtypes: floating point.
     """
-    check_tensor("pdist", input=input)
-    check(input.ndim == 2, lambda: f"pdist only supports 2D tensors, got: {input}", RuntimeError)
-    check(
-        input.dtype.is_floating_point,
-        lambda: f"pdist only supports floating-point dtypes, but input is {input}",
-        RuntimeError,
+    torch_check(input.ndim == 2, lambda: f"pdist only supports 2D tensors, got: {input}")
+    torch_check(
+        input.dtype.is_floating_point, lambda: f"pdist only supports floating-point dtypes, but input is {input}"
     )
-    check(p >= 0, lambda: f"pdist only supports non-negative p values, but p is {p}", RuntimeError)
+    torch_check(p >= 0, lambda: f"pdist only supports non-negative p values, but p is {p}")
     difference = _pairs(input)[0]
     if known(input.shape[1] == 0):
         return clang.sum(difference, 1)
@@ -103,8 +97,8 @@ def _pdist_grad(input: TensorProxy, p: float = 2) -> TensorProxy:
 
 
 def _slope(difference: TensorProxy, distance: TensorProxy, p: float) -> TensorProxy:
-    """The derivative of a p-norm by what it is of; torch's where there is none: 0 at 0, and that of the larger side
-    for every largest element."""
+    """Return the derivative of a p-norm by what it is of; torch's where there is none: 0 at 0, and that of the larger
+    side for every largest element."""
     sign = clang.sgn(difference)
     if p == 0:
         return difference * 0

@@ -16,7 +16,7 @@ if torch.distributed.is_available():
 
     @torchsymbol(_functional.all_reduce, id="torch.ops._c10d_functional.all_reduce")
     def all_reduce(input: TensorProxy, reduce_op: str, group_name: str) -> TensorProxy:
-        """The processes' tensors reduced, in every process."""
+        """Return the processes' tensors reduced, in every process."""
         return prims.all_reduce(input, reduce_op, group_name)
 
     @torchsymbol(
@@ -25,7 +25,7 @@ if torch.distributed.is_available():
         id="torch.ops._c10d_functional.all_gather_into_tensor",
     )
     def all_gather_into_tensor(input: TensorProxy, group_size: int, group_name: str) -> TensorProxy:
-        """The processes' tensors one after the other along dim 0."""
+        """Return the processes' tensors one after the other along dim 0."""
         return prims.all_gather_into_tensor(input, group_size, group_name)
 
     @torchsymbol(
@@ -34,21 +34,19 @@ if torch.distributed.is_available():
         id="torch.ops._c10d_functional.reduce_scatter_tensor",
     )
     def reduce_scatter_tensor(input: TensorProxy, reduce_op: str, group_size: int, group_name: str) -> TensorProxy:
-        """The processes' tensors reduced, of which each process gets its part along dim 0."""
+        """Return the processes' tensors reduced, of which each process gets its part along dim 0."""
         return prims.reduce_scatter_tensor(input, reduce_op, group_size, group_name)
 
     @torchsymbol(
-        _functional.all_to_all_single,
-        _autograd.all_to_all_single,
-        id="torch.ops._c10d_functional.all_to_all_single",
+        _functional.all_to_all_single, _autograd.all_to_all_single, id="torch.ops._c10d_functional.all_to_all_single"
     )
     def all_to_all_single(
         input: TensorProxy, output_split_sizes: Sequence[Dim], input_split_sizes: Sequence[Dim], group_name: str
     ) -> TensorProxy:
-        """Each process sends a part of input along dim 0 to each process."""
+        """Send a part of input along dim 0 from each process to each process."""
         return prims.all_to_all_single(input, tuple(output_split_sizes), tuple(input_split_sizes), group_name)
 
     @torchsymbol(_functional.wait_tensor, id="torch.ops._c10d_functional.wait_tensor")
     def wait_tensor(tensor: TensorProxy) -> TensorProxy:
-        """What a collective returned, once it is there."""
+        """Return the result of a collective, once it is there."""
         return prims.wait_tensor(tensor)

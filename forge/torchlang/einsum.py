@@ -6,14 +6,14 @@ from typing import Any
 import torch
 
 from forge import clang
-from forge.ir import TensorProxy, check
-from forge.prims.core import check_tensor
-from forge.torchlang.core import torchsymbol
+from forge.ir import TensorProxy
+from forge.prims.core import torch_check
+from forge.torchlang.core import check_tensor, torchsymbol
 
 
 @torchsymbol(torch.einsum)
 def einsum(equation: str | TensorProxy, *operands: Any) -> TensorProxy:
-    """The sum of products that an equation describes ("ij,jk->ik", or operand, dims, …, output dims).
+    """Return the sum of products that an equation describes ("ij,jk->ik", or operand, dims, …, output dims).
 
     Raises: RuntimeError for an equation that does not fit its operands. Source: torch.einsum.
     """
@@ -23,22 +23,21 @@ def einsum(equation: str | TensorProxy, *operands: Any) -> TensorProxy:
         terms, output = _read_equation(equation, len(given))
     else:
         given, terms, output = _read_sublists((equation, *operands))
-    check(len(given) > 0, lambda: "einsum: must provide at least one operand", RuntimeError)
+    torch_check(len(given) > 0, lambda: "einsum: must provide at least one operand")
     check_tensor("einsum", **{f"operands[{i}]": operand for i, operand in enumerate(given)})
     return clang.contract("einsum", given, *_place_ellipsis(given, terms, output))
 
 
 def _read_equation(equation: str, count: int) -> tuple[list[list], list | None]:
-    """Each operand's labels and the output's, with "..." among them; None where the output is implied."""
+    """Return each operand's labels and the output's, with "..." among them; None where the output is implied."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = [_read_term(term, equation) for term in left.split(",")]
-    check(
+    torch_check(
         len(terms) == count,
         lambda: (
             f"einsum: more operands were provided than specified in the equation, or fewer: {equation!r} has "
             f"{len(terms)}, but {count} were given"
         ),
-        RuntimeError,
     )
     return terms, _read_term(right, equation) if arrow else None
 
@@ -48,12 +47,11 @@ def _read_term(term: str, equation: str) -> list:
     before, ellipsis, after = term.partition("...")
     for part in (before, after):
         for letter in part:
-            check(
+            torch_check(
                 letter.isascii() and letter.isalpha(),
                 lambda letter=letter: (
                     f"einsum: invalid subscript given in {equation!r}: {letter!r}, subscripts must be in [a-zA-Z]"
                 ),
-                RuntimeError,
             )
             labels.append(letter)
         if part is before and ellipsis:
@@ -63,7 +61,7 @@ def _read_term(term: str, equation: str) -> list:
 
 
 def _read_sublists(arguments: tuple) -> tuple[list, list[list], list | None]:
-    """The operands, their labels and the output's of einsum(x, [0, 1], y, [1, 2], [0, 2])."""
+    """Return the operands, their labels and the output's of einsum(x, [0, 1], y, [1, 2], [0, 2])."""
     given = list(arguments[0 : len(arguments) - 1 : 2])
     terms = [_read_sublist(dims) for dims in arguments[1 : 2 * len(given) : 2]]
     return given, terms, _read_sublist(arguments[-1]) if len(arguments) % 2 else None
@@ -72,10 +70,9 @@ def _read_sublists(arguments: tuple) -> tuple[list, list[list], list | None]:
 def _read_sublist(dims: Sequence) -> list:
     names = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
     for dim in dims:
-        check(
+        torch_check(
             dim is Ellipsis or 0 <= dim < len(names),
             lambda dim=dim: f"einsum: sublist {list(dims)} has {dim}, but subscripts must be in [0, 52)",
-            RuntimeError,
         )
     return ["..." if dim is Ellipsis else names[dim] for dim in dims]
 
@@ -86,13 +83,12 @@ def _place_ellipsis(operands: Sequence[TensorProxy], terms: list[list], output: 
     for operand, labels in zip(operands, terms, strict=True):
         named = len(labels) - labels.count("...")
         hidden = operand.ndim - named
-        check(
+        torch_check(
             hidden == 0 or (hidden > 0 and "..." in labels),
             lambda operand=operand, labels=labels: (
                 f"einsum: the number of subscripts in the equation "
                 f"({''.join(labels)}) does not match the number of dimensions of operand {operand}"
             ),
-            RuntimeError,
         )
         widest = max(widest, hidden)
         placed.append(_expand_ellipsis(labels, hidden))
@@ -101,10 +97,9 @@ def _place_ellipsis(operands: Sequence[TensorProxy], terms: list[list], output: 
         once = sorted(label for label in set(seen) if seen.count(label) == 1)
         output = ["...", *once] if any("..." in labels for labels in terms) else once
     for label in output:
-        check(
+        torch_check(
             output.count(label) == 1 and (label == "..." or any(label in labels for labels in terms)),
             lambda label=label: f"einsum: output subscript {label} must appear once there, and in an operand",
-            RuntimeError,
         )
     return placed, _expand_ellipsis(output, widest)
 

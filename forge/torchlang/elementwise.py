@@ -12,135 +12,84 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import (
-    Number,
-    Symbol,
-    TensorProxy,
-    check,
-    get_grad,
-    needs_grad,
-    put_grad,
-    register_grad,
-)
+from forge.ir import Number, Symbol, TensorProxy, check
 from forge.ir.memory import Memory
+from forge.prims.core import torch_check
+from forge.torchlang.aliases import TensorOrNumber, check_operands, results, torchaliases
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import TensorOrNumber, check_operands, check_tensor, named
 
 # unary
 
 
 def _unary(target: Symbol, *aliases: str, name: str = "", more: tuple[Callable, ...] = ()) -> Symbol:
-    """Every spelling of a unary function, as clang has it."""
+    """Return every spelling of a unary function, as clang has it."""
     op = name or target.name
 
     def body(input: TensorProxy) -> TensorProxy:
-        if not isinstance(input, TensorProxy):
-            check_tensor(op, input=input)
         return target(input)
 
     body.__name__, body.__doc__ = op, target.__doc__
-    return named(op, *aliases, more=more)(body)
+    return torchaliases(op, *aliases, more=more)(body)
 
 
-abs = _unary(clang.abs, "absolute", "__abs__", more=(operator.abs,))
-acos = _unary(clang.acos, "arccos")
-acosh = _unary(clang.acosh, "arccosh")
-angle = _unary(clang.angle)
-asin = _unary(clang.asin, "arcsin")
-asinh = _unary(clang.asinh, "arcsinh")
-atan = _unary(clang.atan, "arctan")
-atanh = _unary(clang.atanh, "arctanh")
-bessel_j0 = _unary(clang.bessel_j0)
-bessel_j1 = _unary(clang.bessel_j1)
-bessel_y0 = _unary(clang.bessel_y0)
-bessel_y1 = _unary(clang.bessel_y1)
-bitwise_not = _unary(clang.bitwise_not, "__invert__", more=(operator.invert,))
-ceil = _unary(clang.ceil)
+_FURTHER_NAMES = {
+    "abs": "absolute __abs__",
+    "acos": "arccos",
+    "acosh": "arccosh",
+    "asin": "arcsin",
+    "asinh": "arcsinh",
+    "atan": "arctan",
+    "atanh": "arctanh",
+    "bitwise_not": "__invert__",
+    "digamma": "psi",
+    "lgamma": "gammaln",
+    "trunc": "fix",
+}
+_OPERATORS: dict[str, tuple[Callable, ...]] = {"abs": (operator.abs,), "bitwise_not": (operator.invert,)}
+for _name in """
+    abs acos acosh angle asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 bitwise_not ceil cos cosh
+    digamma erf erfc erfcx erfinv exp exp2 expm1 floor i0 i0e i1 i1e isfinite isinf isnan lgamma log log10 log1p
+    log2 log_ndtr logical_not ndtri reciprocal rsqrt sgn sign signbit sin sinh sqrt square tan trunc
+""".split():
+    _further = _FURTHER_NAMES.get(_name, "").split()
+    globals()[_name] = _unary(getattr(clang, _name), *_further, more=_OPERATORS.get(_name, ()))
 conj_physical = _unary(clang.conj, name="conj_physical")
-cos = _unary(clang.cos)
-cosh = _unary(clang.cosh)
-digamma = _unary(clang.digamma, "psi")
-erf = _unary(clang.erf)
-erfc = _unary(clang.erfc)
-erfcx = _unary(clang.erfcx)
-erfinv = _unary(clang.erfinv)
-exp = _unary(clang.exp)
-exp2 = _unary(clang.exp2)
-expm1 = _unary(clang.expm1)
-floor = _unary(clang.floor)
-i0 = _unary(clang.i0)
-i0e = _unary(clang.i0e)
-i1 = _unary(clang.i1)
-i1e = _unary(clang.i1e)
-isfinite = _unary(clang.isfinite)
-isinf = _unary(clang.isinf)
-isnan = _unary(clang.isnan)
-lgamma = _unary(clang.lgamma, "gammaln")
-log = _unary(clang.log)
-log10 = _unary(clang.log10)
-log1p = _unary(clang.log1p)
-log2 = _unary(clang.log2)
-log_ndtr = _unary(clang.log_ndtr)
-logical_not = _unary(clang.logical_not)
-ndtri = _unary(clang.ndtri)
-reciprocal = _unary(clang.reciprocal)
-rsqrt = _unary(clang.rsqrt)
-sgn = _unary(clang.sgn)
 sigmoid = _unary(clang.sigmoid, "expit", more=(F.sigmoid,))
-sign = _unary(clang.sign)
-signbit = _unary(clang.signbit)
-sin = _unary(clang.sin)
-sinh = _unary(clang.sinh)
-sqrt = _unary(clang.sqrt)
-square = _unary(clang.square)
-tan = _unary(clang.tan)
 tanh = _unary(clang.tanh, more=(F.tanh,))
-trunc = _unary(clang.trunc, "fix")
 
 
-@named("neg", "negative", "__neg__", more=(operator.neg,))
+@torchaliases("neg", "negative", "__neg__", more=(operator.neg,))
 def neg(input: TensorProxy) -> TensorProxy:
     """-input. Dtypes: any but bool."""
-    check_tensor("neg", input=input)
-    check(
+    torch_check(
         input.dtype != torch.bool,
         lambda: f"neg: Negation, the `-` operator, on a bool tensor is not supported: {input}; use ~ or logical_not",
-        RuntimeError,
     )
     return clang.neg(input)
 
 
-@named("positive", "__pos__", more=(operator.pos,))
+@torchaliases("positive", "__pos__", more=(operator.pos,))
 def positive(input: TensorProxy) -> TensorProxy:
-    """The input itself. Dtypes: any but bool."""
-    check_tensor("positive", input=input)
-    check(
-        input.dtype != torch.bool,
-        lambda: f"positive: The `+` operator, on a bool tensor is not supported: {input}",
-        RuntimeError,
+    """Return the input itself. Dtypes: any but bool."""
+    torch_check(
+        input.dtype != torch.bool, lambda: f"positive: The `+` operator, on a bool tensor is not supported: {input}"
     )
     return input
 
 
-@named("frac")
+@torchaliases("frac")
 def frac(input: TensorProxy) -> TensorProxy:
     """input - trunc(input). Dtypes: floating point."""
-    check_tensor("frac", input=input)
     prims.check_dtype("frac", input, prims.FLOAT)
     return input - clang.trunc(input)
 
 
-@register_grad(frac)
-def _frac_grad(input: TensorProxy) -> TensorProxy:
-    out = frac(input)
-    put_grad(input, get_grad(out))
-    return out
+prims.register_vjp(frac, input=lambda g: g)
 
 
-@named("round")
+@torchaliases("round")
 def round(input: TensorProxy, *, decimals: int = 0) -> TensorProxy:
-    """The nearest number with so many decimals, ties to even."""
-    check_tensor("round", input=input)
+    """Return the nearest number with so many decimals, ties to even."""
     if decimals == 0:
         return clang.round(input)
     prims.check_dtype("round", input, prims.FLOAT)
@@ -148,21 +97,16 @@ def round(input: TensorProxy, *, decimals: int = 0) -> TensorProxy:
     return clang.round(input * scale) / scale if decimals > 0 else clang.round(input / scale) * scale
 
 
-@register_grad(round)
-def _round_grad(input: TensorProxy, *, decimals: int = 0) -> TensorProxy:
-    out = round(input, decimals=decimals)
-    put_grad(input, prims.zeros_like(get_grad(out)))
-    return out
+prims.register_vjp(round, input=lambda g: prims.zeros_like(g))
 
 
 def _angle_unit(name: str, factor: float) -> Symbol:
     def body(input: TensorProxy) -> TensorProxy:
-        check_tensor(name, input=input)
         prims.check_dtype(name, input, prims.REAL)
         return input * factor
 
     body.__name__, body.__doc__ = name, f"input * {factor:.6g}. Dtypes: integers become the default float dtype."
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 deg2rad = _angle_unit("deg2rad", math.pi / 180)
@@ -171,36 +115,33 @@ rad2deg = _angle_unit("rad2deg", 180 / math.pi)
 
 def _is_infinite(name: str, value: float) -> Symbol:
     def body(input: TensorProxy) -> TensorProxy:
-        check_tensor(name, input=input)
         prims.check_dtype(name, input, prims.REAL, RuntimeError)
         if not input.dtype.is_floating_point:
             return prims.full(input.shape, False, torch.bool, input.device)
         return clang.eq(input, value)
 
     body.__name__, body.__doc__ = name, f"Whether input is {value}."
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 isposinf = _is_infinite("isposinf", math.inf)
 isneginf = _is_infinite("isneginf", -math.inf)
 
 
-@named("isreal")
+@torchaliases("isreal")
 def isreal(input: TensorProxy) -> TensorProxy:
-    """Whether the imaginary part is 0: True of every real number."""
-    check_tensor("isreal", input=input)
+    """Return whether the imaginary part is 0: True of every real number."""
     if input.dtype.is_complex:
         return clang.eq(prims.imag(input), 0)
     return prims.full(input.shape, True, torch.bool, input.device)
 
 
-@named("nan_to_num")
+@torchaliases("nan_to_num")
 def nan_to_num(
     input: TensorProxy, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> TensorProxy:
     """Finite numbers in the place of nan and infinities, in both parts of a complex number: 0 and the dtype's extremes
     unless given."""
-    check_tensor("nan_to_num", input=input)
     if input.dtype.is_complex:
         parts = [nan_to_num(part, nan, posinf, neginf) for part in (prims.real(input), prims.imag(input))]
         return parts[0] + parts[1] * 1j
@@ -212,87 +153,73 @@ def nan_to_num(
     return clang.where(clang.eq(input, -math.inf), limits.min if neginf is None else neginf, out)
 
 
-@register_grad(nan_to_num)
-def _nan_to_num_grad(
-    input: TensorProxy, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None
-) -> TensorProxy:
-    out = nan_to_num(input, nan, posinf, neginf)
-    put_grad(input, clang.where(clang.isfinite(input), get_grad(out), 0))
-    return out
+prims.register_vjp(nan_to_num, input=lambda g, input: clang.where(clang.isfinite(input), g, 0))
 
 
 # arithmetic: of two numbers (sizes), torch's functions give 0-d tensors
 
 
 def _tensor_first(input: TensorOrNumber, other: TensorOrNumber) -> TensorOrNumber:
-    """The first operand; as a 0-d tensor where both are numbers."""
+    """Return the first operand; as a 0-d tensor where both are numbers."""
     if isinstance(input, TensorProxy) or isinstance(other, TensorProxy):
         return input
     return prims.full((), input, clang.dtype_of(input), torch.device("cpu"))
 
 
-def _scaled(op: str, input: TensorOrNumber, other: TensorOrNumber, alpha: Number) -> TensorOrNumber:
+def _scale(op: str, input: TensorOrNumber, other: TensorOrNumber, alpha: Number) -> TensorOrNumber:
     if isinstance(alpha, int) and alpha == 1:
         return other
-    check(
+    torch_check(
         not isinstance(alpha, float) or clang.category(clang.compute_dtype(input, other)) > 1,
         lambda: f"{op}: For integral input tensors, argument alpha must not be a floating point number: {alpha}",
-        RuntimeError,
     )
     return other * alpha
 
 
-@named("add", "__add__", "__radd__", more=(operator.add,), inplace=(operator.iadd, Tensor.__iadd__))
+@torchaliases("add", "__add__", "__radd__", more=(operator.add,), inplace=(operator.iadd, Tensor.__iadd__))
 def add(input: TensorOrNumber, other: TensorOrNumber, *, alpha: Number = 1) -> TensorProxy:
     """input + alpha * other."""
     check_operands("add", input=input, other=other)
     input = _tensor_first(input, other)
-    return clang.add(input, _scaled("add", input, other, alpha))
+    return clang.add(input, _scale("add", input, other, alpha))
 
 
 def _check_subtractable(op: str, *operands: TensorOrNumber) -> None:
     for operand in operands:
-        check(
+        torch_check(
             not isinstance(operand, TensorProxy) or operand.dtype != torch.bool,
             lambda operand=operand: (
                 f"{op}: Subtraction, the `-` operator, with a bool tensor is not supported: {operand}; "
                 "use ~, ^ or logical_xor"
             ),
-            RuntimeError,
         )
 
 
-@named("sub", "subtract", "__sub__", more=(operator.sub,), inplace=(operator.isub, Tensor.__isub__))
+@torchaliases("sub", "subtract", "__sub__", more=(operator.sub,), inplace=(operator.isub, Tensor.__isub__))
 def sub(input: TensorOrNumber, other: TensorOrNumber, *, alpha: Number = 1) -> TensorProxy:
     """input - alpha * other. Dtypes: any but bool."""
     check_operands("sub", input=input, other=other)
     input = _tensor_first(input, other)
     _check_subtractable("sub", input, other)
-    return clang.sub(input, _scaled("sub", input, other, alpha))
+    return clang.sub(input, _scale("sub", input, other, alpha))
 
 
-@named("rsub", "__rsub__")
+@torchaliases("rsub", "__rsub__")
 def rsub(input: TensorProxy, other: TensorOrNumber, *, alpha: Number = 1) -> TensorProxy:
     """other - alpha * input. Dtypes: any but bool."""
     check_operands("rsub", input=input, other=other)
     _check_subtractable("rsub", input, other)
-    return clang.sub(other, _scaled("rsub", other, input, alpha))
+    return clang.sub(other, _scale("rsub", other, input, alpha))
 
 
-@named("mul", "multiply", "__mul__", "__rmul__", more=(operator.mul,), inplace=(operator.imul, Tensor.__imul__))
+@torchaliases("mul", "multiply", "__mul__", "__rmul__", more=(operator.mul,), inplace=(operator.imul, Tensor.__imul__))
 def mul(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
     """input * other."""
     check_operands("mul", input=input, other=other)
     return clang.mul(_tensor_first(input, other), other)
 
 
-@named(
-    "div",
-    "divide",
-    "true_divide",
-    "__truediv__",
-    inplace=(operator.itruediv, Tensor.__itruediv__),
-)
+@torchaliases("div", "divide", "true_divide", "__truediv__", inplace=(operator.itruediv, Tensor.__itruediv__))
 def div(input: TensorOrNumber, other: TensorOrNumber, *, rounding_mode: str | None = None) -> TensorProxy:
     """input / other, rounded to an integer ("trunc", "floor") or not (None)."""
     check_operands("div", input=input, other=other)
@@ -301,10 +228,9 @@ def div(input: TensorOrNumber, other: TensorOrNumber, *, rounding_mode: str | No
         return clang.div(input, other)
     if rounding_mode == "floor":
         return clang.floor_divide(input, other)
-    check(
+    torch_check(
         rounding_mode == "trunc",
         lambda: f"div: expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'",
-        RuntimeError,
     )
     if clang.category(clang.compute_dtype(input, other)) > 1:
         return _div_trunc(input, other)
@@ -312,12 +238,12 @@ def div(input: TensorOrNumber, other: TensorOrNumber, *, rounding_mode: str | No
     return floored + clang.convert((floored < 0) & (floored * other != input), floored.dtype)
 
 
-def _truncated(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
+def _trunc_quotient(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
     """trunc(input / other), of which the gradients are 0 also where other is."""
     return clang.trunc(clang.div(input, other))
 
 
-_div_trunc = Symbol("div_trunc", "torchlang.div_trunc", body=_truncated)
+_div_trunc = Symbol("div_trunc", "torchlang.div_trunc", body=_trunc_quotient)
 prims.binary_rule(_div_trunc, lambda input, other, out, g: (lambda: prims.zeros_like(g), lambda: prims.zeros_like(g)))
 
 
@@ -335,11 +261,8 @@ def divided_by_tensor(input: Number, other: TensorProxy) -> TensorProxy:
     return clang.mul(clang.reciprocal(other), input)
 
 
-@named(
-    "floor_divide",
-    "__floordiv__",
-    more=(operator.floordiv,),
-    inplace=(operator.ifloordiv, Tensor.__ifloordiv__),
+@torchaliases(
+    "floor_divide", "__floordiv__", more=(operator.floordiv,), inplace=(operator.ifloordiv, Tensor.__ifloordiv__)
 )
 def floor_divide(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
     """floor(input / other), of which torch has no derivative, as it has of torch.div's."""
@@ -350,14 +273,14 @@ def floor_divide(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
 prims.binary_rule(floor_divide, lambda input, other, out, g: (None, None))
 
 
-@named("pow", "__pow__", more=(operator.pow,), inplace=(operator.ipow, Tensor.__ipow__))
+@torchaliases("pow", "__pow__", more=(operator.pow,), inplace=(operator.ipow, Tensor.__ipow__))
 def pow(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
     """input to the power exponent."""
     check_operands("pow", input=input, exponent=exponent)
     return clang.pow(input, exponent)
 
 
-@named("float_power")
+@torchaliases("float_power")
 def float_power(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
     """input to the power exponent, in float64 or complex128."""
     check_operands("float_power", input=input, exponent=exponent)
@@ -370,32 +293,25 @@ def float_power(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
     return clang.pow(base, power)
 
 
-@named("ldexp")
+@torchaliases("ldexp")
 def ldexp(input: TensorProxy, other: TensorProxy) -> TensorProxy:
     """input * 2^other."""
-    check_tensor("ldexp", input=input, other=other)
     return clang.mul(input, clang.pow(2.0, other))
 
 
-@register_grad(ldexp)
-def _ldexp_grad(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-    out = ldexp(input, other)
-    g = get_grad(out)
-    if needs_grad(input):
-        put_grad(input, g * clang.conj(clang.pow(2.0, other)))
-    if needs_grad(other):
-        put_grad(other, g * clang.conj(out) * math.log(2))
-    return out
+prims.register_vjp(
+    ldexp,
+    input=lambda g, other: g * clang.conj(clang.pow(2.0, other)),
+    other=lambda g, out: g * clang.conj(out) * math.log(2),
+)
 
 
-@named("heaviside")
+@torchaliases("heaviside")
 def heaviside(input: TensorProxy, values: TensorProxy) -> TensorProxy:
     """0 where input is negative, 1 where it is positive, `values` where it is 0. Dtypes: one for both."""
-    check_tensor("heaviside", input=input, values=values)
-    check(
+    torch_check(
         input.dtype == values.dtype,
         lambda: f"heaviside: not implemented for tensors with different dtypes: input is {input}, values is {values}",
-        RuntimeError,
     )
     return clang.heaviside(input, values)
 
@@ -403,7 +319,7 @@ def heaviside(input: TensorProxy, values: TensorProxy) -> TensorProxy:
 def _binary(
     target: Symbol, *aliases: str, name: str = "", more: tuple[Callable, ...] = (), inplace: tuple[Callable, ...] = ()
 ) -> Symbol:
-    """Every spelling of a binary function, its operators and their in-place forms, as clang has it."""
+    """Return every spelling of a binary function, its operators and their in-place forms, as clang has it."""
     op = name or target.name
 
     def body(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
@@ -415,7 +331,7 @@ def _binary(
         return target(input, other)
 
     body.__name__, body.__doc__ = op, target.__doc__
-    return named(op, *aliases, more=more, inplace=inplace)(body)
+    return torchaliases(op, *aliases, more=more, inplace=inplace)(body)
 
 
 atan2 = _binary(clang.atan2, "arctan2")
@@ -462,11 +378,10 @@ bitwise_right_shift = _binary(
 
 def _logical(name: str, combine: Symbol) -> Symbol:
     def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-        check_tensor(name, input=input, other=other)
         return combine(clang.as_bool(input), clang.as_bool(other))
 
     body.__name__, body.__doc__ = name, f"{combine.name} of whether input and other are not 0. Dtypes: out is bool."
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 logical_and = _logical("logical_and", clang.bitwise_and)
@@ -474,16 +389,14 @@ logical_or = _logical("logical_or", clang.bitwise_or)
 logical_xor = _logical("logical_xor", clang.bitwise_xor)
 
 
-@named("isclose")
+@torchaliases("isclose")
 def isclose(
     input: TensorProxy, other: TensorProxy, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> TensorProxy:
-    """Whether |input - other| <= atol + rtol * |other|. Dtypes: one for both; out is bool."""
-    check_tensor("isclose", input=input, other=other)
-    check(
+    """Return whether |input - other| <= atol + rtol * |other|. Dtypes: one for both; out is bool."""
+    torch_check(
         input.dtype == other.dtype,
         lambda: f"isclose: {input} and {other} must have one dtype: {input.dtype} did not match {other.dtype}",
-        RuntimeError,
     )
     close = clang.eq(input, other)
     if clang.category(input.dtype) < 2:
@@ -505,7 +418,6 @@ def where(
     condition: TensorProxy, input: TensorOrNumber | None = None, other: TensorOrNumber | None = None
 ) -> TensorProxy:
     """input where condition, else other. Dtypes: condition is bool."""
-    check_tensor("where", condition=condition)
     check(
         input is not None and other is not None,
         lambda: (
@@ -519,5 +431,27 @@ def where(
 @torchsymbol(Tensor.where)
 def tensor_where(self: TensorProxy, condition: TensorProxy, other: TensorOrNumber) -> TensorProxy:
     """self where condition, else other."""
-    check_tensor("where", condition=condition)
     return clang.where(condition, self, other)
+
+
+# divisors, multiples, and what a floating point number consists of
+
+
+def _of_integers(name: str) -> Symbol:
+    prim = getattr(prims, name)
+
+    def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
+        return prim(*clang.prepare(name, input, other))
+
+    body.__name__, body.__doc__ = name, f"{prim.meta.__doc__} Dtypes: integers."
+    return torchaliases(name)(body)
+
+
+gcd = _of_integers("gcd")
+lcm = _of_integers("lcm")
+
+
+@torchaliases("frexp")
+def frexp(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
+    """(mantissa, exponent): input is mantissa * 2^exponent. Dtypes: floating point; the exponent is int32."""
+    return results.frexp(prims.frexp(input))

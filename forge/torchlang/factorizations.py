@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import TensorProxy, check, end_grad, get_grad, put_grad, register_grad
+from forge.ir import TensorProxy, end_grad, get_grad, put_grad, register_grad
+from forge.prims.core import same_shape, torch_check
+from forge.torchlang.aliases import results
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor, results
 
 Pair = tuple[TensorProxy, TensorProxy]
 Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
@@ -22,7 +23,6 @@ def solve_triangular(
     input: TensorProxy, B: TensorProxy, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> TensorProxy:
     """X with input @ X = B, or X @ input = B, of triangular matrices. Dtypes: out has input's, as in torch."""
-    check_tensor("linalg.solve_triangular", input=input, B=B)
     B = clang.convert(B, input.dtype)
     return prims.linalg_solve_triangular(input, B, upper=upper, left=left, unitriangular=unitriangular)
 
@@ -32,14 +32,12 @@ def triangular_solve(
     input: TensorProxy, A: TensorProxy, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Pair:
     """(X with A @ X = input, or with A's transpose, of triangular matrices; a copy of A)."""
-    check_tensor("triangular_solve", input=input, A=A)
     for name, value in (("b", input), ("A", A)):
-        check(
+        torch_check(
             value.ndim >= 2,
             lambda name=name, value=value: (
                 f"torch.triangular_solve: Expected {name} to have at least 2 dimensions, but it is {value}"
             ),
-            RuntimeError,
         )
     matrix, triangle = (A.mT, not upper) if transpose else (A, upper)
     solution = prims.linalg_solve_triangular(matrix, input, upper=triangle, unitriangular=unitriangular)
@@ -51,42 +49,37 @@ def triangular_solve(
 
 
 def _older(function: Callable, method: Callable) -> Callable:
-    """Makes a symbol of a function that torch 2.15 has as an error alone, written in Python."""
+    """Make a symbol of a function that torch 2.15 has as an error alone, written in Python."""
     return (lambda body: body) if isinstance(function, FunctionType) else torchsymbol(function, method)
 
 
 @torchsymbol(torch.linalg.cholesky_ex)
 def cholesky_ex(input: TensorProxy, *, upper: bool = False, check_errors: bool = False) -> Pair:
     """(L with input = L @ L^H, or its adjoint; which matrices are not positive definite)."""
-    check_tensor("linalg.cholesky_ex", input=input)
     return results.linalg_cholesky_ex(prims.linalg_cholesky_ex(input, upper=upper, check_errors=check_errors))
 
 
 @torchsymbol(torch.linalg.cholesky)
 def linalg_cholesky(input: TensorProxy, *, upper: bool = False) -> TensorProxy:
     """L with input = L @ L^H, or its adjoint."""
-    check_tensor("linalg.cholesky", input=input)
     return prims.linalg_cholesky_ex(input, upper=upper, check_errors=True)[0]
 
 
 @_older(torch.cholesky, Tensor.cholesky)
 def cholesky(input: TensorProxy, upper: bool = False) -> TensorProxy:
     """L with input = L @ L^H, or its adjoint."""
-    check_tensor("cholesky", input=input)
     return prims.linalg_cholesky_ex(input, upper=upper, check_errors=True)[0]
 
 
 @torchsymbol(torch.cholesky_inverse, Tensor.cholesky_inverse)
 def cholesky_inverse(input: TensorProxy, upper: bool = False) -> TensorProxy:
-    """The inverse of the matrix of which input is the Cholesky factor."""
-    check_tensor("cholesky_inverse", input=input)
+    """Return the inverse of the matrix of which input is the Cholesky factor."""
     return prims.cholesky_inverse(input, upper)
 
 
 @torchsymbol(torch.cholesky_solve, Tensor.cholesky_solve)
 def cholesky_solve(input: TensorProxy, input2: TensorProxy, upper: bool = False) -> TensorProxy:
     """X with A @ X = input, where input2 is the Cholesky factor of A."""
-    check_tensor("cholesky_solve", input=input, input2=input2)
     return prims.cholesky_solve(input, input2, upper)
 
 
@@ -96,7 +89,6 @@ def cholesky_solve(input: TensorProxy, input2: TensorProxy, upper: bool = False)
 @torchsymbol(torch.linalg.lu_factor_ex)
 def lu_factor_ex(A: TensorProxy, *, pivot: bool = True, check_errors: bool = False) -> Triple:
     """(L and U in one matrix, pivots as LAPACK has them, which matrices are singular)."""
-    check_tensor("linalg.lu_factor_ex", A=A)
     found = prims.linalg_lu_factor_ex(A, pivot=pivot, check_errors=check_errors)
     return results.linalg_lu_factor_ex(found)
 
@@ -104,14 +96,12 @@ def lu_factor_ex(A: TensorProxy, *, pivot: bool = True, check_errors: bool = Fal
 @torchsymbol(torch.linalg.lu_factor)
 def lu_factor(A: TensorProxy, *, pivot: bool = True) -> Pair:
     """(L and U in one matrix, pivots as LAPACK has them)."""
-    check_tensor("linalg.lu_factor", A=A)
     return results.linalg_lu_factor(prims.linalg_lu_factor_ex(A, pivot=pivot, check_errors=True)[:2])
 
 
 @torchsymbol(torch.functional.lu)
 def lu(A: TensorProxy, pivot: bool = True, get_infos: bool = False, out: None = None) -> Pair | Triple:
     """lu_factor by its old name, of singular matrices too; get_infos: and which are."""
-    check_tensor("lu", A=A)
     found = prims.linalg_lu_factor_ex(A, pivot=pivot)
     return results._lu_with_info(found) if get_infos else tuple(found[:2])
 
@@ -121,14 +111,12 @@ def lu_unpack(
     LU_data: TensorProxy, LU_pivots: TensorProxy, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> Triple:
     """(P, L, U) of what lu_factor gives; empty tensors for those that are not wanted."""
-    check_tensor("lu_unpack", LU_data=LU_data, LU_pivots=LU_pivots)
     return results.lu_unpack(prims.lu_unpack(LU_data, LU_pivots, unpack_data, unpack_pivots))
 
 
 @torchsymbol(torch.linalg.lu)
 def linalg_lu(A: TensorProxy, *, pivot: bool = True) -> Triple:
     """(P, L, U) with A = P @ L @ U; without pivots P is empty."""
-    check_tensor("linalg.lu", A=A)
     LU, pivots, _ = prims.linalg_lu_factor_ex(A, pivot=pivot)
     return results.linalg_lu(prims.lu_unpack(LU, pivots, True, pivot))
 
@@ -138,14 +126,12 @@ def linalg_lu_solve(
     LU: TensorProxy, pivots: TensorProxy, B: TensorProxy, *, left: bool = True, adjoint: bool = False
 ) -> TensorProxy:
     """X with A @ X = B, or X @ A = B, of the LU factorization of A; of A's adjoint."""
-    check_tensor("linalg.lu_solve", LU=LU, pivots=pivots, B=B)
     return prims.linalg_lu_solve(LU, pivots, B, left=left, adjoint=adjoint)
 
 
 @torchsymbol(torch.lu_solve, Tensor.lu_solve)
 def lu_solve(input: TensorProxy, LU_data: TensorProxy, LU_pivots: TensorProxy) -> TensorProxy:
     """X with A @ X = input, of the LU factorization of A."""
-    check_tensor("lu_solve", input=input, LU_data=LU_data, LU_pivots=LU_pivots)
     return prims.linalg_lu_solve(LU_data, LU_pivots, input)
 
 
@@ -155,7 +141,6 @@ def lu_solve(input: TensorProxy, LU_data: TensorProxy, LU_pivots: TensorProxy) -
 @torchsymbol(torch.linalg.ldl_factor)
 def ldl_factor(input: TensorProxy, *, hermitian: bool = False) -> Pair:
     """(L and D in one matrix, pivots as LAPACK has them), with input = L @ D @ L^H."""
-    check_tensor("linalg.ldl_factor", input=input)
     found = prims.linalg_ldl_factor_ex(input, hermitian=hermitian, check_errors=True)
     return results.linalg_ldl_factor(found[:2])
 
@@ -163,7 +148,6 @@ def ldl_factor(input: TensorProxy, *, hermitian: bool = False) -> Pair:
 @torchsymbol(torch.linalg.ldl_solve)
 def ldl_solve(LD: TensorProxy, pivots: TensorProxy, B: TensorProxy, *, hermitian: bool = False) -> TensorProxy:
     """X with A @ X = B, of the LDL factorization of A."""
-    check_tensor("linalg.ldl_solve", LD=LD, pivots=pivots, B=B)
     return prims.linalg_ldl_solve(LD, pivots, B, hermitian=hermitian)
 
 
@@ -173,21 +157,19 @@ def ldl_solve(LD: TensorProxy, pivots: TensorProxy, B: TensorProxy, *, hermitian
 @torchsymbol(torch.linalg.qr)
 def linalg_qr(A: TensorProxy, mode: str = "reduced") -> Pair:
     """(Q, R) with A = Q @ R: Q's columns are orthonormal, R is upper triangular."""
-    check_tensor("linalg.qr", A=A)
     return results.linalg_qr(prims.linalg_qr(A, mode))
 
 
 @_older(torch.qr, Tensor.qr)
 def qr(input: TensorProxy, some: bool = True) -> Pair:
     """linalg.qr by its old name."""
-    check_tensor("qr", input=input)
     return results.qr(prims.linalg_qr(input, "reduced" if some else "complete"))
 
 
 @torchsymbol(torch.geqrf, Tensor.geqrf)
 def geqrf(input: TensorProxy) -> Pair:
-    """The QR factorization as LAPACK has it: (R with Householder's vectors below its diagonal, their factors)."""
-    check_tensor("geqrf", input=input)
+    """Return the QR factorization as LAPACK has it: (R with Householder's vectors below its diagonal, their
+    factors)."""
     return results.geqrf(prims.geqrf(input))
 
 
@@ -199,50 +181,46 @@ def _reflections(op: str, input: TensorProxy, tau: TensorProxy) -> Pair:
     transformations, SIAM J. Sci. Stat. Comput. 10 (1989); T = (I + D S)^-1 D with D = diag(tau), and S the products of
     the v_i above the diagonal.
     """
-    check_tensor(op, input=input, tau=tau)
     columns = tau.shape[-1]
     below = clang.tril(input[..., :columns], -1)
-    V = below + prims.widened(prims.identity_like(input, columns), input.shape[-2], columns)
+    V = below + prims.pad_matrices(prims.identity_like(input, columns), input.shape[-2], columns)
     products = clang.triu(prims.mH(V) @ V, 1) * clang.unsqueeze(tau, -1)
     T = prims.linalg_solve_triangular(products, prims.diagonal_matrix(tau), upper=True, unitriangular=True)
     return V, T
 
 
 def _check_reflections(op: str, input: TensorProxy, tau: TensorProxy) -> None:
-    check_tensor(op, input=input, tau=tau)
-    check(input.ndim >= 2, lambda: f"{op}: input must have at least 2 dimensions, but it is {input}", RuntimeError)
-    check(
-        tau.ndim == input.ndim - 1 and all(map(prims.same, tau.shape[:-1], input.shape[:-2])),
+    torch_check(input.ndim >= 2, lambda: f"{op}: input must have at least 2 dimensions, but it is {input}")
+    torch_check(
+        same_shape(tau.shape[:-1], input.shape[:-2]),
         lambda: f"{op}: tau must have one dimension less than input, and its batch dims: they are {tau} and {input}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         tau.dtype == input.dtype,
         lambda: f"{op}: tau dtype must be equal to input's dtype, but they are {tau} and {input}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         not prims.known(tau.shape[-1] > input.shape[-1]),
         lambda: f"{op}: input.shape[-1] must be greater than or equal to tau.shape[-1]: they are {input} and {tau}",
-        RuntimeError,
     )
 
 
 def _product(op: str, input: TensorProxy, tau: TensorProxy) -> TensorProxy:
     _check_reflections(op, input, tau)
-    check(
+    torch_check(
         not prims.known(input.shape[-2] < input.shape[-1]),
         lambda: f"{op}: input.shape[-2] must be greater than or equal to input.shape[-1], but it is {input}",
-        RuntimeError,
     )
     V, T = _reflections(op, input, tau)
     rows, columns = input.shape[-2:]
-    return prims.widened(prims.identity_like(input, columns), rows, columns) - V @ (T @ prims.mH(V[..., :columns, :]))
+    return prims.pad_matrices(prims.identity_like(input, columns), rows, columns) - V @ (
+        T @ prims.mH(V[..., :columns, :])
+    )
 
 
 @torchsymbol(torch.linalg.householder_product)
 def householder_product(input: TensorProxy, tau: TensorProxy) -> TensorProxy:
-    """The first columns of the product of Householder's reflections, as geqrf gives them."""
+    """Return the first columns of the product of Householder's reflections, as geqrf gives them."""
     return _product("linalg.householder_product", input, tau)
 
 
@@ -261,21 +239,16 @@ def ormqr(
     Shapes: input (..., m, k), input2 (..., k), and m rows of input3, or columns.
     """
     _check_reflections("ormqr", input, input2)
-    check_tensor("ormqr", input3=input3)
-    check(
-        input3.ndim == input.ndim and all(map(prims.same, input3.shape[:-2], input.shape[:-2])),
+    torch_check(
+        same_shape(input3.shape[:-2], input.shape[:-2]),
         lambda: f"ormqr: other must have input's batch dims, but they are {input3} and {input}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         prims.same(input3.shape[-2 if left else -1], input.shape[-2]),
         lambda: f"ormqr: other is {input3}, which does not fit {input}",
-        RuntimeError,
     )
-    check(
-        input3.dtype == input.dtype,
-        lambda: f"ormqr: other must have input's dtype, but they are {input3} and {input}",
-        RuntimeError,
+    torch_check(
+        input3.dtype == input.dtype, lambda: f"ormqr: other must have input's dtype, but they are {input3} and {input}"
     )
     V, T = _reflections("ormqr", input, input2)
     T = prims.mH(T) if transpose else T
@@ -288,7 +261,7 @@ def ormqr(
 def _ormqr_grad(
     input: TensorProxy, input2: TensorProxy, input3: TensorProxy, left: bool = True, transpose: bool = False
 ) -> TensorProxy:
-    """Where a tensor is empty, torch gives none of the reflections a gradient."""
+    """Give the reflections no gradient where a tensor is empty, as torch does."""
     if not any(prims.known(x.numel() == 0) for x in (input, input2, input3)):
         return NotImplemented
     out = ormqr(input, input2, input3, left, transpose)

@@ -6,11 +6,11 @@ import torch
 
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import check_dim, known
+from forge.prims.core import check_dim, known, torch_check
 from forge.torch_internals.versions import WRONG_KIND
+from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.creation import canonical_device, check_supported
-from forge.torchlang.spelling import Lengths, check_tensor
+from forge.torchlang.creation import FACTORY, canonical_device, with_options
 
 _NONE, _BY_ROOT, _BY_COUNT = 0, 1, 2
 
@@ -18,7 +18,7 @@ _NONE, _BY_ROOT, _BY_COUNT = 0, 1, 2
 def _normalization(norm: str | None, forward: bool) -> int:
     """torch's number for a norm in a direction."""
     found = {"forward": forward, "backward": not forward}.get(norm or "backward")
-    check(norm == "ortho" or found is not None, lambda: f'Invalid normalization mode: "{norm}"', RuntimeError)
+    torch_check(norm == "ortho" or found is not None, lambda: f'Invalid normalization mode: "{norm}"')
     if norm == "ortho":
         return _BY_ROOT
     return _BY_COUNT if found else _NONE
@@ -41,10 +41,10 @@ def _complex_input(x: TensorProxy) -> TensorProxy:
 
 
 def _check_count(op: str, count: Dim) -> None:
-    check(not known(count < 1), lambda: f"{op}: Invalid number of data points ({count}) specified", RuntimeError)
+    torch_check(not known(count < 1), lambda: f"{op}: Invalid number of data points ({count}) specified")
 
 
-def _resized(x: TensorProxy, dims: Sequence[int], lengths: Sequence[Dim]) -> TensorProxy:
+def _resize(x: TensorProxy, dims: Sequence[int], lengths: Sequence[Dim]) -> TensorProxy:
     """x cut, or filled up with zeros, at the end of these dims."""
     padding: list[tuple[Dim, Dim]] = [(0, 0)] * x.ndim
     for dim, length in zip(dims, lengths, strict=True):
@@ -62,14 +62,13 @@ def _place(op: str, x: TensorProxy, dim: int) -> int:
 
 def _full(name: str, forward: bool) -> Symbol:
     def body(input: TensorProxy, n: Dim | None = None, dim: int = -1, norm: str | None = None) -> TensorProxy:
-        check_tensor(name, input=input)
         dim = _place(name, input, dim)
         count = input.shape[dim] if n is None else n
         _check_count(name, count)
         how = _normalization(norm, forward)
         if input.dtype.is_complex:
-            return prims.fft_c2c(_resized(input, [dim], [count]), [dim], how, forward)
-        out = prims.fft_r2c(_resized(_real_input(name, input), [dim], [count]), [dim], how, False)
+            return prims.fft_c2c(_resize(input, [dim], [count]), [dim], how, forward)
+        out = prims.fft_r2c(_resize(_real_input(name, input), [dim], [count]), [dim], how, False)
         return out if forward else prims.conj(out)
 
     body.__name__ = name
@@ -77,41 +76,9 @@ def _full(name: str, forward: bool) -> Symbol:
     return torchsymbol(getattr(torch.fft, name))(body)
 
 
-def _half(name: str, forward: bool) -> Symbol:
-    def body(input: TensorProxy, n: Dim | None = None, dim: int = -1, norm: str | None = None) -> TensorProxy:
-        check_tensor(name, input=input)
-        x = _real_input(name, input)
-        dim = _place(name, x, dim)
-        count = x.shape[dim] if n is None else n
-        _check_count(name, count)
-        out = prims.fft_r2c(_resized(x, [dim], [count]), [dim], _normalization(norm, forward), True)
-        return out if forward else prims.conj(out)
-
-    body.__name__ = name
-    body.__doc__ = f"The first half of the transform of real numbers over `dim`, {_DIRECTION[forward]}."
-    return torchsymbol(getattr(torch.fft, name))(body)
-
-
-def _real(name: str, forward: bool) -> Symbol:
-    def body(input: TensorProxy, n: Dim | None = None, dim: int = -1, norm: str | None = None) -> TensorProxy:
-        check_tensor(name, input=input)
-        x = _complex_input(input)
-        dim = _place(name, x, dim)
-        count = (x.shape[dim] - 1) * 2 if n is None else n
-        _check_count(name, count)
-        x = _resized(x, [dim], [count // 2 + 1])
-        return prims.fft_c2r(prims.conj(x) if forward else x, [dim], _normalization(norm, forward), count)
-
-    body.__name__ = name
-    body.__doc__ = f"The real transform over `dim` of what is given by its first half, {_DIRECTION[forward]}."
-    return torchsymbol(getattr(torch.fft, name))(body)
-
-
 _DIRECTION = {True: "forwards", False: "backwards"}
 
 fft, ifft = _full("fft", True), _full("ifft", False)
-rfft, ihfft = _half("rfft", True), _half("ihfft", False)
-hfft, irfft = _real("hfft", True), _real("irfft", False)
 
 
 # several dims
@@ -120,24 +87,22 @@ hfft, irfft = _real("hfft", True), _real("irfft", False)
 def _places(
     op: str, x: TensorProxy, s: Lengths | None, dim: int | Sequence[int] | None
 ) -> tuple[list[int], list[Dim | None]]:
-    """The dims, and the length of the transform over each; None is x's own."""
+    """Return the dims, and the length of the transform over each; None is x's own."""
     sizes = None if s is None else list(clang.as_tuple(s))
-    check(
+    torch_check(
         dim is None or sizes is None or len(clang.as_tuple(dim)) == len(sizes),
         lambda: f"{op}: When given, dim and shape arguments must have the same length: {dim} and {sizes}",
-        RuntimeError,
     )
     if dim is None:
         count = x.ndim if sizes is None else len(sizes)
-        check(
+        torch_check(
             count <= x.ndim,
             lambda: f"{op}: Got shape with {count} values but input tensor only has {x.ndim} dimensions.",
-            RuntimeError,
         )
         dims = list(range(x.ndim - count, x.ndim))
     else:
         dims = [_place(op, x, each) for each in clang.as_tuple(dim)]
-        check(len(set(dims)) == len(dims), lambda: f"{op}: FFT dims must be unique, but are {dims}", RuntimeError)
+        torch_check(len(set(dims)) == len(dims), lambda: f"{op}: FFT dims must be unique, but are {dims}")
     return dims, [None if size is None or known(size == -1) else size for size in sizes or [None] * len(dims)]
 
 
@@ -149,7 +114,7 @@ def _counts(op: str, x: TensorProxy, dims: list[int], sizes: list[Dim | None]) -
 
 
 def _check_some(op: str, dims: list[int]) -> None:
-    check(bool(dims), lambda: f"{op} must transform at least one axis", RuntimeError)
+    torch_check(bool(dims), lambda: f"{op} must transform at least one axis")
 
 
 def _full_of(
@@ -157,7 +122,7 @@ def _full_of(
 ) -> TensorProxy:
     x = _complex_input(x)
     dims, sizes = _places(op, x, s, dim)
-    x = _resized(x, dims, _counts(op, x, dims, sizes))
+    x = _resize(x, dims, _counts(op, x, dims, sizes))
     how = _normalization(norm, forward)
     return prims.fft_c2c(x, dims, how, forward) if dims else prims.clone(x)
 
@@ -168,7 +133,7 @@ def _half_of(
     x = _real_input(op, x)
     dims, sizes = _places(op, x, s, dim)
     _check_some(op, dims)
-    x = _resized(x, dims, _counts(op, x, dims, sizes))
+    x = _resize(x, dims, _counts(op, x, dims, sizes))
     how = _normalization(norm, forward)
     if forward:
         return prims.fft_r2c(x, dims, how, True)
@@ -184,7 +149,7 @@ def _real_of(
     _check_some(op, dims)
     last = (x.shape[dims[-1]] - 1) * 2 if sizes[-1] is None else sizes[-1]
     _check_count(op, last)
-    x = _resized(x, dims, _counts(op, x, dims, [*sizes[:-1], last // 2 + 1]))
+    x = _resize(x, dims, _counts(op, x, dims, [*sizes[:-1], last // 2 + 1]))
     how = _normalization(norm, forward)
     if not forward:
         return prims.fft_c2r(x, dims, how, last)
@@ -193,31 +158,31 @@ def _real_of(
     return prims.fft_c2r(prims.conj(x), dims[-1:], how, last)
 
 
-def _over_all(name: str, transform: Callable[..., TensorProxy], forward: bool) -> Symbol:
-    def body(
-        input: TensorProxy,
-        s: Lengths | None = None,
-        dim: int | Sequence[int] | None = None,
-        norm: str | None = None,
-    ) -> TensorProxy:
-        check_tensor(name, input=input)
-        return transform(name, forward, input, s, dim, norm)
+def _over_one(name: str, transform: Callable[..., TensorProxy], forward: bool, meaning: str) -> Symbol:
+    def body(input: TensorProxy, n: Dim | None = None, dim: int = -1, norm: str | None = None) -> TensorProxy:
+        if n is not None:
+            _check_count(name, n)
+        return transform(name, forward, input, None if n is None else (n,), (dim,), norm)
 
-    body.__name__, body.__doc__ = name, f"{name.removesuffix('n')} over several dims, all by default."
+    body.__name__, body.__doc__ = name, f"{meaning}, {_DIRECTION[forward]}."
     return torchsymbol(getattr(torch.fft, name))(body)
 
 
-def _over_two(name: str, transform: Callable[..., TensorProxy], forward: bool) -> Symbol:
+_HALF = "Return the first half of the transform of real numbers over `dim`"
+_REAL = "Return the real transform over `dim` of what is given by its first half"
+rfft, ihfft = _over_one("rfft", _half_of, True, _HALF), _over_one("ihfft", _half_of, False, _HALF)
+hfft, irfft = _over_one("hfft", _real_of, True, _REAL), _over_one("irfft", _real_of, False, _REAL)
+
+
+def _over(
+    name: str, transform: Callable[..., TensorProxy], forward: bool, default: tuple[int, ...] | None, which: str
+) -> Symbol:
     def body(
-        input: TensorProxy,
-        s: Lengths | None = None,
-        dim: int | Sequence[int] = (-2, -1),
-        norm: str | None = None,
+        input: TensorProxy, s: Lengths | None = None, dim: int | Sequence[int] | None = default, norm: str | None = None
     ) -> TensorProxy:
-        check_tensor(name, input=input)
         return transform(name, forward, input, s, dim, norm)
 
-    body.__name__, body.__doc__ = name, f"{name.removesuffix('2')} over two dims, the last by default."
+    body.__name__, body.__doc__ = name, f"{name[:-1]} over {which} by default."
     return torchsymbol(getattr(torch.fft, name))(body)
 
 
@@ -229,8 +194,8 @@ for _name, _transform, _forward in (
     ("hfft", _real_of, True),
     ("irfft", _real_of, False),
 ):
-    globals()[f"{_name}n"] = _over_all(f"{_name}n", _transform, _forward)
-    globals()[f"{_name}2"] = _over_two(f"{_name}2", _transform, _forward)
+    globals()[f"{_name}n"] = _over(f"{_name}n", _transform, _forward, None, "several dims, all")
+    globals()[f"{_name}2"] = _over(f"{_name}2", _transform, _forward, (-2, -1), "two dims, the last")
 
 
 # the order of frequencies
@@ -238,9 +203,8 @@ for _name, _transform, _forward in (
 
 def _shift(name: str, rounding: int) -> Symbol:
     def body(input: TensorProxy, dim: int | Sequence[int] | None = None) -> TensorProxy:
-        check_tensor(name, input=input)
         dims = range(input.ndim) if dim is None else clang.as_tuple(dim)
-        check(bool(dims), lambda: f"{name}: `shifts` required: {input} has no dims", RuntimeError)
+        torch_check(bool(dims), lambda: f"{name}: `shifts` required: {input} has no dims")
         out = input
         for each in dims:
             out = clang.roll(out, (out.shape[check_dim(name, each, out.ndim)] + rounding) // 2, each)
@@ -255,24 +219,17 @@ fftshift, ifftshift = _shift("fftshift", 0), _shift("ifftshift", 1)
 
 
 def _frequencies(name: str, onesided: bool) -> Symbol:
+    @with_options(*FACTORY)
     def body(
-        n: Dim,
-        d: float = 1.0,
-        *,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout | None = None,
-        device: torch.device | str | None = None,
-        pin_memory: bool = False,
-        requires_grad: bool = False,
+        n: Dim, d: float = 1.0, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> TensorProxy:
-        check_supported(name, layout=layout, requires_grad=requires_grad)
         dtype = dtype or torch.get_default_dtype()
         check(
             dtype.is_floating_point,
             lambda: f"{name} requires a floating point or complex dtype, but got {dtype}",
             NotImplementedError if dtype.is_complex else RuntimeError,
         )
-        check(not known(n < 0), lambda: f"{name}: Trying to create tensor with negative dimension {n}", RuntimeError)
+        torch_check(not known(n < 0), lambda: f"{name}: Trying to create tensor with negative dimension {n}")
         place = prims.iota(n // 2 + 1 if onesided else n, 0, 1, torch.int64, canonical_device(device))
         if not onesided:
             place = clang.where(place < (n + 1) // 2, place, place - n)

@@ -18,14 +18,14 @@ from forge.torch_internals.autograd import set_grad_enabled
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """The grad mode is afterwards what it was before."""
+def preserve() -> Iterator[None]:
+    """Restore the grad mode at the exit of the context."""
     with torch.set_grad_enabled(torch.is_grad_enabled()):
         yield
 
 
 def note(trace: Trace) -> None:
-    """What a front end records from now on is tagged with the mode that this thread is in."""
+    """Tag what a front end records from now on with this thread's grad mode."""
     if not trace.follows_grad_mode:
         return
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():  # in which enable_grad means nothing
@@ -34,7 +34,7 @@ def note(trace: Trace) -> None:
         trace.tags = trace.tags | {Tag.NO_GRAD}
 
 
-def restored(call: Callable, mode: bool) -> Callable:
+def restore_on_error(call: Callable, mode: bool) -> Callable:
     """`call`, after an exception of which the grad mode is what it was when it was called: `mode`."""
 
     def run(*args: Any) -> Any:
@@ -47,7 +47,7 @@ def restored(call: Callable, mode: bool) -> Callable:
     return run
 
 
-def enabled(call: Callable) -> Callable:
+def with_grad(call: Callable) -> Callable:
     """`call` with grad enabled, for a caller who has not; in inference mode, where that means nothing, without."""
 
     def run(*args: Any) -> Any:
@@ -69,8 +69,8 @@ class InMode:
         if torch.is_grad_enabled() == self.mode:
             return self.function(*args)
         with torch.set_grad_enabled(self.mode):
-            return tree_map(_detached, self.function(*tree_map(_detached, args)))
+            return tree_map(_detach, self.function(*tree_map(_detach, args)))
 
 
-def _detached(leaf: Any) -> Any:
+def _detach(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf

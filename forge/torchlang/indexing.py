@@ -9,8 +9,8 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.clang.core import known_equal
-from forge.ir import Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_dim
+from forge.ir import Number, TensorProxy, check
+from forge.prims.core import check_dim, same_shape, torch_check
 from forge.torchlang.core import View, torchsymbol
 
 TensorOrNumber = TensorProxy | Number
@@ -37,7 +37,7 @@ def getitem(input: TensorProxy, key: Any) -> TensorProxy:
 
 
 def with_item(input: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
-    """A copy of input with input[key] = value."""
+    """Return a copy of input with input[key] = value."""
     out = input.clone()
     out[key] = value
     return out
@@ -55,15 +55,9 @@ def _is_whole(input: TensorProxy, key: Any) -> bool:
     return clang.is_basic(key) and known_equal((clang.getitem(input, key).numel(),), (input.numel(),))
 
 
-@register_grad(setitem)
-def _setitem_grad(input: TensorProxy, key: Any, value: TensorOrNumber) -> TensorProxy:
-    out = setitem(input, key, value)
-    g = get_grad(out)
-    if needs_grad(input):
-        put_grad(input, setitem(g, key, 0))
-    if needs_grad(value):
-        put_grad(value, clang.item_sum(g, key, value.shape))
-    return out
+prims.register_vjp(
+    setitem, input=lambda g, key: setitem(g, key, 0), value=lambda g, key, value: clang.item_sum(g, key, value.shape)
+)
 
 
 @torchsymbol(torch.index_put, Tensor.index_put, inplace=(torch.index_put_, Tensor.index_put_))
@@ -90,7 +84,7 @@ def aten_index(self: TensorProxy, indices: Sequence[TensorProxy | None]) -> Tens
 
 @torchsymbol(torch.index_select, Tensor.index_select)
 def index_select(input: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
-    """The slices along `dim` that the vector `index` names."""
+    """Return the slices along `dim` that the vector `index` names."""
     return clang.index_select(input, dim, index)
 
 
@@ -130,20 +124,17 @@ def gather(input: TensorProxy, dim: int, index: TensorProxy, *, sparse_grad: boo
 def take_along_dim(input: TensorProxy, indices: TensorProxy, dim: int | None = None) -> TensorProxy:
     """As gather, with input and indices broadcast off `dim`, along which negative ones count from the end; both
     flattened without `dim`."""
-    check(
-        indices.dtype == torch.int64,
-        lambda: f"take_along_dim: dtype of indices should be Long but got {indices}",
-        RuntimeError,
+    torch_check(
+        indices.dtype == torch.int64, lambda: f"take_along_dim: dtype of indices should be Long but got {indices}"
     )
     if dim is None:
         return clang.gather(clang.reshape(input, (-1,)), 0, clang.reshape(indices, (-1,)))
-    check(
+    torch_check(
         input.ndim == indices.ndim,
         lambda: (
             "take_along_dim: input and indices should have the same number of dimensions, "
             f"but got {input} and {indices}"
         ),
-        RuntimeError,
     )
     check(
         input.ndim > 0,
@@ -160,12 +151,8 @@ def take_along_dim(input: TensorProxy, indices: TensorProxy, dim: int | None = N
 
 @torchsymbol(torch.take, Tensor.take)
 def take(input: TensorProxy, index: TensorProxy) -> TensorProxy:
-    """The elements of flattened input at `index`."""
-    check(
-        index.dtype == torch.int64,
-        lambda: f"take(): Expected a long tensor for index, but got {index}",
-        RuntimeError,
-    )
+    """Return the elements of flattened input at `index`."""
+    torch_check(index.dtype == torch.int64, lambda: f"take(): Expected a long tensor for index, but got {index}")
     return prims.index(clang.reshape(input, (-1,)), (index,))
 
 
@@ -188,10 +175,8 @@ def scatter(
     dim = check_dim("scatter", dim, input.ndim)
     if reduce is None:
         return prims.scatter(input, dim, index, src)
-    check(
-        reduce in _LEGACY_REDUCE,
-        lambda: f"scatter: reduce argument must be either add or multiply, got {reduce}",
-        RuntimeError,
+    torch_check(
+        reduce in _LEGACY_REDUCE, lambda: f"scatter: reduce argument must be either add or multiply, got {reduce}"
     )
     if not isinstance(src, TensorProxy):
         src = prims.full(index.shape, src, input.dtype, input.device)
@@ -222,15 +207,11 @@ def masked_fill(input: TensorProxy, mask: TensorProxy, value: TensorOrNumber) ->
     return clang.masked_fill(input, mask, value)
 
 
-@register_grad(masked_fill)
-def _masked_fill_grad(input: TensorProxy, mask: TensorProxy, value: TensorOrNumber) -> TensorProxy:
-    out = masked_fill(input, mask, value)
-    g = get_grad(out)
-    if needs_grad(input):
-        put_grad(input, clang.masked_fill(g, mask, 0))
-    if needs_grad(value):
-        put_grad(value, clang.where(mask, g, 0).sum())
-    return out
+prims.register_vjp(
+    masked_fill,
+    input=lambda g, mask: clang.masked_fill(g, mask, 0),
+    value=lambda g, mask: clang.where(mask, g, 0).sum(),
+)
 
 
 @torchsymbol(torch.masked_scatter, Tensor.masked_scatter, inplace=Tensor.masked_scatter_)
@@ -247,13 +228,12 @@ def select_scatter(input: TensorProxy, src: TensorProxy, dim: int, index: int) -
     """input with input.select(dim, index) replaced by src."""
     dim = check_dim("select_scatter", dim, input.ndim)
     shape = (*input.shape[:dim], *input.shape[dim + 1 :])
-    check(
-        len(shape) == src.ndim and all(map(prims.same, shape, src.shape)),
+    torch_check(
+        same_shape(shape, src.shape),
         lambda: (
             f"select_scatter: expected src to have a size equal to the slice of self. src size = "
             f"{list(src.shape)}, slice size = {list(shape)}"
         ),
-        RuntimeError,
     )
     return clang.with_item(input, (*[slice(None)] * dim, index), src)
 
@@ -267,13 +247,12 @@ def slice_scatter(
     bounds = clang.slice_bounds(input.shape[dim], start, end, step)
     first, last, stride = bounds
     shape = (*input.shape[:dim], (last - first + stride - 1) // stride, *input.shape[dim + 1 :])
-    check(
-        len(shape) == src.ndim and all(map(prims.same, shape, src.shape)),
+    torch_check(
+        same_shape(shape, src.shape),
         lambda: (
             f"slice_scatter: expected src to have a size equal to the slice of self. src size = "
             f"{list(src.shape)}, slice size = {list(shape)}"
         ),
-        RuntimeError,
     )
     return prims.slice_scatter(input, clang.convert(src, input.dtype), dim, *bounds)
 
@@ -281,11 +260,11 @@ def slice_scatter(
 # whole-tensor writes
 
 
-def _copied(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+def _run_copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     return torch.empty_like(self).copy_(src, non_blocking)
 
 
-@torchsymbol(_copied, torch.ops.aten.copy.default, id="torch.Tensor.copy_", inplace=Tensor.copy_)
+@torchsymbol(_run_copy, torch.ops.aten.copy.default, id="torch.Tensor.copy_", inplace=Tensor.copy_)
 def copy(self: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
     """src in self's shape, dtype and device; in row-major order, whatever the strides of src."""
     if src.device != self.device:
@@ -300,36 +279,27 @@ def _copy_like(self: TensorProxy, src: TensorProxy) -> TensorProxy:
     return new if new is converted and new is not src else prims.clone(new)
 
 
-@register_grad(copy)
-def _copy_grad(self: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
-    out = copy(self, src, non_blocking)
-    g = get_grad(out)
-    put_grad(src, g if src.device == self.device else prims.device_put(g, src.device, non_blocking))
-    _put_zeros(self)
-    return out
+# what a tensor was before all of it was written gets zeros, as in eager, where it keeps its history
+prims.register_vjp(
+    copy,
+    src=lambda g, self, src, non_blocking: (
+        g if src.device == self.device else prims.device_put(g, src.device, non_blocking)
+    ),
+    self=lambda g, self: prims.zeros_like(self),
+)
 
 
-def _put_zeros(overwritten: TensorProxy) -> None:
-    """What a tensor was before all of it was written gets zeros, as in eager, where it keeps its history."""
-    put_grad(overwritten, prims.full(overwritten.shape, 0, overwritten.dtype, overwritten.device))
-
-
-def _zeroed(input: torch.Tensor) -> torch.Tensor:
+def _run_zero(input: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(input)
 
 
-@torchsymbol(_zeroed, id="torch.Tensor.zero_", inplace=(torch.zero_, Tensor.zero_))
+@torchsymbol(_run_zero, id="torch.Tensor.zero_", inplace=(torch.zero_, Tensor.zero_))
 def zero(input: TensorProxy) -> TensorProxy:
     """Zeros in input's shape and dtype."""
     return prims.full(input.shape, 0, input.dtype, input.device)
 
 
-@register_grad(zero)
-def _zero_grad(input: TensorProxy) -> TensorProxy:
-    out = zero(input)
-    get_grad(out)
-    _put_zeros(input)
-    return out
+prims.register_vjp(zero, input=lambda g, input: prims.zeros_like(input))
 
 
 @torchsymbol(torch.fill, inplace=(torch.fill_, Tensor.fill_))
@@ -337,20 +307,11 @@ def fill(input: TensorProxy, value: TensorOrNumber) -> TensorProxy:
     """`value` in input's shape and dtype. Shapes: value is 0-d."""
     if not isinstance(value, TensorProxy):
         return prims.full(input.shape, value, input.dtype, input.device)
-    check(
-        value.ndim == 0,
-        lambda: f"fill: fill_ only supports 0-dimension value tensor but got tensor {value}",
-        RuntimeError,
-    )
+    torch_check(value.ndim == 0, lambda: f"fill: fill_ only supports 0-dimension value tensor but got tensor {value}")
     return _copy_like(input, value)
 
 
-@register_grad(fill)
-def _fill_grad(input: TensorProxy, value: TensorOrNumber) -> TensorProxy:
-    out = fill(input, value)
-    put_grad(value, get_grad(out))
-    _put_zeros(input)
-    return out
+prims.register_vjp(fill, value=lambda g: g, input=lambda g, input: prims.zeros_like(input))
 
 
 # places
@@ -366,13 +327,12 @@ def searchsorted(
     side: str | None = None,
     sorter: TensorProxy | None = None,
 ) -> TensorProxy:
-    """Where each value would be put in an ascending row, before equal ones; after them if `right`."""
-    check(
+    """Return where each value would be put in an ascending row, before equal ones; after them if `right`."""
+    torch_check(
         side in (None, "left", "right") and not (side == "left" and right),
         lambda: (
             f"searchsorted: side is {side!r} with right={right}; it can only be 'left' or 'right', and not opposites"
         ),
-        RuntimeError,
     )
     if sorter is not None:
         sorted_sequence = clang.gather(sorted_sequence, sorted_sequence.ndim - 1, sorter)
@@ -386,12 +346,8 @@ def searchsorted(
 def bucketize(
     input: TensorOrNumber, boundaries: TensorProxy, *, out_int32: bool = False, right: bool = False
 ) -> TensorProxy:
-    """The bucket between ascending boundaries in which each value is."""
-    check(
-        boundaries.ndim == 1,
-        lambda: f"bucketize: boundaries tensor must be 1 dimension, but got {boundaries}",
-        RuntimeError,
-    )
+    """Return the bucket between ascending boundaries in which each value is."""
+    torch_check(boundaries.ndim == 1, lambda: f"bucketize: boundaries tensor must be 1 dimension, but got {boundaries}")
     if not isinstance(input, TensorProxy):
         input = prims.full((), input, boundaries.dtype, boundaries.device)
     return prims.searchsorted(boundaries, input, right, torch.int32 if out_int32 else torch.int64)

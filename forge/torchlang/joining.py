@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import INT_TYPES, Dim, Symbol, TensorProxy, check
-from forge.prims.core import check_dim, known, same
+from forge.prims.core import check_dim, known, same, torch_check
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.shape import atleast_1d, atleast_2d, atleast_3d, varargs
 
@@ -19,42 +19,43 @@ Parts = tuple[TensorProxy, ...]
 
 @torchsymbol(torch.cat, torch.concat, torch.concatenate)
 def cat(tensors: Tensors, dim: int = 0) -> TensorProxy:
-    """The tensors one after another along `dim`, promoted to one dtype; 1-d ones without elements are left out."""
+    """Return the tensors one after another along `dim`, promoted to one dtype; 1-d ones without elements are left
+    out."""
     return clang.cat(tensors, dim)
 
 
 @torchsymbol(torch.stack)
 def stack(tensors: Tensors, dim: int = 0) -> TensorProxy:
-    """The tensors one after another along a new dim."""
+    """Return the tensors one after another along a new dim."""
     return clang.stack(tensors, dim)
 
 
 @torchsymbol(torch.hstack)
 def hstack(tensors: Tensors) -> TensorProxy:
-    """The tensors side by side: along dim 1, vectors along dim 0."""
-    check(len(tensors) > 0, lambda: "hstack expects a non-empty TensorList", RuntimeError)
+    """Return the tensors side by side: along dim 1, vectors along dim 0."""
+    torch_check(len(tensors) > 0, lambda: "hstack expects a non-empty TensorList")
     tensors = [atleast_1d(tensor) for tensor in tensors]
     return clang.cat(tensors, 0 if tensors[0].ndim == 1 else 1)
 
 
 @torchsymbol(torch.vstack, torch.row_stack)
 def vstack(tensors: Tensors) -> TensorProxy:
-    """The tensors one above the other, along dim 0; vectors are rows."""
-    check(len(tensors) > 0, lambda: "vstack expects a non-empty TensorList", RuntimeError)
+    """Return the tensors one above the other, along dim 0; vectors are rows."""
+    torch_check(len(tensors) > 0, lambda: "vstack expects a non-empty TensorList")
     return clang.cat([atleast_2d(tensor) for tensor in tensors], 0)
 
 
 @torchsymbol(torch.dstack)
 def dstack(tensors: Tensors) -> TensorProxy:
-    """The tensors behind each other, along dim 2."""
-    check(len(tensors) > 0, lambda: "dstack expects a non-empty TensorList", RuntimeError)
+    """Return the tensors behind each other, along dim 2."""
+    torch_check(len(tensors) > 0, lambda: "dstack expects a non-empty TensorList")
     return clang.cat([atleast_3d(tensor) for tensor in tensors], 2)
 
 
 @torchsymbol(torch.column_stack)
 def column_stack(tensors: Tensors) -> TensorProxy:
-    """The tensors side by side; vectors and numbers are columns."""
-    check(len(tensors) > 0, lambda: "column_stack expects a non-empty TensorList", RuntimeError)
+    """Return the tensors side by side; vectors and numbers are columns."""
+    torch_check(len(tensors) > 0, lambda: "column_stack expects a non-empty TensorList")
     columns = [clang.reshape(t, (t.numel(), 1)) if t.ndim <= 1 else t for t in tensors]
     return hstack(columns)
 
@@ -63,42 +64,34 @@ def column_stack(tensors: Tensors) -> TensorProxy:
 
 
 def _split(op: str, x: TensorProxy, size: Dim | Sequence[Dim], dim: int) -> Parts:
-    check(x.ndim > 0, lambda: f"{op} expects at least a 1-dimensional tensor, but got {x}", RuntimeError)
+    torch_check(x.ndim > 0, lambda: f"{op} expects at least a 1-dimensional tensor, but got {x}")
     dim = check_dim(op, dim, x.ndim)
     length = x.shape[dim]
     if not isinstance(size, Sequence):
         return clang.split_sizes(x, _even_sizes(op, length, size), dim)
     total: Dim = 0
     for part in size:
-        check(
-            not known(part < 0),
-            lambda: f"{op}: split_sizes must have only non-negative entries, but got {list(size)}",
-            RuntimeError,
+        torch_check(
+            not known(part < 0), lambda: f"{op}: split_sizes must have only non-negative entries, but got {list(size)}"
         )
         total = total + part
-    check(
+    torch_check(
         same(total, length),
         lambda: (
             f"{op} expects split_sizes to sum exactly to {length} (input tensor's size at dimension {dim}), "
             f"but got split_sizes={list(size)}"
         ),
-        RuntimeError,
     )
     return clang.split_sizes(x, size, dim)
 
 
 def _even_sizes(op: str, length: Dim, size: Dim) -> list[Dim]:
     """Lengths of `size`, the last as short as it must be. How many there are is guarded on."""
-    check(
-        not known(size < 0),
-        lambda: f"{op} expects split_size be non-negative, but got split_size={size}",
-        RuntimeError,
-    )
+    torch_check(not known(size < 0), lambda: f"{op} expects split_size be non-negative, but got split_size={size}")
     if known(size == 0):
-        check(
+        torch_check(
             same(length, 0),
             lambda: f"{op}: split_size can only be 0 if dimension size is 0, but got dimension size of {length}",
-            RuntimeError,
         )
         return [0]
     count = max(int((length + size - 1) // size), 1)
@@ -126,8 +119,8 @@ def split_with_sizes(input: TensorProxy, split_sizes: Sequence[Dim], dim: int = 
 @torchsymbol(torch.chunk, Tensor.chunk, view=View.ALWAYS)
 def chunk(input: TensorProxy, chunks: int, dim: int = 0) -> Parts:
     """At most `chunks` parts of one length along `dim`; the last may be shorter."""
-    check(input.ndim > 0, lambda: f"chunk expects at least a 1-dimensional tensor, but got {input}", RuntimeError)
-    check(chunks > 0, lambda: f"chunk expects `chunks` to be greater than 0, got: {chunks}", RuntimeError)
+    torch_check(input.ndim > 0, lambda: f"chunk expects at least a 1-dimensional tensor, but got {input}")
+    torch_check(chunks > 0, lambda: f"chunk expects `chunks` to be greater than 0, got: {chunks}")
     length = input.shape[check_dim("chunk", dim, input.ndim)]
     if known(length == 0):
         return _split("chunk", input, [0] * chunks, dim)
@@ -135,7 +128,7 @@ def chunk(input: TensorProxy, chunks: int, dim: int = 0) -> Parts:
 
 
 def _tensor_split(op: str, x: TensorProxy, where: Any, dim: int) -> Parts:
-    check(x.ndim > 0, lambda: f"{op} expected at least a 1-dimensional tensor, but got {x}", RuntimeError)
+    torch_check(x.ndim > 0, lambda: f"{op} expected at least a 1-dimensional tensor, but got {x}")
     check(
         not isinstance(where, TensorProxy),
         lambda: f"{op} at the places that a tensor holds depends on data; see forge/torchlang/joining.py",
@@ -146,7 +139,7 @@ def _tensor_split(op: str, x: TensorProxy, where: Any, dim: int) -> Parts:
     if isinstance(where, (tuple, list)):
         bounds = list(zip([None, *where], [*where, None], strict=True))
         return tuple(clang.slice_in_dim(x, dim, start, stop) for start, stop in bounds)
-    check(where > 0, lambda: f"{op}: number of sections must be larger than 0, got {where}", RuntimeError)
+    torch_check(where > 0, lambda: f"{op}: number of sections must be larger than 0, got {where}")
     longer, size = length % where, length // where
     return clang.split_sizes(x, [size + (1 if i < longer else 0) for i in range(where)], dim)
 
@@ -162,22 +155,20 @@ def _split_along(name: str, dim: int) -> Symbol:
 
     def body(input: TensorProxy, indices_or_sections: int | Sequence[int]) -> Parts:
         along = 0 if name == "hsplit" and input.ndim == 1 else dim
-        check(
+        torch_check(
             input.ndim > (0 if name == "hsplit" else dim),
             lambda: (
                 f"torch.{name} requires a tensor with at least {max(dim + (name != 'hsplit'), 1)} dimension, "
                 f"but got {input}"
             ),
-            RuntimeError,
         )
         if not isinstance(indices_or_sections, (tuple, list)):
-            check(
+            torch_check(
                 same(operator.mod(input.shape[along], indices_or_sections), 0),
                 lambda: (
                     f"torch.{name} attempted to split along dimension {along}, but the size of the dimension "
                     f"{input.shape[along]} is not divisible by the split_size {indices_or_sections}!"
                 ),
-                RuntimeError,
             )
         return _tensor_split(name, input, indices_or_sections, along)
 
@@ -190,7 +181,7 @@ hsplit, vsplit, dsplit = _split_along("hsplit", 1), _split_along("vsplit", 0), _
 
 @torchsymbol(torch.unbind, Tensor.unbind, view=View.ALWAYS)
 def unbind(input: TensorProxy, dim: int = 0) -> Parts:
-    """The slices along `dim`, without it."""
+    """Return the slices along `dim`, without it."""
     check(input.ndim > 0, lambda: "unbind: Dimension specified as 0 but tensor has no dimensions", IndexError)
     dim = check_dim("unbind", dim, input.ndim)
     return tuple(clang.select(input, dim, i) for i in range(int(input.shape[dim])))
@@ -199,20 +190,18 @@ def unbind(input: TensorProxy, dim: int = 0) -> Parts:
 # repetition
 
 
-def _repeated(op: str, x: TensorProxy, repeats: Sequence[Dim]) -> TensorProxy:
-    check(
+def _repeat(op: str, x: TensorProxy, repeats: Sequence[Dim]) -> TensorProxy:
+    torch_check(
         len(repeats) >= x.ndim,
         lambda: (
             f"{op}: Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor: "
             f"{tuple(repeats)} for {x}"
         ),
-        RuntimeError,
     )
     for count in repeats:
-        check(
+        torch_check(
             not known(count < 0),
             lambda: f"{op}: Trying to create tensor with negative dimension: repeats are {tuple(repeats)}",
-            RuntimeError,
         )
     lengths = [1] * (len(repeats) - x.ndim) + list(x.shape)
     if all(known(count == 1) for count in repeats):
@@ -226,20 +215,20 @@ def _repeated(op: str, x: TensorProxy, repeats: Sequence[Dim]) -> TensorProxy:
 
 @torchsymbol(Tensor.repeat)
 def repeat(self: TensorProxy, *args: Any, repeats: Sequence[Dim] | None = None) -> TensorProxy:
-    """Copies of the whole tensor, repeats[i] of them along dim i; new dims come first."""
-    return _repeated("repeat", self, varargs(args[0], args[1:]) if args else tuple(repeats or ()))
+    """Copy of the whole tensor, repeats[i] of them along dim i; new dims come first."""
+    return _repeat("repeat", self, varargs(args[0], args[1:]) if args else tuple(repeats or ()))
 
 
 @torchsymbol(Tensor.tile)
 def tensor_tile(self: TensorProxy, *args: Any, dims: Sequence[Dim] | None = None) -> TensorProxy:
-    """As repeat, with 1 for the leading dims that are not given."""
+    """Repeat as `repeat` does, with 1 for the leading dims that are not given."""
     return tile(self, varargs(args[0], args[1:]) if args else tuple(dims or ()))
 
 
 @torchsymbol(torch.tile)
 def tile(input: TensorProxy, dims: Sequence[Dim]) -> TensorProxy:
-    """As repeat, with 1 for the leading dims that are not given."""
-    return _repeated("tile", input, [1] * (input.ndim - len(dims)) + list(dims))
+    """Repeat as `repeat` does, with 1 for the leading dims that are not given."""
+    return _repeat("tile", input, [1] * (input.ndim - len(dims)) + list(dims))
 
 
 @torchsymbol(torch.repeat_interleave, Tensor.repeat_interleave)
@@ -250,12 +239,10 @@ def repeat_interleave(
     *,
     output_size: Dim | None = None,
 ) -> TensorProxy:
-    """Each element (or slice along `dim`) repeated; flattened without `dim`."""
+    """Return each element (or slice along `dim`) repeated; flattened without `dim`."""
     if not isinstance(repeats, INT_TYPES):
         return _repeated_by(input, repeats, dim, output_size)
-    check(
-        not known(repeats < 0), lambda: f"repeat_interleave: Repeats must be non-negative, got {repeats}", RuntimeError
-    )
+    torch_check(not known(repeats < 0), lambda: f"repeat_interleave: Repeats must be non-negative, got {repeats}")
     if dim is None:
         input, dim = clang.reshape(input, (-1,)) if input.ndim != 1 else input, 0
     dim = check_dim("repeat_interleave", dim, input.ndim)
@@ -268,16 +255,16 @@ def repeat_interleave(
 
 
 def _repeated_by(input: TensorProxy, repeats: TensorProxy | None, dim: int | None, size: Dim | None) -> TensorProxy:
-    """Each slice repeated as often as a tensor says, `size` in all; without repeats, the places of input's own."""
+    """Return each slice repeated as often as a tensor says, `size` in all; without repeats, the places of input's
+    own."""
     if size is None:
         raise NotImplementedError(
             "repeat_interleave by a tensor without output_size depends on data; see forge/torchlang/joining.py"
         )
     counts = input if repeats is None else repeats
-    check(
+    torch_check(
         counts.ndim < 2 and counts.dtype in (torch.int32, torch.int64),
         lambda: f"repeat_interleave: repeats must be 0-dim or 1-dim tensor of integers, but is {counts}",
-        RuntimeError,
     )
     if repeats is None:
         return clang.convert(_places(counts, size), counts.dtype)
@@ -286,13 +273,12 @@ def _repeated_by(input: TensorProxy, repeats: TensorProxy | None, dim: int | Non
     dim = check_dim("repeat_interleave", dim, input.ndim)
     input = clang.reshape(input, (1,)) if input.ndim == 0 else input
     length = input.shape[dim]
-    check(
+    torch_check(
         known(counts.numel() == 1) or same(counts.numel(), length),
         lambda: (
             "repeat_interleave: repeats must have the same size as input along dim, "
             f"but got {counts} for {input} and dim {dim}"
         ),
-        RuntimeError,
     )
     return clang.index_select(input, dim, _places(clang.expand(counts, (length,)), size))
 

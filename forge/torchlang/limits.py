@@ -3,20 +3,16 @@
 from collections.abc import Callable
 
 from forge import clang, prims
-from forge.ir import Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Symbol, TensorProxy, get_grad, needs_grad, put_grad, register_grad
+from forge.prims.core import torch_check
 from forge.torch_internals.versions import TORCH
-from forge.torchlang.spelling import TensorOrNumber, check_tensor, named
+from forge.torchlang.aliases import TensorOrNumber, torchaliases
 
 
-@named("clamp", "clip")
+@torchaliases("clamp", "clip")
 def clamp(input: TensorProxy, min: TensorOrNumber | None = None, max: TensorOrNumber | None = None) -> TensorProxy:
     """input, but min where it is smaller and max where it is larger; max where min > max."""
-    check_tensor("clamp", input=input)
-    check(
-        min is not None or max is not None,
-        lambda: "clamp: At least one of 'min' or 'max' must not be None",
-        RuntimeError,
-    )
+    torch_check(min is not None or max is not None, lambda: "clamp: At least one of 'min' or 'max' must not be None")
     dtype = clang.compute_dtype(*[operand for operand in (input, min, max) if operand is not None])
     out = clang.convert(input, dtype)
     if min is not None:
@@ -50,7 +46,7 @@ def _clamp_grad(
 def _put_shared_clamp_grads(
     input: TensorProxy, min: TensorOrNumber | None, max: TensorOrNumber | None, g: TensorProxy
 ) -> None:
-    """As torch 2.14 differentiates: an input that equals a number has no gradient, and shares it with a tensor."""
+    """Put gradients as torch 2.14 does: an input that equals a number has no gradient, and shares it with a tensor."""
     if min is None or max is None:
         limit, worse, better = (min, clang.lt, clang.gt) if max is None else (max, clang.gt, clang.lt)
         if isinstance(limit, TensorProxy):
@@ -75,19 +71,19 @@ def _put_shared_clamp_grads(
 
 
 def _put_shared_grads(a: TensorProxy, b: TensorProxy, g: TensorProxy, worse: Callable) -> None:
-    """Of the better of two: to both in halves where they are equal, and whole where one is nan."""
+    """Put the gradient of the better of two: to both in halves where they are equal, and whole where one is nan."""
     shared = clang.where(clang.eq(a, b), g / 2, g)
     put_grad(a, clang.where(worse(a, b), 0, shared))
     put_grad(b, clang.where(worse(b, a), 0, shared))
 
 
-@named("clamp_min")
+@torchaliases("clamp_min")
 def clamp_min(input: TensorProxy, min: TensorOrNumber) -> TensorProxy:
     """input, but min where it is smaller."""
     return clamp(input, min)
 
 
-@named("clamp_max")
+@torchaliases("clamp_max")
 def clamp_max(input: TensorProxy, max: TensorOrNumber) -> TensorProxy:
     """input, but max where it is larger."""
     return clamp(input, None, max)
@@ -95,13 +91,12 @@ def clamp_max(input: TensorProxy, max: TensorOrNumber) -> TensorProxy:
 
 def _number_over_nan(name: str, better: Callable, worse: Callable) -> Symbol:
     def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-        check_tensor(name, input=input, other=other)
         input, other = clang.prepare(name, input, other)
         prims.check_dtype(name, input, prims.REAL, RuntimeError)
         return clang.where(better(input, other) | clang.isnan(other), input, other)
 
     body.__name__, body.__doc__ = name, "The better of two numbers; the other one where one is nan."
-    symbol = named(name)(body)
+    symbol = torchaliases(name)(body)
 
     @register_grad(symbol)
     def rule(input: TensorProxy, other: TensorProxy) -> TensorProxy:

@@ -20,87 +20,75 @@ from forge.ir import (
     register_grad,
     short_dtype,
 )
-from forge.prims.core import check_dim, check_tensor, same
-from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import results
+from forge.prims.core import check_dim, same, same_shape, torch_check
+from forge.torchlang.aliases import results
+from forge.torchlang.core import check_tensor, torchsymbol
 
 
 def check_rank(op: str, ndim: int, **arguments: TensorProxy) -> None:
-    """Raises RuntimeError naming the first argument that has not `ndim` dims."""
+    """Raise RuntimeError naming the first argument that has not `ndim` dims."""
     check_tensor(op, **arguments)
     for name, value in arguments.items():
-        check(
+        torch_check(
             value.ndim == ndim,
             lambda name=name, value=value: f"{op}: Expected {name} to have {ndim} dims, but it is {value}",
-            RuntimeError,
         )
 
 
 def check_one_dtype(op: str, **arguments: TensorProxy) -> None:
-    """Raises RuntimeError unless all have one dtype."""
-    check(
+    """Raise RuntimeError unless all have one dtype."""
+    torch_check(
         len({value.dtype for value in arguments.values()}) == 1,
         lambda: f"{op}: {', '.join(arguments)} must have the same dtype, but they are {list(arguments.values())}",
-        RuntimeError,
     )
 
 
 def _product(op: str, a: TensorProxy, b: TensorProxy) -> TensorProxy:
-    """The matrix product of operands whose ranks are right. Raises RuntimeError where dtypes or lengths differ."""
-    check(
-        a.dtype == b.dtype,
-        lambda: f"{op}: expected both operands to have the same dtype, but they are {a} and {b}",
-        RuntimeError,
+    """Return the matrix product of operands whose ranks are right. Raises RuntimeError where dtypes or lengths
+    differ."""
+    torch_check(
+        a.dtype == b.dtype, lambda: f"{op}: expected both operands to have the same dtype, but they are {a} and {b}"
     )
-    check(
+    torch_check(
         same(a.shape[-1], b.shape[0] if b.ndim == 1 else b.shape[-2]),
         lambda: f"{op}: shapes cannot be multiplied: {a} and {b}",
-        RuntimeError,
     )
     return clang.matmul(a, b)
 
 
 @torchsymbol(
-    torch.matmul,
-    Tensor.matmul,
-    operator.matmul,
-    torch.linalg.matmul,
-    Tensor.__matmul__,
-    inplace=operator.imatmul,
+    torch.matmul, Tensor.matmul, operator.matmul, torch.linalg.matmul, Tensor.__matmul__, inplace=operator.imatmul
 )
 def matmul(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """The matrix product; batch dims broadcast."""
-    check_tensor("matmul", input=input, other=other)
-    check(
+    """Return the matrix product; batch dims broadcast."""
+    torch_check(
         input.ndim > 0 and other.ndim > 0,
         lambda: f"matmul: both arguments to matmul need to be at least 1D, but they are {input} and {other}",
-        RuntimeError,
     )
     return _product("matmul", input, other)
 
 
 @torchsymbol(torch.mm, Tensor.mm)
 def mm(input: TensorProxy, mat2: TensorProxy) -> TensorProxy:
-    """The product of two matrices."""
+    """Return the product of two matrices."""
     check_rank("mm", 2, input=input, mat2=mat2)
     return _product("mm", input, mat2)
 
 
 @torchsymbol(torch.bmm, Tensor.bmm)
 def bmm(input: TensorProxy, mat2: TensorProxy) -> TensorProxy:
-    """The products of two batches of matrices."""
+    """Return the products of two batches of matrices."""
     check_rank("bmm", 3, input=input, mat2=mat2)
-    check(
+    torch_check(
         same(input.shape[0], mat2.shape[0]),
         lambda: f"bmm: Expected both batches to have one length, but they are {input} and {mat2}",
-        RuntimeError,
     )
     return _product("bmm", input, mat2)
 
 
 @torchsymbol(torch.mv, Tensor.mv)
 def mv(input: TensorProxy, vec: TensorProxy) -> TensorProxy:
-    """The product of a matrix and a vector."""
+    """Return the product of a matrix and a vector."""
     check_rank("mv", 2, input=input)
     check_rank("mv", 1, vec=vec)
     return _product("mv", input, vec)
@@ -108,7 +96,7 @@ def mv(input: TensorProxy, vec: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.dot, Tensor.dot)
 def dot(input: TensorProxy, tensor: TensorProxy) -> TensorProxy:
-    """The sum of the products of two vectors' elements."""
+    """Return the sum of the products of two vectors' elements."""
     check_rank("dot", 1, input=input, tensor=tensor)
     return _product("dot", input, tensor)
 
@@ -129,14 +117,12 @@ def outer(input: TensorProxy, vec2: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.inner, Tensor.inner)
 def inner(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """The sums of products over the last dims; a product where one operand is 0-d."""
-    check_tensor("inner", input=input, other=other)
+    """Return the sums of products over the last dims; a product where one operand is 0-d."""
     if input.ndim == 0 or other.ndim == 0:
         return clang.mul(input, other)
-    check(
+    torch_check(
         same(input.shape[-1], other.shape[-1]),
         lambda: f"inner: the last dimension must match on both input tensors, but got {input} and {other}",
-        RuntimeError,
     )
     a = [("a", i) for i in range(input.ndim - 1)]
     b = [("b", i) for i in range(other.ndim - 1)]
@@ -145,26 +131,22 @@ def inner(input: TensorProxy, other: TensorProxy) -> TensorProxy:
 
 def _add_product(op: str, input: TensorProxy, product: TensorProxy, beta: Number, alpha: Number) -> TensorProxy:
     """beta * input + alpha * product, in the product's shape and dtype; an input that beta = 0 hides may be nan."""
-    check_tensor(op, input=input)
-    check(
+    torch_check(
         input.dtype == product.dtype,
         lambda: f"{op}: input is {input}, but must have the dtype of the product, {short_dtype(product.dtype)}",
-        RuntimeError,
     )
     if product.dtype in _INTEGERS:
-        check(
+        torch_check(
             all(not isinstance(value, float) for value in (beta, alpha)),
             lambda: (
                 f"{op}: For integral input tensors, argument beta must not be a floating point number, "
                 f"but beta is {beta} and alpha is {alpha}"
             ),
-            RuntimeError,
         )
     shape = clang.broadcast_shapes(op, input.shape, product.shape)
-    check(
-        len(shape) == product.ndim and all(map(same, shape, product.shape)),
+    torch_check(
+        same_shape(shape, product.shape),
         lambda: f"{op}: input is {input}, which does not expand to the product's shape {list(product.shape)}",
-        RuntimeError,
     )
     product = product if alpha == 1 else clang.mul(product, alpha)
     if beta == 0:
@@ -228,16 +210,13 @@ def linear(input: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = N
 
     Shapes: input (..., in), weight (out, in) or (in,), bias (out,) or (); out is (..., out).
     """
-    check_tensor("linear", input=input, weight=weight)
-    check(
+    torch_check(
         weight.ndim in (1, 2) and input.ndim > 0 and same(input.shape[-1], weight.shape[-1]),
         lambda: f"linear: mat1 and mat2 shapes cannot be multiplied: input is {input}, weight is {weight}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         input.dtype == weight.dtype and (bias is None or bias.dtype == input.dtype),
         lambda: f"linear: input is {input}, weight is {weight} and bias is {bias}, but all must have the same dtype",
-        RuntimeError,
     )
     product = clang.matmul(input, clang.transpose(weight, 0, 1) if weight.ndim == 2 else weight)
     return product if bias is None else clang.add(product, bias)
@@ -265,20 +244,17 @@ def bilinear(
     input1: TensorProxy, input2: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None
 ) -> TensorProxy:
     """out[..., o] = the sum over i and j of input1[..., i] * weight[o, i, j] * input2[..., j], plus bias[o]."""
-    check_tensor("bilinear", input1=input1, input2=input2)
     check_rank("bilinear", 3, weight=weight)
     bias_given = {} if bias is None else {"bias": bias}
     check_one_dtype("bilinear", input1=input1, input2=input2, weight=weight, **bias_given)
-    check(
+    torch_check(
         input1.ndim == input2.ndim and input1.ndim > 0 and all(map(same, input1.shape[:-1], input2.shape[:-1])),
         lambda: f"bilinear: input batch dimensions do not match: {input1} and {input2}",
-        RuntimeError,
     )
     for name, value, length in (("input1", input1, weight.shape[1]), ("input2", input2, weight.shape[2])):
-        check(
+        torch_check(
             same(value.shape[-1], length),
             lambda name=name, value=value: f"bilinear: {name} is {value}, whose last length does not fit {weight}",
-            RuntimeError,
         )
     batch = tuple(range(input1.ndim - 1))
     half = clang.contract("bilinear", (input1, weight), ((*batch, "i"), ("o", "i", "j")), (*batch, "o", "j"))
@@ -288,8 +264,8 @@ def bilinear(
 
 @torchsymbol(torch.tensordot)
 def tensordot(a: TensorProxy, b: TensorProxy, dims: int | Sequence = 2) -> TensorProxy:
-    """The sum of products over the last `dims` dims of a and the first of b, or over the two lists of dims given."""
-    check_tensor("tensordot", a=a, b=b)
+    """Return the sum of products over the last `dims` dims of a and the first of b, or over the two lists of dims
+    given."""
     check(
         not isinstance(dims, TensorProxy),
         lambda: "tensordot: dims in a tensor are not known while tracing; give a list",
@@ -297,18 +273,16 @@ def tensordot(a: TensorProxy, b: TensorProxy, dims: int | Sequence = 2) -> Tenso
     )
     if isinstance(dims, INT_TYPES):
         dims = int(dims)  # which dims they are decides what the program is
-        check(dims >= 0, lambda: f"tensordot expects dims >= 0, but got dims={dims}", RuntimeError)
-        check(
+        torch_check(dims >= 0, lambda: f"tensordot expects dims >= 0, but got dims={dims}")
+        torch_check(
             dims <= min(a.ndim, b.ndim),
             lambda: f"tensordot expects dims <= the number of dims of both operands, but got dims={dims}, {a} and {b}",
-            RuntimeError,
         )
         dims = (range(a.ndim - dims, a.ndim), range(dims))
     of_a, of_b = [[each] if isinstance(each, INT_TYPES) else list(each) for each in dims]
-    check(
+    torch_check(
         len(of_a) == len(of_b),
         lambda: f"tensordot: both dimension lists should have same length, but they are {of_a} and {of_b}",
-        RuntimeError,
     )
     of_a = [check_dim("tensordot", int(dim), a.ndim) for dim in of_a]
     of_b = [check_dim("tensordot", int(dim), b.ndim) for dim in of_b]
@@ -320,18 +294,18 @@ def tensordot(a: TensorProxy, b: TensorProxy, dims: int | Sequence = 2) -> Tenso
 
 @torchsymbol(torch.chain_matmul)
 def chain_matmul(*matrices: TensorProxy) -> TensorProxy:
-    """The product of matrices, in the cheapest order."""
+    """Return the product of matrices, in the cheapest order."""
     return _chain("chain_matmul", matrices)
 
 
 @torchsymbol(torch.linalg.multi_dot)
 def multi_dot(tensors: Sequence[TensorProxy]) -> TensorProxy:
-    """The product of matrices in the cheapest order; the first and the last may be vectors."""
+    """Return the product of matrices in the cheapest order; the first and the last may be vectors."""
     return _chain("linalg.multi_dot", tensors)
 
 
 def _chain(op: str, matrices: Sequence[TensorProxy]) -> TensorProxy:
-    check(len(matrices) > 1, lambda: f"{op}: expected at least 2 tensors but got {len(matrices)}", RuntimeError)
+    torch_check(len(matrices) > 1, lambda: f"{op}: expected at least 2 tensors but got {len(matrices)}")
     labels = []
     for i, matrix in enumerate(matrices):
         end = matrix.ndim == 1 and i in (0, len(matrices) - 1)
@@ -343,46 +317,41 @@ def _chain(op: str, matrices: Sequence[TensorProxy]) -> TensorProxy:
 
 @torchsymbol(torch.linalg.cross)
 def linalg_cross(input: TensorProxy, other: TensorProxy, *, dim: int = -1) -> TensorProxy:
-    """The cross product of vectors of 3 along `dim`; other dims broadcast."""
+    """Return the cross product of vectors of 3 along `dim`; other dims broadcast."""
     return _cross("linalg.cross", input, other, dim)
 
 
 @torchsymbol(torch.cross, Tensor.cross)
 def cross(input: TensorProxy, other: TensorProxy, dim: int | None = None) -> TensorProxy:
-    """The cross product of vectors of 3 along `dim`, the first of length 3 by default."""
-    check_tensor("cross", input=input, other=other)
+    """Return the cross product of vectors of 3 along `dim`, the first of length 3 by default."""
     if dim is None:
         found = [i for i, length in enumerate(input.shape) if prims.known(length == 3)]
-        check(bool(found), lambda: f"cross: no dimension of size 3 in input {input}", RuntimeError)
+        torch_check(bool(found), lambda: f"cross: no dimension of size 3 in input {input}")
         dim = found[0]
     return _cross("cross", input, other, dim)
 
 
 def _cross(op: str, a: TensorProxy, b: TensorProxy, dim: int) -> TensorProxy:
-    check_tensor(op, input=a, other=b)
-    check(
-        a.ndim == b.ndim,
-        lambda: f"{op}: inputs must have the same number of dimensions, but they are {a} and {b}",
-        RuntimeError,
+    torch_check(
+        a.ndim == b.ndim, lambda: f"{op}: inputs must have the same number of dimensions, but they are {a} and {b}"
     )
     check_one_dtype(op, input=a, other=b)
     dim = check_dim(op, dim, a.ndim)
-    check(
+    torch_check(
         same(a.shape[dim], 3) and same(b.shape[dim], 3),
         lambda: f"{op}: inputs dimension {dim} must have length 3. Got {a} and {b}",
-        RuntimeError,
     )
     a, b = clang.broadcast(op, a, b)
-    return _rolled(a, dim, 1) * _rolled(b, dim, 2) - _rolled(a, dim, 2) * _rolled(b, dim, 1)
+    return _roll(a, dim, 1) * _roll(b, dim, 2) - _roll(a, dim, 2) * _roll(b, dim, 1)
 
 
-def _rolled(x: TensorProxy, dim: int, by: int) -> TensorProxy:
+def _roll(x: TensorProxy, dim: int, by: int) -> TensorProxy:
     return prims.cat([clang.slice_in_dim(x, dim, by, None), clang.slice_in_dim(x, dim, 0, by)], dim)
 
 
 @torchsymbol(torch.trace, Tensor.trace)
 def trace(input: TensorProxy) -> TensorProxy:
-    """The sum of a matrix's diagonal."""
+    """Return the sum of a matrix's diagonal."""
     check_rank("trace", 2, input=input)
     rows, columns = input.shape
     length: Dim = torch.sym_min(rows, columns)
@@ -393,8 +362,7 @@ def trace(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.kron, Tensor.kron)
 def kron(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """Every element of input times the whole of other, laid out as one tensor."""
-    check_tensor("kron", input=input, other=other)
+    """Return every element of input times the whole of other, laid out as one tensor."""
     rank = max(input.ndim, other.ndim)
     a_shape = (1,) * (rank - input.ndim) + tuple(input.shape)
     b_shape = (1,) * (rank - other.ndim) + tuple(other.shape)
@@ -411,6 +379,5 @@ def ldl_factor_ex(
     input: TensorProxy, *, hermitian: bool = False, check_errors: bool = False
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
     """input = L @ D @ L^H: L and D in one matrix, pivots as LAPACK has them, and whether each matrix was factored."""
-    check_tensor("linalg.ldl_factor_ex", input=input)
     found = prims.linalg_ldl_factor_ex(input, hermitian=hermitian, check_errors=check_errors)
     return results.linalg_ldl_factor_ex(found)

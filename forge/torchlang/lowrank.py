@@ -8,7 +8,6 @@ from forge import clang, prims
 from forge.ir import Tag, TensorProxy, check
 from forge.prims.core import known
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor
 
 Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
 
@@ -49,7 +48,6 @@ def _basis(x: TensorProxy) -> TensorProxy:
 @torchsymbol(torch.svd_lowrank, tags=[Tag.RANDOM])
 def svd_lowrank(A: TensorProxy, q: int | None = 6, niter: int | None = 2, M: TensorProxy | None = None) -> Triple:
     """(U, S, V) of the q largest singular values of A - M, nearly: after `niter` iterations from random vectors."""
-    check_tensor("svd_lowrank", A=A)
     A = A if M is None else A - clang.expand(M, A.shape)
     return _svd(A, 6 if q is None else int(q), 2 if niter is None else int(niter))
 
@@ -57,7 +55,6 @@ def svd_lowrank(A: TensorProxy, q: int | None = 6, niter: int | None = 2, M: Ten
 @torchsymbol(torch.pca_lowrank, tags=[Tag.RANDOM])
 def pca_lowrank(A: TensorProxy, q: int | None = None, center: bool = True, niter: int = 2) -> Triple:
     """svd_lowrank of a matrix whose rows are samples, without their mean unless they are centered already."""
-    check_tensor("pca_lowrank", A=A)
     shorter = torch.sym_min(*A.shape[-2:])
     q = int(torch.sym_min(6, shorter)) if q is None else int(q)
     check(

@@ -5,6 +5,7 @@ torch.autograd.grad for the gradients.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ from forge.ir.pytree import leaves, proxies, tensors, tree_map
 def opaque_symbol(
     function: Callable, name: str, output: Callable[[], Any] | None = None, *, tags: Iterable[Tag] = ()
 ) -> Symbol:
-    """The symbol of an opaque call of `function`; `output` makes its result, where it may be called again (a view)."""
+    """Return the symbol of an opaque call of `function`; `output` makes its result, where it may be called again (a
+    view)."""
     meta = _no_meta if output is None else lambda *args, **kwargs: output()
     return Symbol(
         name.rpartition(".")[2], f"opaque.{name}", meta=meta, op=function, tags=frozenset({Tag.OPAQUE, *tags})
@@ -39,7 +41,7 @@ def _no_meta(*args: Any, **kwargs: Any) -> Any:
 
 
 def opaque_rule(bound: BoundSymbol) -> Callable | None:
-    """The gradient rule of one opaque call; None for other calls."""
+    """Return the gradient rule of one opaque call; None for other calls."""
     if Tag.OPAQUE not in bound.symbol.tags:
         return None
     function = bound.symbol.op
@@ -55,7 +57,7 @@ def opaque_rule(bound: BoundSymbol) -> Callable | None:
 
 
 def repeated_rule(bound: BoundSymbol) -> Callable | None:
-    """The gradient rule of an opaque call that runs again where its gradient is taken; None for other calls.
+    """Return the gradient rule of an opaque call that runs again where its gradient is taken; None for other calls.
 
     Its backward is a function of the call's arguments and of gradients, run by torch.autograd.grad: an opaque call too.
     """
@@ -78,7 +80,7 @@ def repeated_rule(bound: BoundSymbol) -> Callable | None:
 def record_pullback(
     function: Callable, name: str, args: tuple, kwargs: dict, output: Any, wanted: Mapping[str, TensorProxy]
 ) -> None:
-    """Records, in a gradient rule, an opaque call that runs a function again and asks torch for the gradients of the
+    """Record, in a gradient rule, an opaque call that runs a function again and asks torch for the gradients of the
     `wanted` arguments, by name."""
     trace = current_trace()
     positions = {name: i for i, name in enumerate(getattr(leaf, "name", None) for leaf in leaves([args, kwargs]))}
@@ -105,7 +107,7 @@ class Pullback:
         flat = list(leaves([args, kwargs]))
         with torch.enable_grad():
             # each position is a value of its own, through which gradients flow on to the argument where it has any
-            fresh = {i: tracked(flat[i]) for i in self.positions}
+            fresh = {i: track(flat[i]) for i in self.positions}
             by_id = {id(flat[i]): value for i, value in fresh.items()}
             args, kwargs = tree_map(lambda leaf: by_id.get(id(leaf), leaf), (args, kwargs))
             output = self.function(*args, **kwargs)
@@ -113,20 +115,20 @@ class Pullback:
         return _gradients(outputs, list(fresh.values()), gradients, create_graph=again)
 
 
-def tracked(value: torch.Tensor) -> torch.Tensor:
-    """The value as one of its own, through which gradients flow on to the tensor where it has any."""
+def track(value: torch.Tensor) -> torch.Tensor:
+    """Return the value as one of its own, through which gradients flow on to the tensor where it has any."""
     return value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
 
 
 def keeps_graph(bound: BoundSymbol) -> bool:
-    """Whether a call of a forward keeps torch's graph for its backward."""
+    """Return whether a call of a forward keeps torch's graph for its backward."""
     return any(type(proxy) is Proxy for proxy in proxies(bound.output))
 
 
 def record_with_graph(
     symbols: tuple[Symbol, Symbol], call: tuple, output: Any, wanted: Mapping[str, TensorProxy]
 ) -> None:
-    """Records a call whose autograd graph is kept, and its backward.
+    """Record a call whose autograd graph is kept, and its backward.
 
     symbols: operators that run `run_opaque_forward` and `run_opaque_backward`. call: the function, its args and its
     kwargs. wanted: the arguments whose gradients torch is asked for, by the name of what the function is given in
@@ -147,7 +149,7 @@ def record_with_graph(
 
 
 def keep_graph(function: Callable, args: tuple, kwargs: dict, output: Any) -> None:
-    """Records a call of a function of torch, whose gradients torch's autograd gives from the graph of this one run."""
+    """Record a call of a function of torch, whose gradients torch's autograd gives from the graph of this one run."""
     wanted = {argument.name: argument for argument in tensors([args, kwargs]) if needs_grad(argument)}
     record_with_graph((_forward, _backward), (function, args, kwargs), output, wanted)
 
@@ -156,6 +158,7 @@ def _fresh(trace: Any, leaf: Any) -> Any:
     return trace.tensor(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, TensorProxy) else leaf
 
 
+@dataclass(slots=True, eq=False)
 class OpaqueGraph:
     """What the backward of an opaque call needs: its detached inputs and its outputs, with torch's graph between.
 
@@ -163,30 +166,25 @@ class OpaqueGraph:
     backward takes to have no gradient; None where it gets zeros for them.
     """
 
-    __slots__ = ("function", "inputs", "outputs", "random", "unreached")
-
-    def __init__(
-        self, function: Callable, inputs: list[torch.Tensor], outputs: list[torch.Tensor], random: bool
-    ) -> None:
-        self.function = function
-        self.inputs = inputs
-        self.outputs = outputs
-        self.random = random
-        self.unreached: frozenset[int] | None = None
+    function: Callable
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    random: bool
+    unreached: frozenset[int] | None = None
 
 
-class Unreached(Exception):
+class UnreachedInputs(Exception):
     """Other inputs of an opaque call have no gradient than its graph's `unreached` said; that says now which."""
 
 
 def _generators(device: torch.device) -> list[torch.Tensor]:
-    """The states of torch's own generators that a call on a device may draw from."""
+    """Return the states of torch's own generators that a call on a device may draw from."""
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
 def run_opaque_forward(function: Callable, args: tuple, kwargs: dict, positions: tuple[int, ...]) -> tuple:
-    """(outputs, graph): runs `function` with the leaves at `positions` as fresh leaves of torch's graph."""
+    """Run `function` with the leaves at `positions` as fresh leaves of torch's graph; return (outputs, graph)."""
     flat = list(leaves([args, kwargs]))
     fresh: dict[int, torch.Tensor] = {}
     for position in positions:
@@ -205,9 +203,9 @@ def run_opaque_forward(function: Callable, args: tuple, kwargs: dict, positions:
 
 
 def run_opaque_backward(graph: OpaqueGraph, gradients: tuple) -> tuple:
-    """The gradients of the inputs; zeros in the place of None.
+    """Return the gradients of the inputs; zeros in the place of None.
 
-    Raises Unreached where others are None than was taken to be so: what does not depend on them is another program.
+    Raises UnreachedInputs where others are None than was taken to be so: the program without them is another one.
     """
     pairs = [(o, g) for o, g in zip(graph.outputs, gradients, strict=True) if o.requires_grad]
     found: tuple[torch.Tensor | None, ...] = (None,) * len(graph.inputs)
@@ -217,7 +215,7 @@ def run_opaque_backward(graph: OpaqueGraph, gradients: tuple) -> tuple:
     unreached = frozenset(i for i, gradient in enumerate(found) if gradient is None)
     if graph.unreached is not None and unreached != graph.unreached:
         graph.unreached = unreached
-        raise Unreached
+        raise UnreachedInputs
     if not unreached:
         return found
     return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(graph.inputs, found, strict=True))

@@ -6,8 +6,8 @@ import torch
 
 from forge import prims
 from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import check_tensor
-from forge.torchlang.conversion import converted
+from forge.prims.core import torch_check
+from forge.torchlang.conversion import convert_tensor
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.nn.conv import per_dim
 
@@ -17,8 +17,7 @@ Gradients = tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]
 
 @torchsymbol(aten.alias.default, view=View.ALWAYS, invert=lambda x, new: new)
 def alias(self: TensorProxy) -> TensorProxy:
-    """The same memory as another tensor. Source: aten.alias."""
-    check_tensor("alias", self=self)
+    """Return the same memory as another tensor. Source: aten.alias."""
     return prims.alias(self)
 
 
@@ -33,10 +32,9 @@ def _to_copy(
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> TensorProxy:
-    """A copy in another dtype or on another device. Source: aten._to_copy."""
-    check_tensor("_to_copy", self=self)
+    """Return a copy in another dtype or on another device. Source: aten._to_copy."""
     check(layout in (None, torch.strided), lambda: f"_to_copy: layout {layout} is not dense", NotImplementedError)
-    return converted(self, dtype, device, copy=True, memory_format=memory_format)
+    return convert_tensor(self, dtype, device, copy=True, memory_format=memory_format)
 
 
 @torchsymbol(aten.convolution_backward.default)
@@ -53,9 +51,8 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> Gradients:
-    """The gradients of a convolution's input, weight and bias, None where output_mask says that it is not asked for.
-    Source: aten.convolution_backward."""
-    check_tensor("convolution_backward", grad_output=grad_output, input=input, weight=weight)
+    """Return the gradients of a convolution's input, weight and bias, None where output_mask says that it is not asked
+    for. Source: aten.convolution_backward."""
     count = input.ndim - 2
     given = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
     *lists, extra = [per_dim("convolution_backward", name, each, count) for name, each in given.items()]
@@ -83,11 +80,9 @@ def _grid_sampler_backward(name: str, rank: int) -> Symbol:
         align_corners: bool,
         output_mask: Sequence[bool],
     ) -> tuple[TensorProxy | None, TensorProxy]:
-        check_tensor(name, grad_output=grad_output, input=input, grid=grid)
-        check(
+        torch_check(
             input.ndim == grid.ndim == rank + 2,
             lambda: f"{name}: input and grid must have {rank + 2} dims, but they are {input} and {grid}",
-            RuntimeError,
         )
         how = (interpolation_mode, padding_mode, align_corners, tuple(output_mask))
         return prims.grid_sampler_backward(grad_output, input, grid, *how)

@@ -3,9 +3,10 @@ of its memory."""
 
 from typing import Any
 
-from forge.ir import TensorProxy, check, short_dtype
+from forge.ir import TensorProxy, short_dtype
 from forge.ir.memory import Ambiguous, Memory
 from forge.ir.pytree import tensors
+from forge.prims.core import torch_check
 
 # torch refuses another dtype than the result's; so do all functions of several results
 _EXACT = frozenset(
@@ -37,28 +38,28 @@ _APART = frozenset(
 
 
 def with_dtype(id: str, target: Any, kwargs: dict) -> dict:
-    """The arguments of a call with `out=target`: its dtype is computed in, where the function takes it from there."""
+    """Return the arguments of a call with `out=target`: its dtype is computed in, where the function takes it from
+    there."""
     if id in _COMPUTED_IN and kwargs.get("dtype") is None:
         return {**kwargs, "dtype": target.dtype}
     return kwargs
 
 
 def check_dtypes(id: str, target: Any, results: Any) -> None:
-    """Raises RuntimeError where torch refuses the dtype of an out= for the result."""
+    """Raise RuntimeError where torch refuses the dtype of an out= for the result."""
     if id not in _EXACT and isinstance(results, TensorProxy):
         return
     for handle, value in zip(tensors(target), tensors(results), strict=True):
-        check(
+        torch_check(
             handle.dtype == value.dtype,
             lambda handle=handle, value=value: (
                 f"{id}: Expected out tensor to have dtype {short_dtype(value.dtype)}, but got out={handle}"
             ),
-            RuntimeError,
         )
 
 
 def check_apart(id: str, target: Any, arguments: Any, memory: Memory) -> None:
-    """Raises Ambiguous where torch may refuse an out= for the memory that it shares with an argument."""
+    """Raise Ambiguous where torch may refuse an out= for the memory that it shares with an argument."""
     if id not in _APART:
         return
     written = [memory.ref(handle).storage for handle in tensors(target)]

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_dim, known, same
+from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check
+from forge.prims.core import check_dim, known, same, same_shape, torch_check
 from forge.torch_internals.functions import torch_unsafe_masked_index, torch_unsafe_masked_index_put_accumulate
 from forge.torchlang import shape as shapes
-from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_operands, check_tensor
+from forge.torchlang.aliases import check_operands, torchaliases
+from forge.torchlang.core import check_tensor, torchsymbol
 
 TensorOrNumber = TensorProxy | Number
 Indices = Sequence[TensorProxy]
@@ -24,13 +24,12 @@ def diagonal_scatter(
 ) -> TensorProxy:
     """input with the diagonal that torch.diagonal shows replaced by src."""
     shown = shapes.diagonal(input, offset, dim1, dim2)
-    check(
-        src.ndim == shown.ndim and all(map(same, src.shape, shown.shape)),
+    torch_check(
+        same_shape(src.shape, shown.shape),
         lambda: (
             "diagonal_scatter: expected src to have a size equal to the slice of self. "
             f"src size = {list(src.shape)}, slice size = {list(shown.shape)}"
         ),
-        RuntimeError,
     )
     new = clang.convert(src, input.dtype)
     return prims.view_scatter(input, new, shapes.diagonal, (offset, dim1, dim2), {}, None)
@@ -41,35 +40,30 @@ _REDUCTIONS = ("prod", "mean", "amax", "amin")
 
 def _check_index_reduce(input: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy, reduce: str) -> None:
     op = "index_reduce_()"
-    check(
+    torch_check(
         reduce in _REDUCTIONS,
         lambda: f"index_reduce(): Expected reduce to be one of prod, mean, amax or amin but got {reduce}.",
-        RuntimeError,
     )
     check(index.ndim <= 1, lambda: f"{op}: Index is supposed to be a vector, but got {index}", IndexError)
-    check(
+    torch_check(
         index.dtype in (torch.int32, torch.int64),
         lambda: f"{op}: Expected dtype int32/int64 for index but got: {index}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         input.dtype == source.dtype,
         lambda: f"{op}: self ({input}) and source ({source}) must have the same scalar type",
-        RuntimeError,
     )
     rest = [[n for i, n in enumerate(x.shape) if i != dim] for x in (input, source)]
-    check(
-        len(rest[0]) == len(rest[1]) and all(map(same, *rest)),
+    torch_check(
+        same_shape(*rest),
         lambda: (
             "source tensor shape must match self tensor shape, excluding the specified dimension. "
             f"Got self.shape = {list(input.shape)} source.shape = {list(source.shape)}"
         ),
-        RuntimeError,
     )
-    check(
+    torch_check(
         source.ndim == 0 or same(index.numel(), source.shape[dim]),
         lambda: f"{op}: Number of indices in {index} should be equal to source.size(dim) of {source}, for dim: {dim}",
-        RuntimeError,
     )
 
 
@@ -78,7 +72,6 @@ def index_reduce(
     input: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy, reduce: str, *, include_self: bool = True
 ) -> TensorProxy:
     """input with the slices of source that `index` names for one place reduced: "prod", "mean", "amax" or "amin"."""
-    check_tensor("index_reduce", input=input, index=index, source=source)
     dim = check_dim("index_reduce", dim, input.ndim)
     _check_index_reduce(input, dim, index, source, reduce)
     if source.ndim == 0:
@@ -92,16 +85,10 @@ def index_reduce(
 @torchsymbol(torch.put, Tensor.put, inplace=Tensor.put_)
 def put(input: TensorProxy, index: TensorProxy, source: TensorProxy, accumulate: bool = False) -> TensorProxy:
     """input with its elements at flat places replaced by (with `accumulate`, increased by) source's, in order."""
-    check_tensor("put", input=input, index=index, source=source)
-    check(
-        index.dtype == torch.int64,
-        lambda: f"put_(): Expected a long tensor for index, but got {index}",
-        RuntimeError,
-    )
-    check(
+    torch_check(index.dtype == torch.int64, lambda: f"put_(): Expected a long tensor for index, but got {index}")
+    torch_check(
         input.dtype == source.dtype,
         lambda: f"put_(): self and source expected to have the same dtype, but they are {input} and {source}",
-        RuntimeError,
     )
     check(
         same(index.numel(), source.numel()),
@@ -122,17 +109,15 @@ def put(input: TensorProxy, index: TensorProxy, source: TensorProxy, accumulate:
 
 
 def _check_masked(op: str, input: TensorProxy, mask: TensorProxy, indices: Indices) -> None:
-    check_tensor(op, input=input, mask=mask)
     for index in indices:
         check_tensor(op, indices=index)
-        check(
+        torch_check(
             index.dtype in (torch.int32, torch.int64),
             lambda index=index: f"{op}: _unsafe_masked_index found unexpected index type: {index}",
-            RuntimeError,
         )
 
 
-def _between(index: TensorProxy, low: Dim, high: Dim) -> TensorProxy:
+def _clip(index: TensorProxy, low: Dim, high: Dim) -> TensorProxy:
     return clang.minimum(clang.maximum(index, low), high)
 
 
@@ -144,13 +129,13 @@ def _unsafe_masked_index(input: TensorProxy, mask: TensorProxy, indices: Indices
     if known(input.numel() == 0):
         shape = prims.indexed_shape(op, input, tuple(indices))
         return prims.full(tuple(shape), fill, input.dtype, input.device)
-    inside = [_between(index, 0, input.shape[i] - 1) for i, index in enumerate(indices)]
+    inside = [_clip(index, 0, input.shape[i] - 1) for i, index in enumerate(indices)]
     shown = prims.index(input, tuple(inside))
     return clang.masked_fill(shown, clang.logical_not(mask), _as(input.dtype, fill))
 
 
 def _as(dtype: torch.dtype, number: Number) -> Number:
-    """A number as torch casts it to a dtype."""
+    """Return a number as torch casts it to a dtype."""
     return number if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool else int(cast(float, number))
 
 
@@ -163,30 +148,24 @@ def _unsafe_masked_index_put_accumulate(
     _check_masked(op, input, mask, indices)
     if known(input.numel() == 0):
         return prims.clone(input)
-    inside = [_between(index, -input.shape[i], input.shape[i] - 1) for i, index in enumerate(indices)]
+    inside = [_clip(index, -input.shape[i], input.shape[i] - 1) for i, index in enumerate(indices)]
     kept = clang.masked_fill(values, clang.logical_not(mask), 0)
     return prims.index_put(input, tuple(inside), kept, True)
 
 
-@register_grad(_unsafe_masked_index)
-def _unsafe_masked_index_grad(input: TensorProxy, mask: TensorProxy, indices: Indices, fill: Number) -> TensorProxy:
-    out = _unsafe_masked_index(input, mask, indices, fill)
-    g = get_grad(out)
-    zeros = prims.full(input.shape, 0, g.dtype, g.device)
-    put_grad(input, _unsafe_masked_index_put_accumulate(zeros, mask, indices, g))
-    return out
+prims.register_vjp(
+    _unsafe_masked_index,
+    input=lambda g, input, mask, indices: _unsafe_masked_index_put_accumulate(
+        prims.full(input.shape, 0, g.dtype, g.device), mask, indices, g
+    ),
+)
 
 
-@register_grad(_unsafe_masked_index_put_accumulate)
-def _unsafe_masked_index_put_accumulate_grad(
-    input: TensorProxy, mask: TensorProxy, indices: Indices, values: TensorProxy
-) -> TensorProxy:
-    out = _unsafe_masked_index_put_accumulate(input, mask, indices, values)
-    g = get_grad(out)
-    put_grad(input, g)
-    if needs_grad(values):
-        put_grad(values, _unsafe_masked_index(g, mask, indices, 0))
-    return out
+prims.register_vjp(
+    _unsafe_masked_index_put_accumulate,
+    input=lambda g: g,
+    values=lambda g, mask, indices: _unsafe_masked_index(g, mask, indices, 0),
+)
 
 
 # what and where elements are
@@ -196,7 +175,8 @@ def _unsafe_masked_index_put_accumulate_grad(
 def isin(
     elements: TensorOrNumber, test_elements: TensorOrNumber, *, assume_unique: bool = False, invert: bool = False
 ) -> TensorProxy:
-    """Whether each element is one of the others (is none, with `invert`). nan is none. Dtypes: real, not bool."""
+    """Return whether each element is one of the others (is none, with `invert`). nan is none. Dtypes: real, not
+    bool."""
     check_operands("isin", elements=elements, test_elements=test_elements)
     for each in (elements, test_elements):
         check(
@@ -225,8 +205,8 @@ def _is_in(elements: TensorOrNumber, others: TensorOrNumber) -> TensorProxy:
 
 @torchsymbol(torch.functional.unravel_index)
 def unravel_index(indices: TensorProxy, shape: Dim | Sequence[Dim]) -> tuple[TensorProxy, ...]:
-    """The indices along each dim of a tensor of `shape` that flat indices stand for. Dtypes: integer; out is int64."""
-    check_tensor("unravel_index", indices=indices)
+    """Return the indices along each dim of a tensor of `shape` that flat indices stand for. Dtypes: integer; out is
+    int64."""
     check(
         clang.category(indices.dtype) == 1,
         lambda: f"unravel_index: expected 'indices' to be integer dtype, but got {indices}",
@@ -243,3 +223,23 @@ def unravel_index(indices: TensorProxy, shape: Dim | Sequence[Dim]) -> tuple[Ten
         found.append(clang.remainder(rest, length))
         rest = clang.floor_divide(rest, length)
     return tuple(reversed(found))
+
+
+# hashes, and the places of what is not 0
+
+
+@torchaliases("hash_tensor")
+def hash_tensor(
+    input: TensorProxy, dim: int | Sequence[int] = (), *, keepdim: bool = False, mode: int = 0
+) -> TensorProxy:
+    """Return the exclusive or of the elements' bits, in 64-bit dtypes, over `dim` (all by default). Dtypes: out is
+    uint64."""
+    torch_check(mode == 0, lambda: f"hash_tensor: Unknown hash_tensor mode: {mode}; 0 is the only one")
+    return prims.hash_tensor(input, list(clang.as_tuple(dim)), keepdim=keepdim, mode=mode)
+
+
+@torchaliases("nonzero_static")
+def nonzero_static(input: TensorProxy, *, size: Dim, fill_value: int = -1) -> TensorProxy:
+    """Return the places of the first `size` elements that are not 0, one in a row, and after these fill_value."""
+    torch_check(not known(size < 0), lambda: f"nonzero_static: 'size' must be an non-negative integer, not {size}")
+    return prims.nonzero_static(input, size=size, fill_value=fill_value)

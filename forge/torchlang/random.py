@@ -12,11 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forge import clang, prims
-from forge.clang.creation import canonical_device, check_supported
+from forge.clang.creation import canonical_device
 from forge.ir import INT_TYPES, Dim, Symbol, Tag, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.ir.memory import Memory
+from forge.prims.core import torch_check
 from forge.torch_internals.versions import TORCH
 from forge.torchlang.core import torchsymbol, write
+from forge.torchlang.creation import FACTORY, with_options
 
 Dtype = torch.dtype | None
 Device = torch.device | str | None
@@ -30,22 +32,13 @@ RANDOM_CONSTANT = (Tag.RANDOM, Tag.ZERO_GRAD)
 def _of_size(name: str, draw: Callable, meaning: str) -> Symbol:
     """torch.rand and torch.randn: the size as several arguments or one."""
 
-    def body(
-        *size: Any,
-        generator: torch.Generator | None = None,
-        dtype: Dtype = None,
-        layout: Layout = None,
-        device: Device = None,
-        requires_grad: bool = False,
-        pin_memory: bool = False,
-        **named: Any,
-    ) -> TensorProxy:
+    @with_options(*FACTORY, "generator")
+    def body(*size: Any, dtype: Dtype = None, device: Device = None, **named: Any) -> TensorProxy:
         check(
             set(named) <= {"size"} and not (named and size),
             lambda: f"{name}: unexpected arguments {sorted(named)}",
             TypeError,
         )
-        check_supported(name, generator=generator, layout=layout, requires_grad=requires_grad)
         shape = tuple(named["size"]) if named else clang.lengths(size)
         return draw(shape, dtype or torch.get_default_dtype(), canonical_device(device))
 
@@ -72,18 +65,8 @@ randn = _of_size("randn", _normal, "Normally distributed.")
 def _like(name: str, draw: Callable, meaning: str) -> Symbol:
     """torch.rand_like and torch.randn_like."""
 
-    def body(
-        input: TensorProxy,
-        *,
-        dtype: Dtype = None,
-        layout: Layout = None,
-        device: Device = None,
-        requires_grad: bool = False,
-        pin_memory: bool = False,
-        memory_format: torch.memory_format | None = None,
-        generator: torch.Generator | None = None,
-    ) -> TensorProxy:
-        check_supported(name, generator=generator, layout=layout, requires_grad=requires_grad)
+    @with_options(*FACTORY, "memory_format", "generator")
+    def body(input: TensorProxy, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
         device = input.device if device is None else canonical_device(device)
         return draw(input.shape, dtype or input.dtype, device, input)
 
@@ -115,77 +98,55 @@ def _shape(op: str, size: Sequence[Dim] | None) -> tuple[Dim, ...]:
 
 
 @torchsymbol(torch.randint, tags=RANDOM, factory=True)
+@with_options(*FACTORY, "generator")
 def randint(
     *args: Any,
     low: Dim | None = None,
     high: Dim | None = None,
     size: Sequence[Dim] | None = None,
-    generator: torch.Generator | None = None,
     dtype: Dtype = None,
-    layout: Layout = None,
     device: Device = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
 ) -> TensorProxy:
-    """Integers, uniform in [low, high): randint(high, size) or randint(low, high, size). Dtypes: int64."""
-    check_supported("randint", generator=generator, layout=layout, requires_grad=requires_grad)
+    """Draw integers, uniform in [low, high): randint(high, size) or randint(low, high, size). Dtypes: int64."""
     low, high, rest = _bounds("randint", args, low, high)
     shape = _shape("randint", rest[0] if rest else size)
     return prims.randint(shape, low, high, dtype or torch.int64, canonical_device(device))
 
 
 @torchsymbol(torch.randint_like, tags=RANDOM)
+@with_options(*FACTORY, "generator", "memory_format")
 def randint_like(
     input: TensorProxy,
     *args: Any,
     low: Dim | None = None,
     high: Dim | None = None,
-    generator: torch.Generator | None = None,
     dtype: Dtype = None,
-    layout: Layout = None,
     device: Device = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-    memory_format: torch.memory_format | None = None,
 ) -> TensorProxy:
-    """Integers, uniform in [low, high). Shapes and dtypes: input's."""
-    check_supported("randint_like", generator=generator, layout=layout, requires_grad=requires_grad)
+    """Draw integers, uniform in [low, high). Shapes and dtypes: input's."""
     low, high, _ = _bounds("randint_like", args, low, high)
     device = input.device if device is None else canonical_device(device)
     return prims.randint(input.shape, low, high, dtype or input.dtype, device, like=input)
 
 
 @torchsymbol(torch.randperm, tags=RANDOM, factory=True)
-def randperm(
-    n: Dim,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: Dtype = torch.int64,
-    layout: Layout = None,
-    device: Device = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-) -> TensorProxy:
-    """The integers below n in random order."""
-    check_supported("randperm", generator=generator, layout=layout, requires_grad=requires_grad)
+@with_options(*FACTORY, "generator")
+def randperm(n: Dim, *, dtype: Dtype = torch.int64, device: Device = None) -> TensorProxy:
+    """Return the integers below n in random order."""
     return prims.randperm(n, dtype or torch.int64, canonical_device(device))
 
 
 @torchsymbol(torch.normal, tags=RANDOM_CONSTANT, factory=True)
+@with_options(*FACTORY, "generator")
 def normal(
     mean: TensorProxy | float = 0.0,
     std: TensorProxy | float = 1.0,
     size: Sequence[Dim] | None = None,
     *,
-    generator: torch.Generator | None = None,
     dtype: Dtype = None,
-    layout: Layout = None,
     device: Device = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
 ) -> TensorProxy:
-    """Normally distributed with the given means and standard deviations, numbers or tensors."""
-    check_supported("normal", generator=generator, layout=layout, requires_grad=requires_grad)
+    """Draw normal numbers with the given means and standard deviations, numbers or tensors."""
     given = [value for value in (mean, std) if isinstance(value, TensorProxy)]
     if not given:
         dtype = dtype or torch.get_default_dtype()
@@ -196,43 +157,23 @@ def normal(
 
 
 @torchsymbol(torch.multinomial, Tensor.multinomial, tags=(*RANDOM, Tag.NOT_DIFFERENTIABLE))
-def multinomial(
-    input: TensorProxy, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
-) -> TensorProxy:
-    """Indices drawn from each row of weights."""
-    check_supported("multinomial", generator=generator)
+@with_options("generator")
+def multinomial(input: TensorProxy, num_samples: int, replacement: bool = False) -> TensorProxy:
+    """Draw indices from each row of weights."""
     return prims.multinomial(input, num_samples, replacement)
 
 
 @torchsymbol(torch.bernoulli, Tensor.bernoulli, tags=RANDOM_CONSTANT)
-def bernoulli(input: TensorProxy, p: float | None = None, *, generator: torch.Generator | None = None) -> TensorProxy:
+@with_options("generator")
+def bernoulli(input: TensorProxy, p: float | None = None) -> TensorProxy:
     """1 with probability `p`, or input's elements, else 0. Shapes and dtypes: input's."""
-    check_supported("bernoulli", generator=generator)
     return prims.bernoulli(input.shape, input if p is None else p, input.dtype, input.device)
 
 
-@register_grad(bernoulli)
-def _bernoulli_grad(
-    input: TensorProxy, p: float | None = None, *, generator: torch.Generator | None = None
-) -> TensorProxy:
-    """Zeros, as in eager."""
-    out = bernoulli(input, p, generator=generator)
-    get_grad(out)
-    put_grad(input, _no_slope(input))
-    return out
+prims.register_vjp(bernoulli, input=lambda g, input: _no_slope(input))
 
 
-@register_grad(normal)
-def _normal_grad(
-    mean: TensorProxy | float = 0.0, std: TensorProxy | float = 1.0, *args: Any, **kwargs: Any
-) -> TensorProxy:
-    """Zeros, as in eager."""
-    out = normal(mean, std, *args, **kwargs)
-    get_grad(out)
-    for given in (mean, std):
-        if needs_grad(given):
-            put_grad(given, _no_slope(given))
-    return out
+prims.register_vjp(normal, mean=lambda g, mean: _no_slope(mean), std=lambda g, std: _no_slope(std))
 
 
 def _no_slope(x: TensorProxy) -> TensorProxy:
@@ -243,7 +184,7 @@ def _no_slope(x: TensorProxy) -> TensorProxy:
 
 
 def fills(name: str) -> Callable[[Callable], Symbol]:
-    """Makes a body the meaning of Tensor.name, which writes random numbers into its tensor.
+    """Make a body the meaning of Tensor.name, which writes random numbers into its tensor.
 
     What the tensor was before, and parameters that are tensors, get gradients of zeros, as in eager.
     """
@@ -255,6 +196,7 @@ def fills(name: str) -> Callable[[Callable], Symbol]:
     run.__name__ = name.rstrip("_")
 
     def decorate(body: Callable) -> Symbol:
+        body = with_options("generator", op=name)(body)
         symbol = torchsymbol(run, id=f"torch.Tensor.{name}", inplace=method, tags=RANDOM_CONSTANT)(body)
 
         @register_grad(symbol)
@@ -272,48 +214,39 @@ def fills(name: str) -> Callable[[Callable], Symbol]:
 
 
 def _range(args: tuple, named: dict, default_high: Any) -> tuple[Any, Any]:
-    """The bounds of x.uniform_(0, 1), whose names are `from` and `to`."""
+    """Return the bounds of x.uniform_(0, 1), whose names are `from` and `to`."""
     given = {**dict(zip(("from", "to"), args, strict=False)), **named}
     return given.get("from", 0), given.get("to", default_high)
 
 
 @fills("uniform_")
-def uniform(self: TensorProxy, *args: float, generator: torch.Generator | None = None, **named: float) -> TensorProxy:
-    """Uniform in [from, to), by default in [0, 1). Shapes and dtypes: self's."""
-    check_supported("uniform_", generator=generator)
+def uniform(self: TensorProxy, *args: float, **named: float) -> TensorProxy:
+    """Draw uniform numbers in [from, to), by default in [0, 1). Shapes and dtypes: self's."""
     low, high = _range(args, named, 1)
     return prims.uniform(self.shape, low, high, self.dtype, self.device, like=self)
 
 
 @fills("normal_")
-def fill_normal(
-    self: TensorProxy, mean: float = 0, std: float = 1, *, generator: torch.Generator | None = None
-) -> TensorProxy:
-    """Normally distributed. Shapes and dtypes: self's."""
-    check_supported("normal_", generator=generator)
+def fill_normal(self: TensorProxy, mean: float = 0, std: float = 1) -> TensorProxy:
+    """Draw normal numbers. Shapes and dtypes: self's."""
     return prims.normal(self.shape, mean, std, self.dtype, self.device, like=self)
 
 
 @fills("bernoulli_")
-def fill_bernoulli(
-    self: TensorProxy, p: TensorProxy | float = 0.5, *, generator: torch.Generator | None = None
-) -> TensorProxy:
+def fill_bernoulli(self: TensorProxy, p: TensorProxy | float = 0.5) -> TensorProxy:
     """1 with probability `p`, else 0. Shapes and dtypes: self's."""
-    check_supported("bernoulli_", generator=generator)
     return prims.bernoulli(self.shape, p, self.dtype, self.device, like=self)
 
 
 @fills("exponential_")
-def exponential(self: TensorProxy, lambd: float = 1, *, generator: torch.Generator | None = None) -> TensorProxy:
-    """Exponentially distributed with rate `lambd`. Shapes and dtypes: self's."""
-    check_supported("exponential_", generator=generator)
+def exponential(self: TensorProxy, lambd: float = 1) -> TensorProxy:
+    """Draw exponential numbers with rate `lambd`. Shapes and dtypes: self's."""
     return prims.exponential(self.shape, lambd, self.dtype, self.device, like=self)
 
 
 @fills("random_")
-def fill_random(self: TensorProxy, *args: Any, generator: torch.Generator | None = None, **named: Any) -> TensorProxy:
-    """Integers, uniform: random_() over what the dtype holds, random_(to) from 0, random_(from, to)."""
-    check_supported("random_", generator=generator)
+def fill_random(self: TensorProxy, *args: Any, **named: Any) -> TensorProxy:
+    """Draw integers, uniform: random_() over what the dtype holds, random_(to) from 0, random_(from, to)."""
     if len(args) == 1 and not named:
         args = (0, *args)
     low, high = _range(args, named, None)
@@ -323,7 +256,7 @@ def fill_random(self: TensorProxy, *args: Any, generator: torch.Generator | None
 
 
 def _above(dtype: torch.dtype) -> int:
-    """The integer after the last that a dtype holds exactly."""
+    """Return the integer after the last that a dtype holds exactly."""
     if dtype.is_floating_point:
         return int(2 / torch.finfo(dtype).eps) + 1
     return 2 if dtype == torch.bool else torch.iinfo(dtype).max
@@ -333,7 +266,7 @@ def _above(dtype: torch.dtype) -> int:
 
 
 def check_probability(op: str, p: float) -> None:
-    """Raises ValueError unless p is a probability; RuntimeError for nan, which torch's Python functions let pass."""
+    """Raise ValueError unless p is a probability; RuntimeError for nan, which torch's Python functions let pass."""
     check(
         0 <= p <= 1,
         lambda: f"{op}: dropout probability has to be between 0 and 1, but got {p}",
@@ -341,7 +274,7 @@ def check_probability(op: str, p: float) -> None:
     )
 
 
-def dropped(x: TensorProxy, p: float, training: bool, noise_shape: Sequence[Dim] | None = None) -> TensorProxy:
+def apply_dropout(x: TensorProxy, p: float, training: bool, noise_shape: Sequence[Dim] | None = None) -> TensorProxy:
     """x with elements (or channels, by noise_shape) zeroed with probability p, the others scaled to keep the mean.
 
     x itself, and nothing drawn, where p is 0 or not in training.
@@ -350,7 +283,7 @@ def dropped(x: TensorProxy, p: float, training: bool, noise_shape: Sequence[Dim]
         return x
     if p == 1:
         return x * prims.full((), 0, x.dtype, x.device)
-    noise = _kept(x, p, noise_shape)
+    noise = _dropout_mask(x, p, noise_shape)
     return x * (noise / (1 - p))
 
 
@@ -358,7 +291,7 @@ def _run_dropout_(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return torch.dropout_(input.clone(), p, train)
 
 
-def _kept(x: TensorProxy, p: float, noise_shape: Sequence[Dim] | None) -> TensorProxy:
+def _dropout_mask(x: TensorProxy, p: float, noise_shape: Sequence[Dim] | None) -> TensorProxy:
     """1 for what dropout keeps, 0 for what it zeroes."""
     if noise_shape is None:
         return prims.bernoulli(x.shape, 1 - p, noise_dtype(x.dtype), x.device, like=x)
@@ -366,18 +299,18 @@ def _kept(x: TensorProxy, p: float, noise_shape: Sequence[Dim] | None) -> Tensor
 
 
 def noise_dtype(dtype: torch.dtype) -> torch.dtype:
-    """That of what dropout multiplies a tensor by: a real one for complex numbers since torch 2.15."""
+    """Return the dtype of dropout's noise: a real one for complex numbers since torch 2.15."""
     return prims.real_dtype(dtype) if TORCH >= (2, 15) else dtype
 
 
 @torchsymbol(_run_dropout_, id="torch.dropout_", inplace=torch.dropout_)
 def dropout_(input: TensorProxy, p: float, train: bool) -> TensorProxy:
-    """Elements zeroed with probability p in training, the others scaled to keep the mean.
+    """Zero elements with probability p in training, the others scaled to keep the mean.
 
     A symbol of its own: on a GPU, eager draws other numbers in place than torch.dropout does.
     """
     check_torch_probability("dropout_", p)
-    return dropped(input, p, train)
+    return apply_dropout(input, p, train)
 
 
 def _dropout_handler(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
@@ -398,24 +331,20 @@ def _dropout_call(
 
 @torchsymbol(F.dropout, handler=_dropout_handler)
 def dropout(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
-    """Elements zeroed with probability p in training, the others scaled to keep the mean."""
-    return dropped(input, p, training)
+    """Zero elements with probability p in training, the others scaled to keep the mean."""
+    return apply_dropout(input, p, training)
 
 
 @torchsymbol(torch.dropout)
 def torch_dropout(input: TensorProxy, p: float, train: bool) -> TensorProxy:
-    """Elements zeroed with probability p in training, the others scaled to keep the mean."""
+    """Zero elements with probability p in training, the others scaled to keep the mean."""
     check_torch_probability("dropout", p)
-    return dropped(input, p, train)
+    return apply_dropout(input, p, train)
 
 
 def check_torch_probability(op: str, p: float) -> None:
-    """Raises RuntimeError, as torch's own functions do, unless p is a probability."""
-    check(
-        0 <= p <= 1,
-        lambda: f"{op}: dropout probability has to be between 0 and 1, but got {p}",
-        RuntimeError,
-    )
+    """Raise RuntimeError, as torch's own functions do, unless p is a probability."""
+    torch_check(0 <= p <= 1, lambda: f"{op}: dropout probability has to be between 0 and 1, but got {p}")
 
 
 @torchsymbol(torch.native_dropout)
@@ -424,15 +353,13 @@ def native_dropout(input: TensorProxy, p: float, train: bool | None) -> tuple[Te
     check_torch_probability("native_dropout", p)
     if train is False or p == 0 or prims.known(input.numel() == 0):
         return prims.clone(input), prims.full(input.shape, True, torch.bool, input.device)
-    noise = _kept(input, p, None)
+    noise = _dropout_mask(input, p, None)
     return input * noise * (0.0 if p == 1 else 1 / (1 - p)), noise != 0
 
 
 def _channel_noise(op: str, x: TensorProxy) -> tuple[Dim, ...]:
-    check(
-        x.ndim >= 2,
-        lambda: f"{op}: Feature dropout requires at least 2 dimensions in the input, but it is {x}",
-        RuntimeError,
+    torch_check(
+        x.ndim >= 2, lambda: f"{op}: Feature dropout requires at least 2 dimensions in the input, but it is {x}"
     )
     return (*x.shape[:2], *[1] * (x.ndim - 2))
 
@@ -440,24 +367,22 @@ def _channel_noise(op: str, x: TensorProxy) -> tuple[Dim, ...]:
 def _by_channel(x: TensorProxy, p: float, training: bool) -> TensorProxy:
     if not training or p == 0 or prims.known(x.numel() == 0):
         return x
-    return dropped(x, p, training, _channel_noise("feature_dropout", x))
+    return apply_dropout(x, p, training, _channel_noise("feature_dropout", x))
 
 
 @torchsymbol(torch.feature_dropout, inplace=torch.feature_dropout_)
 def feature_dropout(input: TensorProxy, p: float, train: bool) -> TensorProxy:
-    """Whole channels (of dim 1) zeroed with probability p in training, the others scaled to keep the mean."""
+    """Zero whole channels (of dim 1) with probability p in training, the others scaled to keep the mean."""
     check_torch_probability("feature_dropout", p)
     return _by_channel(input, p, train)
 
 
 @torchsymbol(F.dropout1d, inplace_position=3)
 def dropout1d(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
-    """Whole channels of (N, C, L) or (C, L) zeroed with probability p in training, the others scaled."""
+    """Zero whole channels of (N, C, L) or (C, L) with probability p in training, the others scaled."""
     check_probability("dropout1d", p)
-    check(
-        input.ndim in (2, 3),
-        lambda: f"dropout1d: Expected 2D or 3D input, but received a {input.ndim}D input: {input}",
-        RuntimeError,
+    torch_check(
+        input.ndim in (2, 3), lambda: f"dropout1d: Expected 2D or 3D input, but received a {input.ndim}D input: {input}"
     )
     return _by_channel(input, p, training) if input.ndim == 3 else _of_one(input, p, training)
 
@@ -471,14 +396,14 @@ def _of_one(x: TensorProxy, p: float, training: bool) -> TensorProxy:
 
 @torchsymbol(F.dropout2d, inplace_position=3)
 def dropout2d(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
-    """Whole channels (of dim 1) zeroed with probability p in training, the others scaled."""
+    """Zero whole channels (of dim 1) with probability p in training, the others scaled."""
     check_probability("dropout2d", p)
     return _by_channel(input, p, training)
 
 
 @torchsymbol(F.dropout3d, inplace_position=3)
 def dropout3d(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
-    """Whole channels of (N, C, D, H, W) or (C, D, H, W) zeroed with probability p in training, the others scaled."""
+    """Zero whole channels of (N, C, D, H, W) or (C, D, H, W) with probability p in training, the others scaled."""
     check_probability("dropout3d", p)
     return _by_channel(input, p, training) if input.ndim == 5 else _of_one(input, p, training)
 
@@ -487,12 +412,12 @@ ALPHA = 1.7580993408473766
 
 
 def _alpha_dropped(x: TensorProxy, p: float, training: bool, noise_shape: Sequence[Dim] | None) -> TensorProxy:
-    """Elements set to SELU's lowest value with probability p; scaled and shifted to keep mean and variance."""
+    """Set elements to SELU's lowest value with probability p; scaled and shifted to keep mean and variance."""
     if not training or p == 0 or prims.known(x.numel() == 0):
         return x
     if p == 1:
         return x * prims.full((), 0, x.dtype, x.device)
-    noise = _kept(x, p, noise_shape)
+    noise = _dropout_mask(x, p, noise_shape)
     a = 1.0 / math.sqrt((ALPHA * ALPHA * p + 1) * (1 - p))
     return x * (noise * a) + ((noise - 1) * (ALPHA * a) + ALPHA * a * p)
 
@@ -513,13 +438,13 @@ def torch_alpha_dropout(input: TensorProxy, p: float, train: bool) -> TensorProx
 
 @torchsymbol(F.feature_alpha_dropout, inplace_position=3)
 def feature_alpha_dropout(input: TensorProxy, p: float = 0.5, training: bool = False) -> TensorProxy:
-    """As alpha_dropout, of whole channels (of dim 1)."""
+    """Apply alpha_dropout to whole channels (of dim 1)."""
     check_probability("feature_alpha_dropout", p)
     return _alpha_dropped(input, p, training, _channel_noise("feature_dropout", input) if training and p else None)
 
 
 @torchsymbol(torch.feature_alpha_dropout, inplace=torch.feature_alpha_dropout_)
 def torch_feature_alpha_dropout(input: TensorProxy, p: float, train: bool) -> TensorProxy:
-    """As alpha_dropout, of whole channels (of dim 1)."""
+    """Apply alpha_dropout to whole channels (of dim 1)."""
     check_torch_probability("feature_alpha_dropout", p)
     return _alpha_dropped(input, p, train, _channel_noise("feature_dropout", input) if train and p else None)

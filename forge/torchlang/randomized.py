@@ -5,12 +5,12 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.clang.creation import check_supported
-from forge.ir import TensorProxy, check, get_grad, put_grad, register_grad
+from forge.ir import TensorProxy
+from forge.prims.core import torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.activation import leaky_relu
 from forge.torchlang.nn.softmax import softmax
 from forge.torchlang.random import RANDOM_CONSTANT, fills
-from forge.torchlang.spelling import check_tensor
 
 Generator = torch.Generator | None
 
@@ -18,24 +18,21 @@ Generator = torch.Generator | None
 
 
 @fills("cauchy_")
-def fill_cauchy(self: TensorProxy, median: float = 0, sigma: float = 1, *, generator: Generator = None) -> TensorProxy:
+def fill_cauchy(self: TensorProxy, median: float = 0, sigma: float = 1) -> TensorProxy:
     """Numbers of a Cauchy distribution. Shapes and dtypes: self's."""
-    check_supported("cauchy_", generator=generator)
     return prims.cauchy(self, median, sigma)
 
 
 @fills("geometric_")
-def fill_geometric(self: TensorProxy, p: float, *, generator: Generator = None) -> TensorProxy:
-    """How many tries it takes to succeed with probability `p`. Shapes and dtypes: self's."""
-    check_supported("geometric_", generator=generator)
+def fill_geometric(self: TensorProxy, p: float) -> TensorProxy:
+    """Return how many tries it takes to succeed with probability `p`. Shapes and dtypes: self's."""
     prims.check_dtype("geometric_", self, prims.REAL)
     return prims.geometric(self, p)
 
 
 @fills("log_normal_")
-def fill_log_normal(self: TensorProxy, mean: float = 1, std: float = 2, *, generator: Generator = None) -> TensorProxy:
+def fill_log_normal(self: TensorProxy, mean: float = 1, std: float = 2) -> TensorProxy:
     """e to the power of normally distributed numbers. Shapes and dtypes: self's."""
-    check_supported("log_normal_", generator=generator)
     prims.check_dtype("log_normal_", self, prims.REAL)
     return prims.log_normal(self, mean, std)
 
@@ -46,28 +43,20 @@ def fill_log_normal(self: TensorProxy, mean: float = 1, std: float = 2, *, gener
 @torchsymbol(torch.poisson, tags=RANDOM_CONSTANT)
 def poisson(input: TensorProxy, generator: Generator = None) -> TensorProxy:
     """Numbers of Poisson distributions with these rates."""
-    check_tensor("poisson", input=input)
     check_supported("poisson", generator=generator)
     return prims.poisson(input)
 
 
-@register_grad(poisson)
-def _poisson_grad(input: TensorProxy, generator: Generator = None) -> TensorProxy:
-    out = poisson(input, generator)
-    get_grad(out)
-    put_grad(input, prims.full(input.shape, 0, input.dtype, input.device))
-    return out
+prims.register_vjp(poisson, input=lambda g, input: prims.full(input.shape, 0, input.dtype, input.device))
 
 
 # activation functions
 
 
 def _rrelu(input: TensorProxy, lower: float, upper: float, training: bool) -> TensorProxy:
-    check_tensor("rrelu", input=input)
-    check(
+    torch_check(
         lower <= upper,
         lambda: f"rrelu: Lower bound should be less than or equal to the upper bound, but they are {lower}, {upper}",
-        RuntimeError,
     )
     if not training:
         return leaky_relu(prims.contiguous(input, torch.contiguous_format), (lower + upper) / 2)
@@ -98,7 +87,6 @@ def gumbel_softmax(
     logits: TensorProxy, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> TensorProxy:
     """softmax of the logits with noise, over tau; where `hard`, 1 at its largest in the forward alone."""
-    check_tensor("gumbel_softmax", logits=logits)
     dims = clang.canonical_dims("gumbel_softmax", dim, logits.ndim)
     noise = -clang.log(prims.exponential(logits.shape, 1, logits.dtype, logits.device))
     soft = softmax((logits + noise) / tau, dim)

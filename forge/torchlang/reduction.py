@@ -1,6 +1,6 @@
 """Reductions and scans of torch, sorting and selection.
 
-NumPy's names `axis` and `keepdims` are accepted where torch accepts them. What torch returns as a named tuple is one.
+What torch returns as a named tuple is one.
 """
 
 import builtins
@@ -11,19 +11,10 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import (
-    Number,
-    Symbol,
-    Tag,
-    TensorProxy,
-    check,
-    get_grad,
-    outside_regions,
-    put_grad,
-    register_grad,
-)
+from forge.ir import Number, Symbol, Tag, TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
+from forge.prims.core import torch_check
+from forge.torchlang.aliases import aliases, results, torchaliases
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor, named, results, spellings
 
 Dims = int | Sequence[int] | None
 
@@ -34,29 +25,22 @@ def _summing(name: str) -> Symbol:
     target = (targets | {"nansum": _nansum, "nanmean": _nanmean})[name]
 
     def body(
-        input: TensorProxy,
-        dim: Dims = None,
-        keepdim: bool = False,
-        *,
-        dtype: torch.dtype | None = None,
-        axis: Dims = None,
-        keepdims: bool = False,
+        input: TensorProxy, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
     ) -> TensorProxy:
-        check_tensor(name, input=input)
-        return target(input, axis if dim is None else dim, keepdim or keepdims, dtype)
+        return target(input, dim, keepdim, dtype)
 
     body.__name__, body.__doc__ = name, target.__doc__
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 def _nansum(x: TensorProxy, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> TensorProxy:
-    """The sum of what is not nan over `dims` (all by default). Dtypes: real."""
+    """Return the sum of what is not nan over `dims` (all by default). Dtypes: real."""
     prims.check_dtype("nansum", x, prims.REAL)
     return clang.sum(clang.where(clang.isnan(x), 0, x), dims, keepdim, dtype)
 
 
 def _nanmean(x: TensorProxy, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> TensorProxy:
-    """The mean of what is not nan over `dims` (all by default). Dtypes: floating point."""
+    """Return the mean of what is not nan over `dims` (all by default). Dtypes: floating point."""
     prims.check_dtype("nanmean", x, prims.FLOAT)
     prims.check_dtype("nanmean", x, prims.REAL)
     numbers = clang.sum(clang.logical_not(clang.isnan(x)), dims, keepdim)
@@ -70,21 +54,15 @@ nanmean = _summing("nanmean")
 
 
 def _register_without_nan(symbol: Symbol) -> None:
-    """As torch's: the gradient times 0 where the input is nan, which is nan of an infinite one."""
+    """Multiply the gradient by 0 where the input is nan, as torch does; an infinite one becomes nan."""
 
     @register_grad(symbol)
     def rule(
-        input: TensorProxy,
-        dim: Dims = None,
-        keepdim: bool = False,
-        *,
-        dtype: torch.dtype | None = None,
-        axis: Dims = None,
-        keepdims: bool = False,
+        input: TensorProxy, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
     ) -> TensorProxy:
-        out = symbol(input, dim, keepdim, dtype=dtype, axis=axis, keepdims=keepdims)
-        dims = clang.canonical_dims(symbol.name, axis if dim is None else dim, input.ndim)
-        is_number, kept = clang.logical_not(clang.isnan(input)), keepdim or keepdims
+        out = symbol(input, dim, keepdim, dtype=dtype)
+        dims = clang.canonical_dims(symbol.name, dim, input.ndim)
+        is_number, kept = clang.logical_not(clang.isnan(input)), keepdim
         g = get_grad(out)
         if symbol is nanmean:
             g = g / clang.sum(is_number, dims, kept)
@@ -96,19 +74,13 @@ _register_without_nan(nansum)
 _register_without_nan(nanmean)
 
 
-@named("prod")
+@torchaliases("prod")
 def prod(
-    input: TensorProxy,
-    dim: int | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-    axis: int | None = None,
-    keepdims: bool = False,
+    input: TensorProxy, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> TensorProxy:
-    """The product over one dim or all. Dtypes: integers and bools are multiplied as int64 unless `dtype` is given."""
-    check_tensor("prod", input=input)
-    return clang.prod(input, axis if dim is None else dim, keepdim or keepdims, dtype)
+    """Return the product over one dim or all. Dtypes: integers and bools are multiplied as int64 unless `dtype` is
+    given."""
+    return clang.prod(input, dim, keepdim, dtype)
 
 
 @torchsymbol(Tensor.sum_to_size)
@@ -116,14 +88,13 @@ def sum_to_size(self: TensorProxy, *size: Any) -> TensorProxy:
     """self summed over what broadcasting to its shape would repeat."""
     shape = tuple(size[0]) if size and isinstance(size[0], (tuple, list)) else size
     offset = self.ndim - len(shape)
-    check(
+    torch_check(
         offset >= 0
         and builtins.all(
             prims.known(wanted == 1) or prims.same(length, wanted)
             for length, wanted in zip(self.shape[offset:], shape, strict=True)
         ),
         lambda: f"sum_to_size: size {list(shape)} is not expandable to size {list(self.shape)} of {self}",
-        RuntimeError,
     )
     shrinks = [d for d, n in enumerate(shape, offset) if prims.known(n == 1) and not prims.known(self.shape[d] == 1)]
     dims = (*range(offset), *shrinks)
@@ -135,14 +106,11 @@ def sum_to_size(self: TensorProxy, *size: Any) -> TensorProxy:
 def _extremes(name: str) -> Symbol:
     target = getattr(clang, name)
 
-    def body(
-        input: TensorProxy, dim: Dims = (), keepdim: bool = False, *, axis: Dims = None, keepdims: bool = False
-    ) -> TensorProxy:
-        check_tensor(name, input=input)
-        return target(input, dim if axis is None else axis, keepdim or keepdims)
+    def body(input: TensorProxy, dim: Dims = (), keepdim: bool = False) -> TensorProxy:
+        return target(input, dim, keepdim)
 
     body.__name__, body.__doc__ = name, target.__doc__
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 amax = _extremes("amax")
@@ -152,66 +120,52 @@ amin = _extremes("amin")
 def _quantifier(name: str) -> Symbol:
     target = getattr(clang, name)
 
-    def body(
-        input: TensorProxy, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, keepdims: bool = False
-    ) -> TensorProxy:
-        check_tensor(name, input=input)
-        dim = axis if dim is None else dim
+    def body(input: TensorProxy, dim: Dims = None, keepdim: bool = False) -> TensorProxy:
         if isinstance(dim, (tuple, list)) and not dim:  # over no dim, where other reductions take () for all
             out = clang.ne(input, 0)
             return clang.convert(out, torch.uint8) if input.dtype == torch.uint8 else out
-        return target(input, dim, keepdim or keepdims)
+        return target(input, dim, keepdim)
 
     body.__name__, body.__doc__ = name, target.__doc__
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 any = _quantifier("any")
 all = _quantifier("all")
 
 
-@named("count_nonzero")
+@torchaliases("count_nonzero")
 def count_nonzero(input: TensorProxy, dim: Dims = None) -> TensorProxy:
-    """The number of elements that are not 0."""
-    check_tensor("count_nonzero", input=input)
+    """Return the number of elements that are not 0."""
     return clang.sum(clang.as_bool(input), dim)
 
 
-@named("logsumexp")
-def logsumexp(
-    input: TensorProxy, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, keepdims: bool = False
-) -> TensorProxy:
+@torchaliases("logsumexp")
+def logsumexp(input: TensorProxy, dim: Dims = None, keepdim: bool = False) -> TensorProxy:
     """log(sum(e^input)) over dim, without overflow."""
-    check_tensor("logsumexp", input=input)
-    return clang.logsumexp(input, axis if dim is None else dim, keepdim or keepdims)
+    return clang.logsumexp(input, dim, keepdim)
 
 
 # variance
 
 
-def _spread_arguments(
-    dim: Any, unbiased: bool | None, keepdim: bool, correction: Number | None, axis: Dims, keepdims: bool
-) -> tuple[Dims, Number, bool]:
-    """(dims, correction, keepdim) of var(unbiased), var(dim, unbiased, keepdim) and var(dim, correction=…)."""
+def _spread_arguments(dim: Any, unbiased: bool | None, correction: Number | None) -> tuple[Dims, Number]:
+    """Return (dims, correction) of var(unbiased), var(dim, unbiased, keepdim) and var(dim, correction=…)."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     if correction is None:
         correction = 1 if unbiased is None else int(unbiased)
-    return (axis if dim is None else dim), correction, keepdim or keepdims
+    return dim, correction
 
 
 def _check_floating(op: str, input: TensorProxy) -> None:
-    check_tensor(op, input=input)
-    check(
+    torch_check(
         clang.category(input.dtype) > 1,
         lambda: f"{op}: std and var only support floating point and complex dtypes, but input is {input}",
-        RuntimeError,
     )
 
 
-def _variance(name: str) -> Symbol:
-    target = getattr(clang, name)
-
+def _variance(name: str, spread: Symbol, with_mean: bool = False) -> Symbol:
     def body(
         input: TensorProxy,
         dim: Any = None,
@@ -219,56 +173,26 @@ def _variance(name: str) -> Symbol:
         keepdim: bool = False,
         *,
         correction: Number | None = None,
-        axis: Dims = None,
-        keepdims: bool = False,
-    ) -> TensorProxy:
+    ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
         _check_floating(name, input)
-        dims, correction, keepdim = _spread_arguments(dim, unbiased, keepdim, correction, axis, keepdims)
-        return target(input, dims, correction=correction, keepdim=keepdim)
+        dims, correction = _spread_arguments(dim, unbiased, correction)
+        out = spread(input, dims, correction=correction, keepdim=keepdim)
+        return (out, clang.mean(input, dims, keepdim)) if with_mean else out
 
-    body.__name__, body.__doc__ = name, target.__doc__
-    return named(name)(body)
-
-
-var = _variance("var")
-std = _variance("std")
+    body.__name__ = name
+    body.__doc__ = f"Return ({spread.name}, mean) over dim." if with_mean else spread.__doc__
+    return torchaliases(name)(body)
 
 
-def _with_mean(name: str, spread: Symbol) -> Symbol:
-    def body(
-        input: TensorProxy,
-        dim: Any = None,
-        unbiased: bool | None = None,
-        keepdim: bool = False,
-        *,
-        correction: Number | None = None,
-        axis: Dims = None,
-        keepdims: bool = False,
-    ) -> tuple[TensorProxy, TensorProxy]:
-        _check_floating(name, input)
-        dims, correction, keepdim = _spread_arguments(dim, unbiased, keepdim, correction, axis, keepdims)
-        return (
-            spread(input, dims, correction=correction, keepdim=keepdim),
-            clang.mean(input, dims, keepdim),
-        )
-
-    body.__name__, body.__doc__ = name, f"({spread.name}, mean) over dim."
-    return named(name)(body)
-
-
-var_mean = _with_mean("var_mean", clang.var)
-std_mean = _with_mean("std_mean", clang.std)
+var, std = _variance("var", clang.var), _variance("std", clang.std)
+var_mean, std_mean = _variance("var_mean", clang.var, True), _variance("std_mean", clang.std, True)
 
 
 # extremes with their places
 
 
-def _dim_of(dim: Any, axis: int | None) -> Any:
-    return axis if dim is None else dim
-
-
-def _kept(pair: tuple, input: TensorProxy, dim: int, keepdim: bool) -> list[TensorProxy]:
-    """The outputs of a reduction over one dim, with that dim back at length 1 where it is to be kept."""
+def _keep_dim(pair: tuple, input: TensorProxy, dim: int, keepdim: bool) -> list[TensorProxy]:
+    """Return the outputs of a reduction over one dim, with that dim back at length 1 where it is to be kept."""
     if not keepdim or input.ndim == 0:
         return list(pair)
     return [clang.keep_dims(each, input, (prims.check_dim("keepdim", dim, input.ndim),)) for each in pair]
@@ -283,29 +207,25 @@ def _extremum(name: str, prim: Symbol, over_all: Symbol, of_two: Symbol) -> Symb
         keepdim: bool = False,
         *,
         other: TensorProxy | None = None,
-        axis: int | None = None,
-        keepdims: bool = False,
     ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
-        check_tensor(name, input=input)
-        dim, other = (None, dim) if isinstance(dim, TensorProxy) else (_dim_of(dim, axis), other)
+        dim, other = (None, dim) if isinstance(dim, TensorProxy) else (dim, other)
         if other is not None:
             prims.check_dtype(f"{name}imum", input, prims.REAL)
             return of_two(input, other)
         if dim is None:
-            check(
+            torch_check(
                 not prims.known(input.numel() == 0),
                 lambda: (
                     f"{name}(): Expected reduction dim to be specified for input.numel() == 0: {input}. "
                     "Specify the reduction dim with the 'dim' argument."
                 ),
-                RuntimeError,
             )
             return over_all(input)
-        return result(_kept(prim(input, prims.check_dim(name, dim, input.ndim)), input, dim, keepdim or keepdims))
+        return result(_keep_dim(prim(input, prims.check_dim(name, dim, input.ndim)), input, dim, keepdim))
 
     body.__name__ = name
     body.__doc__ = f"The {name}imum of all; (values, indices) along a dim; the larger or smaller of two tensors."
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 max = _extremum("max", prims.max_dim, clang.amax, clang.maximum)
@@ -313,14 +233,14 @@ min = _extremum("min", prims.min_dim, clang.amin, clang.minimum)
 
 
 def _chosen_of_all(symbol: Symbol, x: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """An element that was chosen of all, and where x is it; nan is one where it was."""
+    """Return an element that was chosen of all, and where x is it; nan is one where it was."""
     with outside_regions():
         out = symbol(x)
         return out, (x == out) | (clang.isnan(x) & clang.isnan(out))
 
 
 def _register_over_all(symbol: Symbol) -> None:
-    """Of all elements, those that are the extremum share its gradient; nan is one where it is the result."""
+    """Share the gradient among the elements that are the extremum; nan is one where it is the result."""
 
     @register_grad(symbol)
     def rule(input: TensorProxy, *others: Any, **options: Any) -> TensorProxy:
@@ -335,10 +255,9 @@ _register_over_all(max)
 _register_over_all(min)
 
 
-@named("aminmax")
+@torchaliases("aminmax")
 def aminmax(input: TensorProxy, *, dim: int | None = None, keepdim: bool = False) -> tuple[TensorProxy, TensorProxy]:
-    """(the minimum, the maximum) over a dim or all."""
-    check_tensor("aminmax", input=input)
+    """Return (the minimum, the maximum) over a dim or all."""
     prims.check_dtype("aminmax", input, prims.REAL)
     return results.aminmax((clang.amin(input, dim, keepdim), clang.amax(input, dim, keepdim)))
 
@@ -346,19 +265,10 @@ def aminmax(input: TensorProxy, *, dim: int | None = None, keepdim: bool = False
 def _arg_extremum(name: str) -> Symbol:
     prim = getattr(prims, name)
 
-    def body(
-        input: TensorProxy,
-        dim: int | None = None,
-        keepdim: bool = False,
-        *,
-        axis: int | None = None,
-        keepdims: bool = False,
-    ) -> TensorProxy:
-        check_tensor(name, input=input)
-        dim, keepdim = _dim_of(dim, axis), keepdim or keepdims
+    def body(input: TensorProxy, dim: int | None = None, keepdim: bool = False) -> TensorProxy:
         if dim is not None:
             dim = prims.check_dim(name, dim, input.ndim)
-            return _kept((prim(input, dim),), input, dim, keepdim)[0]
+            return _keep_dim((prim(input, dim),), input, dim, keepdim)[0]
         check(
             not prims.known(input.numel() == 0),
             lambda: f"{name}(): Expected reduction dim to be specified for input.numel() == 0: {input}",
@@ -368,7 +278,7 @@ def _arg_extremum(name: str) -> Symbol:
         return clang.reshape(out, (1,) * input.ndim) if keepdim else out
 
     body.__name__, body.__doc__ = name, f"The index of the {name[3:]}imum along dim, or in the flattened input."
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 argmax = _arg_extremum("argmax")
@@ -379,22 +289,19 @@ def _middle(name: str) -> Symbol:
     prim, result = getattr(prims, name), getattr(torch.return_types, name)
 
     def body(
-        input: TensorProxy, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None
+        input: TensorProxy, dim: int | None = None, keepdim: bool = False
     ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
-        check_tensor(name, input=input)
-        dim = _dim_of(dim, axis)
         if dim is None:
             return prim(clang.reshape(input, (-1,)), 0)[0]
-        return result(_kept(prim(input, prims.check_dim(name, dim, input.ndim)), input, dim, keepdim))
+        return result(_keep_dim(prim(input, prims.check_dim(name, dim, input.ndim)), input, dim, keepdim))
 
     body.__name__, body.__doc__ = name, f"The {name} of all, or (values, indices) along a dim."
-    symbol = named(name)(body)
+    symbol = torchaliases(name)(body)
 
     @register_grad(symbol)
     def rule(
-        input: TensorProxy, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None
+        input: TensorProxy, dim: int | None = None, keepdim: bool = False
     ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
-        dim = _dim_of(dim, axis)
         if dim is not None:
             out = symbol(input, dim, keepdim)
             indices = out[1] if keepdim or input.ndim == 0 else clang.unsqueeze(out[1], dim)
@@ -413,63 +320,51 @@ median = _middle("median")
 nanmedian = _middle("nanmedian")
 
 
-@named("mode")
-def mode(
-    input: TensorProxy, dim: int = -1, keepdim: bool = False, *, axis: int | None = None
-) -> tuple[TensorProxy, TensorProxy]:
-    """(the most frequent values, their indices) along dim."""
-    check_tensor("mode", input=input)
-    dim = prims.check_dim("mode", dim if axis is None else axis, input.ndim)
-    return results.mode(_kept(prims.mode(input, dim), input, dim, keepdim))
+@torchaliases("mode")
+def mode(input: TensorProxy, dim: int = -1, keepdim: bool = False) -> tuple[TensorProxy, TensorProxy]:
+    """Return (the most frequent values, their indices) along dim."""
+    dim = prims.check_dim("mode", dim, input.ndim)
+    return results.mode(_keep_dim(prims.mode(input, dim), input, dim, keepdim))
 
 
-@named("kthvalue")
-def kthvalue(
-    input: TensorProxy, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None
-) -> tuple[TensorProxy, TensorProxy]:
-    """(the k-th smallest values, their indices) along dim."""
-    check_tensor("kthvalue", input=input)
-    dim = prims.check_dim("kthvalue", dim if axis is None else axis, input.ndim)
-    return results.kthvalue(_kept(prims.kthvalue(input, k, dim), input, dim, keepdim))
+@torchaliases("kthvalue")
+def kthvalue(input: TensorProxy, k: int, dim: int = -1, keepdim: bool = False) -> tuple[TensorProxy, TensorProxy]:
+    """Return (the k-th smallest values, their indices) along dim."""
+    dim = prims.check_dim("kthvalue", dim, input.ndim)
+    return results.kthvalue(_keep_dim(prims.kthvalue(input, k, dim), input, dim, keepdim))
 
 
 # sorting
 
 
-@named("topk")
+@torchaliases("topk")
 def topk(
-    input: TensorProxy, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None
+    input: TensorProxy, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[TensorProxy, TensorProxy]:
-    """(the k largest or smallest values, their indices) along dim."""
-    check_tensor("topk", input=input)
-    dim = prims.check_dim("topk", dim if axis is None else axis, input.ndim)
+    """Return (the k largest or smallest values, their indices) along dim."""
+    dim = prims.check_dim("topk", dim, input.ndim)
     return results.topk(prims.topk(input, k, dim, largest, sorted))
 
 
-@named("sort")
+@torchaliases("sort")
 def sort(
-    input: TensorProxy, dim: Any = -1, descending: bool = False, *, stable: bool = False, axis: int | None = None
+    input: TensorProxy, dim: Any = -1, descending: bool = False, *, stable: bool = False
 ) -> tuple[TensorProxy, TensorProxy]:
-    """(the values in order, their indices) along dim."""
-    check_tensor("sort", input=input)
-    dim = prims.check_dim("sort", dim if axis is None else axis, input.ndim)
+    """Return (the values in order, their indices) along dim."""
+    dim = prims.check_dim("sort", dim, input.ndim)
     return results.sort(prims.sort(input, dim, descending, bool(stable)))
 
 
-@named("argsort")
-def argsort(
-    input: TensorProxy, dim: int = -1, descending: bool = False, *, stable: bool = False, axis: int | None = None
-) -> TensorProxy:
-    """The indices that sort input along dim."""
-    check_tensor("argsort", input=input)
-    dim = prims.check_dim("argsort", dim if axis is None else axis, input.ndim)
+@torchaliases("argsort")
+def argsort(input: TensorProxy, dim: int = -1, descending: bool = False, *, stable: bool = False) -> TensorProxy:
+    """Return the indices that sort input along dim."""
+    dim = prims.check_dim("argsort", dim, input.ndim)
     return prims.sort(input, dim, descending, stable)[1]
 
 
-@named("msort")
+@torchaliases("msort")
 def msort(input: TensorProxy) -> TensorProxy:
-    """The values in order along the first dim."""
-    check_tensor("msort", input=input)
+    """Return the values in order along the first dim."""
     return prims.sort(input, prims.check_dim("msort", 0, input.ndim))[0]
 
 
@@ -479,66 +374,54 @@ def msort(input: TensorProxy) -> TensorProxy:
 def _running(name: str) -> Symbol:
     prim = getattr(prims, name)
 
-    def body(
-        input: TensorProxy, dim: int | None = None, *, dtype: torch.dtype | None = None, axis: int | None = None
-    ) -> TensorProxy:
-        check_tensor(name, input=input)
-        dim = prims.check_dim(name, _dim_of(dim, axis), input.ndim)
+    def body(input: TensorProxy, dim: int, *, dtype: torch.dtype | None = None) -> TensorProxy:
+        dim = prims.check_dim(name, dim, input.ndim)
         default = torch.int64 if clang.category(input.dtype) < 2 else input.dtype
         return prim(clang.convert(input, dtype or default), dim)
 
     body.__name__, body.__doc__ = name, prim.__doc__
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 cumsum = _running("cumsum")
 cumprod = _running("cumprod")
 
 
-@named("logcumsumexp")
-def logcumsumexp(input: TensorProxy, dim: int | None = None, *, axis: int | None = None) -> TensorProxy:
-    """The logarithm of the running sum of e^input along dim. Dtypes: floating point."""
-    check_tensor("logcumsumexp", input=input)
-    return prims.logcumsumexp(input, prims.check_dim("logcumsumexp", _dim_of(dim, axis), input.ndim))
+@torchaliases("logcumsumexp")
+def logcumsumexp(input: TensorProxy, dim: int) -> TensorProxy:
+    """Return the logarithm of the running sum of e^input along dim. Dtypes: floating point."""
+    return prims.logcumsumexp(input, prims.check_dim("logcumsumexp", dim, input.ndim))
 
 
 def _running_extremum(name: str) -> Symbol:
     prim, result = getattr(prims, name), getattr(torch.return_types, name)
 
-    def body(input: TensorProxy, dim: int | None = None, *, axis: int | None = None) -> tuple[TensorProxy, TensorProxy]:
-        check_tensor(name, input=input)
-        return result(prim(input, prims.check_dim(name, _dim_of(dim, axis), input.ndim)))
+    def body(input: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
+        return result(prim(input, prims.check_dim(name, dim, input.ndim)))
 
     body.__name__, body.__doc__ = name, prim.__doc__
-    return named(name)(body)
+    return torchaliases(name)(body)
 
 
 cummax = _running_extremum("cummax")
 cummin = _running_extremum("cummin")
 
 
-@torchsymbol(*spellings("histc"), tags=[Tag.NOT_DIFFERENTIABLE])
+@torchsymbol(*aliases("histc"), tags=[Tag.NOT_DIFFERENTIABLE])
 def histc(input: TensorProxy, bins: int = 100, min: Number = 0, max: Number = 0) -> TensorProxy:
-    """How many elements lie in each of `bins` equal parts of [min, max], of their own range where those are equal."""
-    check_tensor("histc", input=input)
+    """Return how many elements lie in each of `bins` equal parts of [min, max], of their own range where those are
+    equal."""
     prims.check_dtype("aminmax" if min == max else "histc", input, prims.REAL)
     return prims.histc(input, bins, min, max)
 
 
 @torchsymbol(torch.diff, Tensor.diff)
 def diff(
-    input: TensorProxy,
-    n: int = 1,
-    dim: int = -1,
-    prepend: TensorProxy | None = None,
-    append: TensorProxy | None = None,
+    input: TensorProxy, n: int = 1, dim: int = -1, prepend: TensorProxy | None = None, append: TensorProxy | None = None
 ) -> TensorProxy:
-    """Each element less the one before it along `dim`, n times. Dtypes: bools are compared (xor)."""
-    check_tensor("diff", input=input)
-    check(
-        input.ndim > 0, lambda: f"diff: expects input to be at least one-dimensional, but it is {input}", RuntimeError
-    )
-    check(n >= 0, lambda: f"diff: order must be non-negative but got {n}", RuntimeError)
+    """Return each element less the one before it along `dim`, n times. Dtypes: bools are compared (xor)."""
+    torch_check(input.ndim > 0, lambda: f"diff: expects input to be at least one-dimensional, but it is {input}")
+    torch_check(n >= 0, lambda: f"diff: order must be non-negative but got {n}")
     dim = prims.check_dim("diff", dim, input.ndim)
     parts = [part for part in (prepend, input, append) if part is not None]
     out = clang.cat(parts, dim) if len(parts) > 1 else input

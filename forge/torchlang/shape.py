@@ -1,4 +1,7 @@
-"""Functions of torch that show a tensor's elements in another shape or order."""
+"""Functions of torch that show a tensor's elements in another shape or order.
+
+One file, though long: each is a few lines, and torch has most of them in several forms.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +12,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import Dim, Symbol, Tag, TensorProxy, check, current_trace
 from forge.ir.memory import Ambiguous, Memory, ViewStep
-from forge.prims.core import check_dim, check_dims, known
+from forge.prims.core import check_dim, check_dims, known, torch_check
 from forge.torch_internals.autograd import get_data_attr
 from forge.torch_internals.functions import vf_broadcast_tensors, vf_meshgrid
 from forge.torchlang.core import View, getter, torchsymbol
@@ -23,7 +26,7 @@ def varargs(first: Any, rest: tuple) -> tuple:
 
 
 def _sizes(args: tuple, named: Any, op: str) -> tuple:
-    """The sizes of x.view(2, 3), x.view((2, 3)) or x.view(size=(2, 3))."""
+    """Return the sizes of x.view(2, 3), x.view((2, 3)) or x.view(size=(2, 3))."""
     check(bool(args) or named is not None, lambda: f"{op}: missing the argument 'size'", TypeError)
     return clang.lengths(args or named)
 
@@ -33,7 +36,7 @@ def _reshape_back(x: TensorProxy, new: TensorProxy, *args: Any, **kwargs: Any) -
 
 
 def row_major(x: TensorProxy) -> bool:
-    """Whether x is known to lie in memory in row-major order."""
+    """Return whether x is known to lie in memory in row-major order."""
     if x.strides is None:
         return False
     expected: Dim = 1
@@ -53,7 +56,7 @@ def _view_if_row_major(args: tuple, kwargs: dict) -> View:
 
 @torchsymbol(Tensor.view, view=View.ALWAYS, invert=_reshape_back)
 def view(self: TensorProxy, *shape: Any, size: Sequence[Dim] | None = None, dtype: Any = None) -> TensorProxy:
-    """The same memory with another shape."""
+    """Return the same memory with another shape."""
     check(
         dtype is None and not (shape and isinstance(shape[0], torch.dtype)),
         lambda: "Tensor.view(dtype) is not supported; see forge/torchlang/shape.py",
@@ -64,55 +67,55 @@ def view(self: TensorProxy, *shape: Any, size: Sequence[Dim] | None = None, dtyp
 
 @torchsymbol(Tensor.reshape, view=_view_if_row_major, invert=_reshape_back)
 def tensor_reshape(self: TensorProxy, *args: Any, shape: Sequence[Dim] | None = None) -> TensorProxy:
-    """The elements in row-major order with another shape."""
+    """Return the elements in row-major order with another shape."""
     return clang.reshape(self, _sizes(args, shape, "reshape"))
 
 
 @torchsymbol(torch.reshape, view=_view_if_row_major, invert=_reshape_back)
 def reshape(input: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
-    """The elements in row-major order with another shape."""
+    """Return the elements in row-major order with another shape."""
     return clang.reshape(input, shape)
 
 
 @torchsymbol(Tensor.view_as, view=View.ALWAYS, invert=_reshape_back)
 def view_as(self: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """The same memory with other's shape."""
+    """Return the same memory with other's shape."""
     return clang.reshape(self, other.shape)
 
 
 @torchsymbol(Tensor.reshape_as, view=_view_if_row_major, invert=_reshape_back)
 def reshape_as(self: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """The elements with other's shape."""
+    """Return the elements with other's shape."""
     return clang.reshape(self, other.shape)
 
 
 @torchsymbol(torch.flatten, Tensor.flatten, view=_view_if_row_major, invert=_reshape_back)
 def flatten(input: TensorProxy, start_dim: int = 0, end_dim: int = -1) -> TensorProxy:
-    """The dims from start_dim to end_dim as one; a 0-d tensor becomes 1-d."""
+    """Return the dims from start_dim to end_dim as one; a 0-d tensor becomes 1-d."""
     return clang.flatten(input, start_dim, end_dim)
 
 
 @torchsymbol(torch.ravel, Tensor.ravel, view=_view_if_row_major, invert=_reshape_back)
 def ravel(input: TensorProxy) -> TensorProxy:
-    """All elements in one dim."""
+    """Return all elements in one dim."""
     return clang.reshape(input, (-1,))
 
 
 @torchsymbol(torch.unflatten, Tensor.unflatten, view=View.ALWAYS, invert=_reshape_back)
 def unflatten(input: TensorProxy, dim: int, sizes: Sequence[Dim]) -> TensorProxy:
-    """One dim split into several, the length of one of which may be -1."""
+    """Return one dim split into several, the length of one of which may be -1."""
     return clang.unflatten(input, dim, sizes)
 
 
 @torchsymbol(torch.unsqueeze, Tensor.unsqueeze, view=View.ALWAYS, invert=_reshape_back)
 def unsqueeze(input: TensorProxy, dim: int) -> TensorProxy:
-    """A dim of length 1 before `dim`."""
+    """Return a dim of length 1 before `dim`."""
     return clang.unsqueeze(input, dim)
 
 
 @torchsymbol(torch.squeeze, Tensor.squeeze, view=View.ALWAYS, invert=_reshape_back)
 def squeeze(input: TensorProxy, dim: int | Sequence[int] | None = None) -> TensorProxy:
-    """Without those of `dim` (all by default) whose length is 1."""
+    """Drop those of `dim` (all by default) whose length is 1."""
     return clang.squeeze(input, None if dim is None else clang.as_tuple(dim))
 
 
@@ -142,7 +145,7 @@ def broadcast_to(input: TensorProxy, size: Sequence[Dim]) -> TensorProxy:
 
 @torchsymbol(torch.functional.broadcast_tensors, vf_broadcast_tensors)
 def broadcast_tensors(*tensors: Any) -> tuple[TensorProxy, ...]:
-    """The tensors, broadcast together."""
+    """Return the tensors, broadcast together."""
     tensors = varargs(tensors[0], tensors[1:]) if tensors else ()
     shape = clang.broadcast_shapes("broadcast_tensors", *[tensor.shape for tensor in tensors]) if tensors else ()
     return tuple(clang.expand(tensor, shape) for tensor in tensors)
@@ -152,21 +155,18 @@ def broadcast_tensors(*tensors: Any) -> tuple[TensorProxy, ...]:
 def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TensorProxy, ...]:
     """Coordinate grids of vectors: "ij" (the default) for matrix order, "xy" with the first two dims exchanged."""
     tensors = varargs(tensors[0], tensors[1:])
-    check(
+    torch_check(
         indexing in (None, "ij", "xy"),
         lambda: f"meshgrid: indexing must be one of 'xy' or 'ij', but received: {indexing}",
-        RuntimeError,
     )
     for tensor in tensors:
-        check(
+        torch_check(
             tensor.ndim < 2,
             lambda tensor=tensor: f"meshgrid: Expected 0D or 1D tensor in the tensor list but got: {tensor}",
-            RuntimeError,
         )
-        check(
+        torch_check(
             tensor.dtype == tensors[0].dtype,
             lambda: f"meshgrid expects all tensors to have the same dtype, but they are {list(tensors)}",
-            RuntimeError,
         )
     order = list(range(len(tensors)))
     if indexing == "xy" and len(tensors) > 1:
@@ -179,14 +179,14 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TensorProxy, .
 def _atleast(rank: int) -> Symbol:
     def body(*tensors: Any) -> TensorProxy | tuple[TensorProxy, ...]:
         if len(tensors) == 1 and not isinstance(tensors[0], (tuple, list)):
-            return _padded(tensors[0], rank)
-        return tuple(_padded(tensor, rank) for tensor in varargs(tensors[0], tensors[1:]))
+            return _pad_rank(tensors[0], rank)
+        return tuple(_pad_rank(tensor, rank) for tensor in varargs(tensors[0], tensors[1:]))
 
     body.__name__, body.__doc__ = f"atleast_{rank}d", f"Dims of length 1 added to make {rank}, as numpy does."
     return torchsymbol(getattr(torch.functional, body.__name__), view=View.ALWAYS, invert=_reshape_back)(body)
 
 
-def _padded(x: TensorProxy, rank: int) -> TensorProxy:
+def _pad_rank(x: TensorProxy, rank: int) -> TensorProxy:
     while x.ndim < rank:
         x = clang.unsqueeze(x, x.ndim if x.ndim == 2 else 0)
     return x
@@ -207,7 +207,7 @@ atleast_1d, atleast_2d, atleast_3d = _atleast(1), _atleast(2), _atleast(3)
     invert=lambda x, new, dim0, dim1: clang.transpose(new, dim0, dim1),
 )
 def transpose(input: TensorProxy, dim0: int, dim1: int) -> TensorProxy:
-    """Two dims exchanged."""
+    """Return two dims exchanged."""
     return clang.transpose(input, dim0, dim1)
 
 
@@ -218,7 +218,7 @@ def transpose(input: TensorProxy, dim0: int, dim1: int) -> TensorProxy:
     invert=lambda x, new, axis0, axis1: clang.transpose(new, axis0, axis1),
 )
 def swapaxes(input: TensorProxy, axis0: int, axis1: int) -> TensorProxy:
-    """Two dims exchanged."""
+    """Return two dims exchanged."""
     return clang.transpose(input, axis0, axis1)
 
 
@@ -260,14 +260,14 @@ movedim, moveaxis = _move("movedim"), _move("moveaxis")
 
 
 def _t(x: TensorProxy) -> TensorProxy:
-    check(x.ndim <= 2, lambda: f"t() expects a tensor with <= 2 dimensions, but self is {x}", RuntimeError)
+    torch_check(x.ndim <= 2, lambda: f"t() expects a tensor with <= 2 dimensions, but self is {x}")
     return clang.transpose(x, 0, 1) if x.ndim == 2 else x
 
 
 def _own_inverse(
     name: str, meaning: Callable[[TensorProxy], TensorProxy], *functions: Callable, attribute: bool = False
 ) -> Symbol:
-    """A view without arguments that undoes itself."""
+    """Return a view without arguments that undoes itself."""
 
     def body(input: TensorProxy) -> TensorProxy:
         return meaning(input)
@@ -313,10 +313,10 @@ def select(input: TensorProxy, dim: int, index: Dim) -> TensorProxy:
 
 
 def _narrow(op: str, x: TensorProxy, dim: int, start: Any, length: Dim) -> tuple[int, Dim, Dim]:
-    """The dim, start and length of a narrow, counted from the front."""
-    check(x.ndim > 0, lambda: f"{op}() cannot be applied to a 0-dim tensor.", RuntimeError)
+    """Return the dim, start and length of a narrow, counted from the front."""
+    torch_check(x.ndim > 0, lambda: f"{op}() cannot be applied to a 0-dim tensor.")
     dim = check_dim(op, dim, x.ndim)
-    check(not known(length < 0), lambda: f"{op}(): length must be non-negative, but is {length}", RuntimeError)
+    torch_check(not known(length < 0), lambda: f"{op}(): length must be non-negative, but is {length}")
     check(
         not known(start > x.shape[dim]) and not known(start < -x.shape[dim]),
         lambda: (
@@ -327,10 +327,9 @@ def _narrow(op: str, x: TensorProxy, dim: int, start: Any, length: Dim) -> tuple
     )
     if not known(start >= 0):
         start = start + x.shape[dim] if known(start < 0) else torch.sym_ite(start < 0, start + x.shape[dim], start)
-    check(
+    torch_check(
         not known(start + length > x.shape[dim]),
         lambda: f"{op}: start ({start}) + length ({length}) exceeds dimension size ({x.shape[dim]}) of {x}",
-        RuntimeError,
     )
     return dim, start, length
 
@@ -354,11 +353,10 @@ def narrow(input: TensorProxy, dim: int, start: Dim | TensorProxy, length: Dim) 
 
 
 def _narrow_at(x: TensorProxy, dim: int, start: TensorProxy, length: Dim) -> TensorProxy:
-    """A narrow from where a 0-d tensor says: which memory it shows, its strides say."""
-    check(
+    """Return a narrow from where a 0-d tensor says: which memory it shows, its strides say."""
+    torch_check(
         start.ndim == 0 and clang.category(start.dtype) == 1,
         lambda: f"narrow: start must be an 0-dim integral Tensor, but is {start}",
-        RuntimeError,
     )
     dim, first, length = _narrow("narrow", x, dim, 0, length)
     start = clang.where(start < first, start + x.shape[dim], start)
@@ -384,48 +382,48 @@ def aten_slice(
 
 @torchsymbol(torch.diagonal, Tensor.diagonal, view=View.ALWAYS)
 def diagonal(input: TensorProxy, offset: Dim = 0, dim1: int = 0, dim2: int = 1) -> TensorProxy:
-    """The elements whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
+    """Return the elements whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
     return clang.diagonal(input, offset, dim1, dim2)
 
 
 @torchsymbol(Tensor.unfold, view=View.ALWAYS)
 def tensor_unfold(self: TensorProxy, dimension: int, size: Dim, step: Dim) -> TensorProxy:
-    """Every window of `size` elements along `dimension`, one each `step`, as a last dim; of a number, one window."""
+    """Return every window of `size` elements along `dimension`, one each `step`, as a last dim; of a number, one
+    window."""
     is_number = self.ndim == 0
     self = clang.reshape(self, (1,)) if is_number else self
     dim = check_dim("unfold", dimension, self.ndim)
-    check(
+    torch_check(
         not known(size > self.shape[dim]),
         lambda: f"unfold: maximum size for tensor at dimension {dim} is {self.shape[dim]} but size is {size}",
-        RuntimeError,
     )
-    check(not known(step <= 0), lambda: f"unfold: step is {step} but must be > 0", RuntimeError)
+    torch_check(not known(step <= 0), lambda: f"unfold: step is {step} but must be > 0")
     return prims.slice(self, 0, 0, size, 1) if is_number else prims.windows(self, dim, size, step)
 
 
 # copies in other orders
 
 
-def _flipped(x: TensorProxy, args: tuple, dims: Sequence[int] | int | None, op: str = "flip") -> TensorProxy:
+def _flip(x: TensorProxy, args: tuple, dims: Sequence[int] | int | None, op: str = "flip") -> TensorProxy:
     given = varargs(args[0], args[1:]) if args else clang.as_tuple(dims)
     return clang.flip(x, given)
 
 
 @torchsymbol(Tensor.flip)
 def tensor_flip(self: TensorProxy, *args: Any, dims: Sequence[int] | int | None = None) -> TensorProxy:
-    """The order of the elements along `dims` reversed."""
-    return _flipped(self, args, dims)
+    """Return the order of the elements along `dims` reversed."""
+    return _flip(self, args, dims)
 
 
 @torchsymbol(torch.flip)
 def flip(input: TensorProxy, dims: Sequence[int]) -> TensorProxy:
-    """The order of the elements along `dims` reversed."""
+    """Return the order of the elements along `dims` reversed."""
     return clang.flip(input, dims)
 
 
 def _flip_one(name: str, dim: int) -> Symbol:
     def body(input: TensorProxy) -> TensorProxy:
-        check(input.ndim > dim, lambda: f"{name}: Input must be >= {dim + 1}-d, but it is {input}", RuntimeError)
+        torch_check(input.ndim > dim, lambda: f"{name}: Input must be >= {dim + 1}-d, but it is {input}")
         return clang.flip(input, (dim,))
 
     body.__name__, body.__doc__ = name, f"The order of the elements along dim {dim} reversed."
@@ -437,15 +435,14 @@ fliplr, flipud = _flip_one("fliplr", 1), _flip_one("flipud", 0)
 
 @torchsymbol(torch.roll, Tensor.roll)
 def roll(input: TensorProxy, shifts: Dim | Sequence[Dim], dims: int | Sequence[int] = ()) -> TensorProxy:
-    """The elements moved on along `dims`, those that leave the end put in front; all flattened without dims."""
+    """Return the elements moved on along `dims`, those that leave the end put in front; all flattened without dims."""
     shifts, dims = clang.as_tuple(shifts), clang.as_tuple(dims)
     if not dims:
-        check(len(shifts) == 1, lambda: f"roll: shifts and dimensions must align: {shifts} and {dims}", RuntimeError)
+        torch_check(len(shifts) == 1, lambda: f"roll: shifts and dimensions must align: {shifts} and {dims}")
         return clang.reshape(clang.roll(clang.reshape(input, (-1,)), shifts[0], 0), input.shape)
-    check(
+    torch_check(
         len(shifts) == len(dims),
         lambda: f"roll: shifts and dimensions must align. shifts: {len(shifts)}, dims: {len(dims)}",
-        RuntimeError,
     )
     for shift, dim in zip(shifts, dims, strict=True):
         input = clang.roll(input, shift, dim)
@@ -454,17 +451,9 @@ def roll(input: TensorProxy, shifts: Dim | Sequence[Dim], dims: int | Sequence[i
 
 @torchsymbol(torch.rot90, Tensor.rot90)
 def rot90(input: TensorProxy, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorProxy:
-    """Turned by k * 90 degrees in the plane of two dims, from the first to the second."""
-    check(
-        len(dims) == 2,
-        lambda: f"rot90: expected total rotation dims == 2, but got dims = {len(dims)}",
-        RuntimeError,
-    )
-    check(
-        input.ndim >= 2,
-        lambda: f"rot90: expected total dims >= 2, but got total dims = {input.ndim}",
-        RuntimeError,
-    )
+    """Turn by k * 90 degrees in the plane of two dims, from the first to the second."""
+    torch_check(len(dims) == 2, lambda: f"rot90: expected total rotation dims == 2, but got dims = {len(dims)}")
+    torch_check(input.ndim >= 2, lambda: f"rot90: expected total dims >= 2, but got total dims = {input.ndim}")
     first, second = check_dims("rot90", dims, input.ndim)
     if k % 4 == 0:
         return prims.clone(input)
@@ -489,14 +478,10 @@ def triu(input: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
 
 @torchsymbol(torch.diag_embed, Tensor.diag_embed)
 def diag_embed(input: TensorProxy, offset: int = 0, dim1: int = -2, dim2: int = -1) -> TensorProxy:
-    """The last dim as the diagonal of the dims dim1 and dim2 of a larger tensor, zeros elsewhere."""
+    """Return the last dim as the diagonal of the dims dim1 and dim2 of a larger tensor, zeros elsewhere."""
     ndim = input.ndim + 1
     first, second = check_dim("diag_embed", dim1, ndim), check_dim("diag_embed", dim2, ndim)
-    check(
-        first != second,
-        lambda: f"diag_embed: diagonal dimensions cannot be identical {dim1}, {dim2}",
-        RuntimeError,
-    )
+    torch_check(first != second, lambda: f"diag_embed: diagonal dimensions cannot be identical {dim1}, {dim2}")
     side = input.shape[-1] + abs(offset)
     shape = list(input.shape[:-1])
     for dim in sorted((first, second)):
@@ -506,12 +491,8 @@ def diag_embed(input: TensorProxy, offset: int = 0, dim1: int = -2, dim2: int = 
 
 @torchsymbol(torch.diag, Tensor.diag)
 def diag(input: TensorProxy, diagonal: int = 0) -> TensorProxy:
-    """A matrix's diagonal, or a matrix with a vector as its diagonal."""
-    check(
-        input.ndim in (1, 2),
-        lambda: f"diag(): Supports 1D or 2D tensors, but input is {input}",
-        RuntimeError,
-    )
+    """Return a matrix's diagonal, or a matrix with a vector as its diagonal."""
+    torch_check(input.ndim in (1, 2), lambda: f"diag(): Supports 1D or 2D tensors, but input is {input}")
     return prims.clone(prims.diagonal(input, diagonal, 0, 1)) if input.ndim == 2 else diag_embed(input, diagonal, 0, 1)
 
 
@@ -526,7 +507,7 @@ def contiguous(self: TensorProxy, memory_format: Format = torch.contiguous_forma
 
 @torchsymbol(torch.clone, Tensor.clone)
 def clone(input: TensorProxy, *, memory_format: Format = torch.preserve_format) -> TensorProxy:
-    """A copy in memory of its own."""
+    """Return a copy in memory of its own."""
     return prims.clone(input, memory_format)
 
 
@@ -541,12 +522,12 @@ def clone(input: TensorProxy, *, memory_format: Format = torch.preserve_format) 
     tags=[Tag.NOT_DIFFERENTIABLE],
 )
 def detach(input: TensorProxy) -> TensorProxy:
-    """The same values, through which no gradient flows."""
+    """Return the same values, through which no gradient flows."""
     return prims.detach(input)
 
 
 def _detach_in_place(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    """The handle shows its memory through `detach` from now on; other views of the memory keep their history."""
+    """Return the handle shows its memory through `detach` from now on; other views of the memory keep their history."""
     (target,) = args
     if any(target is each for each in current_trace().inputs) and not target.requires_grad:
         return target
@@ -559,5 +540,5 @@ def _detach_in_place(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) 
 
 @torchsymbol(torch.detach_, Tensor.detach_, handler=_detach_in_place, tags=[Tag.NOT_DIFFERENTIABLE])
 def detach_(input: TensorProxy) -> TensorProxy:
-    """The tensor itself, without its history from now on."""
+    """Return the tensor itself, without its history from now on."""
     return prims.detach(input)

@@ -15,13 +15,12 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from forge import clang, prims
 from forge.ir import TensorProxy, check, get_grad, put_grad, register_grad
 from forge.torchlang.core import View, torchsymbol
-from forge.torchlang.spelling import check_tensor
 
 Place = int | Literal["replicate", "partial"]
 
 
 def of_gradient(place: Place) -> Place:
-    """Where the gradient of a value is that is placed so."""
+    """Return the placement of the gradient of a value that is placed so."""
     return "replicate" if place == "partial" else place
 
 
@@ -34,8 +33,8 @@ class _Calls(NamedTuple):
     clone: Callable[..., Any]
 
 
-def _moved(calls: _Calls, x: Any, source: Place, target: Place, size: int, rank: int, group: str) -> Any:
-    """As redistribute."""
+def _redistribute(calls: _Calls, x: Any, source: Place, target: Place, size: int, rank: int, group: str) -> Any:
+    """Redistribute as `redistribute` does, by the given calls."""
     collectives = calls.collectives
 
     def parts(x: Any, dim: Place) -> list[Any]:
@@ -66,7 +65,7 @@ class _Redistribute(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, *how: Any) -> torch.Tensor:
         ctx.how = how
         calls = _Calls(torch.ops._c10d_functional, torch.narrow, torch.cat, torch.clone)
-        return _moved(calls, x.contiguous(), *how)
+        return _redistribute(calls, x.contiguous(), *how)
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple:
@@ -86,7 +85,7 @@ class _Spread(torch.autograd.Function):
 
 
 def redistribute(x: torch.Tensor, source: Place, target: Place, size: int, rank: int, group: str) -> torch.Tensor:
-    """What this process has of a tensor that was placed as `source` and is to be placed as `target`.
+    """Return this process's part of a tensor that was placed as `source` and is to be placed as `target`.
 
     size, rank: of the group, and this process's in it. group: the name under which torch knows it.
     """
@@ -103,7 +102,6 @@ def spread(x: torch.Tensor, size: int, rank: int, group: str) -> torch.Tensor:
 
 
 def _check_group(op: str, x: Any, size: int, rank: int) -> None:
-    check_tensor(op, x=x)
     check(0 <= rank < size, lambda: f"{op}: rank is {rank}, but must be one of a group of {size}")
 
 
@@ -111,7 +109,7 @@ if torch.distributed.is_available():
 
     @torchsymbol(redistribute, id="forge.redistribute")
     def redistributed(x: TensorProxy, source: Place, target: Place, size: int, rank: int, group: str) -> TensorProxy:
-        """What this process has of a tensor that is placed otherwise.
+        """Return this process's part of a tensor that is placed otherwise.
 
         Shapes: a dim along which it is cut is `size` times as long where it is not; it must be a multiple.
         Raises: ValueError for a place or a rank that is none.
@@ -125,7 +123,7 @@ if torch.distributed.is_available():
                 ),
             )
         calls = _Calls(prims, clang.narrow_in_dim, clang.cat, prims.clone)
-        return _moved(calls, x, source, target, size, rank, group)
+        return _redistribute(calls, x, source, target, size, rank, group)
 
     @register_grad(redistributed)
     def _redistributed_grad(

@@ -7,68 +7,58 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Dim, TensorProxy, check
-from forge.prims.core import check_dims, same
+from forge.ir import Dim, TensorProxy
+from forge.prims.core import check_dims, same, torch_check
+from forge.torchlang.aliases import results
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.linalg import check_one_dtype
-from forge.torchlang.spelling import check_tensor, results
 
 Pair = tuple[TensorProxy, TensorProxy]
 
 
 @torchsymbol(torch.linalg.inv_ex)
 def inv_ex(A: TensorProxy, *, check_errors: bool = False) -> Pair:
-    """(the inverse of each matrix, which are singular)."""
-    check_tensor("linalg.inv_ex", A=A)
+    """Return (the inverse of each matrix, which are singular)."""
     return results.linalg_inv_ex(prims.linalg_inv_ex(A, check_errors=check_errors))
 
 
 @torchsymbol(torch.linalg.inv)
 def inv(A: TensorProxy) -> TensorProxy:
-    """The inverse of each matrix."""
-    check_tensor("linalg.inv", A=A)
+    """Return the inverse of each matrix."""
     return prims.linalg_inv_ex(A, check_errors=True)[0]
 
 
 @torchsymbol(torch.inverse, Tensor.inverse)
 def inverse(input: TensorProxy) -> TensorProxy:
-    """The inverse of each matrix."""
-    check_tensor("inverse", input=input)
+    """Return the inverse of each matrix."""
     return prims.linalg_inv_ex(input, check_errors=True)[0]
 
 
 @torchsymbol(torch.linalg.solve_ex)
 def solve_ex(A: TensorProxy, B: TensorProxy, *, left: bool = True, check_errors: bool = False) -> Pair:
     """(X with A @ X = B, or X @ A = B; which matrices are singular)."""
-    check_tensor("linalg.solve_ex", A=A, B=B)
     return results.linalg_solve_ex(prims.linalg_solve_ex(A, B, left=left, check_errors=check_errors))
 
 
 @torchsymbol(torch.linalg.solve)
 def solve(A: TensorProxy, B: TensorProxy, *, left: bool = True) -> TensorProxy:
     """X with A @ X = B, or X @ A = B; B may be vectors."""
-    check_tensor("linalg.solve", A=A, B=B)
     return prims.linalg_solve_ex(A, B, left=left, check_errors=True)[0]
 
 
 @torchsymbol(torch.linalg.tensorinv)
 def tensorinv(input: TensorProxy, ind: int = 2) -> TensorProxy:
-    """The inverse of tensordot(input, ·, the last dims): of the matrix of the first `ind` dims and the others."""
-    check_tensor("linalg.tensorinv", input=input)
-    check(
-        ind > 0,
-        lambda: f"linalg.tensorinv: Expected a strictly positive integer for 'ind', but got {ind}",
-        RuntimeError,
-    )
+    """Return the inverse of tensordot(input, ·, the last dims): of the matrix of the first `ind` dims and the
+    others."""
+    torch_check(ind > 0, lambda: f"linalg.tensorinv: Expected a strictly positive integer for 'ind', but got {ind}")
     first, last = input.shape[:ind], input.shape[ind:]
     rows, columns = math.prod(first), math.prod(last)
-    check(
+    torch_check(
         same(rows, columns),
         lambda: (
             "linalg.tensorinv: Expected self to satisfy the requirement prod(self.shape[ind:]) == "
             f"prod(self.shape[:ind]), but it is {input} and ind is {ind}"
         ),
-        RuntimeError,
     )
     inverse = prims.linalg_inv_ex(clang.reshape(input, (rows, columns)), check_errors=True)[0]
     return clang.reshape(inverse, (*last, *first))
@@ -77,19 +67,17 @@ def tensorinv(input: TensorProxy, ind: int = 2) -> TensorProxy:
 @torchsymbol(torch.linalg.tensorsolve)
 def tensorsolve(input: TensorProxy, other: TensorProxy, dims: Sequence[int] | None = None) -> TensorProxy:
     """X with tensordot(input, X, X.ndim) = other; `dims` of input are moved to its end first."""
-    check_tensor("linalg.tensorsolve", input=input, other=other)
     if dims is not None:
         moved = check_dims("linalg.tensorsolve", dims, input.ndim)
         input = clang.movedim(input, moved, tuple(range(input.ndim - len(moved), input.ndim)))
     shape = input.shape[other.ndim :]
     rows, columns = math.prod(shape), math.prod(input.shape[: other.ndim])
-    check(
+    torch_check(
         same(rows, columns),
         lambda: (
             "linalg.tensorsolve: Expected self to satisfy the requirement prod(self.shape[other.ndim:]) == "
             f"prod(self.shape[:other.ndim]), but input is {input} and other is {other}"
         ),
-        RuntimeError,
     )
     matrix, vector = clang.reshape(input, (rows, columns)), clang.reshape(other, (-1,))
     return clang.reshape(prims.linalg_solve_ex(matrix, vector, check_errors=True)[0], shape)
@@ -100,15 +88,13 @@ def tensorsolve(input: TensorProxy, other: TensorProxy, dims: Sequence[int] | No
 
 @torchsymbol(torch.linalg.matrix_exp, torch.matrix_exp, Tensor.matrix_exp)
 def matrix_exp(input: TensorProxy) -> TensorProxy:
-    """The exponential of each matrix."""
-    check_tensor("matrix_exp", input=input)
+    """Return the exponential of each matrix."""
     return prims.linalg_matrix_exp(input)
 
 
 @torchsymbol(torch.linalg.matrix_power, torch.matrix_power, Tensor.matrix_power)
 def matrix_power(input: TensorProxy, n: int) -> TensorProxy:
-    """The product of n copies of each matrix; of its inverse for a negative n."""
-    check_tensor("linalg.matrix_power", input=input)
+    """Return the product of n copies of each matrix; of its inverse for a negative n."""
     check_square("linalg.matrix_power", input)
     n = int(n)  # which products are made decides what the program is
     if n == 0:  # whose gradient is zeros
@@ -121,7 +107,7 @@ def matrix_power(input: TensorProxy, n: int) -> TensorProxy:
 
 
 def _power(x: TensorProxy, n: int) -> TensorProxy:
-    """By squaring; a cube takes two products."""
+    """Return a power by squaring; a cube takes two products."""
     if n == 3:
         return (x @ x) @ x
     result: TensorProxy | None = None
@@ -136,17 +122,9 @@ def _power(x: TensorProxy, n: int) -> TensorProxy:
 
 
 def check_square(op: str, x: TensorProxy) -> None:
-    """Raises RuntimeError unless x is batches of square matrices."""
-    check(
-        x.ndim >= 2,
-        lambda: f"{op}: The input tensor A must have at least 2 dimensions, but it is {x}",
-        RuntimeError,
-    )
-    check(
-        same(x.shape[-1], x.shape[-2]),
-        lambda: f"{op}: A must be batches of square matrices, but it is {x}",
-        RuntimeError,
-    )
+    """Raise RuntimeError unless x is batches of square matrices."""
+    torch_check(x.ndim >= 2, lambda: f"{op}: The input tensor A must have at least 2 dimensions, but it is {x}")
+    torch_check(same(x.shape[-1], x.shape[-2]), lambda: f"{op}: A must be batches of square matrices, but it is {x}")
 
 
 # vectors
@@ -154,12 +132,10 @@ def check_square(op: str, x: TensorProxy) -> None:
 
 @torchsymbol(torch.linalg.vecdot)
 def vecdot(x: TensorProxy, y: TensorProxy, *, dim: int = -1) -> TensorProxy:
-    """The sum of conj(x) * y along `dim`; other dims broadcast."""
-    check_tensor("linalg.vecdot", x=x, y=y)
-    check(
+    """Return the sum of conj(x) * y along `dim`; other dims broadcast."""
+    torch_check(
         clang.category(x.dtype) > 1,
         lambda: f"linalg.vecdot: Expected a floating point or complex tensor as input. Got {x}",
-        RuntimeError,
     )
     check_one_dtype("linalg.vecdot", x=x, y=y)
     return clang.sum(clang.conj(x) * y, dim)
@@ -167,18 +143,14 @@ def vecdot(x: TensorProxy, y: TensorProxy, *, dim: int = -1) -> TensorProxy:
 
 @torchsymbol(torch.linalg.vander)
 def linalg_vander(x: TensorProxy, *, N: Dim | None = None) -> TensorProxy:
-    """The powers 0 to N - 1 of each element, as the last dim."""
-    check_tensor("linalg.vander", x=x)
-    check(
+    """Return the powers 0 to N - 1 of each element, as the last dim."""
+    torch_check(
         x.dtype != torch.bool,
         lambda: f"linalg.vander supports floating point, complex, and integer tensors, but got {x}",
-        RuntimeError,
     )
     x = x if x.ndim else clang.unsqueeze(x, 0)  # as torch does
     count = x.shape[-1] if N is None else N
-    check(
-        not prims.known(count <= 1), lambda: f"linalg.vander: N must be greater than 1, but it is {count}", RuntimeError
-    )
+    torch_check(not prims.known(count <= 1), lambda: f"linalg.vander: N must be greater than 1, but it is {count}")
     shape = (*x.shape, count - 1)
     powers = prims.cumprod(clang.expand_to(clang.unsqueeze(x, -1), shape), x.ndim)
     ones = prims.full((*x.shape, 1), 1, powers.dtype, x.device)
@@ -187,6 +159,5 @@ def linalg_vander(x: TensorProxy, *, N: Dim | None = None) -> TensorProxy:
 
 @torchsymbol(torch.linalg.diagonal, view=View.ALWAYS)
 def linalg_diagonal(A: TensorProxy, *, offset: Dim = 0, dim1: int = -2, dim2: int = -1) -> TensorProxy:
-    """The elements of matrices whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
-    check_tensor("linalg.diagonal", A=A)
+    """Return the elements of matrices whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
     return clang.diagonal(A, offset, dim1, dim2)

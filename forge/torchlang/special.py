@@ -8,30 +8,22 @@ from typing import cast
 import torch
 
 from forge import clang, prims
-from forge.ir import (
-    Number,
-    Symbol,
-    TensorProxy,
-    check,
-    get_grad,
-    needs_grad,
-    put_grad,
-    register_grad,
-)
+from forge.ir import Number, Symbol, TensorProxy, get_grad, needs_grad, put_grad, register_grad
+from forge.prims.core import torch_check
+from forge.prims.special_functions import BESSEL, POLYNOMIALS
+from forge.torchlang.aliases import TensorOrNumber, check_operands, torchaliases
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import TensorOrNumber, check_operands, check_tensor, named
 
 aten = torch.ops.aten
 
 
 def _as_float(x: TensorProxy) -> TensorProxy:
-    """Integers as the default float dtype."""
+    """Convert integers to the default float dtype."""
     return clang.convert(x, clang.compute_dtype(x, kind=clang.Promotion.INT_TO_FLOAT))
 
 
 def _log_add(name: str, log_one_plus: Callable, power: Symbol) -> Symbol:
     def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-        check_tensor(name, input=input, other=other)
         a, b = clang.prepare(name, input, other)
         prims.check_dtype(name, a, prims.FLOAT if power is clang.exp else prims.REAL)
         dtype = a.dtype
@@ -48,7 +40,7 @@ def _log_add(name: str, log_one_plus: Callable, power: Symbol) -> Symbol:
         name,
         "The logarithm of the sum of two powers, without overflow. Dtypes: floating point.",
     )
-    symbol = named(name)(body)
+    symbol = torchaliases(name)(body)
 
     @register_grad(symbol)
     def rule(input: TensorProxy, other: TensorProxy) -> TensorProxy:
@@ -84,7 +76,7 @@ def _times_log(name: str, logarithm: Symbol, argument: Callable) -> Symbol:
         return clang.where(clang.isnan(b), b, clang.where(clang.eq(a, 0), 0.0, a * logarithm(b)))
 
     body.__name__, body.__doc__ = name, _times_log.__doc__
-    symbol = named(name)(body)
+    symbol = torchaliases(name)(body)
 
     @register_grad(symbol)
     def rule(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
@@ -104,10 +96,9 @@ xlogy = _times_log("xlogy", clang.log, lambda other: other)
 xlog1py = _times_log("xlog1py", clang.log1p, lambda other: other + 1)
 
 
-@named("sinc")
+@torchaliases("sinc")
 def sinc(input: TensorProxy) -> TensorProxy:
     """sin(pi x) / (pi x), 1 at 0."""
-    check_tensor("sinc", input=input)
     x = _as_float(input)
     dtype = x.dtype
     product = clang.widen(x) * math.pi
@@ -125,10 +116,9 @@ def _sinc_grad(input: TensorProxy) -> TensorProxy:
     return out
 
 
-@named("logit")
+@torchaliases("logit")
 def logit(input: TensorProxy, eps: float | None = None) -> TensorProxy:
     """log(x / (1 - x)), of x limited to [eps, 1 - eps] where eps is given."""
-    check_tensor("logit", input=input)
     prims.check_dtype("logit", input, prims.REAL)
     x = _as_float(input)
     dtype = x.dtype
@@ -140,24 +130,19 @@ def logit(input: TensorProxy, eps: float | None = None) -> TensorProxy:
 
 @torchsymbol(aten.logit_backward.default)
 def logit_backward(grad_output: TensorProxy, self: TensorProxy, eps: float | None = None) -> TensorProxy:
-    """The gradient of logit."""
+    """Return the gradient of logit."""
     g, x = clang.widen(grad_output), clang.widen(self)
     low, outside = (0.0, math.nan) if eps is None else (eps, 0.0)
     slope = clang.where((x >= low) & (x <= 1 - low), g / (x * (1 - x)), outside)
     return clang.convert(slope, self.dtype)
 
 
-@register_grad(logit)
-def _logit_grad(input: TensorProxy, eps: float | None = None) -> TensorProxy:
-    out = logit(input, eps)
-    put_grad(input, logit_backward(get_grad(out), _as_float(input), eps))
-    return out
+prims.register_vjp(logit, input=lambda g, input, eps: logit_backward(g, _as_float(input), eps))
 
 
-@named("entr")
+@torchaliases("entr")
 def entr(input: TensorProxy) -> TensorProxy:
     """-x log(x), 0 at 0, -inf below."""
-    check_tensor("entr", input=input)
     x = _as_float(input)
     dtype = x.dtype
     x = clang.widen(x)
@@ -165,17 +150,12 @@ def entr(input: TensorProxy) -> TensorProxy:
     return clang.convert(clang.where(x > 0, -x * clang.log(x), below), dtype)
 
 
-@register_grad(entr)
-def _entr_grad(input: TensorProxy) -> TensorProxy:
-    out = entr(input)
-    put_grad(input, get_grad(out) * -(clang.log(input) + 1))
-    return out
+prims.register_vjp(entr, input=lambda g, input: g * -(clang.log(input) + 1))
 
 
-@named("ndtr")
+@torchaliases("ndtr")
 def ndtr(input: TensorProxy) -> TensorProxy:
-    """The area under the standard normal density up to x."""
-    check_tensor("ndtr", input=input)
+    """Return the area under the standard normal density up to x."""
     x = _as_float(input)
     dtype = x.dtype
     scaled = clang.widen(x) * math.sqrt(0.5)
@@ -194,22 +174,20 @@ def _ndtr_grad(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.polygamma, torch.special.polygamma)
 def polygamma(n: int, input: TensorProxy) -> TensorProxy:
-    """The derivative number n of digamma."""
-    check_tensor("polygamma", input=input)
+    """Return the derivative number n of digamma."""
     return prims.polygamma(n, _as_float(input))
 
 
 @torchsymbol(torch.Tensor.polygamma, inplace=torch.Tensor.polygamma_)
 def tensor_polygamma(self: TensorProxy, n: int) -> TensorProxy:
-    """The derivative number n of digamma."""
+    """Return the derivative number n of digamma."""
     return prims.polygamma(n, _as_float(self))
 
 
-@named("mvlgamma", "multigammaln")
+@torchaliases("mvlgamma", "multigammaln")
 def mvlgamma(input: TensorProxy, p: int) -> TensorProxy:
-    """The log of the multivariate gamma function of dimension p."""
-    check_tensor("mvlgamma", input=input)
-    check(p >= 1, lambda: f"mvlgamma: p has to be greater than or equal to 1, but is {p}", RuntimeError)
+    """Return the log of the multivariate gamma function of dimension p."""
+    torch_check(p >= 1, lambda: f"mvlgamma: p has to be greater than or equal to 1, but is {p}")
     x = _as_float(input)
     total = clang.lgamma(x)
     for i in range(1, p):
@@ -220,63 +198,48 @@ def mvlgamma(input: TensorProxy, p: int) -> TensorProxy:
 # of three tensors
 
 
-@named("addcmul")
+@torchaliases("addcmul")
 def addcmul(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
     """input + value * tensor1 * tensor2."""
-    check_tensor("addcmul", input=input, tensor1=tensor1, tensor2=tensor2)
     product = tensor1 * tensor2
     return input + (product if isinstance(value, int) and value == 1 else product * value)
 
 
-@named("addcdiv")
+@torchaliases("addcdiv")
 def addcdiv(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
     """input + value * tensor1 / tensor2. Dtypes: floating point."""
-    check_tensor("addcdiv", input=input, tensor1=tensor1, tensor2=tensor2)
-    check(
+    torch_check(
         clang.category(tensor1.dtype) > 1 or clang.category(tensor2.dtype) > 1,
         lambda: f"addcdiv: Integer division with addcdiv is no longer supported: {tensor1} by {tensor2}",
-        RuntimeError,
     )
     quotient = tensor1 / tensor2
     return input + (quotient if isinstance(value, int) and value == 1 else quotient * value)
 
 
-@register_grad(addcmul)
-def _addcmul_grad(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
-    out = addcmul(input, tensor1, tensor2, value=value)
-    g = get_grad(out)
-    put_grad(input, g)
-    if needs_grad(tensor1):
-        put_grad(tensor1, g * clang.conj(tensor2 * value))
-    if needs_grad(tensor2):
-        put_grad(tensor2, g * clang.conj(tensor1 * value))
-    return out
+prims.register_vjp(
+    addcmul,
+    input=lambda g: g,
+    tensor1=lambda g, tensor2, value: g * clang.conj(tensor2 * value),
+    tensor2=lambda g, tensor1, value: g * clang.conj(tensor1 * value),
+)
+prims.register_vjp(
+    addcdiv,
+    input=lambda g: g,
+    tensor1=lambda g, tensor2, value: g * clang.conj(value / tensor2),
+    tensor2=lambda g, tensor1, tensor2, value: -g * clang.conj(tensor1 * value / (tensor2 * tensor2)),
+)
 
 
-@register_grad(addcdiv)
-def _addcdiv_grad(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
-    out = addcdiv(input, tensor1, tensor2, value=value)
-    g = get_grad(out)
-    put_grad(input, g)
-    if needs_grad(tensor1):
-        put_grad(tensor1, g * clang.conj(value / tensor2))
-    if needs_grad(tensor2):
-        put_grad(tensor2, -g * clang.conj(tensor1 * value / (tensor2 * tensor2)))
-    return out
-
-
-@named("lerp")
+@torchaliases("lerp")
 def lerp(input: TensorProxy, end: TensorProxy, weight: TensorOrNumber) -> TensorProxy:
     """input + weight * (end - input). Dtypes: one, floating point."""
-    check_tensor("lerp", input=input, end=end)
     prims.check_dtype("lerp", input, prims.FLOAT)
     for name, operand in (("end", end), ("weight", weight)):
-        check(
+        torch_check(
             not isinstance(operand, TensorProxy) or operand.dtype == input.dtype,
             lambda name=name, operand=operand: (
                 f"lerp: expected dtype {input.dtype} for `{name}` but got dtype {operand.dtype}"
             ),
-            RuntimeError,
         )
     dtype = input.dtype
     start, end = clang.widen(input), clang.widen(end)
@@ -289,14 +252,53 @@ def lerp(input: TensorProxy, end: TensorProxy, weight: TensorOrNumber) -> Tensor
     return clang.convert(out, dtype)
 
 
-@register_grad(lerp)
-def _lerp_grad(input: TensorProxy, end: TensorProxy, weight: TensorOrNumber) -> TensorProxy:
-    out = lerp(input, end, weight)
-    g = get_grad(out)
-    if needs_grad(input):
-        put_grad(input, g * (1 - prims.conjugate(weight)))
-    if needs_grad(end):
-        put_grad(end, g * prims.conjugate(weight))
-    if needs_grad(weight):
-        put_grad(weight, g * clang.conj(end - input))
-    return out
+prims.register_vjp(
+    lerp,
+    input=lambda g, weight: g * (1 - prims.conjugate(weight)),
+    end=lambda g, weight: g * prims.conjugate(weight),
+    weight=lambda g, input, end: g * clang.conj(end - input),
+)
+
+
+# Bessel and Airy functions and the orthogonal polynomials, as torch's library has them
+
+
+def _define(name: str, body: Callable) -> Symbol:
+    prim = getattr(prims, name)
+    body.__name__, body.__doc__ = name, prim.meta.__doc__
+    return torchsymbol(getattr(torch.special, name))(body)
+
+
+def _of_input(name: str) -> Symbol:
+    prim = getattr(prims, name)
+
+    def body(input: TensorProxy) -> TensorProxy:
+        return prim(input)
+
+    return _define(name, body)
+
+
+def _of_x(name: str) -> Symbol:
+    prim = getattr(prims, name)
+
+    def body(x: TensorProxy) -> TensorProxy:
+        return prim(x)
+
+    return _define(name, body)
+
+
+def _polynomial(name: str) -> Symbol:
+    prim = getattr(prims, name)
+
+    def body(x: TensorOrNumber, n: TensorOrNumber) -> TensorProxy:
+        check_operands(name, x=x, n=n)
+        return prim(*clang.prepare(name, x, n, kind=clang.Promotion.INT_TO_FLOAT))
+
+    return _define(name, body)
+
+
+for _name in BESSEL:
+    _make = _of_input if _name.startswith("modified") else _of_x  # as torch calls its argument
+    globals()[_name] = _make(_name)
+for _name in POLYNOMIALS:
+    globals()[_name] = _polynomial(_name)

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import NUMBER_TYPES, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.ir import NUMBER_TYPES, TensorProxy, get_grad, put_grad, register_grad
+from forge.prims.core import torch_check
+from forge.torchlang.aliases import TensorOrNumber, results
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import TensorOrNumber, check_tensor, results
 
 Pair = tuple[TensorProxy, TensorProxy]
 Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
@@ -15,50 +16,43 @@ Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
 @torchsymbol(torch.linalg.eigh)
 def eigh(input: TensorProxy, UPLO: str = "L") -> Pair:
     """(eigenvalues of symmetric or Hermitian matrices, ascending; eigenvectors as columns)."""
-    check_tensor("linalg.eigh", input=input)
     return results.linalg_eigh(prims.linalg_eigh(input, UPLO))
 
 
 @torchsymbol(torch.linalg.eigvalsh)
 def eigvalsh(input: TensorProxy, UPLO: str = "L") -> TensorProxy:
-    """The eigenvalues of symmetric or Hermitian matrices, ascending."""
-    check_tensor("linalg.eigvalsh", input=input)
+    """Return the eigenvalues of symmetric or Hermitian matrices, ascending."""
     return prims.linalg_eigh(input, UPLO)[0]
 
 
 @torchsymbol(torch.linalg.eig)
 def eig(input: TensorProxy) -> Pair:
     """(complex eigenvalues, eigenvectors as columns)."""
-    check_tensor("linalg.eig", input=input)
     return results.linalg_eig(prims.linalg_eig(input))
 
 
 @torchsymbol(torch.linalg.eigvals)
 def eigvals(input: TensorProxy) -> TensorProxy:
-    """The complex eigenvalues."""
-    check_tensor("linalg.eigvals", input=input)
+    """Return the complex eigenvalues."""
     return prims.linalg_eig(input)[0]
 
 
 @torchsymbol(torch.linalg.svd)
 def linalg_svd(A: TensorProxy, full_matrices: bool = True, *, driver: str | None = None) -> Triple:
     """(U, S, Vh) with A = U @ diag(S) @ Vh; without full_matrices, only the vectors that belong to singular values."""
-    check_tensor("linalg.svd", A=A)
     return results.linalg_svd(prims.linalg_svd(A, full_matrices, driver=driver))
 
 
 @torchsymbol(torch.linalg.svdvals)
 def svdvals(A: TensorProxy, *, driver: str | None = None) -> TensorProxy:
-    """The singular values, descending."""
-    check_tensor("linalg.svdvals", A=A)
+    """Return the singular values, descending."""
     return prims.linalg_svd(A, False, driver=driver)[1]
 
 
 @torchsymbol(torch.svd, Tensor.svd)
 def svd(input: TensorProxy, some: bool = True, compute_uv: bool = True) -> Triple:
     """(U, S, V) with input = U @ diag(S) @ V^H; without compute_uv, U and V are zeros."""
-    check_tensor("svd", input=input)
-    check(input.ndim >= 2, lambda: f"svd: input should have at least 2 dimensions, but it is {input}", RuntimeError)
+    torch_check(input.ndim >= 2, lambda: f"svd: input should have at least 2 dimensions, but it is {input}")
     if compute_uv:
         U, S, Vh = prims.linalg_svd(input, not some)
         return results.svd((U, S, prims.mH(Vh)))
@@ -71,14 +65,14 @@ def svd(input: TensorProxy, some: bool = True, compute_uv: bool = True) -> Tripl
 
 
 def _largest(x: TensorProxy) -> TensorProxy:
-    """The largest of each row."""
+    """Return the largest of each row."""
     return clang.amax(x, -1, True)
 
 
 def _cutoff(
     x: TensorProxy, sizes: TensorProxy, atol: TensorProxy | float | None, rtol: TensorProxy | float | None
 ) -> TensorProxy:
-    """What singular values are not above counts as 0: the larger of atol and rtol times the largest one.
+    """Return the bound up to which singular values count as 0: the larger of atol and rtol times the largest one.
 
     By default rtol is the dtype's epsilon times the longer side, 0 where an atol above 0 is given.
     """
@@ -102,11 +96,8 @@ def _column(tolerance: TensorOrNumber) -> TensorOrNumber:
 def _pseudoinverse(
     op: str, A: TensorProxy, atol: TensorProxy | float | None, rtol: TensorProxy | float | None, hermitian: bool
 ) -> TensorProxy:
-    check_tensor(op, A=A)
-    check(
-        A.ndim >= 2,
-        lambda: f"{op}: Expected a tensor with 2 or more dimensions of floating types, but it is {A}",
-        RuntimeError,
+    torch_check(
+        A.ndim >= 2, lambda: f"{op}: Expected a tensor with 2 or more dimensions of floating types, but it is {A}"
     )
     if prims.known(A.numel() == 0):
         return prims.clone(prims.mH(A))
@@ -129,7 +120,7 @@ def pinv(
     atol: TensorProxy | float | None = None,
     rtol: TensorProxy | float | None = None,
 ) -> TensorProxy:
-    """The pseudoinverse of each matrix: singular values up to max(atol, rtol * the largest) count as 0."""
+    """Return the pseudoinverse of each matrix: singular values up to max(atol, rtol * the largest) count as 0."""
     return _pseudoinverse("linalg.pinv", input, atol, rtol if rcond is None else rcond, hermitian)
 
 
@@ -148,7 +139,7 @@ def _pinv_grad(
     atol: TensorProxy | float | None = None,
     rtol: TensorProxy | float | None = None,
 ) -> TensorProxy:
-    """Of matrices of constant rank, whose singular values may be equal, or 0.
+    """Differentiate for matrices of constant rank, whose singular values may be equal, or 0.
 
     Source: G. Golub and V. Pereyra, The differentiation of pseudo-inverses and nonlinear least squares problems whose
     variables separate, SIAM J. Numer. Anal. 10 (1973), equation 4.12.
@@ -173,12 +164,10 @@ def matrix_rank(
     atol: TensorProxy | float | None = None,
     rtol: TensorProxy | float | None = None,
 ) -> TensorProxy:
-    """How many singular values are above max(atol, rtol * the largest); tol is an atol without rtol."""
-    check_tensor("linalg.matrix_rank", input=input)
-    check(
+    """Return how many singular values are above max(atol, rtol * the largest); tol is an atol without rtol."""
+    torch_check(
         input.ndim >= 2,
         lambda: f"linalg.matrix_rank: The input tensor input must have at least 2 dimensions, but it is {input}",
-        RuntimeError,
     )
     if tol is not None:
         atol, rtol = tol, 0.0

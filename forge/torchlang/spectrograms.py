@@ -5,11 +5,10 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import Dim, TensorProxy, check
-from forge.prims.core import known, same
+from forge.prims.core import known, same, same_shape, torch_check
 from forge.torch_internals.versions import WRONG_KIND
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn import pad
-from forge.torchlang.spelling import check_tensor
 
 _BY_ROOT, _BY_COUNT = 1, 2
 
@@ -17,17 +16,15 @@ _BY_ROOT, _BY_COUNT = 1, 2
 def _window(
     op: str, x: TensorProxy, window: TensorProxy | None, n_fft: Dim, win_length: Dim | None
 ) -> TensorProxy | None:
-    """The window with zeros on both sides, n_fft long; None where it is 1 everywhere."""
+    """Return the window with zeros on both sides, n_fft long; None where it is 1 everywhere."""
     length = n_fft if win_length is None else win_length
-    check(
+    torch_check(
         not known(length <= 0) and not known(length > n_fft),
         lambda: f"{op}: expected 0 < win_length <= n_fft, but got win_length={length}",
-        RuntimeError,
     )
-    check(
-        window is None or (window.ndim == 1 and same(window.shape[0], length)),
+    torch_check(
+        window is None or same_shape(window.shape, (length,)),
         lambda: f"{op}: expected a 1D window tensor of size equal to win_length={length}, but got {window}",
-        RuntimeError,
     )
     if window is None:
         if known(length == n_fft):
@@ -38,7 +35,7 @@ def _window(
 
 
 def _check_hop(op: str, hop: Dim) -> None:
-    check(not known(hop <= 0), lambda: f"{op}: expected hop_length > 0, but got hop_length={hop}", RuntimeError)
+    torch_check(not known(hop <= 0), lambda: f"{op}: expected hop_length > 0, but got hop_length={hop}")
 
 
 @torchsymbol(torch.stft, Tensor.stft)
@@ -55,12 +52,11 @@ def stft(
     return_complex: bool | None = None,
     align_to_window: bool | None = None,
 ) -> TensorProxy:
-    """The transform of n_fft points, one each hop_length, of a signal times a window: [batch, frequency, time].
+    """Return the transform of n_fft points, one each hop_length, of a signal times a window: [batch, frequency, time].
 
     center: places are the middles of the windows, and the signal is padded for them. onesided: the first half of the
     frequencies. return_complex: else both parts, in a last dim.
     """
-    check_tensor("stft", input=input)
     check(
         align_to_window is None,
         lambda: "stft: align_to_window is not supported; see forge/torchlang",
@@ -73,10 +69,9 @@ def stft(
     if center:
         half = n_fft // 2
         x = clang.squeeze(pad(clang.unsqueeze(x, 1), (half, half), pad_mode), (1,))
-    check(
+    torch_check(
         not known(n_fft <= 0) and not known(n_fft > x.shape[1]),
         lambda: f"stft: expected 0 < n_fft <= {x.shape[1]}, but got n_fft={n_fft}",
-        RuntimeError,
     )
     hop = n_fft // 4 if hop_length is None else hop_length
     _check_hop("stft", hop)
@@ -94,25 +89,21 @@ def stft(
 
 
 def _returns_complex(return_complex: bool | None, complex_given: bool) -> bool:
-    check(
+    torch_check(
         return_complex is not None or complex_given,
         lambda: "stft requires the return_complex parameter be given for real inputs; give return_complex=True",
-        RuntimeError,
     )
     return True if return_complex is None else return_complex
 
 
 def _check_signal(x: TensorProxy, complex_given: bool, onesided: bool | None) -> None:
-    check(
+    torch_check(
         x.dtype.is_floating_point or x.dtype.is_complex,
         lambda: f"stft: expected a tensor of floating point or complex values, but got {x}",
-        RuntimeError,
     )
-    check(x.ndim in (1, 2), lambda: f"stft: expected a 1D or 2D tensor, but got {x}", RuntimeError)
-    check(
-        not (onesided and complex_given),
-        lambda: "stft: Cannot have onesided output if window or input is complex",
-        RuntimeError,
+    torch_check(x.ndim in (1, 2), lambda: f"stft: expected a 1D or 2D tensor, but got {x}")
+    torch_check(
+        not (onesided and complex_given), lambda: "stft: Cannot have onesided output if window or input is complex"
     )
 
 
@@ -129,19 +120,18 @@ def istft(
     length: Dim | None = None,
     return_complex: bool = False,
 ) -> TensorProxy:
-    """The signal of which stft made this, by least squares: the windowed frames added up, over the squared windows.
+    """Return the signal of which stft made this, by least squares: the windowed frames added up, over the squared
+    windows.
 
     Source: Griffin and Lim, Signal estimation from modified short-time Fourier transform (1984). Whether windows cover
     every place depends on values, and is seen when torch's own function runs.
     """
-    check_tensor("istft", input=input)
     onesided = _check_spectrogram(input, n_fft, onesided, return_complex)
     hop = n_fft // 4 if hop_length is None else hop_length
     _check_hop("istft", hop)
-    check(
+    torch_check(
         window is None or return_complex or not window.dtype.is_complex,
         lambda: "istft: Complex windows are incompatible with return_complex=False",
-        RuntimeError,
     )
     shape = _window("istft", input, window, n_fft, win_length)
     if shape is None:
@@ -164,29 +154,22 @@ def istft(
 
 
 def _check_spectrogram(x: TensorProxy, n_fft: Dim, onesided: bool | None, return_complex: bool) -> bool:
-    """Whether the input is one half of the frequencies."""
+    """Return whether the input is one half of the frequencies."""
     check(
         x.dtype.is_complex,
         lambda: f"istft requires a complex-valued input tensor matching the output from stft, but got {x}",
         WRONG_KIND,
     )
-    check(
-        not any(known(each == 0) for each in x.shape), lambda: f"istft: input tensor cannot be empty: {x}", RuntimeError
-    )
-    check(x.ndim in (2, 3), lambda: f"istft: expected a tensor with 2 or 3 dimensions, but got {x}", RuntimeError)
+    torch_check(not any(known(each == 0) for each in x.shape), lambda: f"istft: input tensor cannot be empty: {x}")
+    torch_check(x.ndim in (2, 3), lambda: f"istft: expected a tensor with 2 or 3 dimensions, but got {x}")
     size = x.shape[-2]
     onesided = not same(size, n_fft) if onesided is None else onesided
     wanted = n_fft // 2 + 1 if onesided else n_fft
-    check(
+    torch_check(
         same(size, wanted),
         lambda: f"istft: expected the frequency dimension (3rd to the last) of {x} to match n_fft, with {wanted}",
-        RuntimeError,
     )
-    check(
-        not (onesided and return_complex),
-        lambda: "istft: cannot have onesided input with return_complex=True",
-        RuntimeError,
-    )
+    torch_check(not (onesided and return_complex), lambda: "istft: cannot have onesided input with return_complex=True")
     return onesided
 
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Number, Symbol, TensorProxy, check
+from forge.ir import Number, Symbol, TensorProxy
 from forge.ir.pytree import tensors
-from forge.prims.core import check_dim, known, same
+from forge.prims.core import check_dim, known, same, torch_check
+from forge.torchlang.aliases import results
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.special import lerp
-from forge.torchlang.spelling import check_tensor, results
 
 TensorOrNumber = TensorProxy | Number
 
@@ -23,37 +23,27 @@ _INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
 def _check_quantile(op: str, input: TensorProxy, q: TensorProxy | float, interpolation: str) -> None:
-    check_tensor(op, input=input)
-    check(
-        not known(input.numel() == 0), lambda: f"{op}() input tensor must be non-empty, but it is {input}", RuntimeError
-    )
-    check(
+    torch_check(not known(input.numel() == 0), lambda: f"{op}() input tensor must be non-empty, but it is {input}")
+    torch_check(
         input.dtype in (torch.float32, torch.float64),
         lambda: f"{op}() input tensor must be either float or double dtype, but it is {input}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         interpolation in _INTERPOLATIONS,
         lambda: f"{op}() interpolation must be one of {', '.join(_INTERPOLATIONS)}, but got {interpolation}",
-        RuntimeError,
     )
     if isinstance(q, TensorProxy):
-        check(q.ndim < 2, lambda: f"{op}() q must be a scalar or 1D tensor, but it is {q}", RuntimeError)
-        check(
+        torch_check(q.ndim < 2, lambda: f"{op}() q must be a scalar or 1D tensor, but it is {q}")
+        torch_check(
             q.dtype == input.dtype,
             lambda: f"{op}() q tensor must be same dtype as the input tensor, but they are {q} and {input}",
-            RuntimeError,
         )
     else:
-        check(
-            not known(q < 0) and not known(q > 1),
-            lambda: f"{op}() q must be in the range [0, 1] but got {q}",
-            RuntimeError,
-        )
+        torch_check(not known(q < 0) and not known(q > 1), lambda: f"{op}() q must be in the range [0, 1] but got {q}")
 
 
 def _ranks(ordered: TensorProxy, q: TensorProxy, ignore_nan: bool) -> TensorProxy:
-    """Where the quantiles are in each ascending row, whose nans are last: a nan's place where one decides."""
+    """Return where the quantiles are in each ascending row, whose nans are last: a nan's place where one decides."""
     last = ordered.shape[-1] - 1
     nans = clang.isnan(ordered)
     if ignore_nan:
@@ -122,7 +112,6 @@ def histogram(
 
     bins: how many in `range`, that of the elements unless given, or their edges. density: as parts of one, by width.
     """
-    check_tensor("histogram", input=input)
     options = {} if range is None else {"range": tuple(range)}
     return results.histogram(prims.histogram(input, bins, **options, weight=weight, density=density))
 
@@ -139,7 +128,6 @@ def histogramdd(
 
     Shapes: input's last dim has a point's coordinates.
     """
-    check_tensor("histogramdd", input=input)
     range = None if range is None else tuple(range)
     counts, edges = prims.histogramdd(input, bins, range, weight, density)
     given = tuple(bins) if isinstance(bins, Sequence) else ()
@@ -155,26 +143,23 @@ def _check_segments(
     data: TensorProxy, reduce: str, lengths: TensorProxy | None, offsets: TensorProxy | None, axis: int
 ) -> None:
     op = "segment_reduce()"
-    check_tensor("segment_reduce", data=data)
-    check(
+    torch_check(
         reduce in _START or reduce in ("amax", "amin"),
         lambda: f"{op}: reduce argument must be either sum, prod, mean, amax or amin, got {reduce}",
-        RuntimeError,
     )
     given = lengths if offsets is None else offsets
     if given is None:
         raise RuntimeError(f"{op}: Either lengths or offsets must be defined.")
-    check(
+    torch_check(
         given.ndim == axis + 1 and all(map(same, given.shape[:-1], data.shape[:axis])),
         lambda: f"{op}: Expected axis to be the last dimension of lengths or offsets, but got {axis} and {given}",
-        RuntimeError,
     )
 
 
 def _segments(
     data: TensorProxy, lengths: TensorProxy | None, offsets: TensorProxy | None, axis: int
 ) -> tuple[TensorProxy, TensorProxy]:
-    """Of each place along `axis` the segment, one after the last for none; the segments' lengths."""
+    """Return the segment of each place along `axis`, one after the last for none, and the segments' lengths."""
     if offsets is None:
         assert lengths is not None, "_check_segments takes one of the two"
         ends, begin = prims.cumsum(clang.convert(lengths, torch.int64), axis), 0
@@ -203,7 +188,7 @@ def segment_reduce(
 
     Shapes: lengths are data's dims before `axis` and one for the segments; offsets have one more, the end.
     """
-    check(indices is None, lambda: "segment_reduce(): indices based reduction is not supported yet.", RuntimeError)
+    torch_check(indices is None, lambda: "segment_reduce(): indices based reduction is not supported yet.")
     axis = check_dim("segment_reduce", axis, data.ndim)
     _check_segments(data, reduce, lengths, offsets, axis)
     segment, sizes = _segments(data, lengths, offsets, axis)
@@ -224,6 +209,6 @@ def segment_reduce(
 
 
 def _mean(total: TensorProxy, lengths: TensorProxy, initial: Number | None) -> TensorProxy:
-    """The total over the lengths; of nothing `initial`, or nan."""
+    """Return the total over the lengths; of nothing `initial`, or nan."""
     mean = clang.div(total, clang.convert(clang.maximum(lengths, 1), total.dtype))
     return clang.where(lengths == 0, math.nan, mean) if initial is None else mean

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from forge import prims
-from forge.ir import Dim, Symbol, TensorProxy, check, current_trace, outside_regions
+from forge.ir import Dim, Symbol, TensorProxy, current_trace, outside_regions
 from forge.ir.memory import Ambiguous, Memory, ViewStep
-from forge.prims.core import known, same
+from forge.prims.core import known, same, torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.shape import row_major
 
 
-class Shown(NamedTuple):
+class StridedView(NamedTuple):
     """What as_strided shows of a tensor with `strides`, from `offset` on: after its first element, or after the start
     of the memory in which the input `origin` lies."""
 
@@ -32,25 +32,21 @@ class Shown(NamedTuple):
 
 
 def _check_strided(op: str, size: Sequence[Dim], stride: Sequence[Dim], offset: Dim | None) -> None:
-    check(
+    torch_check(
         len(size) == len(stride),
         lambda: f"{op}: mismatch in length of strides and shape: {tuple(stride)} and {tuple(size)}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         not any(known(step < 0) for step in stride),
         lambda: f"{op}: Negative strides are not supported at the moment, got strides: {list(stride)}",
-        RuntimeError,
     )
-    check(
-        offset is None or not known(offset < 0),
-        lambda: f"{op}: Storage offset must be non-negative, but got {offset}",
-        RuntimeError,
+    torch_check(
+        offset is None or not known(offset < 0), lambda: f"{op}: Storage offset must be non-negative, but got {offset}"
     )
 
 
 def _dense(x: TensorProxy) -> bool:
-    """Whether x has one element for each place in the memory that it spans, as far as is known."""
+    """Return whether x has one element for each place in the memory that it spans, as far as is known."""
     if row_major(x):
         return True
     assert x.strides is not None, f"{x} is of an unknown layout"
@@ -62,8 +58,8 @@ def _dense(x: TensorProxy) -> bool:
     return True
 
 
-def _within(x: TensorProxy, shown: Shown, offset: Dim) -> bool:
-    """Whether nothing but x is shown; `offset` counts from x."""
+def _within(x: TensorProxy, shown: StridedView, offset: Dim) -> bool:
+    """Return whether nothing but x is shown; `offset` counts from x."""
     reach: Dim = offset + 1
     for length, step in zip(shown.size, shown.stride, strict=True):
         if known(length == 0):
@@ -72,11 +68,11 @@ def _within(x: TensorProxy, shown: Shown, offset: Dim) -> bool:
     return not known(offset < 0) and not known(reach > x.numel()) and _dense(x)
 
 
-def _placed(
+def _place_view(
     op: str, x: TensorProxy, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None, memory: Memory
-) -> tuple[Shown, bool]:
-    """What a call shows, and whether it is known to be nothing but x. Raises NotImplementedError where x's layout is
-    not known, Ambiguous where memory around x is shown that may not be there."""
+) -> tuple[StridedView, bool]:
+    """Return the part that a call shows, and whether it is known to lie in x. Raises NotImplementedError where x's
+    layout is not known, Ambiguous where memory around x is shown that may not be there."""
     _check_strided(op, size, stride, storage_offset)
     if x.strides is None or (storage_offset is not None and x.offset is None):
         raise NotImplementedError(f"{op} of {x}, whose layout is not known while tracing")
@@ -86,7 +82,7 @@ def _placed(
     relative = 0 if storage_offset is None else storage_offset - before
     origin = storage.root if given and storage_offset is not None else None
     offset = relative if origin is None else relative + _elements_before(origin, x.dtype)
-    shown = Shown(tuple(size), tuple(stride), offset, x.strides, origin)
+    shown = StridedView(tuple(size), tuple(stride), offset, x.strides, origin)
     overlaps = any(known(step == 0) and not known(n == 1) for step, n in zip(x.strides, x.shape, strict=True))
     inside = not overlaps and _within(x, shown, relative)
     if not inside and (not given or storage.version):
@@ -95,13 +91,13 @@ def _placed(
 
 
 def _elements_before(x: TensorProxy, dtype: torch.dtype) -> Dim:
-    """How many elements of a dtype lie before x in its memory."""
+    """Return how many elements of a dtype lie before x in its memory."""
     assert x.offset is not None, f"{x} is an input of an unknown offset"
     return x.offset if x.dtype == dtype else x.offset * x.dtype.itemsize // dtype.itemsize
 
 
-def _held(shown: Shown) -> Shown:
-    """For a value: with what is kept of the input's place."""
+def _with_place(shown: StridedView) -> StridedView:
+    """Replace the origin by its place, for a call on a value."""
     return shown if shown.origin is None else shown._replace(origin=prims.place(shown.origin))
 
 
@@ -117,9 +113,9 @@ def _show_of(
     stride: Sequence[Dim],
     storage_offset: Dim | None = None,
 ) -> TensorProxy:
-    shown, inside = _placed("as_strided", input, size, stride, storage_offset, memory)
+    shown, inside = _place_view("as_strided", input, size, stride, storage_offset, memory)
     with outside_regions(not inside):  # whose code does not look at where memory ends
-        out = symbol(memory.read(input), *_held(shown))
+        out = symbol(memory.read(input), *_with_place(shown))
 
     def invert(x: TensorProxy, new: TensorProxy) -> TensorProxy:
         if not inside:
@@ -132,7 +128,7 @@ def _show_of(
 
 @torchsymbol(torch.as_strided, Tensor.as_strided, handler=_show)
 def as_strided(input: TensorProxy, *shown: Any) -> TensorProxy:
-    """A view of input's memory with another shape and strides."""
+    """Return a view of input's memory with another shape and strides."""
     return prims.as_strided(input, *shown)
 
 
@@ -148,11 +144,11 @@ def _copy_of(
     stride: Sequence[Dim],
     storage_offset: Dim | None = None,
 ) -> TensorProxy:
-    shown, _ = _placed("as_strided_copy", input, size, stride, storage_offset, memory)
-    return symbol(memory.read(input), *_held(shown))
+    shown, _ = _place_view("as_strided_copy", input, size, stride, storage_offset, memory)
+    return symbol(memory.read(input), *_with_place(shown))
 
 
 @torchsymbol(torch.as_strided_copy, handler=_copy)
 def as_strided_copy(input: TensorProxy, *shown: Any) -> TensorProxy:
-    """What as_strided shows, in memory of its own."""
+    """Return a copy of the view that as_strided makes."""
     return prims.clone(prims.as_strided(input, *shown), torch.contiguous_format)

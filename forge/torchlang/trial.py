@@ -20,7 +20,7 @@ def run_without_values(
     dtype: Callable[[TensorProxy], torch.dtype] = lambda proxy: proxy.dtype,
     grad: bool = False,
 ) -> list[Any] | None:
-    """Runs a function under `seen` on tensors that have the proxies' metadata, in `dtype`, with grad enabled or
+    """Run a function under `seen` on tensors that have the proxies' metadata, in `dtype`, with grad enabled or
     not; None where it raises.
 
     The leaves of the arguments that it was given.
@@ -48,7 +48,7 @@ def _empty(leaf: Any, dtype: Callable[[TensorProxy], torch.dtype]) -> Any:
     return torch.empty_strided(shape, list(map(hint_of, leaf.strides)), dtype=dtype(leaf), device=leaf.device)
 
 
-class Seen(TorchDispatchMode):
+class EffectRecorder(TorchDispatchMode):
     """What the operators that run do besides returning tensors.
 
     `written` holds the memory that they change, `tracked` that of it which they change where autograd sees it (with
@@ -115,8 +115,8 @@ class Trial(NamedTuple):
 
 
 def try_without_values(function: Callable, args: tuple, kwargs: dict) -> Trial | None:
-    """What a call does besides returning tensors; None where that cannot be seen without values."""
-    seen = Seen()
+    """Return a call's effects besides its results; None where they cannot be seen without values."""
+    seen = EffectRecorder()
     given = run_without_values(function, args, kwargs, seen, grad=True)
     if given is None:
         return None

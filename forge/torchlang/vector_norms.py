@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import TensorProxy, check, short_dtype
-from forge.prims.core import check_dim, check_tensor, same
+from forge.prims.core import check_dim, same, torch_check
 from forge.torch_internals.versions import WRONG_OPTION
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.solvers import check_square, inv_ex
@@ -16,22 +16,18 @@ from forge.torchlang.spectral import svdvals
 
 
 def _norm_input(op: str, x: TensorProxy, dtype: torch.dtype | None) -> TensorProxy:
-    check_tensor(op, x=x)
-    check(
+    torch_check(
         dtype is None or dtype.is_complex == x.is_complex(),
         lambda: f"{op}: dtype should be {'complex' if x.is_complex() else 'real'} as {x} is, but got {dtype}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         dtype is None or torch.promote_types(x.dtype, dtype) == dtype,
         lambda: f"{op}: the dtype of {x} should be convertible without narrowing to the specified dtype {dtype}",
-        RuntimeError,
     )
     x = x if dtype is None else clang.convert(x, dtype)
-    check(
+    torch_check(
         clang.category(x.dtype) > 1,
         lambda: f"{op}: Expected a floating point or complex tensor as input. Got {x}; convert it first",
-        RuntimeError,
     )
     return x
 
@@ -41,10 +37,9 @@ def _vector_norm(
 ) -> TensorProxy:
     x = _norm_input(op, x, dtype)
     dims = clang.canonical_dims(op, dim, x.ndim)
-    check(
+    torch_check(
         (ord > 0 and ord != float("inf")) or not any(prims.known(x.shape[dim] == 0) for dim in dims),
         lambda: f"{op}: cannot compute the {ord} norm of {x} over an empty dimension, as it has no identity",
-        RuntimeError,
     )
     return clang.vector_norm(x, ord, dims, keepdim)
 
@@ -65,16 +60,14 @@ def vector_norm(
 def _matrix_norm(
     op: str, x: TensorProxy, ord: float | str, dims: Sequence[int], keepdim: bool, dtype: torch.dtype | None
 ) -> TensorProxy:
-    check(x.ndim >= 2, lambda: f"{op}: The input tensor A must have at least 2 dimensions, but it is {x}", RuntimeError)
-    check(len(dims) == 2, lambda: f"{op}: dim must be a 2-tuple of ints, but is {dims}", RuntimeError)
+    torch_check(x.ndim >= 2, lambda: f"{op}: The input tensor A must have at least 2 dimensions, but it is {x}")
+    torch_check(len(dims) == 2, lambda: f"{op}: dim must be a 2-tuple of ints, but is {dims}")
     if ord == "fro":
         return _vector_norm(op, x, 2, dims, keepdim, dtype)
     if ord in ("nuc", 2, -2):
         return _spectral_norm(_norm_input(op, x, dtype), ord, prims.check_dims(op, dims, x.ndim), keepdim)
-    check(
-        ord in (1, -1, float("inf"), -float("inf")),
-        lambda: f"{op}: Order {ord} not supported for a matrix norm",
-        RuntimeError,
+    torch_check(
+        ord in (1, -1, float("inf"), -float("inf")), lambda: f"{op}: Order {ord} not supported for a matrix norm"
     )
     x = _norm_input(op, x, dtype)
     summed, chosen = prims.check_dims(op, dims, x.ndim)
@@ -87,7 +80,7 @@ def _matrix_norm(
 
 
 def _spectral_norm(x: TensorProxy, ord: float | str, dims: Sequence[int], keepdim: bool) -> TensorProxy:
-    """Of singular values: the sum ("nuc"), the largest (2) or the smallest (-2)."""
+    """Return a norm of singular values: the sum ("nuc"), the largest (2) or the smallest (-2)."""
     values = svdvals(clang.movedim(x, dims, (-2, -1)))
     if ord == "nuc":
         norm = clang.sum(values, -1, True)
@@ -100,7 +93,7 @@ def _spectral_norm(x: TensorProxy, ord: float | str, dims: Sequence[int], keepdi
 
 
 def _largest(sizes: TensorProxy, dim: int) -> TensorProxy:
-    """The largest along `dim`, 0 where there is none."""
+    """Return the largest along `dim`, 0 where there is none."""
     if prims.known(sizes.shape[dim] == 0):
         return prims.full((*sizes.shape[:dim], 1, *sizes.shape[dim + 1 :]), 0, sizes.dtype, sizes.device)
     return clang.amax(sizes, dim, True)
@@ -108,12 +101,10 @@ def _largest(sizes: TensorProxy, dim: int) -> TensorProxy:
 
 @torchsymbol(torch.linalg.cond)
 def cond(input: TensorProxy, p: float | str | None = None) -> TensorProxy:
-    """The condition number of matrices in a norm: the matrix's times its inverse's, inf for a singular matrix."""
-    check_tensor("linalg.cond", input=input)
-    check(
-        input.ndim >= 2,
-        lambda: f"linalg.cond: The input tensor must have at least 2 dimensions, but it is {input}",
-        RuntimeError,
+    """Return the condition number of matrices in a norm: the matrix's times its inverse's, inf for a singular
+    matrix."""
+    torch_check(
+        input.ndim >= 2, lambda: f"linalg.cond: The input tensor must have at least 2 dimensions, but it is {input}"
     )
     check(
         p in (None, "fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf),
@@ -144,8 +135,7 @@ def matrix_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> TensorProxy:
-    """A norm of matrices: Frobenius's, or the extreme sum of a row (inf, -inf) or column (1, -1)."""
-    check_tensor("linalg.matrix_norm", A=A)
+    """Return a norm of matrices: Frobenius's, or the extreme sum of a row (inf, -inf) or column (1, -1)."""
     return _matrix_norm("linalg.matrix_norm", A, ord, dim, keepdim, dtype)
 
 
@@ -158,13 +148,11 @@ def linalg_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> TensorProxy:
-    """A vector norm over one dim (or of everything, for no ord), a matrix norm over two."""
-    check_tensor("linalg.norm", A=A)
+    """Return a vector norm over one dim (or of everything, for no ord), a matrix norm over two."""
     if ord is not None and dim is None:
-        check(
+        torch_check(
             A.ndim in (1, 2),
             lambda: f"linalg.norm: If dim is not specified but ord is, the input must be 1D or 2D. Got {A}",
-            RuntimeError,
         )
         dim = tuple(range(A.ndim))
     if ord is None:
@@ -184,7 +172,7 @@ def norm(
     out: None = None,
     dtype: torch.dtype | None = None,
 ) -> TensorProxy:
-    """The p-norm of the elements over `dim`; "fro" is 2."""
+    """Return the p-norm of the elements over `dim`; "fro" is 2."""
     return _p_norm(input, p, dim, keepdim, dtype)
 
 
@@ -196,7 +184,7 @@ def tensor_norm(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> TensorProxy:
-    """The p-norm of the elements over `dim`; "fro" is 2."""
+    """Return the p-norm of the elements over `dim`; "fro" is 2."""
     return _p_norm(self, p, dim, keepdim, dtype)
 
 
@@ -205,11 +193,7 @@ def _p_norm(
 ) -> TensorProxy:
     if p == "nuc":
         return _nuclear_norm(x, dim, keepdim, dtype)
-    check(
-        not isinstance(p, str) or p == "fro",
-        lambda: f"norm: p is {p!r}, but must be a number, 'fro' or 'nuc'",
-        RuntimeError,
-    )
+    torch_check(not isinstance(p, str) or p == "fro", lambda: f"norm: p is {p!r}, but must be a number, 'fro' or 'nuc'")
     return _vector_norm("norm", x, 2 if p is None or isinstance(p, str) else p, dim, keepdim, dtype)
 
 
@@ -217,19 +201,17 @@ def _nuclear_norm(
     x: TensorProxy, dim: int | Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None
 ) -> TensorProxy:
     dims = tuple(range(x.ndim)) if dim is None else clang.as_tuple(dim)
-    check(len(dims) == 2, lambda: f"norm: p='nuc' wants two dims, but x is {x} and dim is {dim}", RuntimeError)
+    torch_check(len(dims) == 2, lambda: f"norm: p='nuc' wants two dims, but x is {x} and dim is {dim}")
     return _matrix_norm("norm", x, "nuc", dims, keepdim, dtype)
 
 
 @torchsymbol(torch.cosine_similarity)
 def cosine_similarity(x1: TensorProxy, x2: TensorProxy, dim: int = 1, eps: float = 1e-8) -> TensorProxy:
     """x1 · x2 / (|x1| |x2|) along `dim`, each norm at least eps."""
-    check_tensor("cosine_similarity", x1=x1, x2=x2)
     x1, x2 = clang.prepare("cosine_similarity", x1, x2)
-    check(
+    torch_check(
         x1.is_floating_point(),
         lambda: f"cosine_similarity: expected common dtype to be floating point, yet it is {short_dtype(x1.dtype)}",
-        RuntimeError,
     )
     dims = (check_dim("cosine_similarity", dim, x1.ndim),) if x1.ndim else ()
     norms = [clang.vector_norm(x, 2, dims, True) for x in (x1, x2)]
@@ -242,40 +224,31 @@ def cosine_similarity(x1: TensorProxy, x2: TensorProxy, dim: int = 1, eps: float
 def pairwise_distance(
     x1: TensorProxy, x2: TensorProxy, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> TensorProxy:
-    """The p-norm of x1 - x2 + eps along the last dim."""
-    check_tensor("pairwise_distance", x1=x1, x2=x2)
+    """Return the p-norm of x1 - x2 + eps along the last dim."""
     difference = clang.add(clang.sub(x1, x2), eps)
     return _vector_norm("pairwise_distance", difference, p, -1 if difference.ndim else None, keepdim, None)
 
 
 @torchsymbol(torch.cdist)
 def cdist(
-    x1: TensorProxy,
-    x2: TensorProxy,
-    p: float = 2.0,
-    compute_mode: str = "use_mm_for_euclid_dist_if_necessary",
+    x1: TensorProxy, x2: TensorProxy, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary"
 ) -> TensorProxy:
     """out[..., i, j] = the p-norm of x1[..., i, :] - x2[..., j, :]. compute_mode is torch's choice of a kernel.
 
     Shapes: x1 (..., P, M), x2 (..., R, M), whose batch dims broadcast.
     """
-    check_tensor("cdist", x1=x1, x2=x2)
-    check(
-        x1.ndim >= 2 and x2.ndim >= 2,
-        lambda: f"cdist only supports at least 2D tensors, but got {x1} and {x2}",
-        RuntimeError,
+    torch_check(
+        x1.ndim >= 2 and x2.ndim >= 2, lambda: f"cdist only supports at least 2D tensors, but got {x1} and {x2}"
     )
-    check(
+    torch_check(
         same(x1.shape[-1], x2.shape[-1]),
         lambda: f"cdist: X1 and X2 must have the same number of columns, but they are {x1} and {x2}",
-        RuntimeError,
     )
     for name, value in (("X1", x1), ("X2", x2)):
-        check(
+        torch_check(
             value.is_floating_point(),
             lambda name=name, value=value: f"cdist only supports floating-point dtypes, {name} got: {value}",
-            RuntimeError,
         )
-    check(p >= 0, lambda: f"cdist only supports non-negative p values, but p is {p}", RuntimeError)
+    torch_check(p >= 0, lambda: f"cdist only supports non-negative p values, but p is {p}")
     difference = clang.unsqueeze(x1, -2) - clang.unsqueeze(x2, -3)
     return _vector_norm("cdist", difference, p, -1, False, None)

@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import known
+from forge.prims.core import known, torch_check
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.creation import canonical_device, check_supported
+from forge.torchlang.creation import FACTORY, Device, Dtype, canonical_device, with_options
 
 # A window is a function of the places 0, 1, … and of how many make a period.
 Values = Callable[[TensorProxy, Dim], TensorProxy]
@@ -47,36 +46,31 @@ def _bessel(beta: float) -> Values:
 _HANN, _BLACKMAN = (0.5, 0.5), (0.42, 0.5, 0.08)
 
 
-def _made(length: Dim, periodic: bool, values: Values, dtype: torch.dtype, device: torch.device) -> TensorProxy:
-    """A window; symmetric unless periodic. One of length 1 is 1."""
+def _make_window(length: Dim, periodic: bool, values: Values, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    """Return a window; symmetric unless periodic. One of length 1 is 1."""
     if known(length <= 1):
         return prims.full((length,), 1, dtype, device)
     place = clang.convert(prims.iota(length, 0, 1, torch.int64, device), dtype)
     return values(place, length if periodic else length - 1)
 
 
-def _older(name: str, length: Dim, periodic: bool, values: Values, options: dict[str, Any]) -> TensorProxy:
-    dtype = options["dtype"] or torch.get_default_dtype()
-    check_supported(name, layout=options["layout"], requires_grad=options["requires_grad"])
+def _older(name: str, length: Dim, periodic: bool, values: Values, dtype: Dtype, device: Device) -> TensorProxy:
+    dtype = dtype or torch.get_default_dtype()
     check(
         dtype.is_floating_point,
         lambda: f"{name} expects floating point dtypes, got: {dtype}",
         NotImplementedError if dtype.is_complex else RuntimeError,
     )
-    check(
-        not known(length < 0),
-        lambda: f"{name} requires non-negative window_length, got window_length={length}",
-        RuntimeError,
+    torch_check(
+        not known(length < 0), lambda: f"{name} requires non-negative window_length, got window_length={length}"
     )
-    return _made(length, periodic, values, dtype, canonical_device(options["device"]))
-
-
-_OPTIONS = {"dtype": None, "layout": None, "device": None, "requires_grad": False, "pin_memory": False}
+    return _make_window(length, periodic, values, dtype, canonical_device(device))
 
 
 def _older_form(name: str, values: Values, meaning: str) -> Symbol:
-    def body(window_length: Dim, periodic: bool = True, **options: Any) -> TensorProxy:
-        return _older(name, window_length, periodic, values, {**_OPTIONS, **options})
+    @with_options(*FACTORY)
+    def body(window_length: Dim, periodic: bool = True, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
+        return _older(name, window_length, periodic, values, dtype, device)
 
     body.__name__, body.__doc__ = name, f"{meaning}; periodic, else symmetric."
     return torchsymbol(getattr(torch, name), factory=True)(body)
@@ -88,14 +82,24 @@ hann_window = _older_form("hann_window", _cosines(_HANN), "Hann's window")
 
 
 @torchsymbol(torch.hamming_window, factory=True)
+@with_options(*FACTORY)
 def hamming_window(
-    window_length: Dim, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, **options: Any
+    window_length: Dim,
+    periodic: bool = True,
+    alpha: float = 0.54,
+    beta: float = 0.46,
+    *,
+    dtype: Dtype = None,
+    device: Device = None,
 ) -> TensorProxy:
     """Hamming's window: alpha - beta cos; periodic, else symmetric."""
-    return _older("hamming_window", window_length, periodic, _cosines((alpha, beta)), {**_OPTIONS, **options})
+    return _older("hamming_window", window_length, periodic, _cosines((alpha, beta)), dtype, device)
 
 
 @torchsymbol(torch.kaiser_window, factory=True)
-def kaiser_window(window_length: Dim, periodic: bool = True, beta: float = 12.0, **options: Any) -> TensorProxy:
+@with_options(*FACTORY)
+def kaiser_window(
+    window_length: Dim, periodic: bool = True, beta: float = 12.0, *, dtype: Dtype = None, device: Device = None
+) -> TensorProxy:
     """Kaiser's window; periodic, else symmetric."""
-    return _older("kaiser_window", window_length, periodic, _bessel(beta), {**_OPTIONS, **options})
+    return _older("kaiser_window", window_length, periodic, _bessel(beta), dtype, device)

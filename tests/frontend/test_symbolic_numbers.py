@@ -179,7 +179,7 @@ def test_padding_by_the_value_of_a_buffer_is_one_graph(mode: str) -> None:
 
 
 def test_windows_of_which_none_is_outside_are_counted_as_torch_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forge.capture.dynamo.CHECK_META", True)
+    monkeypatch.setattr("forge.capture.fake_values.CHECK_META", True)
     jitted = forge.jit(lambda x: torch.nn.functional.max_pool1d(x, 2, ceil_mode=True), dynamic=True, fullgraph=True)
     for length in (7, 8, 9):
         x = torch.randn(1, 3, length)

@@ -146,17 +146,17 @@ def test_model_equals_eager(name, device, training, meta_checked):
 @pytest.fixture
 def meta_checked(monkeypatch):
     """Compares forge's metadata of every value with Dynamo's fake tensors while the test runs."""
-    from forge.capture import dynamo
+    from forge.capture import fake_values
 
     compared = []
-    original = dynamo.compare_meta
+    original = fake_values.compare_meta
 
     def compare(node, proxy, example):
         compared.append(node)
         original(node, proxy, example)
 
-    monkeypatch.setattr(dynamo, "compare_meta", compare)
-    monkeypatch.setattr(dynamo, "CHECK_META", True)
+    monkeypatch.setattr(fake_values, "compare_meta", compare)
+    monkeypatch.setattr(fake_values, "CHECK_META", True)
     return compared
 
 

@@ -81,13 +81,14 @@ def check(policy: PolicyOptions, sources: list[str] | None, lock: Path | None, f
             )
             return 2
         print(f"forge: checks the files of {path}, as nothing else was given", file=sys.stderr)
-    checked = [_attempt(source, lambda s=source: _check_source(s, policy, fetch)) for source in sources or ()]
-    locked = hub.read_lock(path) if path is not None else None
-    if not checked and not locked.kernels:
+    checked = [_attempt(source, functools.partial(_check_source, source, policy, fetch)) for source in sources or ()]
+    if path is not None:
+        lock_file = hub.read_lock(path)
+        for kernel in lock_file.kernels:
+            checked.append(_attempt(kernel.source, functools.partial(_check_locked, kernel, lock_file, policy)))
+    if not checked:
         print(f"forge: nothing to check: {path} holds no kernels", file=sys.stderr)
         return 2
-    for kernel in locked.kernels if locked is not None else ():
-        checked.append(_attempt(kernel.source, functools.partial(_check_locked, kernel, locked, policy)))
     if as_json:
         print(json.dumps({"sources": [each.as_json() for each in checked]}, indent=2))
     else:
@@ -151,6 +152,7 @@ def _check_source(source: str, policy: PolicyOptions, fetch: bool) -> SourceChec
     variants are checked that the cache holds, unless the rest may be fetched."""
     selection = hub.select(source, policy=_policy(policy), backend=policy.backend)
     if selection.commit is None:
+        assert selection.source.path is not None, "a source without a commit is a folder"
         findings = hub.check_repository(selection.source.path, policy=_policy(policy))
     else:
         names = [*selection.choice.accepted, *(name for name, _ in selection.choice.rejected)]
@@ -205,20 +207,21 @@ def bench(
     json_to: str | None,
     plot: str | None,
 ) -> int:
-    options = {
-        "op": op,
-        "shapes": [kernel_bench.parse_shapes(each) for each in shapes or ()],
-        "dtype": None if dtype is None else kernel_bench.parse_dtype(dtype),
-        "device": None if device is None else kernel_bench.parse_device(device),
-        "backward": backward,
-        "verifier": None if unverified else hubex.verifier,
-    }
+    run = functools.partial(
+        kernel_bench.bench,
+        op=op,
+        shapes=[kernel_bench.parse_shapes(each) for each in shapes or ()],
+        dtype=None if dtype is None else kernel_bench.parse_dtype(dtype),
+        device=None if device is None else kernel_bench.parse_device(device),
+        backward=backward,
+        verifier=None if unverified else hubex.verifier,
+    )
     for option, path in (("--json", json_to), ("--plot", plot)):
         if path not in (None, "-") and not Path(path).parent.is_dir():
             raise ValueError(f"{option} is {path!r}, but there is no folder {Path(path).parent}")
     draw = None if plot is None else kernel_bench.plotter(Path(plot))
     kernels = hubex.gather(sources, policy=_policy(policy), backend=policy.backend)
-    results = list(kernel_bench.bench(kernels, **options))
+    results = list(run(kernels))
     text = json.dumps(kernel_bench.as_json(results), indent=1)
     if json_to not in (None, "-"):
         Path(json_to).write_text(text + "\n")

@@ -124,7 +124,7 @@ def _stages(traces: Sequence[Trace], wanted: str | None) -> list[tuple[int, Trac
 
 
 def _print_python(text: str) -> None:
-    """In colours on a terminal; lines are never broken."""
+    """Print Python, in colours on a terminal; lines are never broken."""
     if sys.stdout.isatty():
         Console().print(Syntax("", "python", theme="ansi_dark").highlight(text), soft_wrap=True)
     else:

@@ -10,38 +10,49 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from forge.capture.entry import breaks_of_process
 from forge.capture.handles import JitHandle, eager_modules, handles_of
+from forge.capture.history import breaks_of_process
 from forge.compiler.autotune import Measurement
 from forge.compiler.report import CompileReport, LayerUse
 from forge.debug.profiling import can_profile, costs
 from forge.debug.report import page, text
 from forge.debug.report.rows import CostRow, Row, SavedRow
+from forge.executors.executor import Declined
 
 IN_TRAINING = "weights have gradients: what is made of them is computed at each call until optimizer.zero_grad()"
 
 
 class Explanation:
-    """What forge made of a function or module so far. It prints as text that is fitted to the terminal, and shows
-    itself in a notebook.
+    """A report of a jitted function or module, printed as text that fits the terminal and as HTML in a notebook.
 
-    name: what was jitted. captured: whether it was called, so that Dynamo saw it. ungiven: whether it is of
-    torch.compile(backend="forge"), and Dynamo gave forge no graph of it; graph_breaks are then those that Dynamo
-    counted in this process. rows: a Row for each operation that runs. saved: a SavedRow for each tensor that a backward
-    needs. opaque_calls: names of the torch functions that torchlang does not have. graphs: how many were report.
-    graph_breaks, recompiles: one line for each that happened (of many the last ones). eager: why graphs or calls run in
-    eager. skipped: functions of which Dynamo makes no graph, and why. outside: of a module that holds jitted ones, what
-    of it is not jitted. seconds: compile time by stage. cached: how many graphs were found on disk, report by another
-    process. uncached: why others are not kept there.
-    recorded: how many CUDA graphs run. unrecorded: why calls, by name, are in none.
-    frozen: what was folded into weights under freeze=True. unfrozen: what was not, and why.
-    edited: the files that run in the place of what forge generated (forge.jit(edit=folder)).
-    measured: what each candidate for a call was measured to take, and which one runs it (forge.jit(select="measured")).
-    layers: for each module for which there is a layer, what became of it.
-    numerics: how regions round ("fast", or "eager" where forge.jit was asked for it).
-    shortened: whether forge.last_traces has the last stages alone.
-    costs: under profile=True a CostRow for each call that runs, measured on tensors like those that the program was
-    report for. unprofiled: why graphs, or opaque calls in them, were not measured.
+    Attributes:
+        name: The name of the target.
+        captured: Whether Dynamo captured a call.
+        ungiven: Whether the target is of torch.compile(backend="forge") and Dynamo passed no graph to forge;
+            `graph_breaks` then has those that Dynamo quantity in this process.
+        rows: A Row for each operation that runs.
+        saved: A SavedRow for each tensor that a backward needs.
+        costs: A CostRow for each call, with `profile=True`.
+        unprofiled: Reasons why graphs or calls have no cost.
+        graphs: The number of graphs.
+        graph_breaks: A line for each graph break, the last ones if there are many.
+        recompiles: A line for each recompile, the last ones if there are many.
+        opaque_calls: Names of torch functions without a torchlang symbol.
+        eager: Reasons why graphs or calls run in eager.
+        skipped: Functions that Dynamo does not capture, with the reason.
+        outside: The parts of a module that are not jitted.
+        seconds: Compile time by stage.
+        cached: The number of graphs loaded from the cache on disk.
+        uncached: Reasons why graphs are not cached.
+        recorded: The number of CUDA graphs.
+        unrecorded: Reasons why calls are in no CUDA graph, by name.
+        frozen: Folds of weights under freeze=True.
+        unfrozen: Reasons why other weights are not folded.
+        edited: Files that run in place of generated programs (forge.jit(edit=folder)).
+        measured: Times of the candidates for a call and the one that runs (forge.jit(select="measured")).
+        layers: The outcome for each module for which a layer exists.
+        numerics: The rounding of regions, "fast" or "eager".
+        shortened: Whether forge.last_traces has the last stages alone.
     """
 
     def __init__(
@@ -116,7 +127,7 @@ class Explanation:
             return
         traces = [stages[-1] for stages in (report.traces, report.backward_traces) if stages]
         decision = can_profile(*traces)
-        if not decision:
+        if isinstance(decision, Declined):
             self.unprofiled.append(f"graph {number}: {decision.reason}")
             return
         measured, left_out = costs(traces[0], traces[1] if len(traces) > 1 else None)
@@ -142,17 +153,17 @@ class Explanation:
     @property
     def saved_bytes(self) -> int:
         """What a backward keeps in memory beyond inputs, parameters and results, in bytes; lengths that are symbols
-        are not counted."""
+        are not quantity."""
         return sum(each.bytes or 0 for each in self.saved if each.own)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain lists, dicts, strings and numbers."""
         tables = ("rows", "saved", "measured", "costs")
         others = (*tables, "layers", "_programs")
-        told = {name: value for name, value in vars(self).items() if name not in others}
+        facts = {name: value for name, value in vars(self).items() if name not in others}
         found = {name: list(map(dataclasses.asdict, getattr(self, name))) for name in tables}
         found["layers"] = [each._asdict() for each in self.layers]
-        return {**told, "executors": self.executors, "saved_bytes": self.saved_bytes, **found}
+        return {**facts, "executors": self.executors, "saved_bytes": self.saved_bytes, **found}
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return all of it as JSON; written to `path` as well, where one is given."""
@@ -186,13 +197,18 @@ class Explanation:
 
 
 def explain(target: Any = None, *, profile: bool = False) -> Explanation:
-    """Return a report of `target`: the executor of each operation, the reasons of those that declined it, what is fused
-    and what is saved for the backward, graph breaks, recompiles, what runs in eager, and the time to compile.
+    """Return a report: the executor of each operation, the reasons of those that declined, fusions, and saved tensors.
 
-    target: what forge.jit returned; a module that holds such modules, in a wrapper such as DistributedDataParallel or
-    anywhere; what torch.compile(backend="forge") returned; None for all of this process. Raises TypeError for another.
-    profile: each program runs again for about a second, on tensors like those that it was report for (random floats,
-    zeros where they may be an index), and what each call takes, in time and memory, is part of what is told.
+    The report also has graph breaks, recompiles, graphs that run in eager, and the compile time by stage.
+
+    Args:
+        target: A result of forge.jit; a module that contains some, such as DistributedDataParallel; a result of
+            torch.compile(backend="forge"); or None for every jitted function of the process.
+        profile: Run each program again for about a second, on random tensors of the same metadata, and report the
+            time and memory of each call.
+
+    Raises:
+        TypeError: For another target.
     """
     name, records = handles_of(target)
     return Explanation(name, records, profile=profile, outside=eager_modules(target))

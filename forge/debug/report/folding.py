@@ -121,7 +121,7 @@ def _folds(calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: in
 def _repetitions(
     calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: int
 ) -> Iterator[tuple[int, int, int]]:
-    """(where, how many calls, how often) of what repeats there with the next layer's number, or the last one's."""
+    """Yield (where, how many calls, how often) of what repeats there with a neighbouring layer's number."""
     for period, step in _periods(calls, patterns, start, end):
         run = 0
         for at in range(end - period - 1, start - 1, -1):
@@ -133,16 +133,17 @@ def _repetitions(
 
 def _periods(calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: int) -> list[tuple[int, int]]:
     """Return how far calls are from their like in a neighbouring layer, and whether that is the one before or after."""
-    places: dict[tuple, list[int]] = {}
+    places: dict[tuple, list[tuple[int, int]]] = {}
     for at in range(start, end):
-        if calls[at].layer is not None:
-            places.setdefault(patterns[at], []).append(at)
+        layer = calls[at].layer
+        if layer is not None:
+            places.setdefault(patterns[at], []).append((at, layer))
     return sorted(
         {
-            (other - at, calls[other].layer - calls[at].layer)
+            (other - at, neighbour - layer)
             for found in places.values()
-            for at, other in pairwise(found)
-            if abs(calls[other].layer - calls[at].layer) == 1
+            for (at, layer), (other, neighbour) in pairwise(found)
+            if abs(neighbour - layer) == 1
         }
     )
 

@@ -26,21 +26,21 @@ _HELD = re.compile(r"\bheld\(\d+\)")
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-def page(told: "Explanation", programs: Sequence[CompileReport | None], *, stages: bool = True) -> str:
+def page(explanation: "Explanation", programs: Sequence[CompileReport | None], *, stages: bool = True) -> str:
     """Return the page. programs: of each graph, None where it is gone. stages: whether the traces are shown."""
     parts = {
-        "title": html.escape(f"{told.name} · forge.explain"),
+        "title": html.escape(f"{explanation.name} · forge.explain"),
         "style": _file("page.css"),
         "script": _file("page.js"),
-        "data": _escape_json(_data(told, programs, stages=stages)),
+        "data": _escape_json(_data(explanation, programs, stages=stages)),
     }
-    return _PLACE.sub(lambda found: parts[found[1]], _file("page.html"))
+    return _PLACE.sub(lambda match: parts[match[1]], _file("page.html"))
 
 
-def frame(told: "Explanation", programs: Sequence[CompileReport | None]) -> str:
+def frame(explanation: "Explanation", programs: Sequence[CompileReport | None]) -> str:
     """Return the page without the traces, for a notebook."""
-    inside = html.escape(page(told, programs, stages=False))
-    title = html.escape(f"forge.explain of {told.name}")
+    inside = html.escape(page(explanation, programs, stages=False))
+    title = html.escape(f"forge.explain of {explanation.name}")
     style = f"width:100%;height:{_HEIGHT}px;border:0"
     return f'<iframe title="{title}" sandbox="allow-scripts" style="{style}" srcdoc="{inside}"></iframe>'
 
@@ -52,7 +52,7 @@ def _file(name: str) -> str:
 def _escape_json(data: Any) -> str:
     """Return JSON in which nothing ends the script element around it."""
     written = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
-    return re.sub("[<>&\u2028\u2029]", lambda found: _UNSAFE[found[0]], written)
+    return re.sub("[<>&\u2028\u2029]", lambda match: _UNSAFE[match[0]], written)
 
 
 class _Pool:
@@ -69,31 +69,35 @@ class _Pool:
         return list(self.numbers)
 
 
-def _data(told: "Explanation", programs: Sequence[CompileReport | None], *, stages: bool) -> dict[str, Any]:
-    whole = told.to_dict()
+def _data(explanation: "Explanation", programs: Sequence[CompileReport | None], *, stages: bool) -> dict[str, Any]:
+    whole = explanation.to_dict()
     taken = ("name", "captured", "graphs", "executors", "seconds", "saved_bytes", "shortened", "cached")
-    strings, declined = _Pool(), {}
+    strings = _Pool()
+    declined: dict[Any, int] = {}
     return {
         **{name: whole[name] for name in taken},
-        "summary": text.summary(told),
-        "operations": len(told.rows),
-        "fusions": len(told.regions),
-        "reasons": [[title, list(counts.items())] for title, counts in text.reasons(told).items()],
-        "parts": _parts(told, programs, strings, declined),
+        "summary": text.summary(explanation),
+        "operations": len(explanation.rows),
+        "fusions": len(explanation.regions),
+        "reasons": [[title, list(counts.items())] for title, counts in text.reasons(explanation).items()],
+        "parts": _parts(explanation, programs, strings, declined),
         "declined": list(declined),
-        "saved": _saved_by_module(told),
-        "costs": _costs(told),
+        "saved": _saved_by_module(explanation),
+        "costs": _costs(explanation),
         "stages": _stages(programs) if stages else None,
         "strings": strings.texts,
     }
 
 
 def _parts(
-    told: "Explanation", programs: Sequence[CompileReport | None], strings: _Pool, declined: dict[tuple[str, str], int]
+    explanation: "Explanation",
+    programs: Sequence[CompileReport | None],
+    strings: _Pool,
+    declined: dict[tuple[str, str], int],
 ) -> list[dict[str, Any]]:
     """Return the calls of each graph and phase, folded, and which of them reads what others make."""
     parts = []
-    for (graph, phase), rows in groupby(told.rows, key=lambda row: (row.graph, row.phase)):
+    for (graph, phase), rows in groupby(explanation.rows, key=lambda row: (row.graph, row.phase)):
         folds = fold_layers(lines(list(rows)))
         calls = [line for fold in folds for layer in fold.layers for line in layer]
         report = programs[graph] if graph < len(programs) else None
@@ -143,58 +147,60 @@ def _flow(calls: Sequence[Line], trace: Trace) -> tuple[list[int], list[tuple[in
     return order, list(edges)
 
 
-def _saved_by_module(told: "Explanation") -> list[tuple[str, int, int]]:
+def _saved_by_module(explanation: "Explanation") -> list[tuple[str, int, int]]:
     """Return (module, number of tensors, bytes) of saved tensors, the layers of one kind as one; the largest first."""
-    found: dict[str, tuple[int, int]] = {}
-    for each in told.saved:
+    sums_of: dict[str, tuple[int, int]] = {}
+    for each in explanation.saved:
         if each.own:
             module = "(unknown)" if each.module is None else LAYER.sub(r"\1*", each.module) or "(the module itself)"
-            count, size = found.get(module, (0, 0))
-            found[module] = count + 1, size + (each.bytes or 0)
-    return sorted(((module, *sums) for module, sums in found.items()), key=lambda each: -each[2])
+            count, size = sums_of.get(module, (0, 0))
+            sums_of[module] = count + 1, size + (each.bytes or 0)
+    return sorted(((module, *sums) for module, sums in sums_of.items()), key=lambda each: -each[2])
 
 
-def _costs(told: "Explanation") -> dict[str, list[tuple[str, float, int, int]]] | None:
-    """(name, seconds, bytes that the results hold, how many calls) of what was measured, by operation of each phase and
-    by executor, the longest first; None where nothing was."""
-    if not told.costs:
+def _costs(explanation: "Explanation") -> dict[str, list[tuple[str, float, int, int]]] | None:
+    """Return (name, seconds, bytes that the results hold, how many calls), the longest first.
+
+    They are by operation of each phase and by executor; None where nothing was measured.
+    """
+    if not explanation.costs:
         return None
-    found: dict[str, dict[str, tuple[float, int, int]]] = {"operations": {}, "executors": {}}
-    for each in told.costs:
+    sums_of: dict[str, dict[str, tuple[float, int, int]]] = {"operations": {}, "executors": {}}
+    for each in explanation.costs:
         for kind, name in (("operations", f"{each.operation}, {each.phase}"), ("executors", each.executor)):
-            seconds, size, count = found[kind].get(name, (0.0, 0, 0))
-            found[kind][name] = seconds + each.seconds, size + each.bytes, count + 1
+            seconds, size, count = sums_of[kind].get(name, (0.0, 0, 0))
+            sums_of[kind][name] = seconds + each.seconds, size + each.bytes, count + 1
     longest = {
         kind: sorted(((name, *sums) for name, sums in those.items()), key=lambda each: -each[1])
-        for kind, those in found.items()
+        for kind, those in sums_of.items()
     }
     rest = longest["operations"][COSTS:]
     if rest:
-        sums = (sum(each[place] for each in rest) for place in (1, 2, 3))
-        longest["operations"][COSTS:] = [(f"{len(rest)} others", *sums)]
+        _, times, sizes, counts = zip(*rest, strict=True)
+        longest["operations"][COSTS:] = [(f"{len(rest)} others", sum(times), sum(sizes), sum(counts))]
     return longest
 
 
 def _stages(programs: Iterable[CompileReport | None]) -> dict[str, Any]:
     """Return every stage as runs of lines, [first, how many], of one pool: passes leave most lines as they are."""
-    pool, parts, left = _Pool(), [], 0
+    pool, parts, omitted = _Pool(), [], 0
     for graph, report in enumerate(programs):
         for phase, traces in (("forward", report.traces), ("backward", report.backward_traces)) if report else ():
             shown = []
             for at in sorted(range(len(traces)), key=lambda at: (at not in (0, len(traces) - 1), -at)):  # ends first
                 if sum(map(len, pool.numbers)) > BUDGET:
-                    left += 1
+                    omitted += 1
                 else:
                     shown.append((at, traces[at].stage, _runs(map(pool, _lines(traces[at])))))
             if shown:
                 parts.append({"graph": graph, "phase": phase, "stages": [each[1:] for each in sorted(shown)]})
-    return {"parts": parts, "lines": pool.texts, "left": left}
+    return {"parts": parts, "lines": pool.texts, "left": omitted}
 
 
 def _lines(trace: Trace) -> list[str]:
     """Return the printed trace; objects that have no literal are numbered in order, so that stages can be compared."""
     numbers = _Pool()
-    return _HELD.sub(lambda found: f"held({numbers(found[0])})", str(trace)).splitlines()
+    return _HELD.sub(lambda match: f"held({numbers(match[0])})", str(trace)).splitlines()
 
 
 def _runs(numbers: Iterable[int]) -> list[list[int]]:

@@ -12,11 +12,17 @@ from forge.transforms.split import SavedValue
 class Row:
     """One operation that runs.
 
-    graph: which graph, counted from 0. phase: "forward" or "backward". operation: the symbol that was claimed.
-    executor: who claimed it. declined: (executor, reason) of those asked before. outputs: the names it makes.
-    results: their dtypes and shapes, such as "f32[2, 4]". module: the path of the module that makes the call, "" for
-    the jitted one itself, None where it is not known. source: the user's line, where it is known. region: the name of
-    the fusion that runs it together with others.
+    Attributes:
+        graph: The index of the graph.
+        phase: "forward" or "backward".
+        operation: The symbol that an executor claimed.
+        executor: The executor that claimed it.
+        declined: (executor, reason) of each executor that declined before.
+        outputs: The names of its results.
+        results: The dtypes and shapes of its results, such as "f32[2, 4]".
+        module: The path of the calling module, "" for the jitted one itself, None if unknown.
+        source: The user's line, or None.
+        region: The fusion that runs it with other operations, or None.
     """
 
     graph: int
@@ -32,7 +38,7 @@ class Row:
 
     @classmethod
     def of(cls, graph: int, phase: str, claim: Claim) -> "Row":
-        """Of what the claim pass decided, or of what runs a call since its region failed."""
+        """Return the row of what the claim pass decided, or of what runs a call since its region failed."""
         source, executor, declined, region = claim.source, claim.executor, claim.declined, claim.region
         if claim.fallback is not None and claim.fallback.reason is not None:
             declined = [*declined, (executor, claim.fallback.reason)]
@@ -55,8 +61,14 @@ class Row:
 class SavedRow:
     """A tensor that a forward saves for its backward.
 
-    name, result: as in the trace, and its dtype and shape. bytes: None where lengths are symbols. own: whether saving
-    it keeps memory that inputs and results of the program do not keep anyway. module, source: where it is made.
+    Attributes:
+        graph: The index of the graph.
+        name: The name in the trace.
+        result: The dtype and shape.
+        bytes: The size in bytes; None for symbolic sizes.
+        own: Whether saving it holds memory that the inputs and results of the program do not hold already.
+        module: The path of the module that computes it, or None.
+        source: The user's line, or None.
     """
 
     graph: int
@@ -69,17 +81,23 @@ class SavedRow:
 
     @classmethod
     def of(cls, graph: int, saved: SavedValue) -> "SavedRow":
-        """Of what a program saves."""
+        """Return the rows of what a program saves."""
         module, line = (saved.source.module, saved.source.line) if saved.source else (None, None)
         return cls(graph, saved.name, saved.metadata, saved.bytes, saved.own, module, line)
 
 
 @dataclass(frozen=True)
 class CostRow:
-    """What a call takes that runs an operation, or those of a fusion, measured by forge.explain(profile=True).
+    """The cost of one call, of an operation or a fusion, measured by forge.explain(profile=True).
 
-    operation: the symbol, or the fusion's name. outputs: the names that the operations make. seconds: the median over
-    runs, with what lays out or converts the call's arguments before it. bytes: of memory that the results hold.
+    Attributes:
+        graph: The index of the graph.
+        phase: "forward" or "backward".
+        operation: The symbol, or the name of the fusion.
+        executor: The executor that runs it.
+        outputs: The names of the results.
+        seconds: The median over runs, including layout and dtype conversions of the arguments.
+        bytes: Memory that the results hold.
     """
 
     graph: int
@@ -92,7 +110,7 @@ class CostRow:
 
     @classmethod
     def of(cls, rows: Sequence[Row], costs: Sequence[Cost]) -> Iterator["CostRow"]:
-        """Of the operations of one phase, and the calls that run them, in order."""
+        """Yield the rows of the operations of one phase, and of the calls that run them, in order."""
         makers = {name: row for row in rows for name in row.outputs}
         regions: dict[str, list[Row]] = {}
         for row in rows:
@@ -100,10 +118,10 @@ class CostRow:
         seconds, size = 0.0, 0
         for cost in costs:
             seconds, size = seconds + cost.seconds, size + cost.bytes
-            row = next((makers[name] for name in cost.outputs if name in makers), None)
-            if row is not None:
-                name = row.region or row.operation
-                made = regions[row.region] if row.region else [row]
+            maker = next((makers[name] for name in cost.outputs if name in makers), None)
+            if maker is not None:
+                name = maker.region or maker.operation
+                made = regions[maker.region] if maker.region else [maker]
                 outputs = tuple(output for each in made for output in each.outputs)
-                yield cls(row.graph, row.phase, name, row.executor, outputs, seconds, size)
+                yield cls(maker.graph, maker.phase, name, maker.executor, outputs, seconds, size)
                 seconds, size = 0.0, 0

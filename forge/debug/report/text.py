@@ -36,87 +36,89 @@ _NARROWEST, _OPERATION, _SOURCE = 6, 24, 20
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def plain(told: "Explanation") -> str:
-    """Without colours, as wide as the terminal."""
+def plain(explanation: "Explanation") -> str:
+    """Return the text of a report without colours, as wide as the terminal."""
     width = shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
-    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False, emoji=False, markup=False)
-    for each in render(told):
+    file = io.StringIO()
+    console = Console(file=file, width=width, color_system=None, highlight=False, emoji=False, markup=False)
+    for each in render(explanation):
         console.print(each, soft_wrap=isinstance(each, Text))  # what is no table goes on as the reader's screen has it
-    lines = console.file.getvalue().splitlines()
+    lines = file.getvalue().splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
 
-def render(told: "Explanation") -> Iterator[RenderableType]:
+def render(explanation: "Explanation") -> Iterator[RenderableType]:
     """Yield the renderables that rich prints."""
-    yield Text(summary(told), style="bold")
-    if not told.rows:
-        yield from _reasons(told, {})
+    yield Text(summary(explanation), style="bold")
+    if not explanation.rows:
+        yield from _reasons(explanation, {})
         return
     notes: dict[tuple[str, str], int] = {}
-    for (graph, phase), rows in groupby(told.rows, key=lambda row: (row.graph, row.phase)):
-        costs = [each for each in told.costs if (each.graph, each.phase) == (graph, phase)]
-        title = f"graph {graph}, {phase}" if told.graphs > 1 else phase
+    for (graph, phase), rows in groupby(explanation.rows, key=lambda row: (row.graph, row.phase)):
+        costs = [each for each in explanation.costs if (each.graph, each.phase) == (graph, phase)]
+        title = f"graph {graph}, {phase}" if explanation.graphs > 1 else phase
         yield Text(f"\n{title}{_spent(costs)}", style="bold")
         by_output = {name: each for each in costs for name in each.outputs}
         folds = fold_layers(lines(list(rows)))
         yield _Table([(*shown, _cost(calls, by_output)) for fold in folds for shown, calls in fold.columns], notes)
-    yield from _reasons(told, notes)
+    yield from _reasons(explanation, notes)
 
 
-def summary(told: "Explanation") -> str:
+def summary(explanation: "Explanation") -> str:
     """Return the first line."""
-    if told.ungiven:
-        breaks = "; what Dynamo says of graph breaks in this process:" if told.graph_breaks else ""
+    if explanation.ungiven:
+        breaks = "; what Dynamo says of graph breaks in this process:" if explanation.graph_breaks else ""
         why = "it was not called yet, runs in eager, or runs graphs of what torch.compile made of the same code before"
-        return f"{told.name}: Dynamo gave forge no graph: {why}{breaks}"
-    if not told.captured:
+        return f"{explanation.name}: Dynamo gave forge no graph: {why}{breaks}"
+    if not explanation.captured:
         return "nothing was compiled yet: call the function first"
-    if not told.graphs:
+    if not explanation.graphs:
         return (
-            f"{told.name}: nothing was compiled, it runs in eager"
-            if told.graph_breaks
-            else (f"{told.name}: nothing was compiled, since it calls nothing of torch")
+            f"{explanation.name}: nothing was compiled, it runs in eager"
+            if explanation.graph_breaks
+            else (f"{explanation.name}: nothing was compiled, since it calls nothing of torch")
         )
-    claimed = ", ".join(f"{name} {count}" for name, count in told.executors.items())
+    claimed = ", ".join(f"{name} {count}" for name, count in explanation.executors.items())
     parts = [
-        quantity(told.graphs, "graph"),
-        f"{quantity(len(told.rows), 'operation')} ({claimed})",
-        quantity(len(told.opaque_calls), "opaque call"),
-        quantity(len(told.graph_breaks), "graph break"),
-        quantity(len(told.recompiles), "recompile"),
+        quantity(explanation.graphs, "graph"),
+        f"{quantity(len(explanation.rows), 'operation')} ({claimed})",
+        quantity(len(explanation.opaque_calls), "opaque call"),
+        quantity(len(explanation.graph_breaks), "graph break"),
+        quantity(len(explanation.recompiles), "recompile"),
     ]
-    if told.numerics != "fast":
-        parts.append(f"numerics: {told.numerics}")
-    if told.cached:
-        parts.append(f"{told.cached} from disk")
-    if told.recorded:
-        parts.append(f"CUDA graphs: {told.recorded}")
-    if told.saved:
-        parts.append(f"{in_bytes(told.saved_bytes)} saved for the backward")
-    if told.seconds:
-        parts.append(f"compiled in {sum(told.seconds.values()):.1f} s")
-    return f"{told.name}: {', '.join(parts)}"
+    if explanation.numerics != "fast":
+        parts.append(f"numerics: {explanation.numerics}")
+    if explanation.cached:
+        parts.append(f"{explanation.cached} from disk")
+    if explanation.recorded:
+        parts.append(f"CUDA graphs: {explanation.recorded}")
+    if explanation.saved:
+        parts.append(f"{in_bytes(explanation.saved_bytes)} saved for the backward")
+    if explanation.seconds:
+        parts.append(f"compiled in {sum(explanation.seconds.values()):.1f} s")
+    return f"{explanation.name}: {', '.join(parts)}"
 
 
 def _spent(costs: Sequence[CostRow]) -> str:
-    """`: 1.2 ms (inductor 60 %, torch 40 %)`; nothing where nothing was measured."""
+    """Return `: 1.2 ms (inductor 60 %, torch 40 %)`; nothing where nothing was measured."""
     total = sum(each.seconds for each in costs)
     if not total:
         return ""
-    by_executor: Counter[str] = Counter()
+    by_executor: dict[str, float] = {}
     for each in costs:
-        by_executor[each.executor] += each.seconds
-    shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in by_executor.most_common())
+        by_executor[each.executor] = by_executor.get(each.executor, 0.0) + each.seconds
+    longest = sorted(by_executor.items(), key=lambda each: -each[1])
+    shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in longest)
     return f": {in_seconds(total)} ({shares})"
 
 
 def _cost(calls: Sequence[Line], by_output: Mapping[str, CostRow]) -> tuple[str, str]:
-    """(time, memory) of calls, one of each layer, together."""
+    """Return (time, memory) of calls, one of each layer, together."""
     names = [name for line in calls for row in line.rows for name in row.outputs]
-    found = {id(by_output[name]): by_output[name] for name in names if name in by_output}
-    if not found:
+    rows = {id(by_output[name]): by_output[name] for name in names if name in by_output}
+    if not rows:
         return "", ""
-    seconds, size = (sum(getattr(each, what) for each in found.values()) for what in ("seconds", "bytes"))
+    seconds, size = (sum(getattr(each, what) for each in rows.values()) for what in ("seconds", "bytes"))
     return in_seconds(seconds), in_bytes(size)
 
 
@@ -161,49 +163,51 @@ class _Table:
 
 
 def _with_line(source: str, width: int) -> str:
-    """`model.py:12  h = x @ w` in `width` columns: the code goes first, then the end of the file's name, never the
-    line's number."""
+    """Return `model.py:12  h = x @ w` in `width` columns.
+
+    The code goes first, then the end of the file's name, never the line's number.
+    """
     place, gap, _ = source.partition("  ")
     if len(source) <= width or len(place + gap) + 2 <= width:  # the table cuts the code off
         return source
     if len(place) <= width:
         return place
     name, colon, line = place.rpartition(":")
-    kept = width - len(f"…{colon}{line}")
-    return f"{name[:kept]}…{colon}{line}" if kept >= 0 else line
+    room = width - len(f"…{colon}{line}")
+    return f"{name[:room]}…{colon}{line}" if room >= 0 else line
 
 
-def _reasons(told: "Explanation", notes: dict[tuple[str, str], int]) -> Iterator[RenderableType]:
+def _reasons(explanation: "Explanation", notes: dict[tuple[str, str], int]) -> Iterator[RenderableType]:
     """Yield what stands below the tables; a line for each reason, which is never broken by us."""
     declined = [f"[{number}] {name}: {reason}" for (name, reason), number in notes.items()]
     if declined:
         yield Text("\ndeclined", style="bold")
         yield from [_no_wrap(f"  {line}") for line in declined]
-    for title, counts in reasons(told).items():
+    for title, counts in reasons(explanation).items():
         for reason, count in counts.items():
             yield _no_wrap(f"{title}: {reason}{f' (×{count})' if count > 1 else ''}")
 
 
-def reasons(told: "Explanation") -> dict[str, Counter[str]]:
+def reasons(explanation: "Explanation") -> dict[str, Counter[str]]:
     """Return what happened besides the operations: by what it is called, each with how often it did."""
-    found = {
-        "opaque calls": told.opaque_calls,
-        "graph breaks": told.graph_breaks,
-        "recompiles": told.recompiles,
-        "run in eager": told.eager,
-        "no graph of": told.skipped,
-        "outside of what is jitted": told.outside,
-        "not kept on disk": told.uncached,
-        "outside of CUDA graphs": told.unrecorded,
-        "frozen": told.frozen,
-        "not frozen": told.unfrozen,
-        "edited": told.edited,
-        "layers": list(map(str, told.layers)),
-        "measured": list(map(str, told.measured)),
-        "not profiled": told.unprofiled,
-        "stages": [SHORTENED] if told.shortened else [],
+    reasons_of = {
+        "opaque calls": explanation.opaque_calls,
+        "graph breaks": explanation.graph_breaks,
+        "recompiles": explanation.recompiles,
+        "run in eager": explanation.eager,
+        "no graph of": explanation.skipped,
+        "outside of what is jitted": explanation.outside,
+        "not kept on disk": explanation.uncached,
+        "outside of CUDA graphs": explanation.unrecorded,
+        "frozen": explanation.frozen,
+        "not frozen": explanation.unfrozen,
+        "edited": explanation.edited,
+        "layers": list(map(str, explanation.layers)),
+        "measured": list(map(str, explanation.measured)),
+        "not profiled": explanation.unprofiled,
+        "stages": [SHORTENED] if explanation.shortened else [],
     }
-    return {title: Counter(each.strip().splitlines()[0] for each in what) for title, what in found.items() if what}
+    return {title: Counter(each.strip().splitlines()[0] for each in what) for title, what in reasons_of.items() if what}
 
 
 def _no_wrap(line: str) -> Text:
@@ -211,7 +215,7 @@ def _no_wrap(line: str) -> Text:
 
 
 def in_bytes(count: float) -> str:
-    """`12.3 kB`."""
+    """Return a number of bytes as `12.3 kB`."""
     power = 0
     while count >= 1000 and power < len(_UNITS) - 1:
         count, power = count / 1000, power + 1

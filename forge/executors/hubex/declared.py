@@ -15,19 +15,25 @@ from forge.patterns import Pattern
 
 
 def kernel(op: str | Callable | Pattern, fn: Callable | None = None, **options: Any) -> Any:
-    """A kernel declared in Python: `fn` implements `op`, a torch function or its name, an aten operator's name, a
-    Pattern, or "pattern:name" of one that forge ships. Without `fn`, a decorator. What it gives is called as `fn` is,
-    and goes into forge.jit(kernels=[...]) and forge.use_kernels([...]).
+    """Declare a Python function as a kernel, for forge.jit(kernels=[...]) and forge.use_kernels([...]).
 
         @forge.kernel("torch.nn.functional.silu", dtypes=[torch.float32], grad="composite")
         def silu(input):
             return input / (1 + torch.exp(-input))
 
-    options: name, library, dtypes, arg_meta, type_alias, dim_order_alias, shape, where, device, args, out, result,
-    layout, align, priority, grad, tolerance, faster, mutates, assumes, samples: as in a manifest
-    (docs/reference/manifest.md); `dtypes` are those that all tensor arguments may have, and functions may stand in
-    the place of names.
-    Raises ManifestError with every problem, TypeError for an option that there is not or that is of a wrong kind.
+    Args:
+        op: A torch function or its name, the name of an aten operator, a Pattern, or "pattern:name" of a builtin one.
+        fn: The implementation. Without it, return a decorator.
+        options: Fields of a manifest entry (docs/reference/manifest.md): name, library, dtypes, arg_meta, type_alias,
+            dim_order_alias, shape, where, device, args, out, result, layout, align, priority, grad, tolerance, faster,
+            mutates, assumes, samples. `dtypes` restricts all tensor arguments; functions may replace names.
+
+    Returns:
+        A kernel that is called as `fn` is, or a decorator.
+
+    Raises:
+        ManifestError: With every problem of the declaration.
+        TypeError: For an unknown option or one of the wrong type.
     """
     for option in options:
         hint = did_you_mean(option, OPTIONS) or f"; there are {', '.join(OPTIONS)}"

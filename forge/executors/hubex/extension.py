@@ -31,15 +31,18 @@ _NEAR = 0.85  # how alike two names are, of which one is taken for a misspelt ot
 
 
 class KernelExtension:
-    """A kernel by class, for what must be found out or built before it can be called. A subclass says
+    """Base class of a kernel that is discovered, built or loaded before its first call.
 
-    op: what it implements, as forge.kernel takes it. name: its own, the class's by default. priority: who is asked
-    first. options: what it takes, as forge.kernel says it: dtypes, shape, where, device, grad, …
-    module: of what was compiled ahead of time, the module to import. build: sources as in a manifest
-    ({"cpp": ["csrc/norm.cpp"]}), beside the class's file. kernel_name: the function in what is loaded: "name", or
-    "ns::name" of torch.ops.
+    A subclass sets the attributes, overrides the methods that it needs, and is passed to forge.register_kernel.
 
-    and overrides of the methods those that it needs. forge.register_kernel takes the class, or an instance.
+    Attributes:
+        op: The operation, as forge.kernel takes it.
+        name: The name of the kernel, by default the class name.
+        priority: The order among kernels; higher ones are offered a call first.
+        options: Options of forge.kernel: dtypes, shape, where, device, grad, ...
+        module: The module to import, if the kernel is compiled ahead of time.
+        build: Sources as in a manifest ({"cpp": ["csrc/norm.cpp"]}), relative to the file of the class.
+        kernel_name: The function in the loaded library: "name", or "ns::name" of torch.ops.
     """
 
     op: Any = None

@@ -31,11 +31,17 @@ def use_kernels(
     allow_imports: Sequence[str] = (),
     verify: bool = True,
 ) -> None:
-    """Makes kernels known to the process: whatever is jitted from now on uses them where they fit.
+    """Register kernels for the whole process: functions that are jitted from now on use them where they fit.
 
-    sources: as forge.jit(kernels=…). verify: whether each is compared with its reference before it is used; False
-    trusts it. allow_imports: modules that these kernels may import beyond those that the Hub's rules allow.
-    Raises HubError, ManifestError or TypeError; then none of them was added.
+    Args:
+        sources: Kernels as forge.jit(kernels=...) takes them.
+        lock: A lockfile, or its path, that fixes the revision and hash of each repository.
+        policy: The publishers that are trusted, and other rules of loading.
+        allow_imports: Modules that these kernels may import beyond the Hub's rules.
+        verify: Whether to compare each kernel with its reference before it is used.
+
+    Raises:
+        HubError, ManifestError, TypeError: If a source cannot be used; none of the kernels is then registered.
     """
     kernels = gather(sources, lock=lock, policy=policy, allow_imports=allow_imports)
     hubex.add(kernels)
@@ -44,15 +50,21 @@ def use_kernels(
 
 
 def register_kernel(kernel: Any) -> Any:
-    """Makes one kernel known to the process, and gives it back: a KernelExtension's class, an instance of one, or what
-    forge.kernel made. It is asked, verified and listed as those of forge.use_kernels are; a class is not loaded before
-    a call comes that it could take.
+    """Register one kernel for the whole process and return it.
+
+    The kernel is offered, verified and listed as those of forge.use_kernels are. A class is not loaded before the
+    first call that it could take.
 
         @forge.register_kernel
         class Norm(forge.KernelExtension): ...
 
-    Raises TypeError for anything else, or where the class lacks something; ManifestError with every problem of what it
-    says; ValueError where its name is taken for the same operation. Then it was not registered.
+    Args:
+        kernel: A subclass of KernelExtension, an instance of one, or a result of forge.kernel.
+
+    Raises:
+        TypeError: For another object, or a class that lacks a required attribute.
+        ManifestError: With every problem of the declaration.
+        ValueError: If another kernel of the operation has the name. The kernel is then not registered.
     """
     check(
         is_extension(kernel) or isinstance(kernel, (Kernel, KernelEntry)),
@@ -82,10 +94,15 @@ def kernel_executor(
 
 
 def kernels(sources: Sequence[Source] | None = None, *, op: str | Callable | None = None) -> KernelTable:
-    """The kernels of the process, or of `sources`: what each is for, which calls it takes, and whether it was verified.
+    """Return a table of kernels: the operator of each, the calls that it takes, and whether it was verified.
 
-    op: those of one operator only: a torch function, its name, or "pattern:name". What is returned prints as a table.
-    Raises ValueError for an operator that there is not, and what forge.use_kernels raises.
+    Args:
+        sources: Kernels as forge.jit(kernels=...) takes them; None for the kernels of the process.
+        op: Restrict the table to one operator: a torch function, its name, or "pattern:name".
+
+    Raises:
+        ValueError: For an unknown operator.
+        HubError, ManifestError, TypeError: As forge.use_kernels.
     """
     found = hubex.kernels if sources is None else gather(sources)
     if op is not None:

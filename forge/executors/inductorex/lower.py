@@ -188,9 +188,9 @@ def compile_graph(
     graph.graph.output_node().meta["user_visible_output_idxs"] = visible  # they keep their strides
     with (
         tracing(TracingContext(fake)),
-        barriers.inserted,
-        local_buffers.untiled,
-        index_bound.bounded,
+        barriers.insert_barriers,
+        local_buffers.share_outer_loops,
+        index_bound.bound_index,
         accuracy.near_zero(as_vec=_is_marked(graph)),
         accuracy.chunk_sums,
         _compiler_config.patch(cache_key_tag=f"{_compiler_config.cache_key_tag}{_not_in_its_key(graph, given, fake)}"),

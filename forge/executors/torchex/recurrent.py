@@ -12,7 +12,7 @@ from forge.executors.torchex.core import run_prim, run_torchlang, torch_prims, t
 from forge.ir import Symbol, current_trace
 from forge.prims.recurrent import input_count
 from forge.torchlang import torch_function_of
-from forge.torchlang.opaque import keep_graph, tracked
+from forge.torchlang.opaque import keep_graph, track
 
 Tensors = Sequence[torch.Tensor | None]
 LayerInputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, *tuple[torch.Tensor | None, ...]]
@@ -49,7 +49,7 @@ def recurrent_gradient(order: int, kind: str, reverse: bool, inputs: Tensors) ->
     """By torch's autograd, from a run of the layer."""
     count, again = input_count(order - 1), torch.is_grad_enabled()
     with torch.enable_grad(), _differentiable_kernels() if again or order > 1 else nullcontext():
-        given = [each if each is None else tracked(each) for each in inputs[:count]]
+        given = [each if each is None else track(each) for each in inputs[:count]]
         if order == 1:
             results = recurrent_layer(kind, reverse, cast(LayerInputs, given))
         else:

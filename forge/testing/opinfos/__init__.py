@@ -1,62 +1,13 @@
-"""Every OpInfo, by family. Importing this registers them."""
+"""Every OpInfo, by family. Importing this registers those of every file beside it."""
+
+import importlib
+import pkgutil
 
 import torch
 
 from forge.testing.opinfo import add_dtype
-from forge.testing.opinfos import (
-    activation,
-    arithmetic,
-    attention,
-    calculus,
-    combining,
-    complex_numbers,
-    conv,
-    conversion,
-    copies,
-    creation,
-    ctc,
-    determinants,
-    distances,
-    distributed,
-    elements,
-    elementwise,
-    embedding,
-    embedding_bag,
-    factorizations,
-    fourier,
-    fractional,
-    indexing,
-    joining,
-    kernels,
-    limits,
-    linalg,
-    loss,
-    lowrank,
-    margins,
-    matrices,
-    native_norms,
-    norm,
-    operators,
-    places,
-    pooling,
-    random,
-    randomized,
-    recurrent,
-    reduction,
-    resample,
-    shape,
-    softmax,
-    solvers,
-    special,
-    special_functions,
-    spectral,
-    spectrograms,
-    statistics,
-    strided,
-    unpool,
-    unwritten,
-    windows,
-)
 from forge.testing.opinfos.complex import DIFFERENTIATED
 
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
 add_dtype(DIFFERENTIATED, torch.complex64)

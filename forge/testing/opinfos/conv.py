@@ -3,10 +3,9 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from forge.testing.opinfo import Directive, OpInfo, Sample, register_opinfo, sample
-from forge.testing.opinfos.specs import calls, errors, t, wrong
+from forge.testing.opinfo import Directive, Sample
+from forge.testing.table import op, sample, t, wrong
 
 _LENGTHS = (6, 5, 4)
 _KERNEL = (3, 2, 2)
@@ -20,7 +19,7 @@ _NO_ORDER = Directive(
 
 
 def _samples(count: int) -> tuple[Sample, ...]:
-    """Every option, with and without batch and bias."""
+    """Return rows of every option, with and without batch and bias."""
     lengths, kernel = _LENGTHS[:count], _KERNEL[:count]
     x, weight = t(2, 4, *lengths), t(6, 4, *kernel)
     return (
@@ -66,38 +65,26 @@ def _errors(count: int) -> tuple:
 
 for _count in (1, 2, 3):
     _ones = (1,) * _count
-    register_opinfo(
-        OpInfo(
-            f"nn.functional.conv{_count}d",
-            getattr(F, f"conv{_count}d"),
-            calls(*_samples(_count)),
-            errors(
-                *_errors(_count),
-                wrong(t(1, 2, *(3,) * _count), t(2, 2, *(4,) * _count), match="greater than actual input size"),
-                wrong(t(1, 2, *_ones), t(2, 2, *_ones), None, 0, match="non-positive stride"),
-                wrong(t(1, 2, *_ones), t(2, 2, *_ones), None, 2, "same", match="strided convolutions"),
-                wrong(t(1, 2, *_ones), t(2, 2, *_ones), None, 1, "sam", match="Invalid padding string"),
-            ),
-        )
+    op(
+        f"nn.functional.conv{_count}d",
+        _samples(_count),
+        _errors(_count),
+        wrong(t(1, 2, *(3,) * _count), t(2, 2, *(4,) * _count), match="greater than actual input size"),
+        wrong(t(1, 2, *_ones), t(2, 2, *_ones), None, 0, match="non-positive stride"),
+        wrong(t(1, 2, *_ones), t(2, 2, *_ones), None, 2, "same", match="strided convolutions"),
+        wrong(t(1, 2, *_ones), t(2, 2, *_ones), None, 1, "sam", match="Invalid padding string"),
     )
-    register_opinfo(
-        OpInfo(
-            f"nn.functional.conv_transpose{_count}d",
-            getattr(F, f"conv_transpose{_count}d"),
-            calls(*_transposed_samples(_count)),
-            errors(*_errors(_count)[1:2], wrong(t(1, 3, *_ones), t(2, 2, *_ones), match="to have|expects")),
-            directives=(_NO_ORDER,) if _count == 3 else (),
-        )
+    op(
+        f"nn.functional.conv_transpose{_count}d",
+        _transposed_samples(_count),
+        _errors(_count)[1:2],
+        wrong(t(1, 3, *_ones), t(2, 2, *_ones), match="to have|expects"),
+        directives=(_NO_ORDER,) if _count == 3 else (),
     )
 
-register_opinfo(
-    OpInfo(
-        "convolution",
-        torch.convolution,
-        calls(
-            sample(t(2, 4, 6, 5), t(6, 4, 3, 2), t(6), [1, 1], [0, 1], [1, 1], False, [0, 0], 1),
-            sample(t(2, 4, 6, 5), t(4, 3, 3, 2), None, [2, 1], [0, 1], [1, 1], True, [1, 0], 1),
-        ),
-        errors(wrong(t(2, 3, 6), t(6, 4, 3), None, [1], [0], [1], False, [0], 1, match="channels")),
-    )
+op(
+    "convolution",
+    sample(t(2, 4, 6, 5), t(6, 4, 3, 2), t(6), [1, 1], [0, 1], [1, 1], False, [0, 0], 1),
+    sample(t(2, 4, 6, 5), t(4, 3, 3, 2), None, [2, 1], [0, 1], [1, 1], True, [1, 0], 1),
+    wrong(t(2, 3, 6), t(6, 4, 3), None, [1], [0], [1], False, [0], 1, match="channels"),
 )

@@ -1,13 +1,14 @@
 """OpInfos of the views as copies: with the samples and errors of the views."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-import forge.testing.opinfos.joining
-import forge.testing.opinfos.shape  # noqa: F401  its OpInfos are taken below, and those of joining
-from forge.testing.opinfo import ALL, OpInfo, all_opinfos, register_opinfo, sample
-from forge.testing.opinfos.cases import cases, errors, method, no_tensor, of_input
+import forge.testing.opinfos.joining  # noqa: F401  its OpInfos are taken below, and those of shape
+from forge.testing.opinfo import ALL, all_opinfos, register_opinfo
+from forge.testing.opinfos.shape import NARROW_ERRORS
+from forge.testing.table import no_tensor, op, sample, t, unary, wrong
 from forge.torch_internals.versions import TORCH
 
 _VIEWS = {
@@ -33,32 +34,13 @@ for _name, _view in _VIEWS.items():
     register_opinfo(replace(_known[_view], name=_name, op=getattr(torch, _name), symbols=(), dtypes=_dtypes))
 
 # torch's gradient of narrow_copy is wrong for a start counted from the end
-_narrows = cases(lambda make: sample(make(4, 3), 0, 1, 2), lambda make: sample(make(3, 4).t(), -1, 0, 2))
-for _name, _op in {"narrow_copy": torch.narrow_copy, "Tensor.narrow_copy": method("narrow_copy")}.items():
-    register_opinfo(
-        replace(
-            _known["narrow"],
-            name=_name,
-            op=_op,
-            samples=_narrows,
-            symbols=("torch.narrow_copy",),
-            dtypes=_WITH_COMPLEX,
-            gradient=TORCH >= (2, 12),  # torch's derivative came then
-        )
-    )
-register_opinfo(
-    OpInfo("alias_copy", torch.alias_copy, cases(*of_input((2, 3), (), (0, 3))), no_tensor(), dtypes=_WITH_COMPLEX)
-)
-register_opinfo(
-    OpInfo(
-        "split_copy",
-        torch.split_copy,
-        cases(
-            lambda make: sample(make(5, 3), 2),
-            lambda make: sample(make(4, 6).t(), 4, -1),
-            lambda make: sample(make(0, 3), 2),
-        ),
-        errors((lambda make: sample(make(), 2), RuntimeError, "at least a 1-dimensional tensor")),
-        dtypes=_WITH_COMPLEX,
-    )
+_narrows = [sample(t(4, 3), 0, 1, 2), sample(t(3, 4).t(), -1, 0, 2)]
+_narrow = partial(op, family=(_narrows, NARROW_ERRORS), dtypes=_WITH_COMPLEX)
+_narrow("narrow_copy Tensor.narrow_copy", gradient=TORCH >= (2, 12))  # torch's derivative came then
+op("alias_copy", unary((2, 3), (), (0, 3)), no_tensor(), dtypes=_WITH_COMPLEX)
+op(
+    "split_copy",
+    [sample(t(5, 3), 2), sample(t(4, 6).t(), 4, -1), sample(t(0, 3), 2)],
+    wrong(t(), 2, match="at least a 1-dimensional tensor"),
+    dtypes=_WITH_COMPLEX,
 )

@@ -1,163 +1,107 @@
 """OpInfos of the creation family."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
 
 import torch
 
-from forge.testing.opinfo import (
-    ALL,
-    FLOATS,
-    REAL,
-    ErrorGenerator,
-    OpInfo,
-    Sample,
-    SampleGenerator,
-    register_opinfo,
-    sample,
-)
-from forge.testing.opinfos.cases import Case, Maker, cases, errors, method, of_input
+from forge.testing.opinfo import ALL, FLOATS, REAL, Sample
+from forge.testing.table import DEVICE, DTYPE, index, ints, on_a_clone, op, sample, t, unary, values, wrong
+
+_op = partial(op, dtypes=ALL, gradient=False)
 
 
-def _register(name: str, op: Callable, samples: SampleGenerator, wrong: ErrorGenerator, **known: Any) -> None:
-    register_opinfo(OpInfo(name, op, samples, wrong, **{"dtypes": ALL, "gradient": False, **known}))
-
-
-def from_arguments(*calls: Sample) -> SampleGenerator:
-    """The calls with the tested dtype and device, and the first one without a dtype too."""
-
-    def samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-        yield sample(*calls[0].args, **calls[0].kwargs, device=device)
-        for call in calls:
-            yield sample(*call.args, **call.kwargs, dtype=dtype, device=device)
-
-    return samples
+def from_arguments(*rows: Sample) -> list[Sample]:
+    """Return the rows with the tested dtype and device, and before them the first one without a dtype."""
+    first = rows[0]
+    return [
+        sample(*first.args, **first.kwargs, device=DEVICE),
+        *(sample(*row.args, **row.kwargs, dtype=DTYPE, device=DEVICE) for row in rows),
+    ]
 
 
 # sizes
 
 _sizes = from_arguments(sample(2, 3), sample((2, 3)), sample(()), sample(0, 2), sample([4], pin_memory=False))
-_negative = errors((lambda make: sample(2, -1), RuntimeError, "negative dimension"))
-for _name in ("zeros", "ones", "empty"):
-    _register(_name, getattr(torch, _name), _sizes, _negative)
-_register(
+_negative = [wrong(2, -1, match="negative dimension")]
+_op("zeros ones empty", _sizes, _negative)
+_op(
     "full",
-    torch.full,
     from_arguments(sample((2, 3), 1), sample((2,), True), sample((), 2.5), sample([0, 2], fill_value=0)),
-    errors((lambda make: sample((-1,), 1), RuntimeError, "negative dimension")),
+    wrong((-1,), 1, match="negative dimension"),
 )
-_register(
+_op(
     "full.inferred_dtype",
-    torch.full,
-    cases(*(lambda make, value=value: sample((2,), value, device=make.device) for value in (True, 1, 1.5, -2))),
-    errors((lambda make: sample((-1,), 1), RuntimeError, "negative dimension")),
+    *(sample((2,), value, device=DEVICE) for value in (True, 1, 1.5, -2)),
+    wrong((-1,), 1, match="negative dimension"),
     dtypes=(torch.float32,),
 )
 
-_likes = [
-    *of_input((2, 3), (), (0, 3)),
-    lambda make: sample(make(2, 3), dtype=torch.float64),
-    lambda make: sample(make(2, 3, 4, 5).to(memory_format=torch.channels_last), device=make.device),
-]
-_no_tensor = errors((lambda make: sample([1.0]), TypeError, "must be Tensor"))
-for _name in ("zeros_like", "ones_like"):
-    _register(_name, getattr(torch, _name), cases(*_likes), _no_tensor)
-_register(  # of integers: gradients cannot be compared of unspecified values
-    "empty_like",
-    torch.empty_like,
-    cases(
-        *(lambda make, shape=shape: sample(make.index(shape, 9), dtype=make.dtype) for shape in ((2, 3), (), (0, 3)))
-    ),
+_no_tensor = [wrong([1.0], error=TypeError, match="must be Tensor")]
+_op(
+    "zeros_like ones_like",
+    unary((2, 3), (), (0, 3)),
+    [sample(t(2, 3), dtype=torch.float64), sample(t(2, 3, 4, 5).to(memory_format=torch.channels_last), device=DEVICE)],
     _no_tensor,
 )
-_register(
+# of integers: gradients cannot be compared of unspecified values
+_op("empty_like", *(sample(index(*shape, high=9), dtype=DTYPE) for shape in ((2, 3), (), (0, 3))), _no_tensor)
+_op(
     "full_like",
-    torch.full_like,
-    cases(*of_input((2, 3), (), (0, 3), fill_value=1), lambda make: sample(make(2), 1.5, dtype=torch.float64)),
-    errors((lambda make: sample([1.0], 1), TypeError, "must be Tensor")),
+    unary((2, 3), (), (0, 3), fill_value=1),
+    sample(t(2), 1.5, dtype=torch.float64),
+    wrong([1.0], 1, error=TypeError, match="must be Tensor"),
 )
-_news = cases(
-    lambda make: sample(make(2), 2, 3),
-    lambda make: sample(make(2), (2, 3)),
-    lambda make: sample(make(2), [0], dtype=torch.float64),
-    lambda make: sample(make(2), (), device=make.device),
-)
-_bad_new = errors((lambda make: sample(make(2), (-1,)), RuntimeError, "negative dimension"))
-for _name in ("new_zeros", "new_ones"):
-    _register(f"Tensor.{_name}", method(_name), _news, _bad_new, symbols=(f"torch.Tensor.{_name}",))
-_register(
-    "Tensor.new_empty",
-    method("new_empty"),
-    cases(lambda make: sample(make.places(1), 2, 3, dtype=make.dtype), lambda make: sample(make.places(1), (0, 2))),
+_bad_new = [wrong(t(2), (-1,), match="negative dimension")]
+_op(
+    "Tensor.new_zeros Tensor.new_ones",
+    [sample(t(2), 2, 3), sample(t(2), (2, 3)), sample(t(2), [0], dtype=torch.float64), sample(t(2), (), device=DEVICE)],
     _bad_new,
-    symbols=("torch.Tensor.new_empty",),
 )
-_register(
+_op("Tensor.new_empty", sample(ints(1), 2, 3, dtype=DTYPE), sample(ints(1), (0, 2)), _bad_new)
+_op(
     "Tensor.new_full",
-    method("new_full"),
-    cases(lambda make: sample(make(2), (2, 3), 1), lambda make: sample(make(2), (), 1, dtype=torch.float64)),
-    errors((lambda make: sample(make(2), (-1,), 1), RuntimeError, "negative dimension")),
-    symbols=("torch.Tensor.new_full",),
+    [sample(t(2), (2, 3), 1), sample(t(2), (), 1, dtype=torch.float64)],
+    wrong(t(2), (-1,), 1, match="negative dimension"),
 )
-
-
-def _zeroed(x: torch.Tensor) -> torch.Tensor:
-    """x.zero_() on a clone of x."""
-    return x.clone().zero_()
 
 
 # numbers
 
 
-def _of_data(data: Any) -> Case:
-    return lambda make: sample(data)
-
-
-_ragged = errors(
-    (lambda make: sample([[1, 2], [3]]), ValueError, "expected sequence.* of (one )?length"),
-    (lambda make: sample([1, "a"]), (TypeError, ValueError), "data holds 'a'"),
-)
+_ragged = [
+    wrong([[1, 2], [3]], error=ValueError, match="expected sequence.* of (one )?length"),
+    wrong([1, "a"], error=(TypeError, ValueError), match="data holds 'a'"),
+]
 _numbers = from_arguments(sample([[1, 2], [3, 4]]), sample(3), sample([]), sample([True, False]), sample([[], []]))
-_register("tensor", torch.tensor, _numbers, _ragged)
-_register(
+_op("tensor", _numbers, _ragged)
+_op(
     "tensor.inferred_dtype",
-    torch.tensor,
-    cases(*map(_of_data, (1, 2.5, True, [1, 2], [1, 2.5], [True, 2], (), [[]]))),
+    map(sample, (1, 2.5, True, [1, 2], [1, 2.5], [True, 2], (), [[]])),
     _ragged,
     dtypes=(torch.float32,),
 )
-_register(
+_op(
     "as_tensor",
-    torch.as_tensor,
-    cases(
-        lambda make: sample(make(2, 3)),
-        lambda make: sample(make(2, 3), dtype=torch.float64),
-        lambda make: sample([1, 2], device=make.device),
-        lambda make: sample(2.5, dtype=make.dtype),
-    ),
+    [sample(t(2, 3)), sample(t(2, 3), dtype=torch.float64), sample([1, 2], device=DEVICE), sample(2.5, dtype=DTYPE)],
     _ragged,
     gradient=True,
 )
-_register(
+_op(
     "Tensor.new_tensor",
-    method("new_tensor"),
-    cases(lambda make: sample(make(2), [1, 0]), lambda make: sample(make(2), 1, dtype=torch.float64)),
-    errors((lambda make: sample(make(2), [[1, 2], [3]]), ValueError, "expected sequence.* of (one )?length")),
-    symbols=("torch.Tensor.new_tensor",),
+    [sample(t(2), [1, 0]), sample(t(2), 1, dtype=torch.float64)],
+    wrong(t(2), [[1, 2], [3]], error=ValueError, match="expected sequence.* of (one )?length"),
 )
-_register(
+_op(
     "scalar_tensor",
-    torch.scalar_tensor,
     from_arguments(sample(1), sample(2.5), sample(True)),
-    errors((lambda make: sample("x"), TypeError, "must be Number|must be a number")),
+    wrong("x", error=TypeError, match="must be Number|must be a number"),
 )
 
 
 # sequences
 
-_register(
+_op(
     "arange",
-    torch.arange,
     from_arguments(
         sample(5),
         sample(0),
@@ -167,92 +111,63 @@ _register(
         sample(0.0, 7.0, 2.0),
         sample(start=1, end=4, step=2),
     ),
-    errors(
-        (lambda make: sample(0, 5, 0), RuntimeError, "step must be nonzero"),
-        (lambda make: sample(5, 0), RuntimeError, "inconsistent with step sign"),
-    ),
+    [wrong(0, 5, 0, match="step must be nonzero"), wrong(5, 0, match="inconsistent with step sign")],
     dtypes=REAL,
 )
-_register(
+_op(
     "arange.inferred_dtype",
-    torch.arange,
-    cases(
-        lambda make: sample(0.0, 2.0, 0.3, device=make.device),
-        lambda make: sample(2, 0.5, -0.25, device=make.device),
-        lambda make: sample(3.5, device=make.device),
-    ),
-    errors((lambda make: sample(5.0, 0.0), RuntimeError, "inconsistent with step sign")),
+    [sample(0.0, 2.0, 0.3, device=DEVICE), sample(2, 0.5, -0.25, device=DEVICE), sample(3.5, device=DEVICE)],
+    wrong(5.0, 0.0, match="inconsistent with step sign"),
     dtypes=(torch.float32,),
 )
 _lines = from_arguments(sample(0, 8, 5), sample(2.0, 9.0, 4), sample(3, 3, 1), sample(0, 1, 0), sample(4, 0, steps=5))
-_bad_line = errors((lambda make: sample(0, 1, -1), RuntimeError, "must be non-negative"))
-_register("linspace", torch.linspace, _lines, _bad_line, dtypes=REAL)
+_bad_line = [wrong(0, 1, -1, match="must be non-negative")]
+_op("linspace", _lines, _bad_line, dtypes=REAL)
 
 
-def _bounds(make: Maker, *bounds: float) -> list[torch.Tensor]:
-    """0-d tensors of these numbers."""
-    return [torch.tensor(bound, dtype=make.dtype, device=make.device) for bound in bounds]
-
-
-for _name in ("linspace", "logspace"):
-    _register(
-        f"{_name}.of_tensors",
-        getattr(torch, _name),
-        cases(
-            lambda make: sample(*_bounds(make, 0, 3), 5),
-            lambda make: sample(*_bounds(make, 3), 1, steps=4),
-            lambda make: sample(-1, *_bounds(make, 2), 3, dtype=torch.float64),
-            lambda make: sample(*_bounds(make, 2, 2), 1),
-            lambda make: sample(*_bounds(make, 2, 2), 0),
-            lambda make: sample(*_bounds(make, 0, 3), 3, dtype=torch.int64),
-        ),
-        errors((lambda make: sample(make(1), 2, 3), RuntimeError, "only supports 0-dimensional start and end")),
-        dtypes=REAL,
-        gradient=False,
-    )
-_register(
+_op(
+    "linspace.of_tensors logspace.of_tensors",
+    sample(values(0), values(3), 5),
+    sample(values(3), 1, steps=4),
+    sample(-1, values(2), 3, dtype=torch.float64),
+    sample(values(2), values(2), 1),
+    sample(values(2), values(2), 0),
+    sample(values(0), values(3), 3, dtype=torch.int64),
+    wrong(t(1), 2, 3, match="only supports 0-dimensional start and end"),
+    dtypes=REAL,
+    gradient=False,
+)
+_op(
     "linspace.tensors",
-    torch.linspace,
-    cases(
-        lambda make: sample(make(), make(), 5),
-        lambda make: sample(make(), 3, steps=4, dtype=torch.float64),
-        lambda make: sample(-2.0, make(), 1),
-    ),
-    errors((lambda make: sample(make(1), 2.0, 3), RuntimeError, "0-dimensional start and end")),
+    [sample(t(), t(), 5), sample(t(), 3, steps=4, dtype=torch.float64), sample(-2.0, t(), 1)],
+    wrong(t(1), 2.0, 3, match="0-dimensional start and end"),
     dtypes=REAL[:2],
 )
-_register(
+_op(
     "logspace",
-    torch.logspace,
     from_arguments(sample(0, 2, 5), sample(-1.0, 1.0, 3, base=2.0), sample(0, 1, 1)),
-    errors((lambda make: sample(0, 1, -1), RuntimeError, "must be non-negative")),
+    wrong(0, 1, -1, match="must be non-negative"),
     dtypes=FLOATS,
 )
-_register(
+_op(
     "eye",
-    torch.eye,
     from_arguments(sample(3), sample(2, 4), sample(4, 2), sample(0), sample(n=2, m=0)),
-    errors((lambda make: sample(-1), RuntimeError, "greater or equal to 0")),
+    wrong(-1, match="greater or equal to 0"),
 )
-for _name in ("tril_indices", "triu_indices"):
-    _register(
-        _name,
-        getattr(torch, _name),
-        cases(
-            *(
-                lambda make, arguments=arguments: sample(*arguments, device=make.device)
-                for arguments in ((3, 4), (4, 3, 1), (3, 3, -2), (0, 2), (3, 3, 5), (3, 3, -5))
-            ),
-            lambda make: sample(3, 4, 0, dtype=torch.int32, device=make.device),
-        ),
-        errors((lambda make: sample(-1, 2), RuntimeError, "must be non-negative|non-negative")),
-        dtypes=(torch.float32,),
-    )
-_register(
+_op(
+    "tril_indices triu_indices",
+    *(
+        sample(*arguments, device=DEVICE)
+        for arguments in ((3, 4), (4, 3, 1), (3, 3, -2), (0, 2), (3, 3, 5), (3, 3, -5))
+    ),
+    sample(3, 4, 0, dtype=torch.int32, device=DEVICE),
+    wrong(-1, 2, match="must be non-negative|non-negative"),
+    dtypes=(torch.float32,),
+)
+_op(
     "Tensor.zero_",
-    _zeroed,
-    cases(*of_input((2, 3), (), (0, 3))),
-    errors((lambda make: sample("x"), AttributeError, "clone")),
-    symbols=("torch.Tensor.zero_",),
+    unary((2, 3), (), (0, 3)),
+    wrong("x", error=AttributeError, match="clone"),
     gradient=True,
+    wrap=on_a_clone,
 )

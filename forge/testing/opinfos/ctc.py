@@ -3,18 +3,17 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from forge.testing.opinfo import OpInfo, Sample, register_opinfo, sample
-from forge.testing.opinfos.specs import Spec, calls, classes, errors, given, t, wrong
-
-
-def _labels(*shape: int) -> Spec:
-    return Spec(shape, dtype=torch.int64, low=1, high=5)
+from forge.testing.opinfo import Sample
+from forge.testing.table import Value, index, ints, op, sample, t, wrong
 
 
-def _lengths(*values: int) -> Spec:
-    return given(*values, dtype=torch.int64)
+def _labels(*shape: int) -> Value:
+    return index(*shape, low=1, high=5)
+
+
+def _lengths(*values: int) -> Value:
+    return ints(*values)
 
 
 def _samples(**how: Any) -> tuple[Sample, ...]:
@@ -28,26 +27,16 @@ def _samples(**how: Any) -> tuple[Sample, ...]:
     )
 
 
-_wrong = (t(6, 2, 5), classes(2, 3, count=5), (6, 6), (3, 2))
+_wrong = (t(6, 2, 5), index(2, 3, high=5), (6, 6), (3, 2))
 _mistakes = (
     wrong(*_wrong, 7, match="blank must be in label range"),
     wrong(t(2, 6, 2, 5), *_wrong[1:], match="must have 2 or 3 dims|dims|dim"),
 )
-register_opinfo(
-    OpInfo(
-        "nn.functional.ctc_loss",
-        F.ctc_loss,
-        calls(*(call for how in ("mean", "none", "sum") for call in _samples(reduction=how))),
-        errors(*_mistakes, wrong(*_wrong, reduction="half", error=ValueError, match="not a valid value")),
-        dtypes=(torch.float32, torch.float64),
-    )
+op(
+    "nn.functional.ctc_loss",
+    *(call for how in ("mean", "none", "sum") for call in _samples(reduction=how)),
+    _mistakes,
+    wrong(*_wrong, reduction="half", error=ValueError, match="not a valid value"),
+    dtypes=(torch.float32, torch.float64),
 )
-register_opinfo(
-    OpInfo(
-        "ctc_loss",
-        torch.ctc_loss,
-        calls(*_samples(), *_samples(reduction=1)),
-        errors(*_mistakes),
-        dtypes=(torch.float32, torch.float64),
-    )
-)
+op("ctc_loss", _samples(), _samples(reduction=1), _mistakes, dtypes=(torch.float32, torch.float64))

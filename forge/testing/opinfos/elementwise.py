@@ -1,444 +1,189 @@
 """OpInfos of the elementwise family."""
 
 import math
-import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from forge.testing.opinfo import (
-    ALL,
-    BOOL,
-    FLOATS,
-    INTEGERS,
-    REAL,
-    ErrorSample,
-    OpInfo,
-    Sample,
-    SampleGenerator,
-    make_tensor,
-    register_opinfo,
-    sample,
-)
+from forge.testing.opinfo import ALL, BOOL, FLOATS, INTEGERS, REAL, Sample
+from forge.testing.table import Row, Value, Where, floats, ints, op, sample, shared, t, unary, values, wrong
 from forge.torch_internals.versions import TORCH
 
+UNARY = unary((5,), (2, 3), (), (0, 3))
+UNARY_ERRORS = [wrong([1.0], error=TypeError, match="must be a tensor|must be Tensor")]
+_EDGES = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, math.inf, -math.inf, math.nan]
+EDGES: list[Row] = [*UNARY, floats(sample(values(_EDGES)))]
 
-def method(name: str) -> Callable:
-    """x.name(...) as a function of x: a proxy has the method, but is no argument for torch.Tensor.name itself."""
+_smooth = partial(op, family=(UNARY, UNARY_ERRORS), dtypes=(*FLOATS, *INTEGERS))
+_smooth("asinh atan cos cosh erf erfc exp exp2 expm1 i0 sigmoid sin sinh tanh")
+_smooth("acos asin atanh erfinv", domain=(-0.9, 0.9))
+_smooth("acosh", domain=(1.1, None))
+_smooth("digamma lgamma reciprocal", domain=(0.2, None))
+_smooth("log log10 log2 rsqrt sqrt", domain=(0.1, None))
+_smooth("log1p", domain=(-0.8, None))
+_smooth("tan", domain=(-1.2, 1.2))
 
-    def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self, name)(*args, **kwargs)
-
-    call.__name__ = name
-    return call
-
-
-def unary_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    """A vector, a matrix, a 0-d tensor, an empty one, a transposed one."""
-    for shape in ((5,), (2, 3), (), (0, 3)):
-        yield sample(info.tensor(shape, device, dtype))
-    yield sample(info.tensor((3, 4), device, dtype).t())
-
-
-def unary_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
-    """A list where a tensor is wanted."""
-    yield ErrorSample(sample([1.0]), TypeError, "must be a tensor|must be Tensor")
-
-
-# name: (lowest, highest) value of its domain
-_SMOOTH: dict[str, tuple[float | None, float | None]] = {
-    "acos": (-0.9, 0.9),
-    "acosh": (1.1, None),
-    "asin": (-0.9, 0.9),
-    "asinh": (None, None),
-    "atan": (None, None),
-    "atanh": (-0.9, 0.9),
-    "cos": (None, None),
-    "cosh": (None, None),
-    "digamma": (0.2, None),
-    "erf": (None, None),
-    "erfc": (None, None),
-    "erfinv": (-0.9, 0.9),
-    "exp": (None, None),
-    "exp2": (None, None),
-    "expm1": (None, None),
-    "i0": (None, None),
-    "lgamma": (0.2, None),
-    "log": (0.1, None),
-    "log10": (0.1, None),
-    "log1p": (-0.8, None),
-    "log2": (0.1, None),
-    "reciprocal": (0.2, None),
-    "rsqrt": (0.1, None),
-    "sigmoid": (None, None),
-    "sin": (None, None),
-    "sinh": (None, None),
-    "sqrt": (0.1, None),
-    "tan": (-1.2, 1.2),
-    "tanh": (None, None),
-}
-
-for _name, _domain in _SMOOTH.items():
-    register_opinfo(
-        OpInfo(_name, getattr(torch, _name), unary_samples, unary_errors, dtypes=(*FLOATS, *INTEGERS), domain=_domain)
-    )
-
-
-def edge_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    """As unary_samples, then zeros, ties, infinities and nan."""
-    yield from unary_samples(info, device, dtype)
-    if dtype.is_floating_point:
-        values = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, math.inf, -math.inf, math.nan]
-        yield sample(torch.tensor(values, device=device, dtype=dtype))
-
-
-for _name, _dtypes, _gradient in (
-    ("abs", REAL, True),
-    ("angle", (*FLOATS[:2], *INTEGERS), True),
-    ("ceil", REAL, True),
-    ("floor", REAL, True),
-    ("frac", FLOATS, True),
-    ("neg", REAL, True),
-    ("positive", REAL, True),
-    ("sgn", ALL, True),
-    ("sign", ALL, True),
-    ("square", ALL, True),
-    ("trunc", REAL, True),
-    ("bitwise_not", (*INTEGERS, *BOOL), False),
-    ("isfinite", ALL, False),
-    ("isinf", ALL, False),
-    ("isnan", ALL, False),
-    ("isneginf", ALL, False),
-    ("isposinf", ALL, False),
-    ("isreal", ALL, False),
-    ("logical_not", ALL, False),
-    ("signbit", ALL, False),
-    ("deg2rad", (*FLOATS, *INTEGERS), True),
-    ("rad2deg", (*FLOATS, *INTEGERS), True),
-):
-    register_opinfo(
-        OpInfo(_name, getattr(torch, _name), edge_samples, unary_errors, dtypes=_dtypes, gradient=_gradient)
-    )
-
-
-register_opinfo(
-    OpInfo(
-        "conj_physical",
-        torch.conj_physical,
-        unary_samples,
-        unary_errors,
-        dtypes=(torch.complex64, torch.complex128),
-    )
+_stepped = partial(op, family=(EDGES, UNARY_ERRORS))
+_stepped("abs ceil floor neg positive trunc", dtypes=REAL)
+_stepped("angle", dtypes=(*FLOATS[:2], *INTEGERS))
+_stepped("frac", dtypes=FLOATS)
+_stepped("sgn sign square", dtypes=ALL)
+_stepped("deg2rad rad2deg", dtypes=(*FLOATS, *INTEGERS))
+_stepped("bitwise_not", dtypes=(*INTEGERS, *BOOL), gradient=False)
+_stepped("isfinite isinf isnan isneginf isposinf isreal logical_not signbit", dtypes=ALL, gradient=False)
+op("conj_physical", UNARY, UNARY_ERRORS, dtypes=(torch.complex64, torch.complex128))
+_DECIMALS = [sample(t(5), decimals=decimals) for decimals in (1, -1)]
+op("round", EDGES, Where(FLOATS[:2].__contains__, _DECIMALS), UNARY_ERRORS, dtypes=REAL)
+_NOT_FINITE = values([math.inf, -math.inf, math.nan, 1.0])
+op(
+    "nan_to_num",
+    EDGES,
+    floats(sample(_NOT_FINITE, 1.0, 2.0, 3.0), sample(_NOT_FINITE, nan=-1.0, posinf=5.0)),
+    UNARY_ERRORS,
+    dtypes=ALL,
 )
-
-
-def _round_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    yield from edge_samples(info, device, dtype)
-    if dtype in (torch.float32, torch.float64):
-        for decimals in (1, -1):
-            yield sample(info.tensor((5,), device, dtype), decimals=decimals)
-
-
-register_opinfo(OpInfo("round", torch.round, _round_samples, unary_errors, dtypes=REAL))
-
-
-def _nan_to_num_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    yield from edge_samples(info, device, dtype)
-    if dtype.is_floating_point:
-        values = torch.tensor([math.inf, -math.inf, math.nan, 1.0], device=device, dtype=dtype)
-        yield sample(values, 1.0, 2.0, 3.0)
-        yield sample(values, nan=-1.0, posinf=5.0)
-
-
-register_opinfo(OpInfo("nan_to_num", torch.nan_to_num, _nan_to_num_samples, unary_errors, dtypes=ALL))
 
 
 # binary
 
-
-def _one(info: OpInfo, shape: tuple, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return info.tensor(shape, device, dtype)
-
-
-def _not_zero(info: OpInfo, shape: tuple, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return make_tensor(shape, device, dtype, low=1, high=6)
+_not_zero = partial(t, low=1, high=6)
+_small = partial(t, low=0, high=4)
 
 
-def _small(info: OpInfo, shape: tuple, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return make_tensor(shape, device, dtype, low=0, high=4)
+def binary(*numbers: Any, second: Callable[..., Value] = t, first: tuple = ()) -> list[Row]:
+    """Return rows of equal, broadcast, empty and transposed shapes; of `numbers` second, and of `first` in front."""
+    return [
+        sample(t(5), second(5)),
+        sample(t(2, 3), second(3)),
+        sample(t(2, 1), second(1, 3)),
+        sample(t(), second(4)),
+        sample(t(2, 3), second()),
+        sample(t(), second()),
+        sample(t(0, 3), second(3)),
+        sample(t(3, 4).t(), second(4, 3)),
+        *(sample(t(2, 3), number) for number in numbers),
+        *(sample(number, second(2, 3)) for number in first),
+    ]
 
 
-def binary_samples(*numbers: Any, second: Callable = _one, first: tuple = ()) -> SampleGenerator:
-    """Equal shapes, broadcasting, 0-d, empty and transposed operands; `numbers` second, and `first` in front."""
-
-    def samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-        for a, b in (
-            ((5,), (5,)),
-            ((2, 3), (3,)),
-            ((2, 1), (1, 3)),
-            ((), (4,)),
-            ((2, 3), ()),
-            ((), ()),
-            ((0, 3), (3,)),
-        ):
-            yield sample(info.tensor(a, device, dtype), second(info, b, device, dtype))
-        yield sample(info.tensor((3, 4), device, dtype).t(), second(info, (4, 3), device, dtype))
-        for number in numbers:
-            yield sample(info.tensor((2, 3), device, dtype), number)
-        for number in first:
-            yield sample(number, second(info, (2, 3), device, dtype))
-
-    return samples
-
-
-def binary_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
-    """Shapes that do not broadcast, and a string where a tensor is wanted."""
-    dtype = torch.int64 if torch.float32 not in info.dtypes else torch.float32
-    three, four = torch.ones(3, dtype=dtype, device=device), torch.ones(4, dtype=dtype, device=device)
-    yield ErrorSample(sample(three, four), RuntimeError, r"size of tensor a \(\d\) must match the size of tensor b")
-    yield ErrorSample(sample(three, "a"), TypeError, "must be Tensor|invalid combination|must be a tensor")
-
-
-def _with_alpha(generator: SampleGenerator) -> SampleGenerator:
-    def samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-        yield from generator(info, device, dtype)
-        if dtype != torch.bool:
-            yield sample(info.tensor((2, 3), device, dtype), info.tensor((3,), device, dtype), alpha=2)
-        if dtype.is_floating_point:
-            other = info.tensor((2, 3), device, torch.float32)
-            yield sample(info.tensor((3,), device, dtype), other, alpha=0.5)
-            yield sample(info.tensor((3,), device, dtype), torch.arange(3, device=device))
-
-    return samples
-
-
-def _alpha_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
-    yield from binary_errors(info, device)
-    x = torch.ones(3, dtype=torch.int64, device=device)
-    yield ErrorSample(sample(x, x, alpha=0.5), RuntimeError, "alpha must not be a floating point number")
-
-
-def _subtraction_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
-    yield from _alpha_errors(info, device)
-    x = torch.ones(3, dtype=torch.bool, device=device)
-    yield ErrorSample(sample(x, x), RuntimeError, "Subtraction, the `-` operator")
-
-
-register_opinfo(OpInfo("add", torch.add, _with_alpha(binary_samples(2, 0.5, first=(3,))), _alpha_errors, dtypes=ALL))
-register_opinfo(
-    OpInfo("sub", torch.sub, _with_alpha(binary_samples(2, 0.5, first=(3,))), _subtraction_errors, dtypes=REAL)
-)
-register_opinfo(OpInfo("rsub", torch.rsub, _with_alpha(binary_samples(2, 0.5)), _subtraction_errors, dtypes=REAL))
-register_opinfo(OpInfo("mul", torch.mul, binary_samples(2, 0.5, first=(3,)), binary_errors, dtypes=ALL))
-
-
-def _div_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    yield from binary_samples(2, 0.5, second=_not_zero, first=(3,))(info, device, dtype)
-    for mode in ("trunc", "floor", None):
-        yield sample(info.tensor((8,), device, dtype), _not_zero(info, (8,), device, dtype), rounding_mode=mode)
-        yield sample(info.tensor((8,), device, dtype), 3, rounding_mode=mode)
-
-
-def _div_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
-    yield from binary_errors(info, device)
-    x = torch.ones(3, device=device)
-    yield ErrorSample(sample(x, x, rounding_mode="up"), RuntimeError, "expected rounding_mode to be one of")
-
-
-register_opinfo(OpInfo("div", torch.div, _div_samples, _div_errors, dtypes=REAL))
-register_opinfo(
-    OpInfo(
-        "operator.truediv",
-        operator.truediv,
-        binary_samples(2, 0.5, second=_not_zero, first=(3, 0.5)),
-        binary_errors,
-        dtypes=REAL,
-    )
-)
-register_opinfo(
-    OpInfo(
-        "floor_divide",
-        torch.floor_divide,
-        binary_samples(2, 0.75, second=_not_zero, first=(3,)),
-        binary_errors,
-        dtypes=REAL,
-        gradient=False,
-    )
-)
-register_opinfo(
-    OpInfo("remainder", torch.remainder, binary_samples(2, 1.5, second=_not_zero), binary_errors, dtypes=REAL)
-)
-register_opinfo(OpInfo("fmod", torch.fmod, binary_samples(2, 1.5, second=_not_zero), binary_errors, dtypes=REAL))
-
-
-def _pow_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    yield from binary_samples(0, 1, 2, 3, second=_small, first=(2, 0))(info, device, dtype)
-    if dtype.is_floating_point:
-        for exponent in (0.5, -1, -0.5, 2.0):
-            yield sample(info.tensor((3,), device, dtype), exponent)
-        yield sample(torch.zeros(3, device=device, dtype=dtype), torch.tensor([0, 1, 2], device=device, dtype=dtype))
-
-
-def _pow_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
-    yield from binary_errors(info, device)
-    x = torch.ones(3, dtype=torch.int64, device=device)
-    yield ErrorSample(sample(x, -1), RuntimeError, "Integers to negative integer powers are not allowed")
-
-
-register_opinfo(OpInfo("pow", torch.pow, _pow_samples, _pow_errors, dtypes=REAL, domain=(0.2, 3)))
-register_opinfo(
-    OpInfo(
-        "float_power",
-        torch.float_power,
-        binary_samples(2, 0.5, second=_small, first=(2,)),
-        binary_errors,
-        dtypes=REAL,
-        domain=(0.2, 3),
-    )
-)
-
-
-def extremum_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    """Two tensors, also equal ones and ones with nan."""
-    yield from binary_samples()(info, device, dtype)
-    x = info.tensor((5,), device, dtype)
-    yield sample(x, x.clone())
-    if dtype.is_floating_point:
-        nan = torch.tensor([math.nan, 1.0, math.nan, 2.0], device=device, dtype=dtype)
-        yield sample(nan, torch.tensor([1.0, math.nan, math.nan, 2.0], device=device, dtype=dtype))
-
-
-for _name in ("maximum", "minimum"):
-    register_opinfo(OpInfo(_name, getattr(torch, _name), extremum_samples, binary_errors, dtypes=ALL))
-
-for _name, _domain in (("atan2", (0.1, None)), ("hypot", (0.1, None)), ("copysign", (0.1, None))):
-    register_opinfo(OpInfo(_name, getattr(torch, _name), binary_samples(), binary_errors, domain=_domain))
-register_opinfo(  # torch's derivative came with 2.13
-    OpInfo("nextafter", torch.nextafter, binary_samples(), binary_errors, gradient=TORCH >= (2, 13))
-)
-register_opinfo(OpInfo("ldexp", torch.ldexp, binary_samples(second=_small), binary_errors))
-
-
-def _heaviside_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
-    """Dtypes that differ."""
-    yield from binary_errors(info, device)
-    wrong = sample(torch.ones(2, device=device), torch.ones(2, device=device, dtype=torch.float64))
-    yield ErrorSample(wrong, RuntimeError, "different dtypes")
-
-
-register_opinfo(OpInfo("heaviside", torch.heaviside, binary_samples(), _heaviside_errors, dtypes=REAL, gradient=False))
-
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    register_opinfo(
-        OpInfo(_name, getattr(torch, _name), binary_samples(1, 0.5), binary_errors, dtypes=ALL, gradient=False)
-    )
-register_opinfo(
-    OpInfo("operator.lt", operator.lt, binary_samples(1, first=(1,)), binary_errors, dtypes=REAL, gradient=False)
-)
-for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
-    register_opinfo(
-        OpInfo(
-            _name,
-            getattr(torch, _name),
-            binary_samples(1, first=(3,)),
-            binary_errors,
-            dtypes=(*INTEGERS, *BOOL),
-            gradient=False,
+def _ones(length: int) -> Value:
+    """Return ones in float32, or in int64 if the op does not take it."""
+    return Value(
+        lambda target: torch.ones(
+            length, device=target.device, dtype=torch.float32 if torch.float32 in target.info.dtypes else torch.int64
         )
     )
-for _name in ("bitwise_left_shift", "bitwise_right_shift"):
-    register_opinfo(
-        OpInfo(
-            _name,
-            getattr(torch, _name),
-            binary_samples(1, second=_small),
-            binary_errors,
-            dtypes=INTEGERS,
-            gradient=False,
-        )
-    )
-for _name in ("logical_and", "logical_or", "logical_xor"):
-    register_opinfo(OpInfo(_name, getattr(torch, _name), binary_samples(), binary_errors, dtypes=ALL, gradient=False))
 
 
-def _isclose_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    yield from binary_samples()(info, device, dtype)
-    x = info.tensor((5,), device, dtype)
-    yield sample(x, x.clone(), rtol=0.0, atol=0.0)
-    yield sample(x, x + 1, 0.5, 1.0)
-    if dtype.is_floating_point:
-        values = torch.tensor([math.nan, math.inf, -math.inf, 1.0], device=device, dtype=dtype)
-        yield sample(values, values.clone(), equal_nan=True)
-        yield sample(values, values.clone())
-
-
-def _isclose_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
-    x = torch.ones(3, device=device)
-    yield ErrorSample(sample(x, x.double()), RuntimeError, "did not match")
-
-
-register_opinfo(
-    OpInfo("isclose", torch.isclose, _isclose_samples, _isclose_errors, dtypes=(*FLOATS, torch.int64), gradient=False)
+BINARY_ERRORS = [
+    wrong(_ones(3), _ones(4), match=r"size of tensor a \(\d\) must match the size of tensor b"),
+    wrong(_ones(3), "a", error=TypeError, match="must be Tensor|invalid combination|must be a tensor"),
+]
+_ALPHA = [
+    Where(lambda dtype: dtype != torch.bool, [sample(t(2, 3), t(3), alpha=2)]),
+    floats(sample(t(3), t(2, 3, dtype=torch.float32), alpha=0.5), sample(t(3), ints(0, 1, 2))),
+]
+_INTEGERS = t(3, dtype=torch.int64)
+_ALPHA_ERRORS = [
+    *BINARY_ERRORS,
+    wrong(_INTEGERS, _INTEGERS, alpha=0.5, match="alpha must not be a floating point number"),
+]
+_BOOLS = t(3, dtype=torch.bool)
+_SUB_ERRORS = [*_ALPHA_ERRORS, wrong(_BOOLS, _BOOLS, match="Subtraction, the `-` operator")]
+op("add", binary(2, 0.5, first=(3,)), _ALPHA, _ALPHA_ERRORS, dtypes=ALL)
+op("sub", binary(2, 0.5, first=(3,)), _ALPHA, _SUB_ERRORS, dtypes=REAL)
+op("rsub", binary(2, 0.5), _ALPHA, _SUB_ERRORS, dtypes=REAL)
+op("mul", binary(2, 0.5, first=(3,)), BINARY_ERRORS, dtypes=ALL)
+op(
+    "div",
+    binary(2, 0.5, second=_not_zero, first=(3,)),
+    *(sample(t(8), other, rounding_mode=mode) for mode in ("trunc", "floor", None) for other in (_not_zero(8), 3)),
+    BINARY_ERRORS,
+    wrong(t(3), t(3), rounding_mode="up", match="expected rounding_mode to be one of"),
+    dtypes=REAL,
+)
+op("operator.truediv", binary(2, 0.5, second=_not_zero, first=(3, 0.5)), BINARY_ERRORS, dtypes=REAL)
+op("floor_divide", binary(2, 0.75, second=_not_zero, first=(3,)), BINARY_ERRORS, dtypes=REAL, gradient=False)
+op("remainder fmod", binary(2, 1.5, second=_not_zero), BINARY_ERRORS, dtypes=REAL)
+op(
+    "pow",
+    binary(0, 1, 2, 3, second=_small, first=(2, 0)),
+    floats(
+        *(sample(t(3), exponent) for exponent in (0.5, -1, -0.5, 2.0)), sample(values([0, 0, 0]), values([0, 1, 2]))
+    ),
+    BINARY_ERRORS,
+    wrong(_INTEGERS, -1, match="Integers to negative integer powers are not allowed"),
+    dtypes=REAL,
+    domain=(0.2, 3),
+)
+op("float_power", binary(2, 0.5, second=_small, first=(2,)), BINARY_ERRORS, dtypes=REAL, domain=(0.2, 3))
+_X = shared(t(5))
+EXTREMA = [
+    *binary(),
+    sample(_X, _X.clone()),
+    floats(sample(values([math.nan, 1.0, math.nan, 2.0]), values([1.0, math.nan, math.nan, 2.0]))),
+]
+op("maximum minimum", EXTREMA, BINARY_ERRORS, dtypes=ALL)
+op("atan2 hypot copysign", binary(), BINARY_ERRORS, domain=(0.1, None))
+op("nextafter", binary(), BINARY_ERRORS, gradient=TORCH >= (2, 13))  # torch's derivative came then
+op("ldexp", binary(second=_small), BINARY_ERRORS)
+_DTYPES_DIFFER = wrong(t(2), t(2, dtype=torch.float64), match="different dtypes")
+op("heaviside", binary(), BINARY_ERRORS, _DTYPES_DIFFER, dtypes=REAL, gradient=False)
+op("eq ne lt le gt ge", binary(1, 0.5), BINARY_ERRORS, dtypes=ALL, gradient=False)
+op("operator.lt", binary(1, first=(1,)), BINARY_ERRORS, dtypes=REAL, gradient=False)
+_bitwise = partial(op, family=BINARY_ERRORS, gradient=False)
+_bitwise("bitwise_and bitwise_or bitwise_xor", binary(1, first=(3,)), dtypes=(*INTEGERS, *BOOL))
+_bitwise("bitwise_left_shift bitwise_right_shift", binary(1, second=_small), dtypes=INTEGERS)
+_bitwise("logical_and logical_or logical_xor", binary(), dtypes=ALL)
+_SPECIAL = values([math.nan, math.inf, -math.inf, 1.0])
+op(
+    "isclose",
+    binary(),
+    [sample(_X, _X.clone(), rtol=0.0, atol=0.0), sample(_X, _X + 1, 0.5, 1.0)],
+    floats(sample(_SPECIAL, _SPECIAL.clone(), equal_nan=True), sample(_SPECIAL, _SPECIAL.clone())),
+    wrong(t(3), t(3).double(), match="did not match"),
+    dtypes=(*FLOATS, torch.int64),
+    gradient=False,
 )
 
 
-# where and limits
+# where
 
-
-def _where_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    for shapes in (((5,), (5,), (5,)), ((2, 1), (3,), (2, 3)), ((), (2,), ()), ((0, 3), (3,), (3,))):
-        condition, a, b = (
-            make_tensor(shapes[0], device, torch.bool),
-            *(info.tensor(s, device, dtype) for s in shapes[1:]),
-        )
-        yield sample(condition, a, b)
-    condition = make_tensor((2, 3), device, torch.bool)
-    yield sample(condition, info.tensor((2, 3), device, dtype), 2)
-    yield sample(condition, 0.5, info.tensor((3,), device, dtype))
-    yield sample(condition, 1, 2)
-    yield sample(condition, info.tensor((3,), device, dtype), info.tensor((3,), device, torch.float32))
-
-
-def _where_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
-    x = torch.ones(3, device=device)
-    yield ErrorSample(sample(x, x, x), RuntimeError, "expected condition to be a boolean tensor")
-    yield ErrorSample(sample(x > 0, x, torch.ones(4, device=device)), RuntimeError, "must match the size")
-
-
-register_opinfo(OpInfo("where", torch.where, _where_samples, _where_errors, dtypes=ALL))
-register_opinfo(
-    OpInfo(
-        "Tensor.where",
-        lambda condition, x, other: x.where(condition, other),
-        lambda info, device, dtype: (s for s in _where_samples(info, device, dtype) if isinstance(s.args[1], Tensor)),
-        _where_errors,
-        dtypes=ALL,
-        symbols=("torch.Tensor.where",),
-    )
+_CONDITION = shared(t(2, 3, dtype=torch.bool))
+_WHERE = [
+    sample(t(5, dtype=torch.bool), t(5), t(5)),
+    sample(t(2, 1, dtype=torch.bool), t(3), t(2, 3)),
+    sample(t(dtype=torch.bool), t(2), t()),
+    sample(t(0, 3, dtype=torch.bool), t(3), t(3)),
+    sample(_CONDITION, t(2, 3), 2),
+    sample(_CONDITION, 0.5, t(3)),
+    sample(_CONDITION, 1, 2),
+    sample(_CONDITION, t(3), t(3, dtype=torch.float32)),
+]
+_WHERE_ERRORS = [
+    wrong(t(3), t(3), t(3), match="expected condition to be a boolean tensor"),
+    wrong(_BOOLS, t(3), t(4), match="must match the size"),
+]
+op("where", _WHERE, _WHERE_ERRORS, dtypes=ALL)
+op(
+    "Tensor.where",
+    [row for row in _WHERE if isinstance(row.args[1], Value)],
+    _WHERE_ERRORS,
+    op=lambda condition, x, other: x.where(condition, other),
+    dtypes=ALL,
 )
 
 
 # operators and in-place forms reach the same symbols
 
-
-def _inplace_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
-    yield sample(info.tensor((2, 3), device, dtype), info.tensor((3,), device, dtype))
-    yield sample(info.tensor((2, 3), device, dtype), 2)
-
-
-def _inplace_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
-    yield ErrorSample(
-        sample(torch.ones(3, device=device), torch.ones(2, 3, device=device)),
-        RuntimeError,
-        "doesn't match the broadcast",
-    )
-
-
-for _name in ("add_", "sub_", "mul_", "div_", "pow_", "clamp_min_"):
-    register_opinfo(OpInfo(f"Tensor.{_name}", method(_name), _inplace_samples, _inplace_errors, domain=(0.5, 3)))
-for _name in ("iadd", "isub", "imul", "itruediv"):
-    register_opinfo(
-        OpInfo(f"operator.{_name}", getattr(operator, _name), _inplace_samples, _inplace_errors, domain=(0.5, 3))
-    )
+_IN_PLACE: list[Sample] = [sample(t(2, 3), t(3)), sample(t(2, 3), 2)]
+op(
+    "Tensor.add_ Tensor.sub_ Tensor.mul_ Tensor.div_ Tensor.pow_ Tensor.clamp_min_ "
+    "operator.iadd operator.isub operator.imul operator.itruediv",
+    _IN_PLACE,
+    wrong(t(3), t(2, 3), match="doesn't match the broadcast"),
+    symbols=(),
+    domain=(0.5, 3),
+)

@@ -2,8 +2,7 @@
 
 import torch
 
-from forge.testing.opinfo import OpInfo, register_opinfo, sample
-from forge.testing.opinfos.specs import calls, errors, t, wrong
+from forge.testing.table import op, sample, t, wrong
 from forge.torch_internals.versions import WRONG_KIND
 
 _DTYPES = (torch.float32, torch.float64, torch.int64)  # on a CPU, torch transforms no half precision
@@ -15,7 +14,7 @@ _ONE = (
     sample(t(4, 5), n=3, dim=-1, norm="ortho"),
     sample(t(3, 2, 4), norm="forward"),
     sample(t(3, 2, 4), dim=1, norm="backward"),
-    sample(t(4, 3, swapped=True)),
+    sample(t(3, 4).t()),
     sample(t(2, 3), 1),
 )
 _ONE_MISTAKES = (
@@ -31,15 +30,9 @@ _TWO = (
     sample(t(4, 3, 2), s=(2, -1), dim=(0, 2), norm="ortho"),
     sample(t(4, 5), dim=(1, 0), norm="forward"),
     sample(t(4, 5), None, (0,), "backward"),
-    sample(t(5, 4, swapped=True)),
+    sample(t(4, 5).t()),
 )
-_SEVERAL = (
-    *_TWO[:4],
-    sample(t(3, 2, 4)),
-    sample(t(3, 2, 4), (5,)),
-    sample(t(3, 4, 2), dim=-2),
-    sample(t(6)),
-)
+_SEVERAL = (*_TWO[:4], sample(t(3, 2, 4)), sample(t(3, 2, 4), (5,)), sample(t(3, 4, 2), dim=-2), sample(t(6)))
 _SEVERAL_MISTAKES = (
     wrong([1.0], error=TypeError, match="must be Tensor"),
     wrong(t(3, 4), dim=(0, 0), match="must be unique"),
@@ -62,31 +55,23 @@ for _name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
         ("n", (*_SEVERAL, sample(t()), sample(t(3), dim=())) if _whole else _SEVERAL, (*_SEVERAL_MISTAKES, _TOO_MANY)),
     ):
         _function = getattr(torch.fft, f"{_name}{_suffix}")
-        register_opinfo(
-            OpInfo(f"fft.{_name}{_suffix}", _function, calls(*_samples), errors(*_mistakes, *_refused), dtypes=_DTYPES)
-        )
+        op(f"fft.{_name}{_suffix}", _samples, _mistakes, _refused, dtypes=_DTYPES, op=_function)
 
 for _function in (torch.fft.fftshift, torch.fft.ifftshift):
     _name = _function.__name__.removeprefix("fft_")
-    register_opinfo(
-        OpInfo(
-            f"fft.{_name}",
-            _function,
-            calls(
-                sample(t(5)),
-                sample(t(4, 3)),
-                sample(t(4, 3, 2), 1),
-                sample(t(4, 3, 2), dim=(0, -1)),
-                sample(t(4, 3, swapped=True)),
-                sample(t(0, 3)),
-            ),
-            errors(
-                wrong([1.0], error=TypeError, match="must be Tensor"),
-                wrong(t(3), 1, error=IndexError, match="out of range"),
-                wrong(t(), match="required"),
-            ),
-            dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool),
-        )
+    op(
+        f"fft.{_name}",
+        sample(t(5)),
+        sample(t(4, 3)),
+        sample(t(4, 3, 2), 1),
+        sample(t(4, 3, 2), dim=(0, -1)),
+        sample(t(3, 4).t()),
+        sample(t(0, 3)),
+        wrong([1.0], error=TypeError, match="must be Tensor"),
+        wrong(t(3), 1, error=IndexError, match="out of range"),
+        wrong(t(), match="required"),
+        dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool),
+        op=_function,
     )
 
 
@@ -94,15 +79,13 @@ def _frequencies(name: str) -> None:
     def function(x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         return getattr(torch.fft, name)(*args, **kwargs, dtype=x.dtype, device=x.device) + x[0]
 
-    register_opinfo(
-        OpInfo(
-            f"fft.{name}",
-            function,
-            calls(sample(t(1), 5), sample(t(1), 8, 0.5), sample(t(1), n=1, d=2.0), sample(t(1), 0)),
-            errors(wrong(t(1, dtype=torch.int64), 3, match="floating point")),
-            dtypes=(torch.float32, torch.float64),
-            symbols=(f"torch.fft.{name}",),
-        )
+    op(
+        f"fft.{name}",
+        [sample(t(1), 5), sample(t(1), 8, 0.5), sample(t(1), n=1, d=2.0), sample(t(1), 0)],
+        wrong(t(1, dtype=torch.int64), 3, match="floating point"),
+        dtypes=(torch.float32, torch.float64),
+        symbols=(f"torch.fft.{name}",),
+        op=function,
     )
 
 

@@ -1,29 +1,34 @@
 """OpInfos of the indexing family."""
 
 import operator
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from forge.testing.opinfo import (
-    ALL,
-    FLOATS,
-    REAL,
-    Directive,
-    ErrorGenerator,
-    OpInfo,
-    SampleGenerator,
-    register_opinfo,
+from forge.testing.opinfo import ALL, FLOATS, REAL
+from forge.testing.table import (
+    DTYPE,
+    Target,
+    Value,
+    index,
+    ints,
+    mask,
+    on_a_clone,
+    op,
+    permutation,
+    register_computed,
+    rounding,
     sample,
+    shared,
+    t,
+    values,
+    wrong,
 )
-from forge.testing.opinfos.cases import Maker, cases, errors, register_computed
 
 ALL_OF_IT = slice(None)
 
-
-def _register(name: str, op: Callable, samples: SampleGenerator, wrong: ErrorGenerator, **known: Any) -> None:
-    register_opinfo(OpInfo(name, op, samples, wrong, **{"dtypes": ALL, **known}))
+_op = partial(op, dtypes=ALL)
 
 
 # keys
@@ -46,413 +51,275 @@ _BASIC_KEYS = (
 )
 
 
-def _index_keys(make: Maker) -> list[Any]:
-    """Keys of a (3, 4, 5) tensor with index tensors: one, several, broadcast, apart, with slices, ints and None."""
-    rows, pair = make.places(0, 2), make.places([1], [-1])
-    return [
-        rows,
-        pair,
-        make.places(),
-        [0, 2],
-        torch.tensor(1, device=make.device),
-        rows.int(),
-        (rows, rows),
-        (rows, pair),
-        (ALL_OF_IT, rows),
-        (rows, ALL_OF_IT, rows),
-        (ALL_OF_IT, rows, pair),
-        (0, rows),
-        (0, ALL_OF_IT, rows),
-        (rows, None, rows),
-        (slice(1, None), rows, slice(None, None, 2)),
-        (ALL_OF_IT, torch.tensor(-1, device=make.device), ALL_OF_IT),
-        (torch.tensor(1, device=make.device), ALL_OF_IT, rows),
-        ([0, 1], [1, 2]),
-    ]
-
-
-_COUNT = 18
-_wrong_keys = errors(
-    (lambda make: sample(make(3), 3), IndexError, "out of bounds|out of range"),
-    (lambda make: sample(make(3), (0, 0)), IndexError, "too many indices"),
-    (lambda make: sample(make(3), 1.5), IndexError, "only integers, slices"),
-    (lambda make: sample(make(3), slice(None, None, -1)), ValueError, "step must be positive|greater than zero"),
-    (lambda make: sample(make(3), make(2)), IndexError, "tensors used as indices"),
+_ROWS, _PAIR = shared(ints(0, 2)), shared(ints([1], [-1]))
+# of a (3, 4, 5) tensor, with index tensors: one, several, broadcast, apart, with slices, ints and None
+_INDEX_KEYS: tuple[Any, ...] = (
+    _ROWS,
+    _PAIR,
+    ints(),
+    [0, 2],
+    values(1, torch.int64),
+    _ROWS.int(),
+    (_ROWS, _ROWS),
+    (_ROWS, _PAIR),
+    (ALL_OF_IT, _ROWS),
+    (_ROWS, ALL_OF_IT, _ROWS),
+    (ALL_OF_IT, _ROWS, _PAIR),
+    (0, _ROWS),
+    (0, ALL_OF_IT, _ROWS),
+    (_ROWS, None, _ROWS),
+    (slice(1, None), _ROWS, slice(None, None, 2)),
+    (ALL_OF_IT, values(-1, torch.int64), ALL_OF_IT),
+    (values(1, torch.int64), ALL_OF_IT, _ROWS),
+    ([0, 1], [1, 2]),
 )
-_register(
+_op(
     "getitem",
-    operator.getitem,
-    cases(
-        *(lambda make, key=key: sample(make(3, 4, 5), key) for key in _BASIC_KEYS),
-        *(lambda make, i=i: sample(make(3, 4, 5), _index_keys(make)[i]) for i in range(_COUNT)),
-        lambda make: sample(make(), ...),
-        lambda make: sample(make(), None),
-        lambda make: sample(make(0, 3), make.places()),
-        lambda make: sample(make(5, 4).t(), make.places(3, 3)),
-    ),
-    _wrong_keys,
+    *(sample(t(3, 4, 5), key) for key in (*_BASIC_KEYS, *_INDEX_KEYS)),
+    [sample(t(), ...), sample(t(), None), sample(t(0, 3), ints()), sample(t(5, 4).t(), ints(3, 3))],
+    wrong(t(3), 3, error=IndexError, match="out of bounds|out of range"),
+    wrong(t(3), (0, 0), error=IndexError, match="too many indices"),
+    wrong(t(3), 1.5, error=IndexError, match="only integers, slices"),
+    wrong(t(3), slice(None, None, -1), error=ValueError, match="step must be positive|greater than zero"),
+    wrong(t(3), t(2), error=IndexError, match="tensors used as indices"),
+    op=operator.getitem,
 )
 
 
-def _assigned(x: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
-    """A copy of x with x[key] = value."""
+def _assign(x: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
+    """Return a copy of x with x[key] = value."""
     out = x.clone()
     out[key] = value
     return out
 
 
-def _fill_case(make: Maker, key: Any) -> Any:
-    return sample(make(3, 4, 5), key, 1)
+def _part(key: Any) -> Value:
+    """Return what is assigned at a key: of its shape, or broadcast along its first dim."""
+
+    def make(target: Target) -> torch.Tensor:
+        shape = torch.empty(3, 4, 5, device=target.device)[target.fill(key)].shape
+        return target.info.tensor(shape[1:] or shape, target.device, target.dtype)
+
+    return Value(make)
 
 
-def _assign_case(make: Maker, key: Any) -> Any:
-    x = make(3, 4, 5)
-    shape = x[key].shape
-    return sample(x, key, make(*shape[1:]) if len(shape) > 1 else make(*shape))
-
-
-_MASKS: tuple[Callable[[Maker], Any], ...] = (
-    lambda make: sample(make(3, 4), make.mask(3, 4), 2),
-    lambda make: sample(make(3, 4), make.mask(3), 2),
-    lambda make: sample(make(3, 4), make.mask(3), make(4)),
-    lambda make: sample(make(3, 4), (ALL_OF_IT, make.mask(4)), make()),
-    lambda make: sample(make(2, 3), torch.tensor([[True, False, True]] * 2, device=make.device), make(4)),
-)
-_register(
+_op(
     "setitem",
-    _assigned,
-    cases(
-        *(lambda make, key=key: _assign_case(make, key) for key in _BASIC_KEYS),
-        *(lambda make, key=key: _fill_case(make, key) for key in _BASIC_KEYS),
-        *(lambda make, i=i: _assign_case(make, _index_keys(make)[i]) for i in (0, 2, 3, 4, 8, 9, 11, 14, 15)),
-        *(lambda make, i=i: _fill_case(make, _index_keys(make)[i]) for i in range(_COUNT)),
-        *_MASKS,
-        lambda make: sample(make(3, 4), 0, make(1, 1, 4)),
-        lambda make: sample(make(3, 4), 0, torch.tensor(1.5, device=make.device)),
-    ),
-    errors(
-        (lambda make: sample(make(3), 3, 0), IndexError, "out of bounds|out of range"),
-        (lambda make: sample(make(3, 4), 0, make(3)), RuntimeError, "cannot be broadcast"),
-        (lambda make: sample(make(3), make.mask(4), 0), IndexError, "shape of the mask"),
-    ),
+    *(sample(t(3, 4, 5), key, _part(key)) for key in _BASIC_KEYS),
+    *(sample(t(3, 4, 5), key, 1) for key in _BASIC_KEYS),
+    *(sample(t(3, 4, 5), _INDEX_KEYS[i], _part(_INDEX_KEYS[i])) for i in (0, 2, 3, 4, 8, 9, 11, 14, 15)),
+    *(sample(t(3, 4, 5), key, 1) for key in _INDEX_KEYS),
+    sample(t(3, 4), mask(3, 4), 2),
+    sample(t(3, 4), mask(3), 2),
+    sample(t(3, 4), mask(3), t(4)),
+    sample(t(3, 4), (ALL_OF_IT, mask(4)), t()),
+    sample(t(2, 3), values([[True, False, True]] * 2, torch.bool), t(4)),
+    sample(t(3, 4), 0, t(1, 1, 4)),
+    sample(t(3, 4), 0, values(1.5, torch.float32)),
+    wrong(t(3), 3, 0, error=IndexError, match="out of bounds|out of range"),
+    wrong(t(3, 4), 0, t(3), match="cannot be broadcast"),
+    wrong(t(3), mask(4), 0, error=IndexError, match="shape of the mask"),
     symbols=("operator.setitem",),
+    op=_assign,
 )
-_register(
+_op(
     "index_put",
-    torch.index_put,
-    cases(
-        lambda make: sample(make(3, 4), (make.places(0, 2),), make(4)),
-        lambda make: sample(make(3, 4), (make.places(0, 2), make.places(1, 1)), make(2)),
-        lambda make: sample(make(3, 4), [make.places(0, 2)], make(2, 4), accumulate=True),
-        lambda make: sample(make(3, 4), (make.mask(3, 4),), make()),
-    ),
-    errors(
-        (lambda make: sample(make(3), (make.places(0, 1),), make(3)), RuntimeError, "cannot be broadcast"),
-        (lambda make: sample(make(3), (make.places(0),), make(1).double()), RuntimeError, "dtypes match"),
-    ),
+    sample(t(3, 4), (ints(0, 2),), t(4)),
+    sample(t(3, 4), (ints(0, 2), ints(1, 1)), t(2)),
+    sample(t(3, 4), [ints(0, 2)], t(2, 4), accumulate=True),
+    sample(t(3, 4), (mask(3, 4),), t()),
+    wrong(t(3), (ints(0, 1),), t(3), match="cannot be broadcast"),
+    wrong(t(3), (ints(0),), t(1).double(), match="dtypes match"),
 )
-_register(
+_op(
     "ops.aten.index",
-    torch.ops.aten.index.Tensor,
-    cases(
-        lambda make: sample(make(3, 4), [make.places(0, 2)]),
-        lambda make: sample(make(3, 4), [None, make.places(0, 2)]),
-        lambda make: sample(make(3, 4), [make.places([0], [1]), make.places(0, 2)]),
-    ),
-    errors((lambda make: sample(make(3), [make(2)]), IndexError, "tensors used as indices")),
+    [sample(t(3, 4), [ints(0, 2)]), sample(t(3, 4), [None, ints(0, 2)]), sample(t(3, 4), [ints([0], [1]), ints(0, 2)])],
+    wrong(t(3), [t(2)], error=IndexError, match="tensors used as indices"),
+    op=torch.ops.aten.index.Tensor,
 )
 
 
 # along a dim
 
 _selections = [
-    lambda make: (make(3, 4), 0, make.places(0, 2, 2)),
-    lambda make: (make(3, 4), -1, make.places(1)),
-    lambda make: (make(4, 3).t(), 1, make.places(0, 3)),
-    lambda make: (make(3, 4), 0, make.places().int()),
+    (t(3, 4), 0, ints(0, 2, 2)),
+    (t(3, 4), -1, ints(1)),
+    (t(4, 3).t(), 1, ints(0, 3)),
+    (t(3, 4), 0, ints().int()),
 ]
-_wrong_selection = errors(
-    (lambda make: sample(torch.ones(3, 4), 0, torch.tensor([[0], [1]])), IndexError, "vector"),  # RuntimeError on a GPU
-    (lambda make: sample(make(3, 4), 2, make.places(0)), IndexError, "out of range"),
-)
-_register(
+_wrong_selection = [
+    wrong(torch.ones(3, 4), 0, torch.tensor([[0], [1]]), error=IndexError, match="vector"),  # RuntimeError on a GPU
+    wrong(t(3, 4), 2, ints(0), error=IndexError, match="out of range"),
+]
+_op(
     "index_select",
-    torch.index_select,
-    cases(
-        *(lambda make, case=case: sample(*case(make)) for case in _selections),
-        lambda make: sample(make(), 0, make.places(0)),
-        lambda make: sample(make(3), 0, torch.tensor(2, device=make.device)),
-    ),
+    *(sample(*selection) for selection in _selections),
+    [sample(t(), 0, ints(0)), sample(t(3), 0, values(2, torch.int64))],
     _wrong_selection,
 )
 
 
-def _sources(make: Maker, case: Callable) -> tuple:
-    x, dim, index = case(make)
-    shape = list(x.shape)
-    shape[dim] = index.numel()
-    return x, dim, index, make(*shape)
-
-
-_distinct = [
-    lambda make: (make(3, 4), 0, make.places(2, 0)),
-    lambda make: (make(3, 4), -1, make.places(1)),
-    lambda make: (make(4, 3).t(), 1, make.places(0, 3)),
-]
-_register(
+_op(
     "index_add",
-    torch.index_add,
-    cases(
-        *(lambda make, case=case: sample(*_sources(make, case)) for case in _selections[:3]),
-        lambda make: sample(*_sources(make, _selections[0]), alpha=2),
-        lambda make: sample(make(), 0, make.places(0), make()),
-    ),
-    errors(
-        (lambda make: sample(make(3), 0, make.places(0), make(1).double()), RuntimeError, "same (dtype|scalar type)")
-    ),
+    *(sample(*selection, source) for selection, source in zip(_selections, (t(3, 4), t(3, 1), t(3, 2)), strict=False)),
+    [sample(*_selections[0], t(3, 4), alpha=2), sample(t(), 0, ints(0), t())],
+    wrong(t(3), 0, ints(0), t(1).double(), match="same (dtype|scalar type)"),
     dtypes=REAL,
     directives=(
-        Directive(
-            "tolerance",
-            "a GPU adds repeated rows in half precision, in no fixed order",
-            executors=("torch-prims",),
-            devices=("cuda",),
-            dtypes=(torch.bfloat16, torch.float16),
-            tolerance=(2e-2, 2e-2),
-        ),
-        Directive(
-            "tolerance",
+        rounding("a GPU adds repeated rows in half precision, in no fixed order", devices=("cuda",)),
+        rounding(
             "the scaled rows are rounded to bfloat16 before they are added, and may cancel",
-            executors=("torch-prims",),
-            devices=("cpu",),
+            1.6e-2,
+            1.6e-2,
             dtypes=(torch.bfloat16,),
-            tolerance=(1.6e-2, 1.6e-2),
+            devices=("cpu",),
         ),
     ),
 )
-_register(
+_op(
     "index_copy",
-    torch.index_copy,
-    cases(
-        *(lambda make, case=case: sample(*_sources(make, case)) for case in _distinct),
-        lambda make: sample(make(), 0, make.places(0), make()),
-    ),
-    errors(
-        (lambda make: sample(make(3), 0, make.places(0), make(1).double()), RuntimeError, "same (dtype|scalar type)")
-    ),
+    sample(t(3, 4), 0, ints(2, 0), t(2, 4)),
+    sample(t(3, 4), -1, ints(1), t(3, 1)),
+    sample(t(4, 3).t(), 1, ints(0, 3), t(3, 2)),
+    sample(t(), 0, ints(0), t()),
+    wrong(t(3), 0, ints(0), t(1).double(), match="same (dtype|scalar type)"),
 )
-_register(
+_op(
     "index_fill",
-    torch.index_fill,
-    cases(
-        *(lambda make, case=case: sample(*case(make), 1) for case in _selections[:3]),
-        lambda make: sample(*_selections[0](make), make()),
-        lambda make: sample(make(), 0, make.places(0), 1),
-    ),
-    errors((lambda make: sample(make(3), 0, make.places(0), make(2)), RuntimeError, "0-dim")),
+    *(sample(*selection, 1) for selection in _selections[:3]),
+    [sample(*_selections[0], t()), sample(t(), 0, ints(0), 1)],
+    wrong(t(3), 0, ints(0), t(2), match="0-dim"),
 )
-_register(
+_op(
     "gather",
-    torch.gather,
-    cases(
-        lambda make: sample(make(3, 4), 0, make.index((2, 4), 3)),
-        lambda make: sample(make(3, 4), -1, make.index((3, 6), 4)),
-        lambda make: sample(make(3, 4), 0, make.index((5, 2), 3)),
-        lambda make: sample(make(), 0, make.places(0)),
-        lambda make: sample(make(4, 3).t(), 1, make.index((3, 0), 4)),
-        lambda make: sample(make(3, 4), 0, make.index((0, 4), 3).to(torch.uint8)),
-    ),
-    errors(
-        (lambda make: sample(make(3, 4), 0, make.places(0)), RuntimeError, "same number of dimensions"),
-        (lambda make: sample(make(3, 4), 0, make.mask(2, 4)), RuntimeError, "Expected dtype int32/int64 for index"),
-        (lambda make: sample(make(3, 4), 0, make.index((2, 5), 3)), RuntimeError, "no larger than"),
-    ),
+    sample(t(3, 4), 0, index(2, 4, high=3)),
+    sample(t(3, 4), -1, index(3, 6, high=4)),
+    sample(t(3, 4), 0, index(5, 2, high=3)),
+    sample(t(), 0, ints(0)),
+    sample(t(4, 3).t(), 1, index(3, 0, high=4)),
+    sample(t(3, 4), 0, index(0, 4, high=3).to(torch.uint8)),
+    wrong(t(3, 4), 0, ints(0), match="same number of dimensions"),
+    wrong(t(3, 4), 0, mask(2, 4), match="Expected dtype int32/int64 for index"),
+    wrong(t(3, 4), 0, index(2, 5, high=3), match="no larger than"),
 )
-_register(
+_op(
     "take_along_dim",
-    torch.take_along_dim,
-    cases(
-        lambda make: sample(make(3, 4), make.index((2, 4), 3), 0),
-        lambda make: sample(make(3, 4), make.index((1, 4), 3), dim=0),
-        lambda make: sample(make(1, 4), make.index((3, 2), 4), 1),
-        lambda make: sample(make(3, 4), make.index((5,), 12)),
-        lambda make: sample(make(3, 4), make.index((3, 2), 4, low=-4), 1),
-    ),
-    errors(
-        (lambda make: sample(make(3, 4), make.places(0), 0), RuntimeError, "same number of dimensions"),
-        (lambda make: sample(make(), make.places(0)[0], 0), IndexError, "tensor has no dimensions"),
-    ),
+    sample(t(3, 4), index(2, 4, high=3), 0),
+    sample(t(3, 4), index(1, 4, high=3), dim=0),
+    sample(t(1, 4), index(3, 2, high=4), 1),
+    sample(t(3, 4), index(5, high=12)),
+    sample(t(3, 4), index(3, 2, high=4, low=-4), 1),
+    wrong(t(3, 4), ints(0), 0, match="same number of dimensions"),
+    wrong(t(), ints(0)[0], 0, error=IndexError, match="tensor has no dimensions"),
 )
-_register(
+_op(
     "take",
-    torch.take,
-    cases(
-        lambda make: sample(make(3, 4), make.index((2, 2), 12)),
-        lambda make: sample(make(3, 4), make.places(-1, 0)),
-        lambda make: sample(make(4, 3).t(), make.places(5)),
-        lambda make: sample(make(), make.places(0)),
-    ),
-    errors((lambda make: sample(make(3), make(2)), RuntimeError, "[Ee]xpected a long tensor|dtype|Long")),
+    sample(t(3, 4), index(2, 2, high=12)),
+    sample(t(3, 4), ints(-1, 0)),
+    sample(t(4, 3).t(), ints(5)),
+    sample(t(), ints(0)),
+    wrong(t(3), t(2), match="[Ee]xpected a long tensor|dtype|Long"),
 )
 
 
 # scatters
 
-_wrong_scatter = errors(
-    (lambda make: sample(make(3, 4), 0, make.places(0), make(1)), RuntimeError, "same number of dimensions"),
-    (lambda make: sample(make(3, 4), 0, make.index((2, 4), 3), make(1, 4)), RuntimeError, "no larger than|larger"),
-    (lambda make: sample(make(3), 0, make.places(0), make(1).double()), RuntimeError, "dtype to be equal"),
-)
-_register(
+_wrong_scatter = [
+    wrong(t(3, 4), 0, ints(0), t(1), match="same number of dimensions"),
+    wrong(t(3, 4), 0, index(2, 4, high=3), t(1, 4), match="no larger than|larger"),
+    wrong(t(3), 0, ints(0), t(1).double(), match="dtype to be equal"),
+]
+_op(
     "scatter",
-    torch.scatter,
-    cases(
-        lambda make: sample(make(3, 4), 0, make.permutation(3, 4), make(3, 4)),
-        lambda make: sample(make(3, 4), 0, make.permutation(3, 4)[:2], make(2, 4)),
-        lambda make: sample(make(3, 4), -1, make.index((3, 2), 4), 1),
-        lambda make: sample(make(3, 4), 0, make.index((2, 2), 3), value=1),
-        lambda make: sample(make(3), 0, make.places(1), make(1)),
-    ),
+    sample(t(3, 4), 0, permutation(3, 4), t(3, 4)),
+    sample(t(3, 4), 0, permutation(3, 4)[:2], t(2, 4)),
+    sample(t(3, 4), -1, index(3, 2, high=4), 1),
+    sample(t(3, 4), 0, index(2, 2, high=3), value=1),
+    sample(t(3), 0, ints(1), t(1)),
     _wrong_scatter,
 )
-_register(
+_op(
     "scatter_add",
-    torch.scatter_add,
-    cases(
-        lambda make: sample(make(3, 4), 0, make.index((5, 4), 3), make(5, 4)),
-        lambda make: sample(make(3, 4), 1, make.index((2, 3), 4), make(2, 3)),
-        lambda make: sample(make(), 0, make.places(0), make(1)),
-    ),
+    sample(t(3, 4), 0, index(5, 4, high=3), t(5, 4)),
+    sample(t(3, 4), 1, index(2, 3, high=4), t(2, 3)),
+    sample(t(), 0, ints(0), t(1)),
     _wrong_scatter,
     dtypes=REAL,
 )
 _reductions = ("sum", "prod", "mean", "amax", "amin")
-_register(
+_op(
     "scatter_reduce",
-    torch.scatter_reduce,
-    cases(
-        *(
-            lambda make, reduce=reduce, own=own: sample(
-                make(3, 4), 0, make.index((5, 4), 3), make(5, 4), reduce, include_self=own
-            )
-            for reduce in _reductions
-            for own in (True, False)
-        ),
-        lambda make: sample(make(4), 0, make.places(1, 1, 2), make.places(0, 3, 0).to(make.dtype), "prod"),
+    *(
+        sample(t(3, 4), 0, index(5, 4, high=3), t(5, 4), reduce, include_self=own)
+        for reduce in _reductions
+        for own in (True, False)
     ),
-    errors(
-        (
-            lambda make: sample(make(3), 0, make.places(0), make(1), "median"),
-            RuntimeError,
-            "reduce argument must be either",
-        )
-    ),
+    sample(t(4), 0, ints(1, 1, 2), ints(0, 3, 0).to(DTYPE), "prod"),
+    wrong(t(3), 0, ints(0), t(1), "median", match="reduce argument must be either"),
     dtypes=FLOATS,
 )
 
 
 # masks and whole tensors
 
-_register(
+_op(
     "masked_fill",
-    torch.masked_fill,
-    cases(
-        lambda make: sample(make(3, 4), make.mask(3, 4), 1),
-        lambda make: sample(make(3, 4), make.mask(4), 1),
-        lambda make: sample(make(3, 1), make.mask(3, 4), make()),
-        lambda make: sample(make(), make.mask(), 0),
-        lambda make: sample(make(4, 3).t(), make.mask(3, 1), value=True),
-    ),
-    errors(
-        (lambda make: sample(make(3), make(3), 0), RuntimeError, "only supports boolean masks"),
-        (lambda make: sample(make(3), make.mask(3), make(3)), RuntimeError, "0-dimensional value"),
-    ),
+    sample(t(3, 4), mask(3, 4), 1),
+    sample(t(3, 4), mask(4), 1),
+    sample(t(3, 1), mask(3, 4), t()),
+    sample(t(), mask(), 0),
+    sample(t(4, 3).t(), mask(3, 1), value=True),
+    wrong(t(3), t(3), 0, match="only supports boolean masks"),
+    wrong(t(3), mask(3), t(3), match="0-dimensional value"),
 )
-_register(
+_op(
     "masked_scatter",
-    torch.masked_scatter,
-    cases(
-        lambda make: sample(make(3, 4), make.mask(3, 4), make(12)),
-        lambda make: sample(make(3, 4), make.mask(4), make(5, 4)),
-        lambda make: sample(make(3, 4), make.mask(3, 1), make(12)),
-    ),
-    errors(
-        (lambda make: sample(make(3), make(3), make(3)), RuntimeError, "expected.*(Bool|Boolean|bool)|mask"),
-        (lambda make: sample(make(3), make.mask(3), make(3).double()), RuntimeError, "same dtypes"),
-    ),
+    [sample(t(3, 4), mask(3, 4), t(12)), sample(t(3, 4), mask(4), t(5, 4)), sample(t(3, 4), mask(3, 1), t(12))],
+    wrong(t(3), t(3), t(3), match="expected.*(Bool|Boolean|bool)|mask"),
+    wrong(t(3), mask(3), t(3).double(), match="same dtypes"),
 )
-_register(
+_op(
     "select_scatter",
-    torch.select_scatter,
-    cases(lambda make: sample(make(3, 4), make(4), 0, 1), lambda make: sample(make(3, 4), make(3), 1, -1)),
-    errors((lambda make: sample(make(3, 4), make(3), 0, 1), RuntimeError, "expected src to have a size equal")),
+    [sample(t(3, 4), t(4), 0, 1), sample(t(3, 4), t(3), 1, -1)],
+    wrong(t(3, 4), t(3), 0, 1, match="expected src to have a size equal"),
 )
-_register(
+_op(
     "slice_scatter",
-    torch.slice_scatter,
-    cases(
-        lambda make: sample(make(3, 4), make(2, 4), 0, 1),
-        lambda make: sample(make(3, 4), make(3, 2), dim=1, start=0, end=4, step=2),
-        lambda make: sample(make(3, 4), make(3, 4)),
-    ),
-    errors((lambda make: sample(make(3, 4), make(3, 4), 0, 1), RuntimeError, "expected src to have a size equal")),
+    [sample(t(3, 4), t(2, 4), 0, 1), sample(t(3, 4), t(3, 2), dim=1, start=0, end=4, step=2), sample(t(3, 4), t(3, 4))],
+    wrong(t(3, 4), t(3, 4), 0, 1, match="expected src to have a size equal"),
 )
 
 
-def _copied(x: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
-    """x.copy_(src) on a clone of x."""
-    return x.clone().copy_(src)
-
-
-_register(
+_op(
     "Tensor.copy_",
-    _copied,
-    cases(
-        lambda make: sample(make(3, 4), make(3, 4)),
-        lambda make: sample(make(3, 4), make(4)),
-        lambda make: sample(make(3, 4), make(3, 1).float()),
-        lambda make: sample(make(4, 3).t(), make()),
-    ),
-    errors((lambda make: sample(make(3), make(4)), RuntimeError, "must match the existing size")),
-    symbols=("torch.Tensor.copy_",),
+    [sample(t(3, 4), t(3, 4)), sample(t(3, 4), t(4)), sample(t(3, 4), t(3, 1).float()), sample(t(4, 3).t(), t())],
+    wrong(t(3), t(4), match="must match the existing size"),
+    wrap=on_a_clone,
 )
-_register(
+_op(
     "fill",
-    torch.fill,
-    cases(
-        lambda make: sample(make(3, 4), 1),
-        lambda make: sample(make(3, 4), make()),
-        lambda make: sample(make(), True),
-        lambda make: sample(make(0, 2), 2),
-    ),
-    errors((lambda make: sample(make(3), make(2)), RuntimeError, "0-dimension value tensor")),
+    [sample(t(3, 4), 1), sample(t(3, 4), t()), sample(t(), True), sample(t(0, 2), 2)],
+    wrong(t(3), t(2), match="0-dimension value tensor"),
 )
 
 
 # places
 
-_sorted = [lambda make: make(5).sort()[0], lambda make: make(2, 5).sort()[0]]
-_register(
+_sorted = [t(5).sort()[0], t(2, 5).sort()[0]]
+_op(
     "searchsorted",
-    torch.searchsorted,
-    cases(
-        lambda make: sample(_sorted[0](make), make(2, 3)),
-        lambda make: sample(_sorted[1](make), make(2, 3), right=True),
-        lambda make: sample(_sorted[1](make), make(2, 0), out_int32=True, side="right"),
-        lambda make: sample(_sorted[0](make), 1),
-    ),
-    errors((lambda make: sample(make(2, 3), make(3, 2)), RuntimeError, "first N-1 dimensions")),
+    sample(_sorted[0], t(2, 3)),
+    sample(_sorted[1], t(2, 3), right=True),
+    sample(_sorted[1], t(2, 0), out_int32=True, side="right"),
+    sample(_sorted[0], 1),
+    wrong(t(2, 3), t(3, 2), match="first N-1 dimensions"),
     dtypes=REAL,
     gradient=False,
 )
-_register(
+_op(
     "bucketize",
-    torch.bucketize,
-    cases(
-        lambda make: sample(make(2, 3), _sorted[0](make)),
-        lambda make: sample(make(), _sorted[0](make), right=True, out_int32=True),
-    ),
-    errors((lambda make: sample(make(3), make(2, 3)), RuntimeError, "must be 1 dimension")),
+    [sample(t(2, 3), _sorted[0]), sample(t(), _sorted[0], right=True, out_int32=True)],
+    wrong(t(3), t(2, 3), match="must be 1 dimension"),
     dtypes=REAL,
     gradient=False,
 )

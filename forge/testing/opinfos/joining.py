@@ -1,183 +1,111 @@
 """OpInfos of functions that join tensors, split them, and repeat their elements."""
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
-import torch
+from forge.testing.opinfo import ALL, Directive
+from forge.testing.table import ints, op, register_computed, sample, t, wrong
 
-from forge.testing.opinfo import ALL, Directive, ErrorGenerator, OpInfo, SampleGenerator, register_opinfo, sample
-from forge.testing.opinfos.cases import cases, errors, method, register_computed
-
-
-def _register(name: str, op: Callable, samples: SampleGenerator, wrong: ErrorGenerator, **known: Any) -> None:
-    register_opinfo(OpInfo(name, op, samples, wrong, dtypes=ALL, **known))
+_op = partial(op, dtypes=ALL)
 
 
-def _method(name: str, samples: SampleGenerator, wrong: ErrorGenerator) -> None:
-    _register(f"Tensor.{name}", method(name), samples, wrong, symbols=(f"torch.Tensor.{name}",))
-
-
-_register(
+_op(
     "cat",
-    torch.cat,
-    cases(
-        lambda make: sample([make(2, 3), make(4, 3)]),
-        lambda make: sample((make(2, 3), make(2, 1), make(2, 0)), -1),
-        lambda make: sample([make(3)], dim=0),
-        lambda make: sample([make(0), make(2, 3)], dim=-2),
-        lambda make: sample([make(2, 3), make(2, 3).double()], 1),
-        lambda make: sample([make(2, 3), make(3, 2).t()], 1),
-    ),
-    errors(
-        (lambda make: sample([make(2, 3), make(2, 4)]), RuntimeError, "Sizes of tensors must match"),
-        (lambda make: sample([make()]), RuntimeError, "zero-dimensional"),
-        (lambda make: sample([make(2)], 1), IndexError, "out of range"),
-    ),
+    sample([t(2, 3), t(4, 3)]),
+    sample((t(2, 3), t(2, 1), t(2, 0)), -1),
+    sample([t(3)], dim=0),
+    sample([t(0), t(2, 3)], dim=-2),
+    sample([t(2, 3), t(2, 3).double()], 1),
+    sample([t(2, 3), t(3, 2).t()], 1),
+    wrong([t(2, 3), t(2, 4)], match="Sizes of tensors must match"),
+    wrong([t()], match="zero-dimensional"),
+    wrong([t(2)], 1, error=IndexError, match="out of range"),
 )
-_register(
+_op(
     "stack",
-    torch.stack,
-    cases(
-        lambda make: sample([make(2, 3), make(2, 3)]),
-        lambda make: sample([make(2, 3), make(3, 2).t()], -1),
-        lambda make: sample((make(), make(), make()), dim=0),
-        lambda make: sample([make(0, 2)], 1),
-    ),
-    errors(
-        (lambda make: sample([make(2), make(3)]), RuntimeError, "expects each tensor to be equal size"),
-        (lambda make: sample([make(2)], 2), IndexError, "out of range"),
-    ),
+    sample([t(2, 3), t(2, 3)]),
+    sample([t(2, 3), t(3, 2).t()], -1),
+    sample((t(), t(), t()), dim=0),
+    sample([t(0, 2)], 1),
+    wrong([t(2), t(3)], match="expects each tensor to be equal size"),
+    wrong([t(2)], 2, error=IndexError, match="out of range"),
 )
-_stacks = cases(
-    lambda make: sample([make(2, 3), make(2, 3)]),
-    lambda make: sample([make(3), make(3)]),
-    lambda make: sample((make(2, 3, 4), make(2, 3, 4))),
-)
-_bad_stack = errors(
-    (lambda make: sample([make(2, 3), make(4, 5)]), RuntimeError, "Sizes of tensors must match"),
-)
-for _name in ("hstack", "vstack", "dstack", "column_stack"):
-    _register(_name, getattr(torch, _name), _stacks, _bad_stack)
+_stacks = [sample([t(2, 3), t(2, 3)]), sample([t(3), t(3)]), sample((t(2, 3, 4), t(2, 3, 4)))]
+_bad_stack = [wrong([t(2, 3), t(4, 5)], match="Sizes of tensors must match")]
+_op("hstack vstack dstack column_stack", _stacks, _bad_stack)
 
 
 # parts
 
-_splits = cases(
-    lambda make: sample(make(5, 3), 2),
-    lambda make: sample(make(5, 3), [1, 4]),
-    lambda make: sample(make(4, 6), (2, 0, 4), -1),
-    lambda make: sample(make(4, 6).t(), 6),
-    lambda make: sample(make(0, 3), 2),
-)
-_bad_split = errors(
-    (lambda make: sample(make(5), [1, 2]), RuntimeError, "sum exactly to 5"),
-    (lambda make: sample(make(), 2), RuntimeError, "at least a 1-dimensional tensor"),
-)
-_register("split", torch.split, _splits, _bad_split)
-_method("split", _splits, _bad_split)
-_register(
-    "split_with_sizes",
-    torch.split_with_sizes,
-    cases(lambda make: sample(make(5, 3), [1, 4]), lambda make: sample(make(5, 3), [1, 2], dim=1)),
-    errors((lambda make: sample(make(5), [1, 2]), RuntimeError, "sum exactly to 5")),
-)
-_register(
-    "chunk",
-    torch.chunk,
-    cases(
-        lambda make: sample(make(5, 3), 2),
-        lambda make: sample(make(5, 3), 4, -1),
-        lambda make: sample(make(0, 3), 2),
-        lambda make: sample(make(6), chunks=3, dim=0),
-    ),
-    errors(
-        (lambda make: sample(make(5), 0), RuntimeError, "to be greater than 0"),
-        (lambda make: sample(make(), 1), RuntimeError, "at least a 1-dimensional tensor"),
-    ),
-)
-_tensor_splits = [
-    lambda make: sample(make(4, 6, 8), 2),
-    lambda make: sample(make(4, 6, 8), (1, 3)),
-    lambda make: sample(make(4, 6, 8), [2, 2, -1]),
+_splits = [
+    sample(t(5, 3), 2),
+    sample(t(5, 3), [1, 4]),
+    sample(t(4, 6), (2, 0, 4), -1),
+    sample(t(4, 6).t(), 6),
+    sample(t(0, 3), 2),
 ]
-_register(
-    "tensor_split",
-    torch.tensor_split,
-    cases(*_tensor_splits, lambda make: sample(make(5), 3), lambda make: sample(make(2, 5), 3, dim=-1)),
-    errors(
-        (lambda make: sample(make(5), 0), RuntimeError, "must be larger than 0"),
-        (lambda make: sample(make(), 1), RuntimeError, "at least a 1-dimensional tensor"),
-    ),
+_bad_split = [wrong(t(5), [1, 2], match="sum exactly to 5"), wrong(t(), 2, match="at least a 1-dimensional tensor")]
+_op("split Tensor.split", _splits, _bad_split)
+_op(
+    "split_with_sizes",
+    [sample(t(5, 3), [1, 4]), sample(t(5, 3), [1, 2], dim=1)],
+    wrong(t(5), [1, 2], match="sum exactly to 5"),
 )
-for _name in ("hsplit", "vsplit", "dsplit"):
-    _register(
-        _name,
-        getattr(torch, _name),
-        cases(*_tensor_splits),
-        errors((lambda make: sample(make(5, 7, 9), 2), RuntimeError, "not divisible by the split_size")),
-    )
-_register(
+_op(
+    "chunk",
+    [sample(t(5, 3), 2), sample(t(5, 3), 4, -1), sample(t(0, 3), 2), sample(t(6), chunks=3, dim=0)],
+    [wrong(t(5), 0, match="to be greater than 0"), wrong(t(), 1, match="at least a 1-dimensional tensor")],
+)
+_tensor_splits = [sample(t(4, 6, 8), 2), sample(t(4, 6, 8), (1, 3)), sample(t(4, 6, 8), [2, 2, -1])]
+_op(
+    "tensor_split",
+    _tensor_splits,
+    [sample(t(5), 3), sample(t(2, 5), 3, dim=-1)],
+    [wrong(t(5), 0, match="must be larger than 0"), wrong(t(), 1, match="at least a 1-dimensional tensor")],
+)
+_op("hsplit vsplit dsplit", _tensor_splits, wrong(t(5, 7, 9), 2, match="not divisible by the split_size"))
+_op(
     "unbind",
-    torch.unbind,
-    cases(
-        lambda make: sample(make(3, 2)),
-        lambda make: sample(make(3, 2), -1),
-        lambda make: sample(make(2)),
-        lambda make: sample(make(0, 2)),
-    ),
-    errors((lambda make: sample(make(2), 1), IndexError, "out of range")),
+    [sample(t(3, 2)), sample(t(3, 2), -1), sample(t(2)), sample(t(0, 2))],
+    wrong(t(2), 1, error=IndexError, match="out of range"),
 )
 
 
 # repetition
 
-_repeats = cases(
-    lambda make: sample(make(2, 3), (2, 1)),
-    lambda make: sample(make(2, 3), (2, 1, 3)),
-    lambda make: sample(make(3), (1,)),
-    lambda make: sample(make(), (2, 2)),
-    lambda make: sample(make(2, 3), (0, 2)),
+_repeats = [
+    sample(t(2, 3), (2, 1)),
+    sample(t(2, 3), (2, 1, 3)),
+    sample(t(3), (1,)),
+    sample(t(), (2, 2)),
+    sample(t(2, 3), (0, 2)),
+]
+_op(
+    "Tensor.repeat",
+    _repeats,
+    wrong(t(2, 3), (2,), match="can not be smaller than number of dimensions"),
+    wrong(t(2), (-1,), match="negative dimension"),
 )
-_bad_repeat = errors(
-    (lambda make: sample(make(2, 3), (2,)), RuntimeError, "can not be smaller than number of dimensions"),
-    (lambda make: sample(make(2), (-1,)), RuntimeError, "negative dimension"),
-)
-_method("repeat", _repeats, _bad_repeat)
-_bad_tile = errors((lambda make: sample(make(2), (-1,)), RuntimeError, "negative dimension"))
-_tiles = cases(lambda make: sample(make(2, 3), (2,)), lambda make: sample(make(3), (2, 1, 2)))
-_register("tile", torch.tile, _tiles, _bad_tile)
-_method("tile", _tiles, _bad_tile)
-_register(
+_bad_tile = [wrong(t(2), (-1,), match="negative dimension")]
+_tiles = [sample(t(2, 3), (2,)), sample(t(3), (2, 1, 2))]
+_op("tile Tensor.tile", _tiles, _bad_tile)
+_op(
     "repeat_interleave",
-    torch.repeat_interleave,
-    cases(
-        lambda make: sample(make(2, 3), 2),
-        lambda make: sample(make(2, 3), 2, 1),
-        lambda make: sample(make(2, 3), 0, dim=0),
-        lambda make: sample(make(), 3),
-    ),
-    errors(
-        (lambda make: sample(make(2), -1), RuntimeError, "[Rr]epeats must be non-negative"),
-        (lambda make: sample(make(2), 2, 1), IndexError, "out of range"),
-    ),
+    [sample(t(2, 3), 2), sample(t(2, 3), 2, 1), sample(t(2, 3), 0, dim=0), sample(t(), 3)],
+    wrong(t(2), -1, match="[Rr]epeats must be non-negative"),
+    wrong(t(2), 2, 1, error=IndexError, match="out of range"),
 )
 
 
-_register(
+_op(
     "repeat_interleave.by_a_tensor",
-    torch.repeat_interleave,
-    cases(
-        lambda make: sample(make(3), make.places(1, 0, 2), output_size=3),
-        lambda make: sample(make(2, 3), make.places(2, 1), 0, output_size=3),
-        lambda make: sample(make(4, 3).t(), make.places(2).int(), dim=1, output_size=8),
-        lambda make: sample(make(2, 2), make.places(2).view(()), output_size=8),
-        lambda make: sample(make.places(1, 0, 2), output_size=3),
-        lambda make: sample(make(0), make.places(), output_size=0),
-    ),
-    errors(
-        (lambda make: sample(make(3), make(3), output_size=3), RuntimeError, "must be 0-dim or 1-dim|not implemented"),
-        (lambda make: sample(make(3), make.places(1, 2), output_size=3), RuntimeError, "must have the same size"),
-    ),
+    sample(t(3), ints(1, 0, 2), output_size=3),
+    sample(t(2, 3), ints(2, 1), 0, output_size=3),
+    sample(t(4, 3).t(), ints(2).int(), dim=1, output_size=8),
+    sample(t(2, 2), ints(2).view(()), output_size=8),
+    sample(ints(1, 0, 2), output_size=3),
+    sample(t(0), ints(), output_size=0),
+    wrong(t(3), t(3), output_size=3, match="must be 0-dim or 1-dim|not implemented"),
+    wrong(t(3), ints(1, 2), output_size=3, match="must have the same size"),
     directives=(
         Directive(
             "skip",
@@ -189,21 +117,15 @@ _register(
 )
 
 
-_register(
+_op(
     "diff",
-    torch.diff,
-    cases(
-        lambda make: sample(make(3, 5)),
-        lambda make: sample(make(3, 5), 2, 0),
-        lambda make: sample(make(3, 5), dim=-1, prepend=make(3, 1)),
-        lambda make: sample(make(3, 5), prepend=make(3, 1), append=make(3, 2)),
-        lambda make: sample(make(4), 3),
-        lambda make: sample(make(3, 5), 0),
-    ),
-    errors(
-        (lambda make: sample(make()), RuntimeError, "at least one-dimensional"),
-        (lambda make: sample(make(3), -1), RuntimeError, "order must be non-negative"),
-    ),
+    sample(t(3, 5)),
+    sample(t(3, 5), 2, 0),
+    sample(t(3, 5), dim=-1, prepend=t(3, 1)),
+    sample(t(3, 5), prepend=t(3, 1), append=t(3, 2)),
+    sample(t(4), 3),
+    sample(t(3, 5), 0),
+    [wrong(t(), match="at least one-dimensional"), wrong(t(3), -1, match="order must be non-negative")],
 )
 
 register_computed("split Tensor.split split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind".split())

@@ -1,22 +1,16 @@
 """OpInfos of the linalg family: products, contractions, norms and distances."""
 
 import math
-import operator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forge.testing.opinfo import FLOATS, Directive, ErrorSample, OpInfo, register_opinfo, sample
-from forge.testing.opinfos.elementwise import method
-from forge.testing.opinfos.specs import calls, errors, t, wrong
+from forge.testing.opinfo import FLOATS, Directive, ErrorSample
+from forge.testing.table import op, rounding, sample, t, wrong
 
 WITH_INTEGERS = (*FLOATS, torch.int64)
-
-
-def _register(name: str, op: Any, samples: tuple, mistakes: tuple, **known: Any) -> None:
-    register_opinfo(OpInfo(name, op, calls(*samples), errors(*mistakes), **known))
 
 
 # products
@@ -26,7 +20,7 @@ _MATMUL = (
     sample(t(2, 3), t(3)),
     sample(t(3), t(3, 4)),
     sample(t(2, 3), t(3, 4)),
-    sample(t(2, 3, swapped=True), t(3, 4, swapped=True)),
+    sample(t(3, 2).t(), t(4, 3).t()),
     sample(t(5, 2, 3), t(3, 4)),
     sample(t(5, 2, 3), t(3)),
     sample(t(1, 2, 3), t(5, 3, 4)),
@@ -44,81 +38,64 @@ _MATMUL_ERRORS = (
     wrong(t(), t(3), match="at least 1D"),
     wrong(t(2, 3), t(3, dtype=torch.float64), match="same dtype"),
 )
-_register("matmul", torch.matmul, _MATMUL, _MATMUL_ERRORS, dtypes=WITH_INTEGERS)
-_register("linalg.matmul", torch.linalg.matmul, _MATMUL[:4], _MATMUL_ERRORS[:1])
-_register("operator.matmul", operator.matmul, _MATMUL[:4], _MATMUL_ERRORS[:1])
-_register(
+op("matmul", _MATMUL, _MATMUL_ERRORS, dtypes=WITH_INTEGERS)
+op("linalg.matmul operator.matmul", _MATMUL[:4], _MATMUL_ERRORS[:1])
+op(
     "mm",
-    torch.mm,
-    (sample(t(2, 3), t(3, 4)), sample(t(2, 3, swapped=True), t(3, 4)), sample(t(0, 3), t(3, 4))),
-    (wrong(t(2, 3), t(2, 3), match="cannot be multiplied"), wrong(t(2, 3), t(3), match="to have 2 dims")),
+    [sample(t(2, 3), t(3, 4)), sample(t(3, 2).t(), t(3, 4)), sample(t(0, 3), t(3, 4))],
+    [wrong(t(2, 3), t(2, 3), match="cannot be multiplied"), wrong(t(2, 3), t(3), match="to have 2 dims")],
     dtypes=WITH_INTEGERS,
 )
-_register(
+op(
     "bmm",
-    torch.bmm,
-    (sample(t(5, 2, 3), t(5, 3, 4)), sample(t(2, 4, 3, swapped=True), t(2, 3, 1)), sample(t(0, 2, 3), t(0, 3, 4))),
-    (wrong(t(2, 3, 3), t(1, 3, 2), match="batches"), wrong(t(2, 3), t(3, 2), match="to have 3 dims")),
+    [sample(t(5, 2, 3), t(5, 3, 4)), sample(t(3, 4, 2).transpose(0, -1), t(2, 3, 1)), sample(t(0, 2, 3), t(0, 3, 4))],
+    [wrong(t(2, 3, 3), t(1, 3, 2), match="batches"), wrong(t(2, 3), t(3, 2), match="to have 3 dims")],
 )
-_register("mv", torch.mv, (sample(t(2, 3), t(3)),), (wrong(t(2, 3), t(2), match="cannot be multiplied"),))
-_register("dot", torch.dot, (sample(t(3), t(3)), sample(t(0), t(0))), (wrong(t(2), t(3), match="multiplied"),))
-_register("vdot", torch.vdot, (sample(t(3), t(3)),), (wrong(t(2, 2), t(3), match="to have 1 dims"),))
-_register(
-    "outer",
-    torch.outer,
-    (sample(t(3), t(4)), sample(t(0), t(4))),
-    (wrong(t(2, 2), t(2), match="to have 1 dims"),),
-    dtypes=WITH_INTEGERS,
-)
-_register("ger", torch.ger, (sample(t(3), t(4)),), (wrong(t(3), t(2, 2), match="to have 1 dims"),))
-_register(
+op("mv", sample(t(2, 3), t(3)), wrong(t(2, 3), t(2), match="cannot be multiplied"))
+op("dot", sample(t(3), t(3)), sample(t(0), t(0)), wrong(t(2), t(3), match="multiplied"))
+op("vdot", sample(t(3), t(3)), wrong(t(2, 2), t(3), match="to have 1 dims"))
+op("outer", sample(t(3), t(4)), sample(t(0), t(4)), wrong(t(2, 2), t(2), match="to have 1 dims"), dtypes=WITH_INTEGERS)
+op("ger", sample(t(3), t(4)), wrong(t(3), t(2, 2), match="to have 1 dims"))
+op(
     "inner",
-    torch.inner,
-    (sample(t(3), t(3)), sample(t(2, 3), t(4, 5, 3)), sample(t(), t(3))),
-    (wrong(t(2, 3), t(2), match="last dimension must match"),),
+    [sample(t(3), t(3)), sample(t(2, 3), t(4, 5, 3)), sample(t(), t(3))],
+    wrong(t(2, 3), t(2), match="last dimension must match"),
 )
-_register(
+op(
     "kron",
-    torch.kron,
-    (sample(t(2, 3), t(4)), sample(t(2), t(3, 1, 2)), sample(t(), t(2, 2))),
-    (wrong([1.0], t(2), error=TypeError, match="must be"),),
+    [sample(t(2, 3), t(4)), sample(t(2), t(3, 1, 2)), sample(t(), t(2, 2))],
+    wrong([1.0], t(2), error=TypeError, match="must be"),
     dtypes=WITH_INTEGERS,
 )
-_register("trace", torch.trace, (sample(t(3, 5)), sample(t(3, 3))), (wrong(t(2), match="to have 2 dims"),))
-_register(
+op("trace", sample(t(3, 5)), sample(t(3, 3)), wrong(t(2), match="to have 2 dims"))
+op(
     "chain_matmul",
-    torch.chain_matmul,
-    (sample(t(2, 3), t(3, 5), t(5, 2)), sample(t(2, 3), t(3, 5))),
-    (wrong(t(2, 3), t(2, 3), match="broadcast"),),
+    [sample(t(2, 3), t(3, 5), t(5, 2)), sample(t(2, 3), t(3, 5))],
+    wrong(t(2, 3), t(2, 3), match="broadcast"),
 )
-_register(
+op(
     "linalg.multi_dot",
-    torch.linalg.multi_dot,
-    (sample([t(2, 3), t(3, 5), t(5, 2)]), sample([t(3), t(3, 5), t(5)]), sample([t(2, 3), t(3, 50), t(50, 4), t(4)])),
-    (wrong([t(2, 3)], match="at least 2 tensors"), wrong([t(2, 3), t(2, 3)], match="broadcast")),
+    [sample([t(2, 3), t(3, 5), t(5, 2)]), sample([t(3), t(3, 5), t(5)]), sample([t(2, 3), t(3, 50), t(50, 4), t(4)])],
+    [wrong([t(2, 3)], match="at least 2 tensors"), wrong([t(2, 3), t(2, 3)], match="broadcast")],
 )
 
-_ROUNDED = Directive(
-    "tolerance",
-    "the decomposition rounds the product to half precision before it adds, torch's kernels round once",
-    executors=("torch-prims",),
-    dtypes=(torch.bfloat16, torch.float16),
-    tolerance=(2e-2, 1e-1),
+_ROUNDED = rounding(
+    "the decomposition rounds the product to half precision before it adds, torch's kernels round once", 2e-2, 1e-1
 )
 _SCALED: tuple[dict[str, float], ...] = ({}, {"beta": 0.5, "alpha": 2.0})
 
 
 def _add_product(name: str, *shapes: Any, mistakes: tuple) -> None:
-    """input of two shapes, one of them broadcast; with and without factors."""
+    """Register a product that is added to inputs of two shapes, one of them broadcast; with and without factors."""
     small, full, *operands = shapes
-    wanted = [sample(each, *operands, **factors) for each in (small, full) for factors in _SCALED]
-    _register(name, getattr(torch, name), tuple(wanted), mistakes, directives=(_ROUNDED,))
+    rows = [sample(each, *operands, **factors) for each in (small, full) for factors in _SCALED]
+    op(name, rows, mistakes, directives=(_ROUNDED,))
 
 
 def _add_product_in_place(name: str, *shapes: Any, mistake: ErrorSample) -> None:
-    """A first dim of length 1: in eager some of these write into an expanded tensor, which torch refuses elsewhere."""
-    scaled = sample(*shapes, beta=0.5, alpha=2.0)
-    _register(f"Tensor.{name}", method(name), (sample(*shapes), scaled), (mistake,), directives=(_ROUNDED,))
+    """Register one whose first dim has length 1: into an expanded tensor, which torch refuses, some of them write."""
+    rows = [sample(*shapes, **factors) for factors in _SCALED]
+    op(f"Tensor.{name}", rows, mistake, symbols=(), directives=(_ROUNDED,))
 
 
 _add_product(
@@ -145,54 +122,39 @@ _add_product_in_place("addr_", t(1, 3), t(1), t(3), mistake=wrong(t(1, 3), t(1, 
 _add_product_in_place("baddbmm_", t(1, 2, 4), t(1, 2, 3), t(1, 3, 4), mistake=_BATCHES)
 _add_product_in_place("addbmm_", t(1, 4), t(5, 1, 3), t(5, 3, 4), mistake=_BATCHES)
 
-_register(
+op(
     "nn.functional.linear",
-    F.linear,
-    (
-        sample(t(2, 3), t(4, 3)),
-        sample(t(2, 5, 3), t(4, 3), t(4)),
-        sample(t(3), t(4, 3), t(4)),
-        sample(t(2, 5, 3), t(3)),
-        sample(t(2, 3, swapped=True), t(4, 3, swapped=True), bias=t(4)),
-        sample(t(0, 3), t(4, 3), t(4)),
-    ),
-    (
-        wrong(t(2, 3), t(2, 2), match="cannot be multiplied"),
-        wrong(t(2, 3), t(2, 3, dtype=torch.float64), match="same dtype"),
-    ),
+    sample(t(2, 3), t(4, 3)),
+    sample(t(2, 5, 3), t(4, 3), t(4)),
+    sample(t(3), t(4, 3), t(4)),
+    sample(t(2, 5, 3), t(3)),
+    sample(t(3, 2).t(), t(3, 4).t(), bias=t(4)),
+    sample(t(0, 3), t(4, 3), t(4)),
+    wrong(t(2, 3), t(2, 2), match="cannot be multiplied"),
+    wrong(t(2, 3), t(2, 3, dtype=torch.float64), match="same dtype"),
     directives=(_ROUNDED,),
 )
-_register(
+op(
     "nn.functional.bilinear",
-    F.bilinear,
-    (
-        sample(t(2, 4), t(2, 5), t(6, 4, 5), t(6)),
-        sample(t(2, 3, 4), t(2, 3, 5), t(6, 4, 5)),
-        sample(t(4), t(5), t(2, 4, 5)),
-    ),
-    (
-        wrong(t(2, 4), t(3, 5), t(6, 4, 5), match="batch dimensions"),
-        wrong(t(2, 3), t(2, 3), t(2, 2, 2), match="does not fit"),
-    ),
+    sample(t(2, 4), t(2, 5), t(6, 4, 5), t(6)),
+    sample(t(2, 3, 4), t(2, 3, 5), t(6, 4, 5)),
+    sample(t(4), t(5), t(2, 4, 5)),
+    wrong(t(2, 4), t(3, 5), t(6, 4, 5), match="batch dimensions"),
+    wrong(t(2, 3), t(2, 3), t(2, 2, 2), match="does not fit"),
 )
 
 
 # contractions
 
-_register(
+op(
     "tensordot",
-    torch.tensordot,
-    (
-        sample(t(2, 3, 4), t(3, 4, 5)),
-        sample(t(2, 3), t(4), dims=0),
-        sample(t(2, 3, 4), t(4, 5, 2), dims=([0, -1], [2, 0])),
-        sample(t(2, 3), t(3, 2), 1),
-    ),
-    (
-        wrong(t(2, 3), t(2, 4), match="broadcast"),
-        wrong(t(2, 3), t(2, 3), dims=([0], [0, 1]), match="same length"),
-        wrong(t(2, 3), t(2, 3), dims=3, match="dims <=", stricter="torch raises an IndexError of its own slicing"),
-    ),
+    sample(t(2, 3, 4), t(3, 4, 5)),
+    sample(t(2, 3), t(4), dims=0),
+    sample(t(2, 3, 4), t(4, 5, 2), dims=([0, -1], [2, 0])),
+    sample(t(2, 3), t(3, 2), 1),
+    wrong(t(2, 3), t(2, 4), match="broadcast"),
+    wrong(t(2, 3), t(2, 3), dims=([0], [0, 1]), match="same length"),
+    wrong(t(2, 3), t(2, 3), dims=3, match="dims <=", stricter="torch raises an IndexError of its own slicing"),
 )
 _EQUATIONS = {
     "ij,jk->ik": ((2, 3), (3, 4)),
@@ -217,22 +179,17 @@ _EQUATIONS = {
     "ij,jk->ki": ((0, 3), (3, 4)),
     "ab -> ab": ((1, 3),),
 }
-_register(
+op(
     "einsum",
-    torch.einsum,
-    (
-        *[sample(equation, *[t(*shape) for shape in shapes]) for equation, shapes in _EQUATIONS.items()],
-        sample("ij,jk", [t(2, 3), t(3, 4)]),
-        sample(t(2, 3), [0, 1], t(3, 4), [1, 2], [0, 2]),
-        sample(t(5, 2, 3), [..., 1], t(3, 4), [1, 2]),
-    ),
-    (
-        wrong("ij,jk", t(2, 3), t(2, 3), match="do not broadcast"),
-        wrong("ij", t(2), match="number of subscripts"),
-        wrong("i->j", t(2), match="output subscript j"),
-        wrong("i,j", t(2), match="operands were provided"),
-        wrong("i1", t(2, 2), match="invalid subscript"),
-    ),
+    *[sample(equation, *[t(*shape) for shape in shapes]) for equation, shapes in _EQUATIONS.items()],
+    sample("ij,jk", [t(2, 3), t(3, 4)]),
+    sample(t(2, 3), [0, 1], t(3, 4), [1, 2], [0, 2]),
+    sample(t(5, 2, 3), [..., 1], t(3, 4), [1, 2]),
+    wrong("ij,jk", t(2, 3), t(2, 3), match="do not broadcast"),
+    wrong("ij", t(2), match="number of subscripts"),
+    wrong("i->j", t(2), match="output subscript j"),
+    wrong("i,j", t(2), match="operands were provided"),
+    wrong("i1", t(2, 2), match="invalid subscript"),
     directives=(
         Directive(
             "tolerance",
@@ -250,59 +207,38 @@ _register(
 
 _ORDERS = (2, 1, 3, 0.5, 1.5, math.inf, -math.inf, -1)
 _NOT_FLOAT = wrong(t(3, dtype=torch.int64), match="floating point or complex")
-_register(
+op(
     "linalg.vector_norm",
-    torch.linalg.vector_norm,
-    (
-        sample(t(5)),
-        sample(t()),
-        sample(t(0)),
-        sample(t(3, 4, swapped=True), dim=1),
-        sample(t(2, 3, 4), 2, (0, 2), True),
-        sample(t(3), dtype=torch.float64),
-        *[sample(t(3, 4), order, -1) for order in _ORDERS],
-        *[sample(t(2, 3, low=0, high=1e-9), order, keepdim=True) for order in (2, 3, 1.5)],
-    ),
-    (
-        _NOT_FLOAT,
-        wrong(t(3), 2, 3, error=IndexError, match="out of range"),
-        wrong(t(0), math.inf, match="no identity"),
-        wrong(t(3), dtype=torch.float16, match="without narrowing"),
-    ),
+    sample(t(5)),
+    sample(t()),
+    sample(t(0)),
+    sample(t(4, 3).t(), dim=1),
+    sample(t(2, 3, 4), 2, (0, 2), True),
+    sample(t(3), dtype=torch.float64),
+    *[sample(t(3, 4), order, -1) for order in _ORDERS],
+    *[sample(t(2, 3, low=0, high=1e-9), order, keepdim=True) for order in (2, 3, 1.5)],
+    _NOT_FLOAT,
+    wrong(t(3), 2, 3, error=IndexError, match="out of range"),
+    wrong(t(0), math.inf, match="no identity"),
+    wrong(t(3), dtype=torch.float16, match="without narrowing"),
 )
-_register(
-    "linalg.vector_norm.count",
-    torch.linalg.vector_norm,
-    (sample(t(5), 0), sample(t(), 0), sample(t(3, 4), 0, 1)),
-    (_NOT_FLOAT,),
-)
+op("linalg.vector_norm.count", sample(t(5), 0), sample(t(), 0), sample(t(3, 4), 0, 1), _NOT_FLOAT)
 _MATRIX_ORDERS = ("fro", 1, -1, math.inf, -math.inf, "nuc", 2, -2)
-_register(
+op(
     "linalg.matrix_norm",
-    torch.linalg.matrix_norm,
-    (
-        *[sample(t(2, 3, 4), order, keepdim=keepdim) for order in _MATRIX_ORDERS for keepdim in (False, True)],
-        *[sample(t(0, 3), order) for order in (1, math.inf, 2, "nuc")],
-    ),
-    (wrong(t(3), match="at least 2 dimensions"), wrong(t(3, 3), 7, match="not supported")),
+    *[sample(t(2, 3, 4), order, keepdim=keepdim) for order in _MATRIX_ORDERS for keepdim in (False, True)],
+    *[sample(t(0, 3), order) for order in (1, math.inf, 2, "nuc")],
+    [wrong(t(3), match="at least 2 dimensions"), wrong(t(3, 3), 7, match="not supported")],
     dtypes=(torch.float32, torch.float64),
 )
-_register(
+op(
     "linalg.norm",
-    torch.linalg.norm,
-    (
-        sample(t(2, 3)),
-        sample(t(2, 3), 1),
-        sample(t(2, 3), dim=1),
-        sample(t(5), 3),
-        *[sample(t(2, 3, 4), order, (2, 0), True) for order in _MATRIX_ORDERS],
-    ),
-    (
-        wrong(t(2, 3, 4), 2, match="1D or 2D"),
-        wrong(t(5), "fro", match="at least 2 dimensions"),
-        wrong(t(2, 3), "fro", dim=0, match="must be a 2-tuple"),
-        _NOT_FLOAT,
-    ),
+    [sample(t(2, 3)), sample(t(2, 3), 1), sample(t(2, 3), dim=1), sample(t(5), 3)],
+    *[sample(t(2, 3, 4), order, (2, 0), True) for order in _MATRIX_ORDERS],
+    wrong(t(2, 3, 4), 2, match="1D or 2D"),
+    wrong(t(5), "fro", match="at least 2 dimensions"),
+    wrong(t(2, 3), "fro", dim=0, match="must be a 2-tuple"),
+    _NOT_FLOAT,
     dtypes=(torch.float32, torch.float64),
 )
 _P_NORMS = (
@@ -314,76 +250,64 @@ _P_NORMS = (
     sample(t(3, 4), "fro", (0, 1)),
 )
 _NUCLEAR = (sample(t(3, 4), "nuc"), sample(t(2, 3, 4), "nuc", (2, 0), True))
-_register("norm", torch.norm, _P_NORMS, (wrong(t(3), 2, 3, error=IndexError, match="out of range"),))
-_register("Tensor.norm", Tensor.norm, _P_NORMS, (wrong(t(3), 2, 3, error=IndexError, match="out of range"),))
+op("norm", _P_NORMS, wrong(t(3), 2, 3, error=IndexError, match="out of range"))
+op("Tensor.norm", _P_NORMS, wrong(t(3), 2, 3, error=IndexError, match="out of range"), op=Tensor.norm)
 _TWO_DIMS = wrong(t(3), "nuc", match="two dims|dim")
-_register("norm.nuc", torch.norm, _NUCLEAR, (_TWO_DIMS,), dtypes=(torch.float32, torch.float64))
-_register("Tensor.norm.nuc", Tensor.norm, _NUCLEAR, (_TWO_DIMS,), dtypes=(torch.float32, torch.float64))
+op("norm.nuc", _NUCLEAR, _TWO_DIMS, dtypes=(torch.float32, torch.float64))
+op("Tensor.norm.nuc", _NUCLEAR, _TWO_DIMS, dtypes=(torch.float32, torch.float64), op=Tensor.norm)
 
 
 # distances
 
-_register(
+op(
     "cross",
-    torch.cross,
-    (sample(t(2, 3, 4), t(2, 3, 4)), sample(t(3, 3), t(3, 3), -1), sample(t(1, 3), t(2, 3))),
-    (wrong(t(2, 2), t(2, 2), match="no dimension of size 3"), wrong(t(3), t(3, 3), match="same number of dim")),
+    [sample(t(2, 3, 4), t(2, 3, 4)), sample(t(3, 3), t(3, 3), -1), sample(t(1, 3), t(2, 3))],
+    [wrong(t(2, 2), t(2, 2), match="no dimension of size 3"), wrong(t(3), t(3, 3), match="same number of dim")],
 )
-_register(
+op(
     "linalg.cross",
-    torch.linalg.cross,
-    (sample(t(2, 3), t(1, 3)), sample(t(3, 4), t(3, 4), dim=0)),
-    (wrong(t(2, 2), t(2, 2), match="must have length 3"),),
+    [sample(t(2, 3), t(1, 3)), sample(t(3, 4), t(3, 4), dim=0)],
+    wrong(t(2, 2), t(2, 2), match="must have length 3"),
 )
-_register(
+op(
     "cosine_similarity",
-    F.cosine_similarity,
-    (
-        sample(t(3, 4), t(3, 4)),
-        sample(t(3, 4, 2), t(4, 2), -1),
-        sample(t(5), t(5), dim=0),
-        sample(t(3, 4), t(3, 4), 1, 9.0),
-    ),
-    (wrong(t(3, 4), t(3, 5), match="do not broadcast"), wrong(t(3, 4), t(3, 4), 3, error=IndexError, match="range")),
+    sample(t(3, 4), t(3, 4)),
+    sample(t(3, 4, 2), t(4, 2), -1),
+    sample(t(5), t(5), dim=0),
+    sample(t(3, 4), t(3, 4), 1, 9.0),
+    [wrong(t(3, 4), t(3, 5), match="do not broadcast"), wrong(t(3, 4), t(3, 4), 3, error=IndexError, match="range")],
+    op=F.cosine_similarity,
 )
-_register(
+op(
     "pairwise_distance",
-    F.pairwise_distance,
-    (sample(t(3, 4), t(3, 4)), sample(t(3, 4), t(4), 1.0, keepdim=True), sample(t(4), t(4), 3.0)),
-    (wrong(t(3, 4), t(3, 5), match="do not broadcast"),),
+    [sample(t(3, 4), t(3, 4)), sample(t(3, 4), t(4), 1.0, keepdim=True), sample(t(4), t(4), 3.0)],
+    wrong(t(3, 4), t(3, 5), match="do not broadcast"),
+    op=F.pairwise_distance,
 )
-_register(
+op(
     "cdist",
-    torch.cdist,
-    (
-        sample(t(5, 3), t(4, 3)),
-        sample(t(2, 5, 3), t(4, 3), 1.0),
-        sample(t(2, 5, 3), t(2, 4, 3), p=3.0),
-        sample(t(5, 3), t(4, 3), math.inf),
-        sample(t(5, 3), t(4, 3), compute_mode="donot_use_mm_for_euclid_dist"),
-    ),
-    (
-        wrong(t(5, 3), t(4, 2), match="number of columns"),
-        wrong(t(3), t(4, 3), match="at least 2D"),
-        wrong(t(5, 3), t(4, 3), -1.0, match="non-negative"),
-    ),
+    sample(t(5, 3), t(4, 3)),
+    sample(t(2, 5, 3), t(4, 3), 1.0),
+    sample(t(2, 5, 3), t(2, 4, 3), p=3.0),
+    sample(t(5, 3), t(4, 3), math.inf),
+    sample(t(5, 3), t(4, 3), compute_mode="donot_use_mm_for_euclid_dist"),
+    wrong(t(5, 3), t(4, 2), match="number of columns"),
+    wrong(t(3), t(4, 3), match="at least 2D"),
+    wrong(t(5, 3), t(4, 3), -1.0, match="non-negative"),
     dtypes=(torch.float32, torch.float64),
 )
 
 
 # factorizations
 
-_register(
+op(
     "linalg.ldl_factor_ex",
-    torch.linalg.ldl_factor_ex,
-    (
-        sample(t(3, 3)),
-        sample(t(2, 4, 4)),
-        sample(t(0, 0)),
-        sample(t(3, 3, swapped=True)),
-        sample(t(3, 3), hermitian=True, check_errors=False),
-    ),
-    (wrong(t(3), match="2 dimensions"), wrong(t(2, 3), match="square")),
+    sample(t(3, 3)),
+    sample(t(2, 4, 4)),
+    sample(t(0, 0)),
+    sample(t(3, 3).t()),
+    sample(t(3, 3), hermitian=True, check_errors=False),
+    [wrong(t(3), match="2 dimensions"), wrong(t(2, 3), match="square")],
     dtypes=(torch.float32, torch.float64, torch.complex64),
     gradient=False,
 )

@@ -1,36 +1,20 @@
 """Matrices that can be factored, as data: samples of the families of linear algebra."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 
-from forge.testing.opinfo import OpInfo, register_opinfo
-from forge.testing.opinfos.specs import Spec, calls, errors, wrong
+from forge.testing.table import Value, op, t, wrong
 
 SOLVED = (torch.float32, torch.float64, torch.complex64)  # what torch's linear algebra takes
 
 
-def register(name: str, op: Any, samples: tuple, mistakes: tuple, **known: Any) -> None:
-    """The OpInfo of an operation on matrices."""
-    known = {"dtypes": SOLVED, **known}
-    register_opinfo(OpInfo(name, op, calls(*samples), errors(*mistakes), **known))
-
-
-@dataclass(frozen=True)
-class Matrices(Spec):
-    """Random matrices with a property, which `make` gives them."""
-
-    make: Callable[[torch.Tensor], torch.Tensor] = torch.clone
-
-    def tensor(self, info: OpInfo, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        x = self.make(info.tensor(self.shape, device, self.dtype or dtype) / 3)
-        return x.mT.clone(memory_format=torch.contiguous_format).mT if self.swapped else x
+register = partial(op, dtypes=SOLVED)
 
 
 def _near_diagonal(x: torch.Tensor) -> torch.Tensor:
-    """Of full rank; diagonal elements, eigenvalues and singular values are far from each other."""
+    """Return matrices of full rank, with diagonal elements, eigenvalues and singular values far from each other."""
     side = min(x.shape[-2:])
     x = x * 0.4
     x.diagonal(dim1=-2, dim2=-1).add_(torch.arange(2, side + 2, device=x.device))
@@ -41,24 +25,29 @@ def _hermitian(x: torch.Tensor) -> torch.Tensor:
     return _near_diagonal((x + x.mH) / 2)
 
 
-def regular(*shape: int, **options: Any) -> Matrices:
-    """Matrices of full rank, with singular values that are not near each other."""
-    return Matrices(shape, make=_near_diagonal, **options)
+def _matrices(make: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...], column_major: bool) -> Value:
+    x = (t(*shape) / 3).then(make)
+    return x.then(lambda x: x.mT.clone(memory_format=torch.contiguous_format).mT) if column_major else x
 
 
-def hermitian(*shape: int, **options: Any) -> Matrices:
-    """Symmetric or Hermitian, positive definite matrices."""
-    return Matrices(shape, make=_hermitian, **options)
+def regular(*shape: int, column_major: bool = False) -> Value:
+    """Return matrices of full rank, with singular values that are not near each other."""
+    return _matrices(_near_diagonal, shape, column_major)
 
 
-def lower(*shape: int, **options: Any) -> Matrices:
-    """Lower triangular matrices."""
-    return Matrices(shape, make=lambda x: _near_diagonal(x).tril(), **options)
+def hermitian(*shape: int, column_major: bool = False) -> Value:
+    """Return symmetric or Hermitian, positive definite matrices."""
+    return _matrices(_hermitian, shape, column_major)
 
 
-def singular(*shape: int, **options: Any) -> Matrices:
-    """Matrices whose last column is the first."""
-    return Matrices(shape, make=_last_as_first, **options)
+def lower(*shape: int, column_major: bool = False) -> Value:
+    """Return lower triangular matrices."""
+    return _matrices(lambda x: _near_diagonal(x).tril(), shape, column_major)
+
+
+def singular(*shape: int) -> Value:
+    """Return matrices whose last column is the first."""
+    return _matrices(_last_as_first, shape, False)
 
 
 def _last_as_first(x: torch.Tensor) -> torch.Tensor:
@@ -67,5 +56,5 @@ def _last_as_first(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-FLAT = wrong(Spec((3,)), match="2 dim|2 or more dim|Dimension out of range|at least 2")
-OBLONG = wrong(Spec((2, 3)), match="square")
+FLAT = wrong(t(3), match="2 dim|2 or more dim|Dimension out of range|at least 2")
+OBLONG = wrong(t(2, 3), match="square")

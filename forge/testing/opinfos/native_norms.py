@@ -1,58 +1,46 @@
 """OpInfos of the operators behind the normalizations."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from forge.testing.opinfo import Directive, OpInfo, register_opinfo, sample
-from forge.testing.opinfos.specs import calls, errors, t, wrong
+from forge.testing.opinfo import Directive
+from forge.testing.table import op, rounding, sample, t, wrong
 from forge.torch_internals.functions import torch_native_batch_norm_legit
 
 aten = torch.ops.aten
 NUMBERS = (bool, float)
 
-_ROUNDED = Directive(
-    "tolerance",
+_ROUNDED = rounding(
     "the decomposition computes in float32 what torch's kernels for a CPU round to half precision in between",
-    dtypes=(torch.bfloat16, torch.float16),
-    tolerance=(2e-2, 2e-2),
+    executors=None,
 )
 
-
-def _register(name: str, op: Callable, samples: tuple, mistakes: tuple, **known: Any) -> None:
-    known = {"directives": (_ROUNDED,), **known}
-    register_opinfo(OpInfo(name, op, calls(*samples), errors(*mistakes), **known))
+_op = partial(op, directives=(_ROUNDED,))
 
 
-_register(
+_op(
     "native_layer_norm",
-    torch.native_layer_norm,
-    (
-        sample(t(2, 3, 4), (4,), t(4), t(4), 1e-5),
-        sample(t(2, 3, 4), (3, 4), None, None, 1e-3),
-        sample(t(2, 3, 4, swapped=True), [4], weight=t(4), bias=None, eps=1e-5),
-    ),
-    (wrong(t(2, 3), (4,), None, None, 1e-5, match="Given normalized_shape"),),
+    sample(t(2, 3, 4), (4,), t(4), t(4), 1e-5),
+    sample(t(2, 3, 4), (3, 4), None, None, 1e-3),
+    sample(t(4, 3, 2).transpose(0, -1), [4], weight=t(4), bias=None, eps=1e-5),
+    wrong(t(2, 3), (4,), None, None, 1e-5, match="Given normalized_shape"),
 )
 
-_register(
+_op(
     "native_group_norm",
-    torch.native_group_norm,
-    (
-        sample(t(2, 6, 5), t(6), t(6), 2, 6, 5, 3, 1e-5),
-        sample(t(2, 6, 5, 4), None, None, 2, 6, 20, 2, 1e-3),
-        sample(t(2, 6), t(6), None, N=2, C=6, HxW=1, group=1, eps=1e-5),
-    ),
-    (
-        wrong(t(2, 6, 5), None, None, 2, 6, 4, 3, 1e-5, match="to have|expected|Expected"),
-        wrong(t(2, 6, 5), None, None, 2, 6, 5, 4, 1e-5, match="divisible by"),
-    ),
+    sample(t(2, 6, 5), t(6), t(6), 2, 6, 5, 3, 1e-5),
+    sample(t(2, 6, 5, 4), None, None, 2, 6, 20, 2, 1e-3),
+    sample(t(2, 6), t(6), None, N=2, C=6, HxW=1, group=1, eps=1e-5),
+    wrong(t(2, 6, 5), None, None, 2, 6, 4, 3, 1e-5, match="to have|expected|Expected"),
+    wrong(t(2, 6, 5), None, None, 2, 6, 5, 4, 1e-5, match="divisible by"),
 )
 
 
 def _updating(op: Callable) -> Callable:
-    """op on clones of the running statistics, which it returns, too."""
+    """Return op on clones of the running statistics, which it returns, too."""
 
     def run(*args: Any, **kwargs: Any) -> tuple:
         args = tuple(arg.clone() if i in (3, 4) and not isinstance(arg, NUMBERS) else arg for i, arg in enumerate(args))
@@ -74,34 +62,27 @@ _samples = (
     sample(t(4, 3), None, None, *_running, True, 0.5, 1e-3),
     sample(t(4, 3, 2, 2), t(3), None, *_running, False, 0.5, 1e-3),
 )
-_register(
-    "native_batch_norm", _updating(torch.native_batch_norm), _samples, _mistakes, symbols=("torch.native_batch_norm",)
-)
-_register(
+_op("native_batch_norm", _samples, _mistakes, wrap=_updating)
+_op(
     "_native_batch_norm_legit",
-    _updating(torch_native_batch_norm_legit),
-    (
-        *_samples,
-        sample(_x, *_parameters, True, 0.1, 1e-5),
-        sample(_x, None, None, training=True, momentum=0.1, eps=1e-5),
-    ),
+    _samples,
+    [sample(_x, *_parameters, True, 0.1, 1e-5), sample(_x, None, None, training=True, momentum=0.1, eps=1e-5)],
     _mistakes,
-    symbols=("torch._native_batch_norm_legit",),
+    op=_updating(torch_native_batch_norm_legit),
 )
-_register(
+_op(
     "aten._native_batch_norm_legit.no_stats",
-    aten._native_batch_norm_legit.no_stats,
-    (sample(_x, *_parameters, True, 0.1, 1e-5),),
-    (wrong(_x, t(4), None, True, 0.1, 1e-5, match="should contain", stricter="torch reads beyond the weight"),),
+    sample(_x, *_parameters, True, 0.1, 1e-5),
+    wrong(_x, t(4), None, True, 0.1, 1e-5, match="should contain", stricter="torch reads beyond the weight"),
 )
-_register(
+_op(
     "_batch_norm_with_update",
-    _updating(aten._batch_norm_with_update.default),
-    (sample(_x, *_parameters, *_running, 0.1, 1e-5), sample(t(4, 3), *_parameters, *_running, 0.5, 1e-3)),
-    (wrong(_x, t(4), None, *_running, 0.1, 1e-5, match="should contain", stricter="torch reads beyond the weight"),),
+    [sample(_x, *_parameters, *_running, 0.1, 1e-5), sample(t(4, 3), *_parameters, *_running, 0.5, 1e-3)],
+    wrong(_x, t(4), None, *_running, 0.1, 1e-5, match="should contain", stricter="torch reads beyond the weight"),
     symbols=("torch.ops.aten._batch_norm_with_update.default",),
     directives=(
         _ROUNDED,
         Directive("skip", "on a GPU it is an opaque call: what cuDNN keeps is not known", devices=("cuda",)),
     ),
+    op=_updating(aten._batch_norm_with_update.default),
 )

@@ -1,27 +1,17 @@
 """OpInfos of pooling, unfold and fold."""
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
-import torch.nn.functional as F
-
-from forge.testing.opinfo import Directive, OpInfo, Sample, register_opinfo, sample
-from forge.testing.opinfos.specs import Spec, calls, errors, t, wrong
+from forge.testing.opinfo import Sample
+from forge.testing.table import Value, op, rounding, sample, t, wrong
 
 _LENGTHS = (8, 7, 6)
 
 
-def _register(name: str, op: Callable, samples: tuple, mistakes: tuple, **known: Any) -> None:
-    register_opinfo(OpInfo(name, op, calls(*samples), errors(*mistakes), **known))
-
-
-def _image(count: int, *batch: int) -> Spec:
+def _image(count: int, *batch: int) -> Value:
     return t(*batch, *_LENGTHS[:count])
 
 
 def _windows(count: int) -> tuple[Sample, ...]:
-    """Every option that max_pool and avg_pool share."""
+    """Return rows of every option that max_pool and avg_pool share."""
     x = _image(count, 2, 3)
     return (
         sample(x, 2),
@@ -44,19 +34,20 @@ def _window_errors(count: int) -> tuple:
 
 for _count in (1, 2, 3):
     _pooled = (*_windows(_count), sample(_image(_count, 2, 3), 2, 1, 0, 2))
-    _register(
+    op(
         f"nn.functional.max_pool{_count}d",
-        getattr(F, f"max_pool{_count}d"),
-        (*_pooled, sample(_image(_count, 2, 3), 2, return_indices=True)),
+        _pooled,
+        sample(_image(_count, 2, 3), 2, return_indices=True),
         _window_errors(_count),
         symbols=(f"torch.nn.functional.max_pool{_count}d_with_indices",),
     )
-    _register(f"max_pool{_count}d", getattr(torch, f"max_pool{_count}d"), _pooled[:3], _window_errors(_count)[:2])
+    op(f"max_pool{_count}d", _pooled[:3], _window_errors(_count)[:2])
     _divisor = () if _count == 1 else (sample(_image(_count, 2, 3), 2, divisor_override=3),)
-    _register(
+    op(
         f"nn.functional.avg_pool{_count}d",
-        getattr(F, f"avg_pool{_count}d"),
-        (*_windows(_count), sample(_image(_count, 2, 3), 3, 2, 1, True, False), *_divisor),
+        _windows(_count),
+        sample(_image(_count, 2, 3), 3, 2, 1, True, False),
+        _divisor,
         _window_errors(_count),
     )
     _sizes = ((1,) * _count, (3,) * _count, (2, None, 1)[:_count])
@@ -68,60 +59,34 @@ for _count in (1, 2, 3):
         sample(_image(_count, 0), 2),
     )
     _rank = wrong(t(*(3,) * (_count + 3)), 2, match=f"Expected {_count + 1}D or {_count + 2}D")
-    _register(
-        f"nn.functional.adaptive_avg_pool{_count}d",
-        getattr(F, f"adaptive_avg_pool{_count}d"),
-        (*_adaptive, sample(_image(_count, 2, 0), 1)),
-        (_rank,),
-    )
-    _register(
+    op(f"nn.functional.adaptive_avg_pool{_count}d", _adaptive, sample(_image(_count, 2, 0), 1), _rank)
+    op(
         f"nn.functional.adaptive_max_pool{_count}d",
-        getattr(F, f"adaptive_max_pool{_count}d"),
-        (*_adaptive, sample(_image(_count, 2, 3), 2, return_indices=True)),
-        (_rank,),
+        _adaptive,
+        sample(_image(_count, 2, 3), 2, return_indices=True),
+        _rank,
         symbols=(f"torch.nn.functional.adaptive_max_pool{_count}d_with_indices",),
     )
-    _register(
+    op(
         f"nn.functional.lp_pool{_count}d",
-        getattr(F, f"lp_pool{_count}d"),
-        (
-            sample(_image(_count, 2, 3), 2, 3),
-            sample(_image(_count, 2, 3), 3.0, 2 if _count == 1 else (2,) * _count, 2, True),
-            sample(_image(_count, 3), 1, 2),
-        ),
-        (wrong(t(2, 3, *(4,) * _count), 2, 5, match="too small"),),
+        sample(_image(_count, 2, 3), 2, 3),
+        sample(_image(_count, 2, 3), 3.0, 2 if _count == 1 else (2,) * _count, 2, True),
+        sample(_image(_count, 3), 1, 2),
+        wrong(t(2, 3, *(4,) * _count), 2, 5, match="too small"),
         domain=(0.1, 3.0),
-        directives=(
-            Directive(
-                "tolerance",
-                "the decomposition's powers round at other places",
-                executors=("torch-prims",),
-                dtypes=(torch.bfloat16, torch.float16),
-                tolerance=(3e-2, 3e-2),
-            ),
-        ),
+        directives=(rounding("the decomposition's powers round at other places", 3e-2, 3e-2),),
     )
 
-_register(
+op(
     "nn.functional.unfold",
-    F.unfold,
-    (
-        sample(t(2, 3, 8, 9), (3, 2), padding=1),
-        sample(t(3, 8, 9), 2, 2, 1, 2),
-        sample(t(2, 3, 4, 4), 2, stride=(1, 2)),
-    ),
-    (wrong(t(2, 3, 4, 4), 5, match="too small|at least one"), wrong(t(2, 3, 4, 4), 0, match="greater than zero")),
+    [sample(t(2, 3, 8, 9), (3, 2), padding=1), sample(t(3, 8, 9), 2, 2, 1, 2), sample(t(2, 3, 4, 4), 2, stride=(1, 2))],
+    [wrong(t(2, 3, 4, 4), 5, match="too small|at least one"), wrong(t(2, 3, 4, 4), 0, match="greater than zero")],
 )
-_register(
+op(
     "nn.functional.fold",
-    F.fold,
-    (
-        sample(t(2, 12, 12), (4, 5), 2),
-        sample(t(12, 12), (4, 5), (2, 2)),
-        sample(t(2, 12, 9), (4, 4), (2, 2), padding=1, stride=2),
-    ),
-    (
-        wrong(t(2, 12, 11), (4, 5), 2, match="sliding blocks"),
-        wrong(t(2, 11, 12), (4, 5), 2, match="divisible by the product"),
-    ),
+    sample(t(2, 12, 12), (4, 5), 2),
+    sample(t(12, 12), (4, 5), (2, 2)),
+    sample(t(2, 12, 9), (4, 4), (2, 2), padding=1, stride=2),
+    wrong(t(2, 12, 11), (4, 5), 2, match="sliding blocks"),
+    wrong(t(2, 11, 12), (4, 5), 2, match="divisible by the product"),
 )

@@ -1,69 +1,42 @@
 """OpInfos of the random functions that torch's library draws as a whole: under one seed, eager's bits."""
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
-import torch
-import torch.nn.functional as F
+from forge.testing.opinfo import REAL
+from forge.testing.table import on_a_clone, op, sample, t, unary, wrong
 
-from forge.testing.opinfo import REAL, ErrorGenerator, OpInfo, SampleGenerator, register_opinfo, sample
-from forge.testing.opinfos.cases import cases, errors, of_input
-from forge.testing.opinfos.random import filling
-
-
-def _register(name: str, op: Callable, samples: SampleGenerator, wrong: ErrorGenerator, **known: Any) -> None:
-    register_opinfo(OpInfo(name, op, samples, wrong, **known))
-
-
-def _fills(name: str, calls: SampleGenerator, wrong: ErrorGenerator, **known: Any) -> None:
-    _register(f"Tensor.{name}", filling(name), calls, wrong, symbols=(f"torch.Tensor.{name}",), **known)
-
-
-_fills(
-    "cauchy_",
-    cases(*of_input((2, 3), (), (0, 3)), lambda make: sample(make(4), 1.0, 2.0), lambda make: sample(make(4), sigma=3)),
-    errors((lambda make: sample(make(3), 0, -1.0), RuntimeError, "sigma > 0")),
+_fill = partial(op, wrap=on_a_clone)
+_fill(
+    "Tensor.cauchy_",
+    unary((2, 3), (), (0, 3)),
+    [sample(t(4), 1.0, 2.0), sample(t(4), sigma=3)],
+    wrong(t(3), 0, -1.0, match="sigma > 0"),
 )
-_fills(
-    "geometric_",
-    cases(*of_input((2, 3), (), (0, 3), p=0.3), lambda make: sample(make(4), 0.9)),
-    errors((lambda make: sample(make(3), 2.0), RuntimeError, "expects p to be in")),
+_fill(
+    "Tensor.geometric_",
+    unary((2, 3), (), (0, 3), p=0.3),
+    sample(t(4), 0.9),
+    wrong(t(3), 2.0, match="expects p to be in"),
     dtypes=REAL,
 )
-_fills(
-    "log_normal_",
-    cases(*of_input((2, 3), (), (0, 3)), lambda make: sample(make(4), 0.0, 0.5), lambda make: sample(make(4), std=3)),
-    errors((lambda make: sample(make(3), 0, -1.0), RuntimeError, "std > 0")),
+_fill(
+    "Tensor.log_normal_",
+    unary((2, 3), (), (0, 3)),
+    [sample(t(4), 0.0, 0.5), sample(t(4), std=3)],
+    wrong(t(3), 0, -1.0, match="std > 0"),
 )
-_no_tensor = (lambda make: sample("x"), TypeError, "must be Tensor")
-_register(
-    "poisson",
-    torch.poisson,
-    cases(*of_input((2, 3), (), (0, 3))),
-    errors(_no_tensor),
-    domain=(0, 9),
+_no_tensor = wrong("x", error=TypeError, match="must be Tensor")
+op("poisson", unary((2, 3), (), (0, 3)), _no_tensor, domain=(0, 9))
+_crossed = wrong(t(3), 0.5, 0.1, match="Lower bound should be less")
+op(
+    "nn.functional.rrelu rrelu",
+    unary((2, 3), (), (0, 3)),
+    [sample(t(20), training=True), sample(t(4, 5), 0.2, 0.4, True), sample(t(4), 0.2, 0.6)],
+    _crossed,
 )
-_crossed = (lambda make: sample(make(3), 0.5, 0.1), RuntimeError, "Lower bound should be less")
-for _name, _op in (("nn.functional.rrelu", F.rrelu), ("rrelu", torch.rrelu)):
-    _register(
-        _name,
-        _op,
-        cases(
-            *of_input((2, 3), (), (0, 3)),
-            lambda make: sample(make(20), training=True),
-            lambda make: sample(make(4, 5), 0.2, 0.4, True),
-            lambda make: sample(make(4), 0.2, 0.6),
-        ),
-        errors(_crossed),
-    )
-_register(
+op(
     "nn.functional.gumbel_softmax",
-    F.gumbel_softmax,
-    cases(
-        *of_input((2, 3), (4,), (0, 3)),
-        lambda make: sample(make(3, 4), tau=0.5, dim=0),
-        lambda make: sample(make(3, 4), 2.0, hard=True),
-        lambda make: sample(make(2, 3, 4), hard=True, dim=1),
-    ),
-    errors((lambda make: sample(make(3), dim=2), IndexError, "out of range")),
+    unary((2, 3), (4,), (0, 3)),
+    [sample(t(3, 4), tau=0.5, dim=0), sample(t(3, 4), 2.0, hard=True), sample(t(2, 3, 4), hard=True, dim=1)],
+    wrong(t(3), dim=2, error=IndexError, match="out of range"),
 )

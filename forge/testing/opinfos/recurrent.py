@@ -5,16 +5,8 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import (
-    NO_COMPLEX_ON_A_GPU,
-    Directive,
-    ErrorSample,
-    OpInfo,
-    Sample,
-    register_opinfo,
-    sample,
-)
-from forge.testing.opinfos.specs import Spec, calls, errors, t, wrong
+from forge.testing.opinfo import NO_COMPLEX_ON_A_GPU, Directive, ErrorSample, Sample
+from forge.testing.table import Value, op, rounding, sample, t, wrong
 
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _REAL = (torch.float32, torch.float64)
@@ -32,13 +24,13 @@ _OTHER_NUMBERS = tuple(
 )
 
 
-def _small(*shape: int) -> Spec:
-    """Weights with which no gate saturates."""
+def _small(*shape: int) -> Value:
+    """Return weights with which no gate saturates."""
     return t(*shape, low=-1, high=1)
 
 
-def _weights(kind: str, width: int, hidden: int, projected: int, bias: bool) -> Iterator[Spec]:
-    """The parameters of one layer in one direction."""
+def _weights(kind: str, width: int, hidden: int, projected: int, bias: bool) -> Iterator[Value]:
+    """Yield the parameters of one layer in one direction."""
     gates = _GATES[kind] * hidden
     yield from (_small(gates, width), _small(gates, projected or hidden))
     if bias:
@@ -83,31 +75,25 @@ def _mistakes(kind: str) -> Iterator[ErrorSample]:
 
 for _kind in _GATES:
     _more = (_call(_kind, projected=2), _call(_kind, projected=2, both=True, layers=2)) if _kind == "lstm" else ()
-    register_opinfo(
-        OpInfo(
-            _kind,
-            getattr(torch, _kind),
-            calls(
-                _call(_kind),
-                _call(_kind, layers=2, both=True, first=True),
-                _call(_kind, layers=2, bias=False, train=False, dropout=0.5),
-                _call(_kind, steps=1),
-                *_more,
-            ),
-            errors(*_mistakes(_kind)),
-            dtypes=_DTYPES[_kind],
-            directives=_DIRECTIVES[_kind],
-        )
+    op(
+        _kind,
+        _call(_kind),
+        _call(_kind, layers=2, both=True, first=True),
+        _call(_kind, layers=2, bias=False, train=False, dropout=0.5),
+        _call(_kind, steps=1),
+        _more,
+        _mistakes(_kind),
+        dtypes=_DTYPES[_kind],
+        directives=_DIRECTIVES[_kind],
+        op=getattr(torch, _kind),
     )
-    register_opinfo(
-        OpInfo(
-            f"{_kind}.dropout",
-            getattr(torch, _kind),
-            calls(_call(_kind, layers=2, dropout=0.5)),
-            errors(*_mistakes(_kind)),
-            dtypes=_REAL,
-            directives=_OTHER_NUMBERS,
-        )
+    op(
+        f"{_kind}.dropout",
+        _call(_kind, layers=2, dropout=0.5),
+        _mistakes(_kind),
+        dtypes=_REAL,
+        directives=_OTHER_NUMBERS,
+        op=getattr(torch, _kind),
     )
 
 
@@ -119,21 +105,16 @@ def _cell_call(kind: str, *, bias: bool = True) -> Sample:
 
 for _kind in _GATES:
     _wrong = _cell_call(_kind)
-    register_opinfo(
-        OpInfo(
-            f"{_kind}_cell",
-            getattr(torch, f"{_kind}_cell"),
-            calls(_cell_call(_kind), _cell_call(_kind, bias=False)),
-            errors(wrong(t(2, 4), *_wrong.args[1:], match="cannot be multiplied")),
-            dtypes=(*_DTYPES[_kind], torch.bfloat16),
-            directives=(
-                *_DIRECTIVES[_kind],
-                Directive(
-                    "tolerance",
-                    "the decomposition rounds to half precision at other places",
-                    dtypes=(torch.bfloat16,),
-                    tolerance=(2e-2, 2e-2),
-                ),
+    op(
+        f"{_kind}_cell",
+        _cell_call(_kind),
+        _cell_call(_kind, bias=False),
+        wrong(t(2, 4), *_wrong.args[1:], match="cannot be multiplied"),
+        dtypes=(*_DTYPES[_kind], torch.bfloat16),
+        directives=(
+            *_DIRECTIVES[_kind],
+            rounding(
+                "the decomposition rounds to half precision at other places", dtypes=(torch.bfloat16,), executors=None
             ),
-        )
+        ),
     )

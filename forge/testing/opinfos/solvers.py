@@ -2,102 +2,75 @@
 
 import torch
 
-from forge.testing.opinfo import REAL, sample
-from forge.testing.opinfos.cases import register_computed
-from forge.testing.opinfos.matrices import FLAT, OBLONG, Matrices, register, regular
-from forge.testing.opinfos.specs import given, t, wrong
+from forge.testing.opinfo import REAL
+from forge.testing.opinfos.matrices import FLAT, OBLONG, register, regular
+from forge.testing.table import Value, register_computed, sample, t, values, wrong
 
-_SQUARE = (
-    sample(regular(3, 3)),
-    sample(regular(2, 1, 4, 4)),
-    sample(regular(3, 3, swapped=True)),
-    sample(t(0, 0)),
+
+def _near_identity(*shape: int, side: int) -> Value:
+    """Return the identity of `side` dims, reshaped and disturbed."""
+    return (t(*shape) / 3 * 0.3).then(lambda x: x + torch.eye(side, device=x.device).reshape(x.shape))
+
+
+register(
+    "linalg.inv inverse linalg.inv_ex",
+    [sample(regular(3, 3)), sample(regular(2, 1, 4, 4)), sample(regular(3, 3, column_major=True)), sample(t(0, 0))],
+    FLAT,
+    OBLONG,
 )
-for _name, _op in {
-    "linalg.inv": torch.linalg.inv,
-    "inverse": torch.inverse,
-    "linalg.inv_ex": torch.linalg.inv_ex,
-}.items():
-    register(_name, _op, _SQUARE, (FLAT, OBLONG))
 _SYSTEMS = (
     sample(regular(3, 3), t(3, 2)),
     sample(regular(3, 3), t(3)),
     sample(regular(2, 3, 3), t(2, 3)),
-    sample(regular(2, 3, 3, swapped=True), t(3, 1)),
+    sample(regular(2, 3, 3, column_major=True), t(3, 1)),
     sample(regular(3, 3), t(4, 3, 2)),
     sample(regular(3, 3), t(2, 3), left=False),
     sample(t(0, 0), t(0, 2)),
 )
 _MISFITS = (wrong(t(2, 3), t(3), match="square"), wrong(regular(3, 3), t(2, 2), match="ncompatible shapes"))
-register("linalg.solve", torch.linalg.solve, _SYSTEMS, _MISFITS)
-register(
-    "linalg.solve_ex", torch.linalg.solve_ex, (*_SYSTEMS, sample(regular(3, 3), t(3), check_errors=True)), _MISFITS
-)
+register("linalg.solve", _SYSTEMS, _MISFITS)
+register("linalg.solve_ex", _SYSTEMS, sample(regular(3, 3), t(3), check_errors=True), _MISFITS)
 register(
     "linalg.tensorinv",
-    torch.linalg.tensorinv,
-    (
-        sample(Matrices((2, 3, 6), make=lambda x: _near_identity(x, 6))),
-        sample(Matrices((4, 2, 2), make=lambda x: _near_identity(x, 4)), ind=1),
-    ),
-    (wrong(t(2, 3, 5), match="satisfy the requirement"), wrong(t(2, 2), 0, match="positive integer")),
+    [sample(_near_identity(2, 3, 6, side=6)), sample(_near_identity(4, 2, 2, side=4), ind=1)],
+    [wrong(t(2, 3, 5), match="satisfy the requirement"), wrong(t(2, 2), 0, match="positive integer")],
 )
-
-
-def _near_identity(x: torch.Tensor, side: int) -> torch.Tensor:
-    return x * 0.3 + torch.eye(side, device=x.device).reshape(x.shape)
 
 
 register(
     "linalg.tensorsolve",
-    torch.linalg.tensorsolve,
-    (
-        sample(Matrices((2, 3, 6), make=lambda x: _near_identity(x, 6)), t(2, 3)),
-        sample(Matrices((2, 6, 3), make=lambda x: _near_identity(x, 6)), t(2, 3), dims=(1,)),
-    ),
-    (wrong(t(2, 3, 5), t(2, 3), match="satisfy the requirement"),),
+    [sample(_near_identity(2, 3, 6, side=6), t(2, 3)), sample(_near_identity(2, 6, 3, side=6), t(2, 3), dims=(1,))],
+    wrong(t(2, 3, 5), t(2, 3), match="satisfy the requirement"),
 )
 register(
     "matrix_exp",
-    torch.linalg.matrix_exp,
-    (
-        sample(t(3, 3, low=-1, high=1)),
-        sample(t(2, 4, 4, low=-1, high=1)),
-        sample(t(3, 3, swapped=True)),
-        sample(t(0, 0)),
-    ),
-    (FLAT, OBLONG),
+    [sample(t(3, 3, low=-1, high=1)), sample(t(2, 4, 4, low=-1, high=1)), sample(t(3, 3).t()), sample(t(0, 0))],
+    FLAT,
+    OBLONG,
+    op=torch.linalg.matrix_exp,
 )
 register(
     "linalg.matrix_power",
-    torch.linalg.matrix_power,
-    (*[sample(regular(3, 3), n) for n in (2, 0, 1, 3, 6, -1, -2)], sample(regular(2, 3, 3, swapped=True), 5)),
-    (wrong(t(3), 2, match="at least 2 dim"), wrong(t(2, 3), 2, match="square")),
+    *[sample(regular(3, 3), n) for n in (2, 0, 1, 3, 6, -1, -2)],
+    sample(regular(2, 3, 3, column_major=True), 5),
+    [wrong(t(3), 2, match="at least 2 dim"), wrong(t(2, 3), 2, match="square")],
 )
 register(
     "linalg.vecdot",
-    torch.linalg.vecdot,
-    (sample(t(3), t(3)), sample(t(2, 3), t(3)), sample(t(4, 3), t(4, 1), dim=0), sample(t(2, 0), t(2, 0))),
-    (wrong(t(3, dtype=torch.int64), t(3, dtype=torch.int64), match="floating point or complex"),),
+    [sample(t(3), t(3)), sample(t(2, 3), t(3)), sample(t(4, 3), t(4, 1), dim=0), sample(t(2, 0), t(2, 0))],
+    wrong(t(3, dtype=torch.int64), t(3, dtype=torch.int64), match="floating point or complex"),
     dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64),
 )
 register(
     "linalg.vander",
-    torch.linalg.vander,
-    (sample(t(3)), sample(t(2, 3)), sample(t(3), N=5), sample(t(3), N=2), sample(t(), N=2)),
-    (wrong(t(3), N=1, match="greater than 1"), wrong(given(True, False, dtype=torch.bool), match="but got")),
+    [sample(t(3)), sample(t(2, 3)), sample(t(3), N=5), sample(t(3), N=2), sample(t(), N=2)],
+    [wrong(t(3), N=1, match="greater than 1"), wrong(values([True, False], torch.bool), match="but got")],
     dtypes=(*REAL[:2], torch.int64, torch.complex64),
 )
 register(
     "linalg.diagonal",
-    torch.linalg.diagonal,
-    (
-        sample(t(3, 4)),
-        sample(t(2, 3, 4), offset=1),
-        sample(t(2, 3, 4), offset=-1, dim1=0, dim2=2),
-        sample(t(3, 3, swapped=True)),
-    ),
-    (wrong(t(3, 3), dim1=1, dim2=1, match="cannot be identical"),),
+    [sample(t(3, 4)), sample(t(2, 3, 4), offset=1), sample(t(2, 3, 4), offset=-1, dim1=0, dim2=2), sample(t(3, 3).t())],
+    wrong(t(3, 3), dim1=1, dim2=1, match="cannot be identical"),
     dtypes=(*REAL, torch.complex64),
 )
 register_computed(("linalg.diagonal",))

@@ -1,12 +1,12 @@
 """OpInfos of the windows of signals, which take no tensor: what each gives is added to one."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from forge.testing.opinfo import FLOATS, Directive, OpInfo, register_opinfo, sample
-from forge.testing.opinfos.specs import calls, errors, t, wrong
+from forge.testing.table import op, rounding, sample, t, wrong
 
 
 def _beside(function: Callable) -> Callable:
@@ -17,32 +17,12 @@ def _beside(function: Callable) -> Callable:
 
 
 _LENGTHS = (sample(t(1), 7), sample(t(1), 8, False), sample(t(1), 1), sample(t(1), 0), sample(t(1), 6, periodic=True))
-_MORE = {
-    "bartlett_window": (),
-    "blackman_window": (),
-    "hamming_window": (sample(t(1), 6, True, 0.6, 0.3),),
-    "hann_window": (),
-    "kaiser_window": (sample(t(1), 6, False, 3.0), sample(t(1), 6, True, beta=0.0)),
-}
-_ROUNDED = Directive(
-    "tolerance",
-    "both round to half precision after each step, and the terms of a window cancel near its ends",
-    executors=("torch-prims",),
-    dtypes=(torch.bfloat16, torch.float16),
-    tolerance=(2e-2, 2e-2),
-)
-for _name, _samples in _MORE.items():
-    register_opinfo(
-        OpInfo(
-            _name,
-            _beside(getattr(torch, _name)),
-            calls(*_LENGTHS, *_samples),
-            errors(
-                wrong(t(1), -1, match="non-negative window_length"),
-                wrong(t(1), 3, dtype=torch.int64, match="floating point dtypes"),
-            ),
-            dtypes=FLOATS,
-            symbols=(f"torch.{_name}",),
-            directives=(_ROUNDED,),
-        )
-    )
+_ROUNDED = rounding("both round to half precision after each step, and the terms of a window cancel near its ends")
+_ERRORS = [
+    wrong(t(1), -1, match="non-negative window_length"),
+    wrong(t(1), 3, dtype=torch.int64, match="floating point dtypes"),
+]
+_op = partial(op, family=_ERRORS, wrap=_beside, directives=(_ROUNDED,))
+_op("bartlett_window blackman_window hann_window", _LENGTHS)
+_op("hamming_window", [*_LENGTHS, sample(t(1), 6, True, 0.6, 0.3)])
+_op("kaiser_window", [*_LENGTHS, sample(t(1), 6, False, 3.0), sample(t(1), 6, True, beta=0.0)])

@@ -54,6 +54,6 @@ def _indent(line: str) -> int:
     why="a kernel's loop may read memory that other threads have not written yet",
     upstream="torch/_inductor/codegen/triton.py, TritonKernel.codegen_kernel",
 )
-def inserted(self: TritonKernel, *args: Any, **options: Any) -> str:
+def insert_barriers(self: TritonKernel, *args: Any, **options: Any) -> str:
     """Return the text of a kernel with barriers."""
-    return with_barriers(inserted.original(self, *args, **options))
+    return with_barriers(insert_barriers.original(self, *args, **options))

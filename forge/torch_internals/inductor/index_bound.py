@@ -30,8 +30,8 @@ class LongIndex(NotImplementedError):
     why="sympy takes minutes to simplify a long index, or does not end",
     upstream="torch/_inductor/sizevars.py, simplify_index_in_vec_range (codegen/cpp.py before torch 2.13)",
 )
-def bounded(index: sympy.Expr, *loop: Any) -> sympy.Expr:
+def bound_index(index: sympy.Expr, *loop: Any) -> sympy.Expr:
     """Return a simplified index. Raises LongIndex for one of more than LONGEST terms."""
     if next(islice(sympy.preorder_traversal(index), LONGEST, None), None) is not None:
         raise LongIndex(f"an index in a tensor has more than {LONGEST} terms")
-    return bounded.original(index, *loop)
+    return bound_index.original(index, *loop)

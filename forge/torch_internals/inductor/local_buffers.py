@@ -22,12 +22,12 @@ from forge.torch_internals.patch import Scope, patch
     why="kernels that share tiled loops keep one row of several in a local buffer: wrong values",
     upstream="torch/_inductor/codegen/cpp.py, OuterLoopFusedSchedulerNode.check_outer_fusion_loop_level_attr",
 )
-def untiled(self: OuterLoopFusedSchedulerNode, kernels: list[Any], depth: int) -> bool:
+def share_outer_loops(self: OuterLoopFusedSchedulerNode, kernels: list[Any], depth: int) -> bool:
     """Return whether kernels may share their outer loops: with local buffers, only where these are not tiled."""
     context = V.local_buffer_context
     if isinstance(context, LocalBufferContext) and context.local_buffers and _are_tiled(kernels, depth):
         return False
-    return untiled.original(self, kernels, depth)
+    return share_outer_loops.original(self, kernels, depth)
 
 
 def _are_tiled(kernels: list[Any], depth: int) -> bool:

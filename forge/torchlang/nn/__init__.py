@@ -5,8 +5,6 @@ from forge.torchlang.nn.attention import *  # noqa: F403
 from forge.torchlang.nn.conv import *  # noqa: F403
 from forge.torchlang.nn.ctc import *  # noqa: F403
 from forge.torchlang.nn.embedding import *  # noqa: F403
-from forge.torchlang.nn.embedding_bag import *  # noqa: F403
-from forge.torchlang.nn.fractional import *  # noqa: F403
 from forge.torchlang.nn.head import *  # noqa: F403
 from forge.torchlang.nn.kernels import *  # noqa: F403
 from forge.torchlang.nn.loss import *  # noqa: F403
@@ -18,4 +16,3 @@ from forge.torchlang.nn.pooling import *  # noqa: F403
 from forge.torchlang.nn.recurrent import *  # noqa: F403
 from forge.torchlang.nn.resample import *  # noqa: F403
 from forge.torchlang.nn.softmax import *  # noqa: F403
-from forge.torchlang.nn.unpool import *  # noqa: F403

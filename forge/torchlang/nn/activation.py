@@ -12,19 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Number, Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Number, Symbol, TensorProxy, get_grad, needs_grad, put_grad, register_grad
+from forge.prims.core import torch_check
 from forge.torch_internals.functions import nn_gelu_, torch_nn_module
 from forge.torchlang import elementwise
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor
 
 aten = torch.ops.aten
 _nn = torch_nn_module
 
 
 def _wide(op: str, input: TensorProxy) -> TensorProxy:
-    """A floating point input, in the precision that torch computes in."""
-    check_tensor(op, input=input)
+    """Return a floating point input, in the precision that torch computes in."""
     prims.check_dtype(op, input, prims.FLOAT)
     return clang.widen(input)
 
@@ -39,48 +38,33 @@ def _backward_wide(grad_output: TensorProxy, self: TensorProxy) -> tuple[TensorP
 @torchsymbol(torch.relu, Tensor.relu, F.relu, inplace=(torch.relu_, Tensor.relu_), inplace_position=1)
 def relu(input: TensorProxy) -> TensorProxy:
     """max(input, 0)."""
-    check_tensor("relu", input=input)
-    check(input.dtype != torch.bool, lambda: f"relu: Boolean inputs not supported for relu: {input}", RuntimeError)
+    torch_check(input.dtype != torch.bool, lambda: f"relu: Boolean inputs not supported for relu: {input}")
     return clang.maximum(input, 0)
 
 
 @torchsymbol(aten.threshold_backward.default)
 def threshold_backward(grad_output: TensorProxy, self: TensorProxy, threshold: Number) -> TensorProxy:
-    """The gradient where self > threshold, else 0. Source: aten.threshold_backward."""
+    """Return the gradient where self > threshold, else 0. Source: aten.threshold_backward."""
     return clang.where(self <= threshold, 0, clang.convert(grad_output, clang.compute_dtype(grad_output, self)))
 
 
-@register_grad(relu)
-def _relu_grad(input: TensorProxy) -> TensorProxy:
-    out = relu(input)
-    put_grad(input, threshold_backward(get_grad(out), out, 0))
-    return out
+prims.register_vjp(relu, input=lambda g, out: threshold_backward(g, out, 0))
 
 
 @torchsymbol(torch.threshold, F.threshold, inplace=torch.threshold_, inplace_position=3)
 def threshold(input: TensorProxy, threshold: Number, value: Number) -> TensorProxy:
     """input where it is above threshold, else value."""
-    check_tensor("threshold", input=input)
     out = clang.where(input <= threshold, value, input)
     return clang.convert(out, input.dtype)
 
 
-def _register_threshold(symbol: Symbol) -> None:
-    @register_grad(symbol)
-    def rule(input: TensorProxy, threshold: Number, value: Number) -> TensorProxy:
-        out = symbol(input, threshold, value)
-        put_grad(input, threshold_backward(get_grad(out), input, threshold))
-        return out
-
-
-_register_threshold(threshold)
+prims.register_vjp(threshold, input=lambda g, input, threshold: threshold_backward(g, input, threshold))
 
 
 @torchsymbol(F.hardtanh, _nn.hardtanh, inplace=_nn.hardtanh_, inplace_position=3)
 def hardtanh(input: TensorProxy, min_val: float = -1.0, max_val: float = 1.0) -> TensorProxy:
     """input limited to [min_val, max_val]."""
-    check_tensor("hardtanh", input=input)
-    check(input.dtype != torch.bool, lambda: f"hardtanh: Bool inputs not supported for hardtanh: {input}", RuntimeError)
+    torch_check(input.dtype != torch.bool, lambda: f"hardtanh: Bool inputs not supported for hardtanh: {input}")
     if clang.category(input.dtype) == 1:
         min_val, max_val = int(min_val), int(max_val)
     return clang.minimum(clang.maximum(input, min_val), max_val)
@@ -88,29 +72,20 @@ def hardtanh(input: TensorProxy, min_val: float = -1.0, max_val: float = 1.0) ->
 
 @torchsymbol(aten.hardtanh_backward.default)
 def hardtanh_backward(grad_output: TensorProxy, self: TensorProxy, min_val: float, max_val: float) -> TensorProxy:
-    """The gradient strictly between the limits, else 0."""
+    """Return the gradient strictly between the limits, else 0."""
     return clang.where((self <= min_val) | (self >= max_val), 0, grad_output)
 
 
-@register_grad(hardtanh)
-def _hardtanh_grad(input: TensorProxy, min_val: float = -1.0, max_val: float = 1.0) -> TensorProxy:
-    out = hardtanh(input, min_val, max_val)
-    put_grad(input, hardtanh_backward(get_grad(out), input, min_val, max_val))
-    return out
+prims.register_vjp(hardtanh, input=lambda g, input, min_val, max_val: hardtanh_backward(g, input, min_val, max_val))
 
 
 @torchsymbol(F.relu6, _nn.relu6, inplace=_nn.relu6_, inplace_position=1)
 def relu6(input: TensorProxy) -> TensorProxy:
     """input limited to [0, 6]."""
-    check_tensor("relu6", input=input)
     return clang.minimum(clang.maximum(input, 0), 6)
 
 
-@register_grad(relu6)
-def _relu6_grad(input: TensorProxy) -> TensorProxy:
-    out = relu6(input)
-    put_grad(input, hardtanh_backward(get_grad(out), input, 0, 6))
-    return out
+prims.register_vjp(relu6, input=lambda g, input: hardtanh_backward(g, input, 0, 6))
 
 
 @torchsymbol(F.leaky_relu, _nn.leaky_relu, inplace=_nn.leaky_relu_, inplace_position=2)
@@ -124,41 +99,33 @@ def leaky_relu(input: TensorProxy, negative_slope: Number = 0.01) -> TensorProxy
 def leaky_relu_backward(
     grad_output: TensorProxy, self: TensorProxy, negative_slope: Number, self_is_result: bool
 ) -> TensorProxy:
-    """The gradient, times negative_slope where self is not positive."""
+    """Return the gradient, times negative_slope where self is not positive."""
     g, x = _backward_wide(grad_output, self)
     return clang.convert(clang.where(x > 0, g, g * negative_slope), self.dtype)
 
 
-@register_grad(leaky_relu)
-def _leaky_relu_grad(input: TensorProxy, negative_slope: Number = 0.01) -> TensorProxy:
-    out = leaky_relu(input, negative_slope)
-    put_grad(input, leaky_relu_backward(get_grad(out), input, negative_slope, False))
-    return out
+prims.register_vjp(
+    leaky_relu, input=lambda g, input, negative_slope: leaky_relu_backward(g, input, negative_slope, False)
+)
 
 
 @torchsymbol(torch.prelu, Tensor.prelu)
 def prelu(input: TensorProxy, weight: TensorProxy) -> TensorProxy:
     """input, times weight where it is negative. Shapes: weight has one element, or one for each of input's channels."""
-    check_tensor("prelu", input=input, weight=weight)
     return clang.where(input > 0, input, _weight_of_channels(input, weight) * input)
 
 
 def _weight_of_channels(input: TensorProxy, weight: TensorProxy) -> TensorProxy:
-    check(
-        weight.ndim <= 1,
-        lambda: f"prelu: Expected `weight` to be a scalar or 1D tensor, but it is {weight}",
-        RuntimeError,
-    )
+    torch_check(weight.ndim <= 1, lambda: f"prelu: Expected `weight` to be a scalar or 1D tensor, but it is {weight}")
     if weight.ndim == 0 or prims.known(weight.shape[0] == 1):
         return weight
     channels = input.shape[1] if input.ndim > 1 else 1
-    check(
+    torch_check(
         input.ndim > 0 and prims.same(weight.shape[0], channels),
         lambda: (
             f"prelu: Mismatch of parameter numbers and input channel size: {weight} has {weight.shape[0]} "
             f"parameters, {input} has {channels} channels"
         ),
-        RuntimeError,
     )
     return clang.reshape(weight, (weight.shape[0],) + (1,) * (input.ndim - 2)) if input.ndim > 1 else weight
 
@@ -210,7 +177,7 @@ def selu(input: TensorProxy) -> TensorProxy:
 @torchsymbol(torch.celu, F.celu, inplace=torch.celu_, inplace_position=2)
 def celu(input: TensorProxy, alpha: Number = 1.0) -> TensorProxy:
     """input, alpha * (e^(input / alpha) - 1) where it is negative."""
-    check(alpha != 0, lambda: "celu: ZeroDivisionError: alpha cannot be 0 for CELU", RuntimeError)
+    torch_check(alpha != 0, lambda: "celu: ZeroDivisionError: alpha cannot be 0 for CELU")
     return clang.convert(_elu(_wide("celu", input), alpha, 1, 1 / alpha), input.dtype)
 
 
@@ -223,7 +190,7 @@ def elu_backward(
     is_result: bool,
     self_or_result: TensorProxy,
 ) -> TensorProxy:
-    """The gradient of the exponential units, of their input or of their result."""
+    """Return the gradient of the exponential units, of their input or of their result."""
     g, x = _backward_wide(grad_output, self_or_result)
     factor = alpha * scale
     if is_result:
@@ -233,18 +200,13 @@ def elu_backward(
     return clang.convert(clang.where(x <= 0, g * slope, g * scale), self_or_result.dtype)
 
 
-def _register_elu(symbol: Symbol, constants: Any) -> None:
-    @register_grad(symbol)
-    def rule(input: TensorProxy, *options: Any, **named: Any) -> TensorProxy:
-        out = symbol(input, *options, **named)
-        put_grad(input, elu_backward(get_grad(out), *constants(*options, **named), False, input))
-        return out
-
-
-_register_elu(elu, lambda alpha=1.0: (alpha, 1, 1))
-_register_elu(scaled_elu, lambda alpha=1.0, scale=1, input_scale=1: (alpha, scale, input_scale))
-_register_elu(selu, lambda: (_SELU_ALPHA, _SELU_SCALE, 1))
-_register_elu(celu, lambda alpha=1.0: (alpha, 1, 1 / alpha))
+prims.register_vjp(elu, input=lambda g, input, alpha: elu_backward(g, alpha, 1, 1, False, input))
+prims.register_vjp(
+    scaled_elu,
+    input=lambda g, input, alpha, scale, input_scale: elu_backward(g, alpha, scale, input_scale, False, input),
+)
+prims.register_vjp(selu, input=lambda g, input: elu_backward(g, _SELU_ALPHA, _SELU_SCALE, 1, False, input))
+prims.register_vjp(celu, input=lambda g, input, alpha: elu_backward(g, alpha, 1, 1 / alpha, False, input))
 
 
 # smooth units
@@ -255,10 +217,9 @@ def gelu(input: TensorProxy, *, approximate: str = "none") -> TensorProxy:
     """input times the area under the normal density up to it, or its approximation by tanh."""
     prims.check_dtype("gelu", input, prims.REAL)
     x = _wide("gelu", input)
-    check(
+    torch_check(
         approximate in ("none", "tanh"),
         lambda: f"gelu: approximate argument must be either none or tanh, but it is {approximate!r}",
-        RuntimeError,
     )
     if approximate == "none":
         area = clang.erf(x * math.sqrt(0.5)) + 1
@@ -269,7 +230,7 @@ def gelu(input: TensorProxy, *, approximate: str = "none") -> TensorProxy:
 
 @torchsymbol(aten.gelu_backward.default)
 def gelu_backward(grad_output: TensorProxy, self: TensorProxy, *, approximate: str = "none") -> TensorProxy:
-    """The gradient of gelu."""
+    """Return the gradient of gelu."""
     g, x = _backward_wide(grad_output, self)
     if approximate == "none":
         area = (clang.erf(x * math.sqrt(0.5)) + 1) * 0.5
@@ -281,11 +242,7 @@ def gelu_backward(grad_output: TensorProxy, self: TensorProxy, *, approximate: s
     return clang.convert(g * slope, self.dtype)
 
 
-@register_grad(gelu)
-def _gelu_grad(input: TensorProxy, *, approximate: str = "none") -> TensorProxy:
-    out = gelu(input, approximate=approximate)
-    put_grad(input, gelu_backward(get_grad(out), input, approximate=approximate))
-    return out
+prims.register_vjp(gelu, input=lambda g, input, approximate: gelu_backward(g, input, approximate=approximate))
 
 
 @torchsymbol(F.silu, _nn.silu, inplace=_nn.silu_, inplace_position=1)
@@ -297,7 +254,7 @@ def silu(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(aten.silu_backward.default)
 def silu_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorProxy:
-    """The gradient of silu."""
+    """Return the gradient of silu."""
     g, x = _backward_wide(grad_output, self)
     s = clang.sigmoid(x)
     return clang.convert(g * (s * (x * (1 - s) + 1)), self.dtype)
@@ -317,7 +274,7 @@ def _log_one_plus_exp(x: TensorProxy) -> TensorProxy:
 
 @torchsymbol(aten.mish_backward.default)
 def mish_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorProxy:
-    """The gradient of mish."""
+    """Return the gradient of mish."""
     g, x = _backward_wide(grad_output, self)
     inner = clang.tanh(_log_one_plus_exp(x))
     return clang.convert(g * (inner + x * clang.sigmoid(x) * (1 - inner * inner)), self.dtype)
@@ -332,7 +289,7 @@ def hardswish(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(aten.hardswish_backward.default)
 def hardswish_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorProxy:
-    """The gradient of hardswish."""
+    """Return the gradient of hardswish."""
     g, x = _backward_wide(grad_output, self)
     inside = g * (x / 3 + 0.5)
     return clang.convert(clang.where(x <= -3, 0.0, clang.where(x < 3, inside, g)), self.dtype)
@@ -347,25 +304,15 @@ def hardsigmoid(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(aten.hardsigmoid_backward.default)
 def hardsigmoid_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorProxy:
-    """The gradient of hardsigmoid."""
+    """Return the gradient of hardsigmoid."""
     g, x = _backward_wide(grad_output, self)
     return clang.convert(clang.where((x > -3) & (x < 3), g * (1 / 6), 0.0), self.dtype)
 
 
-def _register_unary(symbol: Symbol, backward: Symbol) -> None:
-    """The rule of a function of one tensor with a backward operator of its gradient and its input."""
-
-    @register_grad(symbol)
-    def rule(input: TensorProxy) -> TensorProxy:
-        out = symbol(input)
-        put_grad(input, backward(get_grad(out), input))
-        return out
-
-
-_register_unary(silu, silu_backward)
-_register_unary(mish, mish_backward)
-_register_unary(hardswish, hardswish_backward)
-_register_unary(hardsigmoid, hardsigmoid_backward)
+prims.register_vjp(silu, input=lambda g, input: silu_backward(g, input))
+prims.register_vjp(mish, input=lambda g, input: mish_backward(g, input))
+prims.register_vjp(hardswish, input=lambda g, input: hardswish_backward(g, input))
+prims.register_vjp(hardsigmoid, input=lambda g, input: hardsigmoid_backward(g, input))
 
 
 @torchsymbol(_nn.softplus)
@@ -378,17 +325,13 @@ def softplus(input: TensorProxy, beta: Number = 1, threshold: Number = 20) -> Te
 
 @torchsymbol(aten.softplus_backward.default)
 def softplus_backward(grad_output: TensorProxy, self: TensorProxy, beta: Number, threshold: Number) -> TensorProxy:
-    """The gradient of softplus."""
+    """Return the gradient of softplus."""
     g, x = _backward_wide(grad_output, self)
     scaled = x * beta
     return clang.convert(clang.where(scaled > threshold, g, g * clang.sigmoid(scaled)), self.dtype)
 
 
-@register_grad(softplus)
-def _softplus_grad(input: TensorProxy, beta: Number = 1, threshold: Number = 20) -> TensorProxy:
-    out = softplus(input, beta, threshold)
-    put_grad(input, softplus_backward(get_grad(out), input, beta, threshold))
-    return out
+prims.register_vjp(softplus, input=lambda g, input, beta, threshold: softplus_backward(g, input, beta, threshold))
 
 
 @torchsymbol(_nn.log_sigmoid)
@@ -400,7 +343,7 @@ def logsigmoid(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(grad_output: TensorProxy, self: TensorProxy, buffer: TensorProxy) -> TensorProxy:
-    """The gradient of logsigmoid. buffer: e^-|self|, which torch's kernel for a CPU alone reads."""
+    """Return the gradient of logsigmoid. buffer: e^-|self|, which torch's kernel for a CPU alone reads."""
     g, x = _backward_wide(grad_output, self)
     tail = clang.exp(-clang.abs(x))
     tail = tail / (1 + tail)
@@ -417,30 +360,20 @@ def _logsigmoid_grad(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(aten.tanh_backward.default)
 def tanh_backward(grad_output: TensorProxy, output: TensorProxy) -> TensorProxy:
-    """The gradient of tanh from its result."""
+    """Return the gradient of tanh from its result."""
     g, out = _backward_wide(grad_output, clang.conj(output))
     return clang.convert(g * (1 - out * out), output.dtype)
 
 
 @torchsymbol(aten.sigmoid_backward.default)
 def sigmoid_backward(grad_output: TensorProxy, output: TensorProxy) -> TensorProxy:
-    """The gradient of sigmoid from its result."""
+    """Return the gradient of sigmoid from its result."""
     g, out = _backward_wide(grad_output, clang.conj(output))
     return clang.convert(g * (out * (1 - out)), output.dtype)
 
 
-def _register_from_result(symbol: Symbol, backward: Symbol) -> None:
-    """The rule of a function with a backward operator of its gradient and its result."""
-
-    @register_grad(symbol)
-    def rule(input: TensorProxy) -> TensorProxy:
-        out = symbol(input)
-        put_grad(input, backward(get_grad(out), out))
-        return out
-
-
-_register_from_result(elementwise.tanh, tanh_backward)
-_register_from_result(elementwise.sigmoid, sigmoid_backward)
+prims.register_vjp(elementwise.tanh, input=lambda g, out: tanh_backward(g, out))
+prims.register_vjp(elementwise.sigmoid, input=lambda g, out: sigmoid_backward(g, out))
 
 
 # shrinking units
@@ -449,7 +382,6 @@ _register_from_result(elementwise.sigmoid, sigmoid_backward)
 @torchsymbol(torch.hardshrink, Tensor.hardshrink)
 def hardshrink(input: TensorProxy, lambd: float = 0.5) -> TensorProxy:
     """input, 0 where |input| <= lambd."""
-    check_tensor("hardshrink", input=input)
     prims.check_dtype("hardshrink", input, prims.FLOAT)
     return clang.where((input >= -lambd) & (input <= lambd), 0.0, input)
 
@@ -458,41 +390,29 @@ def hardshrink(input: TensorProxy, lambd: float = 0.5) -> TensorProxy:
 def softshrink(input: TensorProxy, lambd: float = 0.5) -> TensorProxy:
     """input moved towards 0 by lambd."""
     x = _wide("softshrink", input)
-    check(
-        lambd >= 0,
-        lambda: f"softshrink: lambda must be greater or equal to 0, but found to be {lambd}",
-        RuntimeError,
-    )
+    torch_check(lambd >= 0, lambda: f"softshrink: lambda must be greater or equal to 0, but found to be {lambd}")
     out = clang.where(x > lambd, x - lambd, clang.where(x < -lambd, x + lambd, x * 0))
     return clang.convert(out, input.dtype)
 
 
 @torchsymbol(aten.hardshrink_backward.default)
 def hardshrink_backward(grad_out: TensorProxy, self: TensorProxy, lambd: float) -> TensorProxy:
-    """The gradient, 0 where |self| <= lambd."""
+    """Return the gradient, 0 where |self| <= lambd."""
     return clang.where((self >= -lambd) & (self <= lambd), 0.0, grad_out)
 
 
 @torchsymbol(aten.softshrink_backward.default)
 def softshrink_backward(grad_output: TensorProxy, self: TensorProxy, lambd: float) -> TensorProxy:
-    """The gradient, 0 where |self| <= lambd."""
+    """Return the gradient, 0 where |self| <= lambd."""
     return clang.where((self >= -lambd) & (self <= lambd), 0.0, grad_output)
 
 
-def _register_shrink(symbol: Symbol, backward: Symbol) -> None:
-    @register_grad(symbol)
-    def rule(input: TensorProxy, lambd: float = 0.5) -> TensorProxy:
-        out = symbol(input, lambd)
-        put_grad(input, backward(get_grad(out), input, lambd))
-        return out
-
-
-_register_shrink(hardshrink, hardshrink_backward)
-_register_shrink(softshrink, softshrink_backward)
+prims.register_vjp(hardshrink, input=lambda g, input, lambd: hardshrink_backward(g, input, lambd))
+prims.register_vjp(softshrink, input=lambda g, input, lambd: softshrink_backward(g, input, lambd))
 
 
 def _register_backward_of_pieces(backward: Symbol) -> None:
-    """The rule of a backward operator that is linear in the gradient and piecewise constant in the input."""
+    """Register the rule of a backward operator that is linear in the gradient and piecewise constant in the input."""
 
     @register_grad(backward)
     def rule(grad_output: TensorProxy, self: TensorProxy, *options: Any) -> TensorProxy:
@@ -503,33 +423,25 @@ def _register_backward_of_pieces(backward: Symbol) -> None:
         return out
 
 
-for _backward in (
-    hardshrink_backward,
-    hardtanh_backward,
-    leaky_relu_backward,
-    softshrink_backward,
-    threshold_backward,
-):
+for _backward in (hardshrink_backward, hardtanh_backward, leaky_relu_backward, softshrink_backward, threshold_backward):
     _register_backward_of_pieces(_backward)
 
 
 @torchsymbol(F.tanhshrink)
 def tanhshrink(input: TensorProxy) -> TensorProxy:
     """input - tanh(input)."""
-    check_tensor("tanhshrink", input=input)
     return clang.sub(input, elementwise.tanh(input))
 
 
 @torchsymbol(F.softsign)
 def softsign(input: TensorProxy) -> TensorProxy:
     """input / (1 + |input|)."""
-    check_tensor("softsign", input=input)
     return clang.div(input, clang.abs(input) + 1)
 
 
 @torchsymbol(_nn.glu, F.glu)
 def glu(input: TensorProxy, dim: int = -1) -> TensorProxy:
-    """The first half of input along dim times the sigmoid of the second."""
+    """Return the first half of input along dim times the sigmoid of the second."""
     prims.check_dtype("glu", input, prims.REAL)
     x = _wide("glu", input)
     first, second = _halves(x, dim)
@@ -537,20 +449,19 @@ def glu(input: TensorProxy, dim: int = -1) -> TensorProxy:
 
 
 def _halves(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
-    check(x.ndim > 0, lambda: f"glu: glu does not support 0-dimensional tensors: {x}", RuntimeError)
+    torch_check(x.ndim > 0, lambda: f"glu: glu does not support 0-dimensional tensors: {x}")
     dim = prims.check_dim("glu", dim, x.ndim)
     length = x.shape[dim]
-    check(
+    torch_check(
         prims.same(length % 2, 0),
         lambda: f"glu: Halving dimension must be even, but dimension {dim} of {x} is size {length}",
-        RuntimeError,
     )
     return clang.slice_in_dim(x, dim, None, length // 2), clang.slice_in_dim(x, dim, length // 2, None)
 
 
 @torchsymbol(aten.glu_backward.default)
 def glu_backward(grad_output: TensorProxy, self: TensorProxy, dim: int) -> TensorProxy:
-    """The gradient of glu."""
+    """Return the gradient of glu."""
     prims.check_dtype("glu_backward", self, prims.REAL)
     g, x = _backward_wide(grad_output, self)
     first, second = _halves(x, dim)
@@ -560,8 +471,4 @@ def glu_backward(grad_output: TensorProxy, self: TensorProxy, dim: int) -> Tenso
     return clang.convert(joined, self.dtype)
 
 
-@register_grad(glu)
-def _glu_grad(input: TensorProxy, dim: int = -1) -> TensorProxy:
-    out = glu(input, dim)
-    put_grad(input, glu_backward(get_grad(out), input, dim))
-    return out
+prims.register_vjp(glu, input=lambda g, input, dim: glu_backward(g, input, dim))

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from forge import clang, prims
-from forge.ir import TensorProxy, check
-from forge.prims.core import check_same_device, check_tensor, known, same
+from forge.ir import TensorProxy
+from forge.prims.core import check_same_device, known, same, torch_check
 from forge.torchlang import random
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.softmax import softmax
@@ -48,43 +48,32 @@ def scaled_dot_product_attention(
 
 
 def _check_attention(
-    query: TensorProxy,
-    key: TensorProxy,
-    value: TensorProxy,
-    attn_mask: TensorProxy | None,
-    dropout_p: float,
+    query: TensorProxy, key: TensorProxy, value: TensorProxy, attn_mask: TensorProxy | None, dropout_p: float
 ) -> None:
     op = "scaled_dot_product_attention"
-    check_tensor(op, query=query, key=key, value=value)
     check_same_device(op, query, key, value)
     shown = f"{query}, {key} and {value}"
-    check(
+    torch_check(
         query.dtype == key.dtype == value.dtype,
         lambda: f"{op}: Expected query, key, and value to have the same dtype, but got {shown}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         min(query.ndim, key.ndim, value.ndim) >= 2,
         lambda: f"{op}: Expected query, key, and value to all be at least 2 dimensional, but got {shown}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         same(query.shape[-1], key.shape[-1]) and same(key.shape[-2], value.shape[-2]),
         lambda: f"{op}: query and key must have one width, key and value one length, but got {shown}",
-        RuntimeError,
     )
-    check(
-        0 <= dropout_p <= 1,
-        lambda: f"{op}: dropout probability has to be between 0 and 1, but got {dropout_p}",
-        RuntimeError,
+    torch_check(
+        0 <= dropout_p <= 1, lambda: f"{op}: dropout probability has to be between 0 and 1, but got {dropout_p}"
     )
-    check(
+    torch_check(
         attn_mask is None or attn_mask.dtype in (torch.bool, torch.float32, query.dtype),
         lambda: (
             f"{op}: Expected attn_mask dtype to be bool or float or to match query dtype, but got {attn_mask} and "
             f"query {query}"
         ),
-        RuntimeError,
     )
 
 
@@ -97,13 +86,12 @@ def _repeat_heads(
     found = []
     for tensor in (key, value):
         heads = tensor.shape[-3]
-        check(
+        torch_check(
             same(operator.mod(query.shape[-3], heads), 0),
             lambda tensor=tensor: (
                 f"scaled_dot_product_attention: Number of heads in key and value must divide the "
                 f"number of heads in query, but got {query} and {tensor}"
             ),
-            RuntimeError,
         )
         times = query.shape[-3] // heads
         if not known(times == 1):

@@ -6,10 +6,10 @@ from typing import Any, overload
 import torch
 
 from forge import clang, prims
-from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import check_tensor, known
+from forge.ir import Dim, Symbol, TensorProxy
+from forge.prims.core import known, torch_check
+from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import Lengths
 
 
 @overload
@@ -17,25 +17,23 @@ def per_dim(op: str, name: str, value: Lengths, count: int) -> tuple[Dim, ...]: 
 @overload
 def per_dim(op: str, name: str, value: Lengths | None, count: int) -> tuple[Dim | None, ...]: ...
 def per_dim(op: str, name: str, value: Lengths | None, count: int) -> tuple[Dim | None, ...]:
-    """An option of one number for all dims, or one for each, as one for each. Raises RuntimeError for other counts."""
+    """Return an option of one number for all dims, or one for each, as one for each. Raises RuntimeError for other
+    counts."""
     values: tuple[Dim | None, ...] = tuple(value) if isinstance(value, Sequence) else (value,)
-    check(
+    torch_check(
         len(values) in (1, count),
         lambda: (
             f"{op}: {name} is {value}, but expected {name} to be a single integer value or a list of {count} values"
         ),
-        RuntimeError,
     )
     return values * count if len(values) == 1 else values
 
 
-def _batched(op: str, input: TensorProxy, count: int) -> TensorProxy:
-    """The input with a batch dim."""
-    check_tensor(op, input=input)
-    check(
+def _with_batch(op: str, input: TensorProxy, count: int) -> TensorProxy:
+    """Return the input with a batch dim."""
+    torch_check(
         input.ndim in (count + 1, count + 2),
         lambda: f"{op}: Expected {count + 1}D (unbatched) or {count + 2}D (batched) input, but got {input}",
-        RuntimeError,
     )
     return clang.unsqueeze(input, 0) if input.ndim == count + 1 else input
 
@@ -43,16 +41,11 @@ def _batched(op: str, input: TensorProxy, count: int) -> TensorProxy:
 def _convolve(
     op: str, input: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, lists: dict[str, Lengths], groups: int
 ) -> TensorProxy:
-    """A convolution of `input` with or without a batch dim; transposed where `lists` has an output_padding."""
+    """Return a convolution of `input` with or without a batch dim; transposed where `lists` has an output_padding."""
     count = int(op.rstrip("d")[-1])
-    check_tensor(op, weight=weight)
-    check(groups > 0, lambda: f"{op}: groups is {groups}, but must be positive", RuntimeError)
-    check(
-        weight.ndim == count + 2,
-        lambda: f"{op}: weight is {weight}, but must have {count + 2} dims",
-        RuntimeError,
-    )
-    x = _batched(op, input, count)
+    torch_check(groups > 0, lambda: f"{op}: groups is {groups}, but must be positive")
+    torch_check(weight.ndim == count + 2, lambda: f"{op}: weight is {weight}, but must have {count + 2} dims")
+    x = _with_batch(op, input, count)
     values = {name: per_dim(op, name, value, count) for name, value in lists.items()}
     transposed = "output_padding" in values
     extra = values.get("output_padding", (0,) * count)
@@ -62,11 +55,11 @@ def _convolve(
 
 
 def _convolve_parts(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *how: Any) -> TensorProxy:
-    """A complex convolution as three of real numbers, (a + bi)(c + di) being ac - bd + ((a + b)(c + d) - ac - bd)i."""
-    check(
+    """Return a complex convolution as three of real numbers, (a + bi)(c + di) being ac - bd + ((a + b)(c + d) - ac -
+    bd)i."""
+    torch_check(
         weight.dtype == x.dtype and (bias is None or bias.dtype == x.dtype),
         lambda: f"conv: x is {x}, weight is {weight} and bias is {bias}, but all must have one dtype",
-        RuntimeError,
     )
     a, b, c, d = prims.real(x), prims.imag(x), prims.real(weight), prims.imag(weight)
     ac, bd = prims.convolution(a, c, None, *how), prims.convolution(b, d, None, *how)
@@ -78,24 +71,21 @@ def _convolve_parts(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | Non
 def _pad_like(
     op: str, input: TensorProxy, weight: TensorProxy, padding: Lengths | str, stride: Lengths, dilation: Lengths
 ) -> tuple[TensorProxy, Lengths]:
-    """The input and the numbers that stand for padding "same" or "valid".
+    """Return the input and the numbers that stand for padding "same" or "valid".
 
     Where "same" needs one more on the right than on the left, the input is padded by the difference, as in torch.
     """
     if not isinstance(padding, str):
         return input, padding
-    check(
-        padding in ("same", "valid"),
-        lambda: f"{op}: Invalid padding string: {padding!r}; it must be 'same' or 'valid'",
-        RuntimeError,
+    torch_check(
+        padding in ("same", "valid"), lambda: f"{op}: Invalid padding string: {padding!r}; it must be 'same' or 'valid'"
     )
     if padding == "valid":
         return input, 0
     count = weight.ndim - 2
-    check(
+    torch_check(
         all(known(value == 1) for value in per_dim(op, "stride", stride, count)),
         lambda: f"{op}: padding='same' is not supported for strided convolutions, but stride is {stride}",
-        RuntimeError,
     )
     totals = [d * (k - 1) for d, k in zip(per_dim(op, "dilation", dilation, count), weight.shape[2:], strict=True)]
     odd = [(0, total - 2 * (total // 2)) for total in totals]
@@ -117,17 +107,15 @@ def _convolution_of(function: Callable) -> Symbol:
         dilation: Lengths = 1,
         groups: int = 1,
     ) -> TensorProxy:
-        """The convolution of the input with the weight, plus the bias.
+        """Return the convolution of the input with the weight, plus the bias.
 
         Shapes: input (N, C, *lengths) or (C, *lengths), weight (C_out, C // groups, *kernel), bias (C_out,).
         Raises: RuntimeError where channels, ranks or dtypes do not fit or the kernel is larger than the input.
         """
-        check_tensor(op, input=input, weight=weight)
         input, padding = _pad_like(op, input, weight, padding, stride, dilation)
         lists = {"stride": stride, "padding": padding, "dilation": dilation}
         return _convolve(op, input, weight, bias, lists, groups)
 
-    body.__name__ = op
     return torchsymbol(function)(body)
 
 
@@ -145,14 +133,13 @@ def _transposed_of(function: Callable) -> Symbol:
         groups: int = 1,
         dilation: Lengths = 1,
     ) -> TensorProxy:
-        """The transpose of a convolution: the gradient of its input.
+        """Return the transpose of a convolution: the gradient of its input.
 
         Shapes: input (N, C, *lengths) or (C, *lengths), weight (C, C_out // groups, *kernel), bias (C_out,).
         """
         lists = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
         return _convolve(op, input, weight, bias, lists, groups)
 
-    body.__name__ = op
     return torchsymbol(function)(body)
 
 
@@ -176,8 +163,7 @@ def convolution(
     output_padding: Sequence[Dim],
     groups: int,
 ) -> TensorProxy:
-    """The convolution that all others are: of any rank, transposed or not."""
-    check_tensor("convolution", input=input, weight=weight)
+    """Return the convolution that all others are: of any rank, transposed or not."""
     prims.check_dtype("convolution", input, prims.REAL)
     lists: dict[str, Lengths] = {"stride": stride, "padding": padding, "dilation": dilation}
     if transposed:

@@ -7,10 +7,9 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import Dim, TensorProxy, check
-from forge.prims.core import check_tensor
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.limits import clamp_min
-from forge.torchlang.nn.loss import reduced
+from forge.torchlang.nn.loss import reduce_loss
 
 SequenceLengths = TensorProxy | Sequence[Dim]
 
@@ -18,7 +17,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 def _target_lengths(lengths: SequenceLengths, losses: TensorProxy) -> TensorProxy:
-    """As numbers of the losses' dtype, at least 1."""
+    """Return lengths as numbers of the losses' dtype, at least 1."""
     if not isinstance(lengths, TensorProxy):
         lengths = prims.tensor(list(lengths), torch.int64, losses.device)
     lengths = clang.convert(prims.device_put(lengths, losses.device), losses.dtype)
@@ -40,10 +39,9 @@ def ctc_loss(
 
     Shapes: log_probs (steps, N, C) or (steps, C), targets (N, length), (length,) or all in a row, lengths (N,) or ().
     """
-    check_tensor("ctc_loss", log_probs=log_probs, targets=targets)
     check(reduction in _REDUCTIONS, lambda: f"{reduction} is not a valid value for reduction")
     losses = prims.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
-    return reduced(losses / _target_lengths(target_lengths, losses) if reduction == "mean" else losses, reduction)
+    return reduce_loss(losses / _target_lengths(target_lengths, losses) if reduction == "mean" else losses, reduction)
 
 
 @torchsymbol(torch.ctc_loss)

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 
 from forge import clang, prims
-from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Dim, Symbol, TensorProxy, get_grad, needs_grad, put_grad, register_grad
 from forge.prims import Upsampling
-from forge.prims.core import check_tensor, same
+from forge.prims.core import same, torch_check
 from forge.torch_internals.dispatch import OpOverload
+from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
 from forge.torchlang.nn.resample import Scales, interpolate, resize
 from forge.torchlang.nn.softmax import softmax, softmax_backward
-from forge.torchlang.spelling import Lengths
 
 aten = torch.ops.aten
 
@@ -32,17 +32,12 @@ def safe_softmax(self: TensorProxy, dim: int, dtype: torch.dtype | None = None) 
     return clang.where(masked, 0, out)
 
 
-@register_grad(safe_softmax)
-def _safe_softmax_grad(self: TensorProxy, dim: int, dtype: torch.dtype | None = None) -> TensorProxy:
-    out = safe_softmax(self, dim, dtype)
-    put_grad(self, softmax_backward(get_grad(out), out, dim, out.dtype))
-    return out
+prims.register_vjp(safe_softmax, self=lambda g, out, dim: softmax_backward(g, out, dim, out.dtype))
 
 
 @torchsymbol(aten.native_dropout_backward.default)
 def native_dropout_backward(grad_output: TensorProxy, mask: TensorProxy, scale: float) -> TensorProxy:
-    """The gradient of what dropout kept, scaled."""
-    check_tensor("native_dropout_backward", grad_output=grad_output, mask=mask)
+    """Return the gradient of what dropout kept, scaled."""
     return grad_output * (clang.convert(mask, grad_output.dtype) * scale)
 
 
@@ -60,14 +55,12 @@ def max_pool2d_with_indices_backward(
     ceil_mode: bool,
     indices: TensorProxy,
 ) -> TensorProxy:
-    """The gradient of max_pool2d's input: each window's goes to its place."""
+    """Return the gradient of max_pool2d's input: each window's goes to its place."""
     op = "max_pool2d_with_indices_backward"
-    check_tensor(op, grad_output=grad_output, self=self, indices=indices)
     for name, given in (("gradOutput", grad_output), ("indices", indices)):
-        check(
+        torch_check(
             given.ndim == self.ndim and all(map(same, given.shape, grad_output.shape)),
             lambda name=name, given=given: f"{op}: Expected {name} of shape {grad_output.shape}, but got {given}",
-            RuntimeError,
         )
     kernel = per_dim(op, "kernel_size", kernel_size, 2)
     steps = kernel if isinstance(stride, (tuple, list)) and not stride else per_dim(op, "stride", stride, 2)
@@ -79,7 +72,7 @@ def max_pool2d_with_indices_backward(
 def _max_pool2d_with_indices_backward_grad(
     grad_output: TensorProxy, self: TensorProxy, *how: Any, **named: Any
 ) -> TensorProxy:
-    """It is linear; of the input only the shape is read, whose gradient is zeros, as in eager."""
+    """Gather from the incoming gradient; the input, of which only the shape is read, gets zeros, as in eager."""
     out = max_pool2d_with_indices_backward(grad_output, self, *how, **named)
     indices = named["indices"] if "indices" in named else how[-1]
     g, places = (clang.reshape(each, (*each.shape[:-2], -1)) for each in (get_grad(out), indices))
@@ -99,20 +92,17 @@ def _grid_sampler_of(rank: int | None, function: Callable) -> Symbol:
     def body(
         input: TensorProxy, grid: TensorProxy, interpolation_mode: int, padding_mode: int, align_corners: bool
     ) -> TensorProxy:
-        """The input's values at the places that the grid names, in [-1, 1] from edge to edge.
+        """Return the input's values at the places that the grid names, in [-1, 1] from edge to edge.
 
         interpolation_mode: 0 linear, 1 nearest, 2 cubic. padding_mode: 0 zeros, 1 border, 2 reflection.
         Shapes: input (N, C, *lengths), grid (N, *out lengths, rank); out (N, C, *out lengths).
         """
-        check_tensor(op, input=input, grid=grid)
-        check(
+        torch_check(
             ndim is None or input.ndim == ndim,
             lambda: f"{op}: expected {ndim}D input and grid with same number of dimensions, but got {input}",
-            RuntimeError,
         )
         return prims.grid_sampler(input, grid, interpolation_mode, padding_mode, align_corners)
 
-    body.__name__ = op
     return torchsymbol(function)(body)
 
 
@@ -142,17 +132,11 @@ def _antialias_of(kind: Upsampling, operator: OpOverload) -> Symbol:
         scales_h: float | None = None,
         scales_w: float | None = None,
     ) -> TensorProxy:
-        """Images resized to `output_size`, by a kernel that widens where they shrink."""
-        check_tensor(op, self=self)
+        """Resize images to `output_size`, by a kernel that widens where they shrink."""
         sizes = tuple(output_size)
-        check(
-            len(sizes) == 2,
-            lambda: f"{op}: It is expected output_size equals to 2, but got size {len(sizes)}",
-            RuntimeError,
-        )
+        torch_check(len(sizes) == 2, lambda: f"{op}: It is expected output_size equals to 2, but got size {len(sizes)}")
         return prims.upsample(self, kind.value, sizes, align_corners, (scales_h, scales_w))
 
-    body.__name__ = op
     return torchsymbol(operator)(body)
 
 
@@ -169,12 +153,10 @@ def _antialias_scaled_of(kind: Upsampling, operator: OpOverload) -> Symbol:
         align_corners: bool,
         scale_factors: Sequence[float] | None,
     ) -> TensorProxy:
-        """Images resized to `output_size`, or by `scale_factors`, by a kernel that widens where they shrink."""
-        check_tensor(op, input=input)
-        check(
+        """Resize images to `output_size`, or by `scale_factors`, by a kernel that widens where they shrink."""
+        torch_check(
             (output_size is None) != (scale_factors is None),
             lambda: f"{op}: Must specify exactly one of output_size and scale_factors",
-            RuntimeError,
         )
         sizes, scales = resize(input, output_size, scale_factors)
         return prims.upsample(input, kind.value, sizes, align_corners, scales)

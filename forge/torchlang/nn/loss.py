@@ -1,13 +1,20 @@
-"""Losses. size_average and reduce, which torch deprecates, are not supported: such a call runs as an opaque one."""
+"""Losses. size_average and reduce, which torch deprecates, are not supported: such a call runs as an opaque one.
 
+One file, though long: a loss is a few lines, and they share reductions, weights and checks.
+"""
+
+import functools
+import inspect
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from forge import clang, prims
-from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_tensor, known, same
+from forge.ir import Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.prims.core import known, same, same_shape, torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.limits import clamp_min
 from forge.torchlang.nn.activation import logsigmoid
@@ -15,21 +22,40 @@ from forge.torchlang.nn.softmax import log_softmax
 from forge.torchlang.special import logit, xlogy
 from forge.torchlang.vector_norms import pairwise_distance
 
-Flag = bool | None
 Optional = TensorProxy | None
 
 
-def check_legacy(op: str, size_average: Flag, reduce: Flag) -> None:
-    """Raises NotImplementedError where a deprecated argument is given."""
-    check(
-        size_average is None and reduce is None,
-        lambda: f"{op}: size_average and reduce are deprecated; use reduction='none', 'mean' or 'sum'",
-        NotImplementedError,
-    )
+def reducing(function: Callable) -> Callable[[Callable], Symbol]:
+    """torchsymbol for a loss without the arguments that torch deprecates: NotImplementedError where they are given."""
+    order = list(inspect.signature(function).parameters)
+
+    def decorate(body: Callable) -> Symbol:
+        own = inspect.signature(body).parameters
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        deprecated = [inspect.Parameter(name, kind, default=None) for name in ("size_average", "reduce")]
+        parameters = sorted((*own.values(), *deprecated), key=lambda each: (order + list(own)).index(each.name))
+        signature = inspect.Signature(parameters)
+
+        @functools.wraps(body)
+        def run(*args: Any, **kwargs: Any) -> TensorProxy:
+            given = signature.bind(*args, **kwargs).arguments
+            check(
+                given.pop("size_average", None) is None and given.pop("reduce", None) is None,
+                lambda: (
+                    f"{body.__name__}: size_average and reduce are deprecated; use reduction='none', 'mean' or 'sum'"
+                ),
+                NotImplementedError,
+            )
+            return body(**given)
+
+        run.__signature__ = signature  # type: ignore[attr-defined]  # functions have it where they are given it
+        return torchsymbol(function)(run)
+
+    return decorate
 
 
-def reduced(loss: TensorProxy, reduction: str) -> TensorProxy:
-    """The loss, its mean or its sum. Raises ValueError for another reduction."""
+def reduce_loss(loss: TensorProxy, reduction: str) -> TensorProxy:
+    """Return the loss, its mean or its sum. Raises ValueError for another reduction."""
     check(
         reduction in ("none", "mean", "sum"),
         lambda: f"{reduction} is not a valid value for reduction; it must be 'none', 'mean' or 'sum'",
@@ -50,87 +76,56 @@ def spread(slope: TensorProxy, g: TensorProxy, weight: TensorProxy | None, reduc
 
 
 def _pair(op: str, input: TensorProxy, target: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    check_tensor(op, input=input, target=target)
     return clang.prepare(op, input, target)
 
 
-def _weighted(op: str, loss: TensorProxy, weight: Optional, input: TensorProxy, reduction: str) -> TensorProxy:
-    """The loss, weighted; its mean is over the sum of the weights."""
+def _weight(op: str, loss: TensorProxy, weight: Optional, input: TensorProxy, reduction: str) -> TensorProxy:
+    """Return the loss, weighted; its mean is over the sum of the weights."""
     if weight is None:
-        return reduced(loss, reduction)
+        return reduce_loss(loss, reduction)
     check(
-        weight.ndim == input.ndim and all(map(same, weight.shape, input.shape)),
+        same_shape(weight.shape, input.shape),
         lambda: f"{op}: Weights and input must have the same size, but they are {weight} and {input}",
     )
-    total = reduced(loss * weight, "sum" if reduction == "mean" else reduction)
+    total = reduce_loss(loss * weight, "sum" if reduction == "mean" else reduction)
     return total / clang.sum(weight) if reduction == "mean" else total
 
 
-@torchsymbol(F.mse_loss)
-def mse_loss(
-    input: TensorProxy,
-    target: TensorProxy,
-    size_average: Flag = None,
-    reduce: Flag = None,
-    reduction: str = "mean",
-    weight: Optional = None,
-) -> TensorProxy:
+@reducing(F.mse_loss)
+def mse_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean", weight: Optional = None) -> TensorProxy:
     """(input - target) ** 2."""
-    check_legacy("mse_loss", size_average, reduce)
     x, y = _pair("mse_loss", input, target)
     if weight is None:  # torch's kernel takes real numbers, its weighted form any
         prims.check_dtype("mse_loss", x, prims.REAL)
-    return _weighted("mse_loss", (x - y) ** 2, weight, input, reduction)
+    return _weight("mse_loss", (x - y) ** 2, weight, input, reduction)
 
 
-@torchsymbol(F.l1_loss)
-def l1_loss(
-    input: TensorProxy,
-    target: TensorProxy,
-    size_average: Flag = None,
-    reduce: Flag = None,
-    reduction: str = "mean",
-    weight: Optional = None,
-) -> TensorProxy:
+@reducing(F.l1_loss)
+def l1_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean", weight: Optional = None) -> TensorProxy:
     """|input - target|."""
-    check_legacy("l1_loss", size_average, reduce)
     x, y = _pair("l1_loss", input, target)
-    return _weighted("l1_loss", clang.abs(x - y), weight, input, reduction)
+    return _weight("l1_loss", clang.abs(x - y), weight, input, reduction)
 
 
-@torchsymbol(F.smooth_l1_loss)
-def smooth_l1_loss(
-    input: TensorProxy,
-    target: TensorProxy,
-    size_average: Flag = None,
-    reduce: Flag = None,
-    reduction: str = "mean",
-    beta: float = 1.0,
-) -> TensorProxy:
+@reducing(F.smooth_l1_loss)
+def smooth_l1_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean", beta: float = 1.0) -> TensorProxy:
     """d ** 2 / (2 * beta) where d = |input - target| < beta, else d - beta / 2."""
-    check_legacy("smooth_l1_loss", size_average, reduce)
-    check(beta >= 0, lambda: f"smooth_l1_loss: beta is {beta}, but does not support negative values", RuntimeError)
+    torch_check(beta >= 0, lambda: f"smooth_l1_loss: beta is {beta}, but does not support negative values")
     x, y = _pair("smooth_l1_loss", input, target)
     distance = clang.abs(x - y)
     if beta > 0:
         prims.check_dtype("smooth_l1_loss", x, prims.REAL)
         near = distance * distance * (0.5 / beta)
         distance = clang.where(distance < beta, near, distance - 0.5 * beta)
-    return reduced(distance, reduction)
+    return reduce_loss(distance, reduction)
 
 
 @torchsymbol(F.huber_loss)
 def huber_loss(
-    input: TensorProxy,
-    target: TensorProxy,
-    reduction: str = "mean",
-    delta: float = 1.0,
-    weight: Optional = None,
+    input: TensorProxy, target: TensorProxy, reduction: str = "mean", delta: float = 1.0, weight: Optional = None
 ) -> TensorProxy:
     """d ** 2 / 2 where d = |input - target| <= delta, else delta * (d - delta / 2)."""
-    check(
-        delta > 0, lambda: f"huber_loss does not support non-positive values for delta, but got {delta}", RuntimeError
-    )
+    torch_check(delta > 0, lambda: f"huber_loss does not support non-positive values for delta, but got {delta}")
     x, y = _pair("huber_loss", input, target)
     prims.check_dtype("huber_loss", x, prims.REAL)
     distance = clang.abs(x - y)
@@ -139,111 +134,82 @@ def huber_loss(
     loss = clang.where(is_far, (distance - 0.5 * delta) * delta, near * near * 0.5)
     loss = clang.convert(loss, input.dtype)
     if weight is None or reduction != "mean":
-        return _weighted("huber_loss", loss, weight, input, reduction)
-    return clang.mean(_weighted("huber_loss", loss, weight, input, "none"))
+        return _weight("huber_loss", loss, weight, input, reduction)
+    return clang.mean(_weight("huber_loss", loss, weight, input, "none"))
 
 
 # probabilities
 
 
-@torchsymbol(F.binary_cross_entropy)
+@reducing(F.binary_cross_entropy)
 def binary_cross_entropy(
-    input: TensorProxy,
-    target: TensorProxy,
-    weight: Optional = None,
-    size_average: Flag = None,
-    reduce: Flag = None,
-    reduction: str = "mean",
+    input: TensorProxy, target: TensorProxy, weight: Optional = None, reduction: str = "mean"
 ) -> TensorProxy:
     """-(target * log(input) + (1 - target) * log(1 - input)), each logarithm at least -100."""
-    check_legacy("binary_cross_entropy", size_average, reduce)
     _check_binary("binary_cross_entropy", input, target)
     negative, positive = [clamp_min(each, -100) for each in (clang.log1p(-input), clang.log(input))]
     loss = (target - 1) * negative - target * positive
-    return reduced(loss if weight is None else clang.convert(loss * weight, input.dtype), reduction)
+    return reduce_loss(loss if weight is None else clang.convert(loss * weight, input.dtype), reduction)
 
 
 def _check_binary(op: str, input: TensorProxy, target: TensorProxy) -> None:
-    check_tensor(op, input=input, target=target)
     check(
-        input.ndim == target.ndim and all(map(same, input.shape, target.shape)),
+        same_shape(input.shape, target.shape),
         lambda: f"{op}: Target size {list(target.shape)} must be the same as input size {list(input.shape)}",
     )
 
 
-@register_grad(binary_cross_entropy)
-def _binary_cross_entropy_grad(
-    input: TensorProxy,
-    target: TensorProxy,
-    weight: Optional = None,
-    size_average: Flag = None,
-    reduce: Flag = None,
-    reduction: str = "mean",
-) -> TensorProxy:
-    out = binary_cross_entropy(input, target, weight, reduction=reduction)
-    g = get_grad(out)
-    if needs_grad(input):
-        slope = (input - target) / clamp_min((1 - input) * input, 1e-12)
-        put_grad(input, spread(slope, g, weight, reduction))
-    if needs_grad(target):
-        put_grad(target, spread(-logit(input), g, weight, reduction))
-    return out
+prims.register_vjp(
+    binary_cross_entropy,
+    input=lambda g, input, target, weight, reduction: spread(
+        (input - target) / clamp_min((1 - input) * input, 1e-12), g, weight, reduction
+    ),
+    target=lambda g, input, weight, reduction: spread(-logit(input), g, weight, reduction),
+)
 
 
-@torchsymbol(F.binary_cross_entropy_with_logits)
+@reducing(F.binary_cross_entropy_with_logits)
 def binary_cross_entropy_with_logits(
     input: TensorProxy,
     target: TensorProxy,
     weight: Optional = None,
-    size_average: Flag = None,
-    reduce: Flag = None,
     reduction: str = "mean",
     pos_weight: Optional = None,
 ) -> TensorProxy:
     """binary_cross_entropy of sigmoid(input), stable; pos_weight multiplies the positive target's part."""
-    check_legacy("binary_cross_entropy_with_logits", size_average, reduce)
     _check_binary("binary_cross_entropy_with_logits", input, target)
     positive = logsigmoid(input)
     if pos_weight is not None:
         positive = positive * ((pos_weight - 1) * target + 1)
     loss = (1 - target) * input - positive
-    return reduced(loss if weight is None else loss * weight, reduction)
+    return reduce_loss(loss if weight is None else loss * weight, reduction)
 
 
-@register_grad(binary_cross_entropy_with_logits)
-def _binary_cross_entropy_with_logits_grad(
-    input: TensorProxy,
-    target: TensorProxy,
-    weight: Optional = None,
-    size_average: Flag = None,
-    reduce: Flag = None,
-    reduction: str = "mean",
-    pos_weight: Optional = None,
-) -> TensorProxy:
-    out = binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weight=pos_weight)
-    g = get_grad(out)
-    if needs_grad(input):
-        ones = target if pos_weight is None else pos_weight * target
-        both = clang.sigmoid(input) if pos_weight is None else (ones + 1 - target) * clang.sigmoid(input)
-        put_grad(input, spread(both - ones, g, weight, reduction))
-    if needs_grad(target):
-        slope = -input if pos_weight is None else logsigmoid(-input) - pos_weight * logsigmoid(input)
-        put_grad(target, spread(slope, g, weight, reduction))
-    return out
+def _slope_of_logits(input: TensorProxy, target: TensorProxy, pos_weight: Optional) -> TensorProxy:
+    if pos_weight is None:
+        return clang.sigmoid(input) - target
+    ones = pos_weight * target
+    return (ones + 1 - target) * clang.sigmoid(input) - ones
 
 
-@torchsymbol(F.kl_div)
-def kl_div(
-    input: TensorProxy,
-    target: TensorProxy,
-    size_average: Flag = None,
-    reduce: Flag = None,
-    reduction: str = "mean",
-    log_target: bool = False,
-) -> TensorProxy:
+def _slope_of_target(input: TensorProxy, pos_weight: Optional) -> TensorProxy:
+    return -input if pos_weight is None else logsigmoid(-input) - pos_weight * logsigmoid(input)
+
+
+prims.register_vjp(
+    binary_cross_entropy_with_logits,
+    input=lambda g, input, target, weight, reduction, pos_weight: spread(
+        _slope_of_logits(input, target, pos_weight), g, weight, reduction
+    ),
+    target=lambda g, input, weight, reduction, pos_weight: spread(
+        _slope_of_target(input, pos_weight), g, weight, reduction
+    ),
+)
+
+
+@reducing(F.kl_div)
+def kl_div(input: TensorProxy, target: TensorProxy, reduction: str = "mean", log_target: bool = False) -> TensorProxy:
     """target * (log(target) - input), input being a logarithm; target too with log_target."""
-    check_legacy("kl_div", size_average, reduce)
-    check_tensor("kl_div", input=input, target=target)
     for each in (input, target):
         prims.check_dtype("kl_div", each, prims.REAL, RuntimeError)
     if log_target:
@@ -252,29 +218,25 @@ def kl_div(
         product = target * input  # first, as in torch: its share of the gradient is added last
         loss = xlogy(target, target) - product
     if reduction != "batchmean":
-        return reduced(loss, reduction)
+        return reduce_loss(loss, reduction)
     return clang.sum(loss) / input.shape[0] if input.ndim else clang.sum(loss)
 
 
-@torchsymbol(F.poisson_nll_loss)
+@reducing(F.poisson_nll_loss)
 def poisson_nll_loss(
     input: TensorProxy,
     target: TensorProxy,
     log_input: bool = True,
     full: bool = False,
-    size_average: Flag = None,
     eps: float = 1e-8,
-    reduce: Flag = None,
     reduction: str = "mean",
 ) -> TensorProxy:
     """exp(input) - target * input (input - target * log(input + eps) without log_input), and Stirling's term."""
-    check_legacy("poisson_nll_loss", size_average, reduce)
-    check_tensor("poisson_nll_loss", input=input, target=target)
     loss = clang.exp(input) - target * input if log_input else input - target * clang.log(input + eps)
     if full:
         stirling = target * clang.log(target) - target + 0.5 * clang.log(target * (2 * math.pi))
         loss = loss + clang.where(target <= 1, 0, stirling)
-    return reduced(loss, reduction)
+    return reduce_loss(loss, reduction)
 
 
 @torchsymbol(F.gaussian_nll_loss)
@@ -290,7 +252,6 @@ def gaussian_nll_loss(
 
     Raises: ValueError for a negative var, of a tensor when the program runs.
     """
-    check_tensor("gaussian_nll_loss", input=input, target=target)
     if not isinstance(var, TensorProxy):
         check(var >= 0, lambda: f"gaussian_nll_loss: var has negative entry/entries: {var}")
         variance = prims.full(input.shape, var, input.dtype, input.device)
@@ -300,17 +261,17 @@ def gaussian_nll_loss(
     variance = _variance(input, variance)
     variance = prims.with_data(variance, clamp_min(variance, eps))
     loss = 0.5 * (clang.log(variance) + (input - target) ** 2 / variance)
-    return reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
+    return reduce_loss(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
 
 
 def _variance(input: TensorProxy, var: TensorProxy) -> TensorProxy:
     """var with a last dim of length 1 where it has one number for a row of the input."""
-    if var.ndim == input.ndim and all(map(same, var.shape, input.shape)):
+    if same_shape(var.shape, input.shape):
         return var
-    if var.ndim == input.ndim - 1 and all(map(same, var.shape, input.shape[:-1])):
+    if same_shape(var.shape, input.shape[:-1]):
         return clang.unsqueeze(var, -1)
     check(
-        var.ndim == input.ndim and all(map(same, var.shape[:-1], input.shape[:-1])) and same(var.shape[-1], 1),
+        same_shape(var.shape, (*input.shape[:-1], 1)),
         lambda: f"gaussian_nll_loss: var is of incorrect size: {var} for input {input}",
     )
     return var
@@ -319,21 +280,14 @@ def _variance(input: TensorProxy, var: TensorProxy) -> TensorProxy:
 # classes
 
 
-@torchsymbol(F.nll_loss)
+@reducing(F.nll_loss)
 def nll_loss(
-    input: TensorProxy,
-    target: TensorProxy,
-    weight: Optional = None,
-    size_average: Flag = None,
-    ignore_index: int = -100,
-    reduce: Flag = None,
-    reduction: str = "mean",
+    input: TensorProxy, target: TensorProxy, weight: Optional = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> TensorProxy:
     """-weight[target] * input[target], 0 where target is ignore_index; its mean is over the weights used.
 
     Shapes: input (C,) or (N, C, *), target () or (N, *), weight (C,).
     """
-    check_legacy("nll_loss", size_average, reduce)
     check_classes("nll_loss", input, target, weight)
     prims.check_dtype("nll_loss", input, prims.REAL)
     dim = 0 if input.ndim == 1 else 1
@@ -343,17 +297,15 @@ def nll_loss(
     weights = clang.convert(used, input.dtype) if weight is None else clang.where(used, _look_up(weight, classes), 0)
     loss = clang.where(used, -picked * weights, 0)
     if reduction != "mean":
-        return reduced(loss, reduction)
+        return reduce_loss(loss, reduction)
     return clang.sum(loss) / clang.sum(weights)
 
 
 def check_classes(op: str, input: TensorProxy, target: TensorProxy, weight: Optional) -> None:
-    """Raises where a target of class indices or a weight of the classes does not go with the input."""
-    check_tensor(op, input=input, target=target)
-    check(
+    """Raise where a target of class indices or a weight of the classes does not go with the input."""
+    torch_check(
         target.dtype in (torch.int64, torch.uint8),
         lambda: f"{op}: expected target of dtype Long or Byte, but got {target}",
-        RuntimeError,
     )
     check(input.ndim > 0, lambda: f"{op}: Expected 1 or more dimensions, but input is {input}", ValueError)
     check(
@@ -361,18 +313,16 @@ def check_classes(op: str, input: TensorProxy, target: TensorProxy, weight: Opti
         lambda: f"{op}: Expected input batch_size to match target batch_size, but they are {input} and {target}",
     )
     wanted = input.shape[:1] + input.shape[2:] if input.ndim > 1 else ()
-    check(
-        target.ndim == len(wanted) and all(map(same, target.shape, wanted)),
+    torch_check(
+        same_shape(target.shape, wanted),
         lambda: f"{op}: Expected target size {list(wanted)}, got {target} for input {input}",
-        RuntimeError,
     )
     classes = input.shape[0 if input.ndim == 1 else 1]
-    check(
-        weight is None or (weight.ndim == 1 and same(weight.shape[0], classes)),
+    torch_check(
+        weight is None or same_shape(weight.shape, (classes,)),
         lambda: (
             f"{op}: weight tensor should be defined either for all {classes} classes or no classes, but got {weight}"
         ),
-        RuntimeError,
     )
 
 
@@ -382,14 +332,12 @@ def _look_up(table: TensorProxy, indices: TensorProxy) -> TensorProxy:
     return clang.reshape(prims.gather(table, 0, flat), indices.shape)
 
 
-@torchsymbol(F.cross_entropy)
+@reducing(F.cross_entropy)
 def cross_entropy(
     input: TensorProxy,
     target: TensorProxy,
     weight: Optional = None,
-    size_average: Flag = None,
     ignore_index: int = -100,
-    reduce: Flag = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> TensorProxy:
@@ -397,14 +345,11 @@ def cross_entropy(
 
     Shapes: input (C,) or (N, C, *), target of classes () or (N, *), weight (C,).
     """
-    check_legacy("cross_entropy", size_average, reduce)
-    check_tensor("cross_entropy", input=input, target=target)
-    check(
+    torch_check(
         0 <= label_smoothing <= 1,
         lambda: f"cross_entropy: label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}",
-        RuntimeError,
     )
-    check(input.ndim > 0, lambda: f"cross_entropy: input is {input}, but must have at least 1 dim", RuntimeError)
+    torch_check(input.ndim > 0, lambda: f"cross_entropy: input is {input}, but must have at least 1 dim")
     dim = 0 if input.ndim == 1 else 1
     if target.is_floating_point() and target.ndim == input.ndim:
         return _of_probabilities(input, target, weight, reduction, label_smoothing, dim)
@@ -424,10 +369,9 @@ def _class_weights(weight: TensorProxy, ndim: int, dim: int) -> TensorProxy:
 def _of_probabilities(
     input: TensorProxy, target: TensorProxy, weight: Optional, reduction: str, label_smoothing: float, dim: int
 ) -> TensorProxy:
-    check(
+    torch_check(
         all(map(same, input.shape, target.shape)),
         lambda: f"cross_entropy: Expected target of probabilities to have input's shape, but got {target} and {input}",
-        RuntimeError,
     )
     if label_smoothing > 0:
         target = target * (1 - label_smoothing) + label_smoothing / input.shape[dim]
@@ -436,19 +380,19 @@ def _of_probabilities(
         terms = terms * _class_weights(weight, input.ndim, dim)
     loss = -clang.sum(terms, dim)
     if reduction != "mean":
-        return reduced(loss, reduction)
+        return reduce_loss(loss, reduction)
     return clang.sum(loss) / (input.numel() // input.shape[dim])
 
 
 def _of_even(
     scores: TensorProxy, target: TensorProxy, weight: Optional, ignore_index: int, reduction: str, dim: int
 ) -> TensorProxy:
-    """The loss of classes that are all as likely, times their number."""
+    """Return the loss of classes that are all as likely, times their number."""
     terms = scores if weight is None else scores * _class_weights(weight, scores.ndim, dim)
     used = target != ignore_index
     loss = clang.where(used, -clang.sum(terms, dim), 0)
     if reduction != "mean":
-        return reduced(loss, reduction)
+        return reduce_loss(loss, reduction)
     if weight is None:
         return clang.sum(loss) / clang.sum(clang.convert(used, loss.dtype))
     classes = clang.convert(clang.where(used, target, 0), torch.int64)
@@ -458,100 +402,73 @@ def _of_even(
 # margins
 
 
-@torchsymbol(F.hinge_embedding_loss)
+@reducing(F.hinge_embedding_loss)
 def hinge_embedding_loss(
-    input: TensorProxy,
-    target: TensorProxy,
-    margin: float = 1.0,
-    size_average: Flag = None,
-    reduce: Flag = None,
-    reduction: str = "mean",
+    input: TensorProxy, target: TensorProxy, margin: float = 1.0, reduction: str = "mean"
 ) -> TensorProxy:
     """input where target is 1, max(0, margin - input) where it is -1 (both where it is neither)."""
-    check_legacy("hinge_embedding_loss", size_average, reduce)
-    check_tensor("hinge_embedding_loss", input=input, target=target)
     far = clang.where(target != 1, clamp_min(margin - input, 0), 0)
     near = clang.where(target != -1, input, 0)
-    return reduced(far + near, reduction)
+    return reduce_loss(far + near, reduction)
 
 
-@torchsymbol(F.cosine_embedding_loss)
+@reducing(F.cosine_embedding_loss)
 def cosine_embedding_loss(
-    input1: TensorProxy,
-    input2: TensorProxy,
-    target: TensorProxy,
-    margin: float = 0,
-    size_average: Flag = None,
-    reduce: Flag = None,
-    reduction: str = "mean",
+    input1: TensorProxy, input2: TensorProxy, target: TensorProxy, margin: float = 0, reduction: str = "mean"
 ) -> TensorProxy:
     """1 - cos(input1, input2) where target is 1, max(0, cos - margin) where it is -1.
 
     Shapes: inputs (N, D) and target (N,), or (D,) and ().
     """
     op = "cosine_embedding_loss"
-    check_legacy(op, size_average, reduce)
-    check_tensor(op, input1=input1, input2=input2, target=target)
-    check(
+    torch_check(
         target.ndim in (0, 1) and input1.ndim == target.ndim + 1 and input2.ndim == target.ndim + 1,
         lambda: (
             f"{op}: {target.ndim}D target tensor expects {target.ndim + 1}D input tensors, but found "
             f"{input1} and {input2}"
         ),
-        RuntimeError,
     )
     product = clang.sum(input1 * input2, -1)
     lengths = [clang.sum(x * x, -1) + 1e-12 for x in (input1, input2)]
     cosine = product / clang.sqrt(lengths[0] * lengths[1])
     near = clang.where(target == 1, 1 - cosine, 0)
     far = clang.where(target == -1, clamp_min(cosine - margin, 0), 0)
-    return reduced(near + far, reduction)
+    return reduce_loss(near + far, reduction)
 
 
-@torchsymbol(F.margin_ranking_loss)
+@reducing(F.margin_ranking_loss)
 def margin_ranking_loss(
-    input1: TensorProxy,
-    input2: TensorProxy,
-    target: TensorProxy,
-    margin: float = 0,
-    size_average: Flag = None,
-    reduce: Flag = None,
-    reduction: str = "mean",
+    input1: TensorProxy, input2: TensorProxy, target: TensorProxy, margin: float = 0, reduction: str = "mean"
 ) -> TensorProxy:
     """max(0, margin - target * (input1 - input2))."""
-    check_legacy("margin_ranking_loss", size_average, reduce)
-    check_tensor("margin_ranking_loss", input1=input1, input2=input2, target=target)
-    check(
+    torch_check(
         input1.ndim == input2.ndim == target.ndim,
         lambda: (
             f"margin_ranking_loss: All input tensors should have same dimension but got: {input1}, {input2}, {target}"
         ),
-        RuntimeError,
     )
-    return reduced(clamp_min(-target * (input1 - input2) + margin, 0), reduction)
+    return reduce_loss(clamp_min(-target * (input1 - input2) + margin, 0), reduction)
 
 
 def _check_triplet(op: str, margin: float, **tensors: TensorProxy) -> None:
-    check_tensor(op, **tensors)
     check(margin > 0, lambda: f"{op}: margin must be greater than 0, got {margin}")
     ranks = {tensor.ndim for tensor in tensors.values()}
-    check(
+    torch_check(
         len(ranks) == 1,
         lambda: (
             f"{op}: The anchor, positive, and negative tensors are expected to have the same number of "
             f"dimensions, but got: {list(tensors.values())}"
         ),
-        RuntimeError,
     )
 
 
 def _triplet(near: TensorProxy, far: TensorProxy, across: Optional, margin: float, reduction: str) -> TensorProxy:
     """max(0, margin + near - far), far being the smaller of it and `across` where that is given."""
     far = far if across is None else clang.minimum(far, across)
-    return reduced(clamp_min(near + margin - far, 0), reduction)
+    return reduce_loss(clamp_min(near + margin - far, 0), reduction)
 
 
-@torchsymbol(F.triplet_margin_loss)
+@reducing(F.triplet_margin_loss)
 def triplet_margin_loss(
     anchor: TensorProxy,
     positive: TensorProxy,
@@ -560,40 +477,25 @@ def triplet_margin_loss(
     p: float = 2,
     eps: float = 1e-6,
     swap: bool = False,
-    size_average: Flag = None,
-    reduce: Flag = None,
     reduction: str = "mean",
 ) -> TensorProxy:
     """max(0, margin + |anchor - positive| - |anchor - negative|); swap takes the nearer of anchor and positive."""
-    check_legacy("triplet_margin_loss", size_average, reduce)
     _check_triplet("triplet_margin_loss", margin, anchor=anchor, positive=positive, negative=negative)
     near, far = pairwise_distance(anchor, positive, p, eps), pairwise_distance(anchor, negative, p, eps)
     across = pairwise_distance(positive, negative, p, eps) if swap else None
     return _triplet(near, far, across, margin, reduction)
 
 
-@torchsymbol(F.soft_margin_loss)
-def soft_margin_loss(
-    input: TensorProxy,
-    target: TensorProxy,
-    size_average: Flag = None,
-    reduce: Flag = None,
-    reduction: str = "mean",
-) -> TensorProxy:
+@reducing(F.soft_margin_loss)
+def soft_margin_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean") -> TensorProxy:
     """log(1 + exp(-target * input))."""
-    check_legacy("soft_margin_loss", size_average, reduce)
-    check_tensor("soft_margin_loss", input=input, target=target)
     exponent = clang.convert(-target * input, input.dtype)
-    return reduced(clang.log1p(clang.exp(exponent)), reduction)
+    return reduce_loss(clang.log1p(clang.exp(exponent)), reduction)
 
 
 @register_grad(soft_margin_loss)
 def _soft_margin_loss_grad(
-    input: TensorProxy,
-    target: TensorProxy,
-    size_average: Flag = None,
-    reduce: Flag = None,
-    reduction: str = "mean",
+    input: TensorProxy, target: TensorProxy, size_average: None = None, reduce: None = None, reduction: str = "mean"
 ) -> TensorProxy:
     out = soft_margin_loss(input, target, reduction=reduction)
     g, power = get_grad(out), clang.exp(-target * input)
@@ -608,18 +510,11 @@ def _soft_margin_loss_grad(
     return out
 
 
-@torchsymbol(F.multilabel_soft_margin_loss)
+@reducing(F.multilabel_soft_margin_loss)
 def multilabel_soft_margin_loss(
-    input: TensorProxy,
-    target: TensorProxy,
-    weight: Optional = None,
-    size_average: Flag = None,
-    reduce: Flag = None,
-    reduction: str = "mean",
+    input: TensorProxy, target: TensorProxy, weight: Optional = None, reduction: str = "mean"
 ) -> TensorProxy:
-    """The mean over the last dim of binary_cross_entropy_with_logits, each class with its weight."""
-    check_legacy("multilabel_soft_margin_loss", size_average, reduce)
-    check_tensor("multilabel_soft_margin_loss", input=input, target=target)
+    """Return the mean over the last dim of binary_cross_entropy_with_logits, each class with its weight."""
     loss = -(target * logsigmoid(input) + (1 - target) * logsigmoid(-input))
     loss = loss if weight is None else loss * weight
-    return reduced(clang.sum(loss, -1) / input.shape[-1], reduction)
+    return reduce_loss(clang.sum(loss, -1) / input.shape[-1], reduction)

@@ -5,46 +5,38 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import TensorProxy, check
-from forge.prims.core import check_tensor, known, same
-from forge.torchlang.core import torchsymbol
-from forge.torchlang.nn.loss import check_legacy, reduced
-
-Flag = bool | None
+from forge.prims.core import known, same, same_shape, torch_check
+from forge.torchlang.nn.loss import reduce_loss, reducing
 
 
 def _check_rows(op: str, input: TensorProxy, least: int) -> None:
-    """A matrix of rows, a vector that is one row, or one number."""
-    check(
+    """Check that the input is a matrix of rows, a vector that is one row, or one number."""
+    torch_check(
         input.ndim <= 2 and not any(known(length == 0) for length in input.shape[least:]),
         lambda: f"{op}: Expected non-empty vector or matrix with optional 0-dim batch size, but got: {input}",
-        RuntimeError,
     )
 
 
 def _matrix(x: TensorProxy) -> TensorProxy:
-    """One row, where it is no matrix."""
+    """Return x as one row where it is no matrix."""
     return x if x.ndim == 2 else clang.reshape(x, (1, x.numel()))
 
 
-@torchsymbol(F.multi_margin_loss)
+@reducing(F.multi_margin_loss)
 def multi_margin_loss(
     input: TensorProxy,
     target: TensorProxy,
     p: int = 1,
     margin: float = 1.0,
     weight: TensorProxy | None = None,
-    size_average: Flag = None,
-    reduce: Flag = None,
     reduction: str = "mean",
 ) -> TensorProxy:
-    """The sum over the other classes of max(0, margin - input[target] + input) ** p * weight[target], over C.
+    """Return the sum over the other classes of max(0, margin - input[target] + input) ** p * weight[target], over C.
 
     Shapes: input (N, C) or (C,), target (N,) or (), weight (C,).
     """
     op = "multi_margin_loss"
-    check_legacy(op, size_average, reduce)
     check(p in (1, 2), lambda: f"{op}: only p == 1 and p == 2 supported, but p is {p}", ValueError)
-    check_tensor(op, input=input, target=target)
     check(
         weight is None or weight.ndim == 1, lambda: f"{op}: weight must be one-dimensional, but is {weight}", ValueError
     )
@@ -52,15 +44,13 @@ def multi_margin_loss(
     _check_rows(op, input, input.ndim - 1 if input.ndim else 0)
     rows = _matrix(input)
     count, width = rows.shape
-    check(
+    torch_check(
         target.ndim <= 1 and same(target.numel(), count),
         lambda: f"{op}: inconsistent target size, expected {count} but got {target}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         weight is None or same(weight.shape[0], width),
         lambda: f"{op}: inconsistent weight size, expected {width} but got {weight}",
-        RuntimeError,
     )
     classes = clang.reshape(target, (count, 1))
     short = margin - prims.gather(rows, 1, classes) + rows
@@ -69,30 +59,21 @@ def multi_margin_loss(
     if weight is not None:
         loss = loss * clang.reshape(prims.gather(weight, 0, clang.reshape(target, (count,))), (count, 1))
     loss = clang.sum(loss, 1) / width
-    return reduced(loss if target.ndim or reduction != "none" else clang.reshape(loss, ()), reduction)
+    return reduce_loss(loss if target.ndim or reduction != "none" else clang.reshape(loss, ()), reduction)
 
 
-@torchsymbol(F.multilabel_margin_loss)
-def multilabel_margin_loss(
-    input: TensorProxy,
-    target: TensorProxy,
-    size_average: Flag = None,
-    reduce: Flag = None,
-    reduction: str = "mean",
-) -> TensorProxy:
-    """The sum over the targets and all other classes of max(0, 1 - input[target] + input), over C.
+@reducing(F.multilabel_margin_loss)
+def multilabel_margin_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean") -> TensorProxy:
+    """Return the sum over the targets and all other classes of max(0, 1 - input[target] + input), over C.
 
     Shapes: input (N, C) or (C,), and target the same: the classes of a row before its first negative number.
     """
     op = "multilabel_margin_loss"
-    check_legacy(op, size_average, reduce)
-    check_tensor(op, input=input, target=target)
     prims.check_dtype(op, input, prims.REAL)
     _check_rows(op, input, input.ndim - 1 if input.ndim else 0)
-    check(
-        target.ndim == input.ndim and all(map(same, target.shape, input.shape)),
+    torch_check(
+        same_shape(target.shape, input.shape),
         lambda: f"{op}: inconsistent target size: {target} for input of size: {input}",
-        RuntimeError,
     )
     rows, classes = _matrix(input), _matrix(target)
     width = rows.shape[1]
@@ -103,4 +84,4 @@ def multilabel_margin_loss(
     short = 1 - clang.unsqueeze(prims.gather(rows, 1, chosen), 2) + clang.unsqueeze(rows, 1)
     counts = clang.unsqueeze(named, 2) & clang.logical_not(clang.unsqueeze(is_target, 1)) & (short > 0)
     loss = clang.sum(clang.where(counts, short, 0), (1, 2)) / width
-    return reduced(loss if target.ndim == 2 or reduction != "none" else clang.reshape(loss, ()), reduction)
+    return reduce_loss(loss if target.ndim == 2 or reduction != "none" else clang.reshape(loss, ()), reduction)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import Dim, TensorProxy, check
-from forge.prims.core import check_tensor, same
+from forge.prims.core import same, torch_check
 from forge.torchlang import random
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.linalg import baddbmm, bmm, linear
@@ -53,7 +53,6 @@ def multi_head_attention_forward(
     Shapes: query (L, N, E), key and value (S, N, …), all of them with or all without N; weights (N, L, S), with
     num_heads after N unless they are averaged.
     """
-    check_tensor(OP, query=query, key=key, value=value)
     check(
         static_k is None and static_v is None,
         lambda: f"{OP}: static_k and static_v are given, which forge/torchlang/nn/multi_head.py lacks",
@@ -65,7 +64,7 @@ def multi_head_attention_forward(
     if not batched:
         query, key, value = [clang.unsqueeze(each, 1) for each in (query, key, value)]
         key_padding_mask = None if key_padding_mask is None else clang.unsqueeze(key_padding_mask, 0)
-    key_padding_mask = _added(key_padding_mask, query.dtype)
+    key_padding_mask = _as_additive(key_padding_mask, query.dtype)
     attn_mask, is_causal = _choose_mask(attn_mask, key_padding_mask, is_causal, need_weights, query.dtype)
     if use_separate_proj_weight:
         separate = (q_proj_weight, k_proj_weight, v_proj_weight)
@@ -112,8 +111,8 @@ def _check_shapes(query: TensorProxy, key: TensorProxy, value: TensorProxy, widt
 # masks
 
 
-def _added(mask: Optional, dtype: torch.dtype) -> Optional:
-    """A mask to add: a bool one as -inf where it is True."""
+def _as_additive(mask: Optional, dtype: torch.dtype) -> Optional:
+    """Return a mask to add: a bool one as -inf where it is True."""
     if mask is None or mask.is_floating_point():
         return mask
     check(
@@ -127,40 +126,37 @@ def _added(mask: Optional, dtype: torch.dtype) -> Optional:
 def _choose_mask(
     attn_mask: Optional, key_padding_mask: Optional, is_causal: bool, need_weights: bool, dtype: torch.dtype
 ) -> tuple[Optional, bool]:
-    check(
-        not is_causal or attn_mask is not None,
-        lambda: f"{OP}: Need attn_mask if specifying the is_causal hint.",
-        RuntimeError,
+    torch_check(
+        not is_causal or attn_mask is not None, lambda: f"{OP}: Need attn_mask if specifying the is_causal hint."
     )
     if is_causal and key_padding_mask is None and not need_weights:
         return None, True
-    return _added(attn_mask, dtype), is_causal and key_padding_mask is None
+    return _as_additive(attn_mask, dtype), is_causal and key_padding_mask is None
 
 
 def _merge_masks(
     attn_mask: Optional, key_padding_mask: Optional, q: TensorProxy, k: TensorProxy, num_heads: int, extra: int
 ) -> Optional:
-    """One mask of (1 or N * heads, L or 1, S), with 0 for the `extra` keys that were put last."""
+    """Return one mask of (1 or N * heads, L or 1, S), with 0 for the `extra` keys that were put last."""
     rows, columns = q.shape[1], k.shape[1]
     if attn_mask is not None:
         wanted = (rows, columns - extra) if attn_mask.ndim == 2 else (q.shape[0], rows, columns - extra)
-        check(
+        torch_check(
             attn_mask.ndim in (2, 3) and all(map(same, attn_mask.shape, wanted)),
             lambda: f"{OP}: The shape of the attn_mask is {attn_mask}, but should be {wanted}.",
-            RuntimeError,
         )
         attn_mask = clang.unsqueeze(attn_mask, 0) if attn_mask.ndim == 2 else attn_mask
-        attn_mask = _widened(attn_mask, extra)
+        attn_mask = _pad_mask(attn_mask, extra)
     if key_padding_mask is None:
         return attn_mask
-    padding = _widened(key_padding_mask, extra)
+    padding = _pad_mask(key_padding_mask, extra)
     batch = padding.shape[0]
     padding = clang.expand(clang.reshape(padding, (batch, 1, 1, columns)), (batch, num_heads, 1, columns))
     padding = clang.reshape(padding, (batch * num_heads, 1, columns))
     return padding if attn_mask is None else clang.add(attn_mask, padding)
 
 
-def _widened(mask: TensorProxy, extra: int) -> TensorProxy:
+def _pad_mask(mask: TensorProxy, extra: int) -> TensorProxy:
     return prims.pad(mask, ((0, 0),) * (mask.ndim - 1) + ((0, extra),), 0) if extra else mask
 
 
@@ -192,7 +188,7 @@ def _project_packed(
     same_qk: bool,
     same_kv: bool,
 ) -> Three:
-    """One product for the inputs that are the same tensor, as torch does."""
+    """Project the inputs that are the same tensor by one product, as torch does."""
     if same_kv and same_qk:
         q, k, v = _project_together(query, weight, bias, 3)
         return q, k, v

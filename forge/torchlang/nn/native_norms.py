@@ -11,7 +11,7 @@ import torch
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.ir.memory import Memory
-from forge.prims.core import check_tensor, known
+from forge.prims.core import known, torch_check
 from forge.torch_internals.functions import torch_native_batch_norm_legit
 from forge.torchlang.core import torchsymbol, write
 from forge.torchlang.nn.norm import (
@@ -31,8 +31,8 @@ Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
 
 
 def statistics_dtype(x: TensorProxy, *parameters: Parameter) -> torch.dtype:
-    """The dtype of a norm's statistics: wider than half precision on a GPU, on a CPU where the parameters are. torch's
-    kernels for tensors without values say otherwise."""
+    """Return the dtype of a norm's statistics: wider than half precision on a GPU, on a CPU where the parameters are.
+    torch's kernels for tensors without values say otherwise."""
     narrow = x.device.type == "cpu" and all(each is None or each.dtype == x.dtype for each in parameters)
     return x.dtype if narrow else clang.wider(x.dtype)
 
@@ -61,16 +61,13 @@ def native_group_norm(
 ) -> Triple:
     """(group_norm, mean, 1 / sqrt(variance + eps)) of N * C channels of HxW numbers; the last two are (N, group)."""
     op = "native_group_norm"
-    check_tensor(op, input=input)
-    check(
+    torch_check(
         not known(input.numel() != N * C * HxW),
         lambda: f"{op}: expected input to have {N} * {C} * {HxW} elements, but got {input}",
-        RuntimeError,
     )
-    check(
+    torch_check(
         group > 0 and not known(C % group != 0),
         lambda: f"{op}: Expected number of channels {C} to be divisible by the number of groups {group}",
-        RuntimeError,
     )
     channels = clang.reshape(input, (N, C, HxW))
     check_channels(op, channels, weight=weight, bias=bias)
@@ -89,7 +86,7 @@ def native_group_norm(
 
 
 def _handle(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> tuple:
-    """In training running statistics change in place."""
+    """Change running statistics in place in training."""
     given = symbol.bind(args, kwargs)
     if not given.pop("training", True):
         return symbol(*memory.read_all(args), **memory.read_all(kwargs))
@@ -101,7 +98,7 @@ def _handle(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> tuple:
 
 
 def _handle_update(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> tuple:
-    """Beside the statistics, what the kernel keeps for its backward: nothing but on a GPU."""
+    """Return also what the kernel keeps for its backward: nothing but on a GPU."""
     results = _handle(symbol, args, kwargs, memory)
     device = results[0].device
     check(
@@ -131,9 +128,7 @@ def batch_norm_with_update(
     dims = (0, *range(2, input.ndim))
     out, mean, variance, rstd = standardize(input, dims, eps)
     out = scale_and_shift(out, per_channel(weight, input.ndim), per_channel(bias, input.ndim), input.dtype)
-    count: Dim = 1
-    for dim in dims:
-        count = count * input.shape[dim]
+    count = clang.count(input, dims)
     unbiased = variance if known(count == 1) else variance * count / (count - 1)
     dtype = statistics_dtype(input, *parameters.values())
     mean_of_batch, rstd = [_statistic(each, (input.shape[1],), dtype) for each in (mean, rstd)]
@@ -141,7 +136,8 @@ def batch_norm_with_update(
     return out, mean_of_batch, rstd, new_mean, new_var
 
 
-def _normed(
+@torchsymbol(torch.native_batch_norm, aten.native_batch_norm.default, handler=_handle)
+def native_batch_norm(
     input: TensorProxy,
     weight: Parameter,
     bias: Parameter,
@@ -165,9 +161,6 @@ def _normed(
     return out, _statistic(running_mean, shape, dtype), _statistic(rstd, shape, dtype)
 
 
-native_batch_norm = torchsymbol(torch.native_batch_norm, aten.native_batch_norm.default, handler=_handle)(_normed)
-
-
 def _legit_arguments(
     input: TensorProxy,
     weight: Parameter,
@@ -178,7 +171,7 @@ def _legit_arguments(
     momentum: float | None = None,
     eps: float | None = None,
 ) -> dict:
-    """The arguments by name: torch's function is called with running statistics, or without them."""
+    """Return the arguments by name: torch's function is called with running statistics, or without them."""
     if not isinstance(running_mean, TensorProxy):
         numbers = [each for each in (running_mean, running_var, training, momentum, eps) if each is not None]
         running_mean, running_var, (training, momentum, eps) = None, None, numbers
@@ -190,19 +183,9 @@ def _handle_legit(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> 
     return _handle(symbol, (), _legit_arguments(*args, **kwargs), memory)
 
 
-@torchsymbol(torch_native_batch_norm_legit, aten._native_batch_norm_legit.default, handler=_handle_legit)
-def native_batch_norm_legit(
-    input: TensorProxy,
-    weight: Parameter,
-    bias: Parameter,
-    running_mean: Parameter,
-    running_var: Parameter,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Triple:
-    """native_batch_norm."""
-    return _normed(input, weight, bias, running_mean, running_var, training, momentum, eps)
+native_batch_norm_legit = torchsymbol(
+    torch_native_batch_norm_legit, aten._native_batch_norm_legit.default, handler=_handle_legit
+)(native_batch_norm.definition)
 
 
 @torchsymbol(aten._native_batch_norm_legit.no_stats)
@@ -210,4 +193,4 @@ def native_batch_norm_no_stats(
     input: TensorProxy, weight: Parameter, bias: Parameter, training: bool, momentum: float, eps: float
 ) -> Triple:
     """native_batch_norm without running statistics."""
-    return _normed(input, weight, bias, None, None, training, momentum, eps)
+    return native_batch_norm.definition(input, weight, bias, None, None, training, momentum, eps)

@@ -1,5 +1,6 @@
 """Normalizations."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,15 +10,12 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.ir.memory import Memory
-from forge.prims.core import check_dim, check_tensor, known, same
+from forge.prims.core import check_dim, known, same, same_shape, torch_check
 from forge.torch_internals.functions import torch_weight_norm
-from forge.torchlang.core import torchsymbol, write
+from forge.torchlang.core import check_tensor, torchsymbol, write
 from forge.torchlang.limits import clamp_min
 from forge.torchlang.linalg import check_one_dtype
 from forge.torchlang.shape import row_major
-
-Pair = tuple[TensorProxy | None, TensorProxy | None]
-
 
 # (x - mean) / sqrt(variance + eps)
 
@@ -63,7 +61,7 @@ def scale_and_shift(
 
 
 def per_channel(value: TensorProxy | None, ndim: int) -> TensorProxy | None:
-    """A value for each channel, (C,) as (1, C, 1, …)."""
+    """Return a value for each channel, (C,) as (1, C, 1, …)."""
     if value is None:
         return None
     return prims.broadcast_in_dim(value, (1, value.shape[0], *[1] * (ndim - 2)), (1,))
@@ -73,27 +71,22 @@ def per_channel(value: TensorProxy | None, ndim: int) -> TensorProxy | None:
 
 
 def check_normalized(op: str, input: TensorProxy, shape: Sequence[Dim], **parameters: TensorProxy | None) -> None:
-    """Raises RuntimeError where the input's last dims, or a parameter, do not have `shape`."""
-    check_tensor(op, input=input)
-    check(
-        len(shape) > 0,
-        lambda: f"{op}: Expected normalized_shape to be at least 1-dimensional, but got {list(shape)}",
-        RuntimeError,
+    """Raise RuntimeError where the input's last dims, or a parameter, do not have `shape`."""
+    torch_check(
+        len(shape) > 0, lambda: f"{op}: Expected normalized_shape to be at least 1-dimensional, but got {list(shape)}"
     )
-    check(
+    torch_check(
         input.ndim >= len(shape) and all(map(same, input.shape[input.ndim - len(shape) :], shape)),
         lambda: (
             f"{op}: Given normalized_shape={list(shape)}, expected input with shape [*, {list(shape)}], but got {input}"
         ),
-        RuntimeError,
     )
     for name, value in parameters.items():
-        check(
-            value is None or (value.ndim == len(shape) and all(map(same, value.shape, shape))),
+        torch_check(
+            value is None or same_shape(value.shape, shape),
             lambda name=name, value=value: (
                 f"{op}: Expected {name} to be of same shape as normalized_shape {list(shape)}, but got {value}"
             ),
-            RuntimeError,
         )
 
 
@@ -142,7 +135,7 @@ def rms_norm(
 
 
 def _root_mean_square(input: TensorProxy, count: int, eps: float | None) -> tuple[TensorProxy, TensorProxy]:
-    """The input in the dtype to compute in, and 1 / sqrt(mean of squares + eps); torch's result is row-major."""
+    """Return the input in the dtype to compute in, and 1 / sqrt(mean of squares + eps); torch's result is row-major."""
     if input.strides is not None and not row_major(input):
         input = prims.contiguous(input)
     wide = clang.convert(input, clang.wider(input.dtype))
@@ -154,7 +147,7 @@ def _root_mean_square(input: TensorProxy, count: int, eps: float | None) -> tupl
 def rms_norm_grad(
     input: TensorProxy, normalized_shape: Sequence[Dim], weight: TensorProxy | None = None, eps: float | None = None
 ) -> TensorProxy:
-    """Saves the input and one number for each row."""
+    """Save the input and one number for each row."""
     count = len(normalized_shape)
     wide, rstd = _root_mean_square(input, count, eps)
     out = scale_and_shift(wide * rstd, weight, None, input.dtype)
@@ -178,48 +171,38 @@ def group_norm(
     bias: TensorProxy | None = None,
     eps: float = 1e-5,
 ) -> TensorProxy:
-    """The channels in groups, each of which is standardized; times weight plus bias for each channel.
+    """Return the channels in groups, each of which is standardized; times weight plus bias for each channel.
 
     Shapes: input (N, C, *), weight and bias (C,).
     """
     _check_groups(input, num_groups, weight=weight, bias=bias)
-    grouped = clang.reshape(input, (input.shape[0], num_groups, _group_size(input, num_groups)))
+    grouped = clang.reshape(
+        input, (input.shape[0], num_groups, math.prod((input.shape[1] // num_groups, *input.shape[2:])))
+    )
     out = clang.reshape(standardize(grouped, (2,), eps)[0], input.shape)
     return scale_and_shift(out, per_channel(weight, input.ndim), per_channel(bias, input.ndim), input.dtype)
 
 
 def _check_groups(input: TensorProxy, num_groups: int, **parameters: TensorProxy | None) -> None:
-    check_tensor("group_norm", input=input)
-    check(
-        input.ndim >= 2,
-        lambda: f"group_norm: Expected at least 2 dimensions for input tensor but received {input}",
-        RuntimeError,
+    torch_check(
+        input.ndim >= 2, lambda: f"group_norm: Expected at least 2 dimensions for input tensor but received {input}"
     )
-    check(num_groups > 0, lambda: f"group_norm: num_groups is {num_groups}, but must be positive", RuntimeError)
-    check(
+    torch_check(num_groups > 0, lambda: f"group_norm: num_groups is {num_groups}, but must be positive")
+    torch_check(
         same(input.shape[1] % num_groups, 0),
         lambda: (
             f"group_norm: Expected number of channels in input to be divisible by num_groups, but got {input} "
             f"and num_groups={num_groups}"
         ),
-        RuntimeError,
     )
     for name, value in parameters.items():
-        check(
-            value is None or (value.ndim == 1 and same(value.shape[0], input.shape[1])),
+        torch_check(
+            value is None or same_shape(value.shape, (input.shape[1],)),
             lambda name=name, value=value: (
                 f"group_norm: Expected {name} to be a vector of size equal to the number "
                 f"of channels in input, but got {value} and {input}"
             ),
-            RuntimeError,
         )
-
-
-def _group_size(input: TensorProxy, num_groups: int) -> Dim:
-    size = input.shape[1] // num_groups
-    for length in input.shape[2:]:
-        size = size * length
-    return size
 
 
 @torchsymbol(torch.group_norm)
@@ -251,9 +234,7 @@ def _batch_norm_train(
     dims = (0, *range(2, input.ndim))
     out, mean, variance, _ = standardize(input, dims, eps)
     out = scale_and_shift(out, per_channel(weight, input.ndim), per_channel(bias, input.ndim), input.dtype)
-    count: Dim = 1
-    for dim in dims:
-        count = count * input.shape[dim]
+    count = clang.count(input, dims)
     unbiased = variance * (count / (count - 1)) if isinstance(count, int) and count > 1 else variance
     if not isinstance(count, int):
         unbiased = variance * count / (count - 1)
@@ -261,7 +242,7 @@ def _batch_norm_train(
 
 
 def blend(running: TensorProxy | None, new: TensorProxy, momentum: float) -> TensorProxy | None:
-    """A running statistic moved towards a new one, in its dtype and without a gradient."""
+    """Return a running statistic moved towards a new one, in its dtype and without a gradient."""
     if running is None:
         return None
     new = prims.detach(clang.reshape(new, running.shape))
@@ -294,17 +275,16 @@ def _train(
 
 
 def check_channels(op: str, input: TensorProxy, **values: TensorProxy | None) -> None:
-    """Raises RuntimeError where a value does not have one number for each channel of the input."""
+    """Raise RuntimeError where a value does not have one number for each channel of the input."""
     check_tensor(op, input=input)
-    check(input.ndim >= 2, lambda: f"{op}: input is {input}, but must have at least 2 dims: (N, C, …)", RuntimeError)
+    torch_check(input.ndim >= 2, lambda: f"{op}: input is {input}, but must have at least 2 dims: (N, C, …)")
     for name, value in values.items():
-        check(
-            value is None or (value.ndim == 1 and same(value.shape[0], input.shape[1])),
+        torch_check(
+            value is None or same_shape(value.shape, (input.shape[1],)),
             lambda name=name, value=value: (
                 f"{op}: {name} should contain {input.shape[1]} elements, "
                 f"one for each channel of {input}, but is {value}"
             ),
-            RuntimeError,
         )
 
 
@@ -330,9 +310,7 @@ def _write_statistics(given: dict[str, Any], new: Sequence[TensorProxy | None], 
 
 
 def _check_count(message: str, input: TensorProxy, dims: tuple[int, ...]) -> None:
-    count: Dim = 1
-    for dim in dims:
-        count = count * input.shape[dim]
+    count = clang.count(input, dims)
     check(not known(count == 1), lambda: f"{message}, got input {input}", ValueError)
 
 
@@ -347,7 +325,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> TensorProxy:
-    """Channels standardized by the running statistics; in training, by the batch's, which then move the running ones.
+    """Standardize channels by the running statistics; in training, by the batch's, which then move the running ones.
 
     Shapes: input (N, C, *), all else (C,).
     Raises: ValueError where a channel has one value in training; RuntimeError without statistics in evaluation.
@@ -426,7 +404,8 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> TensorProxy:
-    """Every channel of every instance standardized by itself; without use_input_stats, by the running statistics.
+    """Standardize every channel of every instance by itself; without use_input_stats, by the running
+    statistics.
 
     Shapes: input (N, C, *), all else (C,).
     """
@@ -460,7 +439,6 @@ def torch_instance_norm(
 @torchsymbol(F.normalize)
 def normalize(input: TensorProxy, p: float = 2.0, dim: int | Sequence[int] = 1, eps: float = 1e-12) -> TensorProxy:
     """input / its p-norm along `dim`, which is at least eps."""
-    check_tensor("normalize", input=input)
     dims = clang.canonical_dims("normalize", dim, input.ndim)
     norm = clang.vector_norm(input, p, dims, True)
     return input / clamp_min(norm, eps)
@@ -471,7 +449,6 @@ def local_response_norm(
     input: TensorProxy, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> TensorProxy:
     """input / (k + alpha * the mean of the squares of `size` neighbouring channels) ** beta."""
-    check_tensor("local_response_norm", input=input)
     check(
         input.ndim >= 3,
         lambda: f"local_response_norm: Expected 3D or higher dimensionality input, but got {input}",
@@ -503,7 +480,6 @@ def _in_the_kernels_dtype(v: TensorProxy, g: TensorProxy, dim: int) -> tuple[Ten
 
 def _weight_length(v: TensorProxy, g: TensorProxy, dim: int) -> tuple[TensorProxy, tuple[int, ...]]:
     """|v|, and the dims that it is over."""
-    check_tensor("_weight_norm", v=v, g=g)
     kept = () if dim == -1 else (check_dim("_weight_norm", dim, v.ndim),)
     dims = tuple(i for i in range(v.ndim) if i not in kept)
     return clang.vector_norm(v, 2, dims, dim != -1), dims

@@ -7,11 +7,11 @@ import torch
 
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy, check
-from forge.prims.core import check_tensor, same
-from forge.torchlang.core import torchsymbol
+from forge.prims.core import same, torch_check
+from forge.torchlang.core import check_tensor, torchsymbol
 from forge.torchlang.elementwise import sigmoid, tanh
 from forge.torchlang.linalg import linear
-from forge.torchlang.random import check_torch_probability, dropped
+from forge.torchlang.random import apply_dropout, check_torch_probability
 
 Parameter = TensorProxy | None
 Tensors = Sequence[TensorProxy]
@@ -23,7 +23,7 @@ Tensors = Sequence[TensorProxy]
 def _gates(
     op: str, x: TensorProxy, h: TensorProxy, w_ih: TensorProxy, w_hh: TensorProxy, b_ih: Parameter, b_hh: Parameter
 ) -> tuple[TensorProxy, TensorProxy]:
-    """What the input and the state add to each gate."""
+    """Return the input's and the state's terms of each gate."""
     check_tensor(op, input=x, hx=h, w_ih=w_ih, w_hh=w_hh)
     return linear(x, w_ih, b_ih), linear(h, w_hh, b_hh)
 
@@ -43,7 +43,7 @@ def lstm_cell(
     b_hh: Parameter = None,
 ) -> tuple[TensorProxy, TensorProxy]:
     """(h, c) after a step: c = f * c + i * tanh(g) and h = o * tanh(c). Source: Hochreiter and Schmidhuber, 1997."""
-    check(len(hx) == 2, lambda: f"lstm_cell: lstm_cell expects two hidden states, but got {len(hx)}", RuntimeError)
+    torch_check(len(hx) == 2, lambda: f"lstm_cell: lstm_cell expects two hidden states, but got {len(hx)}")
     i, f, g, o = _parts(clang.add(*_gates("lstm_cell", input, hx[0], w_ih, w_hh, b_ih, b_hh)), 4)
     c = sigmoid(f) * hx[1] + sigmoid(i) * tanh(g)
     return sigmoid(o) * tanh(c), c
@@ -76,10 +76,9 @@ def _rnn_cell_of(activation: Callable[[TensorProxy], TensorProxy], function: Cal
         b_ih: Parameter = None,
         b_hh: Parameter = None,
     ) -> TensorProxy:
-        """The activation of what the input and the state add up to. Source: Elman, 1990."""
+        """Return the activation of what the input and the state add up to. Source: Elman, 1990."""
         return activation(clang.add(*_gates(op, input, hx, w_ih, w_hh, b_ih, b_hh)))
 
-    body.__name__ = op
     return torchsymbol(function)(body)
 
 
@@ -117,7 +116,7 @@ def _run(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple:
-    """(the last layer's outputs, the states of all after the last step)."""
+    """Return (the last layer's outputs, the states of all after the last step)."""
     check_torch_probability(kind, dropout)
     x = clang.transpose(input, 0, 1) if batch_first else input
     directions = 2 if bidirectional else 1
@@ -131,7 +130,7 @@ def _run(
             last.append(tuple(state))
         x = outputs[0] if len(outputs) == 1 else clang.cat(outputs, 2)
         if layer < num_layers - 1:
-            x = dropped(x, dropout, train)
+            x = apply_dropout(x, dropout, train)
     after = [clang.stack([each[i] for each in last], 0) for i in range(len(states))]
     return (clang.transpose(x, 0, 1) if batch_first else x), *after
 
@@ -143,40 +142,15 @@ def _check_call(op: str, input: Any, states: list[Any], params: Any, num_layers:
         NotImplementedError,
     )
     check_tensor(op, input=input, **{f"hx{i}": state for i, state in enumerate(states)})
-    check(
+    torch_check(
         input.ndim == 3 and all(state.ndim == 3 for state in states),
         lambda: f"{op}: Expected input and hidden states to have 3 dims, but got {input} and {states}",
-        RuntimeError,
     )
     layers = num_layers * (2 if bidirectional else 1)
-    check(
+    torch_check(
         all(same(state.shape[0], layers) for state in states),
         lambda: f"{op}: Expected hidden states of {layers} layers, but got {states}",
-        RuntimeError,
     )
-
-
-@torchsymbol(torch.lstm)
-def lstm(
-    input: TensorProxy,
-    hx: TensorProxy | Tensors,
-    params: Tensors,
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
-    """Layers of lstm_cell over sequences: (outputs, h after the last step, c after it).
-
-    Shapes: input (steps, N, features), or (N, steps, features) with batch_first; hx two of (layers, N, …).
-    Packed sequences, whose second argument is the sizes of batches, are not supported.
-    """
-    states: list[TensorProxy] = [hx] if isinstance(hx, TensorProxy) else list(hx)
-    _check_call("lstm", input, states, params, num_layers, bidirectional)
-    check(len(states) == 2, lambda: f"lstm: lstm expects two hidden states, but got {len(states)}", RuntimeError)
-    return _run("lstm", input, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
 
 
 def _recurrent_of(function: Callable) -> Symbol:
@@ -184,7 +158,7 @@ def _recurrent_of(function: Callable) -> Symbol:
 
     def body(
         input: TensorProxy,
-        hx: TensorProxy,
+        hx: TensorProxy | Tensors,
         params: Tensors,
         has_biases: bool,
         num_layers: int,
@@ -192,19 +166,22 @@ def _recurrent_of(function: Callable) -> Symbol:
         train: bool,
         bidirectional: bool,
         batch_first: bool,
-    ) -> tuple[TensorProxy, TensorProxy]:
-        """Layers of a cell over sequences: (outputs, the state after the last step).
+    ) -> tuple[TensorProxy, ...]:
+        """Run layers of a cell over sequences: (outputs, the state after the last step; an LSTM's h and c).
 
-        Shapes: input (steps, N, features), or (N, steps, features) with batch_first; hx (layers, N, H).
+        Shapes: input (steps, N, features), or (N, steps, features) with batch_first; hx (layers, N, H), an LSTM's two.
         Packed sequences, whose second argument is the sizes of batches, are not supported.
         """
-        _check_call(op, input, [hx], params, num_layers, bidirectional)
-        return _run(op, input, [hx], params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+        states: list[TensorProxy] = [hx] if isinstance(hx, TensorProxy) else list(hx)
+        _check_call(op, input, states, params, num_layers, bidirectional)
+        wanted = 2 if op == "lstm" else 1
+        torch_check(len(states) == wanted, lambda: f"{op}: lstm expects two hidden states, but got {len(states)}")
+        return _run(op, input, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
 
-    body.__name__ = op
     return torchsymbol(function)(body)
 
 
+lstm = _recurrent_of(torch.lstm)
 gru = _recurrent_of(torch.gru)
 rnn_tanh = _recurrent_of(torch.rnn_tanh)
 rnn_relu = _recurrent_of(torch.rnn_relu)

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import Dim, Number, TensorProxy, check
 from forge.prims import Upsampling
-from forge.prims.core import check_tensor, known, same
+from forge.prims.core import known, same, torch_check
 from forge.torch_internals.functions import nn_pad
+from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.pooling import adaptive_mean
-from forge.torchlang.spelling import Lengths
 
 Scales = float | Sequence[float]
 
@@ -38,7 +38,7 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> TensorProxy:
-    """The dims after the channels resized to `size`, or by `scale_factor`.
+    """Return the dims after the channels resized to `size`, or by `scale_factor`.
 
     Shapes: input (N, C, *lengths). Raises: as torch, ValueError for options that do not go together.
     """
@@ -54,7 +54,6 @@ def _interpolate(
     recompute_scale_factor: bool,
     antialias: bool,
 ) -> TensorProxy:
-    check_tensor("interpolate", input=input)
     _check_options(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     rank = input.ndim - 2
     output_size, scales = resize(input, size, scale_factor)
@@ -115,7 +114,7 @@ def _check_options(
 def resize(
     input: TensorProxy, size: Lengths | None, scale_factor: Scales | None
 ) -> tuple[tuple[Dim, ...], tuple[float | None, ...]]:
-    """The output's lengths, and the scales that the user gave."""
+    """Return the output's lengths, and the scales that the user gave."""
     rank = input.ndim - 2
     if size is not None:
         sizes = tuple(size) if isinstance(size, Sequence) else (size,) * rank
@@ -131,28 +130,25 @@ def resize(
 
 @torchsymbol(nn_pad, F.pad)
 def pad(input: TensorProxy, pad: Sequence[Dim], mode: str = "constant", value: Number | None = None) -> TensorProxy:
-    """The input widened (or cropped, by negative amounts) at the ends of its last dims.
+    """Return the input widened (or cropped, by negative amounts) at the ends of its last dims.
 
     pad: (before, after) of the last dim, then of the one before it, …
     mode: "constant" pads with value, "reflect", "replicate" and "circular" with the input's own.
     """
-    check_tensor("pad", input=input)
-    check(len(pad) % 2 == 0, lambda: f"pad: Padding length must be divisible by 2, but pad is {pad}", RuntimeError)
-    check(
+    torch_check(len(pad) % 2 == 0, lambda: f"pad: Padding length must be divisible by 2, but pad is {pad}")
+    torch_check(
         len(pad) <= 2 * input.ndim,
         lambda: (
             f"pad: Padding length should be less than or equal to two times the input dimension, but pad is {pad} "
             f"and input is {input}"
         ),
-        RuntimeError,
     )
     if mode == "constant":
         pairs = [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2)]
         return prims.pad(input, ((0, 0),) * (input.ndim - len(pairs)) + tuple(pairs), 0 if value is None else value)
-    check(
+    torch_check(
         value is None or value == 0,
         lambda: f'pad: Padding mode "{mode}" doesn\'t take in value argument, but value is {value}',
-        RuntimeError,
     )
     check(
         mode in ("reflect", "replicate", "circular") and input.ndim - len(pad) // 2 in (1, 2) and 2 <= len(pad) <= 6,
@@ -166,16 +162,15 @@ def pad(input: TensorProxy, pad: Sequence[Dim], mode: str = "constant", value: N
 
 
 def _pad_circular(x: TensorProxy, pad: Sequence[Dim]) -> TensorProxy:
-    """Each dim widened by the other end of it."""
+    """Return each dim widened by the other end of it."""
     for i in range(len(pad) // 2):
         dim, before, after = x.ndim - 1 - i, pad[2 * i], pad[2 * i + 1]
         length = x.shape[dim]
-        check(
+        torch_check(
             not (known(before > length) or known(after > length)),
             lambda x=x, before=before, after=after: (
                 f"pad: Padding value causes wrapping around more than once: ({before}, {after}) of {x}"
             ),
-            RuntimeError,
         )
         if known(before < 0) or known(after < 0):
             x = clang.slice_in_dim(x, dim, torch.sym_max(-before, 0), length - torch.sym_max(-after, 0))
@@ -203,7 +198,7 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
 ) -> TensorProxy:
-    """The input's values at the places that the grid names, in [-1, 1] from edge to edge.
+    """Return the input's values at the places that the grid names, in [-1, 1] from edge to edge.
 
     Shapes: input (N, C, *lengths), grid (N, *out lengths, rank); out (N, C, *out lengths).
     """
@@ -222,11 +217,9 @@ def grid_sample(
 
 @torchsymbol(F.affine_grid)
 def affine_grid(theta: TensorProxy, size: Sequence[Dim], align_corners: bool | None = None) -> TensorProxy:
-    """The grid of places that affine maps send the places of an output of `size` to."""
-    check_tensor("affine_grid", theta=theta)
+    """Return the grid of places that affine maps send the places of an output of `size` to."""
     check(
-        theta.is_floating_point(),
-        lambda: f"affine_grid: Expected theta to have floating point type, but got {theta}",
+        theta.is_floating_point(), lambda: f"affine_grid: Expected theta to have floating point type, but got {theta}"
     )
     check(
         len(size) in (4, 5),
@@ -248,13 +241,8 @@ def affine_grid(theta: TensorProxy, size: Sequence[Dim], align_corners: bool | N
 
 
 def _check_image(op: str, input: TensorProxy, factor: int) -> None:
-    check_tensor(op, input=input)
-    check(
-        input.ndim >= 3,
-        lambda: f"{op} expects input to have at least 3 dimensions, but got {input}",
-        RuntimeError,
-    )
-    check(factor > 0, lambda: f"{op} expects a positive factor, but got {factor}", RuntimeError)
+    torch_check(input.ndim >= 3, lambda: f"{op} expects input to have at least 3 dimensions, but got {input}")
+    torch_check(factor > 0, lambda: f"{op} expects a positive factor, but got {factor}")
 
 
 @torchsymbol(torch.pixel_shuffle)
@@ -263,13 +251,12 @@ def pixel_shuffle(input: TensorProxy, upscale_factor: int) -> TensorProxy:
     r = upscale_factor
     _check_image("pixel_shuffle", input, r)
     *batch, channels, height, width = input.shape
-    check(
+    torch_check(
         same(channels % (r * r), 0),
         lambda: (
             f"pixel_shuffle expects its input's 'channel' dimension to be divisible by the square of "
             f"upscale_factor, but got {input} and {r}"
         ),
-        RuntimeError,
     )
     count, n = channels // (r * r), len(batch)
     apart = clang.reshape(input, (*batch, count, r, r, height, width))
@@ -283,12 +270,11 @@ def pixel_unshuffle(input: TensorProxy, downscale_factor: int) -> TensorProxy:
     r = downscale_factor
     _check_image("pixel_unshuffle", input, r)
     *batch, channels, height, width = input.shape
-    check(
+    torch_check(
         same(height % r, 0) and same(width % r, 0),
         lambda: (
             f"pixel_unshuffle expects height and width to be divisible by downscale_factor, but got {input} and {r}"
         ),
-        RuntimeError,
     )
     n = len(batch)
     apart = clang.reshape(input, (*batch, channels, height // r, r, width // r, r))
@@ -298,22 +284,19 @@ def pixel_unshuffle(input: TensorProxy, downscale_factor: int) -> TensorProxy:
 
 @torchsymbol(torch.channel_shuffle, torch.native_channel_shuffle)
 def channel_shuffle(input: TensorProxy, groups: int) -> TensorProxy:
-    """The channels, in groups, dealt out one from each group in turn. Shapes: input (N, C, *)."""
-    check_tensor("channel_shuffle", input=input)
-    check(
+    """Return the channels, in groups, dealt out one from each group in turn. Shapes: input (N, C, *)."""
+    torch_check(
         input.ndim > 2,
         lambda: f"channel_shuffle expects input with > 2 dims, but got input with sizes {list(input.shape)}",
-        RuntimeError,
     )
-    check(groups > 0, lambda: f"channel_shuffle: groups is {groups}, but must be positive", RuntimeError)
+    torch_check(groups > 0, lambda: f"channel_shuffle: groups is {groups}, but must be positive")
     batch, channels, *rest = input.shape
-    check(
+    torch_check(
         same(channels % groups, 0),
         lambda: (
             f"channel_shuffle: Number of channels must be divisible by groups. Got {channels} channels and "
             f"{groups} groups."
         ),
-        RuntimeError,
     )
     apart = clang.reshape(input, (batch, groups, channels // groups, *rest))
     return clang.reshape(clang.transpose(apart, 1, 2), input.shape)

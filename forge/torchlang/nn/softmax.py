@@ -5,9 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Symbol, TensorProxy, get_grad, put_grad, register_grad
+from forge.ir import TensorProxy
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor
 
 aten = torch.ops.aten
 
@@ -15,7 +14,6 @@ aten = torch.ops.aten
 def _prepare(
     op: str, input: TensorProxy, dim: int | None, dtype: torch.dtype | None
 ) -> tuple[TensorProxy, tuple[int, ...]]:
-    check_tensor(op, input=input)
     if dim is None:  # canonical_dims takes it for all of them
         raise TypeError(f'{op}() missing 1 required positional arguments: "dim"')
     x = clang.convert(input, dtype or input.dtype)
@@ -23,7 +21,7 @@ def _prepare(
     return clang.widen(x), clang.canonical_dims(op, dim, x.ndim)
 
 
-def _shifted(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
+def _shift(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
     """x without its maximum, which leaves the result the same and overflows nowhere."""
     if prims.known(x.numel() == 0):
         return x
@@ -31,18 +29,16 @@ def _shifted(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
 
 
 @torchsymbol(torch.softmax, Tensor.softmax, torch.special.softmax)
-def softmax(
-    input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None, *, axis: int | None = None
-) -> TensorProxy:
+def softmax(input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None) -> TensorProxy:
     """e^input over its sum along dim, computed in `dtype` where one is given."""
-    x, dims = _prepare("softmax", input, axis if dim is None else dim, dtype)
-    power = clang.exp(_shifted(x, dims))
+    x, dims = _prepare("softmax", input, dim, dtype)
+    power = clang.exp(_shift(x, dims))
     return clang.convert(power / clang.sum(power, dims, True), dtype or input.dtype)
 
 
 @torchsymbol(aten._softmax_backward_data.default)
 def softmax_backward(grad_output: TensorProxy, output: TensorProxy, dim: int, input_dtype: torch.dtype) -> TensorProxy:
-    """The gradient of softmax from its result."""
+    """Return the gradient of softmax from its result."""
     prims.check_dtype("_softmax_backward_data", output, prims.REAL)
     g, out = clang.widen(grad_output), clang.widen(output)
     weighted = g * out
@@ -51,12 +47,10 @@ def softmax_backward(grad_output: TensorProxy, output: TensorProxy, dim: int, in
 
 
 @torchsymbol(torch.log_softmax, Tensor.log_softmax, torch.special.log_softmax)
-def log_softmax(
-    input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None, *, axis: int | None = None
-) -> TensorProxy:
-    """The logarithm of softmax, computed in `dtype` where one is given."""
-    x, dims = _prepare("log_softmax", input, axis if dim is None else dim, dtype)
-    shifted = _shifted(x, dims)
+def log_softmax(input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None) -> TensorProxy:
+    """Return the logarithm of softmax, computed in `dtype` where one is given."""
+    x, dims = _prepare("log_softmax", input, dim, dtype)
+    shifted = _shift(x, dims)
     return clang.convert(shifted - clang.log(clang.sum(clang.exp(shifted), dims, True)), dtype or input.dtype)
 
 
@@ -64,25 +58,14 @@ def log_softmax(
 def log_softmax_backward(
     grad_output: TensorProxy, output: TensorProxy, dim: int, input_dtype: torch.dtype
 ) -> TensorProxy:
-    """The gradient of log_softmax from its result."""
+    """Return the gradient of log_softmax from its result."""
     prims.check_dtype("_log_softmax_backward_data", output, prims.REAL)
     g, out = clang.widen(grad_output), clang.widen(output)
     return clang.convert(g - clang.exp(out) * clang.sum(g, (dim,), True), input_dtype)
 
 
-def _register(symbol: Symbol, backward: Symbol) -> None:
-    @register_grad(symbol)
-    def rule(
-        input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None, *, axis: int | None = None
-    ) -> TensorProxy:
-        dim = axis if dim is None else dim
-        out = symbol(input, dim, dtype)
-        put_grad(input, backward(get_grad(out), out, dim, out.dtype))
-        return out
-
-
-_register(softmax, softmax_backward)
-_register(log_softmax, log_softmax_backward)
+prims.register_vjp(softmax, input=lambda g, out, dim: softmax_backward(g, out, dim, out.dtype))
+prims.register_vjp(log_softmax, input=lambda g, out, dim: log_softmax_backward(g, out, dim, out.dtype))
 
 
 # torch.nn.functional's forms guess a missing dim and have an argument more; they run as the functions above
@@ -97,7 +80,6 @@ def functional_softmax(
     input: TensorProxy, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> TensorProxy:
     """torch.softmax; a missing dim is guessed from the rank."""
-    check_tensor("softmax", input=input)
     return softmax(input, _implicit_dim(input.ndim) if dim is None else dim, dtype=dtype)
 
 
@@ -106,7 +88,6 @@ def functional_log_softmax(
     input: TensorProxy, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> TensorProxy:
     """torch.log_softmax; a missing dim is guessed from the rank."""
-    check_tensor("log_softmax", input=input)
     return log_softmax(input, _implicit_dim(input.ndim) if dim is None else dim, dtype=dtype)
 
 
@@ -115,5 +96,4 @@ def softmin(
     input: TensorProxy, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> TensorProxy:
     """torch.softmax of -input."""
-    check_tensor("softmin", input=input)
     return softmax(clang.neg(input), _implicit_dim(input.ndim) if dim is None else dim, dtype=dtype)

@@ -1,5 +1,5 @@
 """What the families of functions that torch spells in many ways share: every spelling of a name as one symbol, and the
-errors of arguments of another kind."""
+error of an argument that is neither a tensor nor a number."""
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -15,17 +15,17 @@ Lengths = Dim | Sequence[Dim]  # one for each dim, or one for all
 results: ModuleType = torch.return_types  # of proxies here; its stubs have tensors, and few of its names
 
 
-def spellings(*names: str, inplace: bool = False) -> tuple[Callable, ...]:
+def aliases(*names: str, inplace: bool = False) -> tuple[Callable, ...]:
     """torch's functions and methods of these names (torch.x, Tensor.x, torch.special.x), or their in-place forms."""
     suffix = "_" if inplace else ""
     found = [getattr(owner, name + suffix, None) for name in names for owner in (torch, Tensor, torch.special)]
     return tuple({id(function): function for function in found if function is not None}.values())
 
 
-def named(*names: str, more: tuple = (), inplace: tuple = (), tags: tuple = ()) -> Callable[[Callable], Symbol]:
+def torchaliases(*names: str, more: tuple = (), inplace: tuple = (), tags: tuple = ()) -> Callable[[Callable], Symbol]:
     """torchsymbol for every spelling of these names, in-place forms included, and `more` functions."""
     return torchsymbol(
-        *spellings(*names), *more, inplace=(*spellings(*names, inplace=True), *inplace), tags=tags, id=_id(names[0])
+        *aliases(*names), *more, inplace=(*aliases(*names, inplace=True), *inplace), tags=tags, id=_id(names[0])
     )
 
 
@@ -37,18 +37,8 @@ def _id(name: str) -> str:
 _OWNERS = {"torch": torch, "torch.Tensor": Tensor, "torch.special": torch.special}
 
 
-def check_tensor(op: str, **arguments: object) -> None:
-    """Raises TypeError, in torch's words, naming the first argument that is no tensor."""
-    for name, value in arguments.items():
-        check(
-            isinstance(value, TensorProxy),
-            lambda name=name, value=value: f"{op}(): argument '{name}' must be Tensor, not {type(value).__name__}",
-            TypeError,
-        )
-
-
 def check_operands(op: str, **arguments: object) -> None:
-    """Raises TypeError, in torch's words, naming the first argument that is neither a tensor nor a number."""
+    """Raise TypeError, in torch's words, naming the first argument that is neither a tensor nor a number."""
     for name, value in arguments.items():
         check(
             isinstance(value, (TensorProxy, *NUMBER_TYPES)),

@@ -1,0 +1,131 @@
+"""Facts that the fake tensors of Dynamo's graph tell of a program's values: memory, layout and gradients."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from forge import torchlang
+from forge.capture.aliasing import Pair
+from forge.compiler.kernel_strides import in_row_major_order
+from forge.compiler.program import EagerFallback, Unsupported
+from forge.ir import TensorProxy, current_trace, short_type, strides_of
+from forge.ir.pytree import leaves, tree_map
+from forge.ir.source import Source
+from forge.ir.strides import is_expanded
+from forge.prims.recurrent import KINDS
+from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket
+
+CHECK_META = False  # compare every value's metadata with Dynamo's fake value: an oracle for tests and for debugging
+
+# torch's kernels lay their results out otherwise than its functions for tensors without values say, whatever they are
+# given, and where they are given what is not in row-major order
+_LAID_OUT_BY_KERNELS = frozenset((*KINDS, "log_sigmoid", "isin", "normal", "poisson", "rrelu"))
+_TURNED_BY_KERNELS = frozenset(
+    "_log_softmax_backward_data binary_cross_entropy channel_shuffle hardsigmoid_backward hardswish_backward "
+    "hardtanh_backward index_fill max_pool1d max_unpool2d native_dropout one_hot softplus_backward".split()
+)
+
+
+def fresh(example: Any) -> Any:
+    """Return a nest of fake tensors with a new proxy in the place of each."""
+
+    def make(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return current_trace().tensor(leaf.shape, leaf.dtype, leaf.device, strides=tuple(leaf.stride()))
+        return leaf
+
+    return tree_map(make, example)
+
+
+def tensor_proxy(name: str, value: torch.Tensor) -> TensorProxy:
+    """Return the proxy of an input."""
+    return TensorProxy(
+        name,
+        tuple(value.shape),
+        value.dtype,
+        value.device,
+        requires_grad=value.requires_grad,
+        strides=strides_of(value),
+        offset=value.storage_offset(),
+    )
+
+
+def is_laid_out_by_kernel(node: Node, example: torch.Tensor) -> bool:
+    """Return whether torch's kernel may give a result other strides than fake tensors have: it is one of those known,
+    an index is no contiguous tensor, or a result in row-major order was computed from an expanded tensor and from one
+    that is in another order."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name in _LAID_OUT_BY_KERNELS:
+        return True
+    read = [each.meta.get("example_value") for each in node.all_input_nodes]
+    given = [each for each in read if isinstance(each, torch.Tensor)]
+    if all(map(in_row_major_order, given)):
+        return False
+    if name.partition(".")[0] in _TURNED_BY_KERNELS:
+        return True
+    if name == "getitem":
+        return any(not each.is_contiguous() for each in given[1:])
+    return (
+        any(map(is_expanded, given))
+        and in_row_major_order(example)
+        and any(not is_expanded(each) and not in_row_major_order(each) for each in given)
+    )
+
+
+def is_batch_norm(node: Node) -> bool:
+    """Return whether a node calls batch_norm."""
+    return getattr(node.target, "__name__", "") == "batch_norm"
+
+
+def ends_gradients(function: Any, given: Sequence[Pair], example: Any) -> bool:
+    """Return whether a function of Python gives results without a history of arguments that have one. Of an operator
+    only its kernel knows: the fake implementation has no part in autograd."""
+    if isinstance(function, (OpOverload, OpOverloadPacket)) or not torch.is_grad_enabled():
+        return False
+    results = [leaf for leaf in leaves(example) if isinstance(leaf, torch.Tensor)]
+    return any(fake.requires_grad for _, fake in given) and not any(each.requires_grad for each in results)
+
+
+def makes_tensors(example: Any) -> bool:
+    """Return whether a result has tensors."""
+    if isinstance(example, (tuple, list)):
+        return any(makes_tensors(item) for item in example)
+    return isinstance(example, torch.Tensor)
+
+
+def memory_of(fake: torch.Tensor) -> int:
+    """Return the identity of a fake tensor's storage."""
+    return fake.untyped_storage()._cdata
+
+
+def fake_tensors(tree: Any) -> list[torch.Tensor]:
+    """Return the fake tensors of a nest."""
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def shares_memory(node: Node, example: Any) -> bool | None:
+    """Return whether the first output's memory is the first argument's, from Dynamo's fake tensors."""
+    first = example[0] if isinstance(example, (tuple, list)) and example else example
+    base = node.args[0].meta.get("example_value") if node.args and isinstance(node.args[0], Node) else None
+    if not isinstance(first, torch.Tensor) or not isinstance(base, torch.Tensor):
+        return None
+    return memory_of(first) == memory_of(base)
+
+
+def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
+    """Raise Unsupported where forge's meta function gives other known lengths than torch's, Refused where it gives
+    another dtype: Dynamo may have written its own into the graph (`y.to(x.dtype)`), so the frame is to run in eager.
+
+    With CHECK_META, lengths that are not known and the device are compared too (AssertionError)."""
+    lengths = zip(proxy.shape, example.shape, strict=False)
+    known = all(ours == theirs for ours, theirs in lengths if type(ours) is type(theirs) is int)
+    if not known or proxy.ndim != example.ndim or proxy.dtype != example.dtype:
+        ours, theirs = short_type(proxy), short_type(example)
+        reason = f"{torchlang.function_name(node.target)} gives {theirs}, but forge's symbol {ours}"
+        unsupported = Unsupported(reason, "correct the symbol's meta function or decomposition")
+        raise unsupported if proxy.dtype == example.dtype else EagerFallback(unsupported, Source.of(node))
+    if CHECK_META:
+        own, dynamos = (short_type(proxy), proxy.device), (short_type(example), example.device)
+        assert own == dynamos, f"{node.format_node()}: forge says {own}, Dynamo says {dynamos}"

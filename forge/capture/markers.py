@@ -1,0 +1,129 @@
+"""Calls of a Dynamo graph that stand for more than a call: modes that it enters, graphs inside of it, hooks."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.fx import GraphModule
+
+from forge import prims
+from forge.capture import higher_order
+from forge.capture.autograd_functions import from_graphs, run_alone
+from forge.compiler.program import Unsupported
+from forge.ir import Symbol, Tag, TensorProxy, Trace, get_grad, put_grad
+from forge.torch_internals.autograd import (
+    enter_autocast,
+    enter_dual_level,
+    enter_inference_mode,
+    exit_autocast,
+    exit_inference_mode,
+    set_grad_enabled,
+)
+from forge.torch_internals.functorch import lazy_load_decompositions, predispatch
+from forge.torch_internals.tensors import log_api_usage_once
+
+
+class Interpreter(Protocol):
+    """The recording of a graph, as markers see it. regions: those of autocast and inference mode that are open."""
+
+    trace: Trace
+    regions: list[Any]
+
+    def inline(self, graph: GraphModule, args: tuple) -> Any:
+        """Run a nested graph on values of this one."""
+
+
+def _ignore(interpreter: Interpreter, *args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _enter_autocast(interpreter: Interpreter, *args: Any) -> Any:
+    return _enter(interpreter, torch.autocast(*args))
+
+
+def _enter_inference_mode(interpreter: Interpreter, mode: bool) -> Any:
+    return _enter(interpreter, torch.inference_mode(mode))
+
+
+def _enter(interpreter: Interpreter, region: Any) -> Any:
+    """Return a region of the graph: while its calls are recorded, this thread is in it."""
+    region.__enter__()
+    interpreter.regions.append(region)
+    return region
+
+
+def _exit(interpreter: Interpreter, region: Any) -> None:
+    interpreter.regions.remove(region)
+    region.__exit__(None, None, None)
+
+
+def _checkpoint(interpreter: Interpreter, body: GraphModule, *args: Any, **options: Any) -> Any:
+    """Return the body inlined, its calls tagged: the backward recomputes what they make."""
+    trace = interpreter.trace
+    with trace.tagged(trace.tags | {Tag.RECOMPUTE}):
+        return interpreter.inline(body, args)
+
+
+def _inline(interpreter: Interpreter, body: GraphModule, *args: Any) -> Any:
+    return interpreter.inline(body, args)
+
+
+def _autograd_function(
+    interpreter: Interpreter, forward: GraphModule, backward: GraphModule, *args: Any, **options: Any
+) -> Any:
+    return from_graphs(interpreter.inline, forward, backward, options).record(args)
+
+
+def _register_hook(interpreter: Interpreter, x: TensorProxy, hook: GraphModule, *sizes: Any) -> Any:
+    """Return a hook on a value's gradient: a second handle, which all calls take, and whose gradient the hook
+    changes."""
+    memory = interpreter.trace.memory
+
+    def body(x: TensorProxy, *sizes: Any) -> TensorProxy:
+        return prims.alias(x)
+
+    def rule(x: TensorProxy, *sizes: Any) -> TensorProxy:
+        out = prims.alias(x)
+        given = get_grad(out)
+        run = run_alone(lambda g: interpreter.inline(hook, (g, *sizes)), (given,), lambda result: ())
+        found = run.result[0] if isinstance(run.result, tuple) else run.result
+        put_grad(x, _hook_result(given, found))
+        return out
+
+    output = Symbol("register_hook", "torch.Tensor.register_hook", body=body, rule=rule)(memory.read(x), *sizes)
+    memory.share(output, x, "register_hook")
+    return output
+
+
+def _hook_result(given: TensorProxy, found: TensorProxy | None) -> TensorProxy:
+    """Return a gradient after a hook: None leaves it as it is. Raises Unsupported for one that autograd does not
+    accept."""
+    if found is None:
+        return given
+    alike = (found.ndim, found.dtype, found.device) == (given.ndim, given.dtype, given.device)
+    if not alike or any(prims.known(a != b) for a, b in zip(found.shape, given.shape, strict=True)):
+        raise Unsupported("a hook changes the shape, dtype or device of a gradient")
+    return found
+
+
+def _enter_dual_level(interpreter: Interpreter) -> None:
+    raise Unsupported("the graph differentiates in forward mode")
+
+
+MARKERS: dict[Any, Callable] = {
+    torch.ops.higher_order.autograd_function_apply: _autograd_function,
+    torch.ops.higher_order.tag_activation_checkpoint: _checkpoint,
+    torch.ops.higher_order.wrap: _inline,
+    torch.ops.higher_order.invoke_subgraph: lambda interpreter, body, name, *args: interpreter.inline(body, args),
+    torch.ops.higher_order.hints_wrapper: lambda interpreter, body, args, kwargs, hints: interpreter.inline(body, args),
+    lazy_load_decompositions: _ignore,
+    getattr(predispatch, "_enter_dual_level", enter_dual_level): _enter_dual_level,
+    set_grad_enabled: lambda interpreter, mode: set_grad_enabled(mode),
+    enter_inference_mode: _enter_inference_mode,
+    exit_inference_mode: _exit,
+    log_api_usage_once: _ignore,
+    enter_autocast: _enter_autocast,
+    exit_autocast: _exit,
+}
+if higher_order.REGISTER_HOOK is not None:
+    MARKERS[higher_order.REGISTER_HOOK] = _register_hook

@@ -1,0 +1,155 @@
+"""Numbers that are known when a program runs: read from tensors, and checked as soon as they are."""
+
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Graph, Node
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+
+from forge import prims
+from forge.capture.aliasing import Pair
+from forge.capture.checks import Check, checks_of, computes_number
+from forge.capture.fake_values import fake_tensors
+from forge.compiler.program import Unsupported
+from forge.ir import NUMBER_TYPES, SYMBOLIC_TYPES, BoundSymbol, NumberProxy, Symbol, Tag, TensorProxy, Trace
+from forge.ir.pytree import leaves, names, tree_map
+from forge.torch_internals.sympy import SymT, ValueRanges, int_oo, symbol_is_type
+
+_ACTS = frozenset({Tag.EFFECT, Tag.RANDOM})
+_SIZE = torch.ops.aten.sym_size.int
+
+
+class RuntimeNumbers:
+    """The numbers of a graph that its program reads from tensors, and the checks of what is read.
+
+    env: the values of the graph's nodes. read: the names of the numbers read so far in the trace.
+    """
+
+    def __init__(self, graph: Graph, trace: Trace, env: dict[Node, Any], read: set[str]) -> None:
+        self.read = read
+        self.checks = checks_of(graph)  # that are not recorded yet
+        self._trace = trace
+        self._env = env
+        self._asked = GraphNumbers()
+
+    def item(self, x: TensorProxy, example: Any) -> Any:
+        """Return the number in a 0-d tensor, whose reading is recorded where it is a symbol."""
+        if not isinstance(example, SYMBOLIC_TYPES):
+            return example
+        self._record(prims.item, (self._trace.memory.read(x),), example)
+        return example
+
+    def _record(self, symbol: Symbol, args: tuple, value: Any) -> None:
+        """Record the reading of a number that is known when the program runs."""
+        (symbol_of,) = value.node._expr.free_symbols  # whatever Dynamo has learnt of it; a bool is one that is 1
+        number = NumberProxy(str(symbol_of), value)
+        if number.name not in self.read:
+            self.read.add(number.name)
+            self._trace.names.add(number.name)
+            self._trace.record(BoundSymbol(symbol, args, {}, number))
+            self.add_checks()
+
+    def add_checks(self) -> None:
+        """Record the checks that the program can make by now: before what is computed of their numbers."""
+        for node in list(self.checks):
+            if all(map(self._is_known, node.all_input_nodes)):
+                self.add_check(node)
+
+    def _is_known(self, node: Node) -> bool:
+        if not isinstance(node.meta.get("example_value"), NUMBER_TYPES):
+            return node in self._env
+        return self._trace.names.issuperset(names(self._asked.number(node)))
+
+    def add_check(self, node: Node) -> None:
+        """Record a check, once."""
+        if node not in self.checks:
+            return
+        self.checks.remove(node)
+        condition, *values = self._trace.memory.read_all(tree_map(self._as_asked, node.args))
+        if isinstance(node.target, Check):
+            prims.require(condition, node.target.message, node.target.error, *values)
+        else:
+            prims.require(condition, *values, RuntimeError if self._has_acted() else prims.ViolatedAssumption)
+
+    def _as_asked(self, value: Any) -> Any:
+        """Return a node's value; a number as the graph computes it."""
+        return self._env[value] if isinstance(value, Node) and value in self._env else self._asked.number(value)
+
+    def _has_acted(self) -> bool:
+        """Return whether the program has done by now what it may not do again."""
+        calls = (bound for bound in self._trace.bound_symbols if bound.symbol is not prims.require)
+        return any(not _ACTS.isdisjoint(bound.all_tags) for bound in calls)
+
+    def read_lengths(self, output: Any, example: Any) -> None:
+        """Record what values decide of how long the results of a call are: numbers that the results tell."""
+        for made, fake in zip(leaves(output), leaves(example), strict=True):
+            for dim, count in enumerate(fake.shape if isinstance(fake, torch.Tensor) else ()):
+                if _is_read(count):
+                    self._record(prims.length, (made, dim), count)
+
+    def must_know_lengths(self, name: str, example: Any) -> None:
+        """Raise Unsupported for results that are as long as values decide that nothing tells."""
+        if not self._trace.names.issuperset(map(str, free_unbacked_symbols(fake_tensors(example)))):
+            raise Unsupported(
+                f"how long the result of {name} is depends on the values that it is given",
+                "compute on the mask (torch.where, x * mask) or take torch.nonzero_static: their lengths are known",
+            )
+
+    def replace_item_numbers(self, given: list[Pair], arguments: Any) -> Any:
+        """Return the arguments with a number where an integer in a 0-d tensor was read as one."""
+        numbers = {handle.name: self.item(handle, number) for handle, number in _items(given)}
+        return tree_map(lambda leaf: numbers.get(leaf.name, leaf) if isinstance(leaf, TensorProxy) else leaf, arguments)
+
+    def read_offset(self, given: list[Pair], example: Any) -> None:
+        """Record the reading of a value's offset in memory where that is an index in a 0-d tensor."""
+        offset = example.storage_offset() if isinstance(example, torch.Tensor) else 0
+        if isinstance(offset, torch.SymInt):
+            symbols = set(map(str, offset.node.expr.free_symbols)) - set(self._trace.names)
+            for handle, number in _items(given):
+                if str(number.node.expr) in symbols:
+                    self.item(handle, number)
+
+
+def _items(given: list[Pair]) -> list[tuple[Any, torch.SymInt]]:
+    """Return the 0-d tensors in which Dynamo read an integer, and these."""
+    found = [(handle, getattr(fake, "item_memo", None)) for handle, fake in given]
+    return [(handle, number) for handle, number in found if isinstance(number, torch.SymInt)]
+
+
+def _is_read(length: Any) -> bool:
+    """Return whether a length is a symbol of what values decide, whatever Dynamo has learnt of it."""
+    expression = length.node._expr if isinstance(length, torch.SymInt) else None
+    return isinstance(expression, sympy.Symbol) and symbol_is_type(expression, SymT.UNBACKED_INT)
+
+
+class GraphNumbers:
+    """The symbolic numbers of a graph as the graph computes them. Dynamo's own are specialized by later guards: `n ==
+    4` is True once Dynamo has assumed it."""
+
+    def __init__(self) -> None:
+        self._environment = ShapeEnv()
+        self._numbers: dict[Node, Any] = {}
+
+    def number(self, node: Any) -> Any:
+        """Return the number of a node, of symbols of which nothing is known; anything but a number as it is."""
+        example = node.meta.get("example_value") if isinstance(node, Node) else None
+        if not isinstance(example, NUMBER_TYPES):
+            return node if example is None else example
+        if node not in self._numbers:
+            self._numbers[node] = self._compute(node, example)
+        return self._numbers[node]
+
+    def _compute(self, node: Node, example: Any) -> Any:
+        if computes_number(node) and callable(node.target):
+            return node.target(*torch.fx.map_arg(node.args, self.number))
+        if node.target is _SIZE:  # before torch 2.13, its example is an integer where that is what Dynamo has learnt
+            tensor, dim = node.all_input_nodes[0], node.args[1]
+            example = tensor.meta["example_value"].size(dim)
+        if not isinstance(example, SYMBOLIC_TYPES):
+            return example
+        kind, expression = example.node.pytype, example.node._expr
+        bounds = ValueRanges(-int_oo, int_oo) if kind is int else ValueRanges.unknown()
+        self._environment.var_to_range |= dict.fromkeys(expression.free_symbols, bounds)
+        return type(example)(SymNode(expression, self._environment, kind, None))
