@@ -634,7 +634,7 @@ def _python(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def test_the_names_that_are_completed_are_those_of_the_registries() -> None:
-    ran = _python("-c", "from forge.executors.executor import known_executors as known; print(*known())")
+    ran = _python("-c", "from forge.executors.registry import known_executors as known; print(*known())")
     assert set(names.EXECUTORS) == set(ran.stdout.split()), ran.stderr  # of a process in which no test has added one
     assert tuple(model_bench.systems()) == names.SYSTEMS
     assert (names.KINDS, names.LOCK_FILE) == (builder.KINDS, lockfile.DEFAULT_NAME)

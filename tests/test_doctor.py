@@ -10,7 +10,7 @@ import torch
 
 from forge import cli
 from forge.debug import doctor
-from forge.executors.executor import known_executors
+from forge.executors.registry import known_executors
 
 ROOT = Path(__file__).parents[1]
 

@@ -21,7 +21,7 @@ from forge.compiler.program import Program, inline_epilogue
 from forge.compiler.report import CompileReport
 from forge.executors.executor import Executor
 from forge.ir import TensorProxy, Trace, check
-from forge.ir.bounded import Bounded
+from forge.ir.bounded import BoundedDict
 from forge.ir.state import state
 from forge.ir.structure import structure
 from forge.runtime.plan import overlap
@@ -54,7 +54,7 @@ class Programs:
     """The programs compiled last, by their structure; at most `size` of them."""
 
     def __init__(self, size: int) -> None:
-        self._compiled: Bounded = Bounded(size)
+        self._compiled: BoundedDict = BoundedDict(size)
 
     def compile(self, program: Program, config: Config) -> Compilation:
         """Return what runs for a program, compiled unless one of the same structure was."""
@@ -104,7 +104,7 @@ class Direct:
     ) -> None:
         self.function = function
         self.config = resolve_options(executors)
-        self.compiled: dict[tuple, Compilation] = Bounded(size)
+        self.compiled: dict[tuple, Compilation] = BoundedDict(size)
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -7,9 +7,9 @@ from forge import clang, hub
 from forge.api.functional import Direct
 from forge.capture.direct import input_tensors
 from forge.compiler.report import CompileReport
-from forge.executors.executor import unknown
 from forge.executors.hubex import HubExecutor, Kernel, Source, gather, hubex, verifier
 from forge.executors.hubex.registry import of_operation
+from forge.executors.registry import unknown
 from forge.hub.manifest import Checker, no_kernel
 from forge.ir import check, speaking
 from forge.patterns import Pattern

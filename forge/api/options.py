@@ -8,7 +8,8 @@ from typing import Any
 from forge.compiler.config import Config
 from forge.debug.eager_check import CheckedTrace
 from forge.debug.edited import apply_edits
-from forge.executors.executor import Executor, FusionExecutor, resolve_executors, unknown
+from forge.executors.executor import Executor, FusionExecutor
+from forge.executors.registry import resolve_executors, unknown
 from forge.ir import check as require
 from forge.ir.checks import check_flag, check_list
 from forge.transforms.users import Transform

@@ -28,7 +28,7 @@ from forge.executors.hubex.verification.verification_cache import zero_accepted
 from forge.executors.inductorex import inductorex
 from forge.ir import check, speaking
 from forge.ir.checks import in_one_line
-from forge.ir.printing import counted, table
+from forge.ir.printing import quantity, table
 from forge.support import timing
 from forge.support.dtypes import dtype_name
 from forge.support.machine import device_name, processor
@@ -301,8 +301,8 @@ class _Samples:
         check(
             len(shapes) == len(metas),
             lambda: (
-                f"{self.kernel.name}: {counted(len(shapes), 'shape')} given, but it is called with "
-                f"{counted(len(metas), 'tensor')} ({names}), such as {_format_shapes(each.shape for each in metas)}"
+                f"{self.kernel.name}: {quantity(len(shapes), 'shape')} given, but it is called with "
+                f"{quantity(len(metas), 'tensor')} ({names}), such as {_format_shapes(each.shape for each in metas)}"
             ),
         )
         wanted = iter(shapes)

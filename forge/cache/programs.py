@@ -23,7 +23,7 @@ from forge.compiler.fallback import Fallback
 from forge.compiler.report import CompileReport
 from forge.executors.executor import Executor, FusionExecutor
 from forge.ir import Trace
-from forge.ir.bounded import Bounded
+from forge.ir.bounded import BoundedDict
 from forge.ir.locks import new_lock
 from forge.ir.printing import compile_function
 from forge.ir.pytree import names
@@ -31,10 +31,10 @@ from forge.ir.source import Source
 from forge.runtime.autograd import DifferentiableBackward, Sources
 from forge.runtime.plan import Backwards, Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
 from forge.runtime.tiering import TieredProgram, TierResult, is_wanted
-from forge.transforms.split import Saved
+from forge.transforms.split import SavedValue
 
 _PARTS = ("forward", "backward", "epilogue")
-_loaded: Bounded = Bounded(4096)  # what executors made of dumped regions, by executor and hash
+_loaded: BoundedDict = BoundedDict(4096)  # what executors made of dumped regions, by executor and hash
 
 
 def dump(
@@ -157,7 +157,7 @@ def load(
     parts = Call(plan, program.call, tiered, data["mutated"], boundary=boundary)
     call, report.wrappers = parts.assemble()
     report.opaque_calls = data["opaque_calls"]
-    report.saved = [Saved._make([*each, report.line(line)]) for *each, line in data["saved"]]
+    report.saved = [SavedValue._make([*each, report.line(line)]) for *each, line in data["saved"]]
     report.measured = [Measurement(**each) for each in data["measured"]]
     return Executable(call, plan, second_tier, tiered), report
 
@@ -288,8 +288,8 @@ class LoadedReport(CompileReport):
         self, number: int, operation: str, outputs: list[str], results: list[str], line: int | None, *made: Any
     ) -> Claim:
         executor, declined, level, region = made
-        how = self.line(line), executor, map(tuple, declined), level, region, self.fallbacks[number].get(region)
-        return Claim(operation, outputs, results, *how)
+        how = self.line(line), executor, list(map(tuple, declined)), level, region, self.fallbacks[number].get(region)
+        return Claim(operation, tuple(outputs), tuple(results), *how)
 
 
 def _of_whole(name: str, otherwise: Callable[[LoadedReport], Any]) -> property:

@@ -19,7 +19,7 @@ from forge.capture.inputs import friendly, gains_history, weight_of
 from forge.capture.lowering import symbol_from_function
 from forge.capture.markers import MARKERS
 from forge.capture.numbers import RuntimeNumbers
-from forge.compiler.layout import in_no_suggested_order
+from forge.compiler.kernel_strides import in_no_suggested_order
 from forge.compiler.program import EagerFallback, Program, Unsupported, finish
 from forge.ir import (
     NUMBER_TYPES,

@@ -24,7 +24,7 @@ from forge.capture.python_dispatch import count_modes, mode_around
 from forge.compiler.program import EagerFallback, StrictError
 from forge.executors.modules import ModuleExecutor
 from forge.ir.checks import in_one_line
-from forge.ir.interpreter import paused_gc, unconverted, with_room
+from forge.ir.interpreter import paused_gc, skip_dynamo, with_room
 from forge.ir.locks import free_after_fork
 from forge.ir.source import Source
 from forge.prims.library import quiet
@@ -233,7 +233,7 @@ def enter(
         return result
 
     vars(call)["_torchdynamo_inline"] = function
-    return unconverted(call)
+    return skip_dynamo(call)
 
 
 _DYNAMOS = (BackendCompilerFailed, TorchRuntimeError, Unsupported)

@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from forge import torchlang
 from forge.capture.aliasing import Pair
-from forge.compiler.layout import in_row_major_order
+from forge.compiler.kernel_strides import in_row_major_order
 from forge.compiler.program import EagerFallback, Unsupported
 from forge.ir import TensorProxy, current_trace, short_type, strides_of
 from forge.ir.pytree import leaves, tree_map

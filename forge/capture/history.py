@@ -10,7 +10,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from forge.compiler.program import EagerFallback, StrictError
-from forge.ir.printing import counted, note_place
+from forge.ir.printing import note_place, quantity
 from forge.ir.source import Source, warn
 from forge.support import logs
 from forge.torch_internals.dynamo import counters, get_compilation_metrics, graph_break_reasons
@@ -72,7 +72,7 @@ class History:
         self._failed: list[_CaptureFailure] = []  # of the running call
         self._failures_of: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()
-        self._unimplemented: Counter[str] = Counter()  # what Dynamo counted before the frame
+        self._unimplemented: Counter[str] = Counter()  # what Dynamo quantity before the frame
 
     @contextmanager
     def frame(self) -> Iterator[None]:
@@ -89,7 +89,7 @@ class History:
                 self.on_graph_break(_reason(text), sources.get(text))
             if self._failures:
                 latest, *earlier = self._failures
-                more = f" (nor {counted(len(earlier), 'earlier graph')} fitted)" if earlier else ""
+                more = f" (nor {quantity(len(earlier), 'earlier graph')} fitted)" if earlier else ""
                 self.recompiles.append(f"{latest}{more}")
                 logs.capture.log(logs.DETAIL, "%s: recompile: %s%s", self._name, latest, more)
 

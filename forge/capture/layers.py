@@ -108,7 +108,7 @@ def captured_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kw
     value = module.value
     assert isinstance(value, torch.nn.Module)
     executor.see(type(value))
-    if not executor.offered(value):
+    if not executor.layers_for(value):
         return call()
     nodes = tx.output.current_tracer.graph.nodes
     last = next(iter(reversed(nodes)), None)

@@ -9,7 +9,7 @@ import torch
 
 from forge.cli.app import TargetError
 from forge.cli.inputs import random_tensor
-from forge.executors.executor import unknown
+from forge.executors.registry import unknown
 from forge.ir.checks import in_one_line
 
 # Sizes of a small model, by the name that a config has for them; a config takes those that it knows.

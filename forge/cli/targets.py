@@ -17,7 +17,7 @@ import torch
 from forge.benchmark.model_bench import Case
 from forge.cli import small_models
 from forge.cli.app import TargetError
-from forge.executors.executor import unknown
+from forge.executors.registry import unknown
 from forge.ir.checks import in_one_line
 from forge.torch_internals.pytree import torch_pytree
 

@@ -8,7 +8,7 @@ the call; a fusion executor's as one region, whether or not one call is worth a 
 with the times as the reason.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from forge.compiler import autotune_store
 from forge.compiler.autotune_store import Timing
 from forge.compiler.claim import Candidate, Claim, Excluded, Selection, fusible
 from forge.executors.calls import Meta, NotReproducible, call_of, with_strides
-from forge.executors.executor import Declined, Executor, FusionExecutor, operators_of
+from forge.executors.executor import Decision, Declined, Executor, FusionExecutor, OperatorExecutor, operators_of
 from forge.executors.fingerprint import verifier_versions
 from forge.executors.torchex.core import torch_prims, torchex
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
@@ -251,13 +251,14 @@ def _forward_and_backward(
     alone: CompiledCall, inputs: list[torch.Tensor], gradients: list[torch.Tensor]
 ) -> tuple[Any, Any]:
     outputs, saved, numbers = alone.forward(*inputs)
+    assert alone.backward is not None
     return outputs, alone.backward([*saved, *numbers, *gradients])
 
 
 class _Program:
     """A program that is one call like one of a trace's: a symbolic length is what it is in this run.
 
-    Raises _Unmeasured for a call that cannot be made alone.
+    Raises _NotMeasurable for a call that cannot be made alone.
     """
 
     def __init__(self, bound: BoundSymbol, active: Collection[str]) -> None:
@@ -278,7 +279,7 @@ class _Program:
             self.trace.output = tuple(tensors(self._record(args, kwargs)))
         names = {each.name: place for place, each in enumerate(known.values())}
         places = [names[each.name] if isinstance(each, TensorProxy) else each for each in given]
-        wanted = [each.requires_grad for each in self.trace.inputs]
+        wanted = [each.requires_grad for each in known.values()]
         self.words = (self.symbol.id, str(spec), repr(places), repr(self.metas), repr(wanted), *_tag_names(bound.tags))
         if not self.metas or not self.trace.output:
             raise _NotMeasurable("it has no tensor among its inputs or outputs")
@@ -287,7 +288,8 @@ class _Program:
         if leaf.name not in known:
             made = self.trace.tensor(meta.shape, meta.dtype, meta.device, name=leaf.name, strides=meta.strides)
             made.requires_grad = leaf.name in active
-            known[leaf.name] = self.trace.add_input(made)
+            self.trace.add_input(made)
+            known[leaf.name] = made
             self.metas.append(meta)
         return known[leaf.name]
 
@@ -311,9 +313,11 @@ class _Program:
 
     def check(self, outputs: Any, gradients: Any) -> None:
         """Raise _NotMeasurable unless outputs and gradients have the metadata that the call promises."""
-        wanted = [proxy for proxy in self.trace.inputs if proxy.requires_grad]
+        wanted = self.trace.differentiable_inputs
         if gradients is not None:
-            gradients = [each for each, proxy in zip(gradients, self.trace.inputs, strict=True) if proxy.requires_grad]
+            names = {proxy.name for proxy in wanted}
+            given = zip(gradients, self.trace.input_names, strict=True)
+            gradients = [each for each, name in given if name in names]
         for what, made, promised in (("result", outputs, self.trace.output), ("gradient", gradients or (), wanted)):
             for value, proxy in zip(made, promised, strict=what == "result"):
                 if value is not None and (value.shape, value.dtype) != (torch.Size(proxy.shape), proxy.dtype):
@@ -328,7 +332,16 @@ class ForcedFusion(FusionExecutor):
     def __init__(self, fuser: FusionExecutor) -> None:
         super().__init__(fuser.name)
         self.strided, self.boxed, self.by_parts = fuser.strided, fuser.boxed, fuser.by_parts
-        self.can_fuse, self.fuse, self.finish = fuser.can_fuse, fuser.fuse, fuser.finish
+        self._fuser = fuser
+
+    def can_fuse(self, bound: BoundSymbol) -> Decision:
+        return self._fuser.can_fuse(bound)
+
+    def fuse(self, region: Trace) -> Callable | Declined:
+        return self._fuser.fuse(region)
+
+    def finish(self) -> Mapping[Callable, Declined]:
+        return self._fuser.finish()
 
     def pays(self, calls: Sequence[BoundSymbol]) -> bool:
         return True
@@ -413,9 +426,8 @@ def _reason(timed: Timing, kept: Timing, hint: str) -> str:
 
 
 def _decision(options: list[_Option], kept: int, reasons: list[str]) -> _Decision:
-    before = list(zip(options, reasons, strict=False))
-    excluded = {option.candidate: reason for option, reason in before}
-    fusers = [reason for option, reason in before if isinstance(option.candidate, FusionExecutor)]
+    excluded = {option.candidate: reason for option, reason in zip(options, reasons, strict=False) if option.candidate}
+    fusers = [reason for candidate, reason in excluded.items() if isinstance(candidate, FusionExecutor)]
     is_fuser = isinstance(options[kept].candidate, FusionExecutor)
     return _Decision(excluded, fusers[0] if fusers and not is_fuser else None)
 
@@ -436,6 +448,7 @@ def _identity(option: _Option) -> tuple[str, bool]:
         return PARTS, True
     if isinstance(candidate, FusionExecutor):
         return _identity_of(candidate)
+    assert isinstance(executor, OperatorExecutor) and candidate is not None
     found = executor.fingerprint(candidate)
     return repr((executor.name, option.name, found)), found.is_lasting
 

@@ -6,13 +6,13 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
-from forge.ir.bounded import Bounded
+from forge.ir.bounded import BoundedDict
 from forge.support import owner_only_store
 from forge.support.owner_only_store import user_cache
 
 FORMAT = b"forge times 1\n"
 SIZE = 1 << 24  # bytes of all files
-_known: Bounded = Bounded(10_000)
+_known: BoundedDict = BoundedDict(10_000)
 _noticed: set[str] = set()
 _log = logging.getLogger("forge.select")
 

@@ -7,25 +7,26 @@ from typing import Any
 from forge.compiler.claim import chooser, compile_until_stable
 from forge.compiler.config import Config
 from forge.compiler.context import Context, Kind
-from forge.compiler.layout import Layouts
+from forge.compiler.fusion import FusedRegion
+from forge.compiler.report import CompileReport
 from forge.ir import BoundSymbol, TensorProxy, Trace
 from forge.ir.interpreter import paused_gc
 from forge.ir.pytree import names
 from forge.runtime.autograd import DifferentiableBackward, Sources
 from forge.runtime.buckets import bucket_bytes
-from forge.runtime.plan import CompiledPlan, GeneratedFunction
+from forge.runtime.plan import GeneratedFunction
 from forge.runtime.torch_state import preserve_torch_state
 from forge.torchlang.opaque import keeps_graph, run_opaque_backward
 from forge.transforms.dce import live_calls
 from forge.transforms.double import differentiable_backward
 from forge.transforms.grad import Joint, without_gradients
-from forge.transforms.gradient_buckets import bucketed, find_buckets
+from forge.transforms.gradient_buckets import find_buckets, in_buckets
 from forge.transforms.lifetimes import read_places
 from forge.transforms.split import Split, backward_of_saved, innermost, seeds_of
 
 Missing = frozenset[tuple[int, int]]  # (the place of the graph of an opaque call, the argument) whose gradient is None
 Lower = Callable[[Trace, Context], GeneratedFunction]
-CompileProgram = Callable[[Trace, Config], tuple[CompiledPlan, Any]]
+CompileProgram = Callable[[Trace, Config], tuple[Callable, Trace, CompileReport]]
 
 
 class BackwardCompiler:
@@ -36,9 +37,8 @@ class BackwardCompiler:
     """
 
     def __init__(self, context: Context, lower: Lower, compile_program: CompileProgram) -> None:
-        self._context = context.attempt()  # without its stages, which the report alone keeps alive
+        self._context = context.without_results()  # its stages, the report alone keeps alive
         self._config = context.config
-        self._layouts: Layouts = context.layouts
         self._derivative = context.derivative
         self._lower = lower
         self._compile_program = compile_program
@@ -69,8 +69,8 @@ class BackwardCompiler:
         chosen, missing = present[: len(outputs)], present[len(outputs) :]
         config = self._config.in_torch() if batched else self._config
 
-        def attempt() -> tuple:
-            context = self._context.attempt(config, times_passes=False)
+        def attempt() -> tuple[tuple[GeneratedFunction, Context], list[FusedRegion]]:
+            context = self._context.without_results(config, times_passes=False)
             function, own = self._compile(chosen, missing, context, batched=batched)
             return (function, own), context.regions
 
@@ -91,7 +91,8 @@ class BackwardCompiler:
         joint = _without_unreached(derived.joint, parts, missing)
         trace = backward_of_saved(joint, parts, outputs, joint.forward.inputs)
         trace.boxed = True
-        layouts = self._layouts.copy()
+        assert context.layouts is not None
+        layouts = context.layouts.copy()
         for saved, given in zip(parts.saved_tensors, parts.forward.output[1], strict=True):
             if given.name != saved.name:  # a copy, which has no gaps between its elements
                 layouts.replace(saved, given.name)
@@ -100,23 +101,25 @@ class BackwardCompiler:
         bucket = None if self._bucket_bytes is None or batched or missing else self._in_buckets
         own = context.of_another(Kind.BACKWARD, layouts=layouts, reference=trace, bucket=bucket, stages=[trace])
         function = self._lower(trace, own)
+        assert function.trace is not None
         read = read_places(function.trace) if context.config.is_plain else None
         return function._replace(read=read), own
 
     def _in_buckets(self, claimed: Trace) -> Trace:
         if self.buckets is None:
+            assert self._bucket_bytes is not None
             self.buckets = find_buckets(claimed, self._bucket_bytes, self._derivative.inputs_with_grad)
-        return bucketed(claimed, self.buckets) if self.buckets else claimed
+        return in_buckets(claimed, self.buckets) if self.buckets else claimed
 
     def compile_differentiable(self, key: tuple) -> DifferentiableBackward:
         """Return the backward as a program of the inputs, compiled as one. key: as of forge.runtime.plan.Backwards."""
-        present, recorded, special, *missing = key
+        (present, recorded, special), missing = key[:3], key[3:]
         derived, report = self._derivative, self._context.report
         trace, config = derived.trace, self._config.in_torch() if special else self._config
         with paused_gc(), preserve_torch_state(), report.time_phase("backward"):
             chosen = [output for i, output in enumerate(derived.outputs) if present[i]]
             seeds = seeds_of(trace, chosen, recorded)
-            wanted = [x.name for x in trace.inputs if isinstance(x, TensorProxy) and x.requires_grad]
+            wanted = names(trace.differentiable_inputs)
             choose = chooser(config.executors, {}, config.selection)
             unreached = _unreached_results(self._parts, missing)
             backward = differentiable_backward(trace, wanted, seeds, choose, derived.given, unreached)
@@ -132,7 +135,7 @@ class BackwardCompiler:
         reads = [i for i, proxy in enumerate(trace.inputs) if proxy.name in read]
         saved = [*self._parts.saved_tensors, *self._parts.saved_numbers]
         places = {proxy.name: place for place, proxy in enumerate(saved)}
-        drawn = [places[value.name] for each in derived.given for value in each.values]
+        drawn = [places[value.name] for each in derived.given for value in each.values or ()]
         return DifferentiableBackward(call, reads, drawn, found)
 
     def numbers(self) -> list[Any]:

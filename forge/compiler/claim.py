@@ -1,6 +1,7 @@
 """The claim pass: every call of a trace is assigned to an executor, at the highest level first."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
@@ -52,6 +53,7 @@ def in_order(bound: BoundSymbol, executors: Sequence[Executor], active: Collecti
     return _NONE_EXCLUDED
 
 
+@dataclass(slots=True, eq=False)
 class Claim:
     """The executor that runs one call, and the reasons of those that declined it. It refers to the call by name, not by
     object: a program's claims live as long as the program.
@@ -60,29 +62,18 @@ class Claim:
     fallback: what runs it where that fails.
     """
 
-    __slots__ = ("declined", "executor", "fallback", "level", "operation", "outputs", "region", "results", "source")
+    operation: str
+    outputs: tuple[str, ...]
+    results: tuple[str, ...]
+    source: Source | None
+    executor: str
+    declined: Reasons
+    level: int
+    region: str | None = None
+    fallback: Fallback | None = None
 
-    def __init__(
-        self,
-        operation: str,
-        outputs: Iterable[str],
-        results: Iterable[str],
-        source: Source | None,
-        executor: str,
-        declined: Iterable[tuple[str, str]],
-        level: int,
-        region: str | None = None,
-        fallback: Fallback | None = None,
-    ) -> None:
-        self.operation = operation
-        self.outputs = tuple(outputs)
-        self.results = tuple(results)
-        self.source = source
-        self.executor = executor
-        self.declined = list(dict.fromkeys(declined))
-        self.level = level
-        self.region = region
-        self.fallback = fallback
+    def __post_init__(self) -> None:
+        self.declined = list(dict.fromkeys(self.declined))
 
     @classmethod
     def of(
@@ -96,30 +87,21 @@ class Claim:
     ) -> "Claim":
         """Of a call."""
         made = {proxy.name: proxy for proxy in proxies(bound.output)}
-        results = [in_words(made[name]) for name in bound.outputs]
-        return cls(bound.symbol.id, bound.outputs, results, bound.source, executor, declined, level, region, fallback)
+        outputs = tuple(bound.outputs)
+        results = tuple([in_words(made[name]) for name in outputs])
+        return cls(bound.symbol.id, outputs, results, bound.source, executor, declined, level, region, fallback)
 
 
+@dataclass(slots=True)
 class ClaimedCall:
     """A call of the program and the executors' calls that run it; `fuser` takes it into a region, where one pays."""
 
-    __slots__ = ("bound", "calls", "claims", "declined", "fuser", "level")
-
-    def __init__(
-        self,
-        bound: BoundSymbol,
-        fuser: FusionExecutor | None,
-        declined: Reasons,
-        level: int,
-        calls: list[BoundSymbol],
-        claims: list[Claim],
-    ) -> None:
-        self.bound = bound
-        self.fuser = fuser
-        self.declined = declined
-        self.level = level
-        self.calls = calls
-        self.claims = claims
+    bound: BoundSymbol
+    fuser: FusionExecutor | None
+    declined: Reasons
+    level: int
+    calls: list[BoundSymbol]
+    claims: list[Claim]
 
 
 def claim(
@@ -246,7 +228,7 @@ def _claims(claimed: ClaimedCall, fused: FusionResult) -> list[Claim]:
     reason = fused.unfused.get(name)
     if reason is None:
         region = fused.regions.get(name)
-        fallback = fused.fallbacks.get(region)
+        fallback = None if region is None else fused.fallbacks.get(region)
         return [Claim.of(claimed.bound, claimed.fuser.name, claimed.declined, claimed.level, region, fallback)]
     _decline(claimed, reason)
     return claimed.claims
@@ -254,6 +236,7 @@ def _claims(claimed: ClaimedCall, fused: FusionResult) -> list[Claim]:
 
 def _decline(claimed: ClaimedCall, reason: str) -> None:
     """Note why the fusion executor that claimed a call leaves it to the executors after it."""
+    assert claimed.fuser is not None
     for made in claimed.claims:
         made.declined.append((claimed.fuser.name, reason))
 
@@ -280,11 +263,8 @@ def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
 
 def strides_in_torch(trace: Trace) -> dict[str, tuple[Dim, ...]]:
     """Return the strides that torch's own functions give the values of a trace, by name."""
-    layouts = Layouts(trace.inputs)
-    layouts.add_constants(trace.constants)
-    for call in claim(trace, [torchex])[0].bound_symbols:
-        layouts.run(call)
-    return {name: value.strides for name, value in layouts.values.items() if isinstance(value, Layout)}
+    values = Layouts.of(claim(trace, [torchex])[0]).values
+    return {name: value.strides for name, value in values.items() if isinstance(value, Layout)}
 
 
 def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select: Selection = in_order) -> Choose:
@@ -433,7 +413,7 @@ def _accepting(
         except Exception as error:
             _blame(error, implementation.name or executor.name, "checker", bound)
             raise
-        if decision:
+        if not isinstance(decision, Declined):
             return implementation
         declined.append((implementation.name or executor.name, decision.reason))
     return None
@@ -463,8 +443,10 @@ def _calls_of(bound: BoundSymbol, implementation: Implementation, name: str, new
     """Return the executor's calls that run a call by an implementation. Raises ValueError or TypeError where it
     cannot."""
     if implementation.execution_transform is None:
-        check_arguments(name, implementation.op.op, bound)
-        return [bound.replace(symbol=implementation.op, subsymbols=(bound,))]
+        operator = implementation.op
+        assert operator is not None and operator.op is not None
+        check_arguments(name, operator.op, bound)
+        return [bound.replace(symbol=operator, subsymbols=(bound,))]
     what = f"executor {name}: its execution_transform"
     try:
         with new.collecting() as recorded, new.tagged(bound.tags, bound.source):

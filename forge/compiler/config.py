@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from forge.compiler.claim import Claim, Selection, in_order, is_fused
-from forge.executors.executor import Decision, Declined, Executor, FusionExecutor, operators_of
+from forge.executors.executor import Decision, Declined, Executor, FusionExecutor, OperatorExecutor, operators_of
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, Trace
 from forge.transforms.users import Transform
@@ -53,12 +53,12 @@ class Config:
     comparison: type[Comparison] | None = None
     codegen: Callable[[Trace], tuple[Callable, Trace]] | None = None
 
-    def replace(self, **changes: object) -> "Config":
+    def replace(self, **changes: Any) -> "Config":
         """Return the same config with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     @property
-    def operator_executors(self) -> list[Executor]:
+    def operator_executors(self) -> list[OperatorExecutor]:
         """The executors that run single calls: what runs once is not worth a region."""
         return operators_of(self.executors)
 
@@ -103,7 +103,7 @@ class Config:
         """Return the config of a program of one call that is measured."""
         return self._as_generated(executors=tuple(executors), selection=selection, strict=True)
 
-    def _as_generated(self, **changes: object) -> "Config":
+    def _as_generated(self, **changes: Any) -> "Config":
         """Return the config of programs that run as they are generated, with other changes."""
         return self.replace(cuda_graphs=False, comparison=None, codegen=None, checks=False, **changes)
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from forge.compiler.claim import Claim, ClaimedCall, Reasons
 from forge.compiler.config import Config
@@ -14,7 +15,7 @@ from forge.compiler.report import CompileReport
 from forge.ir import TensorProxy, Trace
 from forge.runtime.frozen import FoldedWeights
 from forge.transforms import Freezing
-from forge.transforms.double import Given
+from forge.transforms.double import GivenCall
 from forge.transforms.grad import Joint
 from forge.transforms.split import Split
 
@@ -35,7 +36,7 @@ class Derivative:
 
     trace: the program before it was differentiated. joint: it, with the runs of its gradient rules. flowing: the
     outputs through which gradients flow, by position. backward: from all of these to the inputs. copied, unread: as of
-    transforms.split.backward_of. given: calls that must not run again. parts, epilogue: set once it is split.
+    transforms.split.backward_of. given: calls that must not run again. parts, epilogue: set when it is split.
     """
 
     trace: Trace
@@ -44,9 +45,9 @@ class Derivative:
     backward: Trace
     copied: set[str]
     unread: set[str]
-    given: list[Given]
-    parts: Split | None = None
-    epilogue: Trace | None = None
+    given: list[GivenCall]
+    parts: Split = field(init=False)
+    epilogue: Trace | None = field(init=False)
 
     @property
     def outputs(self) -> list[TensorProxy]:
@@ -67,14 +68,15 @@ class Context:
         config, program, report: of the program that the trace belongs to.
         times_passes: whether the time of each pass goes to the report, by its phase.
         declined: by output name, why executors declined calls that were taken apart before they were claimed.
-        optimized: the program before it was differentiated.
+        optimized: the program before it was differentiated, or would have been.
+        derivative_or_none: what `derivative` gives, if gradients flow.
         returned: names of outputs that the caller of the program gets.
         eager_strides: names of outputs that are to have the strides that eager gives them.
         reference: the trace that values are compared with.
         bucket: gives the gradients of a claimed backward in buckets.
         claimed: the calls that `fuse` makes regions of.
         regions: those of all traces of the program.
-        function: what codegen made; around: what it is to be wrapped in.
+        wrap: wraps the generated function. function: what codegen made.
     """
 
     kind: Kind
@@ -87,8 +89,8 @@ class Context:
     declined: dict[str, Reasons] = field(default_factory=dict)
     freezing: Freezing | None = None
     folded_weights: FoldedWeights | None = None
-    optimized: Trace | None = None
-    derivative: Derivative | None = None
+    optimized: Trace = field(init=False)
+    derivative_or_none: Derivative | None = None
     layouts: Layouts | None = None
     returned: Collection[str] = ()
     eager_strides: Collection[str] = ()
@@ -97,15 +99,26 @@ class Context:
     claimed: list[ClaimedCall] = field(default_factory=list)
     regions: list[FusedRegion] = field(default_factory=list)
     wrap: Callable[[Callable], Callable] | None = None
-    function: Callable | None = None
+    function: Callable = field(init=False)
+
+    @property
+    def derivative(self) -> Derivative:
+        """The derivative of a program that was differentiated."""
+        assert self.derivative_or_none is not None
+        return self.derivative_or_none
+
+    def without_results(self, config: Config | None = None, *, times_passes: bool = True) -> "Context":
+        """Return the context of a trace that is lowered from here, with stages, claims and regions of its own."""
+        config = config or self.config
+        fresh: dict[str, Any] = {name: [] for name in ("stages", "claims", "claimed", "regions")}
+        return dataclasses.replace(self, config=config, times_passes=times_passes, **fresh)
 
     def attempt(self, config: Config | None = None, *, times_passes: bool = True) -> "Context":
-        """Return the context of a trace that is lowered from here, with stages, claims and regions of its own."""
+        """Return the same with layouts of its own, too, to which lowering adds."""
         layouts = None if self.layouts is None else self.layouts.copy()
-        own = {"stages": [], "claims": [], "claimed": [], "regions": [], "layouts": layouts}
-        return dataclasses.replace(self, config=config or self.config, times_passes=times_passes, **own)
+        return dataclasses.replace(self.without_results(config, times_passes=times_passes), layouts=layouts)
 
-    def of_another(self, kind: Kind, **fields: object) -> "Context":
+    def of_another(self, kind: Kind, **fields: Any) -> "Context":
         """Return the context of another trace of this program; its regions are counted among this one's."""
         return Context(
             kind=kind,

@@ -9,8 +9,8 @@ from forge.compiler.layout import Layouts
 from forge.compiler.program import Program
 from forge.executors.executor import Executor
 from forge.ir import Tag, TensorProxy, Trace
-from forge.ir.printing import counted
-from forge.ir.pytree import tensors
+from forge.ir.printing import quantity
+from forge.ir.pytree import names, tensors
 from forge.runtime.frozen import FoldedWeights
 from forge.transforms import Freezing, delete_last_used, hoist, hoist_weights
 
@@ -22,7 +22,7 @@ def freezing_of(program: Program) -> Freezing:
     name = _differentiable_input(program.trace)
     if name is not None:
         return Freezing((), left=[f"all weights: gradients are needed (grad mode is on, and {name} requires grad)"])
-    still = [inputs[i] for i in program.weights if i not in program.mutated]
+    still = tensors([inputs[i] for i in program.weights if i not in program.mutated])
     freezing = Freezing({x.name for x in still if all(isinstance(length, int) for length in x.shape)})
     changed = [inputs[i].name for i in program.weights if i in program.mutated]
     freezing.left += [f"{name}: the program changes it" for name in changed]
@@ -32,7 +32,7 @@ def freezing_of(program: Program) -> Freezing:
 
 def _differentiable_input(trace: Trace) -> str | None:
     """Return an input that requires a gradient, where an output may have one."""
-    wanted = [x.name for x in trace.inputs if isinstance(x, TensorProxy) and x.requires_grad]
+    wanted = names(trace.differentiable_inputs)
     flowing = set(wanted)
     for bound in trace.bound_symbols:
         if Tag.NO_GRAD not in bound.tags and not flowing.isdisjoint(bound.inputs):
@@ -50,22 +50,19 @@ def fold_weights(
     """Return the trace, whose last inputs are what depends on weights alone, and what computes that with `executors`;
     `run` computes what depends on nothing."""
     parted = hoist_weights(trace, freezing.weights)
-    if not parted.kept:
+    if not parted.values:
         return trace, None
     ahead = hoist(parted.ahead, run)
     claimed, _ = claim(ahead, executors)
-    layouts = Layouts(ahead.inputs)
-    layouts.add_constants(ahead.constants)
-    for call in claimed.bound_symbols:
-        layouts.run(call)
-    values = [_with_strides(proxy, layouts.values[proxy.name].strides) for proxy in parted.kept]
+    layouts = Layouts.of(claimed)
+    strides = [layouts.values[proxy.name].strides for proxy in parted.values]
+    values = [
+        TensorProxy(x.name, x.shape, x.dtype, x.device, strides=own)
+        for x, own in zip(parted.values, strides, strict=True)
+    ]
     reads = [trace.input_names.index(name) for name in ahead.input_names]
     final = delete_last_used(claimed)
     new = trace.derive("weights folded", parted.rest, inputs=[*trace.inputs, *values])
     stages += [final, new]
-    freezing.done.append(f"{counted(len(values), 'value')} of {counted(len(reads), 'weight')} computed ahead")
-    return new, FoldedWeights(final.python_callable(), reads, [proxy.strides for proxy in values])
-
-
-def _with_strides(proxy: TensorProxy, strides: tuple[int, ...]) -> TensorProxy:
-    return TensorProxy(proxy.name, proxy.shape, proxy.dtype, proxy.device, strides=strides)
+    freezing.done.append(f"{quantity(len(values), 'value')} of {quantity(len(reads), 'weight')} computed ahead")
+    return new, FoldedWeights(final.python_callable(), reads, strides)

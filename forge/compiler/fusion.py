@@ -17,7 +17,7 @@ from forge.compiler.unspecified_strides import with_unspecified
 from forge.executors.errors import CheckError, RegionError
 from forge.executors.executor import Declined, FusionExecutor, call_checker, decline
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace, check
-from forge.ir.bounded import Bounded
+from forge.ir.bounded import BoundedDict
 from forge.ir.checks import in_one_line, without_frames
 from forge.ir.pytree import names, proxies
 from forge.ir.strides import contiguous, in_row_major, reinterpreted, same
@@ -30,8 +30,8 @@ ARTIFACTS = 4096  # the regions of one executor that are kept
 
 REASONS = 1024  # for which regions could not be compiled, that are remembered
 
-_artifacts: "weakref.WeakKeyDictionary[FusionExecutor, Bounded]" = weakref.WeakKeyDictionary()
-_told: Bounded = Bounded(REASONS)  # many regions fail at once where a disk is full
+_artifacts: "weakref.WeakKeyDictionary[FusionExecutor, BoundedDict]" = weakref.WeakKeyDictionary()
+_told: BoundedDict = BoundedDict(REASONS)  # many regions fail at once where a disk is full
 
 _log = logging.getLogger("forge.claim")
 
@@ -72,7 +72,7 @@ def _fuse(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
     return made
 
 
-class FusionResult:
+class FusionResult(NamedTuple):
     """A trace's calls with regions in them.
 
     unfused: why a call that a fusion executor takes runs outside of regions, by the first name that the call makes.
@@ -80,21 +80,12 @@ class FusionResult:
     name. fallbacks: the fallbacks of regions, by the names of their calls. used: the regions.
     """
 
-    def __init__(
-        self,
-        calls: list[BoundSymbol],
-        unfused: dict[str, str],
-        regions: dict[str, str],
-        fixed: dict[str, Any],
-        fallbacks: dict[str, Fallback],
-        used: list[FusedRegion],
-    ) -> None:
-        self.calls = calls
-        self.unfused = unfused
-        self.regions = regions
-        self.fixed = fixed
-        self.fallbacks = fallbacks
-        self.used = used
+    calls: list[BoundSymbol]
+    unfused: dict[str, str]
+    regions: dict[str, str]
+    fixed: dict[str, Any]
+    fallbacks: dict[str, Fallback]
+    used: list[FusedRegion]
 
 
 def discard_failed(regions: Sequence[FusedRegion]) -> bool:
@@ -211,9 +202,7 @@ class _Writer:
         outputs = [name for name in escaping if isinstance(self.layouts.values[name], Layout)]
         body, inputs = self._body(region)
         self.ready(inputs)
-        key, function = None, decline("it returns no tensor")
-        if outputs:
-            key, function = self._artifact(region, body, inputs, outputs)
+        key, function = self._artifact(region, body, inputs, outputs)
         if isinstance(function, Declined):
             if function.error is not None:
                 self._warn_of_failure(region, function.error)
@@ -225,16 +214,17 @@ class _Writer:
         name = self._name()
         given = [self._region_input(region.fuser, each) for each in inputs]
         made = tuple(self.proxies[each] for each in outputs)
+        fallback = self._fallback(region, (region.fuser, key or name), body, inputs, made)
         symbol = Symbol(
             name,
             f"{region.fuser.name}.{name}",
             meta=lambda *args: made,
             executor=region.fuser,
             op=function,
-            fallback=self._fallback(region, (region.fuser, key or name), body, inputs, made),
+            fallback=fallback,
         )
-        if symbol.fallback is not None:
-            symbol.fallback.regions.append(symbol.id)
+        if fallback is not None:
+            fallback.regions.append(symbol.id)
         args = (given,) if region.fuser.boxed else tuple(given)
         inside = [node.bound for node in body]
         self.regions.update((node.makes[0], symbol.id) for node in body)
@@ -242,8 +232,8 @@ class _Writer:
         self.there.update(escaping)
         self.fixed.update(name for name in escaping if name not in outputs)
         if region.fuser.strided:
-            made = {each for node in body for each in node.makes}
-            self.layouts.uncertain -= {each for each in self.layouts.uncertain if self._memory(each) in made}
+            own = {each for node in body for each in node.makes}
+            self.layouts.uncertain -= {each for each in self.layouts.uncertain if self._memory(each) in own}
         else:
             self.layouts.uncertain.update(outputs)
 
@@ -343,6 +333,8 @@ class _Writer:
         self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]
     ) -> tuple[tuple | None, Callable | Declined]:
         """Return a key that identical regions have in common, where there is one, and what runs them."""
+        if not outputs:
+            return None, decline("it returns no tensor")
         pays = call_checker(region.fuser.pays, [node.bound for node in region.nodes])
         if not pays:
             size = len(region.nodes)
@@ -352,7 +344,7 @@ class _Writer:
             return None, decline("the strides of its inputs are not known")
         calls = self._without_fixed(node.bound for node in body)
         key = _key(calls, inputs, outputs, self.layouts)
-        known = _artifacts.setdefault(region.fuser, Bounded(ARTIFACTS))
+        known = _artifacts.setdefault(region.fuser, BoundedDict(ARTIFACTS))
         make = lambda: _fuse(region.fuser, self._region_trace(region, calls, inputs, outputs))
         try:
             found = known.get(key)

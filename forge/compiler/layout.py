@@ -7,28 +7,28 @@ forge's, which may read memory by its address; an opaque call) is promised to be
 comes from outside; `restrided` keeps such a promise when the program runs.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.flop_counter import flop_registry
 
+from forge.compiler.kernel_strides import with_kernel_strides
 from forge.executors.executor import is_own
-from forge.ir import BoundSymbol, Number, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
-from forge.ir.bounded import Bounded
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
+from forge.ir.bounded import BoundedDict
 from forge.ir.locks import new_lock
 from forge.ir.proxies import SYMBOLIC_TYPES, Dim
 from forge.ir.pytree import leaves, names, tensors, tree_map
 from forge.ir.strides import contiguous, has_expanded_dim, restrided, same
 from forge.ir.structure import key_of, settings
-from forge.ir.unresolved import UnresolvedSymInt, decided, without_specialization
+from forge.ir.unresolved import UnresolvedSymInt, without_specialization
 from forge.prims.library import quiet, symbolic_dispatch
 from forge.torch_internals.dispatch import TorchDispatchMode, disable_current_modes
 from forge.torch_internals.fake_tensors import FakeTensorMode
 from forge.torch_internals.functions import torch_neg_view
-from forge.torch_internals.tensors import suggest_memory_format
 from forge.torch_internals.versions import TORCH
 from forge.transforms.dce import live_calls
 
@@ -148,246 +148,12 @@ class _Operators(TorchDispatchMode):
         return result
 
 
-_ALWAYS_IN_ROW_MAJOR = frozenset(
-    {
-        aten._log_softmax_backward_data.default,
-        aten.isin.Tensor_Scalar,
-        aten.isin.Tensor_Tensor,
-        aten.rrelu_with_noise.default,
-        aten.poisson.default,
-        aten._standard_gamma.default,
-        aten.normal.Tensor_Tensor,
-        aten.normal.float_Tensor,
-    }
-)  # whatever the strides of what they are given
-_BY_A_DECOMPOSITION = frozenset(
-    {
-        aten.binary_cross_entropy.default,
-        aten.copysign.Tensor,
-        aten.div.Tensor_mode,
-        aten.floor_divide.default,
-        aten.hardsigmoid_backward.default,
-        aten.hardswish_backward.default,
-        aten.hardtanh_backward.default,
-        aten.heaviside.default,
-        aten.logaddexp.default,
-        aten.softplus_backward.default,
-        aten.special_xlog1py.default,
-        aten.xlogy.Tensor,
-    }
-)  # which has strides of its own where operands are laid out differently
-
-
-_BATCH_NORMS = frozenset(
-    {
-        aten.native_batch_norm,
-        aten._native_batch_norm_legit,
-        aten._native_batch_norm_legit_no_training,
-        aten._batch_norm_with_update,
-        aten.batch_norm_backward,
-        aten.native_batch_norm_backward,
-    }
-)
-
-
-def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
-    """Return what an operator gave without values, with the strides that its kernel gives, where these are others."""
-    if func is aten.view.default and 1 in result.shape and _is_static(args[0]) and _is_static(result):
-        strides = _view_strides(args[0], result.shape)
-        if result.stride() == strides:
-            return result
-        return result.as_strided(result.shape, strides, result.storage_offset())
-    if func is aten.constant_pad_nd.default and _is_cut(*args[:2]):
-        return _laid_out(result, _in_order(tuple(result.shape), [args[0].stride()]))
-    if func is aten.log_sigmoid_forward.default and args[0].device.type == "cpu":
-        return tuple([_laid_out(each, contiguous(tuple(each.shape))) for each in result])
-    if func.overloadpacket in _BATCH_NORMS and args[0].device.type == "cpu":
-        first, *rest = result
-        return first if first is None else _in_suggested_order(first), *rest
-    if func in _ALWAYS_IN_ROW_MAJOR:
-        strides = contiguous(tuple(result.shape))
-    elif func.overloadpacket is aten.native_dropout_backward:
-        strides = torch.mul(*args[:2]).stride()
-    elif isinstance(result, torch.Tensor) and _is_iterated(func, args, result):
-        try:
-            strides = _pointwise_strides(tuple(result.shape), _operands(func, args))
-        except UnresolvedSymInt:
-            return result
-    elif func is aten.index.Tensor and _is_indexed_by_numbers(*args, result):
-        strides = _in_order(tuple(result.shape), _strides_of_indexed(*args))
-    else:
-        return result
-    return _laid_out(result, strides)
-
-
-def _laid_out(result: torch.Tensor, strides: tuple[Dim, ...]) -> torch.Tensor:
-    if result.stride() == strides:
-        return result
-    return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
-
-
-def in_row_major_order(x: torch.Tensor) -> bool:
-    """Return whether a tensor has the strides of row-major order, of dims of one element too; nothing is guarded."""
-    return same(x.stride(), contiguous(tuple(x.shape)))
-
-
-def _in_suggested_order(x: torch.Tensor) -> torch.Tensor:
-    return _laid_out(x, contiguous(tuple(x.shape))) if in_no_suggested_order(x) else x
-
-
-def in_no_suggested_order(x: torch.Tensor) -> bool:
-    """Return whether a tensor is neither in row-major order nor an image whose channels lie beside each other: a kernel
-    that makes its result with `suggest_memory_format` gives it in row-major order."""
-    if in_row_major_order(x):
-        return False
-    return x.ndim < 4 or (_is_static(x) and suggest_memory_format(x) is torch.contiguous_format)
-
-
-def _is_static(x: torch.Tensor) -> bool:
-    return all(isinstance(each, int) for each in (*x.shape, *x.stride()))
-
-
-def _view_strides(x: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a view. Dims of one element get those of torch's kernel, since they, too, decide whether an
-    image counts as channels-last."""
-    with disable_current_modes():
-        return torch.empty_strided(x.shape, x.stride(), device="meta").view(shape).stride()
-
-
-def _operands(func: Any, args: tuple) -> list[torch.Tensor | Number]:
-    return [x for x, each in zip(args, func._schema.arguments, strict=False) if str(each.type) == "Tensor"]
-
-
-def _is_iterated(func: Any, args: tuple, result: torch.Tensor) -> bool:
-    """Return whether torch gives a pointwise result without values otherwise than TensorIterator does: by a
-    decomposition, without a look at dims of length 1 where one of the operands is a number, or in row-major order
-    where one of them is expanded."""
-    shape = tuple(result.shape)
-    if len(shape) < 2 or _has(shape, 0):
-        return False
-    operands = _operands(func, args)
-    wide = [x for x in operands if isinstance(x, torch.Tensor) and x.ndim]
-    if func in _BY_A_DECOMPOSITION:
-        return len({key_of(x.stride()) for x in wide}) > 1 or len(wide) < len(operands)
-    if torch.Tag.pointwise not in func.tags:
-        return False
-    if len(wide) < len(operands):
-        return _has(shape, 1) and all(same(tuple(x.shape), shape) for x in wide)
-    return len(wide) > 1 and any(has_expanded_dim(x.stride()) for x in wide)
-
-
-def _has(lengths: Iterable[Dim], number: int) -> bool:
-    return any(isinstance(each, int) and each == number for each in lengths)
-
-
-def _is_contiguous(x: torch.Tensor) -> bool:
-    return x.is_contiguous() if _is_static(x) else in_row_major_order(x)
-
-
-def _pointwise_strides(shape: tuple[Dim, ...], operands: list[torch.Tensor | Number]) -> tuple[Dim, ...]:
-    """Return the strides of a pointwise result: its dims have the order in which they lie in the operands.
-
-    Raises UnresolvedSymInt where the order differs from size to size.
-
-    Source: TensorIteratorBase::reorder_dimensions and fast_set_up (aten/src/ATen/TensorIterator.cpp).
-    """
-    if all(isinstance(x, torch.Tensor) and same(tuple(x.shape), shape) and _is_contiguous(x) for x in operands):
-        return contiguous(shape)
-    return _in_order(shape, [_broadcast_strides(x, shape) for x in operands if isinstance(x, torch.Tensor)])
-
-
-def _is_indexed_by_numbers(x: torch.Tensor, indices: Sequence[torch.Tensor | None], result: torch.Tensor) -> bool:
-    given = [each for each in indices if each is not None]
-    if 0 in result.shape or not all(map(_is_static, (x, result, *given))):
-        return False
-    return all(each.dtype in (torch.int32, torch.int64) for each in given)
-
-
-def _strides_of_indexed(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[tuple[int, ...]]:
-    """Return the strides of what TensorIterator is given for x[indices]: of x, which stands still in the dims of the
-    indices, and of each index, which does so in the others.
-
-    Source: AdvancedIndex (aten/src/ATen/native/TensorAdvancedIndexing.cpp).
-    """
-    dims = [dim for dim, each in enumerate(indices) if each is not None]
-    given = [indices[dim] for dim in dims]
-    shape = tuple(torch.broadcast_shapes(*(each.shape for each in given)))
-    others = [dim for dim in range(x.ndim) if dim not in dims]
-    adjacent = dims == list(range(dims[0], dims[-1] + 1))
-    before = [dim for dim in others if adjacent and dim < dims[0]]
-    after = others[len(before) :]
-    stepped = [_broadcast_strides(each, shape) for each in given]
-    if x.device.type == "cuda" and len(set(stepped)) > 1:
-        stepped = [contiguous(shape)] * len(stepped)
-    own = (*[x.stride(dim) for dim in before], *[0] * len(shape), *[x.stride(dim) for dim in after])
-    wide = (*[1] * len(before), *shape, *[1] * len(after))
-    whole = (*[x.shape[dim] for dim in before], *shape, *[x.shape[dim] for dim in after])
-    with disable_current_modes():
-        placed = [torch.empty_strided(shape, strides, device="meta").reshape(wide) for strides in stepped]
-        return [own, *[_broadcast_strides(each, whole) for each in placed]]
-
-
-def _in_order(shape: tuple[Dim, ...], stepped: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
-    """Return the strides of a tensor whose dims are in the order in which they lie in operands of these strides.
-
-    Raises UnresolvedSymInt where the order differs from size to size.
-    """
-
-    def slower(one: int, other: int) -> int:
-        for strides in stepped:
-            if has_expanded_dim((strides[one], strides[other])):
-                continue
-            if not same(strides[one], strides[other]):
-                return 1 if decided(strides[one] > strides[other]) else -1
-            if decided(shape[one] > shape[other]):
-                return 1
-        return 0
-
-    order = list(range(len(shape)))[::-1]  # the fastest first
-    for i in range(1, len(order)):
-        place = i
-        for before in range(i - 1, -1, -1):
-            verdict = slower(order[before], order[place])
-            if verdict < 0:
-                break
-            if verdict > 0:
-                order[before], order[place] = order[place], order[before]
-                place = before
-    strides: list[Dim] = [0] * len(shape)
-    step: Dim = 1
-    for dim in order:
-        strides[dim] = step
-        step = step * shape[dim]
-    return tuple(strides)
-
-
-def _is_cut(x: torch.Tensor, pads: Sequence[Dim]) -> bool:
-    """Return whether a pad of or by symbolic sizes adds nothing: torch then clones what is left, in the order of x's
-    strides, and else lays it out in x's memory format.
-
-    Raises UnresolvedSymInt where that differs from size to size, and where the format follows strides of dims of one
-    element, which a view of symbolic sizes does not tell.
-    """
-    if in_row_major_order(x) or (_is_static(x) and all(isinstance(pad, int) for pad in pads)):
-        return False
-    if x.ndim in (4, 5) and _has(tuple(x.shape), 1):
-        raise UnresolvedSymInt("the memory format of a padded tensor follows strides that are not known")
-    return not any(statically_known_true(pad > 0) for pad in pads) and all(decided(pad <= 0) for pad in pads)
-
-
-def _broadcast_strides(x: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    missing = len(shape) - x.ndim
-    dims = zip(x.shape, shape[missing:], x.stride(), strict=True)
-    steps = [0 if _has((mine,), 1) and not _has((length,), 1) else step for mine, length, step in dims]
-    return (*[0] * missing, *steps)
-
-
 def _fake_mode() -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
 
 _shared = _fake_mode()
-_known: Bounded = Bounded(20_000)
+_known: BoundedDict = BoundedDict(20_000)
 _lock = new_lock()
 
 
@@ -412,6 +178,15 @@ class Layouts:
         self._memo: dict[Any, Ran] = _known
         for proxy in inputs:
             self.add(proxy)
+
+    @classmethod
+    def of(cls, claimed: Trace) -> "Layouts":
+        """Return the layouts of all values of a claimed trace."""
+        layouts = cls(claimed.inputs)
+        layouts.add_constants(claimed.constants)
+        for call in claimed.bound_symbols:
+            layouts.run(call)
+        return layouts
 
     def copy(self) -> "Layouts":
         """Return the same knowledge, to which more is added elsewhere: a backward's, of a forward."""
@@ -546,10 +321,12 @@ class Layouts:
             return given[leaf.name] if leaf.name in given else given.setdefault(leaf.name, self.stand_in(leaf))
 
         try:
+            op = call.symbol.op
+            assert op is not None
             with _lock, quiet(), disable_current_modes(), torch.no_grad(), self.fake, self._values_unknown():
                 args, kwargs = tree_map(stand_in, (tuple(call.args), call.kwargs))
                 with _Operators(counts=not self.is_symbolic) as operators:
-                    result = call.symbol.op(*args, **kwargs)
+                    result = op(*args, **kwargs)
                 if call.symbol.out:
                     places = call.symbol.out
                     result = tuple(args[place] if isinstance(place, int) else kwargs[place] for place in places)
@@ -559,6 +336,7 @@ class Layouts:
 
     def _values_unknown(self) -> AbstractContextManager:
         """Numbers that a call reads of tensors (an index without dims) are not looked for in what is traced next."""
+        assert self.fake.shape_env is not None
         return self.fake.shape_env.ignore_fresh_unbacked_symbols()
 
     def _run_by_meta(self, call: BoundSymbol) -> Ran:

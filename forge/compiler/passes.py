@@ -15,11 +15,11 @@ from forge.compiler.context import Context, Derivative, Kind
 from forge.compiler.layout import Layouts
 from forge.compiler.program import inline_epilogue, write_early
 from forge.executors.torchex.attention import takes_groups
-from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
+from forge.ir import BoundSymbol, Tag, Trace
 from forge.ir.pytree import names
 from forge.patterns import replace_patterns
 from forge.runtime.cuda_graphs import Pool
-from forge.transforms import grad, split
+from forge.transforms import Freezing, grad, split
 from forge.transforms.dce import live_calls
 from forge.transforms.double import given_calls
 from forge.transforms.rematerialize import rematerialize
@@ -53,8 +53,7 @@ def attention_masks(trace: Trace, context: Context) -> Trace:
 
 def grouped_queries(trace: Trace, context: Context) -> Trace:
     """Give attention keys and values of fewer heads where they were repeated for it."""
-    requires_grad = any(isinstance(proxy, TensorProxy) and proxy.requires_grad for proxy in trace.inputs)
-    takes = partial(takes_groups, requires_grad=requires_grad)
+    takes = partial(takes_groups, requires_grad=bool(trace.differentiable_inputs))
     return transforms.grouped_queries(trace, takes=takes, plain=partial(_runs_in_torch, context=context))
 
 
@@ -72,13 +71,13 @@ def fused_linear_cross_entropy(trace: Trace, context: Context) -> Trace:
 def fold_norms(trace: Trace, context: Context) -> Trace:
     """Fold batch norms into the weights of the layers before them."""
     plain = partial(_runs_in_torch, context=context)
-    return transforms.fold_norms(trace, freezing=context.freezing, plain=plain)
+    return transforms.fold_norms(trace, freezing=_freezing(context), plain=plain)
 
 
 def join_products(trace: Trace, context: Context) -> Trace:
     """Join linear layers of one input."""
     plain = partial(_runs_in_torch, context=context)
-    return transforms.join_products(trace, freezing=context.freezing, plain=plain)
+    return transforms.join_products(trace, freezing=_freezing(context), plain=plain)
 
 
 def channels_last(trace: Trace, context: Context) -> Trace:
@@ -95,8 +94,13 @@ def hoist(trace: Trace, context: Context) -> Trace:
 def fold_weights(trace: Trace, context: Context) -> Trace:
     """Make what depends on weights alone an input, which is computed when a weight changes."""
     executors, run = context.config.operator_executors, partial(_run_now, context=context)
-    trace, context.folded_weights = freezing.fold_weights(trace, context.freezing, executors, run, context.stages)
+    trace, context.folded_weights = freezing.fold_weights(trace, _freezing(context), executors, run, context.stages)
     return trace
+
+
+def _freezing(context: Context) -> Freezing:
+    assert context.freezing is not None
+    return context.freezing
 
 
 def _run_now(program: Trace, context: Context) -> tuple[torch.Tensor, ...]:
@@ -116,7 +120,7 @@ def differentiate(trace: Trace, context: Context) -> Trace:
     """Run the gradient rules, if a gradient flows from an output to an input; else return the trace as it is."""
     config, program = context.config, context.program
     context.optimized = trace
-    wanted = [proxy.name for proxy in trace.inputs if isinstance(proxy, TensorProxy) and proxy.requires_grad]
+    wanted = names(trace.differentiable_inputs)
     if not wanted or all(Tag.NO_GRAD in bound.tags for bound in trace.bound_symbols):
         return trace
     choose = chooser(config.executors, context.declined, config.selection)
@@ -125,11 +129,11 @@ def differentiate(trace: Trace, context: Context) -> Trace:
         return trace
     flowing = {i: output for i, output in enumerate(joint.forward.output) if output.name in joint.active}
     mutated = [program.trace.inputs[i].name for i in program.mutated]
-    weights = [program.trace.inputs[i] for i in (*program.weights, *program.unversioned)]
-    parameters = [weight.name for weight in weights if weight.requires_grad]
+    weights = {program.trace.inputs[i].name for i in (*program.weights, *program.unversioned)}
+    parameters = [x.name for x in program.trace.differentiable_inputs if x.name in weights]
     inputs = joint.forward.inputs
     backward, copied, unread = split.backward_of(joint, list(flowing.values()), inputs, mutated, parameters)
-    context.derivative = Derivative(trace, joint, flowing, backward, copied, unread, given_calls(joint))
+    context.derivative_or_none = Derivative(trace, joint, flowing, backward, copied, unread, given_calls(joint))
     return joint.forward
 
 
@@ -139,7 +143,7 @@ def rematerialize_forward(trace: Trace, context: Context) -> Trace:
     if config.memory == "speed":
         return trace
     forward = rematerialize(trace, derived.backward, config.may_run_again, derived.copied, derived.unread)
-    derived.joint = grad.Joint(forward, derived.joint.runs, derived.joint.active, derived.joint.parted)
+    derived.joint = derived.joint._replace(forward=forward)
     return forward
 
 
@@ -151,7 +155,7 @@ def split_forward(trace: Trace, context: Context) -> Trace:
     derived.epilogue = context.program.epilogue
     if derived.epilogue is not None:
         derived.epilogue, parts.forward = write_early(derived.epilogue, parts.forward, derived.joint.active)
-    context.report.saved = parts.saved()
+    context.report.saved = parts.saved_values()
     context.returned = names(parts.forward.output[0])
     context.eager_strides = [name for name in context.returned if name in derived.joint.parted]
     context.layouts = Layouts(parts.forward.inputs)
@@ -202,6 +206,7 @@ def compare(trace: Trace, context: Context) -> Trace:
     if reference is None or reference.input_names != trace.input_names:
         return trace
     phase = "backward" if context.kind is Kind.BACKWARD else "forward"
+    assert context.config.comparison is not None
     comparison = context.config.comparison(trace, context.claims, reference, phase)
     context.wrap = comparison.wrap
     return comparison.trace

@@ -16,11 +16,12 @@ from forge import prims
 from forge.compiler import passes
 from forge.compiler.autotune import CompiledCall, Measuring
 from forge.compiler.backwards import BackwardCompiler
-from forge.compiler.claim import Selection, compile_until_stable
+from forge.compiler.claim import Claim, Selection, compile_until_stable
 from forge.compiler.config import Config
 from forge.compiler.context import Context, Kind
 from forge.compiler.executable import Executable, SecondTier
 from forge.compiler.freezing import freezing_of
+from forge.compiler.fusion import FusedRegion
 from forge.compiler.program import Program
 from forge.compiler.report import CompileReport
 from forge.executors.errors import RegionError
@@ -35,6 +36,24 @@ from forge.support import progress
 from forge.support.owner_only_store import is_on
 from forge.torchlang import autocast_mode
 from forge.transforms.split import innermost
+
+
+class LoweredProgram(NamedTuple):
+    """A lowered program: its plan, and the contexts in which its forward and its backward were lowered."""
+
+    plan: CompiledPlan
+    context: Context
+    backward: Context | None = None
+
+    @property
+    def backward_stages(self) -> list[Trace]:
+        """The stages of its backward, where it has one."""
+        return [] if self.backward is None else self.backward.stages
+
+    @property
+    def backward_claims(self) -> list[Claim]:
+        """The claims of its backward, where it has one."""
+        return [] if self.backward is None else self.backward.claims
 
 
 class Form(IntEnum):
@@ -83,11 +102,11 @@ def _fuses(context: Context) -> bool:
 
 
 def _is_differentiated(context: Context) -> bool:
-    return context.derivative is not None
+    return context.derivative_or_none is not None
 
 
 def _is_not_differentiated(context: Context) -> bool:
-    return context.derivative is None
+    return not _is_differentiated(context)
 
 
 def _compares(context: Context) -> bool:
@@ -193,25 +212,40 @@ def _compile_trace(trace: Trace, context: Context) -> tuple[CompiledPlan, Second
     report.traces += context.stages
     context.stages = []  # the report alone keeps them alive
     context.reference = context.program.trace
-    plan, lowered, backward = compile_until_stable(partial(_lower_program, trace, context, context.config))
-    report.traces += lowered.stages
-    report.claims += lowered.claims
-    if backward is not None:
-        report.backward_traces[:], report.backward_claims[:] = backward.stages, backward.claims
-    return plan, _second_tier(trace, context, plan, lowered)
+    lowered = compile_until_stable(partial(_lower_program, trace, context))
+    report.traces += lowered.context.stages
+    report.claims += lowered.context.claims
+    if lowered.backward is not None:
+        report.backward_traces[:], report.backward_claims[:] = lowered.backward_stages, lowered.backward_claims
+    return lowered.plan, _second_tier(trace, context, lowered)
 
 
-def _lower_program(trace: Trace, context: Context, config: Config, *, times_passes: bool = True) -> tuple:
-    """((its plan, the context that it was lowered in, that of its backward), the regions of both)."""
-    context = context.attempt(config, times_passes=times_passes)
-    program = context.program
-    final = run_passes(trace, context, Form.PROGRAM, Form.CODE)
-    forward = GeneratedFunction(context.function, final)
-    if context.derivative is None:
-        plan = CompiledPlan(forward, program.grad, _sets_mode(trace), folded_weights=context.folded_weights)
-        return (plan, context, None), context.regions
+def _lower_program(
+    trace: Trace, context: Context, first: CompiledPlan | None = None
+) -> tuple[LoweredProgram, list[FusedRegion]]:
+    """Return the program and its regions. first: the plan of the first tier, where this is the second: it shares the
+    epilogue, and the backwards that are compiled when they are needed."""
+    context = context.attempt(
+        context.config if first is None else context.config.second_tier(), times_passes=first is None
+    )
+    forward = _lower(trace, context)
+    if not _is_differentiated(context):
+        sets_mode = _sets_mode(trace)
+        plan = CompiledPlan(forward, context.program.grad, sets_mode, folded_weights=context.folded_weights)
+        return LoweredProgram(plan, context), context.regions
     backwards = BackwardCompiler(context, _lower, _compile_double_backward)
     backward, own = backwards.compile_usual(context)
+    if first is None:
+        plan = _training_plan(forward, backward, backwards, context)
+    else:
+        assert first.training is not None
+        plan = first._replace(forward=forward, training=first.training._replace(backward=backward))
+    return LoweredProgram(plan, context, own), context.regions
+
+
+def _training_plan(
+    forward: GeneratedFunction, backward: GeneratedFunction, backwards: BackwardCompiler, context: Context
+) -> CompiledPlan:
     derived = context.derivative
     epilogue, sets_mode = None, False
     if derived.epilogue is not None:
@@ -227,7 +261,7 @@ def _lower_program(trace: Trace, context: Context, config: Config, *, times_pass
         split=derived.parts.forward,
         buckets=backwards.buckets or (),
     )
-    return (CompiledPlan(forward, program.grad, sets_mode, training), context, own), context.regions
+    return CompiledPlan(forward, context.program.grad, sets_mode, training)
 
 
 def _lower(trace: Trace, context: Context) -> GeneratedFunction:
@@ -242,32 +276,29 @@ def _sets_mode(trace: Trace) -> bool:
 # the second tier
 
 
-def _second_tier(trace: Trace, context: Context, plan: CompiledPlan, lowered: Context) -> SecondTier | None:
-    """Larger regions for a program that was lowered, where they are worth their compile time."""
-    config, training = context.config, plan.training
-    if not (config.has_second_tier and is_small(lowered.stages[-1], lowered.layouts.flops)):
+def _second_tier(trace: Trace, context: Context, first: LoweredProgram) -> SecondTier | None:
+    """Return the second tier of a program that was lowered, where larger regions are worth their compile time."""
+    training, layouts = first.plan.training, first.context.layouts
+    assert layouts is not None
+    if not (context.config.has_second_tier and is_small(first.context.stages[-1], layouts.flops)):
         return None
     if training is not None and training.buckets:  # larger regions would give all gradients at their end
         return None
-    return SecondTier(partial(_compile_second_tier, trace, context, plan))
+    return SecondTier(partial(_compile_second_tier, trace, context, first.plan))
 
 
 def _compile_second_tier(
     trace: Trace, context: Context, first: CompiledPlan, tier: SecondTier, call: Callable
 ) -> TierResult:
-    config, report = context.config.second_tier(), context.report
+    report = context.report
     with paused_gc(), preserve_torch_state(), autocast_mode.disable(), report.time_phase("larger regions"):
-        lower = partial(_lower_program, trace, context, config, times_passes=False)
-        plan, lowered, backward = compile_until_stable(lower)
-    training = first.training
-    if training is not None:
-        training = training._replace(backward=plan.training.backward)
-    claims = [*lowered.claims, *(backward.claims if backward else ())]
-    attends = not ATTENDING.isdisjoint(claim.operation for claim in claims)
-    plan = first._replace(forward=plan.forward, training=training, attends=attends)
+        second = compile_until_stable(partial(_lower_program, trace, context, first))
+    stages, claims, config = second.context.stages, second.context.claims, second.context.config
+    attends = not ATTENDING.isdisjoint(claim.operation for claim in (*claims, *second.backward_claims))
+    plan = second.plan._replace(attends=attends)
 
     def install() -> None:
-        report.promote(lowered.stages, lowered.claims, *((backward.stages, backward.claims) if backward else ()))
+        report.promote(stages, claims, second.backward_stages, second.backward_claims)
         if tier.on_promote is not None:
             tier.on_promote(plan, config.executors)
 
@@ -305,6 +336,7 @@ def _compile_alone(config: Config, trace: Trace, executors: Sequence[Executor], 
     try:
         plan, _ = _compile_trace(trace, context)
     except RegionError as error:  # the call that is measured is all of its region
+        assert error.__cause__ is not None
         raise error.__cause__ from None
     forward, training = plan.forward.function, plan.training
     if training is None:

@@ -7,6 +7,7 @@ sees the writes and the views.
 
 import copy
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -172,7 +173,7 @@ class _OutputPlan:
             self.base = finisher.value(storage)
         self.items = finisher.numbers([(step.args, step.kwargs) for step in self.chain])
         self.written: TensorProxy | None = None
-        if finisher.memory.gained(handle) and self.chain:
+        if finisher.memory.has_gained_history(handle) and self.chain:
             self.written = prims.clone(finisher.memory.read(handle))
             finisher.values.append(self.written)
 
@@ -187,7 +188,7 @@ class _Epilogue:
     def __init__(self, grad: bool, inference: bool) -> None:
         self.grad = grad
         self.inference = inference
-        self.shown: dict[tuple, Proxy] = {}
+        self.shown: dict[tuple, TensorProxy] = {}
 
     def set_grad(self, mode: bool) -> None:
         """Write a call that enables or disables grad for the calls after it."""
@@ -200,9 +201,9 @@ class _Epilogue:
         self.set_grad(not storage.silently)
         (prims.copy_ if storage.versioned else prims.copy_data_)(storage.root, value)
 
-    def show(self, planned: _OutputPlan) -> Proxy:
+    def show(self, planned: _OutputPlan) -> TensorProxy:
         """Return a tensor of the result; views that several have in common are one."""
-        shown: Proxy = planned.base
+        shown: TensorProxy = planned.base
         key: tuple = (shown.name,)
         if planned.elsewhere:
             shown = self.get_or_make((*key, "elsewhere"), lambda: prims.as_inference(planned.base, not self.inference))
@@ -212,13 +213,13 @@ class _Epilogue:
             key = (*key, id(step))
             if key not in self.shown:
                 self.set_grad(step.grad)
-            shown = self.get_or_make(key, lambda step=step, shown=shown: step.show(shown))
+            shown = self.get_or_make(key, partial(step.show, shown))
         if planned.written is not None:
             self.set_grad(True)
             prims.copy_(shown, planned.written)
         return shown
 
-    def get_or_make(self, key: tuple, make: Callable[[], Proxy]) -> Proxy:
+    def get_or_make(self, key: tuple, make: Callable[[], TensorProxy]) -> TensorProxy:
         if key not in self.shown:
             self.shown[key] = make()
         return self.shown[key]
@@ -253,7 +254,7 @@ def inline_epilogue(program: Program, trace: Trace) -> Trace:
     `trace` is the program's own, transformed.
     """
     epilogue = program.epilogue
-    quiet = program.grad and any(isinstance(proxy, TensorProxy) and proxy.requires_grad for proxy in trace.inputs)
+    quiet = program.grad and bool(trace.differentiable_inputs)
     if epilogue is None and not quiet:
         return trace
     stage = trace.stage if epilogue is None else "with epilogue"

@@ -8,7 +8,7 @@ level later, so that they split no region; backward, each fusible call as late a
 region: each reader makes its own.
 """
 
-import math
+import sys
 from collections.abc import Iterable, Sequence
 
 from forge.executors.executor import FusionExecutor
@@ -122,7 +122,7 @@ def _move_leaves(nodes: Sequence[Node]) -> None:
 
 
 def _move_late(nodes: Sequence[Node], outputs: set[str]) -> None:
-    latest = math.inf
+    latest = sys.maxsize
     for node in reversed(nodes):
         if node.has(BARRIERS):
             latest = node.level - 1
@@ -144,7 +144,7 @@ def _plan(nodes: Sequence[Node]) -> list["Node | Region"]:
     for node in nodes:
         if node.cut:
             cuts.setdefault(node.level, []).append(node)
-        elif not node.view:
+        elif node.fuser is not None and not node.view:
             at_level = regions.setdefault(node.level, {})
             at_level.setdefault(id(node.fuser), Region(node.fuser)).nodes.append(node)
     plan: list[Node | Region] = []

@@ -12,7 +12,7 @@ from forge.compiler.cuda_graph_partition import why_not
 from forge.ir import Trace
 from forge.ir.printing import DEL
 from forge.runtime.cuda_graphs import Graph
-from forge.transforms.split import Saved
+from forge.transforms.split import SavedValue
 
 MAX_CALLS = 10_000  # of all stages of a program that are in memory; a call takes 400 bytes
 ALL_STAGES = "FORGE_KEEP_STAGES"
@@ -69,7 +69,7 @@ class CompileReport:
         self.claims: list[Claim] = []
         self.backward_claims: list[Claim] = []
         self.opaque_calls: list[str] = []
-        self.saved: list[Saved] = []
+        self.saved: list[SavedValue] = []
         self.frozen: list[str] = []
         self.unfrozen: list[str] = []
         self.measured: list[Measurement] = []

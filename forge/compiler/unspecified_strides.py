@@ -26,12 +26,14 @@ def with_unspecified(call: BoundSymbol, layouts: Layouts, visible: Collection[st
     """
     if call.symbol.out or not _UNCHANGED.isdisjoint(call.all_tags):
         return call
+    op = call.symbol.op
+    assert op is not None
     if Tag.UNINITIALIZED in call.all_tags:
-        return _with_op(call, partial(_poisoning, call.symbol.op))
+        return _with_op(call, partial(_poisoning, op))
     outputs = call.output if isinstance(call.output, tuple) else (call.output,)
     free = layouts.uncertain - layouts.shown.keys() - set(visible)
     places = [place for place, leaf in enumerate(outputs) if isinstance(leaf, TensorProxy) and leaf.name in free]
-    return _with_op(call, partial(_with_random_strides, call.symbol.op, places)) if places else call
+    return _with_op(call, partial(_with_random_strides, op, places)) if places else call
 
 
 def _with_op(call: BoundSymbol, op: Callable) -> BoundSymbol:

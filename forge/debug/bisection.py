@@ -10,7 +10,7 @@ import torch
 from forge.capture.handles import handle_of
 from forge.debug.eager_check import copy_as_leaf, differs, largest, same_random_numbers, tolerance
 from forge.executors.errors import CheckError
-from forge.executors.executor import resolve_executors
+from forge.executors.registry import resolve_executors
 from forge.ir.checks import in_one_line
 from forge.torch_internals.pytree import torch_pytree
 

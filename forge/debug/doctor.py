@@ -18,11 +18,12 @@ import torch
 
 from forge import hub
 from forge.executors import hubex
-from forge.executors.executor import Declined, known_executors, resolve_executors
+from forge.executors.executor import Declined
+from forge.executors.registry import known_executors, resolve_executors
 from forge.hub import cache, toolchain
 from forge.hub.compat import cache_root
 from forge.ir.checks import in_one_line
-from forge.ir.printing import counted
+from forge.ir.printing import quantity
 from forge.support import owner_only_store
 from forge.support.owner_only_store import user_cache
 
@@ -77,7 +78,7 @@ Row = tuple[str, State, str]
 def _versions() -> Iterator[Row]:
     yield "torch", "ok", torch.__version__
     yield "Python", "ok", f"{platform.python_version()}, {sys.executable}"
-    yield "system", "ok", f"{platform.platform()}, {counted(os.cpu_count() or 1, 'core')}"
+    yield "system", "ok", f"{platform.platform()}, {quantity(os.cpu_count() or 1, 'core')}"
     for name in PACKAGES:
         try:
             yield name, "ok", importlib.metadata.version(name.replace("_", "-"))
@@ -87,7 +88,7 @@ def _versions() -> Iterator[Row]:
 
 
 def _devices() -> Iterator[Row]:
-    yield "cpu", "ok", f"{torch.backends.cpu.get_cpu_capability()}, {counted(torch.get_num_threads(), 'thread')}"
+    yield "cpu", "ok", f"{torch.backends.cpu.get_cpu_capability()}, {quantity(torch.get_num_threads(), 'thread')}"
     if not torch.cuda.is_available():
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
         yield "cuda", "absent", f"torch sees no GPU; it is built with {built}"
@@ -133,7 +134,7 @@ def _of_folder(folder: Path) -> tuple[State, str]:
             return "absent", f"{folder}: nothing is kept yet"
         return "problem", f"{folder}: {parent} cannot be written to, so nothing is kept"
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    text = f"{folder}: {counted(len(files), 'file')}, {_size(sum(path.stat().st_size for path in files))}"
+    text = f"{folder}: {quantity(len(files), 'file')}, {_size(sum(path.stat().st_size for path in files))}"
     try:
         owner_only_store.check_folder(folder if folder.is_relative_to(user_cache()) else folder.resolve())
     except owner_only_store.UntrustedFile as reason:  # as what is kept there would be

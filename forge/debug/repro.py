@@ -14,7 +14,7 @@ from forge.compiler.claim import claim
 from forge.compiler.report import CompileReport
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
-from forge.ir.printing import counted
+from forge.ir.printing import quantity
 from forge.ir.proxies import Dim, hint_of
 from forge.ir.pytree import proxies
 from forge.ir.strides import contiguous
@@ -85,7 +85,7 @@ def repro(jitted: Any, path: str | os.PathLike[str], *, graph: int = 0) -> Path:
     check(bool(compiled), lambda: f"forge.repro: {handle.name} has compiled nothing yet: call it first")
     check(
         0 <= graph < len(compiled),
-        lambda: f"forge.repro: graph is {graph}, but {handle.name} has {counted(len(compiled), 'graph')}, from 0",
+        lambda: f"forge.repro: graph is {graph}, but {handle.name} has {quantity(len(compiled), 'graph')}, from 0",
     )
     path = Path(path)
     path.write_text(_script(handle, compiled[graph]))

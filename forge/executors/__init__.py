@@ -1,17 +1,14 @@
 """Executors: who runs the calls of a trace."""
 
-from forge.compiler.claim import claim
+from typing import TYPE_CHECKING, Any
+
 from forge.executors import inductorex, nvfuserex, torchex
 from forge.executors.errors import RegionError
-from forge.executors.executor import (
-    Declined,
-    Executor,
-    FusionExecutor,
-    OperatorExecutor,
-    decline,
-    register_executor,
-    resolve_executors,
-)
+from forge.executors.executor import Declined, Executor, FusionExecutor, OperatorExecutor, decline
+from forge.executors.registry import register_executor, resolve_executors
+
+if TYPE_CHECKING:
+    from forge.compiler.claim import claim
 
 __all__ = [
     "Declined",
@@ -24,3 +21,13 @@ __all__ = [
     "register_executor",
     "resolve_executors",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `claim`, which is imported on first use: the compiler imports this package."""
+    if name != "claim":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from forge.compiler.claim import claim
+
+    globals()[name] = claim
+    return claim

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from forge.ir import BoundSymbol
-from forge.ir.bounded import Bounded
+from forge.ir.bounded import BoundedDict
 from forge.ir.structure import metadata_key
 
 MAX_ENTRIES = 20_000
@@ -15,7 +15,7 @@ class CanFuseCache:
 
     def __init__(self, question: Callable[[BoundSymbol], Any]) -> None:
         self.can_fuse = question
-        self.known = Bounded(MAX_ENTRIES)
+        self.known = BoundedDict(MAX_ENTRIES)
 
     def get(self, bound: BoundSymbol) -> Any:
         """Return the decision for a call."""

@@ -10,7 +10,7 @@ import torch
 from forge.executors.executor import Executor, FusionExecutor, is_own
 from forge.ir import BoundSymbol, Proxy, Symbol, TensorProxy, Trace
 from forge.ir.checks import check
-from forge.ir.printing import counted, in_words
+from forge.ir.printing import in_words, quantity
 from forge.ir.proxies import short_type
 from forge.ir.pytree import leaves, proxies
 
@@ -100,7 +100,7 @@ class _Expecting:
         """Return the names of the executor and of its function, and the call that this runs, in words."""
         function = getattr(self.function, "__qualname__", repr(self.function))
         if isinstance(bound.symbol.executor, FusionExecutor):
-            called = f"{bound.symbol.id}, a region of {counted(len(bound.subsymbols), 'call')}"
+            called = f"{bound.symbol.id}, a region of {quantity(len(bound.subsymbols), 'call')}"
         else:
             called = call_in_words(next(iter(bound.subsymbols), bound))
         return getattr(bound.symbol.executor, "name", ""), function, called

@@ -44,16 +44,14 @@ A fusion executor is given regions of neighbouring calls and makes one function 
     jitted = forge.jit(model, executors=[Elementwise("fuser"), "torch"])
 """
 
-import difflib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 import torch
 
 from forge.executors.fingerprint import Fingerprint, fingerprint_of, name_in_torch, owner_of_module
 from forge.ir import BoundSymbol, Symbol, Tag, Trace, check, current_trace
-from forge.ir.checks import check_list
 from forge.ir.unresolved import UnresolvedSymInt, without_specialization
 
 _OWN = frozenset({"torch", "forge", "builtins", "operator", "_operator", "math"})  # run on tensors without values
@@ -67,16 +65,14 @@ def is_own(function: Any) -> bool:
     return module.partition(".")[0] in _OWN
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Declined:
     """A checker's no, with the reason in words. False in a condition. parts: whether the calls that the declined one
     consists of may be taken in its place. error: what failed, where it is no decision."""
 
-    __slots__ = ("error", "parts", "reason")
-
-    def __init__(self, reason: str, *, parts: bool = True, error: Exception | None = None) -> None:
-        self.reason = reason
-        self.parts = parts
-        self.error = error
+    reason: str
+    parts: bool = field(default=True, kw_only=True)
+    error: Exception | None = field(default=None, kw_only=True)
 
     def __bool__(self) -> bool:
         return False
@@ -120,6 +116,7 @@ GRADS = ("decompose", "recompute", "none")
 NO_GRADIENT = "it has no gradient, and one is needed"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Implementation:
     """An executor's way to run a symbol.
 
@@ -133,29 +130,21 @@ class Implementation:
     it.
     """
 
-    __slots__ = ("checker", "execution_transform", "grad", "grad_transform", "low_priority", "name", "op", "symbol")
+    symbol: Symbol
+    op: Symbol | None
+    checker: Checker | None = None
+    execution_transform: Callable | None = None
+    grad_transform: Callable | None = None
+    _: KW_ONLY
+    grad: str = "decompose"
+    name: str | None = None
+    low_priority: bool = False
 
-    def __init__(
-        self,
-        symbol: Symbol,
-        op: Symbol | None,
-        checker: Checker | None = None,
-        execution_transform: Callable | None = None,
-        grad_transform: Callable | None = None,
-        *,
-        grad: str = "decompose",
-        name: str | None = None,
-        low_priority: bool = False,
-    ) -> None:
-        check(grad in GRADS, lambda: f"{symbol.id}: grad is {grad!r}, but must be one of {', '.join(GRADS)}")
-        self.symbol = symbol
-        self.op = op
-        self.checker = checker
-        self.execution_transform = execution_transform
-        self.grad_transform = grad_transform
-        self.grad = grad
-        self.name = name
-        self.low_priority = low_priority
+    def __post_init__(self) -> None:
+        check(
+            self.grad in GRADS,
+            lambda: f"{self.symbol.id}: grad is {self.grad!r}, but must be one of {', '.join(GRADS)}",
+        )
 
     def decide(self, bound: BoundSymbol) -> Decision:
         """Return True, or Declined with the reason."""
@@ -183,10 +172,14 @@ class Executor:
         return True
 
     def identity(self) -> str | Declined:
-        """What decides how programs come out with this executor, beside its name and forge's version: its own version,
-        its settings; its patterns are counted besides. The same text in every process that makes the same of them;
-        Declined where there is none: then programs are not kept on disk."""
+        """Return what programs depend on beside the executor's name and forge's version: its own version, its settings.
+        Its patterns are counted besides. The same text in every process that makes the same of them; Declined where
+        there is none: then programs are not kept on disk."""
         return decline(f"executor {self.name} does not say what its programs depend on")
+
+    def candidates(self, symbol: Symbol) -> Sequence["Implementation"]:
+        """Return the implementations of a symbol, in the order in which they are tried."""
+        return ()
 
     def named_functions(self) -> Iterator[tuple[tuple[str, ...], Callable]]:
         """Yield the functions that programs with this executor call, each with a name that is the same in every
@@ -438,87 +431,3 @@ def _meta_of(symbol: Symbol) -> Callable:
 
     meta.__doc__ = body.__doc__
     return meta
-
-
-# the executors that forge.jit knows, in the order in which they are asked
-
-_known: dict[str, Executor] = {}
-_default_order: list[str] = []
-E = TypeVar("E", bound=Executor)
-
-
-def register_executor(executor: E, *, default: bool = False, first: bool = False) -> E:
-    """Register an executor by its name and return it.
-
-    Args:
-        executor: The executor.
-        default: Whether forge.jit uses it by default.
-        first: Whether it comes before the other default executors.
-
-    Raises:
-        ValueError: If the name is taken.
-    """
-    check(executor.name not in _known, lambda: f"an executor named {executor.name!r} is registered already")
-    _known[executor.name] = executor
-    if default:
-        _default_order.insert(0 if first else len(_default_order), executor.name)
-    return executor
-
-
-def known_executors() -> dict[str, Executor]:
-    """Every registered executor by name."""
-    return dict(_known)
-
-
-def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Executor]:
-    """Executors by name or object, in order; for None the available ones of the default order, or of those that
-    FORGE_EXECUTORS names ("hub,torch").
-
-    Raises ValueError for an unknown name (with the near ones) or where there are none, TypeError for something else.
-    """
-    if executors is None:
-        named = os.environ.get("FORGE_EXECUTORS")
-        order = [name.strip() for name in named.split(",")] if named else _default_order
-        return [executor for executor in map(_known_as, order) if executor.is_available()]
-    check_list(executors, "forge.jit: executors", "names or executors")
-    check(bool(executors), lambda: 'forge.jit: executors is empty; executors=["torch"] runs all by torch alone')
-    return [_resolve(executor) for executor in executors]
-
-
-def _known_as(name: str) -> Executor:
-    check(name in _known, lambda: f"forge.jit: {unknown('executor', name, _known)}")
-    return _known[name]
-
-
-def _resolve(executor: str | Executor) -> Executor:
-    if isinstance(executor, str):
-        executor = _known_as(executor)
-    check(
-        isinstance(executor, (OperatorExecutor, FusionExecutor)),
-        lambda: (
-            f"forge.jit: an executor is {executor!r}, but must be a name, an OperatorExecutor or a FusionExecutor "
-            "(forge.executors)"
-        ),
-        TypeError,
-    )
-    available = executor.is_available()
-    check(
-        bool(available),
-        lambda: (
-            f"forge.jit: executor {executor.name!r} is not available: {getattr(available, 'reason', 'no reason given')}"
-        ),
-        RuntimeError,
-    )
-    return executor
-
-
-_LISTED = 100  # names that are told of what is known
-
-
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """'unknown executor 'trch'; did you mean 'torch'? known: …', without the known ones where those are many."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3)
-    hint = f" did you mean {' or '.join(map(repr, near))}?" if near else ""
-    listed = f" known: {', '.join(names)}" if len(names) <= _LISTED else ""
-    return f"unknown {kind} {name!r};{hint}{listed}".rstrip(";")

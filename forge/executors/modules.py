@@ -162,7 +162,7 @@ class ModuleExecutor(Executor, ABC, Generic[L]):
         """Note a class of modules that the program calls."""
 
     @abstractmethod
-    def offered(self, module: torch.nn.Module) -> Sequence[Any]:
+    def layers_for(self, module: torch.nn.Module) -> Sequence[Any]:
         """Return the layers there are for a module, whatever the device; empty for most modules."""
 
     @abstractmethod

@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 
-class Bounded(dict):
+class BoundedDict(dict):
     """A dict of at most `size` entries: a new one takes the place of the one that was set first."""
 
     def __init__(self, size: int) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def check(ok: bool, message: Callable[..., str], error: type[Exception] = ValueError) -> None:
-    """Raises `error(message())` unless `ok`.
+    """Raise `error(message())` unless `ok`.
 
     The message is a lambda, so a passing check formats nothing. It names the op, the argument, what came,
     what was wanted and, where there is one, the way out.
@@ -15,7 +15,7 @@ def check(ok: bool, message: Callable[..., str], error: type[Exception] = ValueE
 
 
 def check_list(given: Any, what: str, of: str) -> None:
-    """Raises TypeError where `given`, which the user knows as `what`, is not a list or tuple: a string is a list of
+    """Raise TypeError where `given`, which the user knows as `what`, is not a list or tuple: a string is a list of
     letters, and a function of nothing."""
     advice = f": [{given!r}]" if isinstance(given, str) else ""
     wanted = f"must be a list of {of}{advice}"
@@ -23,15 +23,15 @@ def check_list(given: Any, what: str, of: str) -> None:
 
 
 def check_flag(given: Any, what: str, wanted: Sequence[bool | None] = (True, False)) -> None:
-    """Raises TypeError where `given`, which the user knows as `what`, is none of `wanted`: 1 and "no" are no bools."""
+    """Raise TypeError where `given`, which the user knows as `what`, is none of `wanted`: 1 and "no" are no bools."""
     *others, last = map(str, wanted)
     listed = f"{', '.join(others)} or {last}"
     check(any(given is each for each in wanted), lambda: f"{what} is {given!r}, but must be {listed}", TypeError)
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error's type and the first line of what it says, with those that end in a colon the next one: what follows are
-    frames of C++, or a compiler's output, of which the first error is given."""
+    """Return an error's type and the first line of what it says, with those that end in a colon the next one: what
+    follows are frames of C++, or a compiler's output, of which the first error is given."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     count = next((number for number, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
     compilers = next((line.rpartition(" error: ")[2] for line in lines[count:] if ": error: " in line), None)

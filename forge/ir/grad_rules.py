@@ -23,7 +23,7 @@ _rules: dict[str, Callable] = {}
 
 
 def register_grad(symbol: Symbol) -> Callable[[Callable], Callable]:
-    """Declares the decorated function as the gradient rule of `symbol`. Raises ValueError on a second rule."""
+    """Declare the decorated function as the gradient rule of `symbol`. Raises ValueError on a second rule."""
 
     def register(rule: Callable) -> Callable:
         check(symbol.id not in _rules, lambda: f"register_grad: {symbol.id} already has a gradient rule")
@@ -34,7 +34,7 @@ def register_grad(symbol: Symbol) -> Callable[[Callable], Callable]:
 
 
 def grad_rule(symbol: Symbol) -> Callable | None:
-    """The symbol's own rule, or None."""
+    """Return the symbol's own rule, or None."""
     return symbol.rule or _rules.get(symbol.id)
 
 
@@ -61,7 +61,7 @@ _current = _Current()
 
 
 def run_rule(rule: Callable, call: RuleCall, args: tuple, kwargs: dict) -> Any:
-    """Runs a rule; its gets and puts go to `call`."""
+    """Run a rule; its gets and puts go to `call`."""
     before = _current.call
     _current.call = call
     try:
@@ -71,7 +71,7 @@ def run_rule(rule: Callable, call: RuleCall, args: tuple, kwargs: dict) -> Any:
 
 
 def get_grad(output: TensorProxy) -> TensorProxy:
-    """The incoming gradient of an output of the rule; shape, dtype and device are the output's."""
+    """Return the incoming gradient of an output of the rule; shape, dtype and device are the output's."""
     call = _rule_call("get_grad")
     for known, gradient in call.gets:
         if known is output:
@@ -85,7 +85,7 @@ def get_grad(output: TensorProxy) -> TensorProxy:
 
 
 def put_grad(argument: Any, gradient: TensorProxy | None, *, of: tuple[TensorProxy, ...] = ()) -> None:
-    """Gives a gradient of an argument of the rule. Several for one argument add up.
+    """Give a gradient of an argument of the rule. Several for one argument add up.
 
     of: outputs without whose gradients this one is not given, where one of zeros would not be zeros (0 / 0).
 

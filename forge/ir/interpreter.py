@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from forge.torch_internals.dynamo import FrameAction, FrameExecStrategy, set_code_exec_strategy
 
 
-def unconverted(function: Callable) -> Callable:
-    """Decorator: Dynamo compiles neither the function's frames nor those of what it calls, where it finds them between
+def skip_dynamo(function: Callable) -> Callable:
+    """Decorate a function: Dynamo compiles neither its frames nor those of what it calls, where it finds them between
     two graphs (a backward, say)."""
     set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
     return function
@@ -29,7 +29,7 @@ def paused_gc() -> Iterator[None]:
 
 
 def with_room(function: Callable) -> Callable:
-    """Decorator: a call of the function has memory for the frames of what it calls.
+    """Decorate a function: a call of it has memory for the frames of what it calls.
 
     Python takes that memory in chunks of 16 KiB and gives one back as soon as it is empty (`push_chunk` in CPython's
     pystate.c): a loop whose calls cross a chunk's end maps and unmaps pages at each. Dynamo's loop over bytecodes does

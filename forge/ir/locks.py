@@ -9,13 +9,13 @@ _locks: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def free_after_fork(lock: Any) -> Any:
-    """The lock, a threading.RLock, which a forked child finds free unless it forked while it held it itself."""
+    """Return the lock, a threading.RLock, which a forked child finds free unless it forked while it held it itself."""
     _locks.add(lock)
     return lock
 
 
 def new_lock() -> Any:
-    """A threading.RLock that a forked child finds free."""
+    """Return a threading.RLock that a forked child finds free."""
     return free_after_fork(threading.RLock())
 
 

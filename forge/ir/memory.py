@@ -61,8 +61,8 @@ class ViewStep:
         return pytree.tensors((self.args, self.kwargs))
 
     def show(self, base: TensorProxy) -> TensorProxy:
-        """The view of `base`, recorded; one that was made where grad was enabled has its history also where it is read
-        under no_grad."""
+        """Return the view of `base`, recorded; one that was made where grad was enabled has its history also where it
+        is read under no_grad."""
         trace = state.trace
         with nullcontext() if trace is None or not self.grad else trace.tagged(trace.tags - {Tag.NO_GRAD}):
             shown = self.symbol(base, *self.args, **self.kwargs)
@@ -96,7 +96,7 @@ class Ref:
 
     @classmethod
     def own(cls, handle: TensorProxy) -> "Ref":
-        """The place of a handle that has memory of its own."""
+        """Return the place of a handle that has memory of its own."""
         return cls(Storage(handle), (), handle)
 
 
@@ -147,19 +147,19 @@ class Memory:
         self.nameless = 0  # how many handles are no value of the trace themselves
 
     def ref(self, handle: TensorProxy) -> Ref:
-        """The handle's place; a handle that nothing is known of has memory of its own."""
+        """Return the handle's place; a handle that nothing is known of has memory of its own."""
         ref = self.refs.get(handle.name)
         if ref is None:
             ref = self.refs[handle.name] = Ref.own(handle)
         return ref
 
-    def made(self, tree: Any) -> None:
-        """Says that these handles were made just now."""
+    def note_mode(self, tree: Any) -> None:
+        """Note handles that were made just now in another inference mode than the program began in."""
         if torch.is_inference_mode_enabled() != self.inference:
             self.elsewhere.update(proxy.name for proxy in pytree.tensors(tree))
 
     def rename(self, before: str, name: str) -> None:
-        """Says that a handle has another name now."""
+        """Give what is known of a handle to its new name."""
         if before in self.refs:
             self.refs[name] = self.refs.pop(before)
         if before in self.elsewhere:
@@ -171,14 +171,14 @@ class Memory:
         return None if ref is None or ref.seen != ref.storage.version else ref.value
 
     def read(self, handle: TensorProxy) -> TensorProxy:
-        """The handle's current value."""
+        """Return the handle's current value."""
         ref = self.refs.get(handle.name)
         if ref is None:
             return handle
         storage = ref.storage
         if ref.seen != storage.version:
             check(
-                not self.gained(handle),
+                not self.has_gained_history(handle),
                 lambda: (
                     f"{handle} shows a detached tensor that a call in place gave a history, and a later one changed"
                 ),
@@ -195,12 +195,12 @@ class Memory:
         for step in self.ref(handle).chain:
             step.gained = step.gained or step.hides_history
 
-    def gained(self, handle: TensorProxy) -> bool:
+    def has_gained_history(self, handle: TensorProxy) -> bool:
         """Return whether the history of a handle is one that a write gave to a detached tensor."""
         return any(step.gained for step in self.ref(handle).chain)
 
     def read_all(self, tree: Any) -> Any:
-        """A nest with every handle replaced by its current value."""
+        """Return a nest with every handle replaced by its current value."""
         if not self.written and not self.nameless:
             return tree
         return pytree.tree_map(lambda leaf: self.read(leaf) if isinstance(leaf, TensorProxy) else leaf, tree)
@@ -212,8 +212,8 @@ class Memory:
         _mark_leaf(view, step)
 
     def another(self, handle: TensorProxy, step: ViewStep) -> TensorProxy:
-        """A second handle of the same value: another tensor in the same memory. Where grad is disabled it has a value
-        of its own, through which no gradient flows."""
+        """Return a second handle of the same value: another tensor in the same memory. Where grad is disabled it has a
+        value of its own, through which no gradient flows."""
         self.nameless += 1
         second = TensorProxy(
             f"{handle.name}.{self.nameless}", handle.shape, handle.dtype, handle.device, strides=handle.strides
@@ -252,7 +252,7 @@ class Memory:
         silently: bool = False,
         keep_history: Callable[[TensorProxy, TensorProxy], TensorProxy] | None = None,
     ) -> None:
-        """Gives the handle a new value of its shape and dtype: every handle that shows the same memory sees it.
+        """Give the handle a new value of its shape and dtype: every handle that shows the same memory sees it.
 
         `silently`: the write ran under torch.no_grad, as one through a view that hides history does for what is below
         it. `keep_history(old, new)` is `new`, whose gradients still flow to what was there.

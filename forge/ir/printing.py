@@ -45,7 +45,7 @@ class _Holder:
 
 
 def held(number: int) -> Any:
-    """The object that a printed trace mentions. Raises KeyError once its trace is gone."""
+    """Return the object that a printed trace mentions. Raises KeyError once its trace is gone."""
     holder = _held.get(number)
     if holder is None:
         raise KeyError(f"object {number} of a printed trace is gone: it lives as long as the trace that names it")
@@ -53,7 +53,7 @@ def held(number: int) -> Any:
 
 
 def qualified_name(function: Any) -> str | None:
-    """The dotted name under which `import torch` (or the function's own module) finds `function`, or None."""
+    """Return the dotted name under which `import torch` (or the function's own module) finds `function`, or None."""
     if isinstance(function, OpOverload):
         return f"torch.ops.{function.namespace}.{function._schema.name.split('::')[1]}.{function._overloadname}"
     if isinstance(function, OpOverloadPacket):
@@ -105,7 +105,7 @@ class Writer:
         self._flat_names: dict[tuple, str] = {}
 
     def value(self, value: Any) -> str:
-        """A proxy as its name, everything else as a Python expression."""
+        """Return a proxy as its name, everything else as a Python expression."""
         if isinstance(value, Proxy):
             return value.name
         if isinstance(value, float):
@@ -134,7 +134,7 @@ class Writer:
         return self.object(value, "object")
 
     def object(self, value: Any, hint: str) -> str:
-        """An expression for an object that has no literal."""
+        """Return an expression for an object that has no literal."""
         if self.flat:
             return self._bind(value, hint)
         name = qualified_name(value)
@@ -150,7 +150,7 @@ class Writer:
         return f"forge.ir.printing.held({holder.number})"
 
     def _bind(self, value: Any, hint: str, *also: Any) -> str:
-        """The name of a global for an object; another one for each thing that it goes with."""
+        """Return the name of a global for an object; another one for each thing that it goes with."""
         key = (id(value), *map(id, also))
         if key not in self._flat_names:
             name = re.sub(r"\W", "_", hint)
@@ -168,7 +168,7 @@ class Writer:
         return self.object(symbol.op, symbol.name) if qualified_name(symbol.op) else self._callee(symbol)
 
     def _callee(self, symbol: Symbol) -> str:
-        """A name for a function that has none, such as a region's; the same for the same function."""
+        """Return a name for a function that has none, such as a region's; the same for the same function."""
         for known, function in self.callees.items():
             if function is symbol.op:
                 return known
@@ -179,7 +179,7 @@ class Writer:
         return name
 
     def operand(self, value: Any) -> str:
-        """A value beside an infix operator, which must not bind tighter than what is inside it."""
+        """Return a value beside an infix operator, which must not bind tighter than what is inside it."""
         return f"({self.value(value)})" if isinstance(value, SYMBOLIC_TYPES) else self.value(value)
 
     def call(self, bound: BoundSymbol) -> str:
@@ -201,13 +201,13 @@ class Writer:
         else:
             text = f"{self.callee(bound.symbol)}({', '.join(args)})"
         if bound.symbol.out:
-            return f"{text}; {self._written(bound)}"
+            return f"{text}; {self._from_arguments(bound)}"
         target = _target(bound.output, set(bound.inputs))
         return f"{target} = {text}" if bound.outputs else text
 
-    def guarded(self, bound: BoundSymbol) -> list[str]:
-        """The statements of a call that is replaced by its fallback once it raises; they cost nothing until then. Its
-        callee is a global that they assign."""
+    def with_fallback(self, bound: BoundSymbol) -> list[str]:
+        """Return the statements of a call that is replaced by its fallback once it raises; they cost nothing until
+        then. Its callee is a global that they assign."""
         failure = "failure"
         while failure in self.taken:
             failure += "_"
@@ -221,8 +221,8 @@ class Writer:
             f"    {replaced} = {fallback}({args})",
         ]
 
-    def _written(self, bound: BoundSymbol) -> str:
-        """The results of a call that wrote them to its arguments."""
+    def _from_arguments(self, bound: BoundSymbol) -> str:
+        """Return the results of a call that wrote them to its arguments."""
         memory = [bound.args[place] if isinstance(place, int) else bound.kwargs[place] for place in bound.symbol.out]
         results = [proxy.name for proxy in pytree.proxies(bound.output)]
         return f"{', '.join(results)} = {', '.join(map(self.value, memory))}"
@@ -283,7 +283,7 @@ def _nested_target(output: Any, read: set[str]) -> str:
 
 
 def symbolic_expression(number: Any) -> str:
-    """A torch.SymInt, SymFloat or SymBool as a Python expression over its symbols."""
+    """Return a torch.SymInt, SymFloat or SymBool as a Python expression over its symbols."""
     return _sympy_printer.doprint(number.node.expr)
 
 
@@ -296,7 +296,7 @@ def _comment(bound: BoundSymbol) -> str:
 
 
 def in_words(proxy: Proxy) -> str:
-    """A value's metadata: `f32[2, 4]`, with the device where that is not the CPU."""
+    """Return a value's metadata: `f32[2, 4]`, with the device where that is not the CPU."""
     return repr(proxy).split(": ", 1)[1].removesuffix(" cpu") if isinstance(proxy, TensorProxy) else "number"
 
 
@@ -306,7 +306,7 @@ INSIDE = "    #   "  # begins the line of a call inside of another one
 def statements(
     writer: Writer, calls: Iterable[BoundSymbol], depth: int, shown: Callable[[BoundSymbol], bool] = lambda bound: False
 ) -> list[str]:
-    """The calls as lines of a function: the module and the user's line above each, its metadata beside it, and
+    """Return the calls as lines of a function: the module and the user's line above each, its metadata beside it, and
     `depth - 1` levels of its decomposition below, as comments. shown: whose decomposition has at least one level."""
     lines: list[str] = []
     last = ""
@@ -344,7 +344,7 @@ _sources: dict[str, Mapping[int, Sequence[Source]]] = {}  # of the generated fun
 
 
 def compile_function(name: str, code: Code) -> Callable:
-    """The function that the code defines. Tracebacks quote it as long as it lives."""
+    """Return the function that the code defines. Tracebacks quote it as long as it lives."""
     text = "\n".join([*code.lines, ""])
     path = f"<forge {name} {next(_compiled)}>"
     exec(compile(text, path, "exec"), code.scope)
@@ -370,8 +370,8 @@ _MOST_LINES = 8
 
 
 def place_of(error: BaseException) -> tuple[list[Source], str] | None:
-    """The places in the user's program of the generated call that an error came out of, several of a region's, and the
-    call itself; None where it came out of none."""
+    """Return the places in the user's program of the generated call that an error came out of, several of a region's,
+    and the call itself; None where it came out of none."""
     path, number = None, 0
     traceback = error.__traceback__
     while traceback is not None:
@@ -385,8 +385,8 @@ def place_of(error: BaseException) -> tuple[list[Source], str] | None:
 
 
 def note_place(error: BaseException) -> None:
-    """Adds a note to an error that came out of a generated function: the user's line, or those of a region's calls,
-    and the call as it is generated."""
+    """Add a note to an error that came out of a generated function: the user's line, or those of a region's calls, and
+    the call as it is generated."""
     found = place_of(error)
     if found is None:
         return
@@ -406,7 +406,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def counted(count: int, noun: str) -> str:
+def quantity(count: int, noun: str) -> str:
     """`1 graph`, `2 graphs`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 

@@ -74,7 +74,8 @@ def short_type(tensor: "TensorProxy | torch.Tensor") -> str:
 
 
 def hint_of(length: Dim) -> int:
-    """A length; of a symbolic one, what it was when the program was recorded, or a guess where values decide it."""
+    """Return a length; of a symbolic one, what it was when the program was recorded, or a guess where values decide
+    it."""
     if not isinstance(length, SYMBOLIC_TYPES):
         return length
     if length.node.hint is not None:
@@ -84,7 +85,8 @@ def hint_of(length: Dim) -> int:
 
 
 def strides_of(tensor: torch.Tensor) -> tuple[Dim, ...] | None:
-    """A tensor's strides; None where torch conjugates or negates it when it is read, so that its memory says little."""
+    """Return a tensor's strides; None where torch conjugates or negates it when it is read, so that its memory says
+    little."""
     return None if tensor.is_conj() or tensor.is_neg() else tuple(tensor.stride())
 
 
@@ -131,7 +133,7 @@ def _forward(name: str) -> "Callable[[TensorProxy, Any], TensorProxy]":
     return lambda a, b: _method(name)(a, b)
 
 
-def _reflected(name: str) -> "Callable[[TensorProxy, Any], TensorProxy]":
+def _reflect(name: str) -> "Callable[[TensorProxy, Any], TensorProxy]":
     return lambda a, b: _method(name)(b, a)
 
 
@@ -181,7 +183,7 @@ class TensorProxy(Proxy):
         return len(self._shape)
 
     def numel(self) -> Dim:
-        """The number of elements."""
+        """Return the number of elements."""
         count: Dim = 1
         for length in self._shape:
             count = count * length
@@ -195,7 +197,7 @@ class TensorProxy(Proxy):
         return len(self._shape)
 
     def size(self, dim: int | None = None) -> Any:
-        """The shape, or the length of `dim`."""
+        """Return the shape, or the length of `dim`."""
         return self._shape if dim is None else self._shape[dim]
 
     def is_floating_point(self) -> bool:
@@ -262,19 +264,19 @@ class TensorProxy(Proxy):
 
     __float__ = __int__ = __index__ = __complex__ = __array__ = item = tolist = numpy = _read
 
-    __add__, __radd__, __iadd__ = _forward("add"), _reflected("add"), _forward("iadd")
-    __sub__, __rsub__, __isub__ = _forward("sub"), _reflected("sub"), _forward("isub")
-    __mul__, __rmul__, __imul__ = _forward("mul"), _reflected("mul"), _forward("imul")
-    __truediv__, __rtruediv__, __itruediv__ = _forward("truediv"), _reflected("truediv"), _forward("itruediv")
-    __floordiv__, __rfloordiv__, __ifloordiv__ = _forward("floordiv"), _reflected("floordiv"), _forward("ifloordiv")
-    __mod__, __rmod__, __imod__ = _forward("mod"), _reflected("mod"), _forward("imod")
-    __pow__, __rpow__, __ipow__ = _forward("pow"), _reflected("pow"), _forward("ipow")
-    __matmul__, __rmatmul__, __imatmul__ = _forward("matmul"), _reflected("matmul"), _forward("imatmul")
-    __and__, __rand__, __iand__ = _forward("and_"), _reflected("and_"), _forward("iand")
-    __or__, __ror__, __ior__ = _forward("or_"), _reflected("or_"), _forward("ior")
-    __xor__, __rxor__, __ixor__ = _forward("xor"), _reflected("xor"), _forward("ixor")
-    __lshift__, __rlshift__, __ilshift__ = _forward("lshift"), _reflected("lshift"), _forward("ilshift")
-    __rshift__, __rrshift__, __irshift__ = _forward("rshift"), _reflected("rshift"), _forward("irshift")
+    __add__, __radd__, __iadd__ = _forward("add"), _reflect("add"), _forward("iadd")
+    __sub__, __rsub__, __isub__ = _forward("sub"), _reflect("sub"), _forward("isub")
+    __mul__, __rmul__, __imul__ = _forward("mul"), _reflect("mul"), _forward("imul")
+    __truediv__, __rtruediv__, __itruediv__ = _forward("truediv"), _reflect("truediv"), _forward("itruediv")
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _forward("floordiv"), _reflect("floordiv"), _forward("ifloordiv")
+    __mod__, __rmod__, __imod__ = _forward("mod"), _reflect("mod"), _forward("imod")
+    __pow__, __rpow__, __ipow__ = _forward("pow"), _reflect("pow"), _forward("ipow")
+    __matmul__, __rmatmul__, __imatmul__ = _forward("matmul"), _reflect("matmul"), _forward("imatmul")
+    __and__, __rand__, __iand__ = _forward("and_"), _reflect("and_"), _forward("iand")
+    __or__, __ror__, __ior__ = _forward("or_"), _reflect("or_"), _forward("ior")
+    __xor__, __rxor__, __ixor__ = _forward("xor"), _reflect("xor"), _forward("ixor")
+    __lshift__, __rlshift__, __ilshift__ = _forward("lshift"), _reflect("lshift"), _forward("ilshift")
+    __rshift__, __rrshift__, __irshift__ = _forward("rshift"), _reflect("rshift"), _forward("irshift")
 
     __eq__ = _forward("eq")  # type: ignore[assignment]  # elementwise, as torch's, where object's is a bool
     __ne__ = _forward("ne")  # type: ignore[assignment]  # so is this one
@@ -302,7 +304,7 @@ class TensorProxy(Proxy):
             where = "outside of a trace" if language is None else f"in {language.name}"
             of_torch = f": torch.Tensor.{name} is not traced" if hasattr(torch.Tensor, name) else ""
             raise AttributeError(f"a tensor proxy has no attribute '{name}' {where}{of_torch}")
-        return _Bound(method, self)
+        return _BoundMethod(method, self)
 
     @classmethod
     def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -313,7 +315,7 @@ class TensorProxy(Proxy):
         return language.call_torch_function(func, args, kwargs or {})
 
 
-class _Bound:
+class _BoundMethod:
     """A method of the current language bound to a proxy."""
 
     __slots__ = ("_method", "_self")

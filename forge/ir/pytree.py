@@ -26,7 +26,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same nest with `function` applied to every leaf that is not a plain literal."""
+    """Return the same nest with `function` applied to every leaf that is not a plain literal."""
     kind = type(tree)
     if kind in _ATOMS:
         return tree
@@ -47,7 +47,7 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def proxies(tree: Any) -> list[Proxy]:
-    """The proxies of a nest, in order, with repetitions."""
+    """Return the proxies of a nest, in order, with repetitions."""
     found: list[Proxy] = []
     _collect(tree, found)
     return found
@@ -70,17 +70,17 @@ def _collect(tree: Any, found: list) -> None:
 
 
 def rename(tree: Any, env: dict[str, Any]) -> Any:
-    """The same nest with every proxy whose name is in `env` replaced by its value there."""
+    """Return the same nest with every proxy whose name is in `env` replaced by its value there."""
     return tree_map(lambda leaf: env.get(leaf.name, leaf) if isinstance(leaf, Proxy) else leaf, tree)
 
 
 def tensors(tree: Any) -> list[TensorProxy]:
-    """The tensor proxies of a nest, in order, with repetitions."""
+    """Return the tensor proxies of a nest, in order, with repetitions."""
     return [proxy for proxy in proxies(tree) if isinstance(proxy, TensorProxy)]
 
 
 def names(tree: Any) -> list[str]:
-    """The names that a nest depends on: its proxies' and the free symbols of its symbolic numbers."""
+    """Return the names that a nest depends on: its proxies' and the free symbols of its symbolic numbers."""
     found: list[str] = []
     _collect_names(tree, found)
     return found
@@ -107,5 +107,5 @@ def _collect_names(tree: Any, found: list[str]) -> None:
 
 
 def free_symbols(number: Any) -> list[str]:
-    """The names of the symbols in a symbolic number's expression."""
+    """Return the names of the symbols in a symbolic number's expression."""
     return sorted(str(symbol) for symbol in number.node.expr.free_symbols)

@@ -12,15 +12,15 @@ class Recorder(Protocol):
     tags: frozenset[Any]
 
     def record(self, bound: Any) -> None:
-        """Appends a call to the innermost open scope."""
+        """Append a call to the innermost open scope."""
 
     def open_scope(self) -> list:
-        """Calls recorded until `close_scope` go into the list returned."""
+        """Open a scope and return its list: calls recorded until `close_scope` go there."""
 
     def close_scope(self) -> None: ...
 
     def tagged(self, tags: Iterable[Any]) -> AbstractContextManager[None]:
-        """The calls recorded inside carry exactly `tags`."""
+        """Have the calls recorded inside carry exactly `tags`."""
 
     @property
     def last_call(self) -> Any:
@@ -48,7 +48,7 @@ state = _State()
 
 
 def recorder() -> Recorder:
-    """What symbol calls record into. Raises RuntimeError outside of a trace."""
+    """Return what symbol calls record into. Raises RuntimeError outside of a trace."""
     if state.trace is None:
         raise RuntimeError("a forge symbol was called outside of a trace; use forge.trace(fn, *args) or forge.jit(fn)")
     return state.trace

@@ -20,7 +20,7 @@ def has_expanded_dim(strides: Iterable[Dim]) -> bool:
 
 
 def contiguous(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """The strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor."""
     strides: list[Dim] = []
     step: Dim = 1
     for length in reversed(shape):
@@ -34,12 +34,12 @@ reinterpreted = reinterpret_tensor
 
 
 def in_row_major(x: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy, in row-major order, whose memory holds its values."""
+    """Return the tensor, or a copy, in row-major order, whose memory holds its values."""
     return x.contiguous().resolve_conj().resolve_neg()
 
 
 def restrided(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with these strides, whose memory holds its values: itself where it is so."""
+    """Return the tensor with these strides, whose memory holds its values: itself where it is so."""
     if not (x.is_neg() or x.is_conj()):
         if x.stride() == strides:
             return x

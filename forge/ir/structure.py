@@ -12,11 +12,11 @@ from forge.ir.trace import Trace
 
 
 def structure(trace: Trace) -> tuple:
-    """Inputs with their metadata, calls with their arguments and the metadata of what they give, output, constants by
-    identity; neither where in the user's code a call stands nor what it calls itself, which its arguments decide.
-    Hashable unless the program names an object that is not."""
+    """Return, as a key, inputs with their metadata, calls with their arguments and the metadata of what they give,
+    output, constants by identity; neither where in the user's code a call stands nor what it calls itself, which its
+    arguments decide. Hashable unless the program names an object that is not."""
     return (
-        tuple([_declared(proxy) for proxy in trace.inputs]),
+        tuple([_with_metadata(proxy) for proxy in trace.inputs]),
         tuple([_call(bound) for bound in trace.bound_symbols]),
         key_of(trace.output),
         tuple([(name, id(value)) for name, value in trace.constants.items()]),
@@ -24,15 +24,15 @@ def structure(trace: Trace) -> tuple:
 
 
 def metadata_key(bound: BoundSymbol) -> tuple:
-    """What a call is, whatever its values are called: symbol, tags, arguments and the metadata of those that are
+    """Return what a call is, whatever its values are called: symbol, tags, arguments and the metadata of those that are
     proxies, by place, under torch's settings. Hashable unless an argument is not."""
     places: dict[str, int] = {}
 
-    def shown(proxy: Proxy) -> tuple:
-        return (places.setdefault(proxy.name, len(places)), _declared(proxy)[1:])
+    def by_place(proxy: Proxy) -> tuple:
+        return (places.setdefault(proxy.name, len(places)), _with_metadata(proxy)[1:])
 
     inside = tuple([sub.symbol for sub in bound.subsymbols])
-    given = [key_of(each, shown) for each in (bound.args, bound.kwargs)]
+    given = [key_of(each, by_place) for each in (bound.args, bound.kwargs)]
     return (*settings(), bound.symbol, bound.tags, inside, *given)
 
 
@@ -47,23 +47,23 @@ def _call(bound: BoundSymbol) -> tuple:
         bound.tags,
         *[key_of(each) for each in bound.args],
         key_of(bound.kwargs) if bound.kwargs else None,
-        key_of(bound.output, _declared),
+        key_of(bound.output, _with_metadata),
     )
 
 
-def _declared(proxy: Proxy) -> tuple:
+def _with_metadata(proxy: Proxy) -> tuple:
     if isinstance(proxy, TensorProxy):
         shape, strides = key_of(proxy.shape), key_of(proxy.strides)
         return (proxy.name, shape, proxy.dtype, proxy.device, proxy.requires_grad, strides)
     return (proxy.name, type(proxy))
 
 
-def _named(proxy: Proxy) -> tuple:
+def _by_name(proxy: Proxy) -> tuple:
     return (proxy.name,)
 
 
-def key_of(value: Any, shown: Callable[[Proxy], Any] = _named) -> Any:
-    """A value as a key: 1, 1.0 and True differ, as do 0.0 and -0.0; a symbolic number is its expression."""
+def key_of(value: Any, shown: Callable[[Proxy], Any] = _by_name) -> Any:
+    """Return a value as a key: 1, 1.0 and True differ, as do 0.0 and -0.0; a symbolic number is its expression."""
     kind = type(value)
     if kind is TensorProxy or isinstance(value, Proxy):
         return shown(value)

@@ -117,7 +117,7 @@ class Symbol:
         return output
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, with defaults."""
+        """Return the arguments of a call by name, with defaults."""
         bound = inspect.signature(self.definition).bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.arguments
@@ -193,15 +193,15 @@ class BoundSymbol:
         return self._names_out
 
     def reads(self, lengths: Collection[str]) -> list[str]:
-        """The inputs; of `lengths`, symbols of which shapes are made, also those that a call inside reads alone: they
-        come with the shape of what this call is given."""
+        """Return the inputs; of `lengths`, symbols of which shapes are made, also those that a call inside reads alone:
+        they come with the shape of what this call is given."""
         found = dict.fromkeys(self.inputs)
         for sub in self.subsymbols if lengths else ():
             found.update((name, None) for name in sub.reads(lengths) if name in lengths)
         return list(found)
 
     def replace(self, **changes: Any) -> "BoundSymbol":
-        """This call with some fields changed."""
+        """Return this call with some fields changed."""
         new = BoundSymbol(self.symbol, self.args, self.kwargs, self.output, self.subsymbols, self.source, self.tags)
         for field, value in changes.items():
             assert field in _FIELDS, f"a call has no {field}"
@@ -231,7 +231,7 @@ _FIELDS = frozenset({"symbol", "args", "kwargs", "output", "subsymbols", "source
 
 
 def substitute(bound: BoundSymbol, env: dict[str, Any]) -> BoundSymbol:
-    """The call with every proxy whose name is in `env` replaced by its value there, in subsymbols too."""
+    """Return the call with every proxy whose name is in `env` replaced by its value there, in subsymbols too."""
     if not env or not any(name in env for name in (*bound.inputs, *bound.outputs)):
         return bound  # what is inside reads only what the call is given
     return bound.replace(

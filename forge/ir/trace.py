@@ -64,7 +64,7 @@ class Trace:
     # recording
 
     def record(self, bound: BoundSymbol) -> None:
-        """Appends a call to the innermost open scope."""
+        """Append a call to the innermost open scope."""
         if bound.source is None:
             bound.source = self.source
         if self.tags:
@@ -81,7 +81,7 @@ class Trace:
             calls += bound.subsymbols
 
     def open_scope(self) -> list[BoundSymbol]:
-        """Calls recorded until `close_scope` go into the list returned."""
+        """Open a scope and return its list: calls recorded until `close_scope` go there."""
         scope: list[BoundSymbol] = []
         self._scopes.append(scope)
         return scope
@@ -101,7 +101,7 @@ class Trace:
 
     @contextmanager
     def collecting(self) -> Iterator[list[BoundSymbol]]:
-        """The calls recorded inside go into the list that it yields, and nowhere else."""
+        """Collect the calls recorded inside in the list that it yields, and nowhere else."""
         scope = self.open_scope()
         try:
             yield scope
@@ -110,7 +110,7 @@ class Trace:
 
     @contextmanager
     def tagged(self, tags: Iterable[Tag], source: Source | None = None) -> Iterator[None]:
-        """The calls recorded inside carry exactly `tags`, and stand at `source`."""
+        """Have the calls recorded inside carry exactly `tags`, and stand at `source`."""
         before = self.tags, self.source
         self.tags = frozenset(tags)
         self.source = source or self.source
@@ -120,7 +120,7 @@ class Trace:
             self.tags, self.source = before
 
     def fresh_name(self, hint: str = "t") -> str:
-        """A name that nothing in the trace has: `hint` itself for a user's name, else numbered."""
+        """Return a name that nothing in the trace has: `hint` itself for a user's name, else numbered."""
         if hint != "t" and hint not in self.names:
             self.names.add(hint)
             return hint
@@ -134,17 +134,17 @@ class Trace:
     def tensor(
         self, shape: Iterable[Dim], dtype: torch.dtype, device: torch.device, *, name: str = "t", **known: Any
     ) -> TensorProxy:
-        """A new tensor proxy of this trace."""
+        """Return a new tensor proxy of this trace."""
         return TensorProxy(self.fresh_name(name), tuple(shape), dtype, device, **known)
 
     def add_input(self, proxy: P) -> P:
-        """Declares an input whose name is already unique."""
+        """Declare an input whose name is already unique."""
         self.names.add(proxy.name)
         self.inputs.append(proxy)
         return proxy
 
     def add_constant(self, value: torch.Tensor, name: str = "constant") -> TensorProxy:
-        """A proxy for a tensor that the program reads and is not given; the same name for the same tensor."""
+        """Return a proxy for a tensor that the program reads and is not given; the same name for the same tensor."""
         for known, tensor in self.constants.items():
             if tensor is value:
                 return TensorProxy(known, tuple(value.shape), value.dtype, value.device, strides=tuple(value.stride()))
@@ -153,7 +153,7 @@ class Trace:
         return proxy
 
     def rename(self, proxy: Proxy, hint: str) -> None:
-        """Gives a proxy that was just made the user's name for it."""
+        """Give a proxy that was just made the user's name for it."""
         self.names.discard(proxy.name)
         proxy.name = self.fresh_name(hint)
 
@@ -168,7 +168,7 @@ class Trace:
         inputs: list[Proxy] | None = None,
         output: Any = ...,
     ) -> "Trace":
-        """A new trace with the same inputs, output, names and constants unless given."""
+        """Return a new trace with the same inputs, output, names and constants unless given."""
         new = Trace(name or self.name, stage=stage)
         new.inputs = list(self.inputs if inputs is None else inputs)
         new.output = self.output if output is ... else output
@@ -186,23 +186,29 @@ class Trace:
         return [proxy.name for proxy in self.inputs]
 
     @property
+    def differentiable_inputs(self) -> list[TensorProxy]:
+        """The inputs that require a gradient."""
+        return [each for each in self.inputs if isinstance(each, TensorProxy) and each.requires_grad]
+
+    @property
     def output_names(self) -> list[str]:
         return pytree.names(self.output)
 
     def show(self, depth: int = 1) -> str:
-        """The trace as Python, with `depth - 1` levels of each call's decomposition as comments; an edited one as it
-        was edited.
+        """Return the trace as Python, with `depth - 1` levels of each call's decomposition as comments; an edited one
+        as it was edited.
 
         It runs once every call is an executor's.
         """
-        return self.text or self._written(depth)[0]
+        return self.text or self._as_text(depth)[0]
 
     def as_file(self, shown: Callable[[BoundSymbol], bool]) -> tuple[str, dict[str, Any]]:
-        """The trace as Python that is the same in every process, and the objects that it reads, which have no name.
+        """Return the trace as Python that is the same in every process, and the objects that it reads, which have no
+        name.
 
         shown: which calls have those inside of them below, as comments.
         """
-        text, holders = self._written(1, shown)
+        text, holders = self._as_text(1, shown)
         scope = {}
         for i, holder in enumerate(holders):
             name = f"held_{i}"
@@ -212,7 +218,7 @@ class Trace:
             scope[name] = holder.value
         return text.replace("import forge.ir.printing\n", "") if "forge.ir.printing." not in text else text, scope
 
-    def _written(self, depth: int, shown: Callable[[BoundSymbol], bool] = lambda bound: False) -> tuple[str, list[Any]]:
+    def _as_text(self, depth: int, shown: Callable[[BoundSymbol], bool] = lambda bound: False) -> tuple[str, list[Any]]:
         writer = printing.Writer(flat=False, taken=self.names.union(self.input_names))
         writer.holders = self.held  # an object has the same number each time the trace is printed
         body = printing.statements(writer, self.bound_symbols, depth, shown)
@@ -221,22 +227,22 @@ class Trace:
         constants = [f"{name} = {writer.object(value, name)}" for name, value in named.items()]
         signature, unboxing = self._signature()
         metadata = ", ".join(repr(proxy) for proxy in self.inputs if isinstance(proxy, (TensorProxy, NumberProxy)))
-        head = [f"# {self.name}, {self.stage}: {printing.counted(len(self.bound_symbols), 'call')}"]
+        head = [f"# {self.name}, {self.stage}: {printing.quantity(len(self.bound_symbols), 'call')}"]
         head += sorted(f"import {module}" for module in writer.imports)
         text = "\n".join([*head, *constants, "", f"def {self.name}({signature}):  # {metadata}", *unboxing, *body, ""])
         return text, writer.holders
 
     def constant_proxy(self, name: str) -> TensorProxy:
-        """What stands for one of its constants in another trace, which is given it."""
+        """Return what stands for one of its constants in another trace, which is given it."""
         value = self.constants[name]
         return TensorProxy(name, tuple(value.shape), value.dtype, value.device)
 
     def python_callable(self) -> Callable:
-        """The program, compiled once. Every call must be an executor's (its symbol has an `op`)."""
+        """Return the program, compiled once. Every call must be an executor's (its symbol has an `op`)."""
         return printing.compile_function(self.name, self.python_source())
 
     def python_source(self) -> printing.Code:
-        """The function that runs."""
+        """Return the function that runs."""
         taken = {*self.input_names, *(name for bound in self.bound_symbols for name in bound.outputs)}
         writer = printing.Writer(flat=True, taken=taken)
         writer.globals.update(self._read_constants())
@@ -249,7 +255,7 @@ class Trace:
         for bound in self.bound_symbols:
             runs = bound.symbol.op is not None or bound.symbol in printing.STATEMENTS
             assert runs, f"{bound.symbol.id} was not claimed"
-            statements = [writer.call(bound)] if bound.symbol.fallback is None else writer.guarded(bound)
+            statements = [writer.call(bound)] if bound.symbol.fallback is None else writer.with_fallback(bound)
             found = printing.sources_of(bound)
             for statement in statements:
                 body.append(f"    {statement}")
@@ -258,7 +264,7 @@ class Trace:
         return printing.Code([f"def {self.name}({signature}):", *body], writer.globals, sources)
 
     def _signature(self) -> tuple[str, list[str]]:
-        """The function's parameters, and the lines that unpack them where they come in one list."""
+        """Return the function's parameters, and the lines that unpack them where they come in one list."""
         names = ", ".join(self.input_names)
         if not self.boxed:
             return names, []
@@ -276,13 +282,13 @@ class Trace:
 
 
 def current_trace() -> Trace:
-    """The trace that symbol calls record into. Raises RuntimeError outside of one."""
+    """Return the trace that symbol calls record into. Raises RuntimeError outside of one."""
     return recorder()  # type: ignore[return-value]  # a Trace is the one Recorder; state.py may not import it
 
 
 @contextmanager
 def outside_regions(when: bool = True) -> Iterator[None]:
-    """Calls recorded inside read values from memory, rounded to their dtype; nothing changes unless `when`.
+    """Have calls recorded inside read values from memory, rounded to their dtype; nothing changes unless `when`.
 
     Within a region a value may be in a wider dtype, or computed again with another rounding, so that it differs from
     what was made of it before.

@@ -61,7 +61,7 @@ def without_specialization(question: Callable, *args: Any, **kwargs: Any) -> Any
         _state.sizes = before
 
 
-def decided(condition: bool | torch.SymBool) -> bool:
+def decide(condition: bool | torch.SymBool) -> bool:
     """Return the truth of a condition on sizes where every run has the same, without a guard. Raises UnresolvedSymInt
     otherwise."""
     if isinstance(condition, bool):

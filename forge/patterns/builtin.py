@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from forge.patterns.reference import Pattern, pattern
 
 
-def _normalized(x: torch.Tensor, eps: float) -> torch.Tensor:
+def _normalize(x: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float()
     return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
 
@@ -24,19 +24,19 @@ def rms_norm(x, weight, eps: float):
 
     Shapes: x (..., H), weight (H,).
     """
-    return weight * _normalized(x, eps).to(x.dtype)
+    return weight * _normalize(x, eps).to(x.dtype)
 
 
 @pattern
 def rms_norm_wide(x, weight, eps: float):
     """OLMo, Helium, torch's own: scaled in float32, then back in x's dtype."""
-    return (weight * _normalized(x, eps)).to(x.dtype)
+    return (weight * _normalize(x, eps)).to(x.dtype)
 
 
 @pattern
 def rms_norm_gemma(x, weight, eps: float):
     """Gemma: scaled by 1 + weight in float32, then back in x's dtype."""
-    return (_normalized(x, eps) * (1.0 + weight.float())).to(x.dtype)
+    return (_normalize(x, eps) * (1.0 + weight.float())).to(x.dtype)
 
 
 def _after_residual(name: str, norm: Pattern) -> Pattern:
@@ -109,7 +109,7 @@ def rotary_pairs(x, cos, sin):
 
 @pattern
 def gelu_tanh(x):
-    """The tanh-approximated gelu written out (GPT-2's "gelu_new"). Opt-in."""
+    """Return the tanh-approximated gelu written out (GPT-2's "gelu_new"). Opt-in."""
     return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
@@ -167,7 +167,7 @@ def swiglu_clamped(gate, up, limit: float, alpha: float):
 
 @pattern
 def causal_lm_loss(logits, labels: torch.LongTensor, ignore_index: int):
-    """The mean cross entropy, in float32, of each position's logits with the next position's label.
+    """Return the mean cross entropy, in float32, of each position's logits with the next position's label.
 
     Shapes: logits (..., S, V), labels (..., S), out (). The last position counts as `ignore_index`.
     """
@@ -202,7 +202,7 @@ OPT_IN: tuple[Pattern, ...] = (rotary_pair, gelu_tanh, silu_and_mul, gelu_and_mu
 
 
 def by_name(name: str) -> Pattern:
-    """A shipped pattern. Raises KeyError naming the ones there are."""
+    """Return a shipped pattern. Raises KeyError naming the ones there are."""
     known = {each.name: each for each in (*ALL, *OPT_IN)}
     if name not in known:
         raise KeyError(f"no shipped pattern is called {name!r}; there are {', '.join(sorted(known))}")

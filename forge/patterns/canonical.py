@@ -8,6 +8,7 @@ programs, never to run them.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from forge import prims
@@ -34,6 +35,7 @@ _IDENTITIES = frozenset(prim.id for prim in (prims.clone, prims.contiguous))
 CAST, BROADCAST, RESHAPE = prims.convert_element_type.id, prims.broadcast_in_dim.id, prims.reshape.id
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """One value: the prim that computes it, from other nodes and literals; `proxy` has its metadata.
 
@@ -41,17 +43,12 @@ class Node:
     the output's number where a prim has several, `tags` the tags of its call that change what the value means.
     """
 
-    __slots__ = ("args", "id", "index", "key", "proxy", "tags")
-
-    def __init__(
-        self, id: str, args: tuple, proxy: TensorProxy, key: Any, index: int = 0, tags: frozenset[Tag] = NO_TAGS
-    ) -> None:
-        self.id = id
-        self.args = args
-        self.proxy = proxy
-        self.key = key
-        self.index = index
-        self.tags = tags
+    id: str
+    args: tuple
+    proxy: TensorProxy
+    key: Any
+    index: int = 0
+    tags: frozenset[Tag] = NO_TAGS
 
     def __repr__(self) -> str:
         return f"{self.proxy.name} = {self.id}{self.args}"
@@ -81,7 +78,7 @@ class Canonical:
             self.show(bound)
 
     def add_input(self, proxy: Proxy) -> None:
-        """A value that the program is given."""
+        """Add a value that the program is given."""
         if isinstance(proxy, TensorProxy):
             node = self._intern("input", (proxy.name,), proxy, tags=self._input_tags)
             self.node_of[proxy.name] = node
@@ -94,8 +91,8 @@ class Canonical:
         outputs: Iterable[str],
         tags: frozenset[Tag] = NO_TAGS,
     ) -> list[Node]:
-        """The nodes that another program's outputs would be here, its inputs being these nodes and its calls carrying
-        these tags: the very nodes of this program where it computes the same."""
+        """Return the nodes that another program's outputs would be here, its inputs being these nodes and its calls
+        carrying these tags: the very nodes of this program where it computes the same."""
         outer = self.node_of
         self.node_of, self._tags = dict(inputs), tags
         try:
@@ -106,7 +103,7 @@ class Canonical:
             self.node_of, self._tags = outer, NO_TAGS
 
     def show(self, bound: BoundSymbol) -> None:
-        """Makes a call's results visible: what stands in the program itself, not inside a composite."""
+        """Make a call's results visible: what stands in the program itself, not inside a composite."""
         for proxy in tensors(bound.output):
             node = self.node_of[proxy.name]
             shown = self.visible.setdefault(id(node), [])
@@ -115,7 +112,7 @@ class Canonical:
 
     def same_elements(self, node: Node) -> list[Node]:
         """Every shape of a value that the program has made so far; as it was computed comes last."""
-        base = unshaped(node)
+        base = before_reshapes(node)
         return [*self._reshaped.get(id(base), ()), base]
 
     def _flatten(self, bound: BoundSymbol) -> None:
@@ -170,7 +167,7 @@ class Canonical:
 
 
 def canonical(trace: Trace) -> Canonical:
-    """The normal form of a recorded trace."""
+    """Return the normal form of a recorded trace."""
     return Canonical(trace.inputs, trace.bound_symbols)
 
 
@@ -193,7 +190,7 @@ def _is_number(value: Any, wanted: float) -> bool:
 
 
 def _simplify(id: str, args: tuple, proxy: TensorProxy) -> "Node | tuple[str, tuple]":
-    """The node that a call is equal to, or its id and arguments in normal form."""
+    """Return the node that a call is equal to, or its id and arguments in normal form."""
     if id in _IDENTITIES:
         return args[0]
     rewrite = _REWRITES.get(id)
@@ -276,13 +273,13 @@ _REWRITES = {
 }
 
 
-def unshaped(node: Node) -> Node:
-    """What a reshape is of; any other node itself."""
+def before_reshapes(node: Node) -> Node:
+    """Return what a reshape is of; any other node itself."""
     return node.args[0] if node.id == RESHAPE else node
 
 
 def relative_args(node: Node) -> tuple:
-    """The node's arguments with dims counted from the back, so that ranks do not matter."""
+    """Return the node's arguments with dims counted from the back, so that ranks do not matter."""
     if node.id == prims.pad.id:
         return _padding(node)
     where = _DIM_ARGUMENTS.get(node.id)
@@ -297,7 +294,7 @@ def relative_args(node: Node) -> tuple:
 
 
 def _padding(node: Node) -> tuple:
-    """The padding without the leading dims that have none."""
+    """Return the padding without the leading dims that have none."""
     x, padding, *rest = node.args
     first = next((i for i, sides in enumerate(padding) if tuple(sides) != (0, 0)), len(padding))
     return x, padding[first:], *rest

@@ -6,30 +6,27 @@ program's normal form: it is the same value there, or no match.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from forge.ir import NUMBER_TYPES, TensorProxy, Trace
-from forge.patterns.canonical import COMMUTATIVE, RESHAPE, Canonical, Node, relative_args, unshaped
+from forge.patterns.canonical import COMMUTATIVE, RESHAPE, Canonical, Node, before_reshapes, relative_args
 from forge.patterns.reference import TRANSPARENT, Pattern, Scalar, Skeleton, Wild
 
 
-class Match:
+class Match(NamedTuple):
     """One site: the pattern, what its parameters stand for, and the names of the values that it computes."""
 
-    def __init__(
-        self, pattern: Pattern, binding: dict[str, Any], outputs: list[TensorProxy], covered: set[int]
-    ) -> None:
-        self.pattern = pattern
-        self.binding = binding
-        self.outputs = outputs
-        self.covered = covered
+    pattern: Pattern
+    binding: dict[str, Any]
+    outputs: list[TensorProxy]
+    covered: set[int]
 
     def __repr__(self) -> str:
         return f"<match of {self.pattern.name} at {', '.join(proxy.name for proxy in self.outputs)}>"
 
 
 def find_matches(trace: Trace, patterns: Sequence[Pattern]) -> list[Match]:
-    """The sites of `patterns` in a trace, in program order; an earlier pattern goes before a later one.
+    """Return the sites of `patterns` in a trace, in program order; an earlier pattern goes before a later one.
 
     Two sites do not share a computation (casts and broadcasts apart).
     """
@@ -66,7 +63,8 @@ class _Sites:
             self.order[name] = self._places[id(node)] = place
 
     def before(self, root: Node, part: Skeleton) -> list[Node]:
-        """What another output than the root may be: of the values before it that no site has, from the last on."""
+        """Yield what another output than the root may be: of the values before it that no site has, from the last
+        on."""
         possible = self._possible.get(id(part))
         if possible is None:
             nodes = [node for _, node in self.by_prim.get(part.id, ())]
@@ -113,26 +111,26 @@ def _match_at(pattern: Pattern, root: Node, graph: Canonical, sites: _Sites) -> 
         }
         bound = {name: value for name, value in binding.items() if isinstance(value, Node)}
         graph.favoured.update((name, id(value)) for name, value in bound.items())
-        leaves = {id(each) for value in bound.values() for each in (value, unshaped(value))}
-        return Match(pattern, stand_ins, shown, _covered(nodes, leaves, graph))
+        leaves = {id(each) for value in bound.values() for each in (value, before_reshapes(value))}
+        return Match(pattern, stand_ins, shown, _computations(nodes, leaves, graph))
     return None
 
 
 def _bindings(pattern: Pattern, root: Node, graph: Canonical, sites: _Sites) -> Iterator[dict[str, Any]]:
-    """What the parameters may stand for where the root is the last output, and values before it those others that it
-    does not contain: of queries and keys, neither is computed from the other."""
+    """Yield what the parameters may stand for where the root is the last output, and values before it are the others:
+    of queries and keys, neither is computed from the other."""
 
-    def completed(binding: dict[str, Any], parts: list[Skeleton]) -> Iterator[dict[str, Any]]:
+    def complete(binding: dict[str, Any], parts: list[Skeleton]) -> Iterator[dict[str, Any]]:
         apart = next((part for part in parts if not part.parameters <= binding.keys()), None)
         if apart is None:
             yield binding
             return
         for node in sites.before(root, apart):
             for larger in _unify(apart, node, binding, graph):
-                yield from completed(larger, parts)
+                yield from complete(larger, parts)
 
     for binding in _unify(pattern.skeleton[-1], root, {}, graph):
-        yield from completed(binding, pattern.skeleton[:-1])
+        yield from complete(binding, pattern.skeleton[:-1])
 
 
 def _unify(part: Any, node: Any, binding: dict[str, Any], graph: Canonical) -> Iterator[dict[str, Any]]:
@@ -171,8 +169,8 @@ def _unify_all(parts: tuple, nodes: tuple, binding: dict[str, Any], graph: Canon
 
 
 def _bind(name: str, node: Node, binding: dict[str, Any], graph: Canonical) -> Iterator[dict[str, Any]]:
-    """A parameter may stand for a node, or for what was cast or broadcast to it: first for what it stood for elsewhere
-    (all layers share their cosines), then for the innermost."""
+    """Bind a parameter to a node, or to what was cast or broadcast to it: first to what it stood for elsewhere (all
+    layers share their cosines), then to the innermost."""
     candidates = [node]
     while node.id in TRANSPARENT:
         candidates += graph.between.get(id(node), ())
@@ -185,8 +183,8 @@ def _bind(name: str, node: Node, binding: dict[str, Any], graph: Canonical) -> I
             yield {**binding, name: candidate}
 
 
-def _covered(outputs: list[Node], leaves: set[int], graph: Canonical) -> set[int]:
-    """The computations of a site, without those that merely cast or broadcast."""
+def _computations(outputs: list[Node], leaves: set[int], graph: Canonical) -> set[int]:
+    """Return the computations of a site, without those that merely cast or broadcast."""
     found: set[int] = set()
     stack: list[Any] = list(outputs)
     while stack:

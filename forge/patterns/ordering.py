@@ -6,7 +6,7 @@ from forge.ir import BoundSymbol, Tag
 
 
 def in_order(calls: Iterable[BoundSymbol], given: Iterable[str]) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
-    """(the calls, moved back no further than to where their inputs are there; those whose inputs never are).
+    """Return (the calls, moved back no further than to where their inputs are there; those whose inputs never are).
 
     Nothing passes a call with an effect, and random calls keep their order.
     """

@@ -17,7 +17,7 @@ import torch
 
 from forge import torchlang
 from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, check, recording, speaking
-from forge.ir.bounded import Bounded
+from forge.ir.bounded import BoundedDict
 from forge.ir.pytree import tensors
 from forge.patterns.canonical import BROADCAST, CAST, Canonical, Node, relative_args
 
@@ -94,14 +94,14 @@ class Pattern:
         self.symbol.__doc__ = reference.__doc__
         self.skeleton = self._trace_skeleton()
         self.size = _count(self.skeleton)
-        self._exact: dict[tuple, tuple[list[str], list[BoundSymbol], list[str]] | None] = Bounded(256)
+        self._exact: dict[tuple, tuple[list[str], list[BoundSymbol], list[str]] | None] = BoundedDict(256)
 
     def __reduce__(self) -> tuple:
         """Pickled as what it is made of."""
         return Pattern, (self.reference, self.name)
 
     def __call__(self, *args: Any) -> Any:
-        """The reference's results on tensors; while a program is recorded, a call of the symbol."""
+        """Return the reference's results on tensors; while a program is recorded, a call of the symbol."""
         return (self.symbol if tensors(args) else self.reference)(*args)
 
     def _body(self, *args: Any) -> Any:
@@ -109,7 +109,7 @@ class Pattern:
             return self.reference(*args)
 
     def _trace(self, metadata: dict[str, Any]) -> tuple[list[str], list[BoundSymbol], list[str]]:
-        """(inputs, calls, outputs) of the reference on tensors (shape, dtype, device) and numbers."""
+        """Return (inputs, calls, outputs) of the reference on tensors (shape, dtype, device) and numbers."""
         trace = Trace(self.name)
         arguments = []
         with recording(trace, torchlang.language):
@@ -140,7 +140,7 @@ class Pattern:
         return [_merge(a, b, values, memo) for a, b in zip(*roots, strict=True)]
 
     def _stand_ins(self, trial: int, *, alike: bool) -> dict[str, Any]:
-        """What the skeleton is traced with: tensors of one shape (`alike`), or that broadcast to the first."""
+        """Return what the skeleton is traced with: tensors of one shape (`alike`), or that broadcast to the first."""
         numbers = {kind: iter(values[trial]) for kind, values in _SCALARS.items()}
         metadata: dict[str, Any] = {}
         for name, kind in self.annotations.items():
@@ -154,7 +154,7 @@ class Pattern:
         return metadata
 
     def exact(self, binding: dict[str, Any], graph: Canonical) -> tuple[list[str], list[BoundSymbol], list[str]] | None:
-        """The reference traced on what a binding stands for; None where it does not take that.
+        """Return the reference traced on what a binding stands for; None where it does not take that.
 
         Kept by its metadata: for this program alone where lengths are symbols of it.
         """
@@ -189,7 +189,7 @@ def pattern(reference: Callable) -> Pattern:
 
 
 def _merge(a: Any, b: Any, scalars: dict[str, tuple], memo: dict[int, Skeleton]) -> Any:
-    """The skeleton of two traces of one reference: what differs between them is a number parameter or wild."""
+    """Return the skeleton of two traces of one reference: what differs between them is a number parameter or wild."""
     if isinstance(a, Node):
         while a.id in TRANSPARENT:
             a, b = a.args[0], b.args[0]
@@ -209,7 +209,7 @@ def _merge(a: Any, b: Any, scalars: dict[str, tuple], memo: dict[int, Skeleton])
 
 
 def _parameters(part: Any) -> frozenset[str]:
-    """The names of the parameters in a part of a skeleton."""
+    """Return the names of the parameters in a part of a skeleton."""
     if isinstance(part, tuple):
         return frozenset().union(*map(_parameters, part))
     if isinstance(part, Skeleton):
@@ -218,7 +218,7 @@ def _parameters(part: Any) -> frozenset[str]:
 
 
 def _count(part: Any) -> int:
-    """The number of prims in a skeleton."""
+    """Return the number of prims in a skeleton."""
     if isinstance(part, Skeleton):
         return (part.parameter is None) + sum(map(_count, part.args))
     return sum(map(_count, part)) if isinstance(part, (tuple, list)) else 0

@@ -12,10 +12,10 @@ from forge.transforms.dce import live_calls
 
 
 def replace_patterns(trace: Trace, patterns: Sequence[Pattern]) -> tuple[Trace, list[Match]]:
-    """The trace with every site of `patterns` one call of the pattern's symbol, and the sites."""
+    """Return the trace with every site of `patterns` one call of the pattern's symbol, and the sites."""
     matches = find_matches(trace, patterns)
     while matches:
-        new, places = _replaced(trace, matches)
+        new, places = _replace(trace, matches)
         ordered, stuck = in_order(new.bound_symbols, [*trace.input_names, *trace.constants])
         if not stuck:
             new.bound_symbols[:] = live_calls(ordered, new.output_names)
@@ -26,8 +26,9 @@ def replace_patterns(trace: Trace, patterns: Sequence[Pattern]) -> tuple[Trace, 
     return trace, []
 
 
-def _replaced(trace: Trace, matches: list[Match]) -> tuple[Trace, dict[str, Match]]:
-    """The trace with each match in place of its first output's call, and which that is; perhaps before its inputs."""
+def _replace(trace: Trace, matches: list[Match]) -> tuple[Trace, dict[str, Match]]:
+    """Return the trace with each match in place of its first output's call, and which that is; perhaps before its
+    inputs."""
     places = {match.outputs[0].name: match for match in matches}
     made = {proxy.name for match in matches for proxy in match.outputs}
     new = trace.derive("patterns")

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from forge.ir import check
-from forge.ir.bounded import Bounded
-from forge.ir.interpreter import unconverted
+from forge.ir.bounded import BoundedDict
+from forge.ir.interpreter import skip_dynamo
 from forge.ir.locks import new_lock
 from forge.ir.printing import note_place, qualified_name
 from forge.ir.unresolved import specialize_sizes
@@ -81,7 +81,7 @@ class LazyBackward:
         self.ready = dict(ready)
         self._compile = compile
         self._numbers = numbers
-        self._for_sizes = Bounded(_SIZES)
+        self._for_sizes = BoundedDict(_SIZES)
         self._lock = new_lock()
 
     def get(self, key: tuple, sizes: Sequence[Any]) -> Any:
@@ -121,7 +121,7 @@ class DifferentiableCall:
 
         class ForgeFunction(torch.autograd.Function):
             @staticmethod
-            @unconverted
+            @skip_dynamo
             def forward(ctx: Any, *inputs: Any) -> Any:
                 if mutated:
                     ctx.copies = _copy(inputs, mutated)
@@ -140,7 +140,7 @@ class DifferentiableCall:
                 return outputs
 
             @staticmethod
-            @unconverted
+            @skip_dynamo
             def backward(ctx: Any, *gradients: Any) -> Any:
                 try:
                     if autocast_mode.is_enabled():
@@ -236,13 +236,13 @@ class DifferentiableCall:
 
         class First(function):
             @staticmethod
-            @unconverted
+            @skip_dynamo
             def forward(ctx: Any, shared: _Parts, token: torch.Tensor, inputs: tuple, *own: torch.Tensor) -> Any:
                 ctx.shared = shared
                 return super(First, First).forward(ctx, *inputs)
 
             @staticmethod
-            @unconverted
+            @skip_dynamo
             def backward(ctx: Any, *gradients: Any) -> Any:
                 found = super(First, First).backward(ctx, *gradients)
                 whole = isinstance(found, tuple)  # without a generator: under create_graph=True, say
@@ -292,7 +292,7 @@ class _BucketEnd(torch.autograd.Function):
     """A part of a backward that comes after others. Its result is there for autograd's order alone."""
 
     @staticmethod
-    @unconverted
+    @skip_dynamo
     def forward(ctx: Any, shared: _Parts, token: torch.Tensor | None, *inputs: torch.Tensor) -> torch.Tensor:
         ctx.shared = shared
         ctx.count = len(inputs)
@@ -300,7 +300,7 @@ class _BucketEnd(torch.autograd.Function):
         return inputs[0].new_empty(0)
 
     @staticmethod
-    @unconverted
+    @skip_dynamo
     def backward(ctx: Any, gradient: Any) -> Any:
         return None, None, *ctx.shared.take(ctx.count)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from forge.ir.bounded import Bounded
+from forge.ir.bounded import BoundedDict
 from forge.ir.checks import in_one_line
 from forge.torch_internals.tensors import storage_Use_Count
 
@@ -168,7 +168,7 @@ class Graph:
         self._function = function
         self._pool = pool
         self._kept = kept
-        self._calls = Bounded(256)  # by signature, of those that no recording served
+        self._calls = BoundedDict(256)  # by signature, of those that no recording served
         self._last: list[int | None] = []
         self._moves: list[int] = []
         self._recorded: list[_Recording] = []

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from forge.ir.interpreter import unconverted
+from forge.ir.interpreter import skip_dynamo
 from forge.ir.locks import new_lock
 from forge.ir.strides import restrided
 from forge.runtime.parameter_aliases import changed_parameters, open_aliases, unwatch, watch
@@ -107,7 +107,7 @@ class FoldedWeights:
         for hook in () if state is None else state.hooks:
             hook.remove()
 
-    @unconverted
+    @skip_dynamo
     def _compute(self, weights: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         with self._lock:
             with _folded_lock:
@@ -188,7 +188,7 @@ def _drop(folded: "weakref.ref[FoldedWeights]", key: tuple[int, ...], _: Any) ->
         owner.drop(key)
 
 
-@unconverted
+@skip_dynamo
 def _drop_changed(weights: Collection[int]) -> None:
     """Drop what was computed of those of these weights to which an alias wrote, as far as it is noticed."""
     _drop_all(changed_parameters(weights))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from forge.ir.interpreter import unconverted
+from forge.ir.interpreter import skip_dynamo
 from forge.runtime.buckets import bucket_bytes, bucket_bytes_at
 from forge.torch_internals.autograd import (
     enter_inference_mode,
@@ -29,10 +29,10 @@ from forge.torchlang import autocast_mode
 
 
 def dynamo_disable(function: Callable) -> Callable:
-    """Mark a function as `unconverted` does, and break a graph that calls it."""
+    """Mark a function as `skip_dynamo` does, and break a graph that calls it."""
     reason = f"forge.{function.__name__} runs between graphs"
     vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
-    return unconverted(function)
+    return skip_dynamo(function)
 
 
 @contextmanager

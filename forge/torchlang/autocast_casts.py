@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from forge.ir import TensorProxy
-from forge.ir.bounded import Bounded
+from forge.ir.bounded import BoundedDict
 from forge.ir.pytree import leaves, tree_map
 from forge.prims.recurrent import KINDS
 from forge.torch_internals.dispatch import TorchDispatchMode
@@ -66,7 +66,7 @@ _WAYS: dict[str, Callable[[Any, torch.dtype], torch.dtype]] = {
     "float32": lambda tensor, widest: torch.float32,
     "widest": lambda tensor, widest: widest,
 }
-_known: dict[Any, str | None] = Bounded(4096)
+_known: dict[Any, str | None] = BoundedDict(4096)
 
 
 class ReachesInside(NotImplementedError):

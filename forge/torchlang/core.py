@@ -330,7 +330,7 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
         if inplace:
             return _call_inplace(entry, args, kwargs, memory)
         output = _call(entry, args, kwargs, memory, aliased)
-        memory.made(output)
+        memory.note_mode(output)
         return output
 
 

@@ -19,7 +19,7 @@ ATTENTION = torchlang.symbol_of(torch.nn.functional.scaled_dot_product_attention
 
 
 def attention_masks(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]]) -> Trace:
-    """The trace with attention calls that need no mask given none; `run` computes the masks.
+    """Return the trace with attention calls that need no mask given none; `run` computes the masks.
 
     Calls with dropout keep theirs: another kernel of torch's draws other values.
     """
@@ -64,7 +64,7 @@ def _kinds(trace: Trace, masks: dict[str, Any], run: Callable[[Trace], tuple[tor
 
 
 def _kind(mask: torch.Tensor) -> str | None:
-    """What a mask lets take part: all, or for each row the columns up to its own."""
+    """Return what a mask lets take part: all, or for each row the columns up to its own."""
     mask = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride()[:-2])]
     taking_part = mask if mask.dtype == torch.bool else mask == 0
     if mask.dtype != torch.bool and not bool((taking_part | (mask == float("-inf"))).all()):

@@ -33,8 +33,8 @@ def channels_last(
     plain: Callable[[BoundSymbol], bool] = lambda bound: True,
     device: str = "cuda",
 ) -> Trace:
-    """The trace with its convolutions in two dims computed in torch.channels_last, where that is worth it: most of them
-    have many channels, and none has groups.
+    """Return the trace with its convolutions in two dims computed in torch.channels_last, where that is worth it: most
+    of them have many channels, and none has groups.
 
     strides: those that torch gives the values of a trace, by name. plain: whether a call runs as torch runs it: with
     one for which the user named another kernel, or one that may ask for strides, the trace stays as it is.
@@ -50,7 +50,7 @@ def channels_last(
         in_eager = strides(trace)
         if not all(_is_contiguous(proxy, in_eager.get(name)) for name, proxy in restored.items()):
             return trace
-    return _rewritten(trace, restored)
+    return _rewrite(trace, restored)
 
 
 def _pays(found: list[BoundSymbol], device: str) -> bool:
@@ -67,7 +67,7 @@ def _pays(found: list[BoundSymbol], device: str) -> bool:
 
 
 def _laid_out_otherwise(trace: Trace) -> set[str]:
-    """The values whose strides may be others once convolutions' are."""
+    """Return the values whose strides may be others once convolutions' are."""
     names: set[str] = set()
     for bound in trace.bound_symbols:
         follows = bound.symbol not in _LINEAR and not names.isdisjoint(bound.inputs)
@@ -87,14 +87,14 @@ def _is_contiguous(proxy: TensorProxy, strides: tuple[Dim, ...] | None) -> bool:
     return True
 
 
-def _rewritten(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:
-    """What the caller sees keeps its name."""
+def _rewrite(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:
+    """Rewrite a call; a result that the caller sees keeps its name."""
     new = trace.derive("channels last")
     images = {name: new.tensor(proxy.shape, proxy.dtype, proxy.device) for name, proxy in restored.items()}
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             bound = substitute(bound, images)
-            new.record(_converted(new, bound) if bound.symbol in CONVOLUTIONS else bound)
+            new.record(_convert(new, bound) if bound.symbol in CONVOLUTIONS else bound)
         for name, proxy in restored.items():
             with new.collecting() as recorded:
                 seen = _CONTIGUOUS(images[name])
@@ -103,8 +103,8 @@ def _rewritten(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:
     return new
 
 
-def _converted(new: Trace, bound: BoundSymbol) -> BoundSymbol:
-    """The call on images, the calls that lay them out before it."""
+def _convert(new: Trace, bound: BoundSymbol) -> BoundSymbol:
+    """Return the call on images, the calls that lay them out before it."""
     given = bound.symbol.bind(bound.args, bound.kwargs)
     with new.tagged(bound.tags, bound.source):
         images = {

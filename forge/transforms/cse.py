@@ -56,7 +56,7 @@ def argument_key(value: Any) -> Any:
 
 
 def cse(trace: Trace) -> Trace:
-    """The trace with each value computed once. Outputs of the trace keep memory of their own."""
+    """Return the trace with each value computed once. Outputs of the trace keep memory of their own."""
     calls, renamed = merge_calls(trace.bound_symbols, protected=set(trace.output_names))
     return trace.derive("cse", calls, output=rename(trace.output, renamed))
 
@@ -64,7 +64,7 @@ def cse(trace: Trace) -> Trace:
 def merge_calls(
     calls: list[BoundSymbol], *, protected: set[str], seen: dict[tuple, BoundSymbol] | None = None
 ) -> tuple[list[BoundSymbol], dict[str, Proxy]]:
-    """The calls without repetitions, and what the dropped names became.
+    """Return the calls without repetitions, and what the dropped names became.
 
     `protected` names are never replaced by another's value nor stand in for one. `seen` holds calls made before.
     """

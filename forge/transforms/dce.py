@@ -1,6 +1,6 @@
 """Dead code elimination."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from forge.ir import BoundSymbol, NumberProxy, Tag, Trace
 from forge.ir.pytree import names, tensors
@@ -8,9 +8,9 @@ from forge.ir.pytree import names, tensors
 KEPT = frozenset({Tag.EFFECT, Tag.RANDOM})
 
 
-def live_calls(calls: list[BoundSymbol], needed: Iterable[str]) -> list[BoundSymbol]:
-    """The calls that `needed` names depend on, and those with effects, in order. A number that a call reads from a
-    tensor is needed where a length is made of it: a backward may ask for that."""
+def live_calls(calls: Sequence[BoundSymbol], needed: Iterable[str]) -> list[BoundSymbol]:
+    """Return the calls that `needed` names depend on, and those with effects, in order. A number that a call reads from
+    a tensor is needed where a length is made of it: a backward may ask for that."""
     wanted = set(needed)
     numbers = {bound.output.name for bound in calls if isinstance(bound.output, NumberProxy)}
     kept = []
@@ -25,5 +25,5 @@ def live_calls(calls: list[BoundSymbol], needed: Iterable[str]) -> list[BoundSym
 
 
 def dce(trace: Trace) -> Trace:
-    """The trace without calls whose results nobody reads. Random calls stay: they move the generator."""
+    """Return the trace without calls whose results nobody reads. Random calls stay: they move the generator."""
     return trace.derive("dce", live_calls(trace.bound_symbols, trace.output_names))

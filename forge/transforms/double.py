@@ -25,7 +25,7 @@ _redraws: dict[Symbol, Callable] = {}
 
 
 def register_redraw(symbol: Symbol) -> Callable[[Callable], Callable]:
-    """Declares what a random call through which gradients flow gives, from what it drew.
+    """Declare what a random call through which gradients flow gives, from what it drew.
 
     The decorated function is called with the call's output, of which only tensors that are not floating point are
     known, and its arguments; it returns the output.
@@ -39,7 +39,7 @@ def register_redraw(symbol: Symbol) -> Callable[[Callable], Callable]:
     return register
 
 
-class Given:
+class GivenCall:
     """A call that runs once, in the forward, and what of its output a differentiable backward is given.
 
     values: None where its result depends on its arguments in a way that is not known.
@@ -60,12 +60,12 @@ def _floating(proxy: Proxy) -> bool:
     return isinstance(proxy, TensorProxy) and (proxy.dtype.is_floating_point or proxy.dtype.is_complex)
 
 
-def given_calls(joint: Joint, repeated: Collection[str] = ()) -> list[Given]:
-    """The calls of a forward that must not run again, in order: random ones, and opaque ones without a gradient.
+def given_calls(joint: Joint, repeated: Collection[str] = ()) -> list[GivenCall]:
+    """Return the calls of a forward that must not run again, in order: random ones, and opaque ones without a gradient.
 
     repeated: names of results of opaque calls that do run again.
     """
-    return [Given(bound, joint.active) for bound in _run_once(joint.forward.bound_symbols, repeated)]
+    return [GivenCall(bound, joint.active) for bound in _run_once(joint.forward.bound_symbols, repeated)]
 
 
 def _run_once(calls: Iterable[BoundSymbol], repeated: Collection[str]) -> Iterator[BoundSymbol]:
@@ -97,11 +97,11 @@ def differentiable_backward(
     wanted: Sequence[str],
     seeds: dict[str, TensorProxy],
     choose: Choose,
-    given: Sequence[Given],
+    given: Sequence[GivenCall],
     unreached: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Trace:
-    """The backward of `trace` as a program: inputs are the trace's, the values of `given`, and the gradients of outputs
-    (`seeds`, by the output's name); its output holds None for an input that no gradient reaches.
+    """Return the backward of `trace` as a program: inputs are the trace's, the values of `given`, and the gradients of
+    outputs (`seeds`, by the output's name); its output holds None for an input that no gradient reaches.
 
     choose: the executors' choices, which hold for random calls. given: those of the forward that ran. unreached: by the
     names of results of opaque calls, which of the gradients that they give are None.
@@ -143,7 +143,7 @@ def differentiable_backward(
 
 
 def _unreached_gradients(joint: Joint, unreached: Mapping[str, Sequence[int]]) -> Iterator[str]:
-    """The names of what an opaque call's backward gives in the place of None."""
+    """Yield the names of what an opaque call's backward gives in the place of None."""
     for run in joint.runs:
         places = {place for output, _ in run.gets for place in unreached.get(output.name, ())}
         for bound in run.calls:
@@ -154,7 +154,7 @@ def _unreached_gradients(joint: Joint, unreached: Mapping[str, Sequence[int]]) -
 def show_inside(
     trace: Trace, calls: Iterable[BoundSymbol], wanted: set[str]
 ) -> tuple[list[BoundSymbol], dict[str, TensorProxy]]:
-    """The calls with what is wanted from inside composites in sight, and what it is called now.
+    """Return the calls with what is wanted from inside composites in sight, and what it is called now.
 
     A call whose rule is a user's (torch.autograd.Function) stays one, since its decomposition has another gradient:
     what its backward reads from inside is computed beside it, and is a constant, as in eager.
@@ -188,7 +188,9 @@ def _constant(bound: BoundSymbol) -> BoundSymbol:
 class _Replacer:
     """Puts what the forward drew in the place of the calls that drew it."""
 
-    def __init__(self, trace: Trace, own: Sequence[Given], given: Sequence[Given], repeated: Collection[str]) -> None:
+    def __init__(
+        self, trace: Trace, own: Sequence[GivenCall], given: Sequence[GivenCall], repeated: Collection[str]
+    ) -> None:
         ids = [[each.bound.symbol.id for each in calls] for calls in (own, given)]
         assert ids[0] == ids[1], f"the forward's calls and those of its differentiable backward differ: {ids}"
         self.trace = trace
@@ -199,14 +201,14 @@ class _Replacer:
     def replace(self, calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
         for bound in calls:
             if _runs_once(bound, self.repeated):
-                yield from self.known(bound, self.partner[id(bound)])
+                yield from self.substitute(bound, self.partner[id(bound)])
             elif _holds_one(bound):
                 yield from self.replace(bound.subsymbols)
             else:
                 yield bound
 
-    def known(self, bound: BoundSymbol, theirs: Given) -> list[BoundSymbol]:
-        """What stands for a call: nothing where all it gives is an input."""
+    def substitute(self, bound: BoundSymbol, theirs: GivenCall) -> list[BoundSymbol]:
+        """Return what stands for a call: nothing where all it gives is an input."""
         if theirs.values is None:
             raise NotImplementedError(
                 f"double backward (create_graph=True) through {bound.symbol.id}: it draws random numbers, or may, "
@@ -228,7 +230,7 @@ class _Replacer:
 
 
 def _own_values(program: Trace, output: Sequence[TensorProxy | None]) -> tuple[TensorProxy | None, ...]:
-    """The output with a copy of each value that is an input, a constant, or there twice."""
+    """Return the output with a copy of each value that is an input, a constant, or there twice."""
     taken = set(program.input_names) | set(program.constants)
     values: list[TensorProxy | None] = []
     for value in output:

@@ -37,7 +37,7 @@ class _Site(NamedTuple):
 
 
 def fold_norms(trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
-    """The trace with batch norms folded into the convolutions and linear layers before them.
+    """Return the trace with batch norms folded into the convolutions and linear layers before them.
 
     `plain` says whether a call runs as torch runs it: one for which the user named another kernel is left alone.
     """
@@ -55,7 +55,7 @@ def fold_norms(trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], 
             found[bound.output.name] = site
             layer = freezing.owner(site.given["weight"].name, search.makers)
             freezing.done.append(f"batch norm {name} in the weights of {layer}")
-    return _rewritten(trace, found) if found else trace
+    return _rewrite(trace, found) if found else trace
 
 
 class _Search:
@@ -70,7 +70,7 @@ class _Search:
                 self.readers[name] = self.readers.get(name, 0) + 1
 
     def site(self, bound: BoundSymbol) -> _Site | str:
-        """What a batch norm is folded into; the reason where it is not."""
+        """Return what a batch norm is folded into; the reason where it is not."""
         norm = bound.symbol.bind(bound.args, bound.kwargs)
         x = norm["input"]
         maker = self.makers.shown.get(x.name)
@@ -93,7 +93,7 @@ class _Search:
         return _Site(norm, maker.symbol, {**given, "weight": source, "dtype": given["weight"].dtype})
 
     def _wide(self, weight: TensorProxy) -> TensorProxy:
-        """The weight before it was rounded to the dtype in which the layer runs."""
+        """Return the weight before it was rounded to the dtype in which the layer runs."""
         call = self.makers.prim(weight.name)
         if call is None or call.symbol is not prims.convert_element_type or call.args[0].name not in self.values:
             return weight
@@ -112,7 +112,7 @@ def _fits(layer: Symbol, given: dict[str, Any], norm: dict[str, Any], output: Te
     return taken and weight.ndim >= 2 and x.ndim == rank and x.dtype == weight.dtype == output.dtype
 
 
-def _rewritten(trace: Trace, found: dict[str, _Site]) -> Trace:
+def _rewrite(trace: Trace, found: dict[str, _Site]) -> Trace:
     new = trace.derive("norms in weights")
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
@@ -129,7 +129,7 @@ def _rewritten(trace: Trace, found: dict[str, _Site]) -> Trace:
 
 
 def _layer_of(site: _Site) -> TensorProxy:
-    """The layer with the norm in its weights, which are computed in the widest dtype that there is."""
+    """Return the layer with the norm in its weights, which are computed in the widest dtype that there is."""
     norm, given = site.norm, dict(site.given)
     dtype, weight, bias = given.pop("dtype"), given["weight"], given["bias"]
     wide = clang.wider(torch.promote_types(weight.dtype, norm["running_var"].dtype))
@@ -142,13 +142,13 @@ def _layer_of(site: _Site) -> TensorProxy:
     shift = shift * scale
     if norm["bias"] is not None:
         shift = shift + clang.convert(norm["bias"], wide)
-    scaled = _scaled(site.layer, clang.convert(weight, wide), scale, given.get("groups", 1))
+    scaled = _scale(site.layer, clang.convert(weight, wide), scale, given.get("groups", 1))
     given["weight"], given["bias"] = clang.convert(scaled, dtype), clang.convert(shift, dtype)
     return site.layer(*given.values())
 
 
-def _scaled(layer: Symbol, weight: TensorProxy, scale: TensorProxy, groups: int) -> TensorProxy:
-    """The weight times the scale of each channel of the output."""
+def _scale(layer: Symbol, weight: TensorProxy, scale: TensorProxy, groups: int) -> TensorProxy:
+    """Return the weight times the scale of each channel of the output."""
     if layer not in TRANSPOSED:
         return weight * clang.reshape(scale, (weight.shape[0], *[1] * (weight.ndim - 1)))
     kernel = weight.shape[2:]

@@ -20,15 +20,16 @@ class Freezing:
     left: list[str] = field(default_factory=list)
 
     def calls(self, trace: Trace) -> list[BoundSymbol]:
-        """The calls that depend on weights and constants alone."""
+        """Return the calls that depend on weights and constants alone."""
         return independent_calls(trace, self.weights)
 
     def values(self, trace: Trace) -> set[str]:
-        """The names of the weights, of constants, and of what is made of them alone."""
+        """Return the names of the weights, of constants, and of what is made of them alone."""
         return {*self.weights, *trace.constants, *(name for bound in self.calls(trace) for name in bound.outputs)}
 
     def owner(self, name: str, makers: Makers) -> str:
-        """What a user calls the layer that a value belongs to: the name of the first weight that it is made of."""
+        """Return what a user calls the layer that a value belongs to: the name of the first weight that it is made
+        of."""
         while name not in self.weights and (bound := makers.shown.get(name)) is not None and bound.inputs:
             name = bound.inputs[0]
         for kind in _KINDS:

@@ -42,26 +42,23 @@ class RuleRun:
         self.calls = calls
 
 
-class Joint:
+class Joint(NamedTuple):
     """A differentiated trace: `forward` computes its output, `runs` hold what its backward needs, in forward order.
 
     `active` names the values through which gradients flow, `parted` those of calls that are taken apart, and what is
     computed from these: their strides may be others than those of the calls' own results.
     """
 
-    def __init__(
-        self, forward: Trace, runs: list[RuleRun], active: set[str], parted: Collection[str] = frozenset()
-    ) -> None:
-        self.forward = forward
-        self.runs = runs
-        self.active = active
-        self.parted = parted
+    forward: Trace
+    runs: list[RuleRun]
+    active: set[str]
+    parted: Collection[str] = frozenset()
 
 
 def differentiate(
     trace: Trace, wanted: Sequence[str], choose: Choose = lambda bound, active: Choice(), *, again: bool = False
 ) -> Joint:
-    """Runs the gradient rules of every call on a path from the inputs `wanted`.
+    """Run the gradient rules of every call on a path from the inputs `wanted`.
 
     again: the backward will be differentiated, or the trace is such a backward. A backward may read any value, so that
     gradients flow to an output that the call's own rule takes none of (the statistics of a norm): there the
@@ -80,12 +77,12 @@ def differentiate(
     return Joint(new, walker.runs, walker.active, parted)
 
 
-def _reached(bound: BoundSymbol, names: Collection[str]) -> set[str]:
+def _reached_names(bound: BoundSymbol, names: Collection[str]) -> set[str]:
     """Return these names and those of the values that a call makes of them, inside of it too."""
     found = set(names)
     for call in bound.subsymbols or [bound]:
         if call is bound or not found.isdisjoint(call.inputs):
-            found.update(_reached(call, found) if call.subsymbols else call.outputs)
+            found.update(_reached_names(call, found) if call.subsymbols else call.outputs)
     return found
 
 
@@ -102,9 +99,9 @@ class _Forward:
         self.runs: list[RuleRun] = []
 
     def visit(self, bound: BoundSymbol) -> list[BoundSymbol]:
-        """The forward calls that replace `bound`; its outputs keep their names."""
+        """Return the forward calls that replace `bound`; its outputs keep their names."""
         if Tag.LEAF_VIEW in bound.tags and not self.active.isdisjoint(bound.inputs):
-            shown = _reached(bound, self.active)
+            shown = _reached_names(bound, self.active)
             self.active.update(
                 output.name for output in tensors(bound.output) if differentiable(output) and output.name in shown
             )
@@ -125,7 +122,7 @@ class _Forward:
                 return calls
         calls = self.differentiate(bound, grad_rule(bound.symbol))
         if (choice.recompute or choice.rule is not None) and calls != [bound]:
-            inside = [_tagged(call, Tag.RECOMPUTE) for each in calls for call in each.subsymbols or [each]]
+            inside = [_with_tag(call, Tag.RECOMPUTE) for each in calls for call in each.subsymbols or [each]]
             return [bound.replace(subsymbols=inside, tags=bound.tags | {Tag.OPAQUE_TO_PASSES})]
         return calls
 
@@ -157,8 +154,8 @@ class _Forward:
             check(
                 sums_to(gradient.shape, argument.shape),
                 lambda argument=argument, gradient=gradient: (
-                    f"a gradient rule of {bound.symbol.id} gives {_named(argument, bound)}, which is {argument}, a "
-                    f"gradient of another shape: {gradient}"
+                    f"a gradient rule of {bound.symbol.id} gives {_argument_name(argument, bound)}, which is "
+                    f"{argument}, a gradient of another shape: {gradient}"
                 ),
                 RuntimeError,
             )
@@ -190,8 +187,8 @@ def sums_to(gradient: Sequence[Dim], shape: Sequence[Dim]) -> bool:
     return extra >= 0 and all(prims.same(length, own) or prims.same(length, 1) for length, own in pairs)
 
 
-def _named(argument: TensorProxy, bound: BoundSymbol) -> str:
-    """An argument of a call as the user knows it: by its place, or its name."""
+def _argument_name(argument: TensorProxy, bound: BoundSymbol) -> str:
+    """Return an argument of a call as the user knows it: by its place, or its name."""
     places = [f"argument {i}" for i, each in enumerate(bound.args) if argument in tensors(each)]
     return next(iter([*places, *[name for name, each in bound.kwargs.items() if argument in tensors(each)]]), "a value")
 
@@ -201,16 +198,16 @@ def _ignores_an_output(outputs: Sequence[TensorProxy], call: RuleCall) -> bool:
     return any(differentiable(output) and output.name not in known for output in outputs)
 
 
-def _tagged(bound: BoundSymbol, tag: Tag) -> BoundSymbol:
-    """The call, and those inside it, with one more tag."""
-    return bound.replace(tags=bound.tags | {tag}, subsymbols=[_tagged(sub, tag) for sub in bound.subsymbols])
+def _with_tag(bound: BoundSymbol, tag: Tag) -> BoundSymbol:
+    """Return the call, and those inside it, with one more tag."""
+    return bound.replace(tags=bound.tags | {tag}, subsymbols=[_with_tag(sub, tag) for sub in bound.subsymbols])
 
 
 def _divide(
     calls: list[BoundSymbol], needed: set[str], before: int | None
 ) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
-    """A rule's calls that its result needs, and the others, which belong to the backward. A random call is made where
-    the rule makes it: in the forward if it comes `before` the rule asks for a gradient."""
+    """Return a rule's calls that its result needs, and the others, which belong to the backward. A random call is made
+    where the rule makes it: in the forward if it comes `before` the rule asks for a gradient."""
     forward, backward = [], []
     for i, bound in reversed(list(enumerate(calls))):
         random = Tag.RANDOM in bound.all_tags and (before is None or i < before)
@@ -223,7 +220,8 @@ def _divide(
 
 
 def without_gradients(joint: Joint, unreached: Callable[[BoundSymbol], Collection[str]]) -> Joint:
-    """The joint program where some results of a backward's calls are no gradients; `unreached` names a call's."""
+    """Return the joint program where some results of a backward's calls are no gradients; `unreached` names a
+    call's."""
     runs = []
     for run in joint.runs:
         dropped = {name for bound in run.calls for name in unreached(bound)}
@@ -231,11 +229,11 @@ def without_gradients(joint: Joint, unreached: Callable[[BoundSymbol], Collectio
         kept.puts = [put for put in run.puts if put[1].name not in dropped]
         if kept.puts:
             runs.append(kept)
-    return Joint(joint.forward, runs, joint.active, joint.parted)
+    return joint._replace(runs=runs)
 
 
 def backward(joint: Joint, seeds: dict[str, TensorProxy], wanted: Sequence[Proxy]) -> Trace:
-    """The backward program: from gradients of outputs (`seeds`, by the output's name) to gradients of `wanted`.
+    """Return the backward program: from gradients of outputs (`seeds`, by the output's name) to gradients of `wanted`.
 
     Its inputs are the seeds; it also reads names of the forward. An input that no gradient reaches gets None.
     """
@@ -257,7 +255,7 @@ class _Backward:
         self.slices: dict[str, BoundSymbol] = {}
 
     def visit(self, run: RuleRun) -> None:
-        """Records the backward of one rule, unless no gradient reaches it."""
+        """Record the backward of one rule, unless no gradient reaches it."""
         incoming = [(self.take(output), output, stand_in) for output, stand_in in run.gets]
         if all(gradient is None for gradient, _, _ in incoming):
             return
@@ -279,7 +277,8 @@ class _Backward:
             self.gradients.setdefault(argument.name, []).append(self.fit(gradient, argument))
 
     def fit(self, gradient: TensorProxy, argument: TensorProxy) -> TensorProxy:
-        """The gradient summed to the argument's shape, in its dtype, on its device; the real part for a real one."""
+        """Return the gradient summed to the argument's shape, in its dtype, on its device; the real part for a real
+        one."""
         if gradient.dtype.is_complex and not argument.dtype.is_complex:
             gradient = prims.real(gradient)  # before it is summed
         extra = gradient.ndim - argument.ndim
@@ -300,7 +299,7 @@ class _Backward:
         return gradient
 
     def take(self, proxy: TensorProxy) -> TensorProxy | None:
-        """The sum of what was given for a value."""
+        """Return the sum of what was given for a value."""
         given = self.gradients.pop(proxy.name, None)
         if not given:
             return None

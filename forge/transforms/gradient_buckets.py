@@ -38,7 +38,7 @@ def find_buckets(trace: Trace, limit: int, reached: Iterable[int]) -> list[list[
     return parts
 
 
-def bucketed(trace: Trace, parts: Sequence[Sequence[int]]) -> Trace:
+def in_buckets(trace: Trace, parts: Sequence[Sequence[int]]) -> Trace:
     """Return the backward as a generator that yields each bucket, in order."""
     made = _made_by(trace)
     places: dict[int, list[BoundSymbol]] = {}

@@ -23,7 +23,7 @@ from forge.transforms.makers import Makers
 ATTENTION = torchlang.symbol_of(torch.nn.functional.scaled_dot_product_attention)
 
 
-class _Repeated(NamedTuple):
+class _Repetition(NamedTuple):
     """A tensor whose heads are each repeated; `order` permutes it to (batch, heads, length, width)."""
 
     source: TensorProxy
@@ -36,7 +36,7 @@ def grouped_queries(
     takes: Callable[[TensorProxy, Dim, dict[str, Any]], bool],
     plain: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
-    """The trace with attention calls given the keys and values that were repeated for them.
+    """Return the trace with attention calls given the keys and values that were repeated for them.
 
     takes: whether the kernel of a call runs groups of queries, from the query, how often a head is repeated, and the
     call's arguments. Calls with dropout stay (another kernel draws other values), and those that do not run as torch
@@ -45,19 +45,19 @@ def grouped_queries(
     if all(bound.symbol is not ATTENTION for bound in trace.bound_symbols):
         return trace
     makers = Makers(trace)
-    found: dict[str, tuple[dict[str, Any], _Repeated, _Repeated]] = {}
+    found: dict[str, tuple[dict[str, Any], _Repetition, _Repetition]] = {}
     for bound in trace.bound_symbols:
         if bound.symbol is not ATTENTION:
             continue
         given = ATTENTION.bind(bound.args, bound.kwargs)
         if given["dropout_p"] or given["enable_gqa"] or not _alike(given["query"], given["key"], given["value"]):
             continue
-        key, value = [_repeated(given[name], makers, bound) for name in ("key", "value")]
+        key, value = [_find_repetition(given[name], makers, bound) for name in ("key", "value")]
         if key is None or value is None or not prims.known(key.times == value.times) or not plain(bound):
             continue
         if takes(given["query"], key.times, given):
             found[bound.output.name] = (given, key, value)
-    return _rewritten(trace, found) if found else trace
+    return _rewrite(trace, found) if found else trace
 
 
 def _alike(query: TensorProxy, *others: TensorProxy) -> bool:
@@ -66,8 +66,8 @@ def _alike(query: TensorProxy, *others: TensorProxy) -> bool:
     return all(x.ndim == 4 and all(prims.known(x.shape[dim] == query.shape[dim]) for dim in (0, 1)) for x in tensors)
 
 
-def _repeated(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> _Repeated | None:
-    """What is repeated to give x; None where x is not such."""
+def _find_repetition(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> _Repetition | None:
+    """Return what is repeated to give x; None where x is not such."""
     order = (0, 1, 2, 3)
     call = _maker(x, makers, reader)
     if call is not None and call.symbol is prims.permute:
@@ -87,11 +87,11 @@ def _repeated(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> _Repeated 
     times = wide.shape[heads + 1]
     wanted = [length * times if dim == heads else length for dim, length in enumerate(source.shape)]
     lengths += zip(joined.shape, wanted, strict=True)
-    return _Repeated(source, order, times) if all(prims.known(one == other) for one, other in lengths) else None
+    return _Repetition(source, order, times) if all(prims.known(one == other) for one, other in lengths) else None
 
 
 def _maker(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> BoundSymbol | None:
-    """The prim that makes x, past copies; None where gradients, or what is kept of it, are another matter."""
+    """Return the prim that makes x, past copies; None where gradients, or what is kept of it, are another matter."""
     call = makers.prim(x.name)
     while call is not None and call.symbol in (prims.contiguous, prims.clone):
         call = makers.prim(call.args[0].name)
@@ -100,7 +100,7 @@ def _maker(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> BoundSymbol |
     return call
 
 
-def _rewritten(trace: Trace, found: dict[str, tuple[dict[str, Any], _Repeated, _Repeated]]) -> Trace:
+def _rewrite(trace: Trace, found: dict[str, tuple[dict[str, Any], _Repetition, _Repetition]]) -> Trace:
     new = trace.derive("grouped queries")
     with recording(new, language):
         for bound in trace.bound_symbols:
@@ -110,7 +110,7 @@ def _rewritten(trace: Trace, found: dict[str, tuple[dict[str, Any], _Repeated, _
                 continue
             given, key, value = site
             with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
-                changed = {"key": _ordered(key), "value": _ordered(value), "enable_gqa": True}
+                changed = {"key": _in_order(key), "value": _in_order(value), "enable_gqa": True}
                 output = ATTENTION(**{**given, **changed})
             for call in recorded:
                 new.record(substitute(call, {output.name: bound.output}))
@@ -118,7 +118,7 @@ def _rewritten(trace: Trace, found: dict[str, tuple[dict[str, Any], _Repeated, _
     return new
 
 
-def _ordered(repeated: _Repeated) -> TensorProxy:
+def _in_order(repeated: _Repetition) -> TensorProxy:
     if repeated.order == (0, 1, 2, 3):
         return repeated.source
     return prims.permute(repeated.source, repeated.order)

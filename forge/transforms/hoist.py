@@ -15,7 +15,7 @@ PINNED = frozenset({Tag.RANDOM, Tag.EFFECT, Tag.UNINITIALIZED, Tag.OPAQUE, Tag.S
 BYTE_LIMIT = 64 * 2**20
 
 
-class Parted(NamedTuple):
+class HoistedProgram(NamedTuple):
     """A trace in two: `ahead` is a program of what can be computed before, `rest` are the other calls, which read what
     it gives."""
 
@@ -23,41 +23,41 @@ class Parted(NamedTuple):
     rest: list[BoundSymbol]
 
     @property
-    def kept(self) -> tuple[TensorProxy, ...]:
+    def values(self) -> tuple[TensorProxy, ...]:
         """What is computed ahead."""
         return self.ahead.output
 
 
 def hoist(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]], byte_limit: int = BYTE_LIMIT) -> Trace:
-    """The trace with input-independent calls computed now, by `run`, and kept as constants.
+    """Return the trace with input-independent calls computed now, by `run`, and kept as constants.
 
     Outputs are never constants (the caller may change them); nor is anything that would take the constants over
     `byte_limit` bytes in all.
     """
     hoisted = independent_calls(trace)
-    parted = _parted(trace, hoisted, hoisted, [])
-    if not parted.kept or sum(map(_bytes, parted.kept)) > byte_limit:
+    parted = _part(trace, hoisted, hoisted, [])
+    if not parted.values or sum(map(_bytes, parted.values)) > byte_limit:
         return trace
     new = trace.derive("hoist", parted.rest)
-    new.constants.update(zip(names(parted.kept), run(parted.ahead), strict=True))
+    new.constants.update(zip(names(parted.values), run(parted.ahead), strict=True))
     return new
 
 
-def hoist_weights(trace: Trace, weights: Collection[str], byte_limit: int = BYTE_LIMIT) -> Parted:
-    """The trace without the calls that depend on the inputs `weights` alone, and the program of these inputs that makes
-    what the rest reads of them.
+def hoist_weights(trace: Trace, weights: Collection[str], byte_limit: int = BYTE_LIMIT) -> HoistedProgram:
+    """Return the trace without the calls that depend on the inputs `weights` alone, and the program of these inputs
+    that makes what the rest reads of them.
 
     A call that makes more than `byte_limit` bytes of less than half as many stays.
     """
     calls = independent_calls(trace, weights, byte_limit)
     constant = set(map(id, independent_calls(trace)))
     moved = [bound for bound in calls if id(bound) not in constant]
-    parted = _parted(trace, moved, calls, [proxy for proxy in trace.inputs if proxy.name in weights])
+    parted = _part(trace, moved, calls, [proxy for proxy in trace.inputs if proxy.name in weights])
     return parted._replace(rest=live_calls(parted.rest, trace.output_names))
 
 
-def _parted(trace: Trace, moved: list[BoundSymbol], calls: list[BoundSymbol], inputs: list[Proxy]) -> Parted:
-    """`moved` are the calls that the rest is without, `calls` all those that may run ahead."""
+def _part(trace: Trace, moved: list[BoundSymbol], calls: list[BoundSymbol], inputs: list[Proxy]) -> HoistedProgram:
+    """Part a program in two. `moved` are the calls that the rest is without, `calls` all those that may run ahead."""
     known = set(map(id, moved))
     rest = [bound for bound in trace.bound_symbols if id(bound) not in known]
     read = {name for bound in rest for name in bound.inputs}
@@ -67,11 +67,11 @@ def _parted(trace: Trace, moved: list[BoundSymbol], calls: list[BoundSymbol], in
     wanted = {name for bound in needed for name in bound.inputs}
     given = [proxy for proxy in inputs if proxy.name in wanted]
     name = "weights" if given else None
-    return Parted(trace.derive("hoisted", needed, name=name, inputs=given, output=tuple(kept)), rest)
+    return HoistedProgram(trace.derive("hoisted", needed, name=name, inputs=given, output=tuple(kept)), rest)
 
 
 def independent_calls(trace: Trace, weights: Collection[str] = (), byte_limit: int = BYTE_LIMIT) -> list[BoundSymbol]:
-    """The calls that depend on no input but those of `weights`, and make no output."""
+    """Return the calls that depend on no input but those of `weights`, and make no output."""
     outputs = set(trace.output_names)
     fixed = {*trace.constants, *weights}
     found: list[BoundSymbol] = []

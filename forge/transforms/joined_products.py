@@ -41,7 +41,8 @@ class _Product(NamedTuple):
 
 
 def join_products(trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
-    """The trace with linear layers (and products with a matrix) of one input joined, where their weights are constant.
+    """Return the trace with linear layers (and products with a matrix) of one input joined, where their weights are
+    constant.
 
     `plain` says whether a call runs as torch runs it: one for which the user named another kernel is left alone.
     """
@@ -59,11 +60,11 @@ def join_products(trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol
     for group in joined.values():
         names = [freezing.owner(product.weight.name, makers) for product in group]
         freezing.done.append(f"{', '.join(names)}: one product with {sum(each.columns for each in group)} columns")
-    return _rewritten(trace, freezing.calls(trace), joined)
+    return _rewrite(trace, freezing.calls(trace), joined)
 
 
 def _product(bound: BoundSymbol, values: set[str]) -> _Product | None:
-    """A call as a product of something with a matrix that is made of weights alone."""
+    """Return a call as a product of something with a matrix that is made of weights alone."""
     if bound.symbol is LINEAR:
         given = LINEAR.bind(bound.args, bound.kwargs)
         x, weight, bias = given["input"], given["weight"], given["bias"]
@@ -78,12 +79,12 @@ def _product(bound: BoundSymbol, values: set[str]) -> _Product | None:
     return _Product(bound, x, weight, bias) if bound.output.dtype == x.dtype == weight.dtype else None
 
 
-def _rewritten(trace: Trace, ahead: Sequence[BoundSymbol], joined: dict[str, list[_Product]]) -> Trace:
+def _rewrite(trace: Trace, ahead: Sequence[BoundSymbol], joined: dict[str, list[_Product]]) -> Trace:
     """`ahead` are the calls that make the weights, which come first."""
     first = set(map(id, ahead))
     gone = {product.bound.output.name for group in joined.values() for product in group}
     opaque = any(Tag.OPAQUE in bound.all_tags for bound in trace.bound_symbols)
-    copied = gone if opaque else gone.intersection(trace.output_names) | _changed(trace, gone)
+    copied = gone if opaque else gone.intersection(trace.output_names) | _changed_names(trace, gone)
     new = trace.derive("products joined", [*ahead])
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
@@ -95,7 +96,7 @@ def _rewritten(trace: Trace, ahead: Sequence[BoundSymbol], joined: dict[str, lis
     return new
 
 
-def _changed(trace: Trace, names: set[str]) -> set[str]:
+def _changed_names(trace: Trace, names: set[str]) -> set[str]:
     """Those of these values that are changed through a view."""
     shown = {name: name for name in names}
     found = set()
@@ -112,7 +113,7 @@ def _record(new: Trace, group: list[_Product], copied: set[str]) -> None:
     """One product and its parts, of which those of these names have memory of their own."""
     bound = group[0].bound
     with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
-        whole = _joined(group)
+        whole = _join(group)
         parts = list(SPLIT(whole, [each.columns for each in group], whole.ndim - 1))
         for i, each in enumerate(group):
             if each.bound.output.name in copied:
@@ -122,7 +123,7 @@ def _record(new: Trace, group: list[_Product], copied: set[str]) -> None:
         new.record(substitute(call, renamed))
 
 
-def _joined(group: list[_Product]) -> TensorProxy:
+def _join(group: list[_Product]) -> TensorProxy:
     first = group[0]
     weights = [each.weight for each in group]
     if first.bound.symbol is not LINEAR:

@@ -6,7 +6,7 @@ from forge.ir.pytree import tensors
 
 
 def delete_last_used(trace: Trace, *, own_inputs: bool = False) -> Trace:
-    """The trace with a `del` after the last use of each tensor; of its inputs too where the trace owns them."""
+    """Return the trace with a `del` after the last use of each tensor; of its inputs too where the trace owns them."""
     alive = set(trace.output_names) | set(trace.constants)
     if not own_inputs:
         alive.update(trace.input_names)
@@ -28,7 +28,7 @@ def delete_last_used(trace: Trace, *, own_inputs: bool = False) -> Trace:
 
 
 def read_places(trace: Trace) -> list[int]:
-    """The places of the inputs that the trace reads."""
+    """Return the places of the inputs that the trace reads."""
     read = {name for bound in trace.bound_symbols if bound.symbol is not DEL for name in bound.inputs}
     read.update(trace.output_names)
     return [place for place, name in enumerate(trace.input_names) if name in read]

@@ -102,7 +102,7 @@ class _Program:
         self.plain = plain
         self.limit = limit
         self.outputs = frozenset(trace.output_names)
-        self.differentiable = any(isinstance(proxy, TensorProxy) and proxy.requires_grad for proxy in trace.inputs)
+        self.differentiable = bool(trace.differentiable_inputs)
         self.makers = Makers(trace)
         self.readers: dict[str, list[BoundSymbol]] = {}
 
@@ -119,7 +119,7 @@ class _Program:
                 yield head
 
     def loss(self, bound: BoundSymbol) -> _Loss | None:
-        """The call as a cross entropy of class indices with options that can be run in chunks."""
+        """Return the call as a cross entropy of class indices with options that can be run in chunks."""
         if bound.symbol not in (CROSS_ENTROPY, NLL_LOSS) or Tag.RECOMPUTE in bound.tags or not self.plain(bound):
             return None
         given = bound.symbol.bind(bound.args, bound.kwargs)
@@ -133,7 +133,7 @@ class _Program:
         return loss if bound.symbol is CROSS_ENTROPY else self.of_log_softmax(loss)
 
     def of_log_softmax(self, loss: _Loss) -> _Loss | None:
-        """An nll_loss as the cross entropy of what its log softmax is of."""
+        """Return an nll_loss as the cross entropy of what its log softmax is of."""
         logs, reader, after, own = loss.scores, loss.bound, [], [loss.bound]
         while True:
             maker = self.makers.shown.get(logs.name)
@@ -163,7 +163,7 @@ class _Program:
         return name in self.outputs or any(each is not reader for each in self.readers.get(name, ()))
 
     def head(self, loss: _Loss) -> _Head | None:
-        """The way back from a loss to the linear layer; None where it is not one."""
+        """Return the way back from a loss to the linear layer; None where it is not one."""
         calls: list[BoundSymbol] = []
         tops = list(loss.own)
         name = loss.scores.name
@@ -180,7 +180,7 @@ class _Program:
             calls.append(call)
             name = tensors(call.args)[0].name
         head = _Head(loss, top, [*calls[::-1], *loss.after], None)
-        return self.checked(head, tops) if self.fits(head) else None
+        return self.with_uses(head, tops) if self.fits(head) else None
 
     def fits(self, head: _Head) -> bool:
         """Whether classes stay one dim on the way, in dtypes and of a size for which chunks are worth it."""
@@ -201,8 +201,8 @@ class _Program:
         wide = max(value.dtype.itemsize for value in values)
         return axes[-1] == 1 and math.prod(map(hint_of, logits.shape)) * wide >= self.limit
 
-    def checked(self, head: _Head, tops: Sequence[BoundSymbol]) -> _Head | None:
-        """The head with what the program reads of its values; None where a gradient may come back to them from
+    def with_uses(self, head: _Head, tops: Sequence[BoundSymbol]) -> _Head | None:
+        """Return the head with what the program reads of its values; None where a gradient may come back to them from
         elsewhere in it: it would take the products twice."""
         own = {id(top) for top in tops}
         values = [head.base.output, *[call.output for call in head.calls]]
@@ -248,7 +248,7 @@ def _is_step(call: BoundSymbol) -> bool:
 
 
 def _step(call: BoundSymbol) -> Step | None:
-    """A prim as a step of the composite, None for another."""
+    """Return a prim as a step of the composite, None for another."""
     if call.symbol is prims.convert_element_type and call.args[0].is_floating_point():
         return "to", call.output.dtype
     if call.symbol is prims.tanh:
@@ -282,7 +282,7 @@ def _known_axis(call: BoundSymbol, axis: int) -> int:
 
 
 def _record(new: Trace, head: _Head) -> None:
-    """The call in place of the loss, and before it what takes its rows."""
+    """Record the call in place of the loss, and before it what takes its rows."""
     loss = head.loss
     base = _base(head.base)
     assert base is not None, f"{head.base} is no product"
@@ -320,7 +320,7 @@ def _axis_after(head: _Head, calls: int) -> int:
 
 
 def _rows_of(x: TensorProxy, calls: Sequence[BoundSymbol], axis: int) -> TensorProxy:
-    """What the calls make of the rows along `axis`, whatever their length, which is the last dim of the result.
+    """Return what the calls make of the rows along `axis`, whatever their length, which is the last dim of the result.
 
     What leaves the rows in order at the end is left out.
     """
@@ -332,7 +332,7 @@ def _rows_of(x: TensorProxy, calls: Sequence[BoundSymbol], axis: int) -> TensorP
     while places and _keeps_order(*places[-1]):
         axis = places.pop()[1]
     for call, before in places:
-        x = _reshaped(x, call, before)
+        x = _reshape(x, call, before)
     if axis == x.ndim - 1:
         return x
     return prims.permute(x, (*[dim for dim in range(x.ndim) if dim != axis], axis))
@@ -345,7 +345,7 @@ def _keeps_order(call: BoundSymbol, axis: int) -> bool:
     return call.symbol is not prims.slice
 
 
-def _reshaped(x: TensorProxy, call: BoundSymbol, axis: int) -> TensorProxy:
+def _reshape(x: TensorProxy, call: BoundSymbol, axis: int) -> TensorProxy:
     if call.symbol is prims.reshape:
         return prims.reshape(x, (*call.output.shape[:-1], x.shape[axis]))
     return call.symbol(x, *call.args[1:], **call.kwargs)

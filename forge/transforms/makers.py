@@ -21,7 +21,7 @@ class Makers:
 
 
 def innermost(bound: BoundSymbol) -> Iterator[BoundSymbol]:
-    """The prims of a call."""
+    """Yield the prims of a call."""
     if not bound.subsymbols or bound.symbol.rule is not None:
         yield bound
         return

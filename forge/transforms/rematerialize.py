@@ -32,7 +32,7 @@ def rematerialize(
     copied: Collection[str] = (),
     unread: Set[str] = frozenset(),
 ) -> Trace:
-    """The forward with the calls that the backward is to run again tagged Tag.RECOMPUTE.
+    """Return the forward with the calls that the backward is to run again tagged Tag.RECOMPUTE.
 
     cheap: whether a call may be run twice. copied: values of which only a copy can be saved. unread: values that no
     call reads again.
@@ -58,8 +58,9 @@ def rematerialize(
     computed = network.computed_again()
     if not computed:
         return forward
-    tagged = [_tagged(bound) if bound.outputs and computed.issuperset(bound.outputs) else bound for bound in calls]
-    return forward.derive("rematerialize", tagged)
+    again = [bool(bound.outputs) and computed.issuperset(bound.outputs) for bound in calls]
+    calls = [_to_recompute(bound) if each else bound for bound, each in zip(calls, again, strict=True)]
+    return forward.derive("rematerialize", calls)
 
 
 def _may_run_again(bound: BoundSymbol, cheap: Callable[[BoundSymbol], bool], exact: set[str]) -> bool:
@@ -69,7 +70,7 @@ def _may_run_again(bound: BoundSymbol, cheap: Callable[[BoundSymbol], bool], exa
     return Tag.RECOMPUTE in bound.tags or (exact.isdisjoint(bound.outputs) and cheap(bound))
 
 
-def _tagged(bound: BoundSymbol) -> BoundSymbol:
+def _to_recompute(bound: BoundSymbol) -> BoundSymbol:
     return bound.replace(tags=bound.tags | {Tag.RECOMPUTE})
 
 
@@ -83,17 +84,17 @@ class _Network:
         self.copied = copied
 
     def add(self, proxy: Proxy, bytes: int) -> None:
-        """A value."""
+        """Add a value."""
         self.values.add(proxy.name)
         made = proxy.name in self.copied  # of values of one size, one that is there anyway
         self.graph.add_edge((proxy.name, 0), (proxy.name, 1), capacity=bytes + made)
 
     def give(self, name: str) -> None:
-        """The value is there."""
+        """Make a value available."""
         self.graph.add_edge(_SOURCE, (name, 0))
 
     def run(self, bound: BoundSymbol, again: bool) -> None:
-        """A call of the forward."""
+        """Add a call of the forward."""
         view = Tag.VIEW in bound.all_tags
         for proxy in proxies(bound.output):
             if proxy.name not in bound.outputs or proxy.name in self.values:
@@ -106,12 +107,12 @@ class _Network:
                     self.graph.add_edge((name, 1), (proxy.name, 0))
 
     def take(self, names: Iterable[str]) -> None:
-        """The backward reads these."""
+        """Have the backward read these."""
         for name in names:
             self.graph.add_edge((name, 1), _SINK)
 
     def computed_again(self) -> set[str]:
-        """The names of the values that are on the backward's side of the cut."""
+        """Return the names of the values that are on the backward's side of the cut."""
         if not self.graph.in_degree(_SINK):
             return set()
         _, (near, _) = networkx.minimum_cut(self.graph, _SOURCE, _SINK, flow_func=boykov_kolmogorov)
@@ -119,7 +120,7 @@ class _Network:
 
 
 def _bytes(proxy: Proxy) -> int:
-    """A value's bytes; of a symbolic length, what it was when the program was recorded."""
+    """Return a value's bytes; of a symbolic length, what it was when the program was recorded."""
     if not isinstance(proxy, TensorProxy):
         return 8
     count = proxy.element_size()

@@ -1,6 +1,7 @@
 """Splitting a joint program into a forward that saves and a backward that reads what was saved."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from forge.transforms.dce import KEPT, live_calls
 from forge.transforms.grad import Joint, backward
 
 
-class Saved(NamedTuple):
+class SavedValue(NamedTuple):
     """A tensor that a forward saves for its backward.
 
     metadata: in words. bytes: None where lengths are symbols. own: whether saving it keeps memory alive that the
@@ -32,16 +33,16 @@ class Saved(NamedTuple):
     source: Source | None
 
 
+@dataclass(eq=False)
 class Split:
     """A forward that returns (outputs, saved tensors, saved numbers), and what the backward may read of it."""
 
-    def __init__(self, forward: Trace, saved_tensors: list[TensorProxy], saved_numbers: list[Proxy]) -> None:
-        self.forward = forward
-        self.saved_tensors = saved_tensors
-        self.saved_numbers = saved_numbers
+    forward: Trace
+    saved_tensors: list[TensorProxy]
+    saved_numbers: list[Proxy]
 
-    def saved(self) -> list[Saved]:
-        """What is saved, in order."""
+    def saved_values(self) -> list[SavedValue]:
+        """Return what is saved, in order."""
         outputs, given, _ = self.forward.output
         there = {*self.forward.input_names, *names(outputs)}
         makers = {name: bound for bound in self.forward.bound_symbols for name in bound.outputs}
@@ -50,14 +51,14 @@ class Split:
             count = proxy.numel()
             size = count * proxy.dtype.itemsize if isinstance(count, int) else None
             source = makers[proxy.name].source if proxy.name in makers else None
-            found.append(Saved(proxy.name, in_words(proxy), size, value.name not in there, source))
+            found.append(SavedValue(proxy.name, in_words(proxy), size, value.name not in there, source))
         return found
 
 
 def seeds_of(
     trace: Trace, outputs: Sequence[TensorProxy], requires_grad: Iterable[bool] = repeat(False)
 ) -> dict[str, TensorProxy]:
-    """The gradients of outputs of a trace, as inputs of its backward, by the output's name."""
+    """Return the gradients of outputs of a trace, as inputs of its backward, by the output's name."""
     seeds = {}
     for output, required in zip(outputs, requires_grad, strict=False):
         name = f"grad_{output.name}"
@@ -74,8 +75,9 @@ def backward_of(
     mutated: Iterable[str] = (),
     parameters: Collection[str] = (),
 ) -> tuple[Trace, set[str], set[str]]:
-    """The backward from these outputs to the inputs `wanted`, without repetitions, and the names of values of which it
-    must be given copies (see `_exposed`) and of those from which it computes nothing again (see `_read_for_some`).
+    """Return the backward from these outputs to the inputs `wanted`, without repetitions, and the names of values of
+    which it must be given copies (see `_exposed_names`) and of those from which it computes nothing again (see
+    `_read_for_some`).
 
     mutated: inputs that are written to after the forward. parameters: weights of modules, which change after the
     backward. What a call of the forward computes is not computed twice, unless its result is a value to copy.
@@ -83,12 +85,12 @@ def backward_of(
     every = backward(joint, seeds_of(joint.forward, outputs), wanted)
     visible = {*names(tensors_of(joint.forward.inputs)), *joint.forward.output_names}.difference(parameters)
     memory = _SharedMemory(innermost(joint.forward.bound_symbols))
-    exposed = _exposed(joint.forward, every, memory, mutated, visible)
+    exposed = _exposed_names(joint.forward, every, memory, mutated, visible)
     shown = [bound for bound in joint.forward.bound_symbols if exposed.isdisjoint(bound.outputs)]
-    return _simplified(every, shown), exposed, _read_for_some(joint.forward, every, memory, visible)
+    return _simplify(every, shown), exposed, _read_for_some(joint.forward, every, memory, visible)
 
 
-def _simplified(trace: Trace, visible: list[BoundSymbol]) -> Trace:
+def _simplify(trace: Trace, visible: list[BoundSymbol]) -> Trace:
     seen: dict[tuple, BoundSymbol] = {}
     merge_calls(visible, protected=set(), seen=seen)
     calls, renamed = merge_calls(trace.bound_symbols, protected=set(), seen=seen)
@@ -97,7 +99,8 @@ def _simplified(trace: Trace, visible: list[BoundSymbol]) -> Trace:
 
 
 def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy], wanted: Sequence[Proxy]) -> Trace:
-    """The backward of a forward that was split: it is given the saved tensors, the saved numbers, and the gradients."""
+    """Return the backward of a forward that was split: it is given the saved tensors, the saved numbers, and the
+    gradients."""
     saved = {proxy.name for proxy in parts.saved_tensors}
     shown = [bound for bound in parts.forward.bound_symbols if not saved.isdisjoint(bound.outputs)]
     calls = joint.forward.bound_symbols
@@ -106,7 +109,7 @@ def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy]
     visible = [*calls, *untagged, *shown]
     every = backward(joint, seeds_of(joint.forward, outputs), wanted)
     while True:  # what was saved is a value of others that were not: these are seen, but cannot be read
-        trace = recompute(parts.forward.bound_symbols, _simplified(every, visible))
+        trace = recompute(parts.forward.bound_symbols, _simplify(every, visible))
         missing = {name for name in free_names(trace, set()) if name not in saved}
         known = [bound for bound in visible if missing.isdisjoint(bound.outputs)]
         if len(known) == len(visible):
@@ -117,7 +120,8 @@ def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy]
 
 
 def free_names(trace: Trace, lengths: set[str]) -> list[str]:
-    """The names that a trace reads and neither makes nor is given, in order of first use. lengths: as of `reads`."""
+    """Return the names that a trace reads and neither makes nor is given, in order of first use. lengths: as of
+    `reads`."""
     made = set(trace.input_names) | set(trace.constants)
     read: dict[str, None] = {}
     for bound in trace.bound_symbols:
@@ -163,17 +167,18 @@ def split(forward: Trace, backward: Trace, copied: Collection[str] = (), also: S
 
 
 def _symbols(inputs: Iterable[Proxy], given: Iterable[TensorProxy]) -> list[str]:
-    """The symbols that a backward may read without naming them: the lengths of what it is given are made of some, its
-    strides of others. A tensor tells only those that are lengths themselves, and integers cost next to nothing."""
+    """Return the symbols that a backward may read without naming them: the lengths of what it is given are made of
+    some, its strides of others. A tensor tells only those that are lengths themselves, and integers cost next to
+    nothing."""
     numbers = [proxy.name for proxy in inputs if isinstance(getattr(proxy, "value", None), torch.SymInt)]
     return list(dict.fromkeys([*names([proxy.shape for proxy in given]), *numbers]))
 
 
-def _exposed(
+def _exposed_names(
     forward: Trace, every: Trace, memory: "_SharedMemory", mutated: Iterable[str], visible: Collection[str]
 ) -> set[str]:
-    """The names of values whose memory may be written to between forward and backward. A backward that reads one which
-    eager's would not read is given a copy.
+    """Return the names of values whose memory may be written to between forward and backward. A backward that reads one
+    which eager's would not read is given a copy.
 
     These are the inputs `mutated`, which the program itself writes to, and the values `visible` to the caller, inputs
     and results. One that gradient rules read is none: eager saves it, too, and a write to it is an error there. Values
@@ -187,8 +192,8 @@ def _exposed(
 
 
 def _read_for_some(forward: Trace, every: Trace, memory: "_SharedMemory", visible: Collection[str]) -> set[str]:
-    """The names of those values `visible` to the caller that gradient rules read for gradients of some outputs and not
-    of others, and of values that share memory with them.
+    """Return the names of those values `visible` to the caller that gradient rules read for gradients of some outputs
+    and not of others, and of values that share memory with them.
 
     Eager takes a change of such a value before a backward from the others alone, which may read it for no reason: no
     call that reads it is computed again. every: the backward as the rules make it, from gradients of several outputs.
@@ -235,7 +240,7 @@ class _SharedMemory:
         return self._groups.get(name, {name})
 
     def of(self, names: Iterable[str]) -> set[str]:
-        """These names, and those of values that may share memory with them."""
+        """Return these names, and those of values that may share memory with them."""
         return set().union(*map(self._group, names))
 
 
@@ -259,7 +264,7 @@ def _copies(bound: BoundSymbol) -> bool:
 
 
 def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
-    """The backward with the calls of the forward that it recomputes, each just before its first use.
+    """Return the backward with the calls of the forward that it recomputes, each just before its first use.
 
     A random call is not recomputed: what it made is saved.
     """
@@ -295,13 +300,13 @@ def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
 
 
 def innermost(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
-    """The innermost calls."""
+    """Yield the innermost calls."""
     for bound in calls:
         yield from innermost(bound.subsymbols) if bound.subsymbols else (bound,)
 
 
 def unfold(calls: list[BoundSymbol], wanted: set[str]) -> list[BoundSymbol]:
-    """The calls with every composite from inside which a name is wanted replaced by its subsymbols."""
+    """Return the calls with every composite from inside which a name is wanted replaced by its subsymbols."""
     flat = []
     for bound in calls:
         if bound.subsymbols and Tag.OPAQUE_TO_PASSES not in bound.tags and _shows_inside(bound, wanted):

@@ -12,7 +12,7 @@ Transform = Callable[[Trace], Trace]
 
 
 def run_users(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]) -> Trace:
-    """The trace after all of them; each one's result goes to `stages`.
+    """Return the trace after all of them; each one's result goes to `stages`.
 
     Raises TypeError where one returns no trace, or one of something else than calls; ValueError where a call does not
     give what it says it gives, where a value is read that no call before makes, where one is made twice, and where
@@ -40,7 +40,7 @@ def run_users(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]
 
 
 def _check_calls(trace: Trace, transform: str) -> None:
-    """Raises TypeError where a trace has something else than calls."""
+    """Raise TypeError where a trace has something else than calls."""
     for place, bound in enumerate(trace.bound_symbols):
         check(
             isinstance(bound, BoundSymbol),
@@ -53,7 +53,7 @@ def _check_calls(trace: Trace, transform: str) -> None:
 
 
 def _check_names(trace: Trace, before: Trace, transform: str) -> None:
-    """Raises ValueError where a trace cannot run in the place of the one before."""
+    """Raise ValueError where a trace cannot run in the place of the one before."""
     for what, gives, wants in (
         ("inputs", trace.inputs, before.inputs),
         ("outputs", list(proxies(trace.output)), list(proxies(before.output))),
@@ -61,8 +61,8 @@ def _check_names(trace: Trace, before: Trace, transform: str) -> None:
         check(
             list(map(in_words, gives)) == list(map(in_words, wants)),
             lambda what=what, gives=gives, wants=wants: (
-                f"forge.jit: transform {transform} gives a trace whose {what} are ({_listed(gives)}), but they must be "
-                f"({_listed(wants)}), as before it"
+                f"forge.jit: transform {transform} gives a trace whose {what} are ({_list_names(gives)}), "
+                f"but they must be ({_list_names(wants)}), as before it"
             ),
         )
     makers = {name: bound for bound in before.bound_symbols for name in bound.outputs}
@@ -71,7 +71,7 @@ def _check_names(trace: Trace, before: Trace, transform: str) -> None:
         for name in bound.inputs:
             check(name in made, lambda bound=bound, name=name: _missing(transform, f"{bound!r} reads", name, makers))
         for name in bound.outputs:
-            check(name not in made, lambda bound=bound, name=name: _repeated(transform, bound, name))
+            check(name not in made, lambda bound=bound, name=name: _made_twice(transform, bound, name))
         made.update(bound.outputs)
     for name in trace.output_names:
         check(name in made, lambda name=name: _missing(transform, "the program returns", name, makers))
@@ -87,20 +87,20 @@ def _missing(transform: str, who: str, name: str, makers: Mapping[str, BoundSymb
     )
 
 
-def _repeated(transform: str, bound: BoundSymbol, name: str) -> str:
+def _made_twice(transform: str, bound: BoundSymbol, name: str) -> str:
     return (
         f"forge.jit: transform {transform}: {bound!r} makes {name}, which the program has already. A transform that "
         "repeats a call must give it results of its own"
     )
 
 
-def _listed(values: Sequence[Proxy]) -> str:
+def _list_names(values: Sequence[Proxy]) -> str:
     return ", ".join(f"{each.name}: {in_words(each)}" for each in values)
 
 
 def _with_decompositions(trace: Trace, before: Trace, transform: str) -> Trace:
-    """The trace, in which a call that was not there before consists of what its symbol makes of its arguments: those
-    that take a call and those that take its parts run the same."""
+    """Return the trace, in which a call that was not there before consists of what its symbol makes of its arguments:
+    those that take a call and those that take its parts run the same."""
     known = set(map(id, before.bound_symbols))
     if all(id(bound) in known for bound in trace.bound_symbols):
         return trace
@@ -108,11 +108,11 @@ def _with_decompositions(trace: Trace, before: Trace, transform: str) -> Trace:
     with recording(new, torchlang.language):
         for bound in trace.bound_symbols:
             derived = bound.symbol.body is not None and bound.symbol.op is None and Tag.OPAQUE not in bound.tags
-            new.bound_symbols += _recorded(bound, new, transform) if derived and id(bound) not in known else [bound]
+            new.bound_symbols += _record_body(bound, new, transform) if derived and id(bound) not in known else [bound]
     return new
 
 
-def _recorded(bound: BoundSymbol, new: Trace, transform: str) -> list[BoundSymbol]:
+def _record_body(bound: BoundSymbol, new: Trace, transform: str) -> list[BoundSymbol]:
     try:
         with new.collecting() as calls, new.tagged(bound.tags, bound.source):
             output = bound.symbol(*bound.args, **bound.kwargs)

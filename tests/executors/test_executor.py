@@ -23,6 +23,7 @@ from forge.executors import (
     register_executor,
     resolve_executors,
 )
+from forge.executors import registry as executors
 from forge.ir import BoundSymbol, Trace
 
 # registration
@@ -62,8 +63,8 @@ def test_an_operator_is_a_function() -> None:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of the registry that the test may change."""
-    monkeypatch.setattr(executor, "_known", dict(executor._known))
-    monkeypatch.setattr(executor, "_default_order", list(executor._default_order))
+    monkeypatch.setattr(executors, "_known", dict(executors._known))
+    monkeypatch.setattr(executors, "_default_order", list(executors._default_order))
 
 
 class Absent(OperatorExecutor):
@@ -95,7 +96,7 @@ def test_default_executors_are_asked_in_order_and_only_where_available() -> None
     register_executor(Absent("absent"), default=True)
     assert resolve_executors(None) == [first, *before, last]
     assert resolve_executors(["only by name"])[0].name == "only by name"
-    assert "absent" in executor.known_executors()
+    assert "absent" in executors.known_executors()
 
 
 @pytest.mark.usefixtures("registry")

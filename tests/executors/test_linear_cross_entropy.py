@@ -125,7 +125,7 @@ def test_the_weights_gradient_is_scaled_in_its_own_memory_unless_the_graph_is_ke
 
         @staticmethod
         def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
-            scaled.append(runs._scaled(saved, g))
+            scaled.append(runs._scale(saved, g))
             return g
 
     Backward.apply(torch.ones((), requires_grad=True)).backward(torch.tensor(2.0), retain_graph=kept)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import forge
 from forge import clang, hub, prims, torchlang
-from forge.executors.executor import known_executors
 from forge.executors.hubex import hubex
+from forge.executors.registry import known_executors
 from forge.hub.manifest import ManifestError
 from forge.ir import grad_rules
 from tests.hub.kernels import forget, metadata, process_restored, write

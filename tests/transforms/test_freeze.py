@@ -180,10 +180,10 @@ def test_a_value_that_is_returned_is_no_constant() -> None:
         return x + scaled, scaled
 
     trace = forge.trace(function, torch.randn(4), torch.randn(4))
-    assert not hoist_weights(trace, {"w"}).kept
+    assert not hoist_weights(trace, {"w"}).values
 
 
 @pytest.mark.parametrize(("limit", "moves"), [(64, True), (63, False)])
 def test_a_call_that_makes_much_of_little_stays(limit: int, moves: bool) -> None:
     trace = forge.trace(lambda x, w: x + w.expand(4, 4), torch.randn(4, 4), torch.randn(4))
-    assert bool(hoist_weights(trace, {"w"}, byte_limit=limit).kept) is moves
+    assert bool(hoist_weights(trace, {"w"}, byte_limit=limit).values) is moves

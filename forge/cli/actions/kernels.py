@@ -21,7 +21,7 @@ from forge.executors.hubex.verification.verification_cache import OK
 from forge.hub import builder, cache, lockfile, variants
 from forge.hub.conformance.repository import escape
 from forge.hub.manifest import read_manifest
-from forge.ir.printing import counted, table
+from forge.ir.printing import quantity, table
 
 
 def list_kernels(
@@ -184,7 +184,7 @@ def _check_source(source: str, policy: PolicyOptions, fetch: bool) -> SourceChec
 def _check_locked(kernel: hub.LockedKernel, lock: hub.Lock, policy: PolicyOptions) -> SourceCheck:
     """Return every check before an import; what is not in the cache is fetched."""
     place, count = hub.check_locked(kernel, lock, policy=_policy(policy), backend=policy.backend)
-    files = f"{counted(count, 'file')} {'is' if count == 1 else 'are'} as locked"
+    files = f"{quantity(count, 'file')} {'is' if count == 1 else 'are'} as locked"
     return SourceCheck(kernel.source, [f"ok      {place}: {files}"])
 
 
@@ -263,7 +263,7 @@ def lock(
         accept=None if force else _accept,
     )
     count = sum(len(files) for kernel in written.kernels for files in (*kernel.variants.values(), kernel.files))
-    print(f"{output}: {counted(len(written.kernels), 'kernel')}, {counted(count, 'file')}")
+    print(f"{output}: {quantity(len(written.kernels), 'kernel')}, {quantity(count, 'file')}")
     return 0
 
 

@@ -22,7 +22,7 @@ from forge.cli import inputs, targets
 from forge.cli.app import TargetError
 from forge.cli.programs import Program
 from forge.compiler.report import ALL_STAGES
-from forge.executors.executor import resolve_executors
+from forge.executors.registry import resolve_executors
 from forge.ir import Trace
 from forge.ir.printing import table
 from forge.support.machine import device_name

@@ -29,7 +29,7 @@ class Explanation:
         name: The name of the target.
         captured: Whether Dynamo captured a call.
         ungiven: Whether the target is of torch.compile(backend="forge") and Dynamo passed no graph to forge;
-            `graph_breaks` then has those that Dynamo counted in this process.
+            `graph_breaks` then has those that Dynamo quantity in this process.
         rows: A Row for each operation that runs.
         saved: A SavedRow for each tensor that a backward needs.
         costs: A CostRow for each call, with `profile=True`.
@@ -153,7 +153,7 @@ class Explanation:
     @property
     def saved_bytes(self) -> int:
         """What a backward keeps in memory beyond inputs, parameters and results, in bytes; lengths that are symbols
-        are not counted."""
+        are not quantity."""
         return sum(each.bytes or 0 for each in self.saved if each.own)
 
     def to_dict(self) -> dict[str, Any]:

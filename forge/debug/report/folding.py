@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 from forge.debug.report.rows import Row
-from forge.ir.printing import counted
+from forge.ir.printing import quantity
 
 LAYER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
 _SHOWN = 8  # operations of a fusion, by name
@@ -63,7 +63,7 @@ def _fusion(name: str, rows: Sequence[Row]) -> Line:
     declined = tuple(dict.fromkeys(each for row in rows for each in row.declined))
     first = next((row.source for row in rows if row.source), "")
     module = _common([row.module for row in rows if row.module])
-    result = counted(len(rows), "operation")
+    result = quantity(len(rows), "operation")
     return Line(module, f"{name}: {operations}", result, rows[0].executor, declined, first, tuple(rows))
 
 

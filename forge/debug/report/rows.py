@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from forge.compiler.claim import Claim
 from forge.debug.profiling import Cost
-from forge.transforms.split import Saved
+from forge.transforms.split import SavedValue
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class SavedRow:
     source: str | None
 
     @classmethod
-    def of(cls, graph: int, saved: Saved) -> "SavedRow":
+    def of(cls, graph: int, saved: SavedValue) -> "SavedRow":
         """Return the rows of what a program saves."""
         module, line = (saved.source.module, saved.source.line) if saved.source else (None, None)
         return cls(graph, saved.name, saved.metadata, saved.bytes, saved.own, module, line)

@@ -15,7 +15,7 @@ from rich.text import Text
 from forge.compiler.report import SHORTENED
 from forge.debug.report.folding import Line, fold_layers, lines
 from forge.debug.report.rows import CostRow
-from forge.ir.printing import counted, in_seconds
+from forge.ir.printing import in_seconds, quantity
 
 if TYPE_CHECKING:
     from forge.debug.report.explanation import Explanation
@@ -80,11 +80,11 @@ def summary(explanation: "Explanation") -> str:
         )
     claimed = ", ".join(f"{name} {count}" for name, count in explanation.executors.items())
     parts = [
-        counted(explanation.graphs, "graph"),
-        f"{counted(len(explanation.rows), 'operation')} ({claimed})",
-        counted(len(explanation.opaque_calls), "opaque call"),
-        counted(len(explanation.graph_breaks), "graph break"),
-        counted(len(explanation.recompiles), "recompile"),
+        quantity(explanation.graphs, "graph"),
+        f"{quantity(len(explanation.rows), 'operation')} ({claimed})",
+        quantity(len(explanation.opaque_calls), "opaque call"),
+        quantity(len(explanation.graph_breaks), "graph break"),
+        quantity(len(explanation.recompiles), "recompile"),
     ]
     if explanation.numerics != "fast":
         parts.append(f"numerics: {explanation.numerics}")

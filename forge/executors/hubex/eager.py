@@ -14,13 +14,13 @@ import torch
 
 from forge.compiler.claim import choose, claim
 from forge.executors.calls import format_arguments
-from forge.executors.executor import resolve_executors
 from forge.executors.hubex.derived import record_call, with_backward
 from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.functions import Function, has_fake, register, registered
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.process import verifying
 from forge.executors.hubex.verification.verification_cache import verifier
+from forge.executors.registry import resolve_executors
 from forge.ir import BoundSymbol, Tag, Trace, check
 from forge.ir.locks import new_lock
 from forge.ir.pytree import leaves, names

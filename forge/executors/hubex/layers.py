@@ -348,7 +348,7 @@ class LayerExecutor(HubExecutor, ModuleExecutor[Layer]):
         """Note the names of a class of modules."""
         self.seen.update(name for name in (getattr(kind, "kernel_layer_name", None), kind.__name__) if name)
 
-    def offered(self, module: torch.nn.Module) -> list[Offer]:
+    def layers_for(self, module: torch.nn.Module) -> list[Offer]:
         """Return the offers for a module, whatever the device: by the name that a decorator gave its class, else by the
         class."""
         kind = type(module)
@@ -363,7 +363,7 @@ class LayerExecutor(HubExecutor, ModuleExecutor[Layer]):
         condition = getattr(type(module), "kernel_condition", None)
         if condition is not None and not condition(module):
             return decline("the condition of its decorator says no")
-        fitting = sorted((each for each in self.offered(module) if each.fits(device)), key=lambda each: each.width)
+        fitting = sorted((each for each in self.layers_for(module) if each.fits(device)), key=lambda each: each.width)
         if not fitting:
             return decline(f"no layer is for {device}")
         place = next((fitting[0].modes[mode] for mode in _ORDER[training] if mode in fitting[0].modes), None)

@@ -10,8 +10,9 @@ import importlib
 import importlib.metadata
 import os
 import shutil
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -19,8 +20,9 @@ from typing import Any
 import torch
 
 from forge.executors.can_fuse_cache import CanFuseCache
-from forge.executors.executor import Decision, Declined, FusionExecutor, decline, register_executor
+from forge.executors.executor import Decision, Declined, FusionExecutor, decline
 from forge.executors.inductorex import isa_probe
+from forge.executors.registry import register_executor
 from forge.ir import BoundSymbol, Tag, Trace
 from forge.ir.pytree import leaves, tensors
 from forge.torch_internals.tensors import has_triton
@@ -34,6 +36,20 @@ _NEVER = {
 }
 
 
+@functools.cache
+def _module(name: str) -> ModuleType:
+    """Import a module of this package that needs Inductor, without its deprecation warnings: they are torch's own, and
+    the program may have turned warnings into errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return importlib.import_module(f"{__name__}.{name}")
+
+
+def _compiles() -> bool:
+    """Return whether this process has compiled a region, or tried to."""
+    return f"{__name__}.lower" in sys.modules
+
+
 class InductorExecutor(FusionExecutor):
     """Regions of pointwise calls, reductions and views, each one artifact of Inductor."""
 
@@ -42,12 +58,12 @@ class InductorExecutor(FusionExecutor):
     whole = False  # takes calls that Inductor hands to torch's kernels, too
 
     def __init__(self, name: str, *, rounds: bool = False) -> None:
-        """rounds: each value of a region is rounded to its dtype, as in eager."""
+        """Make an executor. rounds: each value of a region is rounded to its dtype, as in eager."""
         super().__init__(name)
         self.rounds = rounds
         self._decisions = CanFuseCache(partial(_decide, whole=self.whole, rounds=rounds))
         self._checking: FusionExecutor | None = None
-        self._rounding: FusionExecutor | None = None
+        self._rounding: InductorExecutor | None = None
 
     def is_available(self) -> Decision:
         return True if any(map(_can_compile_for, _devices())) else decline("there is no C++ compiler and no Triton")
@@ -60,23 +76,23 @@ class InductorExecutor(FusionExecutor):
         return self._decisions.get(bound)
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        return _inductor().compile_region(region, whole=self.whole, rounds=self.rounds)
+        return _module("lower").compile_region(region, whole=self.whole, rounds=self.rounds)
 
     def identity(self) -> str | Declined:
         """Return what Inductor's code depends on: its settings, its compilers, the number of threads, how it rounds."""
-        if _inductor.cache_info().currsize and _inductor().compile_wait.has_failed():
+        if _compiles() and _module("compile_wait").has_failed():
             return decline("Inductor could not compile a region")
         config = importlib.import_module("forge.torch_internals.inductor.config").inductor_config
         return repr((config.get_hash(), os.environ.get("CXX"), torch.get_num_threads(), _triton(), self.rounds))
 
     def dump(self, function: Callable) -> bytes | Declined:
-        return _artifacts().dump(function)
+        return _module("artifacts").dump(function)
 
     def load(self, data: bytes) -> Callable:
-        return _artifacts().load(data)
+        return _module("artifacts").load(data)
 
     def finish(self) -> Mapping[Callable, Declined]:
-        return _inductor().compile_wait.finish() if _inductor.cache_info().currsize else {}
+        return _module("compile_wait").finish() if _compiles() else {}
 
     def later(self) -> FusionExecutor | None:
         return _OutOfProcess(rounds=self.rounds)
@@ -86,15 +102,15 @@ class InductorExecutor(FusionExecutor):
             self._checking = _Checking(self)
         return self._checking
 
-    def rounding(self) -> FusionExecutor:
+    def rounding(self) -> "InductorExecutor":
         if self.rounds:
             return self
         if self._rounding is None:
             self._rounding = type(self)(self.name, rounds=True)
         return self._rounding
 
-    def pays(self, calls: list[BoundSymbol]) -> bool:
-        """Return a region costs a call and, once, a compilation: it runs more than one kernel of torch's."""
+    def pays(self, calls: Sequence[BoundSymbol]) -> bool:
+        """Return whether a region replaces more than one kernel of torch's: it costs a call, and once a compilation."""
         kernels = 0
         for bound in calls:
             kernels += _kernels.get(bound)
@@ -120,10 +136,10 @@ def _decide(bound: BoundSymbol, *, whole: bool, rounds: bool) -> Decision:
             return decline(f"Inductor has no code for {proxy.dtype}")
     if not _can_compile_for(proxies[0].device.type):
         return decline(f"Inductor cannot compile for {proxies[0].device.type} here")
-    return _inductor().takes(bound, whole=whole, rounds=rounds)
+    return _module("operators").takes(bound, whole=whole, rounds=rounds)
 
 
-_kernels = CanFuseCache(lambda bound: _inductor().count_kernels(bound))
+_kernels = CanFuseCache(lambda bound: _module("operators").count_kernels(bound))
 
 
 class WholeProgram(InductorExecutor):
@@ -145,14 +161,14 @@ class _OutOfProcess(WholeProgram):
         self._made: list[Any] = []
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        made = _inductor().compile_region_in_worker(region, rounds=self.rounds)
+        made = _module("lower").compile_region_in_worker(region, rounds=self.rounds)
         self._made.append(made)
         return made
 
     def finish(self) -> Mapping[Callable, Declined]:
         return {}  # nobody waits: `ready` is asked
 
-    def dump(self, function: Callable) -> bytes | Declined:
+    def dump(self, function: Any) -> bytes | Declined:
         if not function.on_cpu:  # a process would wait for it longer than for compiling the smaller regions
             return decline("larger regions on a GPU load slowly")
         return super().dump(function.function)
@@ -162,31 +178,43 @@ class _OutOfProcess(WholeProgram):
         return next((state for state in states if isinstance(state, Declined)), all(states))
 
 
-class _Checking(InductorExecutor):
-    """Regions as Inductor is given them, run by torch's operators and checked at their edges (checking.py)."""
+class _Checks(InductorExecutor):
+    """A fusion executor whose regions are run by torch's operators and checked at their edges (checking.py)."""
 
     checks = True
-
-    def __init__(self, executor: InductorExecutor) -> None:
-        super().__init__(executor.name, rounds=executor.rounds)
-        self.whole = executor.whole
-        self.can_fuse = executor.can_fuse
-        self.pays = executor.pays
 
     def prepare(self) -> None:
         pass  # no processor is asked about
 
-    def fuse(self, region: Trace) -> Callable | Declined:
-        return _inductor().compile_region(region, _checking().check_region, whole=self.whole)
-
     def identity(self) -> str | Declined:
         return "regions run by torch's operators"
 
-    def dump(self, function: Callable) -> bytes | Declined:
-        return function.dump()
-
     def load(self, data: bytes) -> Callable:
-        return _checking().load(data)
+        return _module("checking").load(data)
+
+    def checking(self) -> FusionExecutor:
+        return self
+
+
+class _Checking(_Checks):
+    """Regions as Inductor is given them."""
+
+    def __init__(self, executor: InductorExecutor) -> None:
+        super().__init__(executor.name, rounds=executor.rounds)
+        self.whole = executor.whole
+        self._executor = executor
+
+    def can_fuse(self, bound: BoundSymbol) -> Decision:
+        return self._executor.can_fuse(bound)
+
+    def pays(self, calls: Sequence[BoundSymbol]) -> bool:
+        return self._executor.pays(calls)
+
+    def fuse(self, region: Trace) -> Callable | Declined:
+        return _module("lower").compile_region(region, _module("checking").check_region, whole=self.whole)
+
+    def dump(self, function: Any) -> bytes | Declined:
+        return function.dump()
 
     def finish(self) -> Mapping[Callable, Declined]:
         return {}
@@ -194,31 +222,17 @@ class _Checking(InductorExecutor):
     def later(self) -> FusionExecutor | None:
         return None if self.whole else _CheckingOutOfProcess(rounds=self.rounds)
 
-    def checking(self) -> FusionExecutor:
-        return self
 
-
-class _CheckingOutOfProcess(_OutOfProcess):
+class _CheckingOutOfProcess(_Checks, _OutOfProcess):
     """Whole programs that are described for another process, and run and checked in this one."""
 
-    checks = True
-
     def fuse(self, region: Trace) -> Callable | Declined:
-        made = _inductor().compile_region_in_worker(region, _checking().CheckedProgram)
+        made = _module("lower").compile_region_in_worker(region, _module("checking").CheckedProgram)
         self._made.append(made)
         return made
 
-    def dump(self, function: Callable) -> bytes | Declined:
+    def dump(self, function: Any) -> bytes | Declined:
         return function.function.dump()
-
-    def identity(self) -> str | Declined:
-        return "regions run by torch's operators"
-
-    def load(self, data: bytes) -> Callable:
-        return _checking().load(data)
-
-    def checking(self) -> FusionExecutor:
-        return self
 
 
 def _devices() -> list[str]:
@@ -238,29 +252,6 @@ def _can_compile_for(device: str) -> bool:
     if not found:
         warnings.warn(f"forge: {missing}: programs on {device} run unfused, by torch", stacklevel=2)
     return found
-
-
-def _import_inductor(name: str) -> ModuleType:
-    """Import a module that needs Inductor, without its deprecation warnings: they are torch's own, and the program may
-    have turned warnings into errors."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return importlib.import_module(name)
-
-
-@functools.cache
-def _inductor() -> ModuleType:
-    return _import_inductor("forge.executors.inductorex.lower")
-
-
-@functools.cache
-def _artifacts() -> ModuleType:
-    return _import_inductor("forge.executors.inductorex.artifacts")
-
-
-@functools.cache
-def _checking() -> ModuleType:
-    return _import_inductor("forge.executors.inductorex.checking")
 
 
 @functools.cache

@@ -10,8 +10,8 @@ Of half precision, torch's kernels call at::vec's functions, its formula of erf 
 Source: torch._inductor.codegen.cpp.CppVecOverrides, whose static methods give the expression of a function.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import reduce
 from math import factorial
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 
 from forge.ir.unresolved import UnresolvedSymInt
 from forge.torch_internals.inductor.codegen import CppKernel, CppVecOverrides
+from forge.torch_internals.patch import Patch, Scope, patch
 
 _NAMES = "atanh", "erf", "expm1"
 # by the power of what they are in, from the least; a polynomial's largest error is 1e-8
@@ -55,35 +56,27 @@ _ERFC = [  # erfc(x) in x - 2.5, where 1 <= x <= 4; beyond, erf is 1
 
 @contextmanager
 def near_zero(*, as_vec: bool) -> Iterator[None]:
-    """Inside, the functions of vectors have their digits near 0; or are at::vec's own (`as_vec`). To be entered under a
-    lock of the caller's."""
-    before = {name: vars(CppVecOverrides)[name] for name in _NAMES}
-    for name in _NAMES:
-        setattr(CppVecOverrides, name, staticmethod(_expression(name, None if as_vec else _LINES.get(name))))
-    try:
+    """Inside, the functions of vectors have their digits near 0; or are at::vec's own (`as_vec`)."""
+    with ExitStack() as stack:
+        for each in _AS_VEC if as_vec else _NEAR_ZERO:
+            stack.enter_context(each)
         yield
-    finally:
-        for name, function in before.items():
-            setattr(CppVecOverrides, name, function)
 
 
-@contextmanager
-def long_sums() -> Iterator[None]:
-    """Inside, a sum of a symbolic length is computed in chunks, as a long one is. Before torch 2.13, Inductor asks on
-    which side of 4096 its length is, which differs from size to size. To be entered under a lock of the caller's."""
-    before = CppKernel.need_use_acc_helper
-
-    def needs_chunks(kernel: CppKernel, *args: Any) -> bool:
-        try:
-            return before(kernel, *args)
-        except UnresolvedSymInt:
-            return True
-
-    CppKernel.need_use_acc_helper = needs_chunks
+@patch(
+    CppKernel,
+    "need_use_acc_helper",
+    scope=Scope.COMPILE,
+    why="Inductor asks whether a symbolic length is above 4096, which differs from size to size: a sum is in chunks",
+    upstream="torch/_inductor/codegen/cpp.py, CppKernel.need_use_acc_helper",
+    before=(2, 13),
+)
+def chunk_sums(kernel: CppKernel, *args: Any) -> bool:
+    """Return whether a sum is computed in chunks."""
     try:
-        yield
-    finally:
-        CppKernel.need_use_acc_helper = before
+        return chunk_sums.original(kernel, *args)
+    except UnresolvedSymInt:
+        return True
 
 
 def _polynomial(coefficients: Sequence[float], x: str) -> str:
@@ -118,3 +111,14 @@ def _expression(name: str, lines: list[str] | None) -> Callable[[Any], str]:
 
     expression.__name__ = name  # by which Inductor finds the function of a scalar
     return expression
+
+
+def _patches(lines: Mapping[str, list[str]], why: str) -> list[Patch]:
+    upstream = "torch/_inductor/codegen/cpp.py, CppVecOverrides"
+    about: dict[str, Any] = {"scope": Scope.COMPILE, "why": why, "upstream": upstream}
+    functions = {name: staticmethod(_expression(name, lines.get(name))) for name in _NAMES}
+    return [Patch(CppVecOverrides, name, function, **about) for name, function in functions.items()]
+
+
+_NEAR_ZERO = _patches(_LINES, "of a small argument, no digit is right")
+_AS_VEC = _patches({}, "half precision is to have the bits that torch's kernels give, which call at::vec")

@@ -6,6 +6,10 @@ for regions that call none, and a look at what the processor can do. Where one i
 it was, and compiles. So it does for a GPU, whose kernels come from Triton's own folder. Where one is another file than
 it was, it is deleted, since Inductor loads what is there, and the program is compiled anew.
 
+torch's own way to keep one, `torch._inductor.standalone_compile` with CompiledArtifact.save and load, costs more. Of
+six regions on a CPU (torch 2.13), it takes twice the time to compile, 13 times the bytes, 5 times as long to load, and
+4 µs more for each call of 21, for AOTAutograd's wrapper.
+
 Source: torch._inductor.codecache, PyCodeCache.load and CppPythonBindingsCodeCache; CompiledFxGraph.post_compile.
 """
 
@@ -20,7 +24,7 @@ from typing import Any
 from forge.executors.executor import Declined, decline
 from forge.executors.inductorex import isa_probe, units
 from forge.executors.inductorex.strides import NO_STRIDES, Strides
-from forge.torch_internals.inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache, inductor_utils
+from forge.torch_internals.inductor.codecache import CppPythonBindingsCodeCache, OrderedSet, PyCodeCache, inductor_utils
 from forge.torch_internals.inductor.config import inductor_config
 
 _UNUSED = frozenset({"get_args", "benchmark_compiled_module"})  # for those who run the module by itself
@@ -115,7 +119,7 @@ def load(data: bytes) -> Callable:
     else:
         call = _module(known["source"]).call
     if known["aligned"]:
-        call = inductor_utils.align_inputs_from_check_idxs(call, known["aligned"], set())
+        call = inductor_utils.align_inputs_from_check_idxs(call, known["aligned"], OrderedSet())
     results, sizes = known["strides"]
     return Strides(dict(results), sizes).wrap(call)
 

@@ -31,9 +31,10 @@ import torch
 from forge.compiler.unspecified_strides import poison
 from forge.executors.errors import CheckError
 from forge.executors.executor import Decision, Declined, decline
+from forge.executors.inductorex.aten_graph import results_of
 from forge.executors.inductorex.graphs import PlainGraph, rebuild
 from forge.executors.inductorex.strides import NO_STRIDES, Strides
-from forge.ir.interpreter import unconverted
+from forge.ir.interpreter import skip_dynamo
 from forge.ir.printing import qualified_name, symbolic_expression
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.torch_internals.dispatch import disable_current_modes
@@ -135,7 +136,7 @@ class CheckedRegion:
                     edge = f"input {number}" if number < len(inputs) else f"result {number - len(inputs)}"
                     raise self._error(f"the size {size} of {edge} reads {', '.join(unknown)}, which no input defines")
 
-    @unconverted
+    @skip_dynamo
     def __call__(self, boxed: list[Any]) -> list[torch.Tensor]:
         inputs, sizes = list(boxed), self._sizes(boxed)
         for number, (value, promise) in enumerate(zip(inputs, self.inputs, strict=True)):
@@ -215,17 +216,15 @@ def check_region(
             with graph.graph.inserting_after(node):
                 filled = graph.graph.call_function(poison, (node,))
             node.replace_all_uses_with(filled, delete_user_cb=lambda user, filled=filled: user is not filled)
-    (output,) = graph.graph.find_nodes(op="output")
     python = graph.graph.python_code("self")
     read = {node.id for node in ast.walk(ast.parse(python.src)) if isinstance(node, ast.Name)}
-    scope = {name: _name_of(value) for name, value in python.globals.items() if name in read}
-    unnamed = ", ".join(name for name, known in scope.items() if known is None)
+    names = {name: _name_of(value) for name, value in python.globals.items() if name in read}
+    scope = {name: known for name, known in names.items() if known is not None}
+    unnamed = ", ".join(name for name in names if name not in scope)
     if unnamed:
         return decline(f"the region's graph reads {unnamed}, which is not a module-level name")
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.find_nodes(op="get_attr")}
-    promised = [
-        Promise.of(node.meta["val"], strides.results.get(position)) for position, node in enumerate(output.args[0])
-    ]
+    promised = [Promise.of(node.meta["val"], strides.results.get(i)) for i, node in enumerate(results_of(graph))]
     edges = tuple(Promise.of(each) if isinstance(each, torch.Tensor) else _size(each) for each in inputs)
     return CheckedRegion(python.src, scope, edges, tuple(promised), strides, constants)
 
@@ -258,6 +257,7 @@ class CheckedProgram:
         self.function = check_region(*rebuild(pickle.loads(pickle.dumps(graph))), strides, whole=True)
 
     def __call__(self, boxed: list[Any]) -> list[torch.Tensor]:
+        assert not isinstance(self.function, Declined)
         return self.function(boxed)
 
     def state(self) -> Decision:
@@ -279,14 +279,15 @@ def _poison_when_freed(value: torch.Tensor) -> None:
     weakref.finalize(value, _poison_freed, storage, value.dtype).atexit = False
 
 
-@unconverted
+@skip_dynamo
 def _poison_freed(storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
     others = storage_Use_Count(storage._cdata) > 2 or sys.getrefcount(storage) > _OWN_REFERENCES
     if others or (storage.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return
     with disable_current_modes(), torch.inference_mode():
         size = storage.nbytes() // dtype.itemsize
-        poison(torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, (size,)))
+        memory: Any = torch.empty(0, dtype=dtype, device=storage.device)  # torch's stubs know typed storages only
+        poison(memory.set_(storage, 0, (size,)))
 
 
 def _is_tensor(value: Any) -> bool:

@@ -4,7 +4,7 @@ A module that Inductor generates starts its kernels in other threads or processe
 Here the waits are deferred to `finish`, while forge and Inductor go on with other regions. Call `finish` before the
 first call of an artifact: it returns when no thread's work is left.
 
-Source: torch._inductor.async_compile.AsyncCompile.wait; with a torch that has none, each module waits as it is loaded.
+Source: torch._inductor.async_compile.AsyncCompile.wait.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ from forge.support import progress
 from forge.torch_internals.inductor.async_compile import AsyncCompile
 from forge.torch_internals.inductor.cache_dir import cache_dir
 from forge.torch_internals.inductor.codecache import PyCodeCache
+from forge.torch_internals.patch import Scope, patch
 
 
 class PendingArtifact:
@@ -46,6 +47,7 @@ class PendingArtifact:
         return None
 
 
+_this_thread = threading.local()  # started: the artifact that this thread makes
 _started: list[PendingArtifact] = []
 _failed: dict[Callable, Declined] = {}
 _finishing = threading.Lock()
@@ -59,32 +61,43 @@ _SECONDS_TO_WRITE = 60
 def defer_waits() -> Iterator[PendingArtifact]:
     """Defer the waits of the modules that Inductor generates in this thread. The caller sets `function` and keeps it
     alive; the modules of an artifact without one, whose generation failed, are waited for all the same.
-
-    Enter it under a lock: other threads' modules wait as usual, but the patch is one for all.
     """
-    started = PendingArtifact()
-    wait, build = (getattr(AsyncCompile, name, None) for name in ("wait", "cpp_pybinding"))
-    if wait is None or build is None:
-        yield started
-        return
-    thread = threading.get_ident()
-
-    def defer_wait(compiling: AsyncCompile, scope: dict[str, Any]) -> None:
-        if threading.get_ident() == thread and "__file__" in scope:  # not what is generated to be run now
-            started.waits.append((scope, partial(wait, compiling, scope)))
-        else:
-            wait(compiling, scope)
-
-    def build_unit(compiling: AsyncCompile, argtypes: Sequence[str], source: str) -> Any:
-        own = threading.get_ident() == thread
-        return units.ask(compiling, argtypes, source, build) if own else build(compiling, argtypes, source)
-
-    AsyncCompile.wait, AsyncCompile.cpp_pybinding = defer_wait, build_unit
+    _this_thread.started = started = PendingArtifact()
     try:
-        yield started
+        with _defer_wait, _build_unit:
+            yield started
     finally:
-        AsyncCompile.wait, AsyncCompile.cpp_pybinding = wait, build
+        _this_thread.started = None
         _started.append(started)
+
+
+@patch(
+    AsyncCompile,
+    "wait",
+    scope=Scope.COMPILE,
+    why="each region would wait for its kernels before the next region is lowered",
+    upstream="torch/_inductor/async_compile.py, AsyncCompile.wait",
+)
+def _defer_wait(compiling: AsyncCompile, scope: dict[str, Any]) -> None:
+    started: PendingArtifact | None = getattr(_this_thread, "started", None)
+    if started is not None and "__file__" in scope:  # not what is generated to be run now
+        started.waits.append((scope, partial(_defer_wait.original, compiling, scope)))
+    else:
+        _defer_wait.original(compiling, scope)
+
+
+@patch(
+    AsyncCompile,
+    "cpp_pybinding",
+    scope=Scope.COMPILE,
+    why="g++ would run for each kernel, most of its time for the header that all have in common",
+    upstream="torch/_inductor/async_compile.py, AsyncCompile.cpp_pybinding",
+)
+def _build_unit(compiling: AsyncCompile, argtypes: Sequence[str], source: str) -> Any:
+    build = _build_unit.original
+    if getattr(_this_thread, "started", None) is None:
+        return build(compiling, argtypes, source)
+    return units.ask(compiling, argtypes, source, build)
 
 
 def finish() -> dict[Callable, Declined]:

@@ -2,6 +2,9 @@
 
 A process costs two seconds of its own, but takes nothing from the program that runs meanwhile: no time under the
 interpreter's lock, no thread that a fork would lose.
+
+Inductor's own way (torch._inductor.compile_fx_ext, by TORCHINDUCTOR_FX_COMPILE_MODE) is a setting of the whole process,
+and its worker compiles without the patches of torch_internals/inductor/ and accuracy.py, on which results depend.
 """
 
 import atexit
@@ -70,6 +73,7 @@ class Compilation:
         weakref.finalize(self, self._job.stop)
 
     def __call__(self, boxed: list[Any]) -> Any:
+        assert self._function is not None
         return self._function(boxed)
 
     @property
@@ -108,7 +112,7 @@ class _Job:
         self.stopped = False
         self.failed: Decision = False
         self._data = data
-        self._folder: tempfile.TemporaryDirectory | None = None
+        self._folder: tempfile.TemporaryDirectory
         self._process: subprocess.Popen | None = None
 
     def start(self) -> None:

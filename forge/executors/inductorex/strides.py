@@ -44,7 +44,7 @@ class Strides(NamedTuple):
         for place, strides in self.results.items():
             wanted = "".join(f"{each}, " for each in strides)
             lines.append(f"    results[{place}] = restrided(results[{place}], ({wanted}))")
-        scope = {"function": function, "math": math, "restrided": restrided}
+        scope: dict[str, Any] = {"function": function, "math": math, "restrided": restrided}
         exec(compile("\n".join([*lines, "    return results"]), "<forge strides>", "exec"), scope)
         return scope["run"]
 
@@ -54,18 +54,17 @@ NO_STRIDES = Strides({}, {})  # where the code gives what torch gives
 
 def sizes_of(inputs: Sequence[Any]) -> dict[str, str]:
     """Return for each symbol that a region's inputs tell the expression of `boxed`, their list, that is its value."""
-    numbers = {f"boxed[{place}]": each for place, each in enumerate(inputs) if isinstance(each, torch.SymInt)}
+    numbers: dict[str, Any] = {f"boxed[{place}]": each for place, each in enumerate(inputs)}
     lengths = {
         f"boxed[{place}].{method}({dim})": length
         for place, each in enumerate(inputs)
         if isinstance(each, torch.Tensor)
         for method, lengths in (("size", each.shape), ("stride", each.stride()))
         for dim, length in enumerate(lengths)
-        if isinstance(length, torch.SymInt)
     }
     known: dict[str, str] = {}
     for text, number in {**numbers, **lengths}.items():
-        if number.node.expr.is_symbol:
+        if isinstance(number, torch.SymInt) and number.node.expr.is_symbol:
             known.setdefault(str(number.node.expr), text)
     return known
 

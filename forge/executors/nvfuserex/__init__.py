@@ -12,11 +12,12 @@ from functools import partial
 from typing import Any
 
 from forge.executors.can_fuse_cache import CanFuseCache
-from forge.executors.executor import Decision, Declined, FusionExecutor, register_executor
+from forge.executors.executor import Decision, Declined, FusionExecutor
 from forge.executors.nvfuserex import creation, elementwise, reduction, shape  # their rules
 from forge.executors.nvfuserex.compile import Compiler
 from forge.executors.nvfuserex.library import nvfuser_direct
 from forge.executors.nvfuserex.translate import takes
+from forge.executors.registry import register_executor
 from forge.ir import BoundSymbol, Trace
 
 _SETTINGS = ("NVFUSER_DISABLE", "NVFUSER_ENABLE")

@@ -12,10 +12,10 @@ import torch
 
 from forge.executors.executor import Declined, decline
 from forge.executors.nvfuserex.definition import Definition, Output, define, dump, load
-from forge.executors.nvfuserex.translate import dense_strides, translate
+from forge.executors.nvfuserex.translate import dense_strides, strides_in_region, translate
 from forge.executors.nvfuserex.writer import Untranslatable
-from forge.ir import Proxy, TensorProxy, Trace
-from forge.ir.bounded import Bounded
+from forge.ir import NumberProxy, Proxy, TensorProxy, Trace
+from forge.ir.bounded import BoundedDict
 from forge.ir.checks import in_one_line
 from forge.ir.locks import new_lock
 from forge.ir.proxies import hint_of
@@ -65,7 +65,7 @@ class Fusion:
 
 def _laid_out(result: torch.Tensor, output: Output, others: Sequence[Any]) -> torch.Tensor:
     """Return a result with the strides that torch gives it, in memory of its own."""
-    strides = dense_strides(result.shape, output.order) if output.strides is None else output.strides
+    strides = output.strides or tuple(map(int, dense_strides(result.shape, output.order)))
     laid_out = restrided(result, strides)
     if output.moved and any(torch.is_tensor(each) and _share_memory(each, laid_out) for each in others):
         return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device).copy_(result)
@@ -82,7 +82,7 @@ class Compiler:
     def __init__(self, library: Any, device: str) -> None:
         self.library = library
         self.device = device
-        self._made: Bounded = Bounded(KEPT)
+        self._made: BoundedDict = BoundedDict(KEPT)
 
     def compile(self, region: Trace) -> Callable | Declined:
         """Return a function of one list, the region's inputs, that returns its outputs. Declined where nvFuser
@@ -109,8 +109,9 @@ class Compiler:
             fusion.laid_out = _different(fusion.execute(given), region.output, definition.outputs)
         return fusion
 
-    def dump(self, fusion: Fusion) -> bytes | Declined:
+    def dump(self, fusion: Callable) -> bytes | Declined:
         """Return a function as bytes, from which `load` makes it in another process."""
+        assert isinstance(fusion, Fusion)
         inputs = [*fusion.definition.inputs]
         if any(-1 in getattr(each, "shape", (-1,)) for each in inputs):
             return decline("nvFuser's regions of symbolic lengths are compiled anew")
@@ -124,9 +125,11 @@ class Compiler:
 
 
 def _zeros(proxy: Proxy) -> Any:
-    if not isinstance(proxy, TensorProxy):
+    if isinstance(proxy, NumberProxy):
+        assert isinstance(proxy.value, (int, torch.SymInt))
         return hint_of(proxy.value)
-    shape, strides = (list(map(hint_of, each)) for each in (proxy.shape, proxy.strides))
+    assert isinstance(proxy, TensorProxy)
+    shape, strides = (list(map(hint_of, each)) for each in (proxy.shape, strides_in_region(proxy)))
     return torch.empty_strided(shape, strides, dtype=proxy.dtype, device=proxy.device).zero_()
 
 
@@ -137,7 +140,7 @@ def _different(
     shape, dtype or device is another."""
     found = []
     for place, (result, proxy, output) in enumerate(zip(results, wanted, outputs, strict=True)):
-        shape, strides = (tuple(map(hint_of, each)) for each in (proxy.shape, proxy.strides))
+        shape, strides = (tuple(map(hint_of, each)) for each in (proxy.shape, strides_in_region(proxy)))
         if (tuple(result.shape), result.dtype, result.device) != (shape, proxy.dtype, proxy.device):
             raise TypeError(f"{proxy} came out as {result.dtype}, {tuple(result.shape)}, on {result.device}")
         if output.moved or result.stride() != strides:

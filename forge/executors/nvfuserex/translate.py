@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from forge.executors.executor import Decision, call_checker, decline
+from forge.executors.executor import Decision, Declined, call_checker, decline
 from forge.executors.nvfuserex.definition import DTYPES, Definition, Output, Ref, TensorInput
 from forge.executors.nvfuserex.rules import RULES
 from forge.executors.nvfuserex.writer import Untranslatable, Writer, can_say
@@ -97,13 +97,13 @@ def translate(region: Trace, library: Any, device: str) -> Definition:
 
 def _describe(proxy: TensorProxy, library: Any, device: str) -> TensorInput:
     decision = _is_described(proxy)
-    if not decision:
+    if isinstance(decision, Declined):
         raise Untranslatable(decision.reason)
     if proxy.device.type != device and proxy.ndim:
         raise Untranslatable(f"it reads {proxy}, and nvFuser computes on {device}")
-    sizes, strides = (list(map(hint_of, each)) for each in (proxy.shape, proxy.strides))
+    sizes, strides = (list(map(hint_of, each)) for each in (proxy.shape, strides_in_region(proxy)))
     contiguity, order = library.compute_tensor_descriptor(sizes, strides)
-    if any(isinstance(each, SYMBOLIC_TYPES) for each in (*proxy.shape, *proxy.strides)):
+    if any(isinstance(each, SYMBOLIC_TYPES) for each in (*proxy.shape, *strides_in_region(proxy))):
         _check_for_all_sizes(proxy, order)
     shape = tuple(length if isinstance(length, int) else -1 for length in proxy.shape)
     return TensorInput(shape, tuple(contiguity), tuple(order), proxy.dtype, proxy.device.type != device)
@@ -111,11 +111,21 @@ def _describe(proxy: TensorProxy, library: Any, device: str) -> TensorInput:
 
 def _check_for_all_sizes(proxy: TensorProxy, order: Sequence[int]) -> None:
     """Check that one descriptor holds for all sizes: the tensor is dense and no size may be 1."""
-    wanted = dense_strides(proxy.shape, order)
     longer = all(isinstance(length, int) or known(length >= 2) for length in proxy.shape)
-    pairs = zip(proxy.shape, proxy.strides, wanted, strict=True)
-    if not longer or not all(known(length == 1) or known(given == step) for length, given, step in pairs):
+    if not longer or not _is_dense(proxy, order):
         raise Untranslatable(f"the strides of {proxy} depend on lengths that differ from run to run")
+
+
+def _is_dense(proxy: TensorProxy, order: Sequence[int]) -> bool:
+    """Return whether a tensor is known to have no gaps between its elements, with its dims in this order."""
+    pairs = zip(proxy.shape, strides_in_region(proxy), dense_strides(proxy.shape, order), strict=True)
+    return all(known(length == 1) or known(given == step) for length, given, step in pairs)
+
+
+def strides_in_region(proxy: TensorProxy) -> tuple[Dim, ...]:
+    """Return the strides of a region's input or result, which are known where the executor is `strided`."""
+    assert proxy.strides is not None
+    return proxy.strides
 
 
 def dense_strides(shape: Sequence[Dim], order: Sequence[int]) -> tuple[Dim, ...]:
@@ -148,17 +158,15 @@ def _outputs(proxies: Sequence[TensorProxy], writer: Writer) -> tuple[Output, ..
 
 def _strides(proxy: TensorProxy, order: Sequence[int]) -> tuple[int, ...] | None:
     """Return what a definition says of a result's strides."""
-    if all(isinstance(each, int) for each in (*proxy.shape, *proxy.strides)):
-        return tuple(proxy.strides)
-    pairs = zip(proxy.shape, proxy.strides, dense_strides(proxy.shape, order), strict=True)
-    if not all(known(length == 1) or known(given == step) for length, given, step in pairs):
+    if all(isinstance(each, int) for each in (*proxy.shape, *strides_in_region(proxy))):
+        return tuple(map(int, strides_in_region(proxy)))
+    if not _is_dense(proxy, order):
         raise Untranslatable(f"the strides of {proxy} depend on lengths that differ from run to run")
     return None
 
 
 def stride_order(proxy: TensorProxy) -> tuple[int, ...]:
     """Of each dim, how many dims are faster; of equal strides, the dim before is the slower."""
-    strides = [hint_of(step) for step in proxy.strides]
-    lengths = [hint_of(length) for length in proxy.shape]
+    lengths, strides = (list(map(hint_of, each)) for each in (proxy.shape, strides_in_region(proxy)))
     fastest = sorted(range(proxy.ndim), key=lambda dim: (strides[dim], lengths[dim], -dim))
     return tuple(fastest.index(dim) for dim in range(proxy.ndim))

@@ -24,10 +24,9 @@ class Writer:
     """A definition while it is written. `inputs` and `places` are those that were read, in order."""
 
     def __init__(self, inputs: Sequence[Proxy], describe: Callable[[TensorProxy], TensorInput]) -> None:
-        self.places = tuple(i for i, proxy in enumerate(inputs) if _is_given(proxy))
-        self.inputs = tuple(
-            NumberInput(i) if isinstance(inputs[i], NumberProxy) else describe(inputs[i]) for i in self.places
-        )
+        self.places = tuple(i for i, proxy in enumerate(inputs) if _is_argument(proxy))
+        given = [(i, inputs[i]) for i in self.places]
+        self.inputs = tuple(describe(each) if isinstance(each, TensorProxy) else NumberInput(i) for i, each in given)
         self.operations: list[Operation] = []
         self.values = {inputs[i].name: Ref(place) for place, i in enumerate(self.places)}
         self.moved: set[Ref] = set()
@@ -60,7 +59,7 @@ class Writer:
         return tuple(map(self.of, value)) if isinstance(value, (tuple, list)) else value
 
     def _known_lengths(self, inputs: Sequence[Proxy]) -> Any:
-        """Return where symbols are lengths of inputs, or inputs themselves: (symbol, how to get it)."""
+        """Yield where symbols are lengths of inputs, or inputs themselves: (symbol, how to get it)."""
         for proxy in reversed(inputs):
             if isinstance(proxy, NumberProxy):
                 yield proxy.name, self.values[proxy.name]
@@ -83,13 +82,14 @@ class Writer:
         name = _SCALARS.get(type(expression))
         if name is None:
             raise Untranslatable(f"a length is {expression}, which has no expression in nvFuser's operators")
-        first, *others = map(self._length, expression.args)
+        first, second, *others = map(self._length, expression.args)
+        made = self.op(name, first, second)
         for each in others:
-            first = self.op(name, first, each)
-        return first
+            made = self.op(name, made, each)
+        return made
 
 
-def _is_given(proxy: Proxy) -> bool:
+def _is_argument(proxy: Proxy) -> bool:
     whole = isinstance(proxy, NumberProxy) and isinstance(proxy.value, torch.SymInt)
     return whole or isinstance(proxy, TensorProxy)
 

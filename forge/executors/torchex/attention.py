@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend
 from forge import clang, torchlang
 from forge.executors.torchex.core import run_torchlang, torchex
 from forge.ir import Proxy, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
-from forge.ir.bounded import Bounded
+from forge.ir.bounded import BoundedDict
 from forge.ir.proxies import Dim, hint_of
 from forge.ir.strides import restrided
 from forge.prims.core import like
@@ -63,8 +63,8 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]  #
 _SeedAndOffset = tuple[torch.Tensor, torch.Tensor] | None
 
 
-def _kept(call: Attention, seed: torch.Tensor, offset: torch.Tensor) -> _SeedAndOffset:
-    """The seed and offset, where the backward reads them."""
+def _seed_and_offset(call: Attention, seed: torch.Tensor, offset: torch.Tensor) -> _SeedAndOffset:
+    """Return the seed and offset, where the backward reads them."""
     return (seed, offset) if call.dropout_p > 0 else None
 
 
@@ -101,7 +101,7 @@ def _flash(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, m
     out, logsumexp, *lengths, seed, offset, _ = aten._scaled_dot_product_flash_attention(
         q, k, v, call.dropout_p, call.is_causal, False, scale=call.scale
     )
-    return out, logsumexp, (lengths, _kept(call, seed, offset))
+    return out, logsumexp, (lengths, _seed_and_offset(call, seed, offset))
 
 
 def _flash_backward(
@@ -129,7 +129,7 @@ def _efficient(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tenso
     out, logsumexp, seed, offset = aten._scaled_dot_product_efficient_attention(
         q, k, v, mask, True, call.dropout_p, call.is_causal, scale=call.scale
     )
-    return out, logsumexp.narrow(-1, 0, q.shape[2]), _kept(call, seed, offset)
+    return out, logsumexp.narrow(-1, 0, q.shape[2]), _seed_and_offset(call, seed, offset)
 
 
 def _efficient_backward(
@@ -156,7 +156,7 @@ def _cudnn(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, m
     out, logsumexp, *lengths, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
         q, k, v, mask, True, call.dropout_p, call.is_causal, False, scale=call.scale
     )
-    return out, logsumexp.squeeze(-1), (lengths, _kept(call, seed, offset))
+    return out, logsumexp.squeeze(-1), (lengths, _seed_and_offset(call, seed, offset))
 
 
 def _cudnn_backward(
@@ -207,12 +207,12 @@ _KERNELS: dict[tuple[str, int], tuple[Callable, Callable]] = {
 _OF_GROUPS = frozenset({(_flash_cpu, _flash_cpu_backward), (_flash, _flash_backward), (_cudnn, _cudnn_backward)})
 
 
-_decisions = Bounded(4096)
+_decisions = BoundedDict(4096)
 
 
-def _decided(inputs: Inputs, options: tuple) -> tuple[Attention, tuple[Callable, Callable] | None]:
-    """The call with these options, and the functions of its kernel: torch is asked once for tensors that are alike,
-    under the same settings."""
+def _decide(inputs: Inputs, options: tuple) -> tuple[Attention, tuple[Callable, Callable] | None]:
+    """Return the call with these options, and the functions of its kernel: torch is asked once for tensors that are
+    alike, under the same settings."""
     query, key, value, mask = inputs
     if isinstance(query, FakeTensor):
         call = Attention(*options)
@@ -230,7 +230,7 @@ def _decided(inputs: Inputs, options: tuple) -> tuple[Attention, tuple[Callable,
 
 
 def _leaves(inputs: Inputs, wanted: tuple[bool, ...]) -> Inputs:
-    """The tensors as leaves of a graph of their own, where a gradient is wanted."""
+    """Return the tensors as leaves of a graph of their own, where a gradient is wanted."""
     query, key, value, mask = inputs
     return (
         query.detach().requires_grad_() if wanted[0] else query,
@@ -241,7 +241,7 @@ def _leaves(inputs: Inputs, wanted: tuple[bool, ...]) -> Inputs:
 
 
 def _settings() -> tuple:
-    """What torch.nn.attention.sdpa_kernel sets."""
+    """Return what torch.nn.attention.sdpa_kernel sets."""
     return (_flash_is_on(), _efficient_is_on(), _math_is_on(), _cudnn_is_on(), *_priorities())
 
 
@@ -251,7 +251,7 @@ _priorities = get_sdp_priority_order
 
 
 def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None:
-    """The pair of functions of the kernel that torch chooses for these arguments, None for its composition."""
+    """Return the pair of functions of the kernel that torch chooses for these arguments, None for its composition."""
     query, mask = leaves[0], leaves[3]
     if query.ndim != 4:  # torch 2.14 chooses a kernel for what it makes four dims of
         return None
@@ -293,8 +293,8 @@ def takes_groups(query: TensorProxy, times: Dim, given: dict[str, Any], requires
 
 
 def as_chosen_now(function: Callable, otherwise: Callable) -> Callable:
-    """`function`, for which torch's choice of a kernel was made, where the settings of torch.nn.attention.sdpa_kernel
-    are what they are now."""
+    """Return `function`, for which torch's choice of a kernel was made, where the settings of
+    torch.nn.attention.sdpa_kernel are what they are now."""
     kept = _settings()
 
     def call(*inputs: Any) -> Any:
@@ -316,8 +316,8 @@ def _real(fake: torch.Tensor) -> torch.Tensor:
     return real.requires_grad_(fake.requires_grad)
 
 
-def _added(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-    """The mask that kernels add: a bool one as 0 and -inf; on a GPU of the scores' shape."""
+def _additive_mask(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+    """Return the mask that kernels add: a bool one as 0 and -inf; on a GPU of the scores' shape."""
     if mask is None:
         return None
     if mask.dtype == torch.bool:
@@ -338,10 +338,10 @@ def _attention(
 ) -> tuple:
     """(out, logsumexp or None, and what else the backward needs)."""
     inputs = (query, key, value, attn_mask)
-    call, kernel = _decided(inputs, (dropout_p, is_causal, scale, enable_gqa, wanted))
+    call, kernel = _decide(inputs, (dropout_p, is_causal, scale, enable_gqa, wanted))
     if kernel is None:
         return _compose(call, _leaves(inputs, wanted))
-    out, logsumexp, rest = kernel[0](call, query, key, value, _added(attn_mask, query, key))
+    out, logsumexp, rest = kernel[0](call, query, key, value, _additive_mask(attn_mask, query, key))
     return out, logsumexp, (call, kernel[1], rest)
 
 
@@ -356,11 +356,11 @@ def _attention_backward(
     state: Composition | tuple,
     wanted: tuple[bool, ...],
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of query, key, value and mask, None where none is wanted."""
+    """Return the gradients of query, key, value and mask, None where none is wanted."""
     if isinstance(state, Composition):
         return _composition_backward(g, state, wanted)
     call, backward, rest = state
-    mask = _added(attn_mask, query, key)
+    mask = _additive_mask(attn_mask, query, key)
     gradients = backward(call, g, query, key, value, mask, out, logsumexp, rest)
     return (*gradients, None)
 
@@ -368,7 +368,7 @@ def _attention_backward(
 def _composition_backward(
     g: torch.Tensor, state: Composition, shapes: tuple[object, ...]
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of those inputs that have a shape here, None for the others."""
+    """Return the gradients of those inputs that have a shape here, None for the others."""
     g = restrided(g, state.out.stride())  # it may be a call of cuDNN
     found = iter(torch.autograd.grad(state.out, state.inputs, g, retain_graph=True))
     return tuple(next(found) if shape else None for shape in shapes)

@@ -17,6 +17,6 @@ def require(
     error: str | type[Exception],
     *values: Any,
 ) -> None:
-    """A GPU is waited for, as in eager."""
+    """Check a condition; a GPU is waited for, as in eager."""
     if not condition:
         prims.fail(getattr(builtins, error) if isinstance(error, str) else error, message, *values)

@@ -8,7 +8,8 @@ used, and prims and clang symbols (which gradients and decompositions are writte
 from collections.abc import Callable
 from typing import Any
 
-from forge.executors.executor import Decision, OperatorExecutor, decline, register_executor
+from forge.executors.executor import Decision, OperatorExecutor, decline
+from forge.executors.registry import register_executor
 from forge.ir import Symbol
 from forge.torchlang import torch_function_of
 
@@ -17,14 +18,14 @@ torch_prims = register_executor(OperatorExecutor("torch-prims"))
 
 
 def run_prims(table: dict[Symbol, Callable]) -> None:
-    """Registers functions that take a prim's arguments as they are."""
+    """Register functions that take a prim's arguments as they are."""
     for prim, function in table.items():
         torchex.register_implementation(prim, function)
         torch_prims.register_implementation(prim, function)
 
 
 def run_prim(prim: Symbol, **how: Any) -> Callable[[Callable], Callable]:
-    """Registers the decorated function as what runs `prim`."""
+    """Register the decorated function as what runs `prim`."""
 
     def register(function: Callable) -> Callable:
         torchex.register_implementation(prim, function, **how)
@@ -35,7 +36,7 @@ def run_prim(prim: Symbol, **how: Any) -> Callable[[Callable], Callable]:
 
 
 def run_clang(table: dict[Symbol, Callable]) -> None:
-    """Registers torch functions that broadcast and promote as the clang symbol does."""
+    """Register torch functions that broadcast and promote as the clang symbol does."""
     for symbol, function in table.items():
         torchex.register_implementation(symbol, function)
 
@@ -47,7 +48,7 @@ def run_torchlang(
     checker: Callable | None = None,
     grad_transform: Callable | None = None,
 ) -> None:
-    """Registers a torchlang symbol that needs more than the torch function it stands for: another function, a checker,
+    """Register a torchlang symbol that needs more than the torch function it stands for: another function, a checker,
     or a gradient rule that uses torch's own backward operators."""
     torchex.register_implementation(
         symbol, function or torch_function_of(symbol), checker=checker, grad_transform=grad_transform
@@ -55,5 +56,5 @@ def run_torchlang(
 
 
 def as_what_it_calls(*args: Any, **kwargs: Any) -> Decision:
-    """The checker of a symbol whose torch function is Python around others: those are run, without it."""
+    """Return the checker of a symbol whose torch function is Python around others: those are run, without it."""
     return decline("torch runs the functions that this one calls")

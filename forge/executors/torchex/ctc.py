@@ -11,7 +11,7 @@ from forge.torchlang.opaque import keep_graph
 
 
 def ctc_loss(log_probs: torch.Tensor, *how: Any) -> torch.Tensor:
-    """The loss of each target."""
+    """Return the loss of each target."""
     targets, input_lengths, target_lengths, blank, zero_infinity = how
     return torch.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, 0, zero_infinity)
 

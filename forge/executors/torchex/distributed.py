@@ -17,12 +17,12 @@ if torch.distributed.is_available():
 
     @run_prim(prims.all_gather_into_tensor)
     def all_gather_into_tensor(x: torch.Tensor, group_size: int, group: str) -> torch.Tensor:
-        """The processes' tensors one after the other along dim 0."""
+        """Return the processes' tensors one after the other along dim 0."""
         return functional.all_gather_into_tensor(x.contiguous(), group_size, group)
 
     @run_prim(prims.reduce_scatter_tensor)
     def reduce_scatter_tensor(x: torch.Tensor, reduce_op: str, group_size: int, group: str) -> torch.Tensor:
-        """The processes' tensors reduced, of which each process gets its part along dim 0."""
+        """Return the processes' tensors reduced, of which each process gets its part along dim 0."""
         return functional.reduce_scatter_tensor(x.contiguous(), reduce_op, group_size, group)
 
     @run_prim(prims.all_to_all_single)

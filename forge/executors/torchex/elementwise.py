@@ -32,13 +32,13 @@ run_prim(prims.convert_element_type)(torch.Tensor.to)
 
 @run_prim(prims.real)
 def real(x: torch.Tensor) -> torch.Tensor:
-    """A tensor of its own, where torch.real shows x's memory."""
+    """Return a tensor of its own, where torch.real shows x's memory."""
     return torch.real(x).clone()
 
 
 @run_prim(prims.imag)
 def imag(x: torch.Tensor) -> torch.Tensor:
-    """A tensor of its own, where torch.imag shows x's memory."""
+    """Return a tensor of its own, where torch.imag shows x's memory."""
     return torch.imag(x).clone()
 
 
@@ -50,7 +50,7 @@ def device_put(x: torch.Tensor, device: torch.device, non_blocking: bool = False
 
 @run_prim(prims.no_derivative)
 def no_derivative(gradient: torch.Tensor, of: str) -> torch.Tensor:
-    """Raises as torch's own backward does."""
+    """Raise what torch's own backward does."""
     raise NotImplementedError(f"the derivative for '{of}' is not implemented")
 
 
@@ -58,7 +58,7 @@ def no_derivative(gradient: torch.Tensor, of: str) -> torch.Tensor:
 
 
 def _of_tensors(function: Callable) -> Callable:
-    """`function`, which takes no number, as one that does."""
+    """Return `function`, which takes no number, as one that does."""
 
     def run(a: Any, b: Any) -> torch.Tensor:
         if not isinstance(a, torch.Tensor):
@@ -67,11 +67,11 @@ def _of_tensors(function: Callable) -> Callable:
             b = torch.full((), b, dtype=a.dtype, device=a.device)
         return function(a, b)
 
-    return _published(run, function.__name__)
+    return _publish(run, function.__name__)
 
 
-def _published(function: Callable, name: str) -> Callable:
-    """Makes a function an attribute of this module, under which a printed trace finds it."""
+def _publish(function: Callable, name: str) -> Callable:
+    """Make a function an attribute of this module, under which a printed trace finds it."""
     function.__name__ = function.__qualname__ = name
     globals()[name] = function
     return function
@@ -89,7 +89,7 @@ def _limit(function: Callable, by_number: Callable) -> Callable:
             return by_number(a, b)
         return function(a, b) if isinstance(a, torch.Tensor) else by_number(b, a)
 
-    return _published(run, function.__name__)
+    return _publish(run, function.__name__)
 
 
 run_prim(prims.maximum)(_limit(torch.maximum, torch.clamp_min))

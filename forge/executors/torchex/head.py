@@ -57,7 +57,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _dtype(steps: tuple[Step, ...], dtype: torch.dtype) -> torch.dtype:
-    """What the steps make of a dtype."""
+    """Return what the steps make of a dtype."""
     return next((step[1] for step in reversed(steps) if step[0] == "to"), dtype)
 
 
@@ -93,7 +93,7 @@ def _rows(
 
 
 def _picker(x: torch.Tensor) -> Callable[[slice], torch.Tensor]:
-    """Takes rows of (..., V) without a copy of all."""
+    """Take rows of (..., V) without a copy of all."""
     if x.ndim == 2:
         return x.__getitem__
     if x.is_contiguous():
@@ -121,14 +121,14 @@ def _chunks(given: _Rows) -> list[slice]:
 
 
 def _scores(given: _Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor | torch.dtype | None]]:
-    """The scores of a chunk, and for each step what its backward reads: tanh's result, a cast's first dtype."""
+    """Return the scores of a chunk, and for each step what its backward reads: tanh's result, a cast's first dtype."""
     if given.logits is None:
         hidden, matrix = given.hidden[rows], given.weight.t()
         x = hidden @ matrix if given.bias is None else torch.addmm(given.bias, hidden, matrix)
         known: list[torch.Tensor | torch.dtype | None] = []
     else:
         x = given.logits(rows)
-        known = _known(given, x)
+        known = _values_of_steps(given, x)
     for step in given.steps[len(known) :]:
         if step[0] == "to":
             known.append(x.dtype)
@@ -142,8 +142,8 @@ def _scores(given: _Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor 
     return x, known
 
 
-def _known(given: _Rows, logits: torch.Tensor) -> list[torch.Tensor | torch.dtype | None]:
-    """What the backwards of the steps before `first` read: tanh's result from what was made of it."""
+def _values_of_steps(given: _Rows, logits: torch.Tensor) -> list[torch.Tensor | torch.dtype | None]:
+    """Return what the backwards of the steps before `first` read: tanh's result from what was made of it."""
     dtypes = [given.hidden.dtype]
     for step in given.steps[: given.first]:
         dtypes.append(step[1] if step[0] == "to" else dtypes[-1])
@@ -161,7 +161,7 @@ def _known(given: _Rows, logits: torch.Tensor) -> list[torch.Tensor | torch.dtyp
 
 
 def _back(g: torch.Tensor, given: _Rows, known: list[torch.Tensor | torch.dtype | None]) -> torch.Tensor:
-    """The gradient of the linear layer's result from that of the scores, which it may write to."""
+    """Return the gradient of the linear layer's result from that of the scores, which it may write to."""
     for step, value in zip(reversed(given.steps), reversed(known), strict=True):
         if step[0] == "to":
             g = g.to(value)
@@ -191,7 +191,8 @@ def _log_softmax(scores: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
 
 
 def _losses(given: _Rows, rows: slice, logs: torch.Tensor, reduction: int) -> torch.Tensor:
-    """The loss of a chunk: of each row, or their sum; the part of the even classes is not divided, nor are weights."""
+    """Return the loss of a chunk: of each row, or their sum; the part of the even classes is not divided, nor are
+    weights."""
     target = given.target[rows]
     loss, _ = aten.nll_loss_forward(logs, target, given.class_weight, reduction, given.ignore_index)
     if not given.label_smoothing:
@@ -236,7 +237,7 @@ class _Gradients:
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=_wide(weight.dtype))
 
     def add(self, rows: slice, g: torch.Tensor, counts: torch.Tensor) -> None:
-        """Adds a chunk's: g is the gradient of its logits, before rows count as much as they do."""
+        """Add a chunk's gradients: g is the gradient of its logits, before rows count as much as they do."""
         hidden, weight = self.given.hidden[rows], self.given.weight
         if self.hidden is not None:
             part = torch.mm(g, weight, out=self.hidden[rows])
@@ -330,12 +331,12 @@ def _softmax_rows(scores: torch.Tensor, wide: torch.dtype) -> list[slice]:
 
 
 def _within(rows: slice, some: slice) -> slice:
-    """The rows `some`, counted from the first of `rows`."""
+    """Return the rows `some`, counted from the first of `rows`."""
     return slice(rows.start + some.start, rows.start + some.stop)
 
 
 def _of_scores(given: _Rows, rows: slice, logs: torch.Tensor, out: torch.Tensor) -> None:
-    """Writes the gradient of each row's loss by its scores, from their log softmax: probabilities less the target."""
+    """Write the gradient of each row's loss by its scores, from their log softmax: probabilities less the target."""
     target, even = given.target[rows], given.label_smoothing / logs.shape[-1]
     classes = torch.where(target != given.ignore_index, target, 0).to(torch.int64).unsqueeze(1)
     of_target = logs.gather(1, classes).exp_() - (1 - given.label_smoothing + even)
@@ -346,7 +347,7 @@ def _of_scores(given: _Rows, rows: slice, logs: torch.Tensor, out: torch.Tensor)
     out.scatter_(1, classes, of_target.to(out.dtype))
 
 
-def _scaled(gradient: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+def _scale(gradient: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     """gradient * g, in its memory where nobody reads it again."""
     return gradient * g if graph_is_kept() else gradient.mul_(g)
 
@@ -361,7 +362,7 @@ def _meta(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *r
 
 with_gradients = torchex.register_operator("linear_cross_entropy_with_gradients", meta=_meta, fn=_loss_and_gradients)
 scaled = torchex.register_operator(
-    "scaled_gradient", meta=lambda gradient, g: like(gradient), fn=_scaled, tags=[Tag.UNINITIALIZED, Tag.DONATES]
+    "scaled_gradient", meta=lambda gradient, g: like(gradient), fn=_scale, tags=[Tag.UNINITIALIZED, Tag.DONATES]
 )
 
 

@@ -35,7 +35,7 @@ run_torchlang(torchlang.symbol_of(torch.index_put), aten.index_put.default)
 
 @run_prim(prims.index_sum)
 def index_sum(g: torch.Tensor, indices: tuple, shape: tuple) -> torch.Tensor:
-    """A mask picks as many elements as it happens to."""
+    """Sum what an index picks: a mask picks as many elements as it happens to."""
     return aten.index.Tensor(g, indices).sum_to_size(shape)
 
 
@@ -43,7 +43,7 @@ def index_sum(g: torch.Tensor, indices: tuple, shape: tuple) -> torch.Tensor:
 def scatter_reduce(
     x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, include_self: bool = True
 ) -> torch.Tensor:
-    """A sum with x itself has a kernel of its own."""
+    """Scatter and reduce; a sum with x itself has a kernel of its own."""
     if reduce == "sum" and include_self:
         return torch.scatter_add(x, dim, index, src)
     return torch.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)

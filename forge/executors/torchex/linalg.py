@@ -31,7 +31,7 @@ for _symbol in (prims.matmul, clang.matmul):
 def _cdist_backward(
     g: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, distances: torch.Tensor
 ) -> torch.Tensor:
-    """The kernel wants one batch and rows laid out one after another."""
+    """Call the kernel, which wants one batch and rows laid out one after another."""
     batch = g.shape[:-2]
     x1, x2 = [x.expand(*batch, *x.shape[-2:]).contiguous() for x in (x1, x2)]
     return torch.ops.aten._cdist_backward(g.contiguous(), x1, x2, p, distances.contiguous())
@@ -45,7 +45,7 @@ cdist_backward = torchex.register_operator(
 
 
 def _cdist_grad(x1: TensorProxy, x2: TensorProxy, p: float = 2.0, *mode: str, **named: str) -> TensorProxy:
-    """Saves the operands and the distances; the decomposition would save every difference."""
+    """Save the operands and the distances; the decomposition would save every difference."""
     out = torchlang.cdist(x1, x2, p, *mode, **named)
     g = get_grad(out)
     if needs_grad(x1):

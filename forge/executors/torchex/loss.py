@@ -22,14 +22,14 @@ REDUCTION = {"none": 0, "mean": 1, "sum": 2}
 
 
 def _backward_of(name: str, kernel: Callable) -> Symbol:
-    """An operator (g, x, y, reduction, options): the gradient of x."""
+    """Return an operator (g, x, y, reduction, options) that gives the gradient of x."""
     return torchex.register_operator(name, meta=lambda g, x, y, *how: like(x), fn=kernel)
 
 
 def _put_pair(
     backward: Symbol, out: TensorProxy, input: TensorProxy, target: TensorProxy, reduction: str, *options: float
 ) -> None:
-    """The gradients of both, which are broadcast first, as torch's Python functions do."""
+    """Put the gradients of both, which are broadcast first, as torch's Python functions do."""
     g = get_grad(out)
     x, y = clang.prepare(backward.name, input, target)
     for argument, pair in ((input, (x, y)), (target, (y, x))):
@@ -42,7 +42,7 @@ smooth_l1_loss_backward = _backward_of("smooth_l1_loss_backward", aten.smooth_l1
 huber_loss_backward = _backward_of("huber_loss_backward", aten.huber_loss_backward.default)
 
 
-def _unweighted(*args: object, weight: Optional = None, **options: object) -> Decision:
+def _has_no_weight(*args: object, weight: Optional = None, **options: object) -> Decision:
     has_weight = weight is not None or any(isinstance(arg, TensorProxy) for arg in args[2:])
     return decline("a weighted loss has no kernel of its own") if has_weight else True
 
@@ -83,9 +83,9 @@ def _huber_loss_grad(
     return out
 
 
-run_torchlang(torchlang.mse_loss, checker=_unweighted, grad_transform=_mse_loss_grad)
+run_torchlang(torchlang.mse_loss, checker=_has_no_weight, grad_transform=_mse_loss_grad)
 run_torchlang(torchlang.smooth_l1_loss, grad_transform=_smooth_l1_loss_grad)
-run_torchlang(torchlang.huber_loss, checker=_unweighted, grad_transform=_huber_loss_grad)
+run_torchlang(torchlang.huber_loss, checker=_has_no_weight, grad_transform=_huber_loss_grad)
 
 
 # nll_loss, which cross_entropy is made of

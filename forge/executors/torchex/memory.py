@@ -11,7 +11,7 @@ from forge.ir.memory import overlaps
 
 @run_prim(prims.with_data)
 def with_data(x: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """The value; its history is the gradient rule's."""
+    """Return the value; its history is the gradient rule's."""
     return new
 
 
@@ -27,7 +27,7 @@ run_prims(
 
 @run_prim(prims.copy_data_)
 def copy_data_(x: torch.Tensor, y: torch.Tensor) -> None:
-    """Writes into x's memory, of which x's version says nothing."""
+    """Write into x's memory, of which x's version says nothing."""
     x.data.copy_(y)
 
 
@@ -59,8 +59,8 @@ def _span(shape: tuple, strides: tuple, size: tuple, stride: tuple, offset: Dim)
 def as_strided(
     x: torch.Tensor, size: tuple, stride: tuple, offset: Dim, strides: tuple, origin: torch.Tensor | int | None = None
 ) -> torch.Tensor:
-    """A view where x has the strides that the program knows of it, and memory around it where that is shown; else a
-    view of a copy, with zeros around it."""
+    """Return a view where x has the strides that the program knows of it, and memory around it where that is shown;
+    else a view of a copy, with zeros around it."""
     offset = _relative(x, offset, origin)
     begin = x.storage_offset() + offset
     if _lies_by(x, strides) and begin >= 0 and _is_in_memory(x, begin + _reach(size, stride)):
@@ -128,7 +128,7 @@ def strided_scatter(
     strides: tuple,
     origin: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """A copy of x with y where as_strided shows it."""
+    """Return a copy of x with y where as_strided shows it."""
     offset = _relative(x, offset, origin)
     memory, before = _memory_of(x, size, stride, offset, strides)
     return torch.as_strided_scatter(memory, y, size, stride, before + offset).as_strided(x.shape, strides, before)

@@ -7,15 +7,10 @@ import torch
 from forge import torchlang
 from forge.executors.torchex import norm
 from forge.executors.torchex.core import run_torchlang
-from forge.ir import Dim, TensorProxy, get_grad, needs_grad, put_grad
+from forge.ir import Dim, TensorProxy, get_grad, needs_grad
 
 Parameter = TensorProxy | None
 Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
-
-
-def _put_all(arguments: Sequence[Parameter], gradients: Sequence[Parameter]) -> None:
-    for argument, gradient in zip(arguments, gradients, strict=True):
-        put_grad(argument, gradient)
 
 
 def _native_layer_norm_grad(
@@ -24,7 +19,7 @@ def _native_layer_norm_grad(
     out, mean, rstd = norm.native_layer_norm(input, normalized_shape, weight, bias, eps)
     given = (input, weight, bias)
     how = (normalized_shape, mean, rstd, weight, bias, tuple(map(needs_grad, given)))
-    _put_all(given, norm.native_layer_norm_backward(get_grad(out), input, *how))
+    norm.put_all(given, norm.native_layer_norm_backward(get_grad(out), input, *how))
     return out, mean, rstd
 
 
@@ -54,7 +49,7 @@ def _batch_norm_with_update_grad(
     out, *new, mean, rstd = norm.native_batch_norm(input, running_mean, running_var, weight, bias, momentum, eps)
     given = (input, weight, bias)
     how = ((None, None), (mean, rstd), eps, tuple(map(needs_grad, given)))
-    _put_all(given, norm.native_batch_norm_backward(get_grad(out), *given, *how))
+    norm.put_all(given, norm.native_batch_norm_backward(get_grad(out), *given, *how))
     return out, mean, rstd, *new
 
 

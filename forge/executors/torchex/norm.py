@@ -20,16 +20,17 @@ Parameter = TensorProxy | None
 Pair = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
-def _put_all(arguments: Sequence[Parameter], gradients: Sequence[Parameter]) -> None:
+def put_all(arguments: Sequence[Parameter], gradients: Sequence[Parameter]) -> None:
+    """Put the gradient of each argument."""
     for argument, gradient in zip(arguments, gradients, strict=True):
         put_grad(argument, gradient)
 
 
-def _wanted(*arguments: Parameter) -> tuple[bool, ...]:
+def _gradient_mask(*arguments: Parameter) -> tuple[bool, ...]:
     return tuple(needs_grad(argument) for argument in arguments)
 
 
-def _masked(mask: Sequence[bool], *of: Parameter) -> tuple:
+def _like_some(mask: Sequence[bool], *of: Parameter) -> tuple:
     return tuple(like(value) if wanted and value is not None else None for value, wanted in zip(of, mask, strict=True))
 
 
@@ -50,7 +51,7 @@ native_layer_norm = torchex.register_operator(
 )
 native_layer_norm_backward = torchex.register_operator(
     "native_layer_norm_backward",
-    meta=lambda g, x, shape, mean, rstd, weight, bias, mask: _masked(mask, x, weight, bias),
+    meta=lambda g, x, shape, mean, rstd, weight, bias, mask: _like_some(mask, x, weight, bias),
     fn=aten.native_layer_norm_backward.default,
 )
 
@@ -63,9 +64,9 @@ def _layer_norm_grad(
     eps: float = 1e-5,
 ) -> TensorProxy:
     out, mean, rstd = native_layer_norm(input, normalized_shape, weight, bias, eps)
-    mask = _wanted(input, weight, bias)
+    mask = _gradient_mask(input, weight, bias)
     gradients = native_layer_norm_backward(get_grad(out), input, normalized_shape, mean, rstd, weight, bias, mask)
-    _put_all((input, weight, bias), gradients)
+    put_all((input, weight, bias), gradients)
     return out
 
 
@@ -85,7 +86,7 @@ def _fused_rms_norm_meta(
 fused_rms_norm = torchex.register_operator("fused_rms_norm", meta=_fused_rms_norm_meta, fn=aten._fused_rms_norm.default)
 fused_rms_norm_backward = torchex.register_operator(
     "fused_rms_norm_backward",
-    meta=lambda g, x, shape, rstd, weight, mask: _masked(mask, x, weight),
+    meta=lambda g, x, shape, rstd, weight, mask: _like_some(mask, x, weight),
     fn=aten._fused_rms_norm_backward.default,
 )
 
@@ -97,9 +98,9 @@ def _rms_norm_grad(
     if not input.is_cuda or input.dtype.is_complex or mixed:
         return rms_norm_grad(input, normalized_shape, weight, eps)
     out, rstd = fused_rms_norm(input, normalized_shape, weight, eps)
-    mask = _wanted(input, weight)
+    mask = _gradient_mask(input, weight)
     gradients = fused_rms_norm_backward(get_grad(out), input, normalized_shape, rstd, weight, mask)
-    _put_all((input, weight), gradients)
+    put_all((input, weight), gradients)
     return out
 
 
@@ -124,8 +125,8 @@ def _sizes(x: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _layout(x: torch.Tensor) -> torch.memory_format:
-    """The layout that torch.group_norm gives the kernels, which they insist on: on a CPU the input's by its strides,
-    those of lengths of one too."""
+    """Return the layout that torch.group_norm gives the kernels, which they insist on: on a CPU the input's by its
+    strides, those of lengths of one too."""
     return torch.contiguous_format if x.is_cuda else suggest_memory_format(x)
 
 
@@ -154,7 +155,7 @@ def _group_norm_backward(
 native_group_norm = torchex.register_operator("native_group_norm", meta=_native_group_norm_meta, fn=_group_norm)
 native_group_norm_backward = torchex.register_operator(
     "native_group_norm_backward",
-    meta=lambda g, x, mean, rstd, weight, bias, groups, mask: _masked(mask, x, weight, bias),
+    meta=lambda g, x, mean, rstd, weight, bias, groups, mask: _like_some(mask, x, weight, bias),
     fn=_group_norm_backward,
 )
 
@@ -163,9 +164,9 @@ def _group_norm_grad(
     input: TensorProxy, num_groups: int, weight: Parameter = None, bias: Parameter = None, eps: float = 1e-5
 ) -> TensorProxy:
     out, mean, rstd = native_group_norm(input, weight, bias, num_groups, eps)
-    mask = _wanted(input, weight, bias)
+    mask = _gradient_mask(input, weight, bias)
     gradients = native_group_norm_backward(get_grad(out), input, mean, rstd, weight, bias, num_groups, mask)
-    _put_all((input, weight, bias), gradients)
+    put_all((input, weight, bias), gradients)
     return out
 
 
@@ -185,7 +186,7 @@ def _native_batch_norm_meta(
     eps: float,
 ) -> tuple[TensorProxy, Parameter, Parameter, TensorProxy, TensorProxy]:
     """(out, new running mean, new running variance, mean, rstd of the batch)."""
-    running = _masked([value is not None for value in (running_mean, running_var)], running_mean, running_var)
+    running = _like_some([value is not None for value in (running_mean, running_var)], running_mean, running_var)
     dtype = torchlang.statistics_dtype(x, weight, bias, running_mean, running_var)
     statistics = [like(x, shape=(x.shape[1],), dtype=dtype) for _ in range(2)]
     return like(x), *running, *statistics
@@ -230,8 +231,8 @@ def _batch_norm_backward(
     eps: float,
     mask: tuple[bool, ...],
 ) -> tuple[torch.Tensor | None, ...]:
-    """`saved` are the statistics of the batch in training; in evaluation the kernel reads `running`, and looks at the
-    dtype of the others all the same."""
+    """Call the kernel. `saved` are the statistics of the batch in training; in evaluation the kernel reads `running`,
+    and looks at the dtype of the others all the same."""
     if running[0] is None:
         return aten.native_batch_norm_backward(g, x, weight, *running, *saved, True, eps, mask)
     unused = x.new_empty(0, dtype=clang.wider(x.dtype) if x.is_cuda else running[0].dtype)
@@ -240,7 +241,7 @@ def _batch_norm_backward(
 
 native_batch_norm_backward = torchex.register_operator(
     "native_batch_norm_backward",
-    meta=lambda g, x, weight, bias, running, saved, eps, mask: _masked(mask, x, weight, bias),
+    meta=lambda g, x, weight, bias, running, saved, eps, mask: _like_some(mask, x, weight, bias),
     fn=_batch_norm_backward,
 )
 
@@ -257,9 +258,9 @@ def _batch_norm_train_grad(
     out, new_mean, new_var, mean, rstd = native_batch_norm(
         input, running_mean, running_var, weight, bias, momentum, eps
     )
-    mask = _wanted(input, weight, bias)
+    mask = _gradient_mask(input, weight, bias)
     gradients = native_batch_norm_backward(get_grad(out), input, weight, bias, (None, None), (mean, rstd), eps, mask)
-    _put_all((input, weight, bias), gradients)
+    put_all((input, weight, bias), gradients)
     return out, new_mean, new_var
 
 
@@ -279,10 +280,10 @@ def _batch_norm_grad(
     if known(input.numel() == 0):  # torch has another way for these, its kernels do not survive them
         return NotImplemented
     out = torchlang.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    mask = _wanted(input, weight, bias)
+    mask = _gradient_mask(input, weight, bias)
     running = (running_mean, running_var)
     gradients = native_batch_norm_backward(get_grad(out), input, weight, bias, running, (None, None), eps, mask)
-    _put_all((input, weight, bias), gradients)
+    put_all((input, weight, bias), gradients)
     return out
 
 

@@ -51,7 +51,7 @@ def max_pool_backward(
     ceil_mode: bool,
     indices: torch.Tensor,
 ) -> torch.Tensor:
-    """The gradient goes to the places that won."""
+    """Give the gradient to the places that won."""
     if len(kernel) > 1:
         return _MAX_POOL_BACKWARD[len(kernel)](g, x, kernel, stride, padding, dilation, ceil_mode, indices)
     wide = (1, *kernel), (1, *stride), (0, *padding), (1, *dilation)
@@ -107,7 +107,7 @@ def adaptive_max_pool(x: torch.Tensor, output_size: tuple) -> tuple[torch.Tensor
 def adaptive_max_pool_backward(
     g: torch.Tensor, x: torch.Tensor, output_size: tuple, indices: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient goes to the places that won."""
+    """Give the gradient to the places that won."""
     if len(output_size) > 1:
         return _ADAPTIVE_MAX_POOL_BACKWARD[len(output_size)](g, x, indices)
     return aten.adaptive_max_pool2d_backward(_with_height(g), _with_height(x), _with_height(indices)).squeeze(-2)
@@ -132,7 +132,7 @@ _UPSAMPLE = {
 
 
 def _corners(mode: str, align_corners: bool) -> tuple[bool, ...]:
-    """The operators of the nearest modes know no align_corners."""
+    """Return the options of an operator: those of the nearest modes know no align_corners."""
     return () if mode.startswith("nearest") else (align_corners,)
 
 

@@ -107,7 +107,7 @@ Pair = tuple[TensorProxy, TensorProxy]
 
 
 def _mask_meta(x: TensorProxy, p: float) -> TensorProxy:
-    """What x is multiplied by."""
+    """Return what x is multiplied by."""
     return like(x, dtype=noise_dtype(x.dtype))
 
 
@@ -121,7 +121,7 @@ def _native_dropout_meta(x: TensorProxy, p: float, train: bool) -> Pair:
 
 
 def _alpha_dropout_meta(x: TensorProxy, p: float) -> Pair:
-    """(what x is multiplied by, what is added to it)."""
+    """Return (what x is multiplied by, what is added to it)."""
     return _mask_meta(x, p), _mask_meta(x, p)
 
 

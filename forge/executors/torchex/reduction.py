@@ -38,7 +38,7 @@ run_prims(
 
 @run_prim(prims.cumsum)
 def cumsum(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The dtype stays, where torch.cumsum of integers is int64."""
+    """Sum up in x's dtype, where torch.cumsum of integers is int64."""
     return torch.cumsum(x, dim, dtype=x.dtype)
 
 
@@ -65,7 +65,7 @@ def sort(x: torch.Tensor, dim: int, descending: bool = False, stable: bool = Fal
 
 
 def place_along_dim(g: torch.Tensor, indices: torch.Tensor, dim: int, shape: tuple) -> torch.Tensor:
-    """What eager's autograd runs for max, sort, topk and the like."""
+    """Give the gradient its place, as eager's autograd does for max, sort, topk and the like."""
     return aten.value_selecting_reduction_backward(g, dim, indices, shape, True)
 
 
@@ -146,11 +146,11 @@ run_clang({clang.var: torch.var, clang.std: torch.std})
 
 @run_prim(prims.any)
 def any(x: torch.Tensor, dims: tuple) -> torch.Tensor:
-    """Always bool, where torch.any of uint8 is uint8."""
+    """Return bools, where torch.any of uint8 is uint8."""
     return torch.any(x != 0 if x.dtype != torch.bool else x, dims) if dims else x != 0
 
 
 @run_prim(prims.all)
 def all(x: torch.Tensor, dims: tuple) -> torch.Tensor:
-    """Always bool, where torch.all of uint8 is uint8."""
+    """Return bools, where torch.all of uint8 is uint8."""
     return torch.all(x != 0 if x.dtype != torch.bool else x, dims) if dims else x != 0

@@ -106,7 +106,7 @@ def pad(x: torch.Tensor, padding: tuple, value: Any) -> torch.Tensor:
 
 
 def _function_of(view: Symbol) -> Callable:
-    """What runs a view: an opaque call's function, a prim's implementation here, or the torch function."""
+    """Return what runs a view: an opaque call's function, a prim's implementation here, or the torch function."""
     if view.op is not None:
         return view.op
     if not view.is_prim:
@@ -120,7 +120,7 @@ def _function_of(view: Symbol) -> Callable:
 def view_scatter(
     x: torch.Tensor, y: torch.Tensor, view: Any, args: tuple, kwargs: dict, index: int | None = None
 ) -> torch.Tensor:
-    """A clone of x with y copied into its view."""
+    """Return a clone of x with y copied into its view."""
     if view is prims.as_strided:  # of a layout that is not x's, perhaps
         return strided_scatter(x, y, *args)
     out = x.clone()

@@ -10,8 +10,8 @@ from forge.prims.determinants import slogdet_gradient
 from forge.prims.solvers import has_vectors, solution_gradient
 
 
-def _factored(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The LU factorization of each matrix. Raises what torch.linalg.solve does of a singular one."""
+def _factor(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the LU factorization of each matrix. Raises what torch.linalg.solve does of a singular one."""
     LU, pivots, info = torch.linalg.lu_factor_ex(A)
     torch.ops.aten._linalg_check_errors.default(info, "torch.linalg.solve", is_matrix=A.ndim == 2)
     return LU, pivots
@@ -21,7 +21,7 @@ def _factored_meta(A: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
     return like(A), like(A, shape=A.shape[:-1], dtype=torch.int32)
 
 
-factored = torchex.register_operator("factored", meta=_factored_meta, fn=_factored)
+factored = torchex.register_operator("factored", meta=_factored_meta, fn=_factor)
 lu_solve = torchex.register_operator("lu_solve", like=prims.linalg_lu_solve, fn=torch.linalg.lu_solve)
 lu_factor = torchex.register_operator("lu_factor", like=prims.linalg_lu_factor_ex, fn=torch.linalg.lu_factor_ex)
 

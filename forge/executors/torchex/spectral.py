@@ -10,7 +10,7 @@ PHASE = 1e-2  # what torch takes for 0
 
 @run_prim(prims.check_phase)
 def check_phase(gradient: torch.Tensor, phase: torch.Tensor, op: str) -> torch.Tensor:
-    """The gradient, or torch's error."""
+    """Return the gradient, or torch's error."""
     if not bool((phase.abs() <= PHASE).all()):
         raise RuntimeError(
             f"{op}: complex vectors are specified up to multiplication by e^{{i phi}}. The specified loss function "

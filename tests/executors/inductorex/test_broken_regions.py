@@ -17,8 +17,8 @@ from torch import nn
 import forge
 from forge.cache import programs
 from forge.executors import RegionError, decline
-from forge.executors.inductorex import artifacts, inductorex, lower, out_of_process
-from forge.ir.bounded import Bounded
+from forge.executors.inductorex import artifacts, aten_graph, inductorex, lower, out_of_process
+from forge.ir.bounded import BoundedDict
 from forge.runtime import tiering
 from forge.torch_internals.versions import TORCH
 
@@ -222,7 +222,7 @@ def test_larger_regions_that_cannot_be_compiled(strict: bool, monkeypatch: pytes
 @pytest.mark.skipif(TORCH < (2, 13), reason="before torch 2.13, Inductor's file names each length by its own symbol")
 def test_a_file_that_inductor_generated_and_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads the symbol of one length by the name of another, to which that turned out to be equal."""
-    monkeypatch.setattr(lower, "_canonical_size", lambda value: value)
+    monkeypatch.setattr(aten_graph, "_canonical_size", lambda value: value)
 
     def met(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
         both = y + x
@@ -264,7 +264,7 @@ def test_larger_regions_that_fail(kind: type[Net], monkeypatch: pytest.MonkeyPat
 def test_a_program_from_disk_whose_regions_fail(strict: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORGE_CACHE", "1")
     monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(programs, "_loaded", Bounded(64))
+    monkeypatch.setattr(programs, "_loaded", BoundedDict(64))
     model, other = pair()
     expected = steps(other, other)
     torch.testing.assert_close(steps(forge.jit(model, strict=strict), model), expected)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import forge
 from forge import clang, prims
-from forge.executors.inductorex import compile_wait, lower
+from forge.executors.inductorex import aten_graph, compile_wait, lower, operators
 from forge.ir import Symbol, TensorProxy, Trace, recording
 from forge.torch_internals.versions import TORCH
 
@@ -290,7 +290,7 @@ def test_an_operator_that_inductor_computes_otherwise_is_left_to_torch(name: str
 @pytest.mark.parametrize("operator", [torch.ops.aten.searchsorted.Tensor, torch.ops.aten.bucketize.Tensor])
 def test_a_search_is_in_a_region_where_inductor_finds_places_in_parts_of_tensors(operator: Any) -> None:
     """Before 2.13, Inductor's kernel on a GPU searched from the start of the memory that the part lies in."""
-    assert lower._has_loops(operator) == (TORCH >= (2, 13))
+    assert operators._has_loops(operator) == (TORCH >= (2, 13))
 
 
 def test_infinities_are_divided_as_torch_does() -> None:
@@ -419,7 +419,7 @@ def test_what_torch_calls_for_a_part_of_a_call_does_not_take_the_name_of_another
     x = trace.add_input(TensorProxy("x", (3,), torch.float32, torch.device("cpu")))
     with recording(trace, clang.language):
         Symbol("outer", "outer", body=body)(x)
-    calls = lower.claim_by_torch(trace.bound_symbols)
+    calls = aten_graph.claim_by_torch(trace.bound_symbols)
     made = [name for call in calls for name in call.outputs]
     assert len(made) == len(set(made)) == 6
 

@@ -9,7 +9,7 @@ import torch
 
 from forge.compiler.claim import choose, claim
 from forge.executors.calls import Case, NotReproducible, Passes, call_of, format_arguments
-from forge.executors.executor import Executor, resolve_executors
+from forge.executors.executor import Executor
 from forge.executors.hubex.assumptions import Assumption, reference_of
 from forge.executors.hubex.derived import CallWithBackward, record_call, with_backward
 from forge.executors.hubex.executor import HubExecutor
@@ -18,6 +18,7 @@ from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.process import verifying
 from forge.executors.hubex.verification.samples import call_cases, general_cases, variations
 from forge.executors.hubex.verification.tensors import Failed, GuardedMemory, difference
+from forge.executors.registry import resolve_executors
 from forge.ir import Symbol, TensorProxy, Trace
 from forge.ir.pytree import tensors
 from forge.torch_internals.dispatch import disable_current_modes

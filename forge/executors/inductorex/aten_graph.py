@@ -1,0 +1,270 @@
+"""A region as a graph of aten operators, traced on tensors without values, as Inductor compiles it."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, reduce
+from operator import add, mul
+from typing import Any
+
+import torch
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from forge.compiler.claim import claim
+from forge.compiler.layout import Layouts, pair_leaves
+from forge.executors.registry import resolve_executors
+from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
+from forge.ir.locks import new_lock
+from forge.ir.pytree import tree_map
+from forge.prims.library import symbolic_dispatch
+from forge.torch_internals.dispatch import OpOverload, disable_current_modes
+from forge.torch_internals.fake_tensors import fake_impls
+from forge.torch_internals.inductor.compiler import select_decomp_table
+from forge.torch_internals.inductor.config import inductor_config
+from forge.torch_internals.sympy import PythonReferenceAnalysis, sympy_interp
+
+aten = torch.ops.aten
+HALVES = (torch.bfloat16, torch.float16)
+_lock = new_lock()
+# indices of known lengths are expanded to a symbolic shape; outside the mode of tensors without values, torch refuses:
+# its fake implementation is inside, as that of aten.index is
+fake_impls.op_implementations_dict.setdefault(
+    aten._unsafe_index.Tensor, fake_impls.op_implementations_dict[aten.index.Tensor]
+)
+
+
+def claim_by_torch(calls: list[BoundSymbol]) -> list[BoundSymbol]:
+    """Return the calls as torch's own."""
+    trace = Trace("region")
+    trace.adopt(calls)
+    return claim(trace, resolve_executors(["torch"]))[0].bound_symbols
+
+
+def decompositions() -> dict[Any, Callable]:
+    """Return Inductor's decompositions, by operator."""
+    return {**select_decomp_table()}
+
+
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """Enter a context in which Inductor compiles: for one thread at a time, and under none of the caller's modes."""
+    with _lock, disable_current_modes(), torch.no_grad():
+        yield
+
+
+def graph_of(region: Trace, layouts: Layouts, *, rounds: bool) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """Return the region as a graph of aten operators, and the stand-ins for its inputs that it was traced with. rounds:
+    its nodes say which values torch's functions would have rounded."""
+    calls = claim_by_torch(region.bound_symbols)
+    names = region.input_names
+
+    def run(*given: Any) -> list[torch.Tensor]:
+        known = dict(zip(names, given, strict=True))
+        symbols = {each.node.expr: each for each in given if isinstance(each, torch.SymInt)}
+        for call in calls:
+            args, kwargs = tree_map(partial(_value, known, symbols), (tuple(call.args), call.kwargs))
+            op = call.symbol.op
+            assert op is not None
+            result = op(*_round_comparison(op, args), **kwargs)
+            known.update(
+                (leaf.name, value) for leaf, value in pair_leaves(call.output, result) if isinstance(leaf, Proxy)
+            )
+        return [known[proxy.name] for proxy in region.output]
+
+    rounding = inductor_config.patch(emulate_precision_casts=rounds)
+    with layouts.fake, symbolic_dispatch(layouts.is_symbolic), rounding:
+        given = [layouts.stand_in(proxy) for proxy in region.inputs]
+        graph = make_fx(run, decomposition_table={**decompositions(), **_OWN})(*given)
+    for node in graph.graph.nodes:
+        if node.target is aten.as_strided_.default and _only_relabels(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+            continue
+        if node.target in _OF_TWO:
+            _of_two(node)
+            continue
+        _round_number(node)
+        _fold(node)
+        check(not changes(node.target), lambda node=node: f"{node.target} changes its argument", RuntimeError)
+    _check_dtypes(graph, region)
+    return graph, [_canonical_size(each) for each in given]
+
+
+def arguments(node: torch.fx.Node) -> tuple[Any, ...]:
+    """Return the arguments of a node: torch types them as a union of all that a graph may hold."""
+    return node.args
+
+
+def results_of(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """Return the nodes that a graph returns, in one list."""
+    return list(arguments(graph.graph.output_node())[0])
+
+
+def _check_dtypes(graph: torch.fx.GraphModule, region: Trace) -> None:
+    """Raise NotImplementedError where a decomposition gives another dtype than torch's kernel (block_diag of one empty
+    tensor of another dtype)."""
+    for proxy, node in zip(region.output, results_of(graph), strict=True):
+        if isinstance(proxy, TensorProxy):
+            found = node.meta["val"].dtype
+            check(
+                found == proxy.dtype,
+                lambda proxy=proxy, found=found: f"{proxy.name} would be {found}, where torch gives {proxy.dtype}",
+                NotImplementedError,
+            )
+
+
+def _canonical_size(value: Any) -> Any:
+    """Return a size by the symbol that stands for it now. Inductor defines the symbol that it was made with, which
+    a guard may have replaced since: two inputs that turned out to have one size have two symbols, of which one is
+    used."""
+    if not isinstance(value, torch.SymInt):
+        return value
+    return value.node.shape_env.create_symintnode(value.node.expr, hint=value.node.hint)
+
+
+# what make_fx calls with all of a number's terms, and the operator of two that Inductor knows
+_OF_TWO: dict[Any, Callable] = {add: add, mul: mul}
+_OF_TWO |= {
+    several: two
+    for name, two in (("_nary_sym_max", torch.sym_max), ("_nary_sym_min", torch.sym_min))
+    if (several := getattr(proxy_tensor, name, None)) is not None  # since torch 2.13
+}
+
+
+def _of_two(node: torch.fx.Node) -> None:
+    """Make a sum, product, maximum or minimum of several lengths one of two at a time."""
+    *others, last = node.args
+    graph, of_two = node.graph, _OF_TWO[node.target]
+    with graph.inserting_before(node):
+        made = reduce(lambda x, y: graph.call_function(of_two, (x, y)), others)
+    node.target, node.args = of_two, (made, last)
+
+
+# where numbers become elements of the result, by place among the arguments
+_ELEMENTS: dict[Any, int] = {
+    aten.clamp_max: 1,
+    aten.clamp_min: 1,
+    aten.constant_pad_nd: 2,
+    aten.full: 1,
+    aten.scalar_tensor: 0,
+}
+
+
+def _round_number(node: torch.fx.Node) -> None:
+    """Round a number that is an element of a result of half precision; Inductor uses it as it is."""
+    place = _ELEMENTS.get(getattr(node.target, "overloadpacket", None), len(node.args))
+    if place < len(node.args):
+        node.update_arg(place, round_to_half(node.args[place], node.meta["val"].dtype))
+
+
+_COMPARISONS = frozenset({torch.eq, torch.ge, torch.gt, torch.le, torch.lt, torch.ne})
+
+
+def _round_comparison(function: Callable, args: tuple) -> tuple:
+    """Return the arguments of a call. Where half precision is compared with a number, the number is rounded, as in
+    torch's kernel.
+
+    Kernels that compare and go on do not round (hardtanh's gradient): the calls of their decompositions are left alone.
+    """
+    if function not in _COMPARISONS or not isinstance(args[0], torch.Tensor):
+        return args
+    return args[0], round_to_half(args[1], args[0].dtype)
+
+
+def round_to_half(number: Any, dtype: torch.dtype) -> Any:
+    """Return a number as rounded to a half-precision dtype; for another argument or dtype, the argument itself."""
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or dtype not in HALVES:
+        return number
+    with disable_current_modes():
+        return torch.tensor(number, dtype=torch.float64).to(dtype).item()
+
+
+def _clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
+    x = x if min is None else torch.clamp_min(x, min)
+    return x if max is None else torch.clamp_max(x, max)
+
+
+def _view_copy(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    return x.reshape(size).clone(memory_format=torch.contiguous_format)
+
+
+def _pow(x: torch.Tensor, exponent: Any) -> Any:
+    return x.rsqrt() if exponent == -0.5 and (x.is_floating_point() or x.is_complex()) else NotImplemented
+
+
+def _flip(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    return decompositions()[aten.flip.default](x, dims) if x.ndim else x.clone()
+
+
+# clamp: Inductor computes in float32, where the bounds are other numbers. view_copy: its decomposition copies no tensor
+# that has no view of that shape. pow: torch's kernel takes the root, whose values of -0.0 and -inf are others.
+# flip: before torch 2.13, Inductor has no index for the dim that a 0-d tensor does not have
+_OWN: dict[Any, Callable] = {
+    aten.clamp.default: _clamp,
+    aten.flip.default: _flip,
+    aten.pow.Tensor_Scalar: _pow,
+    aten.view_copy.default: _view_copy,
+}
+
+
+def _fold(node: torch.fx.Node) -> None:
+    """Compute an elementwise function of tensors that hold one number each; Inductor does so without rounding."""
+    given = node.all_input_nodes
+    if torch.Tag.pointwise not in getattr(node.target, "tags", ()) or not given or not all(map(_is_uniform, given)):
+        return
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _one_element)
+    target: Any = node.target
+    made, value = node.meta["val"], target(*args, **kwargs).item()
+    options = {"dtype": made.dtype, "layout": torch.strided, "device": made.device, "pin_memory": False}
+    node.target, node.args, node.kwargs = aten.full.default, (list(made.shape), value), options
+
+
+def _is_uniform(node: torch.fx.Node) -> bool:
+    if node.target is not aten.full.default:
+        return False
+    shape, value = arguments(node)[:2]
+    return isinstance(value, (int, float)) and all(isinstance(length, int) for length in shape)
+
+
+def _one_element(node: torch.fx.Node) -> torch.Tensor:
+    full = node.meta["val"]
+    return torch.full([1] * full.ndim, arguments(node)[1], dtype=full.dtype)
+
+
+def _only_relabels(node: torch.fx.Node) -> bool:
+    """Return whether as_strided_ gives a tensor of the same elements other strides where they say nothing: adaptive
+    pooling of an image whose channels lie beside each other ends so."""
+    base, shape, strides = arguments(node)[:3]
+    x = base.meta["val"]
+    alike = (length == 1 or one == other for length, one, other in zip(x.shape, x.stride(), strides, strict=True))
+    return len(node.args) == 3 and tuple(x.shape) == tuple(shape) and all(alike)
+
+
+def changes(target: Any) -> bool:
+    return isinstance(target, OpOverload) and target._schema.is_mutable
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target.is_view
+
+
+class _Lengths(PythonReferenceAnalysis):
+    """Computes an expression of lengths with Python's operators, divisions too: for these, torch's gives a new
+    expression, of no length of the graph."""
+
+    @staticmethod
+    def int_truediv(a: Any, b: Any) -> Any:
+        return a / b
+
+    @staticmethod
+    def trunc_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return math.trunc(x)
+
+
+def _value(known: dict[str, Any], symbols: dict[Any, torch.SymInt], leaf: Any) -> Any:
+    """Return an argument's value in the graph. An expression of lengths is computed there: make_fx knows a length by
+    the calls that made it."""
+    if isinstance(leaf, torch.SymInt) and symbols.keys() >= leaf.node.expr.free_symbols:
+        return sympy_interp(_Lengths, symbols, leaf.node.expr)
+    return known[leaf.name] if isinstance(leaf, Proxy) else leaf

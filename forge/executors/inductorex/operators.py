@@ -1,0 +1,335 @@
+"""Which calls Inductor writes loops for: the aten operators that torch's function for a call runs decide it."""
+
+from typing import Any
+
+import torch
+
+from forge.compiler.layout import ATTENTION, Layouts
+from forge.executors.executor import Decision, decline
+from forge.executors.inductorex.aten_graph import (
+    HALVES,
+    changes,
+    claim_by_torch,
+    decompositions,
+    exclusive,
+    graph_of,
+    is_view,
+    round_to_half,
+)
+from forge.executors.inductorex.graphs import ROUNDED
+from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace
+from forge.ir.checks import in_one_line
+from forge.ir.pytree import leaves, proxies, tensors
+from forge.ir.unresolved import UnresolvedSymInt
+from forge.torch_internals.inductor.compiler import lowering
+from forge.torch_internals.versions import TORCH
+
+aten = torch.ops.aten
+# torch's own kernels for these are the ones to run
+_TORCHS = frozenset(
+    {
+        aten.mm,
+        aten.bmm,
+        aten.addmm,
+        aten.baddbmm,
+        aten.addmv,
+        aten.mv,
+        aten.dot,
+        aten.vdot,
+        aten.addbmm,
+        aten.convolution,
+        aten.convolution_backward,
+        aten.embedding_dense_backward,
+        aten.upsample_bicubic2d,
+    }
+)
+_WRITES = frozenset({aten.native_batch_norm, aten.cudnn_batch_norm})  # the running statistics: no schema says so
+# whose kernels refuse mixtures of dtypes, or give another one than their fake implementations and decompositions
+_OF_ONE_DTYPE = frozenset(
+    {aten.binary_cross_entropy, aten.binary_cross_entropy_backward, aten.huber_loss, aten.huber_loss_backward}
+)
+_NORMS = frozenset(  # with parameters in float32 for half precision
+    {
+        aten._native_batch_norm_legit,
+        aten._native_batch_norm_legit_functional,
+        aten._native_batch_norm_legit_no_training,
+        aten.native_batch_norm,
+        aten.native_batch_norm_backward,
+        aten.native_group_norm,
+        aten.native_group_norm_backward,
+        aten.native_layer_norm,
+        aten.native_layer_norm_backward,
+    }
+)
+_REMAINDERS = frozenset({aten.remainder, aten.fmod})
+_WRONG = frozenset(
+    {
+        aten.floor_divide,  # of infinities; of integers by zero, which ends the process
+        aten.div.Tensor_mode,
+        aten.div.Scalar_mode,
+        aten.avg_pool2d_backward,  # with ceil_mode
+        aten.avg_pool3d_backward,
+        aten.fractional_max_pool3d,  # its samples are taken in reverse, as those of an image are
+        aten.scalar_tensor,  # a whole number's dtype
+        aten.multilabel_margin_loss_forward,  # of a row with fewer targets than classes
+        aten.frexp,  # of a tensor of one value: Inductor folds the call as if it gave one tensor
+        aten.nextafter,  # of half precision: the next float32, rounded back
+        aten._unsafe_masked_index,  # of indices out of range, which torch clamps
+        aten._unsafe_masked_index_put_accumulate,
+        *([aten.searchsorted, aten.bucketize] if TORCH < (2, 13) else []),  # among a part of a tensor (issue 182343)
+    }
+)
+# Inductor's vectorized C++ reduces 8-bit integers from a wrong initial value, and does not compile extrema of bools
+_EXTREMA = frozenset(
+    {aten.amax, aten.amin, aten.aminmax, aten.argmax, aten.argmin, aten.cummax, aten.cummin, aten.max, aten.min}
+)
+_SUMS = frozenset({aten.cumprod, aten.cumsum, aten.prod, aten.sum})
+_BYTES = (torch.bool, torch.int8, torch.uint8)
+_INEXACT = frozenset({aten.acosh, aten.erfinv})  # on a CPU: acosh of 2e19 and more is infinite, and erfinv has 5 digits
+# an index out of range: torch raises; Inductor's loops on a CPU end the process, or wrap it
+_INDEXED = frozenset(
+    {
+        aten.embedding,
+        aten.gather,
+        aten.index,
+        aten.index_add,
+        aten.index_copy,
+        aten.index_fill,
+        aten.index_put,
+        aten.index_reduce,
+        aten.index_select,
+        aten.nll_loss_forward,
+        aten.nll_loss2d_forward,
+        aten.put,
+        aten.scatter,
+        aten.scatter_add,
+        aten.scatter_reduce,
+        aten.take,
+    }
+)
+# of half precision, Inductor's loops round where torch's kernels do not, or the other way round
+_ROUNDED_OTHERWISE = frozenset(
+    {
+        aten._log_softmax,
+        aten.addcmul,
+        aten.addr,
+        aten.binary_cross_entropy,
+        aten.binary_cross_entropy_backward,
+        aten.col2im,
+        aten.glu,
+        aten.glu_backward,
+        aten.huber_loss,
+        aten.huber_loss_backward,
+        aten.ldexp,
+        aten.linalg_cross,
+        aten.log_sigmoid_backward,
+        aten.logit,
+        aten.logit_backward,
+        aten.logsumexp,
+        aten.mse_loss,
+        aten.mse_loss_backward,
+        aten.pow,
+        aten.prod,
+        aten.smooth_l1_loss,
+        aten.smooth_l1_loss_backward,
+        aten.soft_margin_loss,
+        aten.special_entr,
+        aten.special_xlog1py,
+        aten.xlogy,
+    }
+)
+_ARITHMETIC = frozenset({aten.add, aten.div, aten.mul, aten.rsub, aten.sub})
+# torch's kernels round each step: those for a CPU in float16, those for a GPU in both
+_BY_STEPS = frozenset({aten.sigmoid_backward, aten.tanh_backward})
+_BY_STEPS_ON_A_GPU = frozenset({aten._softmax_backward_data})  # which multiply by the gradient in a kernel of its own
+# torch's kernels round the numbers that they are given first; that of a division rounds what is divided alone
+_ROUND_NUMBERS = frozenset({aten.add, aten.fmod, aten.remainder, aten.sub, aten.rsub})
+_ROUND_NUMBERS_ON_A_GPU = frozenset({aten.threshold, aten.threshold_backward})
+_EXACT = frozenset({aten.abs, aten.cat, aten.clone, aten.empty, aten.full, aten.full_like, aten.neg, aten.where})
+_NOTHING = frozenset({aten.detach.default, aten.alias.default})
+
+
+def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> Decision:
+    """Return whether the aten operators of torch's function for a call are ones that Inductor writes loops for; or, as
+    a part of a whole program, ones that it calls. rounds: whether its loops must round where torch's kernels do."""
+    if not all(isinstance(proxy, (TensorProxy, NumberProxy)) for proxy in _proxies_of(bound)):  # what attention keeps
+        return whole or decline("it reads a value that is not a tensor")
+    results = list(tensors(bound.output))
+    if results and all(map(_has_no_elements, results)):
+        return decline("its results have no elements")
+    operators = _operators(bound)
+    if operators is None:
+        return decline("torch does not run it on fake tensors")
+    for operator in operators:
+        if operator.overloadpacket in _OF_ONE_DTYPE | _NORMS and _mixes_dtypes(bound, operator):
+            return decline(f"{operator} supports one dtype only", parts=False)
+        if not (_is_function(operator) if whole else _has_loops(operator)):
+            return decline(f"{operator} is left to torch")
+        if operator.overloadpacket in _INDEXED and _is_on_cpu(bound):
+            return decline(f"{operator} raises where an index is out of range")
+        if operator.overloadpacket is aten.upsample_nearest2d_backward and not _is_of_known_size(bound):
+            return decline(f"Inductor has loops for {operator} of static sizes only")
+        if operator.overloadpacket in _INEXACT and _is_on_cpu(bound):
+            return decline(f"Inductor's C++ for {operator} is less exact than torch's kernel")
+        if _is_on_cpu(bound) and _reduces_bytes(bound, operator.overloadpacket):
+            return decline(f"Inductor's C++ for {operator} of 8-bit integers and bools is wrong")
+        if operator.overloadpacket in _REMAINDERS and _may_divide_by_zero(bound):
+            return decline(f"{operator} of integers raises where it divides by zero")
+        if operator.overloadpacket is aten.any and tensors(bound.output)[0].dtype == torch.uint8:
+            return decline(f"{operator} of uint8 is uint8, and Inductor's is bool")
+    return _rounds_alike(bound, operators) if rounds and _is_half(bound) else True
+
+
+def _has_no_elements(proxy: TensorProxy) -> bool:
+    return any(isinstance(length, int) and length == 0 for length in proxy.shape)
+
+
+def _is_of_known_size(bound: BoundSymbol) -> bool:
+    """Return whether the height and the width of what a call returns are numbers."""
+    return all(isinstance(length, int) for proxy in tensors(bound.output) for length in proxy.shape[-2:])
+
+
+def _is_half(bound: BoundSymbol) -> bool:
+    return any(proxy.dtype in HALVES for proxy in tensors((bound.args, bound.kwargs, bound.output)))
+
+
+def _rounds_alike(bound: BoundSymbol, operators: list[Any]) -> Decision:
+    """Return whether Inductor's loops for a call of half precision round where torch's kernels do."""
+    if TORCH < (2, 13) and _is_on_cpu(bound):
+        return decline("before torch 2.13, Inductor's C++ does not round as eager does", parts=False)
+    for operator in operators:
+        if _rounds_otherwise(bound, operator.overloadpacket):
+            return decline(f"Inductor's loops for {operator} round otherwise than torch's kernel", parts=False)
+    region = Trace("region")
+    region.inputs, region.output = _proxies_of(bound), tuple(tensors(bound.output))
+    region.bound_symbols.append(bound)
+    try:
+        with exclusive():
+            graph, _ = graph_of(region, Layouts(region.inputs, shared=False), rounds=True)
+    except UnresolvedSymInt:
+        raise
+    except Exception as error:
+        return decline(f"it has no graph: {in_one_line(error)}")
+    inner = next(filter(_rounds_within, graph.graph.nodes), None)
+    if inner is not None:
+        return decline(f"Inductor makes {inner.target} and others of it, which each round", parts=False)
+    return True
+
+
+def _rounds_otherwise(bound: BoundSymbol, operator: Any) -> bool:
+    """Return whether Inductor's loops for an operator are known to round elsewhere than torch's kernel."""
+    (dtype, *_) = [proxy.dtype for proxy in tensors((bound.args, bound.kwargs, bound.output)) if proxy.dtype in HALVES]
+    if operator in _BY_STEPS and (dtype == torch.float16 or not _is_on_cpu(bound)):
+        return True
+    if operator in _ARITHMETIC and any(_is_number_of_another_dtype(proxy, dtype) for proxy in tensors(bound.args)):
+        return True
+    if operator in _BY_STEPS_ON_A_GPU and not _is_on_cpu(bound):
+        return True
+    if operator is aten.div:
+        rounded = bound.args[:1]
+    elif operator in _ROUND_NUMBERS or (operator in _ROUND_NUMBERS_ON_A_GPU and not _is_on_cpu(bound)):
+        rounded = (bound.args, bound.kwargs)
+    else:
+        return operator in _ROUNDED_OTHERWISE
+    numbers = [leaf for leaf in leaves(rounded) if isinstance(leaf, float)]
+    return any(round_to_half(each, dtype) != each for each in numbers)
+
+
+def _is_number_of_another_dtype(proxy: TensorProxy, dtype: torch.dtype) -> bool:
+    """Return whether torch's kernels take a tensor for a number: that they compute with it unrounded."""
+    return proxy.ndim == 0 and proxy.device.type == "cpu" and proxy.dtype not in (dtype, torch.bool)
+
+
+def _rounds_within(node: torch.fx.Node) -> bool:
+    """Return whether a node gives a value of half precision that an operator's decomposition goes on with: torch's
+    kernel, which is one, does not round it."""
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype not in HALVES:
+        return False
+    return not (node.meta.get(ROUNDED) or _is_exact(node)) and any(user.op != "output" for user in node.users)
+
+
+def _is_exact(node: torch.fx.Node) -> bool:
+    """Return whether a call gives values that it is given, or constants."""
+    return is_view(node) or getattr(node.target, "overloadpacket", None) in _EXACT
+
+
+def _mixes_dtypes(bound: BoundSymbol, operator: Any) -> bool:
+    """Return whether a call's tensors have dtypes that its operator's kernel may refuse."""
+    dtypes = {proxy.dtype for proxy in tensors(bound.args)}
+    if operator.overloadpacket in _NORMS and dtypes in (
+        {torch.bfloat16, torch.float32},
+        {torch.float16, torch.float32},
+    ):
+        return False
+    return len(dtypes) > 1
+
+
+def _is_on_cpu(bound: BoundSymbol) -> bool:
+    return any(proxy.device.type == "cpu" for proxy in tensors(bound.output))
+
+
+def _reduces_bytes(bound: BoundSymbol, operator: Any) -> bool:
+    """Return whether an operator reduces 8-bit integers or bools: a sum those of its result's dtype."""
+    if operator not in _EXTREMA | _SUMS:
+        return False
+    operand = (bound.args, bound.kwargs) if operator in _EXTREMA else bound.output
+    return tensors(operand)[0].dtype in _BYTES
+
+
+def _may_divide_by_zero(bound: BoundSymbol) -> bool:
+    if any(proxy.dtype.is_floating_point for proxy in tensors(bound.output)):
+        return False
+    divisor = bound.args[1] if len(bound.args) > 1 else None
+    return not isinstance(divisor, int) or divisor == 0
+
+
+def _operators(bound: BoundSymbol) -> list[Any] | None:
+    try:
+        calls = claim_by_torch([bound])
+    except NotImplementedError:
+        return None
+    layouts = Layouts()
+    for proxy in _proxies_of(bound):
+        layouts.add(proxy)
+    found: list[Any] = []
+    for call in calls:
+        read = [proxy.name for proxy in proxies((call.args, call.kwargs))]
+        inside = not layouts.values.keys() >= set(read)  # a constant that the call's body alone reads
+        ran = None if inside else layouts.run(call)
+        if ran is None or not ran.known:
+            return None
+        found += ran.operators
+    return found
+
+
+def _proxies_of(bound: BoundSymbol) -> list[Proxy]:
+    found = [leaf for leaf in leaves((bound.args, bound.kwargs)) if isinstance(leaf, Proxy)]
+    return list({proxy.name: proxy for proxy in found}.values())
+
+
+def _has_loops(operator: Any) -> bool:
+    if operator.namespace == "prim" or operator in _NOTHING:
+        return True
+    if changes(operator):  # a region's graph is a function of its inputs
+        return False
+    if _is_of(operator, _TORCHS | _WRITES | _WRONG) or torch.Tag.nondeterministic_seeded in operator.tags:
+        return False
+    return operator in decompositions() or (operator in lowering.lowerings and operator not in lowering.fallbacks)
+
+
+def _is_function(operator: Any) -> bool:
+    if _has_loops(operator):
+        return True
+    draws = torch.Tag.nondeterministic_seeded in operator.tags and operator.overloadpacket not in ATTENTION
+    return not (draws or changes(operator) or _is_of(operator, _WRONG | _WRITES))
+
+
+def _is_of(operator: Any, known: frozenset) -> bool:
+    """Return whether an operator, in all its overloads or in this one, is among those."""
+    return operator in known or operator.overloadpacket in known
+
+
+def count_kernels(bound: BoundSymbol) -> int:
+    """Return how many kernels torch's function for a call runs."""
+    return len([op for op in _operators(bound) or () if op.namespace != "prim" and op not in _NOTHING])

@@ -1,0 +1,91 @@
+"""The executors that forge.jit knows by name, in the order in which they are asked."""
+
+import difflib
+import os
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from forge.executors.executor import Executor, FusionExecutor, OperatorExecutor
+from forge.ir import check
+from forge.ir.checks import check_list
+
+_known: dict[str, Executor] = {}
+_default_order: list[str] = []
+E = TypeVar("E", bound=Executor)
+
+
+def register_executor(executor: E, *, default: bool = False, first: bool = False) -> E:
+    """Register an executor by its name and return it.
+
+    Args:
+        executor: The executor.
+        default: Whether forge.jit uses it by default.
+        first: Whether it comes before the other default executors.
+
+    Raises:
+        ValueError: If the name is taken.
+    """
+    check(executor.name not in _known, lambda: f"an executor named {executor.name!r} is registered already")
+    _known[executor.name] = executor
+    if default:
+        _default_order.insert(0 if first else len(_default_order), executor.name)
+    return executor
+
+
+def known_executors() -> dict[str, Executor]:
+    """Every registered executor by name."""
+    return dict(_known)
+
+
+def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Executor]:
+    """Executors by name or object, in order; for None the available ones of the default order, or of those that
+    FORGE_EXECUTORS names ("hub,torch").
+
+    Raises ValueError for an unknown name (with the near ones) or where there are none, TypeError for something else.
+    """
+    if executors is None:
+        named = os.environ.get("FORGE_EXECUTORS")
+        order = [name.strip() for name in named.split(",")] if named else _default_order
+        return [executor for executor in map(_known_as, order) if executor.is_available()]
+    check_list(executors, "forge.jit: executors", "names or executors")
+    check(bool(executors), lambda: 'forge.jit: executors is empty; executors=["torch"] runs all by torch alone')
+    return [_resolve(executor) for executor in executors]
+
+
+def _known_as(name: str) -> Executor:
+    check(name in _known, lambda: f"forge.jit: {unknown('executor', name, _known)}")
+    return _known[name]
+
+
+def _resolve(executor: str | Executor) -> Executor:
+    if isinstance(executor, str):
+        executor = _known_as(executor)
+    check(
+        isinstance(executor, (OperatorExecutor, FusionExecutor)),
+        lambda: (
+            f"forge.jit: an executor is {executor!r}, but must be a name, an OperatorExecutor or a FusionExecutor "
+            "(forge.executors)"
+        ),
+        TypeError,
+    )
+    available = executor.is_available()
+    check(
+        bool(available),
+        lambda: (
+            f"forge.jit: executor {executor.name!r} is not available: {getattr(available, 'reason', 'no reason given')}"
+        ),
+        RuntimeError,
+    )
+    return executor
+
+
+_LISTED = 100  # names that are told of what is known
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """'unknown executor 'trch'; did you mean 'torch'? known: …', without the known ones where those are many."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3)
+    hint = f" did you mean {' or '.join(map(repr, near))}?" if near else ""
+    listed = f" known: {', '.join(names)}" if len(names) <= _LISTED else ""
+    return f"unknown {kind} {name!r};{hint}{listed}".rstrip(";")
