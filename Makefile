@@ -22,7 +22,7 @@ test: $(INSTALLED)
 
 # a minute's worth: each part of forge once, a model at four sizes, two ops on every executor
 SMOKE := tests/ir tests/clang tests/prims tests/test_golden.py tests/transforms tests/executors/test_claim.py \
-  tests/executors/test_regions.py tests/frontend/test_jit.py tests/frontend/test_checks.py tests/cache/test_programs.py \
+  tests/executors/test_regions.py tests/capture/test_jit.py tests/capture/test_checks.py tests/cache/test_programs.py \
   tests/hub/test_registration.py tests/test_ops.py tests/test_ops_fused.py --op softmax --op nn.functional.linear \
   "tests/models/test_sizes.py::test_batches_and_lengths_may_change[llama-train]"
 smoke: $(INSTALLED)

@@ -17,7 +17,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
-TESTS = ("tests/hub/test_compat.py", "tests/frontend/test_layers.py")
+TESTS = ("tests/hub/test_compat.py", "tests/capture/test_layers.py")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 

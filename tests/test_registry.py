@@ -246,7 +246,7 @@ def test_every_prim_is_recorded_by_some_opinfo() -> None:
     """A prim that no sample's forward or gradient records is dead, or untested.
 
     Those of the memory and modes families are what the front ends record of writes and of modes:
-    tests/ir/test_memory.py and tests/frontend/test_programs.py have them.
+    tests/ir/test_memory.py and tests/capture/test_programs.py have them.
     """
     seen = set(_recorded()) | _in_backwards()
     _report(

@@ -256,10 +256,10 @@ def an_assert_of_a_count_holds_for_each() -> bool:
 
 
 NOT_PROBED = {  # by a program here; these tests fail without the patch
-    "BuiltinVariable.call_vars": "tests/frontend/test_attributes.py",
-    "FunctionCtx.mark_dirty": "tests/frontend/test_autograd.py",
-    "InstructionTranslatorBase.exception_handler": "tests/frontend/test_runs_in_eager.py",
-    "InliningInstructionTranslator.build_inline_tracer": "tests/frontend/test_runs_in_eager.py",
+    "BuiltinVariable.call_vars": "tests/capture/test_attributes.py",
+    "FunctionCtx.mark_dirty": "tests/capture/test_autograd.py",
+    "InstructionTranslatorBase.exception_handler": "tests/capture/test_runs_in_eager.py",
+    "InliningInstructionTranslator.build_inline_tracer": "tests/capture/test_runs_in_eager.py",
 }
 
 

@@ -4,5 +4,5 @@ import sys
 from pathlib import Path
 
 _TESTS = str(Path(__file__).parents[1])
-if _TESTS not in sys.path:  # as pytest has it: `support`, `frontend` and `test_ops` are found there
+if _TESTS not in sys.path:  # as pytest has it: `support`, `capture` and `test_ops` are found there
     sys.path.append(_TESTS)

@@ -1,4 +1,4 @@
-"""The programs of tests/frontend/programs with tensors on the device, in three default dtypes.
+"""The programs of tests/capture/programs with tensors on the device, in three default dtypes.
 
 All but the values of floating point tensors is as in eager: structure, strides, shared memory, errors. A program with
 an assertion that fails runs in processes of its own, since no process uses the device after it.
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from frontend.programs import (  # noqa: F401  each fills the table
+from capture.programs import (  # noqa: F401  each fills the table
     effects,
     errors,
     functions,
@@ -23,7 +23,7 @@ from frontend.programs import (  # noqa: F401  each fills the table
     surroundings,
     views,
 )
-from frontend.programs.table import PROGRAMS, Jit, Program, no_jit, observed
+from capture.programs.table import PROGRAMS, Jit, Program, no_jit, observed
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 

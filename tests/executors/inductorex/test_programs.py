@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from frontend.programs import effects, modules, views  # noqa: F401  each fills the table
-from frontend.programs.table import PROGRAMS, Jit, differences, no_jit, observed
+from capture.programs import effects, modules, views  # noqa: F401  each fills the table
+from capture.programs.table import PROGRAMS, Jit, differences, no_jit, observed
 from torch import nn
 
 import forge

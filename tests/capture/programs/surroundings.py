@@ -4,7 +4,7 @@ import functools
 
 import torch
 import torch.autograd.forward_ad as forward_ad
-from frontend.programs.table import program
+from capture.programs.table import program
 from torch import nn
 
 # methods of objects that the program makes, and of those that it is given

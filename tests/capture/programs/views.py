@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from frontend.programs.table import PROGRAMS, program
+from capture.programs.table import PROGRAMS, program
 
 
 def leaf(*shape):

@@ -1,7 +1,7 @@
 """torch.autograd.Function in a program: what its two bodies do to memory, numbers, modes and ctx."""
 
 import torch
-from frontend.programs.table import no_jit, program
+from capture.programs.table import no_jit, program
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from frontend.programs.table import program
+from capture.programs.table import program
 from torch import nn
 from torch.autograd import Function
 

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from frontend.programs import (  # noqa: F401  each fills the table
+from capture.programs import (  # noqa: F401  each fills the table
     effects,
     errors,
     functions,
@@ -15,7 +15,7 @@ from frontend.programs import (  # noqa: F401  each fills the table
     surroundings,
     views,
 )
-from frontend.programs.table import PROGRAMS, Jit, differences, no_jit, observed
+from capture.programs.table import PROGRAMS, Jit, differences, no_jit, observed
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -4,7 +4,7 @@ import random
 
 import torch
 import torch.nn.functional as F
-from frontend.programs.table import program
+from capture.programs.table import program
 from torch import nn
 
 

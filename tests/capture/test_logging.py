@@ -10,7 +10,7 @@ import transformers
 
 import forge
 
-log = logging.getLogger("tests.frontend.logging")
+log = logging.getLogger("tests.capture.logging")
 
 
 class Louder(logging.Logger):
@@ -19,7 +19,7 @@ class Louder(logging.Logger):
         return "told"
 
 
-louder = Louder("tests.frontend.louder")
+louder = Louder("tests.capture.louder")
 
 
 def scaled(x: torch.Tensor) -> torch.Tensor:

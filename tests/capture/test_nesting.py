@@ -266,7 +266,7 @@ def test_a_forked_child_uses_what_was_compiled_and_compiles_more() -> None:
         import os
         import torch
         import forge
-        from tests.frontend.test_nesting import X, double, gradients, net
+        from tests.capture.test_nesting import X, double, gradients, net
 
         module = net()
         expected = gradients(module, module)
@@ -291,7 +291,7 @@ def test_a_child_forked_while_something_is_compiled_compiles(holder: str) -> Non
         import torch
         from torch._dynamo.convert_frame import compile_lock
         import forge
-        from tests.frontend.test_nesting import X, double
+        from tests.capture.test_nesting import X, double
 
         held, done = threading.Event(), threading.Event()
 
@@ -329,7 +329,7 @@ def test_forks_of_a_program_whose_threads_compile_run_torch() -> None:
         import os, threading
         import torch
         import forge
-        from tests.frontend.test_nesting import X, net
+        from tests.capture.test_nesting import X, net
 
         module = net()
         jitted = forge.jit(module)
@@ -355,7 +355,7 @@ def test_an_interpreter_that_ends_waits_for_its_threads_calls() -> None:
         """
         import sys, threading
         import forge
-        from tests.frontend.test_nesting import X, net
+        from tests.capture.test_nesting import X, net
 
         sys.setswitchinterval(1e-6)
         module = net()

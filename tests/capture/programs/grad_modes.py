@@ -3,7 +3,7 @@
 import contextlib
 
 import torch
-from frontend.programs.table import no_jit, program
+from capture.programs.table import no_jit, program
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
