@@ -51,7 +51,7 @@ class AdamW(torch.optim.AdamW):
     Source: Loshchilov & Hutter, Decoupled Weight Decay Regularization, 2019; torch.optim.AdamW.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the arguments of torch.optim.AdamW
         self,
         params: Iterable[Any],
         lr: float | Tensor = 1e-3,

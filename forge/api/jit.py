@@ -33,7 +33,7 @@ from forge.transforms.users import Transform
 
 
 @dynamo_disable
-def jit(
+def jit(  # noqa: PLR0913  the options of forge.jit
     target: Callable | torch.nn.Module | types.EllipsisType = ...,
     *,
     executors: Sequence[str | Executor] | None = None,

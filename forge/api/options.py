@@ -43,7 +43,7 @@ def default_check(check: str | None) -> str | None:
     return os.environ.get(CHECK_VARIABLE) or None if check is None else check
 
 
-def resolve_options(
+def resolve_options(  # noqa: PLR0913  the options of forge.jit
     executors: Sequence[str | Executor] | None = None,
     transforms: Sequence[Transform] = (),
     strict: bool = False,
@@ -58,11 +58,9 @@ def resolve_options(
     *,
     first: Sequence[Executor] = (),
 ) -> Config:
-    """Return the Config of options of forge.jit.
+    """Return the Config of options of forge.jit, whose docstring describes them.
 
-    Args:
-        executors: names or Executor objects; all available ones for None.
-        first: executors that are asked before these.
+    first: executors that take priority over `executors`, such as kernels.
 
     Raises:
         ValueError: for an unknown `memory`, `select`, `numerics` or `check`, an unknown executor, and a fusion executor

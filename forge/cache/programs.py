@@ -173,7 +173,7 @@ def _fallbacks(generated: GeneratedFunction | None) -> dict[str, Fallback]:
     return {region: each for each in found for region in each.regions}
 
 
-def _training_plan(
+def _training_plan(  # noqa: PLR0913  the fields of a record
     made: dict[str, GeneratedFunction],
     program: "_Program",
     usual: list[bool],

@@ -143,7 +143,7 @@ def _name_of(module: UnspecializedNNModuleVariable) -> str:
     return f"{path} ({kind})" if path else kind
 
 
-def _mark_call(
+def _mark_call(  # noqa: PLR0913  the arguments of Dynamo's call
     executor: ModuleExecutor,
     value: torch.nn.Module,
     module: UnspecializedNNModuleVariable,

@@ -95,7 +95,7 @@ def verify(
     "forge kernels bench ./my-norms --backward --json -",
     panel=_USE,
 )
-def bench(
+def bench(  # noqa: PLR0913  the command's options
     policy: PolicyOptions,
     sources: Sources,
     op: Annotated[

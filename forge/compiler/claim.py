@@ -115,14 +115,16 @@ def claim(
 ) -> tuple[Trace, list[Claim]]:
     """Return the trace with every call claimed by an executor, and the claims.
 
-    Executors are asked in the order given, call by call, at the highest level first. What a fusion executor says yes
-    to is claimed by the executors after it as well, and runs there where no region of it pays.
+    Executors are offered each call in order, at the highest level first. A call that a fusion executor accepts is
+    claimed by a later executor as well, which runs it where no region pays.
 
     Args:
-        earlier: by output name, why calls that were taken apart before this pass had been declined.
-        layouts: knows the strides of the inputs; those of every value are added.
-        select: says who does not get a call that it would take.
-        strict: a region that fails is an error.
+        trace: The program.
+        executors: Executors in order of priority.
+        earlier: By output name, the reasons why calls that were decomposed before this pass had been declined.
+        layouts: The strides of the inputs; those of every value are added.
+        select: Excludes executors from calls that they would take.
+        strict: Whether a region that fails is an error.
 
     Raises:
         NotImplementedError: naming a prim that nobody claims, with the reasons.

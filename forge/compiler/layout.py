@@ -354,7 +354,7 @@ def _opposite_layout(layout: Layout) -> Layout:
 
 def _with_gaps(layout: Layout) -> Layout:
     """Return the turned layout with gaps between the elements, so that a dim of one element, too, has a stride that
-    tells. (Some functions give row-major order then, and follow what has no gaps.)"""
+    tells. Some functions give row-major order then, and follow layouts without gaps."""
     return layout._replace(strides=tuple(2 * step for step in _opposite_layout(layout).strides))
 
 

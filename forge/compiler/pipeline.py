@@ -177,11 +177,16 @@ def compile(
 ) -> tuple[Executable, CompileReport]:
     """Compile a captured program; gradients flow to the inputs that require them.
 
-    Args:
-        eager: runs in place of the program where an input that it changes shares memory with another one, and where an
-            assumption that it makes of its numbers does not hold.
+    The trace states the conversions of autocast, so passes and compiled code run without it; `boundary.eager` does not.
 
-    What autocast does is written in the program, so neither passes nor what they make run under it; `eager` does.
+    Args:
+        program: The captured program.
+        config: The resolved options.
+        boundary: The front end's additions to a call, such as the eager function that runs where an assumption of the
+            program does not hold.
+
+    Returns:
+        The callable, and the report of its compilation.
     """
     report = CompileReport()
     report.uses_cuda_graphs = config.cuda_graphs

@@ -82,11 +82,14 @@ class Declined:
 
 
 def decline(reason: str, *, parts: bool = True, error: Exception | None = None) -> Declined:
-    """Return a checker's refusal of a call: `return decline("H = 100 is not a multiple of 8")`.
+    """Return a checker's refusal of a call.
 
-    parts: False where a fusion executor may not take the call's decomposition either, since it does not raise where the
-    call does. error: the error that kept a fusion executor from compiling a region that it should have compiled. It is
-    warned of, and under `strict` it is raised as the cause of a RegionError.
+    Args:
+        reason: The text of the report, such as "H = 100 is not a multiple of 8".
+        parts: False if a fusion executor may not take the call's decomposition either, since the decomposition does not
+            raise where the call does.
+        error: The error that kept a fusion executor from compiling a region. It becomes a warning, or with `strict` the
+            cause of a RegionError.
     """
     return Declined(reason, parts=parts, error=error)
 

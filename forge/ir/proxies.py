@@ -215,19 +215,19 @@ class TensorProxy(Proxy):
         return torch.strided
 
     @property
-    def T(self) -> "TensorProxy":  # torch's own name
+    def T(self) -> "TensorProxy":  # noqa: N802  torch's own name
         return _method("T")(self)
 
     @property
-    def mT(self) -> "TensorProxy":  # torch's own name
+    def mT(self) -> "TensorProxy":  # noqa: N802  torch's own name
         return _method("mT")(self)
 
     @property
-    def H(self) -> "TensorProxy":  # torch's own name
+    def H(self) -> "TensorProxy":  # noqa: N802  torch's own name
         return _method("H")(self)
 
     @property
-    def mH(self) -> "TensorProxy":  # torch's own name
+    def mH(self) -> "TensorProxy":  # noqa: N802  torch's own name
         return _method("mH")(self)
 
     @property

@@ -68,7 +68,7 @@ class Symbol:
             calls, and the output of this one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  a record's fields
         self,
         name: str,
         id: str,

@@ -64,7 +64,7 @@ class Patch(Replaced):
         before: the first version that does not need it any more.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  a record's fields
         self,
         owner: Any,
         name: str,

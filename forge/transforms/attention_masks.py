@@ -51,7 +51,7 @@ def _has_plain_mask(given: dict[str, Any]) -> bool:
 
 
 def _kinds(trace: Trace, masks: dict[str, Any], run: Callable[[Trace], tuple[torch.Tensor, ...]]) -> dict[str, str]:
-    """ "causal" or "open", for each mask that is one and depends on no input."""
+    """Return "causal" or "open" for each mask of these kinds that depends on no input."""
     calls = independent_calls(trace)
     made = {name for bound in calls for name in bound.outputs} | trace.constants.keys()
     wanted = {name: mask for name, mask in masks.items() if name in made}

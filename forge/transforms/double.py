@@ -107,7 +107,6 @@ def differentiable_backward(
     names of results of opaque calls, which of the gradients that they give are None.
     Raises NotImplementedError naming a call that has no gradient rule, or one that would have to draw again.
     """
-
     repeated: set[str] = set()
 
     def choice(bound: BoundSymbol, active: Collection[str]) -> Choice:

@@ -195,7 +195,7 @@ def verify(policy: PolicyOptions, sources: list[str], seconds: float) -> int:
     return 0 if all(row[-1].startswith(OK) for row in rows) else 1
 
 
-def bench(
+def bench(  # noqa: PLR0913  the command's options
     policy: PolicyOptions,
     sources: list[str],
     op: str | None,

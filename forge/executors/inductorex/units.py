@@ -187,7 +187,7 @@ class _CachedUnit:
 
 
 class _Process:
-    """This process's kernels: those that are in no unit yet, the units that g++ is at, and those of all others."""
+    """The kernels of a process: the ones without a unit, the units that g++ compiles, and all other units."""
 
     def __init__(self) -> None:
         self._lock = new_lock()

@@ -84,8 +84,7 @@ def _what(value: Any) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Return an exception as one line: of a repository that is refused as a whole all that it says, of others the
-    first"""
+    """Return an exception as one line: all lines of a HubError, the first line of another."""
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if isinstance(error, HubError) and len(lines) > 1:
         return f"{lines[0]} {'; '.join(lines[1:])}"
