@@ -1,9 +1,9 @@
 """forge from scratch: a small forge in one file, with torch alone. `python docs/from_scratch.py` runs it.
 
 It has the shape of the real one, in the order in which one understands it: programs (1), capture (2), meaning in terms
-of primitives (3), transforms (4), gradients (5), executors (6), the bridge to torch's autograd (7). The names are those
-of the real one, and each part says where its grown-up form is. Left out: Dynamo (capture here calls the function with
-stand-ins), changes in place, type promotion, symbolic shapes, calls with several outputs.
+of primitives (3), transforms (4), gradients (5), executors (6), the bridge to torch's autograd (7). Most names are
+those of the real one, and each part says where its grown-up form is. Left out: Dynamo (capture here calls the
+function with stand-ins), changes in place, type promotion, symbolic shapes, calls with several outputs.
 """
 
 import math

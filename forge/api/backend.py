@@ -51,9 +51,9 @@ class Backend:
         """Return what Dynamo calls in the graph's place; a graph that forge cannot compile runs in eager.
 
         Raises:
-            Refused: for a call that forge refuses as torch would, and for a graph that is not what the program says:
-                the frame is to run in eager.
-            Unsupported: under fullgraph, for what forge cannot compile.
+            EagerFallback: For a call that forge refuses as torch would, and for a graph that differs from the program:
+                the frame runs in eager.
+            Unsupported: Under fullgraph, for what forge cannot compile.
         """
         handle = self._handle()
         assert handle is not None, "the function that calls Dynamo has the handle"

@@ -1,11 +1,12 @@
 """Compiled programs on disk: a second process that captures the same graph skips recording, gradients, claiming and
 code generation.
 
-slot.py               what a captured graph finds, or leaves, under its key
+entry.py              the cache entry of a captured graph: loads a program, or writes one
 graphs.py, keys.py    the key: the graph in words, modes, options and versions, as one hash
-programs.py           a recipe as text and a table of what its text names, and back
-objects.py            one named object: by qualified name, by value, by who has it
-store.py              bytes in a file: written whole, read only where they are our own and undamaged
+guards.py             the guards on sizes that a program was compiled under
+programs.py           a CompiledPlan as text and a table of the objects that its text names, and back
+objects.py            one named object: by qualified name, by value, by its owner
+store.py              bytes in a file: written whole, read only if undamaged and owned by this user
 
 An entry is code: it is read only if this user, and nobody else, can have written it.
 """

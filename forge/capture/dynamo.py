@@ -61,7 +61,7 @@ class Capture(NamedTuple):
 def record(graph: GraphModule, parameters: Sequence[str] = ()) -> Capture:
     """Record a Dynamo graph. `parameters` are the user's names of what Dynamo calls args[0], args[1], ...
 
-    Raises Unsupported for a graph that has to run in eager, Refused for a call that torch refuses, too, or may.
+    Raises Unsupported for a graph that has to run in eager, EagerFallback for a call that torch may refuse, too.
     """
     trace = Trace("computation", stage="recorded from Dynamo")
     trace.follows_grad_mode = True
@@ -486,7 +486,7 @@ def _as_strided_args(example: torch.Tensor, input: Any, size: Any, stride: Any, 
 
 
 def _on_numbers(target: Callable | str, args: tuple, kwargs: dict, example: Any) -> Any:
-    """Return a call on numbers alone runs now; symbolic ones stay expressions."""
+    """Return the result of a call on numbers alone, which runs now; symbolic ones stay expressions."""
     if isinstance(example, NUMBER_TYPES):
         return example
     return getattr(args[0], target)(*args[1:], **kwargs) if isinstance(target, str) else target(*args, **kwargs)

@@ -115,8 +115,8 @@ def shares_memory(node: Node, example: Any) -> bool | None:
 
 
 def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
-    """Raise Unsupported where forge's meta function gives other known lengths than torch's, Refused where it gives
-    another dtype: Dynamo may have written its own into the graph (`y.to(x.dtype)`), so the frame is to run in eager.
+    """Raise Unsupported where the known lengths of forge's meta function differ from torch's, EagerFallback where the
+    dtype differs: Dynamo may have written its own into the graph (`y.to(x.dtype)`), so the frame is to run in eager.
 
     With CHECK_META, lengths that are not known and the device are compared too (AssertionError)."""
     lengths = zip(proxy.shape, example.shape, strict=False)

@@ -49,7 +49,7 @@ class Selection(Protocol):
 
 
 def in_order(bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Excluded:
-    """Return the selection in which the first executor that takes a call gets it."""
+    """Exclude no executor, so that the first one that takes a call gets it."""
     return _NONE_EXCLUDED
 
 

@@ -65,18 +65,27 @@ class Context:
     """The state of one trace in the pipeline: what passes know beside its calls, and what they leave for later passes.
 
     Attributes:
-        config, program, report: of the program that the trace belongs to.
-        times_passes: whether the time of each pass goes to the report, by its phase.
-        declined: by output name, why executors declined calls that were taken apart before they were claimed.
-        optimized: the program before it was differentiated, or would have been.
-        derivative_or_none: what `derivative` gives, if gradients flow.
-        returned: names of outputs that the caller of the program gets.
-        eager_strides: names of outputs that are to have the strides that eager gives them.
-        reference: the trace that values are compared with.
-        bucket: gives the gradients of a claimed backward in buckets.
-        claimed: the calls that `fuse` makes regions of.
-        regions: those of all traces of the program.
-        wrap: wraps the generated function. function: what codegen made.
+        kind: The part of a program that the trace is.
+        config: The config of the program.
+        program: The captured program that the trace belongs to.
+        report: The report of the program.
+        times_passes: Whether the time of each pass goes to the report, by its phase.
+        stages: Traces after each pass that is a stage; `run_passes` appends.
+        claims: The claims of calls; `claim` appends.
+        declined: By output name, the reasons of executors that declined calls decomposed before `claim`.
+        freezing: The state of freeze=True; read by the passes that fold weights.
+        folded_weights: The values computed of frozen weights; `fold_weights` sets it.
+        optimized: The program before `differentiate`, which sets it.
+        derivative_or_none: The result of `differentiate`, if gradients flow.
+        layouts: Strides of values; `split_forward` or `inline_effects` sets it, later passes add to it.
+        returned: Names of outputs that the caller of the program gets; `split_forward` or `inline_effects` sets it.
+        eager_strides: Names of outputs that must have the strides of eager.
+        reference: The trace that values are compared with under check="eager".
+        bucket: Returns the gradients of a claimed backward in buckets; BackwardCompiler sets it.
+        claimed: The calls that `fuse` makes regions of; `claim` sets it.
+        regions: The regions of all traces of the program; `fuse` adds to it.
+        wrap: Wraps the generated function; `compare` sets it.
+        function: The generated function; `codegen` sets it.
     """
 
     kind: Kind

@@ -29,8 +29,11 @@ class SecondTier:
 class Executable(NamedTuple):
     """A compiled program: call(*inputs) runs it.
 
-    plan: the parts that `call` is made of. second_tier: None where no larger regions are wanted. tiered: what runs the
-    first tier until the second is there.
+    Attributes:
+        call: The callable.
+        plan: The parts that `call` consists of.
+        second_tier: Compiles larger regions, or None.
+        tiered_program: Runs the first tier until the second is ready, or None.
     """
 
     call: Callable[..., Any]

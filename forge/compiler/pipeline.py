@@ -1,8 +1,14 @@
 """The pipeline: every pass, in order, from a captured program to generated code.
 
-`PIPELINE` is all there is to the order. A trace enters in one form and is brought from form to form: a captured program
-as calls of torch's functions, a backward (forge/compiler/backwards.py) where programs are lowered. The second tier of a
-program (forge/runtime/tiering.py) is lowered again by the same passes with another config.
+`PIPELINE` alone decides the order. A captured program enters at Form.TORCH and leaves as code. A backward
+(forge/compiler/backwards.py) and an epilogue enter at Form.PROGRAM. `compile_until_stable` repeats the passes from
+Form.PROGRAM on, without the regions that failed to compile. The second tier of a program (forge/runtime/tiering.py)
+repeats them with another config. Layers are replaced before (forge/capture/layers.py), and the wrappers of a call are a
+list of their own (WRAPPERS in forge/runtime/plan.py).
+
+To add a pass: write the algorithm in forge/transforms, as a function from Trace to Trace that returns
+`trace.derive(stage, calls)`; add a function of (trace, context) with a docstring to forge/compiler/passes.py, and a row
+to PIPELINE, with its forms, its condition and its phase; add tests to tests/transforms.
 """
 
 from collections.abc import Callable, Sequence

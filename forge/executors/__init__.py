@@ -1,4 +1,7 @@
-"""Executors: who runs the calls of a trace."""
+"""Executors, which run the calls of a trace.
+
+The default order of priority is kernels of the process (hubex), Inductor, torch; nvFuser runs on request.
+"""
 
 from typing import TYPE_CHECKING, Any
 

@@ -284,7 +284,7 @@ class OperatorExecutor(Executor):
         found = self.implementations.get(symbol.id)
         return () if found is None else (found,)
 
-    _register_implementation = register_implementation
+    _register_implementation = register_implementation  # the name in Thunder, which executors are ported from
 
     def named_functions(self) -> Iterator[tuple[tuple[str, ...], Callable]]:
         """Yield its operators, and the functions of its implementations."""
@@ -353,8 +353,8 @@ class FusionExecutor(Executor):
         strided: Whether its code is compiled for the strides of a region's inputs and returns the strides that torch's
             functions return. Each input then has its strides in the trace, and has them when the region runs.
         boxed: Whether the compiled function takes its inputs in one list.
-        by_parts: Whether it sees the decomposition of a call, rather than operators that later executors register for
-            gradients; the symbols' own rules then differentiate what it takes.
+        by_parts: Whether it compiles the decompositions of calls. Later executors' operators with a gradient would
+            hide these, so calls that it takes are differentiated by the symbols' own rules.
         checks: Whether it checks the inputs of its regions instead of compiling them; values without promised strides
             get random ones.
     """

@@ -33,8 +33,7 @@ def jitted_module(module: torch.nn.Module, compiled: Callable, rejit: Callable) 
         return compiled(module, *args, **kwargs)
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        """Return what a module makes of its own class (a slice of a Sequential) is another module, which is not
-        jitted."""
+        """Return a module of the original class, not jitted: a module constructs its own class for a slice, say."""
         return original(*args, **kwargs)
 
     def __deepcopy__(self: torch.nn.Module, memo: dict) -> torch.nn.Module:

@@ -66,9 +66,16 @@ class TrainingPlan(NamedTuple):
 
 
 class CompiledPlan(NamedTuple):
-    """What a program's call is made of. grad: whether grad is enabled where it is called. sets_mode: whether what runs
-    outside of the autograd.Function sets the grad mode. attends: whether it has code for the kernel of attention that
-    torch chose when it was compiled. folded: what the forward takes beside its inputs, where weights are frozen."""
+    """The parts of a compiled program.
+
+    Attributes:
+        forward: The generated forward.
+        grad: Whether grad mode is on where the program is called.
+        sets_mode: Whether code outside of the autograd.Function sets the grad mode.
+        training: The backwards, for a differentiated program.
+        attends: Whether the code is for the attention kernel that torch chose when it was compiled.
+        folded_weights: The values computed of frozen weights, which the forward takes beside its inputs.
+    """
 
     forward: GeneratedFunction
     grad: bool
@@ -95,9 +102,14 @@ class CallBoundary(NamedTuple):
 class Call(NamedTuple):
     """All that decides how a program is called.
 
-    otherwise: the same program, where torch might choose another kernel of attention. tiered: runs the first tier until
-    the second is there. mutated: the positions of inputs that the program changes. assumes: whether it makes
-    assumptions of its numbers.
+    Attributes:
+        plan: The compiled parts.
+        otherwise: Compiles the program anew. It runs where torch chooses another attention kernel than the one that the
+            plan was compiled for, which can happen to a program from the cache and to a second tier.
+        tiered: Runs the first tier until the second is ready.
+        mutated: The positions of inputs that the program changes.
+        assumes: Whether the program assumes properties of its numbers, and checks them when it runs.
+        boundary: Additions of the front end.
     """
 
     plan: CompiledPlan
@@ -132,7 +144,7 @@ class Wrapper(NamedTuple):
 
 def _differentiable(forward: Callable, training: TrainingPlan) -> Callable:
     ready, backwards = {training.usual: training.backward.backward}, training.backwards
-    region = DifferentiableCall(
+    function = DifferentiableCall(
         forward,
         training.constants,
         training.sources,
@@ -140,7 +152,7 @@ def _differentiable(forward: Callable, training: TrainingPlan) -> Callable:
         LazyBackward(lambda present: backwards.compile(present, batched=True).backward, backwards.numbers),
         LazyBackward(backwards.compile_differentiable, backwards.numbers),
     )
-    return region.bucketed(training.buckets) if training.buckets else region.apply
+    return function.bucketed(training.buckets) if training.buckets else function.apply
 
 
 def _with_epilogue(call: Callable, epilogue: GeneratedFunction) -> Callable:

@@ -56,5 +56,5 @@ def run_torchlang(
 
 
 def as_what_it_calls(*args: Any, **kwargs: Any) -> Decision:
-    """Return the checker of a symbol whose torch function is Python around others: those are run, without it."""
+    """Decline every call: the checker of a symbol whose torch function is Python around others, which run instead."""
     return decline("torch runs the functions that this one calls")
