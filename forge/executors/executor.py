@@ -52,6 +52,7 @@ import torch
 
 from forge.executors.fingerprint import Fingerprint, fingerprint_of, name_in_torch, owner_of_module
 from forge.ir import BoundSymbol, Symbol, Tag, Trace, check, current_trace
+from forge.ir.state import state
 from forge.ir.unresolved import UnresolvedSymInt, without_specialization
 
 _OWN = frozenset({"torch", "forge", "builtins", "operator", "_operator", "math"})  # run on tensors without values
@@ -103,9 +104,15 @@ def call_checker(checker: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _checked_call(checker: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    before = None if state.trace is None else state.trace.last_call
     answer = checker(*args, **kwargs)
+    name = getattr(checker, "__qualname__", repr(checker))
+    if state.trace is not None and state.trace.last_call is not before:
+        call = state.trace.last_call
+        raise TypeError(
+            f"{name} computes {call}, but a checker reads the shapes, dtypes and devices of its arguments alone"
+        )
     if isinstance(answer, str):
-        name = getattr(checker, "__qualname__", repr(checker))
         wanted = f"must answer True, or decline with the reason: forge.executors.decline({answer!r})"
         raise TypeError(f"{name} answers {answer!r}, but {wanted}")
     return bool(answer) if isinstance(answer, torch.SymBool) else answer

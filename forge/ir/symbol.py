@@ -223,8 +223,15 @@ class BoundSymbol:
         return self._all_tags
 
     def __repr__(self) -> str:
-        outputs = ", ".join(self.outputs)
-        return f"{outputs} = {self.symbol.id}({', '.join(self.inputs)})"
+        values = (*map(_short, self.args), *(f"{name}={_short(value)}" for name, value in self.kwargs.items()))
+        return f"{', '.join(self.outputs)} = {self.symbol.id}({', '.join(values)})"
+
+
+def _short(value: Any) -> str:
+    """Return an argument as text: a proxy by its name."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_short, value))}]"
+    return value.name if isinstance(getattr(value, "name", None), str) else repr(value)
 
 
 _FIELDS = frozenset({"symbol", "args", "kwargs", "output", "subsymbols", "source", "tags"})

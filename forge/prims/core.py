@@ -82,6 +82,16 @@ def register_vjp(symbol: Symbol, **formulas: Callable) -> None:
     signature = inspect.signature(symbol.definition)
     names = list(signature.parameters)
     readers = [(name, formula, _reader(formula, names)) for name, formula in formulas.items()]
+    for name, _, (read, _) in readers:
+        for each in (name, *read):
+            check(
+                each in names or (each != name and each in ("g", "grad", "out")),
+                lambda each=each: (
+                    f"register_vjp: {symbol.id} has no argument {each!r}, only {', '.join(names)}"
+                    + ("; use register_grad for a symbol of *args and **kwargs" if "kwargs" in names else "")
+                ),
+                TypeError,
+            )
 
     @register_grad(symbol)
     def rule(*args: Any, **kwargs: Any) -> Any:

@@ -110,6 +110,14 @@ def test_a_checker_that_raises_is_told_with_its_executor() -> None:
     )
 
 
+def test_a_checker_that_computes_on_an_argument_is_an_error() -> None:
+    def checker(input: torch.Tensor, inplace: bool = False) -> bool:
+        return input.sum() is not None
+
+    with pytest.raises(TypeError, match=r"checker computes t\d+ = clang.sum.*reads the shapes, dtypes and devices"):
+        forge.jit(program, executors=[executor(silu, checker=checker), "torch"])(torch.ones(2, 3))
+
+
 def test_a_function_that_raises_is_told_with_its_executor() -> None:
     def lookup(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
         return {}["missing"]

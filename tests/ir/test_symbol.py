@@ -72,7 +72,7 @@ def test_a_bound_symbol_knows_what_it_reads_and_defines() -> None:
     bound = BoundSymbol(prims.cat, ([x, y, x],), {"dim": 0}, out)
     assert bound.inputs == ["x", "y"]
     assert bound.outputs == ["out"]
-    assert repr(bound) == "out = prims.cat(x, y)"
+    assert repr(bound) == "out = prims.cat([x, y, x], dim=0)"
     assert BoundSymbol(prims.neg, (x,), {}, x).outputs == []  # an output that is an input is not defined here
 
 
@@ -216,3 +216,8 @@ def test_a_reflected_operator_keeps_its_order() -> None:
 
 def test_a_number_proxy_shows_its_kind() -> None:
     assert repr(NumberProxy("n", 3)) == "n: int"
+
+
+def test_a_call_shows_its_literals() -> None:
+    (call,) = forge.trace(lambda x: torch.mul(x, 2), torch.ones(3)).bound_symbols
+    assert repr(call) == "t0 = torch.mul(x, 2)"

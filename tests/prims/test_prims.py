@@ -162,3 +162,10 @@ def test_the_gradient_of_a_larger_src_is_zero_where_the_index_does_not_reach(red
         out.square().sum().backward()
         found.append((out, x.grad, src.grad))
     torch.testing.assert_close(*found)
+
+
+def test_a_formula_of_a_gradient_names_arguments_of_the_symbol() -> None:
+    with pytest.raises(TypeError, match=r"prims\.sin has no argument 'input', only x"):
+        prims.register_vjp(prims.sin, input=lambda g: g)
+    with pytest.raises(TypeError, match=r"prims\.sin has no argument 'y', only x"):
+        prims.register_vjp(prims.sin, x=lambda g, y: g * y)
