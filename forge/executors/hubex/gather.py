@@ -31,6 +31,7 @@ from forge.hub.manifest import (
     read_manifest,
     unmet,
 )
+from forge.hub.manifest.builder import find_nothing
 from forge.hub.manifest.calls import kernel_problems
 from forge.hub.manifest.parse import MAX_BYTES
 from forge.hub.manifest.validate import register_resolver
@@ -130,12 +131,8 @@ def from_extension(given: KernelExtension | type[KernelExtension]) -> Kernel:
     known, pattern = operators_for(op)
     extension, entry, options = loader_of(given, known)
     kernel = from_entry(entry, pattern)
-    extension.check = lambda function: kernel_problems(replace(entry, fn=function), kernel.signature, _find_nothing)
+    extension.check = lambda function: kernel_problems(replace(entry, fn=function), kernel.signature, find_nothing)
     return replace(kernel, declared=(op, extension, options), extension=extension)
-
-
-def _find_nothing(name: str) -> Any:
-    raise ImportError(f"{name} was given in Python")
 
 
 # from files; an origin without a source says with what sources are read

@@ -71,7 +71,7 @@ def kernel(
     entry = read_kernel(reader, from_python(options, mark), 0, fn)
     if entry is not None:
         entry = dataclasses.replace(entry, grad=dataclasses.replace(entry.grad, **grad_functions), **functions)
-        for text in kernel_problems(entry, signature, _nothing):
+        for text in kernel_problems(entry, signature, find_nothing):
             problems.add(mark, text)
     problems.raise_any()
     assert entry is not None, "an entry without problems was read"
@@ -152,5 +152,9 @@ def _uniform(dtypes: Dtypes, signature: Signature, type_alias: Mapping | None) -
     return meta, {**(type_alias or {}), "T": list(dtypes)}
 
 
-def _nothing(name: str) -> Any:
-    raise ImportError(f"{name} was given in Python")
+def find_nothing(name: str) -> Any:
+    """Raise ImportError: a declaration in Python passes functions, so no name stands for one."""
+    raise ImportError(
+        f"{name!r} names no function; a declaration in Python passes functions themselves, or grad as 'none', "
+        "'composite' or 'autograd'"
+    )
