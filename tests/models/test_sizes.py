@@ -20,9 +20,11 @@ from tests.models.zoo import BATCH, LENGTH, MODELS
 
 SIZES = ((BATCH, LENGTH), (BATCH, LENGTH + 4), (BATCH + 1, LENGTH + 4), (1, LENGTH - 3))
 COMMON = [name for name, make in MODELS.items() if make.__module__ == zoo.__name__ and name not in SLOW]
-# models of the same parts as another one, or of half a minute: by default in training alone, and not at all
-ALIKE = set("distilbert falcon gpt_neox led mistral opt bloom phimoe qwen3 roberta t5 whisper".split())
-LEFT_OUT = set("falcon_h1 marian olmoe pegasus qwen2".split())
+# models of the same parts as another one, or of half a minute, which `make models` alone runs
+ALIKE = set(
+    """bloom distilbert falcon falcon_h1 gpt_neox led marian mistral olmoe opt pegasus phimoe qwen2 qwen3 roberta t5
+    whisper""".split()
+)
 WITH_INDUCTOR = ("llama", "gpt2", "bart", "bert")
 NEXT_TOKEN = ("llama", "mistral", "gemma2", "gpt2")  # a full cache, a sliding one, both, and that of an older model
 
@@ -146,7 +148,7 @@ def in_double(
     return result, {key: each.grad for key, each in model.named_parameters() if each.grad is not None}
 
 
-@pytest.mark.parametrize(("name", "training"), models(set(COMMON) - ALIKE - LEFT_OUT, MODELS.keys() - SLOW - LEFT_OUT))
+@pytest.mark.parametrize(("name", "training"), models(set(COMMON) - ALIKE, MODELS.keys() - SLOW - ALIKE))
 def test_batches_and_lengths_may_change(name: str, training: bool) -> None:
     check_sizes(name, training)
 
