@@ -199,7 +199,7 @@ def test_the_documentation_stays_short() -> None:
 
 
 def _documented_objects() -> dict[str, object]:
-    """What the page of the API renders, and the names of the package that are not on it, by name."""
+    """Return the objects of the API page, and the functions of the package, by name."""
     paths = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference/api.md").read_text(), flags=re.MULTILINE)
     names = {f"forge.{name}" for name in forge.__all__ if inspect.isroutine(getattr(forge, name))}
     return {path: operator.attrgetter(path.removeprefix("forge."))(forge) for path in sorted({*paths, *names})}

@@ -69,7 +69,7 @@ class Config:
 
     @property
     def is_plain(self) -> bool:
-        """Whether programs run as they are generated: neither compared with a reference nor edited by a user."""
+        """True if programs run as they are generated: neither compared with a reference nor edited by a user."""
         return self.comparison is None and self.codegen is None
 
     def prepare(self) -> None:
@@ -79,7 +79,7 @@ class Config:
 
     @property
     def has_second_tier(self) -> bool:
-        """Whether a fusion executor can compile larger regions later. Under CUDA graphs calls cost next to nothing."""
+        """True if a fusion executor can compile larger regions later. Under CUDA graphs calls cost next to nothing."""
         if self.cuda_graphs or not self.is_plain:
             return False
         return any(each.later() is not None for each in self.fusion_executors)

@@ -53,7 +53,7 @@ class Layout(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the memory holds the values themselves."""
+        """True if the memory holds the values themselves."""
         return not self.conjugated and not self.negated
 
     @classmethod
@@ -208,7 +208,7 @@ class Layouts:
 
     @property
     def is_symbolic(self) -> bool:
-        """Whether some lengths are."""
+        """True if a size is symbolic."""
         return self.fake is not self._static
 
     def add(self, proxy: Proxy, like: TensorProxy | None = None) -> None:

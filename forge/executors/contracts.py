@@ -58,7 +58,7 @@ def _format_one(value: Any) -> str:
 
 
 def _is_like(made: Any, wanted: Any) -> bool:
-    """Whether a tensor, or the proxy of one, is as a proxy says, as far as that is known."""
+    """Return whether a tensor, or the proxy of one, is as a proxy says, as far as that is known."""
     if not isinstance(wanted, TensorProxy):
         return not isinstance(made, torch.Tensor)
     if not isinstance(made, (torch.Tensor, TensorProxy)) or (made.dtype, made.ndim) != (wanted.dtype, wanted.ndim):
@@ -120,7 +120,7 @@ class _Expecting:
 
 
 def _is_users(symbol: Symbol) -> bool:
-    """Whether a user's executor runs a call of it, which is no kernel: these are verified."""
+    """Return whether a user's executor runs a call of it, which is no kernel: these are verified."""
     if isinstance(symbol.executor, FusionExecutor):
         return not type(symbol.executor).__module__.startswith("forge.")
     return isinstance(symbol.executor, Executor) and not is_own(symbol.op)

@@ -59,8 +59,8 @@ _OWN = frozenset({"torch", "forge", "builtins", "operator", "_operator", "math"}
 
 
 def is_own(function: Any) -> bool:
-    """Whether it is torch's, forge's or Python's: others may launch a kernel on a tensor's address, which one without
-    values does not have."""
+    """Return whether a function is torch's, forge's or Python's: others may launch a kernel on a tensor's address,
+    which a fake tensor does not have."""
     function = getattr(function, "func", function)  # of a functools.partial
     module = getattr(function, "__module__", None) or type(function).__module__
     return module.partition(".")[0] in _OWN
@@ -104,17 +104,17 @@ def call_checker(checker: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _checked_call(checker: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    before = None if state.trace is None else state.trace.last_call
+    trace = state.trace
+    before = trace and trace.last_call
     answer = checker(*args, **kwargs)
-    name = getattr(checker, "__qualname__", repr(checker))
-    if state.trace is not None and state.trace.last_call is not before:
-        call = state.trace.last_call
-        raise TypeError(
-            f"{name} computes {call}, but a checker reads the shapes, dtypes and devices of its arguments alone"
-        )
-    if isinstance(answer, str):
+    error = None
+    if trace is not None and trace.last_call is not before:
+        error = f"computes {trace.last_call}, but a checker reads the shapes, dtypes and devices of its arguments alone"
+    elif isinstance(answer, str):
         wanted = f"must answer True, or decline with the reason: forge.executors.decline({answer!r})"
-        raise TypeError(f"{name} answers {answer!r}, but {wanted}")
+        error = f"answers {answer!r}, but {wanted}"
+    if error is not None:
+        raise TypeError(f"{getattr(checker, '__qualname__', repr(checker))} {error}")
     return bool(answer) if isinstance(answer, torch.SymBool) else answer
 
 
@@ -372,8 +372,10 @@ class FusionExecutor(Executor):
     checks = False
 
     def can_fuse(self, bound: BoundSymbol) -> Decision:
-        """Whether a call may be in a region, or Declined with the reason. Where all parts of a call's decomposition
-        may be, but not the call itself, the parts are."""
+        """Return whether a call may be in a region, or Declined with the reason.
+
+        If the call may not, but all calls of its decomposition may, these are fused instead.
+        """
         raise NotImplementedError
 
     def fuse(self, region: Trace) -> Callable | Declined:
@@ -417,11 +419,11 @@ class FusionExecutor(Executor):
         return None
 
     def ready(self) -> Decision:
-        """Whether all that this executor has fused can be called; Declined where some of it never can."""
+        """Return whether all that this executor has fused can be called; Declined where some of it never can."""
         return True
 
     def pays(self, calls: Sequence[BoundSymbol]) -> bool:
-        """Whether a region of these calls is worth a call of its own; else the next executors run them."""
+        """Return whether a region of these calls is worth a call of its own; else the next executors run them."""
         return len(calls) > 1
 
 

@@ -87,7 +87,7 @@ class RepositoryCache:
         return sorted(path.name for path in build.iterdir() if path.is_dir()) if build.is_dir() else []
 
     def has(self, commit: str, variant: str, record: Record | None) -> bool:
-        """Whether every listed file of a variant is here in its size; without a record, whether its folder is."""
+        """Return whether every listed file of a variant is here in its size, or its folder if it has no record."""
         folder = self.snapshot(commit) / "build" / variant
         if record is None:
             return folder.is_dir()

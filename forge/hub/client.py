@@ -78,7 +78,7 @@ def files(repository: str, commit: str) -> dict[str, ListedFile]:
 
 
 def is_trusted(publisher: str) -> bool:
-    """Whether the Hub marks an organization as a trusted publisher of kernels; a user is none."""
+    """Return whether the Hub marks an organization as a trusted publisher of kernels; a user is none."""
     api = compat.hub_api()
     try:
         overview = _ask(publisher, lambda: api.get_organization_overview(publisher), api.endpoint)

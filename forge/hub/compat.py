@@ -72,12 +72,12 @@ def python_dependencies(backend: str) -> dict[str, tuple[tuple[str, str | None],
 
 
 def supports_capability(archs: Sequence[str], capability: tuple[int, int]) -> bool:
-    """Whether a build for these CUDA architectures runs on a device of this capability."""
+    """Return whether a build for these CUDA architectures runs on a device of this capability."""
     return library("kernels.archs")._supports_cuda_capability(list(archs), capability)
 
 
 def newer_than_installed(minver: Any) -> bool:
-    """Whether a kernel's `kernels-minver` is above the installed version of the library."""
+    """Return whether a kernel's `kernels-minver` is above the installed version of the library."""
     installed = library("kernels.validate")._installed_version()
     return installed is not None and installed < minver
 
@@ -111,7 +111,7 @@ def hub_api() -> Any:
 
 
 def is_offline() -> bool:
-    """Whether the user declared that there is no network."""
+    """Return whether the user declared that there is no network."""
     return library("huggingface_hub").is_offline_mode()
 
 
@@ -141,7 +141,7 @@ class LayerPlace:
 
 
 def is_layer_place(value: Any) -> bool:
-    """Whether a value is one of the library's LayerRepository, LocalLayerRepository and LockedLayerRepository."""
+    """Return whether a value is a LayerRepository, LocalLayerRepository or LockedLayerRepository of the library."""
     return type(value).__module__.partition(".")[0] == "kernels" and hasattr(value, "layer_name")
 
 

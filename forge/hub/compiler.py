@@ -32,7 +32,7 @@ def main(request: dict[str, Any]) -> None:
 
 
 def is_defined(namespace: str) -> bool:
-    """Whether a library holds the namespace as its own (TORCH_LIBRARY), which a second one in a process may not."""
+    """Return whether a library owns the namespace (TORCH_LIBRARY), as only one in a process may."""
     try:
         torch.library.Library(namespace, "DEF")._destroy()
     except RuntimeError:

@@ -53,8 +53,8 @@ def is_bytecode(path: str) -> bool:
 
 
 def is_opened(path: str) -> bool:
-    """Whether a file is one that code opens by its path, if at all: neither Python, which is imported from the bytes
-    that were hashed, nor what says something of the kernel."""
+    """Return whether code may open a file by its path: it is neither Python, which is imported from the hashed bytes,
+    nor metadata of the kernel."""
     return not (path.endswith((".py", MANIFEST, *UNPINNED)) or is_bytecode(path))
 
 

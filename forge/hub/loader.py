@@ -175,7 +175,7 @@ def verify(resolved: ResolvedKernel, *, to_load: bool = False) -> VerifiedKernel
 
 
 def _has_opened(folder: Path) -> bool:
-    """Whether a variant has files that the system or its code opens by a path: libraries, tables, sources of others."""
+    """Return whether the system or a variant's code opens files by their path: libraries, tables, other sources."""
     return any(is_opened(name) for _, _, names in os.walk(folder) for name in names)
 
 

@@ -38,7 +38,7 @@ class LockedKernel:
 
     @property
     def is_manifest(self) -> bool:
-        """Whether it is a manifest that stands alone."""
+        """True if it is a manifest that stands alone."""
         return self.commit is None and self.source.endswith(ALONE)
 
     def check(self, name: str, content: bytes, origin: Path) -> None:

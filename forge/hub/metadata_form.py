@@ -50,12 +50,12 @@ Problem = tuple[str | None, str]  # the key at whose line it stands, None for th
 
 
 def fits(came: Any, kind: type) -> bool:
-    """Whether a value of JSON is of a type; true and false are no integers."""
+    """Return whether a value of JSON is of a type; true and false are no integers."""
     return isinstance(came, kind) and not (kind is int and isinstance(came, bool))
 
 
 def are_strings(came: Any) -> bool:
-    """Whether a value of JSON is a list of strings."""
+    """Return whether a value of JSON is a list of strings."""
     return isinstance(came, list) and all(isinstance(each, str) for each in came)
 
 

@@ -57,6 +57,6 @@ class Policy:
         return replace(self, imports=(*self.imports, *imports)) if imports else self
 
     def names(self, repository: str) -> bool:
-        """Whether the repository needs nobody's word but the user's."""
+        """Return whether the repository needs nobody's word but the user's."""
         publisher = repository.split("/")[0]
         return self.trust == "any" or repository in self.repositories or publisher in self.publishers

@@ -299,7 +299,7 @@ def _imports_of(node: ast.AST, bound: _Bindings) -> list[Import]:
 
 
 def _imports(called: ast.expr, bound: _Bindings) -> bool:
-    """Whether it is import_module or __import__, of whatever object, or another name of them."""
+    """Return whether it is import_module or __import__, of whatever object, or another name of them."""
     return name_of(called) in DYNAMIC or (isinstance(called, ast.Name) and called.id in bound.names.importers)
 
 
@@ -311,7 +311,7 @@ def _constant(call: ast.Call) -> str | None:
 
 
 def _never(node: ast.If, bound: _Bindings) -> bool:
-    """Whether the body of this statement does not run when the file is imported: `if TYPE_CHECKING`, `__main__`."""
+    """Return whether an import skips the body of this statement: `if TYPE_CHECKING`, `__main__`."""
     test = node.test
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
         sides = (test.left, test.comparators[0])

@@ -51,7 +51,7 @@ class Selection:
         return Place(str(self.source), self.commit, variant)
 
     def is_cached(self, variant: str) -> bool:
-        """Whether it is of the Hub, and the cache holds the whole variant."""
+        """Return whether the kernel is of the Hub and the cache holds its whole variant."""
         cache = repository_cache(self.source.repository)
         return self.commit is not None and cache.has(self.commit, variant, self.record)
 
@@ -118,7 +118,7 @@ def available(
     policy: Policy | None = None,
     backend: str | None = None,
 ) -> bool:
-    """Whether there is such a kernel with a variant for this system; False too for an unknown repository or version."""
+    """Return whether a kernel has a variant for this system; False, too, for an unknown repository or version."""
     try:
         selection = select(source, version=version, revision=revision, policy=policy, backend=backend)
     except NotFoundError:

@@ -106,7 +106,7 @@ def end_grad(argument: Any) -> None:
 
 
 def needs_grad(argument: Any) -> TypeGuard[TensorProxy]:
-    """Whether the rule's argument is a tensor that needs a gradient: a rule may skip work for one that does not."""
+    """Return whether a rule's argument is a tensor that needs a gradient; a rule may skip work for others."""
     return isinstance(argument, TensorProxy) and _rule_call("needs_grad").active(argument)
 
 

@@ -110,7 +110,7 @@ def _mark_leaf(view: TensorProxy, step: ViewStep) -> None:
 
 
 def _repeats(step: ViewStep, base: TensorProxy, shown: TensorProxy) -> bool:
-    """Whether the view shows an element of `base` more than once: expand, windows that overlap, strides that do."""
+    """Return whether the view shows an element of `base` more than once: expand, overlapping windows or strides."""
     if _bytes(shown) > _bytes(base):
         return True
     view = getattr(step.symbol, "id", None)

@@ -229,8 +229,8 @@ class Writer:
 
 
 def _reads_infix(bound: BoundSymbol) -> bool:
-    """Whether an operator between its arguments means the call: Python itself adds two numbers, and a number over a
-    tensor is rounded twice."""
+    """Return whether the call can be printed with an operator between its arguments: Python itself adds two numbers,
+    and a number over a tensor is rounded twice."""
     if len(bound.args) != 2 or bound.kwargs:
         return False
     if isinstance(bound.args[0], TensorProxy):

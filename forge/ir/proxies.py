@@ -329,5 +329,5 @@ class _BoundMethod:
 
 
 def differentiable(value: Any) -> bool:
-    """Whether it is a tensor, or the proxy of one, whose dtype has gradients."""
+    """Return whether it is a tensor, or the proxy of one, whose dtype has gradients."""
     return isinstance(value, (TensorProxy, torch.Tensor)) and (value.dtype.is_floating_point or value.dtype.is_complex)

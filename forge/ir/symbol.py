@@ -209,7 +209,7 @@ class BoundSymbol:
         return new
 
     def has_tag(self, tag: Tag) -> bool:
-        """Whether the call, its symbol or a call inside it carries `tag`."""
+        """Return whether the call, its symbol or a call inside it carries `tag`."""
         return tag in self.all_tags
 
     @property

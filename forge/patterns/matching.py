@@ -207,7 +207,7 @@ class _Dependencies:
         self.makers = {name: (i, bound) for i, bound in enumerate(trace.bound_symbols) for name in bound.outputs}
 
     def is_convex(self, match: Match) -> bool:
-        """Whether each output is a call's only one, and no input is computed from an output."""
+        """Return whether each output is a call's only one, and no input is computed from an output."""
         if any(out.name not in self.makers or len(self.makers[out.name][1].outputs) > 1 for out in match.outputs):
             return False
         made = {output.name for output in match.outputs}

@@ -39,7 +39,7 @@ def make_prim(id: str, name: str, *, meta: Callable, tags: Iterable[Tag] = ()) -
         ValueError: If `id` is taken.
     """
     check(id not in _prims, lambda: f"make_prim: the id {id!r} is taken")
-    prim = Symbol(name, f"prims.{id}", meta=checking_tensors(f"prims.{id}", meta), tags=frozenset(tags))
+    prim = Symbol(name, f"prims.{id}", meta=with_tensor_checks(f"prims.{id}", meta), tags=frozenset(tags))
     _prims[id] = prim
     return prim
 
@@ -49,12 +49,12 @@ def primitive(*, tags: Iterable[Tag] = ()) -> Callable[[Callable], Symbol]:
     return lambda meta: make_prim(meta.__name__, meta.__name__, meta=meta, tags=tags)
 
 
-def checking_tensors(op: str, function: Callable, complain: Callable | None = None) -> Callable:
+def with_tensor_checks(op: str, function: Callable, check_argument: Callable | None = None) -> Callable:
     """Wrap a function to raise TypeError where an argument that it annotates as a tensor is none.
 
-    complain: what raises, check_tensor unless given.
+    check_argument: raises the error; check_tensor by default.
     """
-    complain = complain or check_tensor
+    check_argument = check_argument or check_tensor
     parameters = enumerate(inspect.signature(function).parameters.values())
     wanted = [(i, each.name) for i, each in parameters if each.annotation is TensorProxy and each.kind in _SINGLE]
 
@@ -63,7 +63,7 @@ def checking_tensors(op: str, function: Callable, complain: Callable | None = No
         for i, name in wanted:
             value = args[i] if i < len(args) else kwargs.get(name, TensorProxy)  # the call says what is missing
             if not isinstance(value, TensorProxy) and value is not TensorProxy:
-                complain(op, **{name: value})
+                check_argument(op, **{name: value})
         return function(*args, **kwargs)
 
     return run if wanted else function
@@ -82,16 +82,16 @@ def register_vjp(symbol: Symbol, **formulas: Callable) -> None:
     signature = inspect.signature(symbol.definition)
     names = list(signature.parameters)
     readers = [(name, formula, _reader(formula, names)) for name, formula in formulas.items()]
-    for name, _, (read, _) in readers:
-        for each in (name, *read):
-            check(
-                each in names or (each != name and each in ("g", "grad", "out")),
-                lambda each=each: (
-                    f"register_vjp: {symbol.id} has no argument {each!r}, only {', '.join(names)}"
-                    + ("; use register_grad for a symbol of *args and **kwargs" if "kwargs" in names else "")
-                ),
-                TypeError,
-            )
+    read_by_formulas = {each for _, _, (read, _) in readers for each in read} - {"g", "grad", "out"}
+    for name in (*formulas, *sorted(read_by_formulas)):
+        check(
+            name in names,
+            lambda name=name: (
+                f"register_vjp: {symbol.id} has no argument {name!r}, only {', '.join(names)}"
+                + ("; use register_grad for a symbol of *args and **kwargs" if "kwargs" in names else "")
+            ),
+            TypeError,
+        )
 
     @register_grad(symbol)
     def rule(*args: Any, **kwargs: Any) -> Any:

@@ -34,10 +34,10 @@ register_vjp(alias, x=lambda g: g)
 
 
 @primitive(tags=[Tag.NOT_DIFFERENTIABLE, Tag.SYNCHRONIZING])
-def place(x: TensorProxy) -> Proxy:
+def byte_offset(x: TensorProxy) -> Proxy:
     """Return how many bytes lie before x's first element in its memory: no metadata tells, and they differ from run to
     run."""
-    return Proxy(current_trace().fresh_name("place"))
+    return Proxy(current_trace().fresh_name("byte_offset"))
 
 
 Origin = TensorProxy | Proxy | None

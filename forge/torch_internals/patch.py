@@ -90,7 +90,7 @@ class Patch(Replaced):
 
     @property
     def applies(self) -> bool:
-        """Whether the torch that is installed needs the patch."""
+        """True if the torch that is installed needs the patch."""
         is_since = self.since is None or self.since <= TORCH
         is_before = self.before is None or self.before > TORCH
         return self.enabled and self.original is not None and is_since and is_before

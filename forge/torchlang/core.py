@@ -20,7 +20,7 @@ from forge.ir.memory import Memory, ViewStep
 from forge.ir.printing import qualified_name
 from forge.ir.proxies import hint_of
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.prims.core import checking_tensors, same_shape, torch_check
+from forge.prims.core import same_shape, torch_check, with_tensor_checks
 from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket, jit_resolve_packet
 from forge.torch_internals.functions import (
     VariableFunctions,
@@ -36,7 +36,7 @@ language = LanguageContext("torchlang")
 
 
 class View(Enum):
-    """Whether a symbol's output shares its first argument's memory."""
+    """The cases in which a symbol's output shares its first argument's memory."""
 
     NEVER = "never"
     ALWAYS = "always"
@@ -106,7 +106,7 @@ def torchsymbol(
         op = name.removesuffix(".default").rpartition(".")[2]
         if body.__name__ == "body":  # which a function makes for each of a family
             body.__name__ = op
-        body = checking_tensors(f"linalg.{op}" if ".linalg." in name else op, body, check_tensor)
+        body = with_tensor_checks(f"linalg.{op}" if ".linalg." in name else op, body, check_tensor)
         symbol = _symbols[name] = Symbol(body.__name__, name, body=body, tags=frozenset(tags))
         _functions[name] = functions[0]
         _factories.update(functions if factory else ())

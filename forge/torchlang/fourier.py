@@ -55,14 +55,14 @@ def _resize(x: TensorProxy, dims: Sequence[int], lengths: Sequence[Dim]) -> Tens
 # one dim
 
 
-def _place(op: str, x: TensorProxy, dim: int) -> int:
+def _check_dim(op: str, x: TensorProxy, dim: int) -> int:
     check(x.ndim > 0, lambda: f"{op}: Dimension specified as {dim} but tensor has no dimensions", IndexError)
     return check_dim(op, dim, x.ndim)
 
 
 def _full(name: str, forward: bool) -> Symbol:
     def body(input: TensorProxy, n: Dim | None = None, dim: int = -1, norm: str | None = None) -> TensorProxy:
-        dim = _place(name, input, dim)
+        dim = _check_dim(name, input, dim)
         count = input.shape[dim] if n is None else n
         _check_count(name, count)
         how = _normalization(norm, forward)
@@ -101,7 +101,7 @@ def _places(
         )
         dims = list(range(x.ndim - count, x.ndim))
     else:
-        dims = [_place(op, x, each) for each in clang.as_tuple(dim)]
+        dims = [_check_dim(op, x, each) for each in clang.as_tuple(dim)]
         torch_check(len(set(dims)) == len(dims), lambda: f"{op}: FFT dims must be unique, but are {dims}")
     return dims, [None if size is None or known(size == -1) else size for size in sizes or [None] * len(dims)]
 

@@ -98,7 +98,7 @@ def _elements_before(x: TensorProxy, dtype: torch.dtype) -> Dim:
 
 def _with_place(shown: StridedView) -> StridedView:
     """Replace the origin by its place, for a call on a value."""
-    return shown if shown.origin is None else shown._replace(origin=prims.place(shown.origin))
+    return shown if shown.origin is None else shown._replace(origin=prims.byte_offset(shown.origin))
 
 
 def _show(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:

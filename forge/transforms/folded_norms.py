@@ -102,8 +102,8 @@ class _Search:
 
 
 def _fits(layer: Symbol, given: dict[str, Any], norm: dict[str, Any], output: TensorProxy) -> bool:
-    """Whether each channel of the norm is one of the layer's own output (no unbatched input, no rows between), and
-    torch takes its dtypes."""
+    """Return whether each channel of the norm is one of the layer's own output and torch takes its dtypes: the input
+    has a batch, and no rows lie between."""
     x, weight = norm["input"], given["weight"]
     rank = 2 if layer is LINEAR else weight.ndim
     statistics = [norm[name] for name in ("running_mean", "running_var", "weight", "bias") if norm[name] is not None]

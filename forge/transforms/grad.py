@@ -181,7 +181,7 @@ class _Forward:
 
 
 def sums_to(gradient: Sequence[Dim], shape: Sequence[Dim]) -> bool:
-    """Whether autograd sums a gradient of the one shape to the other."""
+    """Return whether autograd sums a gradient of the one shape to the other."""
     extra = len(gradient) - len(shape)
     pairs = zip(shape, gradient[max(extra, 0) :], strict=False)
     return extra >= 0 and all(prims.same(length, own) or prims.same(length, 1) for length, own in pairs)

@@ -61,7 +61,7 @@ def grouped_queries(
 
 
 def _alike(query: TensorProxy, *others: TensorProxy) -> bool:
-    """Whether all have four dims, and one batch and number of heads."""
+    """Return whether all have four dims, and one batch and number of heads."""
     tensors = (query, *others)
     return all(x.ndim == 4 and all(prims.known(x.shape[dim] == query.shape[dim]) for dim in (0, 1)) for x in tensors)
 

@@ -92,7 +92,7 @@ def _independent(bound: BoundSymbol, fixed: set[str]) -> bool:
 
 
 def _expands(bound: BoundSymbol, byte_limit: int) -> bool:
-    """Whether a call makes much more of its arguments than they are."""
+    """Return whether a call makes much more of its arguments than they are."""
     made = sum(map(_bytes, tensors(bound.output)))
     return made > byte_limit and made > 2 * sum(map(_bytes, tensors([bound.args, bound.kwargs])))
 

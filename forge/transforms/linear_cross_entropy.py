@@ -155,11 +155,11 @@ class _Program:
         return loss._replace(softmax=maker, after=tuple(after[::-1]), own=tuple(own), scores=scores, steps=steps)
 
     def trains(self, bound: BoundSymbol) -> bool:
-        """Whether gradients may flow through a call."""
+        """Return whether gradients may flow through a call."""
         return self.differentiable and Tag.NO_GRAD not in bound.tags
 
     def is_read_beside(self, name: str, reader: BoundSymbol) -> bool:
-        """Whether somebody else than `reader` reads a value."""
+        """Return whether somebody else than `reader` reads a value."""
         return name in self.outputs or any(each is not reader for each in self.readers.get(name, ()))
 
     def head(self, loss: _Loss) -> _Head | None:
@@ -183,7 +183,7 @@ class _Program:
         return self.with_uses(head, tops) if self.fits(head) else None
 
     def fits(self, head: _Head) -> bool:
-        """Whether classes stay one dim on the way, in dtypes and of a size for which chunks are worth it."""
+        """Return whether classes stay one dim on the way, in dtypes and of a size for which chunks are worth it."""
         logits = head.base.output
         values = [logits, *[call.output for call in head.calls]]
         allowed = _WIDE if self.trains(head.base) else (*_WIDE, torch.float16)
@@ -240,7 +240,7 @@ def _base(bound: BoundSymbol) -> tuple[TensorProxy, TensorProxy, TensorProxy | N
 
 
 def _is_step(call: BoundSymbol) -> bool:
-    """Whether a prim is done to each row by itself, or shows the rows in another shape."""
+    """Return whether a prim is done to each row by itself, or shows the rows in another shape."""
     symbol, found = call.symbol, tensors(call.args)
     if len(found) != 1 or not isinstance(call.output, TensorProxy):
         return False

@@ -5,17 +5,8 @@ import warnings
 
 import pytest
 import torch
-from capture.programs import (  # noqa: F401  each fills the table
-    effects,
-    errors,
-    functions,
-    grad_modes,
-    modules,
-    reshaping,
-    surroundings,
-    views,
-)
-from capture.programs.table import PROGRAMS, Jit, differences, no_jit, observed
+from capture.programs.all_programs import PROGRAMS
+from capture.programs.table import Jit, differences, no_jit, observed
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

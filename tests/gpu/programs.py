@@ -13,17 +13,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from capture.programs import (  # noqa: F401  each fills the table
-    effects,
-    errors,
-    functions,
-    grad_modes,
-    modules,
-    reshaping,
-    surroundings,
-    views,
-)
-from capture.programs.table import PROGRAMS, Jit, Program, no_jit, observed
+from capture.programs.all_programs import PROGRAMS
+from capture.programs.table import Jit, Program, no_jit, observed
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 

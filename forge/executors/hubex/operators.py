@@ -139,7 +139,7 @@ def _schema(name: str) -> Any:
 
 
 def _is_dispatched(schema: Any) -> bool:
-    """Whether it is an operator on tensors; TorchScript has others of the same names (aten::add for two ints)."""
+    """Return whether an overload takes tensors; TorchScript has others of the same names (aten::add for two ints)."""
     try:
         dispatch_find_schema_or_throw(schema.name, schema.overload_name)
     except RuntimeError:

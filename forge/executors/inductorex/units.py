@@ -153,7 +153,7 @@ class _Unit:
 
     @property
     def is_running(self) -> bool:
-        """Whether g++ is at it."""
+        """True if g++ is at it."""
         return not self._future.done()
 
     def module(self) -> ModuleType:

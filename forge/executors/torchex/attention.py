@@ -280,8 +280,8 @@ def _choice(call: Attention, leaves: Inputs) -> int:
 
 
 def takes_groups(query: TensorProxy, times: Dim, given: dict[str, Any], requires_grad: bool) -> bool:
-    """Whether the fused kernel that torch chooses for a call's arguments is also what it chooses, with enable_gqa, for
-    `times` fewer heads of key and value: its composition would repeat them again."""
+    """Return whether torch chooses the same fused kernel with enable_gqa for `times` fewer heads of key and value; its
+    composition would repeat them again."""
     call = Attention(0.0, given["is_causal"], given["scale"], False, (requires_grad,) * 3 + (False,))
     grouped = Attention(0.0, given["is_causal"], given["scale"], True, call.wanted)
     with disable_current_modes():

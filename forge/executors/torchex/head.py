@@ -263,7 +263,7 @@ class _Gradients:
 
 @functools.cache
 def _sums_wide(device: torch.device) -> bool:
-    """Whether a device multiplies bfloat16 into float32 sums."""
+    """Return whether a device multiplies bfloat16 into float32 sums."""
     if device.type != "cuda":
         return False
     a = torch.ones(16, 16, dtype=torch.bfloat16, device=device)

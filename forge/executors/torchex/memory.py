@@ -31,9 +31,9 @@ def copy_data_(x: torch.Tensor, y: torch.Tensor) -> None:
     x.data.copy_(y)
 
 
-@run_prim(prims.place)
-def place(x: torch.Tensor) -> Dim:
-    """Its bytes: of a view of another dtype it counts other elements."""
+@run_prim(prims.byte_offset)
+def byte_offset(x: torch.Tensor) -> Dim:
+    """Return the storage offset in bytes: a view of another dtype counts other elements."""
     return x.storage_offset() * x.element_size()
 
 
@@ -41,7 +41,7 @@ def _relative(x: torch.Tensor, offset: Dim, origin: torch.Tensor | Dim | None) -
     """Elements of x's dtype, after its first one."""
     if origin is None:
         return offset
-    return offset - (place(origin) if isinstance(origin, torch.Tensor) else origin) // x.element_size()
+    return offset - (byte_offset(origin) if isinstance(origin, torch.Tensor) else origin) // x.element_size()
 
 
 def _reach(shape: tuple, strides: tuple) -> int:

@@ -159,7 +159,7 @@ def _digest(folder: Path) -> dict[str, Any]:
 
 
 def _is_whole(place: Path, id: str) -> bool:
-    """Whether the folder is of this build, and as it was written."""
+    """Return whether the folder is of this build, and as it was written."""
     try:
         metadata = json.loads((place / "metadata.json").read_bytes())
         said = metadata.pop("digest")

@@ -1,4 +1,4 @@
-"""Whether a repository meets the Hub's requirements: one function for each, one finding for each place that does not.
+"""Checks of the Hub's requirements for a repository: a function for each, a finding for each violation.
 
 Nothing of a repository is executed: its files are read and its Python is parsed.
 """

@@ -86,7 +86,7 @@ def _layers(repository: Repository) -> Iterator[_Layer]:
 
 
 def _is_function(layer: _Layer) -> bool:
-    """Whether a class is an autograd.Function, or a plain record: those are no layers."""
+    """Return whether a class is an autograd.Function, or a plain record: those are no layers."""
     return "Function" in layer.bases or (not layer.forwards and not any("Module" in name for name in layer.bases))
 
 
@@ -165,7 +165,7 @@ def layer_declarations(repository: Repository) -> Iterator[Finding]:
 
 
 def _has_kernels(variant: Variant) -> bool:
-    """Whether it runs code that autograd does not see into."""
+    """Return whether it runs code that autograd does not see into."""
     return bool(variant.native) or any(
         "import triton" in each.text or "custom_op" in each.text for each in variant.python.values()
     )

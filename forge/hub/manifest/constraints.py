@@ -272,7 +272,7 @@ def dropped_defaults(entry: KernelEntry, signature: Signature) -> tuple[tuple[st
 
 
 def is_default(value: Any, default: Any) -> bool:
-    """Whether an argument is what it is when it is left out."""
+    """Return whether an argument is what it is when it is left out."""
     try:
         return value is default or same(value, default)
     except UnknownValue:

@@ -23,7 +23,7 @@ def strides_of(tensor: Tensor) -> Sequence[Dim] | None:
 
 
 def in_order(order: DimOrder, tensor: Tensor) -> bool | None:
-    """Whether the tensor's elements lie in memory in this order, without gaps; None when that is not known.
+    """Return whether the tensor's elements lie in memory in this order, without gaps; None when that is not known.
 
     Source: tensor.permute(order).is_contiguous(), which an expanded tensor is not (Tensor.dim_order() says it is).
     """

@@ -1,4 +1,4 @@
-"""Whether what a manifest requires is installed."""
+"""Checks that the requirements of a manifest are installed."""
 
 from importlib import metadata
 

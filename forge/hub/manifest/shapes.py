@@ -26,7 +26,7 @@ class DimPattern:
 
     @property
     def any(self) -> bool:
-        """Whether it says nothing of the length."""
+        """True if it says nothing of the length."""
         return self.name is None and self.length is None
 
     def of(self, bound: Mapping[str, Dim]) -> Dim:

@@ -235,7 +235,7 @@ def bound_namespace(library: str) -> str:
 
 
 def is_bound(entry: KernelEntry, library: str) -> bool:
-    """Whether a kernel is called through the generated binding."""
+    """Return whether a kernel is called through the generated binding."""
     return (entry.kernel_name or "").startswith(f"{bound_namespace(library)}::")
 
 

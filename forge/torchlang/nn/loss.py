@@ -25,7 +25,7 @@ from forge.torchlang.vector_norms import pairwise_distance
 Optional = TensorProxy | None
 
 
-def reducing(function: Callable) -> Callable[[Callable], Symbol]:
+def loss_symbol(function: Callable) -> Callable[[Callable], Symbol]:
     """torchsymbol for a loss without the arguments that torch deprecates: NotImplementedError where they are given."""
     order = list(inspect.signature(function).parameters)
 
@@ -91,7 +91,7 @@ def _weight(op: str, loss: TensorProxy, weight: Optional, input: TensorProxy, re
     return total / clang.sum(weight) if reduction == "mean" else total
 
 
-@reducing(F.mse_loss)
+@loss_symbol(F.mse_loss)
 def mse_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean", weight: Optional = None) -> TensorProxy:
     """(input - target) ** 2."""
     x, y = _pair("mse_loss", input, target)
@@ -100,14 +100,14 @@ def mse_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean", w
     return _weight("mse_loss", (x - y) ** 2, weight, input, reduction)
 
 
-@reducing(F.l1_loss)
+@loss_symbol(F.l1_loss)
 def l1_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean", weight: Optional = None) -> TensorProxy:
     """|input - target|."""
     x, y = _pair("l1_loss", input, target)
     return _weight("l1_loss", clang.abs(x - y), weight, input, reduction)
 
 
-@reducing(F.smooth_l1_loss)
+@loss_symbol(F.smooth_l1_loss)
 def smooth_l1_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean", beta: float = 1.0) -> TensorProxy:
     """d ** 2 / (2 * beta) where d = |input - target| < beta, else d - beta / 2."""
     torch_check(beta >= 0, lambda: f"smooth_l1_loss: beta is {beta}, but does not support negative values")
@@ -141,7 +141,7 @@ def huber_loss(
 # probabilities
 
 
-@reducing(F.binary_cross_entropy)
+@loss_symbol(F.binary_cross_entropy)
 def binary_cross_entropy(
     input: TensorProxy, target: TensorProxy, weight: Optional = None, reduction: str = "mean"
 ) -> TensorProxy:
@@ -168,7 +168,7 @@ prims.register_vjp(
 )
 
 
-@reducing(F.binary_cross_entropy_with_logits)
+@loss_symbol(F.binary_cross_entropy_with_logits)
 def binary_cross_entropy_with_logits(
     input: TensorProxy,
     target: TensorProxy,
@@ -207,7 +207,7 @@ prims.register_vjp(
 )
 
 
-@reducing(F.kl_div)
+@loss_symbol(F.kl_div)
 def kl_div(input: TensorProxy, target: TensorProxy, reduction: str = "mean", log_target: bool = False) -> TensorProxy:
     """target * (log(target) - input), input being a logarithm; target too with log_target."""
     for each in (input, target):
@@ -222,7 +222,7 @@ def kl_div(input: TensorProxy, target: TensorProxy, reduction: str = "mean", log
     return clang.sum(loss) / input.shape[0] if input.ndim else clang.sum(loss)
 
 
-@reducing(F.poisson_nll_loss)
+@loss_symbol(F.poisson_nll_loss)
 def poisson_nll_loss(
     input: TensorProxy,
     target: TensorProxy,
@@ -280,7 +280,7 @@ def _variance(input: TensorProxy, var: TensorProxy) -> TensorProxy:
 # classes
 
 
-@reducing(F.nll_loss)
+@loss_symbol(F.nll_loss)
 def nll_loss(
     input: TensorProxy, target: TensorProxy, weight: Optional = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> TensorProxy:
@@ -332,7 +332,7 @@ def _look_up(table: TensorProxy, indices: TensorProxy) -> TensorProxy:
     return clang.reshape(prims.gather(table, 0, flat), indices.shape)
 
 
-@reducing(F.cross_entropy)
+@loss_symbol(F.cross_entropy)
 def cross_entropy(
     input: TensorProxy,
     target: TensorProxy,
@@ -402,7 +402,7 @@ def _of_even(
 # margins
 
 
-@reducing(F.hinge_embedding_loss)
+@loss_symbol(F.hinge_embedding_loss)
 def hinge_embedding_loss(
     input: TensorProxy, target: TensorProxy, margin: float = 1.0, reduction: str = "mean"
 ) -> TensorProxy:
@@ -412,7 +412,7 @@ def hinge_embedding_loss(
     return reduce_loss(far + near, reduction)
 
 
-@reducing(F.cosine_embedding_loss)
+@loss_symbol(F.cosine_embedding_loss)
 def cosine_embedding_loss(
     input1: TensorProxy, input2: TensorProxy, target: TensorProxy, margin: float = 0, reduction: str = "mean"
 ) -> TensorProxy:
@@ -436,7 +436,7 @@ def cosine_embedding_loss(
     return reduce_loss(near + far, reduction)
 
 
-@reducing(F.margin_ranking_loss)
+@loss_symbol(F.margin_ranking_loss)
 def margin_ranking_loss(
     input1: TensorProxy, input2: TensorProxy, target: TensorProxy, margin: float = 0, reduction: str = "mean"
 ) -> TensorProxy:
@@ -468,7 +468,7 @@ def _triplet(near: TensorProxy, far: TensorProxy, across: Optional, margin: floa
     return reduce_loss(clamp_min(near + margin - far, 0), reduction)
 
 
-@reducing(F.triplet_margin_loss)
+@loss_symbol(F.triplet_margin_loss)
 def triplet_margin_loss(
     anchor: TensorProxy,
     positive: TensorProxy,
@@ -486,7 +486,7 @@ def triplet_margin_loss(
     return _triplet(near, far, across, margin, reduction)
 
 
-@reducing(F.soft_margin_loss)
+@loss_symbol(F.soft_margin_loss)
 def soft_margin_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean") -> TensorProxy:
     """log(1 + exp(-target * input))."""
     exponent = clang.convert(-target * input, input.dtype)
@@ -510,7 +510,7 @@ def _soft_margin_loss_grad(
     return out
 
 
-@reducing(F.multilabel_soft_margin_loss)
+@loss_symbol(F.multilabel_soft_margin_loss)
 def multilabel_soft_margin_loss(
     input: TensorProxy, target: TensorProxy, weight: Optional = None, reduction: str = "mean"
 ) -> TensorProxy:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import TensorProxy, check
 from forge.prims.core import known, same, same_shape, torch_check
-from forge.torchlang.nn.loss import reduce_loss, reducing
+from forge.torchlang.nn.loss import loss_symbol, reduce_loss
 
 
 def _check_rows(op: str, input: TensorProxy, least: int) -> None:
@@ -22,7 +22,7 @@ def _matrix(x: TensorProxy) -> TensorProxy:
     return x if x.ndim == 2 else clang.reshape(x, (1, x.numel()))
 
 
-@reducing(F.multi_margin_loss)
+@loss_symbol(F.multi_margin_loss)
 def multi_margin_loss(
     input: TensorProxy,
     target: TensorProxy,
@@ -62,7 +62,7 @@ def multi_margin_loss(
     return reduce_loss(loss if target.ndim or reduction != "none" else clang.reshape(loss, ()), reduction)
 
 
-@reducing(F.multilabel_margin_loss)
+@loss_symbol(F.multilabel_margin_loss)
 def multilabel_margin_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean") -> TensorProxy:
     """Return the sum over the targets and all other classes of max(0, 1 - input[target] + input), over C.
 

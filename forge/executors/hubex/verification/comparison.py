@@ -121,7 +121,7 @@ class Comparison:
         expected = (_Reference if compares_values(self.kernel) else _KernelItself)(self, program, case)
         self.report(text)
         memory = GuardedMemory()
-        placed = memory.place_all(program.tensors, case.offset)
+        placed = memory.copy_all_to_guarded(program.tensors, case.offset)
         outputs = program.outputs(_attempt(partial(_run, forward, memory, placed)))
         self._check_outputs(outputs, expected, memory)
         if not self.accepted:  # whether it keeps what it returned, for the next call
@@ -157,8 +157,8 @@ class Comparison:
             gradients = [change(_random_like(output)) for output in expected.outputs]
             wanted = expected.gradients(names, gradients)
             memory, incoming = GuardedMemory(), GuardedMemory()
-            placed = memory.place_all(program.tensors, case.offset)
-            placed_gradients = [incoming.place(gradient, 0) for gradient in gradients]
+            placed = memory.copy_all_to_guarded(program.tensors, case.offset)
+            placed_gradients = [incoming.copy_to_guarded(gradient, 0) for gradient in gradients]
             actual = _attempt(partial(_run_with_backward, joint, memory, placed, placed_gradients))
             if any(not torch.equal(now, before) for now, before in incoming.inputs):
                 raise Failed("the incoming gradient was overwritten")

@@ -37,14 +37,14 @@ _FAULTS = frozenset(getattr(signal, f"SIG{name}", None) for name in "SEGV BUS IL
 
 
 class Verifying(threading.local):
-    """Whether this thread runs a kernel to verify it: an operator that it calls runs no other kernel meanwhile."""
+    """A flag of a thread that runs a kernel to verify it: operators that the kernel calls run no other kernel."""
 
     active = False
 
 
 class Forks:
-    """Whether a copy of this process can differentiate, as far as is known: autograd's threads, which torch has for
-    each GPU, do not survive a fork. A torch that is built for GPUs starts them where there is none, too, once it has
+    """The knowledge of whether a fork of this process can differentiate: autograd's threads, which torch has for each
+    GPU, do not survive a fork. A torch that is built for GPUs starts them where there is none, too, once it has
     traced with fake tensors; only the copy can tell."""
 
     differentiate = True

@@ -140,7 +140,7 @@ class _Memory:
     def describe(self, value: Any) -> dict[str, Any]:
         """Return nested tuples, lists and dicts as JSON, in which a tensor is its index in `tensors`."""
         if isinstance(value, torch.Tensor):
-            self._place(value)
+            self._add_tensor(value)
             return {"t": len(self.tensors) - 1}
         if isinstance(value, (tuple, list)):
             return {"(" if isinstance(value, tuple) else "[": [self.describe(each) for each in value]}
@@ -148,7 +148,7 @@ class _Memory:
             return {"{": [[str(key), self.describe(each)] for key, each in value.items()]}
         return {"=": value}
 
-    def _place(self, tensor: torch.Tensor) -> None:
+    def _add_tensor(self, tensor: torch.Tensor) -> None:
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise TypeError(f"a {tensor.layout} tensor cannot be handed to another process")
         if tensor.is_conj() or tensor.is_neg():

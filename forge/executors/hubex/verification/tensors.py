@@ -22,7 +22,7 @@ class GuardedMemory:
         self.inputs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.outputs: list[tuple[torch.Tensor, int, int]] = []
 
-    def place(self, tensor: torch.Tensor, offset: int) -> torch.Tensor:
+    def copy_to_guarded(self, tensor: torch.Tensor, offset: int) -> torch.Tensor:
         """Return the tensor's values, in its layout, `offset` elements behind an aligned address."""
         size = tensor.element_size()
         length = _extent(tensor) * size
@@ -35,10 +35,10 @@ class GuardedMemory:
         self.inputs.append((memory, memory.clone()))
         return placed
 
-    def place_all(self, tensors: Sequence[torch.Tensor], offset: int) -> list[torch.Tensor]:
-        """Return each as `place` does; what is one tensor stays one."""
+    def copy_all_to_guarded(self, tensors: Sequence[torch.Tensor], offset: int) -> list[torch.Tensor]:
+        """Return each as `copy_to_guarded` does; what is one tensor stays one."""
         by_id = {id(each): each for each in tensors}
-        placed = {key: self.place(each, offset) for key, each in by_id.items()}
+        placed = {key: self.copy_to_guarded(each, offset) for key, each in by_id.items()}
         return [placed[id(each)] for each in tensors]
 
     def allocate(self, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
