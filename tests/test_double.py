@@ -25,6 +25,7 @@ REFUSED = {
     "aten.grid_sampler_2d_backward": "prims.grid_sampler_double_backward has no gradient rule",
     "aten.grid_sampler_3d_backward": "prims.grid_sampler_double_backward has no gradient rule",
     "nn.functional.scaled_dot_product_attention": "draws random numbers",
+    "nn.functional.scaled_dot_product_attention.dropout": "draws random numbers",
     "nn.functional.embedding": "no second gradient with scale_grad_by_freq",
     "embedding": "no second gradient with scale_grad_by_freq",
 }
