@@ -86,7 +86,7 @@ class Check:
 
 
 def capture_check(tx: Any, function: Callable, args: list, kwargs: dict, call: Callable) -> Any:
-    """Return a call of one of CHECKS becomes one of a Check. `call` is Dynamo's own, for arguments that torch
+    """Replace a call of one of CHECKS by one of a Check. `call` is Dynamo's own, for arguments that torch
     refuses."""
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments

@@ -104,7 +104,7 @@ def broadcast(op: str, *operands: Any) -> tuple:
 
 
 def _beside(x: TensorProxy, device: torch.device) -> TensorProxy:
-    """Return a 0-d CPU tensor may go with tensors of another device; to be expanded, it moves there."""
+    """Move a 0-d CPU tensor, which may go with tensors of another device, there when it must be expanded."""
     return x if x.device == device else prims.device_put(x, device)
 
 

@@ -15,7 +15,7 @@ frexp = make_library_prim(
 
 @register_grad(frexp)
 def _frexp_grad(x: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """Return the mantissa is x / 2^exponent, and the exponent is constant almost everywhere."""
+    """Differentiate the mantissa, x / 2^exponent; the exponent is constant almost everywhere."""
     mantissa, exponent = frexp(x)
     power = convert_element_type(exponent, torch.float64 if x.dtype == torch.float64 else torch.float32)
     put_grad(x, get_grad(mantissa) * exp2(-power))

@@ -135,7 +135,7 @@ def convolution_backward(
 def _convolution_backward_grad(
     g: TensorProxy, x: TensorProxy, weight: TensorProxy, bias_sizes: Lengths | None, *how: object
 ) -> tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]:
-    """Return the gradients are linear in g, and of x and weight each is linear in the other."""
+    """Differentiate gradients that are linear in g; those of x and weight are linear in each other."""
     options = how[:-1]
     out = convolution_backward(g, x, weight, bias_sizes, *how)
     of_x, of_weight, of_bias = [None if gradient is None else get_grad(gradient) for gradient in out]

@@ -368,7 +368,7 @@ def _extremum_grads(call: _ScatterReduce) -> Thunks:
 
 
 def _prod_grads(call: _ScatterReduce) -> Thunks:
-    """Return a zero in src takes the product of the others in its place; where there are two, all get 0."""
+    """Give a zero in src the product of the others; where there are two zeros, the gradients of all are 0."""
     g, x, dim, index, src, out, include_self = call
     zero = src == 0
 

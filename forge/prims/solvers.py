@@ -57,7 +57,7 @@ linalg_matrix_exp = make_library_prim(torch.linalg.matrix_exp, "The exponential 
 
 @register_grad(linalg_matrix_exp)
 def _matrix_exp_grad(A: TensorProxy) -> TensorProxy:
-    """Return the derivative in a direction is a block of the exponential of a block matrix.
+    """Take the derivative in a direction from the exponential of a block matrix, of which it is a block.
 
     Source: R. Mathias, A chain rule for matrix functions and applications, SIAM J. Matrix Anal. Appl. 17 (1996).
     """

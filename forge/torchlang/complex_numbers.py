@@ -41,7 +41,7 @@ def polar(abs: TensorProxy, angle: TensorProxy) -> TensorProxy:
 
 @register_grad(polar)
 def _polar_grad(abs: TensorProxy, angle: TensorProxy) -> TensorProxy:
-    """Return the direction is the result's, as in torch, which has none at 0 and takes abs to be no less."""
+    """Take the direction of the result, as torch does: it has none at 0, and abs is taken to be no less."""
     out = polar(abs, angle)
     g = clang.conj(get_grad(out))
     if needs_grad(abs):
