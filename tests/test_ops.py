@@ -2,7 +2,7 @@
 
 An id reads op-executor-device-dtype: `pytest "tests/test_ops.py::test_consistency[exp2-torchex-cpu-float32]"`, and
 `pytest tests/test_ops.py --op exp2` runs everything about one op. One float, one half precision and one integer dtype
-run by default, the others under the `slow` marker.
+and two layouts run by default, the others under the `slow` marker.
 """
 
 import re
@@ -545,7 +545,10 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    ["transposed", "expanded", *(pytest.param(each, marks=pytest.mark.slow) for each in ("offset", "every other"))],
+)
 def test_strided(
     info: OpInfo, executor: str, device: str, dtype: torch.dtype, layout: str, request: pytest.FixtureRequest
 ) -> None:

@@ -8,7 +8,7 @@ from tests.sweep.checks import CHECKS, run_check
 from tests.sweep.compare import difference, sharing
 from tests.sweep.entries import Entry, all_entries
 
-EVERY = 60
+EVERY = 90
 SAMPLE = list(all_entries())[::EVERY]
 
 

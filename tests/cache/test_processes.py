@@ -114,7 +114,7 @@ def damage(library: Path) -> None:
 @pytest.mark.skipif(not inductorex.is_available(), reason="there is no C++ compiler for its kernels")
 @pytest.mark.parametrize(
     ("cache", "threads"),
-    [("1", "1"), pytest.param("1", "2", marks=pytest.mark.slow), ("0", "2")],
+    [pytest.param("1", "1", marks=pytest.mark.slow), ("1", "2"), pytest.param("0", "2", marks=pytest.mark.slow)],
     ids=["Inductor's own", "units of kernels", "no programs"],
 )
 def test_damaged_kernels_are_built_again(

@@ -15,30 +15,30 @@ from torch.utils import _pytree
 
 import forge
 from tests.models import zoo
-from tests.models.test_models import SLOW, as_double, build, difference, loss_of, outputs
+from tests.models.test_models import as_double, build, difference, loss_of, outputs
 from tests.models.zoo import BATCH, LENGTH, MODELS
 
 SIZES = ((BATCH, LENGTH), (BATCH, LENGTH + 4), (BATCH + 1, LENGTH + 4), (1, LENGTH - 3))
-COMMON = [name for name, make in MODELS.items() if make.__module__ == zoo.__name__ and name not in SLOW]
-# models of the same parts as another one, or of half a minute, which `make models` alone runs
-ALIKE = set(
-    """bloom distilbert falcon falcon_h1 gpt_neox led marian mistral olmoe opt pegasus phimoe qwen2 qwen3 roberta t5
-    whisper""".split()
+# one model of a kind, the others under the `slow` marker: `make models` runs all
+TRAINED = set(
+    """llama gpt2 bert gemma2 qwen3_moe clip vit resnet convnext poolformer unet vae vq_vae radiance_field
+    transformer_xl conv_lstm plain_attention conv_net mlp message_passing graph_attention graph_convolution""".split()
 )
+EVALUATED = {"llama", "bart", "vit", "resnet", "unet", "plain_attention", "conv_net", "mlp"}
 WITH_INDUCTOR = ("llama", "gpt2", "bart", "bert")
 NEXT_TOKEN = ("llama", "mistral", "gemma2", "gpt2")  # a full cache, a sliding one, both, and that of an older model
 
 
-def models(usual: Collection[str], trained: Collection[str] = ()) -> list[Any]:
-    """Return every model in training and in inference. All are slow but the `usual`, and in training `trained`."""
+def models(trained: Collection[str], evaluated: Collection[str], names: Collection[str] = MODELS) -> list[Any]:
+    """Return models in training and in inference. All are slow but the `trained` and the `evaluated`."""
     return [
         pytest.param(
             name,
             training,
-            marks=[] if name in usual or (training and name in trained) else [pytest.mark.slow],
+            marks=[] if name in (trained if training else evaluated) else [pytest.mark.slow],
             id=f"{name}-{'train' if training else 'eval'}",
         )
-        for name in MODELS
+        for name in names
         for training in (True, False)
     ]
 
@@ -148,19 +148,21 @@ def in_double(
     return result, {key: each.grad for key, each in model.named_parameters() if each.grad is not None}
 
 
-@pytest.mark.parametrize(("name", "training"), models(set(COMMON) - ALIKE, MODELS.keys() - SLOW - ALIKE))
+@pytest.mark.parametrize(("name", "training"), models(TRAINED, EVALUATED))
 def test_batches_and_lengths_may_change(name: str, training: bool) -> None:
     check_sizes(name, training)
 
 
 @pytest.mark.usefixtures("compiled_regions")
-@pytest.mark.parametrize(("name", "training"), models(WITH_INDUCTOR))
+@pytest.mark.parametrize(("name", "training"), models(("llama", "gpt2"), ("bert",), WITH_INDUCTOR))
 def test_batches_and_lengths_may_change_in_compiled_regions(name: str, training: bool) -> None:
     check_sizes(name, training)
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("name", NEXT_TOKEN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[] if each == "gemma2" else [pytest.mark.slow]) for each in NEXT_TOKEN]
+)
 def test_prompts_of_several_lengths_are_continued(name: str, cache: str) -> None:
     model, arguments = build(name, False)
     arguments.pop("labels")
@@ -188,7 +190,7 @@ class Random(torch.utils.data.Dataset):
 
 
 @pytest.mark.usefixtures("accelerate")
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("bf16", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_trainer_with_a_smaller_last_batch(bf16: bool, tmp_path: Any) -> None:
     from transformers import Trainer, TrainingArguments
 
@@ -209,7 +211,7 @@ def test_the_trainer_with_a_smaller_last_batch(bf16: bool, tmp_path: Any) -> Non
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:lightning")  # few workers, a logging interval
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["32-true", pytest.param("bf16-mixed", marks=pytest.mark.slow)])
 def test_lightning_with_a_smaller_last_batch(precision: str) -> None:
     lightning = importlib.import_module("lightning")
 
