@@ -37,10 +37,10 @@ settings.load_profile("default")
 def pytest_configure(config: pytest.Config) -> None:
     """A mistake in forge's own files that keeps it from being imported is told once, not by every file of tests."""
     try:
-        claim = importlib.import_module("forge.compiler.claim")
+        fusion = importlib.import_module("forge.compiler.fusion")
     except Exception:
         pytest.exit(f"forge cannot be imported:\n{traceback.format_exc()}", returncode=pytest.ExitCode.USAGE_ERROR)
-    claim.fuse_regions = _counted(claim.fuse_regions)
+    fusion.fuse_regions = _counted(fusion.fuse_regions)
     waits = importlib.import_module("forge.executors.inductorex.compile_wait")
     waits.notice = _recorded(waits.notice)
 

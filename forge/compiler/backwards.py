@@ -4,10 +4,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from forge.compiler.claim import chooser, compile_until_stable
+from forge.compiler.claim import chooser
 from forge.compiler.config import Config
 from forge.compiler.context import Context, Kind
-from forge.compiler.fusion import FusedRegion
+from forge.compiler.region_artifacts import FusedRegion, compile_until_stable
 from forge.compiler.report import CompileReport
 from forge.ir import BoundSymbol, TensorProxy, Trace
 from forge.ir.interpreter import paused_gc

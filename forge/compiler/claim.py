@@ -1,15 +1,16 @@
-"""The claim pass: every call of a trace is assigned to an executor, at the highest level first."""
+"""The claim pass: every call of a trace is assigned to an executor, at the highest level first.
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+The choice is made here too for passes before it, such as gradients, which need to know who will run a call. The fusion
+pass (forge/compiler/fusion.py) makes regions of the calls that fusion executors claim.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from forge import clang
 from forge.compiler.fallback import Fallback
-from forge.compiler.fusion import FusedRegion, FusionResult, discard_failed, fuse_regions
-from forge.compiler.layout import Layout, Layouts, Ran
-from forge.compiler.regions import Node
 from forge.executors.contracts import call_in_words, check_arguments, check_metadata
 from forge.executors.executor import (
     Declined,
@@ -21,20 +22,15 @@ from forge.executors.executor import (
     operators_of,
 )
 from forge.executors.torchex.core import torchex
-from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, check, recording
+from forge.ir import BoundSymbol, Proxy, Tag, Trace, check, recording
 from forge.ir.printing import in_words
-from forge.ir.proxies import Dim
-from forge.ir.pytree import proxies, rename
+from forge.ir.pytree import proxies
 from forge.ir.source import Source
 from forge.ir.symbol import substitute
-from forge.support import progress
 from forge.torchlang.opaque import opaque_rule
 from forge.transforms.dce import live_calls
 from forge.transforms.grad import Choice, Choose
 
-_FIXED = (type(None), bool, int, float, tuple)  # what may be a constant of a region
-
-T = TypeVar("T")
 Reasons = list[tuple[str, str]]
 Candidate = Implementation | FusionExecutor
 Excluded = Mapping[Candidate, str]  # why candidates do not get a call that they would take
@@ -104,58 +100,11 @@ class ClaimedCall:
     claims: list[Claim]
 
 
-def claim(
-    trace: Trace,
-    executors: Sequence[Executor],
-    earlier: Mapping[str, Reasons] = MappingProxyType({}),
-    layouts: Layouts | None = None,
-    select: Selection = in_order,
-    *,
-    strict: bool = False,
-) -> tuple[Trace, list[Claim]]:
-    """Return the trace with every call claimed by an executor, and the claims.
-
-    Executors are offered each call in order, at the highest level first. A call that a fusion executor accepts is
-    claimed by a later executor as well, which runs it where no region pays.
-
-    Args:
-        trace: The program.
-        executors: Executors in order of priority.
-        earlier: By output name, the reasons why calls that were decomposed before this pass had been declined.
-        layouts: The strides of the inputs; those of every value are added.
-        select: Excludes executors from calls that they would take.
-        strict: Whether a region that fails is an error.
-
-    Raises:
-        NotImplementedError: naming a prim that nobody claims, with the reasons.
-    """
-
-    def attempt() -> tuple[tuple[Trace, list[Claim]], list[FusedRegion]]:
-        claimed, calls = claim_calls(trace, executors, earlier, select)
-        fused, claims, regions = fuse_claimed(claimed, calls, executors, layouts, strict=strict)
-        return (fused, claims), regions
-
-    return compile_until_stable(attempt)
-
-
-def compile_until_stable(attempt: Callable[[], tuple[T, list[FusedRegion]]]) -> T:
-    """Return what `attempt` gives, once all regions that it compiled, in other processes too, can be called.
-
-    attempt: returns (result, its regions). Where a region cannot be called after all, it is declined from then on and
-    the program is lowered again.
-    """
-    with progress.display():
-        while True:
-            result, regions = attempt()
-            if not discard_failed(regions):
-                return result
-
-
 def claim_calls(
     trace: Trace, executors: Sequence[Executor], earlier: Mapping[str, Reasons], select: Selection
 ) -> tuple[Trace, list[ClaimedCall]]:
-    """Return the trace with every call that of an operator executor, and those calls with the fusion executors that
-    take them into a region."""
+    """Return the trace with every call replaced by operator executors' calls, and the claimed calls, each with the
+    fusion executor that takes it into a region."""
     new = trace.derive("claim")
     walker = _ClaimPass(executors, new, select)
     with recording(new, clang.language):
@@ -164,83 +113,6 @@ def claim_calls(
             walker.visit(bound, executors, known, 0)
     new.bound_symbols.extend(call for each in walker.claimed for call in each.calls)
     return new, walker.claimed
-
-
-def fuse_claimed(
-    trace: Trace,
-    claimed: Sequence[ClaimedCall],
-    executors: Sequence[Executor],
-    layouts: Layouts | None,
-    *,
-    strict: bool,
-) -> tuple[Trace, list[Claim], list[FusedRegion]]:
-    """Return the claimed trace with its regions, the claims, and the regions."""
-    fuses = any(isinstance(each, FusionExecutor) for each in executors)
-    if not fuses or (layouts is None and not any(each.fuser for each in claimed)):
-        return trace, [made for each in claimed for made in each.claims], []
-    layouts = Layouts(trace.inputs) if layouts is None else layouts
-    layouts.add_constants(trace.constants)
-    nodes: list[Node] = []
-    for each in claimed:
-        nodes += _nodes(each, layouts)
-    new = trace.derive("claim")
-    fused = fuse_regions(new, nodes, layouts, strict=strict)
-    new.bound_symbols.extend(fused.calls)
-    new.output = rename(new.output, fused.fixed)
-    return new, [made for each in claimed for made in _claims(each, fused)], fused.used
-
-
-def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
-    """Return what a call is to the search for regions; no longer a fusion executor's where its strides cannot be
-    known."""
-    ran = [layouts.run(call) for call in claimed.calls]
-    if claimed.fuser is not None and claimed.fuser.strided:
-        reason = _unknown_at_compile_time(claimed, ran, layouts)
-        if reason is not None:
-            _decline(claimed, reason)
-            claimed.fuser = None
-    if claimed.fuser is None:
-        return [Node(call, [call], None) for call in claimed.calls]
-    node = Node(claimed.bound, claimed.calls, claimed.fuser)
-    pairs = zip(claimed.calls, ran, strict=True)
-    node.view = bool(claimed.calls) and all(None not in _output_aliases(call, each) for call, each in pairs)
-    return [node]
-
-
-def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[Ran], layouts: Layouts) -> str | None:
-    """Return why a claimed call cannot be part of code generated now; None where it can."""
-    if not all(each.known for each in ran):
-        return "the strides of its results are not known"
-    others = [each for each in proxies(claimed.bound.args) if not isinstance(each, (TensorProxy, NumberProxy))]
-    if not all(proxy.name in layouts.fixed for proxy in others):
-        return "it reads a value that is known only when the program runs"
-    kept = [value for each in ran for value in each.outputs if not isinstance(value, (Layout, *_FIXED))]
-    return "it saves a value that exists only when the program runs" if kept else None
-
-
-def _output_aliases(call: BoundSymbol, ran: Ran) -> list[int | None]:
-    """Return, for each tensor of a call's output, the argument whose memory it shares."""
-    return [share for value, share in zip(ran.outputs, ran.shares, strict=True) if isinstance(value, Layout)] or [None]
-
-
-def _claims(claimed: ClaimedCall, fused: FusionResult) -> list[Claim]:
-    if claimed.fuser is None:
-        return claimed.claims
-    name = claimed.bound.outputs[0]
-    reason = fused.unfused.get(name)
-    if reason is None:
-        region = fused.regions.get(name)
-        fallback = None if region is None else fused.fallbacks.get(region)
-        return [Claim.of(claimed.bound, claimed.fuser.name, claimed.declined, claimed.level, region, fallback)]
-    _decline(claimed, reason)
-    return claimed.claims
-
-
-def _decline(claimed: ClaimedCall, reason: str) -> None:
-    """Note why the fusion executor that claimed a call leaves it to the executors after it."""
-    assert claimed.fuser is not None
-    for made in claimed.claims:
-        made.declined.append((claimed.fuser.name, reason))
 
 
 def choose(
@@ -261,12 +133,6 @@ def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
     if chosen is None:
         return bool(bound.subsymbols) and all(runs_in_torch(sub, executors) for sub in bound.subsymbols)
     return chosen[0] is torchex or chosen[1].low_priority
-
-
-def strides_in_torch(trace: Trace) -> dict[str, tuple[Dim, ...]]:
-    """Return the strides that torch's own functions give the values of a trace, by name."""
-    values = Layouts.of(claim(trace, [torchex])[0]).values
-    return {name: value.strides for name, value in values.items() if isinstance(value, Layout)}
 
 
 def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select: Selection = in_order) -> Choose:

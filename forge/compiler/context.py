@@ -8,9 +8,9 @@ from typing import Any
 
 from forge.compiler.claim import Claim, ClaimedCall, Reasons
 from forge.compiler.config import Config
-from forge.compiler.fusion import FusedRegion
 from forge.compiler.layout import Layouts
 from forge.compiler.program import Program
+from forge.compiler.region_artifacts import FusedRegion
 from forge.compiler.report import CompileReport
 from forge.ir import TensorProxy, Trace
 from forge.runtime.frozen import FoldedWeights

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from forge.compiler.claim import claim
 from forge.compiler.layout import Layouts
 from forge.compiler.program import Program
+from forge.compiler.standalone import claim
 from forge.executors.executor import Executor
 from forge.ir import Tag, TensorProxy, Trace
 from forge.ir.printing import quantity

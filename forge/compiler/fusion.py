@@ -1,47 +1,29 @@
-"""Regions for fusion executors: claimed calls are cut by level, and each region becomes one call.
+"""The fusion pass: claimed calls of fusion executors are cut into regions, and each fused region becomes one call."""
 
-Identical regions (the layers of a model) are one artifact: a region's key is its calls with names by position, and the
-metadata of what it reads, strides included.
-"""
-
-import functools
-import logging
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+from forge.compiler.claim import Claim, ClaimedCall
 from forge.compiler.fallback import Fallback, fallback_for, runners, tell
-from forge.compiler.layout import RESTRIDED, Layout, Layouts
+from forge.compiler.layout import RESTRIDED, Layout, Layouts, Ran
+from forge.compiler.region_artifacts import FusedRegion, compile_once, region_key
 from forge.compiler.regions import Node, Region, find_regions
 from forge.compiler.unspecified_strides import with_unspecified
-from forge.executors.errors import CheckError, RegionError
-from forge.executors.executor import Declined, FusionExecutor, call_checker, decline
-from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace, check
+from forge.executors.errors import RegionError
+from forge.executors.executor import Declined, Executor, FusionExecutor, call_checker, decline
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace
 from forge.ir.bounded import BoundedDict
 from forge.ir.checks import in_one_line, without_frames
-from forge.ir.pytree import names, proxies
+from forge.ir.pytree import names, proxies, rename
 from forge.ir.strides import contiguous, in_row_major, reinterpreted, same
-from forge.ir.structure import key_of, settings
 from forge.ir.symbol import substitute
-from forge.ir.unresolved import UnresolvedSymInt
 from forge.support import progress
-
-ARTIFACTS = 4096  # the regions of one executor that are kept
 
 REASONS = 1024  # for which regions could not be compiled, that are remembered
 
-_artifacts: "weakref.WeakKeyDictionary[FusionExecutor, BoundedDict]" = weakref.WeakKeyDictionary()
 _told: BoundedDict = BoundedDict(REASONS)  # many regions fail at once where a disk is full
-
-_log = logging.getLogger("forge.claim")
-
-
-class FusedRegion(NamedTuple):
-    """A region that a program calls: its executor and its function."""
-
-    fuser: FusionExecutor
-    function: Callable
-
+_FIXED = (type(None), bool, int, float, tuple)  # what may be a constant of a region
 
 REINTERPRETED = Symbol(
     "reinterpreted", "forge.reinterpreted", meta=lambda x, shape, strides, offset: x, op=reinterpreted
@@ -49,35 +31,12 @@ REINTERPRETED = Symbol(
 CONTIGUOUS = Symbol("contiguous", "forge.contiguous", meta=lambda x: x, op=in_row_major)
 
 
-def _fuse(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
-    """Return what a fusion executor makes of a region, Declined with the error where it fails. Raises TypeError for
-    what is neither a function nor a reason, and CheckError."""
-
-    @functools.wraps(fuser.fuse)
-    def fuse(region: Trace) -> Any:
-        try:
-            return fuser.fuse(region)
-        except (UnresolvedSymInt, CheckError):
-            raise
-        except Exception as error:
-            _log.debug("%s failed at\n%s", fuser.name, region)
-            return decline(f"fusing a region failed: {in_one_line(error)}", error=error)
-
-    made = call_checker(fuse, region)
-    check(
-        callable(made) or isinstance(made, Declined),
-        lambda: f"{fuser.name}: fuse returned {made!r}, but must return a function, or decline with the reason",
-        TypeError,
-    )
-    return made
-
-
 class FusionResult(NamedTuple):
-    """A trace's calls with regions in them.
+    """A trace's calls with fused regions in them.
 
     unfused: why a call that a fusion executor takes runs outside of regions, by the first name that the call makes.
     regions: the name of the region that runs a call, by the same. fixed: the values of a region that are no tensors, by
-    name. fallbacks: the fallbacks of regions, by the names of their calls. used: the regions.
+    name. fallbacks: the fallbacks of regions, by the names of their calls. fused: the fused regions.
     """
 
     calls: list[BoundSymbol]
@@ -85,21 +44,84 @@ class FusionResult(NamedTuple):
     regions: dict[str, str]
     fixed: dict[str, Any]
     fallbacks: dict[str, Fallback]
-    used: list[FusedRegion]
+    fused: list[FusedRegion]
 
 
-def discard_failed(regions: Sequence[FusedRegion]) -> bool:
-    """Wait for these regions; return whether one of them cannot be called. Such a one is declined from now on."""
-    return bool([fuser for fuser in {each.fuser for each in regions} if _discard_failed(fuser, regions)])
+def fuse_claimed(
+    trace: Trace,
+    claimed: Sequence[ClaimedCall],
+    executors: Sequence[Executor],
+    layouts: Layouts | None,
+    *,
+    strict: bool,
+) -> tuple[Trace, list[Claim], list[FusedRegion]]:
+    """Return the claimed trace with fused regions, the claims, and the fused regions."""
+    fuses = any(isinstance(each, FusionExecutor) for each in executors)
+    if not fuses or (layouts is None and not any(each.fuser for each in claimed)):
+        return trace, [made for each in claimed for made in each.claims], []
+    layouts = Layouts(trace.inputs) if layouts is None else layouts
+    layouts.add_constants(trace.constants)
+    nodes: list[Node] = []
+    for each in claimed:
+        nodes += _nodes(each, layouts)
+    new = trace.derive("claim")
+    result = fuse_regions(new, nodes, layouts, strict=strict)
+    new.bound_symbols.extend(result.calls)
+    new.output = rename(new.output, result.fixed)
+    return new, [made for each in claimed for made in _claims(each, result)], result.fused
 
 
-def _discard_failed(fuser: FusionExecutor, regions: Sequence[FusedRegion]) -> bool:
-    failed = fuser.finish()
-    if not failed or not any(each.fuser is fuser and each.function in failed for each in regions):
-        return False
-    known = _artifacts[fuser]
-    known.update((key, failed[function]) for key, function in list(known.items()) if function in failed)
-    return True
+def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
+    """Return the nodes of a call for the search for regions. A call whose strides cannot be known is no longer its
+    fusion executor's."""
+    ran = [layouts.run(call) for call in claimed.calls]
+    if claimed.fuser is not None and claimed.fuser.strided:
+        reason = _unknown_at_compile_time(claimed, ran, layouts)
+        if reason is not None:
+            _decline(claimed, reason)
+            claimed.fuser = None
+    if claimed.fuser is None:
+        return [Node(call, [call], None) for call in claimed.calls]
+    node = Node(claimed.bound, claimed.calls, claimed.fuser)
+    pairs = zip(claimed.calls, ran, strict=True)
+    node.view = bool(claimed.calls) and all(None not in _output_aliases(call, each) for call, each in pairs)
+    return [node]
+
+
+def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[Ran], layouts: Layouts) -> str | None:
+    """Return why a claimed call cannot be part of code generated now; None where it can."""
+    if not all(each.known for each in ran):
+        return "the strides of its results are not known"
+    others = [each for each in proxies(claimed.bound.args) if not isinstance(each, (TensorProxy, NumberProxy))]
+    if not all(proxy.name in layouts.fixed for proxy in others):
+        return "it reads a value that is known only when the program runs"
+    kept = [value for each in ran for value in each.outputs if not isinstance(value, (Layout, *_FIXED))]
+    return "it saves a value that exists only when the program runs" if kept else None
+
+
+def _output_aliases(call: BoundSymbol, ran: Ran) -> list[int | None]:
+    """Return, for each tensor of a call's output, the argument whose memory it shares."""
+    return [share for value, share in zip(ran.outputs, ran.shares, strict=True) if isinstance(value, Layout)] or [None]
+
+
+def _claims(claimed: ClaimedCall, result: FusionResult) -> list[Claim]:
+    if claimed.fuser is None:
+        return claimed.claims
+    name = claimed.bound.outputs[0]
+    reason = result.unfused.get(name)
+    if reason is None:
+        region = result.regions.get(name)
+        fallback = None if region is None else result.fallbacks.get(region)
+        return [Claim.of(claimed.bound, claimed.fuser.name, claimed.declined, claimed.level, region, fallback)]
+    _decline(claimed, reason)
+    return claimed.claims
+
+
+def _decline(claimed: ClaimedCall, reason: str) -> None:
+    """Record why the fusion executor that claimed a call leaves it to the executors after it."""
+    assert claimed.fuser is not None
+    for made in claimed.claims:
+        made.declined.append((claimed.fuser.name, reason))
 
 
 def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool = False) -> FusionResult:
@@ -119,7 +141,7 @@ def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, stric
     layouts.fixed.update(fixed)
     calls = [substitute(call, fixed) for call in writer.calls]
     fallbacks = {name: each for each in writer.fallbacks.values() if each is not None for name in each.regions}
-    return FusionResult(calls, writer.unfused, writer.regions, fixed, fallbacks, writer.used)
+    return FusionResult(calls, writer.unfused, writer.regions, fixed, fallbacks, writer.fused)
 
 
 class _Writer:
@@ -144,7 +166,7 @@ class _Writer:
         self.fixed: set[str] = set()
         self.fallbacks: dict[Any, Fallback | None] = {}  # of identical regions there is one
         self.count = 0
-        self.used: list[FusedRegion] = []
+        self.fused: list[FusedRegion] = []
 
     def _visible(self, nodes: Sequence[Node]) -> set[str]:
         """Return the values whose strides decide those of the program's results."""
@@ -210,7 +232,7 @@ class _Writer:
             for node in region.nodes:
                 self.single(node)
             return
-        self.used.append(FusedRegion(region.fuser, function))
+        self.fused.append(FusedRegion(region.fuser, function))
         name = self._name()
         given = [self._region_input(region.fuser, each) for each in inputs]
         made = tuple(self.proxies[each] for each in outputs)
@@ -343,18 +365,9 @@ class _Writer:
         if region.fuser.strided and not all(map(self._can_be_restrided, inputs)):
             return None, decline("the strides of its inputs are not known")
         calls = self._without_fixed(node.bound for node in body)
-        key = _key(calls, inputs, outputs, self.layouts)
-        known = _artifacts.setdefault(region.fuser, BoundedDict(ARTIFACTS))
-        make = lambda: _fuse(region.fuser, self._region_trace(region, calls, inputs, outputs))
-        try:
-            found = known.get(key)
-        except TypeError:  # a call's argument is not hashable
-            return None, make()
-        if found is None:
-            found = make()
-            if not (self.strict and isinstance(found, Declined) and found.error is not None):  # it is to be raised
-                known[key] = found
-        return key, found
+        key = region_key(calls, inputs, outputs, self.layouts)
+        trace = partial(self._region_trace, region, calls, inputs, outputs)
+        return compile_once(region.fuser, key, trace, strict=self.strict)
 
     def _fallback(
         self, region: Region, key: Any, body: list[Node], inputs: list[str], outputs: tuple[Proxy, ...]
@@ -392,15 +405,3 @@ class _Writer:
 
 def _is_contiguous(layout: Layout) -> bool:
     return same(layout.strides, contiguous(layout.shape))
-
-
-def _key(calls: list[BoundSymbol], inputs: list[str], outputs: list[str], layouts: Layouts) -> tuple:
-    """Return what a region is, wherever it stands, under torch's settings: names are positions."""
-    position = {name: place for place, name in enumerate(inputs)}
-    lines: list[Any] = [settings(), tuple([key_of(layouts.values[name]) for name in inputs])]
-    for bound in calls:
-        given = [key_of(each, lambda proxy: (position[proxy.name],)) for each in (bound.args, bound.kwargs)]
-        for name in bound.outputs:
-            position[name] = len(position)
-        lines.append((bound.symbol, bound.tags, *given, *[position[each.name] for each in proxies(bound.output)]))
-    return (*lines, tuple([position[name] for name in outputs]))

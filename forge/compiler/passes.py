@@ -8,12 +8,14 @@ from functools import partial
 import torch
 
 from forge import transforms
-from forge.compiler import claim as claiming
 from forge.compiler import cuda_graph_partition, freezing, layout
-from forge.compiler.claim import chooser, runs_in_torch, strides_in_torch
+from forge.compiler.claim import chooser, claim_calls, runs_in_torch
 from forge.compiler.context import Context, Derivative, Kind
+from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
 from forge.compiler.program import inline_epilogue, write_early
+from forge.compiler.standalone import claim as claim_standalone
+from forge.compiler.standalone import strides_in_torch
 from forge.executors.torchex.attention import takes_groups
 from forge.ir import BoundSymbol, Tag, Trace
 from forge.ir.pytree import names
@@ -104,7 +106,7 @@ def _freezing(context: Context) -> Freezing:
 
 
 def _run_now(program: Trace, context: Context) -> tuple[torch.Tensor, ...]:
-    claimed, _ = claiming.claim(program, context.config.operator_executors)
+    claimed, _ = claim_standalone(program, context.config.operator_executors)
     with torch.no_grad():
         return claimed.python_callable()()
 
@@ -177,7 +179,7 @@ def inline_effects(trace: Trace, context: Context) -> Trace:
 def claim(trace: Trace, context: Context) -> Trace:
     """Give each call to an executor, at the highest level first."""
     config = context.config
-    trace, context.claimed = claiming.claim_calls(trace, config.executors, context.declined, config.selection)
+    trace, context.claimed = claim_calls(trace, config.executors, context.declined, config.selection)
     return trace
 
 
@@ -185,9 +187,7 @@ def fuse(trace: Trace, context: Context) -> Trace:
     """Make one call of each region, compiled by its fusion executor; note the strides of every value."""
     config = context.config
     strict = config.strict or config.checks
-    trace, claims, regions = claiming.fuse_claimed(
-        trace, context.claimed, config.executors, context.layouts, strict=strict
-    )
+    trace, claims, regions = fuse_claimed(trace, context.claimed, config.executors, context.layouts, strict=strict)
     context.claimed = []
     context.claims += claims
     context.regions += regions

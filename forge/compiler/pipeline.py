@@ -1,10 +1,10 @@
 """The pipeline: every pass, in order, from a captured program to generated code.
 
 `PIPELINE` alone decides the order. A captured program enters at Form.TORCH and leaves as code. A backward
-(forge/compiler/backwards.py) and an epilogue enter at Form.PROGRAM. `compile_until_stable` repeats the passes from
-Form.PROGRAM on, without the regions that failed to compile. The second tier of a program (forge/runtime/tiering.py)
-repeats them with another config. Layers are replaced before (forge/capture/layers.py), and the wrappers of a call are a
-list of their own (WRAPPERS in forge/runtime/plan.py).
+(forge/compiler/backwards.py) and an epilogue enter at Form.PROGRAM. `compile_until_stable` (region_artifacts.py)
+repeats the passes from Form.PROGRAM on, without the regions that failed to compile. The second tier of a program
+(forge/runtime/tiering.py) repeats them with another config. Layers are replaced before (forge/capture/layers.py), and
+the wrappers of a call are a list of their own (WRAPPERS in forge/runtime/plan.py).
 
 To add a pass: write the algorithm in forge/transforms, as a function from Trace to Trace that returns
 `trace.derive(stage, calls)`; add a function of (trace, context) with a docstring to forge/compiler/passes.py, and a row
@@ -22,13 +22,13 @@ from forge import prims
 from forge.compiler import passes
 from forge.compiler.autotune import CompiledCall, Measuring
 from forge.compiler.backwards import BackwardCompiler
-from forge.compiler.claim import Claim, Selection, compile_until_stable
+from forge.compiler.claim import Claim, Selection
 from forge.compiler.config import Config
 from forge.compiler.context import Context, Kind
 from forge.compiler.executable import Executable, SecondTier
 from forge.compiler.freezing import freezing_of
-from forge.compiler.fusion import FusedRegion
 from forge.compiler.program import Program
+from forge.compiler.region_artifacts import FusedRegion, compile_until_stable
 from forge.compiler.report import CompileReport
 from forge.executors.errors import RegionError
 from forge.executors.executor import Executor

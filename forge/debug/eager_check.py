@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from forge.compiler.claim import Claim, claim
+from forge.compiler.claim import Claim
+from forge.compiler.standalone import claim
 from forge.debug.instrument import Note, instrument
 from forge.executors.errors import CheckError
 from forge.executors.torchex.core import torchex

@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 
 from forge.capture.handles import JitHandle, handle_of
-from forge.compiler.claim import claim
 from forge.compiler.report import CompileReport
+from forge.compiler.standalone import claim
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.printing import quantity

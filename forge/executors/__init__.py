@@ -11,7 +11,7 @@ from forge.executors.executor import Declined, Executor, FusionExecutor, Operato
 from forge.executors.registry import register_executor, resolve_executors
 
 if TYPE_CHECKING:
-    from forge.compiler.claim import claim
+    from forge.compiler.standalone import claim
 
 __all__ = [
     "Declined",
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
     """Return `claim`, which is imported on first use: the compiler imports this package."""
     if name != "claim":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from forge.compiler.claim import claim
+    from forge.compiler.standalone import claim
 
     globals()[name] = claim
     return claim

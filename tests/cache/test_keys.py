@@ -17,8 +17,7 @@ from torch import nn
 import forge
 from forge import prims, torchlang
 from forge.cache import keys
-from forge.compiler.claim import claim
-from forge.executors import FusionExecutor, OperatorExecutor, resolve_executors
+from forge.executors import FusionExecutor, OperatorExecutor, claim, resolve_executors
 from forge.executors.fingerprint import owners
 from forge.ir import get_grad, grad_rules, put_grad
 from forge.prims.core import like

@@ -9,8 +9,7 @@ import torch
 
 import forge
 from forge import clang, prims
-from forge.compiler.claim import claim
-from forge.executors import FusionExecutor, OperatorExecutor, decline, resolve_executors
+from forge.executors import FusionExecutor, OperatorExecutor, claim, decline, resolve_executors
 from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace
 
 QUESTIONS: dict[str, Callable] = {

@@ -9,8 +9,7 @@ import torch
 
 import forge
 from forge.capture.handles import handle_of
-from forge.compiler.claim import claim
-from forge.executors import FusionExecutor, resolve_executors
+from forge.executors import FusionExecutor, claim, resolve_executors
 from forge.ir import BoundSymbol, Trace
 
 PROGRAMS: dict[str, tuple[Callable, list[tuple]]] = {

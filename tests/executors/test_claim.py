@@ -8,8 +8,7 @@ import torch.nn.functional as F
 
 import forge
 from forge import clang, prims, torchlang
-from forge.compiler.claim import claim
-from forge.executors import Declined, OperatorExecutor, decline, resolve_executors
+from forge.executors import Declined, OperatorExecutor, claim, decline, resolve_executors
 from forge.ir import Symbol, TensorProxy, Trace
 from forge.prims.core import like
 

@@ -13,11 +13,11 @@ import forge
 from forge import prims, torchlang
 from forge.api.functional import Direct
 from forge.capture.handles import handle_of
-from forge.compiler.claim import claim
 from forge.executors import (
     Executor,
     FusionExecutor,
     OperatorExecutor,
+    claim,
     decline,
     executor,
     register_executor,

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 
 import forge
 from forge import torchlang
-from forge.compiler.claim import claim
-from forge.executors import FusionExecutor, OperatorExecutor, resolve_executors
+from forge.executors import FusionExecutor, OperatorExecutor, claim, resolve_executors
 from forge.ir import BoundSymbol, Trace
 
 

@@ -14,8 +14,7 @@ from torch import nn
 
 import forge
 from forge.capture.handles import handle_of
-from forge.compiler.claim import claim
-from forge.executors import Declined, FusionExecutor, RegionError, decline, resolve_executors
+from forge.executors import Declined, FusionExecutor, RegionError, claim, decline, resolve_executors
 from forge.ir import BoundSymbol, Trace
 
 pytestmark = pytest.mark.usefixtures("compiled_regions")  # under check="regions" a failure is raised

@@ -6,8 +6,7 @@ import torch
 
 import forge
 from forge.capture.handles import handle_of
-from forge.compiler.claim import claim
-from forge.executors import Declined, FusionExecutor, decline, resolve_executors
+from forge.executors import Declined, FusionExecutor, claim, decline, resolve_executors
 from forge.ir import BoundSymbol, Trace
 
 

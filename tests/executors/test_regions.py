@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from forge.api.functional import Direct
-from forge.compiler.claim import claim
-from forge.executors import FusionExecutor, decline, resolve_executors
+from forge.executors import FusionExecutor, claim, decline, resolve_executors
 from forge.ir import BoundSymbol, Trace
 
 

@@ -18,8 +18,7 @@ from forge.api.functional import Direct
 from forge.api.options import resolve_options
 from forge.compiler import autotune_store
 from forge.compiler.autotune import PARTS, Measurement
-from forge.compiler.claim import claim
-from forge.executors import FusionExecutor, OperatorExecutor, decline, resolve_executors
+from forge.executors import FusionExecutor, OperatorExecutor, claim, decline, resolve_executors
 from forge.executors.hubex import kernel_executor
 from forge.ir import BoundSymbol, Symbol, Trace
 from forge.ir.bounded import BoundedDict

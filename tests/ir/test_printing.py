@@ -11,8 +11,7 @@ import torch
 import forge
 from forge import prims, torchlang
 from forge.api.functional import Direct
-from forge.compiler.claim import claim
-from forge.executors import resolve_executors
+from forge.executors import claim, resolve_executors
 from forge.ir import BoundSymbol, NumberProxy, Symbol, TensorProxy, Trace
 from forge.ir.printing import Writer, held, qualified_name, symbolic_expression
 

@@ -108,8 +108,7 @@ def _snapshot(calls: list[BoundSymbol]) -> list[tuple]:
 
 
 def test_transforms_leave_the_trace_they_are_given() -> None:
-    from forge.compiler.claim import claim
-    from forge.executors import resolve_executors
+    from forge.executors import claim, resolve_executors
     from forge.transforms import cse, dce, delete_last_used
 
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

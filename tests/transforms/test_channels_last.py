@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import forge
-from forge.compiler.claim import strides_in_torch
+from forge.compiler.standalone import strides_in_torch
 from forge.ir import Trace
 from forge.transforms import channels_last
 

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from forge.compiler.claim import claim
-from forge.executors import resolve_executors
+from forge.executors import claim, resolve_executors
 from forge.ir import Trace
 from forge.transforms import Freezing, fold_norms, hoist_weights, join_products
 

@@ -7,8 +7,7 @@ import torch
 
 import forge
 from forge import prims
-from forge.compiler.claim import claim
-from forge.executors import resolve_executors
+from forge.executors import claim, resolve_executors
 from forge.ir import Symbol, Tag, TensorProxy, Trace
 from forge.prims.core import like
 from forge.transforms import hoist

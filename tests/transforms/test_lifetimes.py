@@ -9,8 +9,7 @@ import torch
 import forge
 from forge import prims
 from forge.api.functional import Direct
-from forge.compiler.claim import claim
-from forge.executors import OperatorExecutor
+from forge.executors import OperatorExecutor, claim
 from forge.ir import Trace
 from forge.ir.printing import DEL
 from forge.transforms import delete_last_used

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from forge import clang
-from forge.compiler.claim import chooser, claim
+from forge.compiler.claim import chooser
+from forge.compiler.standalone import claim
 from forge.executors.executor import Executor
 from forge.ir import Symbol, Trace, recording
 from forge.ir.pytree import tensors

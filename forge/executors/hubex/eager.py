@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from forge.compiler.claim import choose, claim
+from forge.compiler.claim import choose
+from forge.compiler.standalone import claim
 from forge.executors.calls import format_arguments
 from forge.executors.hubex.derived import record_call, with_backward
 from forge.executors.hubex.executor import HubExecutor

@@ -11,8 +11,8 @@ import torch
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from forge.compiler.claim import claim
 from forge.compiler.layout import Layouts, pair_leaves
+from forge.compiler.standalone import claim
 from forge.executors.registry import resolve_executors
 from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
 from forge.ir.locks import new_lock

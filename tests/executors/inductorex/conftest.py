@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.compiler import fusion
+from forge.compiler import region_artifacts
 from forge.executors import inductorex
 
 
@@ -23,6 +23,6 @@ def _fresh(_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.delenv("FORGE_CHECK", raising=False)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(_cache))
     monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path / "forge"))
-    fusion._artifacts.pop(inductorex.inductorex, None)
+    region_artifacts._artifacts.pop(inductorex.inductorex, None)
     yield
-    fusion._artifacts.pop(inductorex.inductorex, None)
+    region_artifacts._artifacts.pop(inductorex.inductorex, None)

@@ -19,8 +19,7 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 
 import forge
 from forge.capture.handles import handle_of
-from forge.compiler.claim import claim
-from forge.executors import RegionError, inductorex, resolve_executors
+from forge.executors import RegionError, claim, inductorex, resolve_executors
 from forge.executors.inductorex import compile_wait
 
 EXECUTORS = ["inductor", "torch"]

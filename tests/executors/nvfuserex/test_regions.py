@@ -10,8 +10,7 @@ from nvfuser_executors import Always
 
 import forge
 from forge.api.functional import Direct
-from forge.compiler.claim import claim
-from forge.executors import Declined, FusionExecutor, resolve_executors
+from forge.executors import Declined, FusionExecutor, claim, resolve_executors
 from forge.executors.nvfuserex import NvFuserExecutor, library
 from forge.executors.nvfuserex.definition import TensorInput, dump, load
 from forge.ir.printing import DEL

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from forge.compiler.claim import choose, claim
+from forge.compiler.claim import choose
+from forge.compiler.standalone import claim
 from forge.executors.calls import Case, NotReproducible, Passes, call_of, format_arguments
 from forge.executors.executor import Executor
 from forge.executors.hubex.assumptions import Assumption, reference_of
