@@ -77,8 +77,8 @@ class Context:
         folded_weights: The values computed of frozen weights; `fold_weights` sets it.
         optimized: The program before `differentiate`, which sets it.
         derivative_or_none: The result of `differentiate`, if gradients flow.
-        layouts: Strides of values; `split_forward` or `inline_effects` sets it, later passes add to it.
-        returned: Names of outputs that the caller of the program gets; `split_forward` or `inline_effects` sets it.
+        layouts: Strides of values; `split` or `inline_effects` sets it, later passes add to it.
+        returned: Names of outputs that the caller of the program gets; `split` or `inline_effects` sets it.
         eager_strides: Names of outputs that must have the strides of eager.
         reference: The trace that values are compared with under check="eager".
         bucket: Returns the gradients of a claimed backward in buckets; BackwardCompiler sets it.

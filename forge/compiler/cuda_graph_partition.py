@@ -28,7 +28,7 @@ def record(trace: Trace, pool: Pool, kept: Iterable[str] = ()) -> Trace:
     writer = _Writer(trace, pool, frozenset(kept))
     for piece in pieces:
         writer.piece(piece)
-    return trace.derive("cuda graphs", writer.calls) if writer.graphs else trace
+    return trace.derive("cuda_graphs", writer.calls) if writer.graphs else trace
 
 
 def why_not(bound: BoundSymbol) -> str | None:

@@ -62,7 +62,7 @@ def fold_weights(
     ]
     reads = [trace.input_names.index(name) for name in ahead.input_names]
     final = delete_last_used(claimed)
-    new = trace.derive("weights folded", parted.rest, inputs=[*trace.inputs, *values])
-    stages += [final, new]
+    new = trace.derive("fold_weights", parted.rest, inputs=[*trace.inputs, *values])
+    stages.append(final)
     freezing.done.append(f"{quantity(len(values), 'value')} of {quantity(len(reads), 'weight')} computed ahead")
     return new, FoldedWeights(final.python_callable(), reads, strides)

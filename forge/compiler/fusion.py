@@ -64,7 +64,7 @@ def fuse_claimed(
     nodes: list[Node] = []
     for each in claimed:
         nodes += _nodes(each, layouts)
-    new = trace.derive("claim")
+    new = trace.derive("fuse")
     result = fuse_regions(new, nodes, layouts, strict=strict)
     new.bound_symbols.extend(result.calls)
     new.output = rename(new.output, result.fixed)

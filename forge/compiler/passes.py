@@ -21,10 +21,11 @@ from forge.ir import BoundSymbol, Tag, Trace
 from forge.ir.pytree import names
 from forge.patterns import replace_patterns
 from forge.runtime.cuda_graphs import Pool
-from forge.transforms import Freezing, grad, split
+from forge.transforms import Freezing, grad
 from forge.transforms.dce import live_calls
 from forge.transforms.double import given_calls
-from forge.transforms.rematerialize import rematerialize
+from forge.transforms.split import backward_of
+from forge.transforms.split import split as split_forward
 from forge.transforms.users import run_users
 
 _FORWARDS, _BACKWARDS = Pool(), Pool()  # a forward runs again while the gradients of the last step are alive
@@ -134,26 +135,26 @@ def differentiate(trace: Trace, context: Context) -> Trace:
     weights = {program.trace.inputs[i].name for i in (*program.weights, *program.unversioned)}
     parameters = [x.name for x in program.trace.differentiable_inputs if x.name in weights]
     inputs = joint.forward.inputs
-    backward, copied, unread = split.backward_of(joint, list(flowing.values()), inputs, mutated, parameters)
+    backward, copied, unread = backward_of(joint, list(flowing.values()), inputs, mutated, parameters)
     context.derivative_or_none = Derivative(trace, joint, flowing, backward, copied, unread, given_calls(joint))
     return joint.forward
 
 
-def rematerialize_forward(trace: Trace, context: Context) -> Trace:
+def rematerialize(trace: Trace, context: Context) -> Trace:
     """Tag the calls that the backward runs again, rather than read what they saved."""
     derived, config = context.derivative, context.config
     if config.memory == "speed":
         return trace
-    forward = rematerialize(trace, derived.backward, config.may_run_again, derived.copied, derived.unread)
+    forward = transforms.rematerialize(trace, derived.backward, config.may_run_again, derived.copied, derived.unread)
     derived.joint = derived.joint._replace(forward=forward)
     return forward
 
 
-def split_forward(trace: Trace, context: Context) -> Trace:
+def split(trace: Trace, context: Context) -> Trace:
     """Return the forward, with what its backward reads as a second output."""
     derived = context.derivative
     also = [value for each in derived.given for value in each.values or ()]
-    parts = derived.parts = split.split(trace, derived.backward, derived.copied, also)
+    parts = derived.parts = split_forward(trace, derived.backward, derived.copied, also)
     derived.epilogue = context.program.epilogue
     if derived.epilogue is not None:
         derived.epilogue, parts.forward = write_early(derived.epilogue, parts.forward, derived.joint.active)
@@ -167,7 +168,7 @@ def split_forward(trace: Trace, context: Context) -> Trace:
 def inline_effects(trace: Trace, context: Context) -> Trace:
     """Return one program that computes and then does what its epilogue does: no gradient flows through it."""
     whole = inline_epilogue(context.program, trace)
-    whole = whole.derive("dce", live_calls(whole.bound_symbols, whole.output_names))
+    whole = whole.derive("inline_effects", live_calls(whole.bound_symbols, whole.output_names))
     context.returned = whole.output_names
     context.layouts = Layouts(whole.inputs)
     return whole
@@ -229,8 +230,10 @@ def lifetimes(trace: Trace, context: Context) -> Trace:
 
 
 def codegen(trace: Trace, context: Context) -> Trace:
-    """Print the trace as Python and compile it; a user may have edited the text (edit=)."""
+    """Print the trace as Python and compile it; a file that the user edited (edit=) is a stage."""
     edited = context.config.codegen
-    function, trace = (trace.python_callable(), trace) if edited is None else edited(trace)
+    function, final = (trace.python_callable(), trace) if edited is None else edited(trace)
+    if final is not trace:
+        context.stages.append(final)
     context.function = function if context.wrap is None else context.wrap(function)
-    return trace
+    return final

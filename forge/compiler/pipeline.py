@@ -6,9 +6,14 @@ repeats the passes from Form.PROGRAM on, without the regions that failed to comp
 (forge/runtime/tiering.py) repeats them with another config. Layers are replaced before (forge/capture/layers.py), and
 the wrappers of a call are a list of their own (WRAPPERS in forge/runtime/plan.py).
 
+A stage, one of the traces that forge.last_traces returns, has the name of the pass that made it. A trace that enters
+the pipeline has a name of its own ("recorded", "backward, cse, dce"). Users name their stages: transforms and edited
+files, which `user_transforms` and `codegen` add.
+
 To add a pass: write the algorithm in forge/transforms, as a function from Trace to Trace that returns
-`trace.derive(stage, calls)`; add a function of (trace, context) with a docstring to forge/compiler/passes.py, and a row
-to PIPELINE, with its forms, its condition and its phase; add tests to tests/transforms.
+`trace.derive(name, calls)`, with the name of the pass; add a function of (trace, context) of that name with a docstring
+to forge/compiler/passes.py, and a row to PIPELINE, with its forms, its condition and its phase; add tests to
+tests/transforms.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,7 +81,8 @@ class Pass(NamedTuple):
     """A pass: run(trace, context) gives a trace. It runs on traces of the form `takes`, where `when` holds, and leaves
     them in the form `gives`, which is `takes` where it is not named.
 
-    phase: to which its time is counted. is_stage: whether its result is one of the stages that forge.last_traces gives.
+    phase: to which its time is counted. is_stage: whether a new trace that it returns is one of the stages that
+    forge.last_traces returns.
     """
 
     run: Callable[[Trace, Context], Trace]
@@ -127,7 +133,7 @@ _of_torch = partial(Pass, takes=Form.TORCH, phase="optimize")
 _lowering = partial(Pass, takes=Form.CLAIMED, phase="claim and generate")
 
 PIPELINE: tuple[Pass, ...] = (
-    _of_torch(passes.user_transforms, when=_is_program),
+    _of_torch(passes.user_transforms, when=_is_program, is_stage=False),
     _of_torch(passes.dce, when=_is_program),
     _of_torch(passes.cse, when=_is_program_or_double_backward),
     _of_torch(passes.attention_masks, when=_is_program),
@@ -139,9 +145,9 @@ PIPELINE: tuple[Pass, ...] = (
     _of_torch(passes.channels_last, when=_fuses),
     _of_torch(passes.hoist, when=_is_program_or_double_backward),
     _of_torch(passes.fold_weights, when=_freezes),
-    Pass(passes.differentiate, Form.TORCH, _always, "gradients", Form.JOINT, is_stage=False),
-    Pass(passes.rematerialize_forward, Form.JOINT, _is_differentiated, "rematerialize"),
-    Pass(passes.split_forward, Form.JOINT, _is_differentiated, "split", Form.PROGRAM),
+    Pass(passes.differentiate, Form.TORCH, _always, "gradients", Form.JOINT),
+    Pass(passes.rematerialize, Form.JOINT, _is_differentiated, "rematerialize"),
+    Pass(passes.split, Form.JOINT, _is_differentiated, "split", Form.PROGRAM),
     Pass(passes.inline_effects, Form.JOINT, _is_not_differentiated, "optimize", Form.PROGRAM, is_stage=False),
     Pass(passes.claim, Form.PROGRAM, _always, "claim and generate", Form.CLAIMED),
     _lowering(passes.fuse, when=_always),
@@ -149,8 +155,8 @@ PIPELINE: tuple[Pass, ...] = (
     _lowering(passes.compare, when=_compares, is_stage=False),
     _lowering(passes.cuda_graphs, when=_records_cuda_graphs, is_stage=False),
     _lowering(passes.bucket_gradients, when=_always, is_stage=False),
-    _lowering(passes.lifetimes, when=_always, is_stage=False),
-    _lowering(passes.codegen, when=_always, gives=Form.CODE),
+    _lowering(passes.lifetimes, when=_always),
+    _lowering(passes.codegen, when=_always, gives=Form.CODE, is_stage=False),
 )
 
 
@@ -164,18 +170,11 @@ def run_passes(trace: Trace, context: Context, start: Form, end: Form) -> Trace:
                 new = each.run(trace, context)
         else:
             new = each.run(trace, context)
-        if each.is_stage:
-            _add_stage(context.stages, new)
+        if each.is_stage and new is not trace:
+            assert new.stage == each.run.__name__, f"pass {each.run.__name__} names its stage {new.stage!r}"
+            context.stages.append(new)
         trace = new
     return trace
-
-
-def _add_stage(stages: list[Trace], trace: Trace) -> None:
-    """Add a trace to the stages, if it is a new one; what passes make of one stage in turn is one."""
-    if stages and stages[-1].stage == trace.stage:
-        stages[-1] = trace
-    else:
-        stages.append(trace)
 
 
 def compile(

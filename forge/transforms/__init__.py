@@ -11,6 +11,7 @@ from forge.transforms.hoist import hoist, hoist_weights
 from forge.transforms.joined_products import join_products
 from forge.transforms.lifetimes import delete_last_used
 from forge.transforms.linear_cross_entropy import fused_linear_cross_entropy
+from forge.transforms.rematerialize import rematerialize
 
 __all__ = [
     "Freezing",
@@ -25,4 +26,5 @@ __all__ = [
     "hoist",
     "hoist_weights",
     "join_products",
+    "rematerialize",
 ]

@@ -35,7 +35,7 @@ def attention_masks(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...
     changed = {name: given for name, given in calls.items() if _has_plain_mask(given) and _fits(given, kinds)}
     if not changed:
         return trace
-    new = trace.derive("attention masks")
+    new = trace.derive("attention_masks")
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             given = changed.get(bound.output.name) if bound.symbol is ATTENTION else None

@@ -89,7 +89,7 @@ def _is_contiguous(proxy: TensorProxy, strides: tuple[Dim, ...] | None) -> bool:
 
 def _rewrite(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:
     """Rewrite a call; a result that the caller sees keeps its name."""
-    new = trace.derive("channels last")
+    new = trace.derive("channels_last")
     images = {name: new.tensor(proxy.shape, proxy.dtype, proxy.device) for name, proxy in restored.items()}
     with recording(new, clang.language):
         for bound in trace.bound_symbols:

@@ -113,7 +113,7 @@ def _fits(layer: Symbol, given: dict[str, Any], norm: dict[str, Any], output: Te
 
 
 def _rewrite(trace: Trace, found: dict[str, _Site]) -> Trace:
-    new = trace.derive("norms in weights")
+    new = trace.derive("fold_norms")
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             site = found.get(bound.output.name) if bound.symbol in NORMS else None

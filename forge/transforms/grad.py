@@ -65,7 +65,7 @@ def differentiate(
     decomposition's rules run.
     Raises NotImplementedError naming a prim that has no rule.
     """
-    new = trace.derive("forward")
+    new = trace.derive("differentiate")
     walker = _Forward(new, set(wanted), choose, again)
     parted: set[str] = set()
     with recording(new, clang.language):

@@ -101,7 +101,7 @@ def _maker(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> BoundSymbol |
 
 
 def _rewrite(trace: Trace, found: dict[str, tuple[dict[str, Any], _Repetition, _Repetition]]) -> Trace:
-    new = trace.derive("grouped queries")
+    new = trace.derive("grouped_queries")
     with recording(new, language):
         for bound in trace.bound_symbols:
             site = found.get(bound.output.name) if bound.symbol is ATTENTION else None

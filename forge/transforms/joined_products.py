@@ -85,7 +85,7 @@ def _rewrite(trace: Trace, ahead: Sequence[BoundSymbol], joined: dict[str, list[
     gone = {product.bound.output.name for group in joined.values() for product in group}
     opaque = any(Tag.OPAQUE in bound.all_tags for bound in trace.bound_symbols)
     copied = gone if opaque else gone.intersection(trace.output_names) | _changed_names(trace, gone)
-    new = trace.derive("products joined", [*ahead])
+    new = trace.derive("join_products", [*ahead])
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             name = bound.outputs[0] if bound.outputs else None

@@ -82,7 +82,7 @@ def fused_linear_cross_entropy(
     found = {head.loss.bound.output.name: head for head in program.heads()}
     if not found:
         return trace
-    new = trace.derive("heads")
+    new = trace.derive("fused_linear_cross_entropy")
     with recording(new, language):
         for bound in trace.bound_symbols:
             head = found.get(bound.outputs[0]) if bound.outputs else None

@@ -159,7 +159,7 @@ def split(forward: Trace, backward: Trace, copied: Collection[str] = (), also: S
     saved = [defined[name] for name in needed]
     tensors = [proxy for proxy in saved if isinstance(proxy, TensorProxy)]
     numbers = [proxy for proxy in saved if not isinstance(proxy, TensorProxy)]
-    new = forward.derive("forward, split", calls, name="forward")
+    new = forward.derive("split", calls, name="forward")
     with recording(new):
         copies = tuple(prims.clone(proxy) if proxy.name in copied else proxy for proxy in tensors)
     new.output = (forward.output, copies, tuple(numbers))

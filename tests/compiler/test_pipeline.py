@@ -42,6 +42,27 @@ def test_a_pass_that_is_added_runs_where_it_stands(monkeypatch: pytest.MonkeyPat
     assert seen == [("PROGRAM", "hoist")] or seen == [("PROGRAM", "cse")]
 
 
+def test_a_stage_has_the_name_of_the_pass_that_made_it() -> None:
+    x, weight = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    jitted = forge.jit(lambda x, weight: ((x @ weight).sin().exp() + torch.ones(4)).sum(), cache=False)
+    jitted(x, weight).backward()
+    first, *stages = [trace.stage for trace in forge.last_traces(jitted)]
+    assert first == "recorded from Dynamo"
+    assert {"differentiate", "split", "claim", "fuse"}.issubset(stages)
+    assert stages == [each.run.__name__ for each in PIPELINE if each.is_stage and each.run.__name__ in stages]
+    assert [trace.stage for trace in forge.last_backward_traces(jitted)][1:] == ["claim", "fuse", "lifetimes"]
+
+
+def test_a_pass_that_names_its_stage_otherwise_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tidy(trace, context):
+        return trace.derive("tidied", trace.bound_symbols)
+
+    added = Pass(tidy, Form.TORCH, pipeline._always, "optimize")
+    monkeypatch.setattr(pipeline, "PIPELINE", (added, *PIPELINE))
+    with pytest.raises(AssertionError, match="pass tidy names its stage 'tidied'"):
+        forge.jit(lambda x: x.relu(), executors=["torch"], cache=False)(torch.randn(3))
+
+
 def test_the_second_tier_is_the_same_passes_with_another_config() -> None:
     config = forge.api.options.resolve_options()
     second = config.second_tier()

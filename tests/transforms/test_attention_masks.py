@@ -24,7 +24,7 @@ def ran(function: Callable, *args: torch.Tensor, dynamic: bool = False) -> tuple
     for ours, theirs in zip(*[torch.autograd.grad(each.sum(), wanted) for each in (actual, expected)], strict=True):
         torch.testing.assert_close(ours, theirs)
     hoisted = next(
-        stage for stage in reversed(forge.last_traces(jitted)) if stage.stage in ("hoist", "attention masks", "cse")
+        stage for stage in reversed(forge.last_traces(jitted)) if stage.stage in ("hoist", "attention_masks", "cse")
     )
     (call,) = [bound for bound in hoisted.bound_symbols if bound.symbol.id == SDPA]
     given = {
@@ -89,7 +89,7 @@ def test_with_dropout_the_mask_stays() -> None:
     actual = jitted(*q)
     torch.manual_seed(0)
     torch.testing.assert_close(actual, attend(CAUSAL["tril"], dropout_p=0.5)(*q))
-    assert "attention masks" not in [stage.stage for stage in forge.last_traces(jitted)]
+    assert "attention_masks" not in [stage.stage for stage in forge.last_traces(jitted)]
 
 
 def test_a_mask_of_a_length_that_changes_stays() -> None:
@@ -108,5 +108,5 @@ def test_one_mask_for_several_calls() -> None:
 
     jitted, args = forge.jit(twice), qkv()
     torch.testing.assert_close(jitted(*args), twice(*args))
-    text = str(next(stage for stage in forge.last_traces(jitted) if stage.stage == "attention masks"))
+    text = str(next(stage for stage in forge.last_traces(jitted) if stage.stage == "attention_masks"))
     assert text.count("is_causal=True") == 2

@@ -42,7 +42,7 @@ def image(*shape: int) -> torch.Tensor:
 
 
 def laid_out(jitted: Callable) -> bool:
-    return any(trace.stage == "channels last" for trace in forge.last_traces(jitted))
+    return any(trace.stage == "channels_last" for trace in forge.last_traces(jitted))
 
 
 def convolution(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,11 @@ def arguments(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
 
 def found(jitted: Callable) -> int:
     """How many heads the compiled program has."""
-    stage = next(stage for stage in reversed(forge.last_traces(jitted)) if stage.stage in ("hoist", "heads", "cse"))
+    stage = next(
+        stage
+        for stage in reversed(forge.last_traces(jitted))
+        if stage.stage in ("hoist", "fused_linear_cross_entropy", "cse")
+    )
     return sum(bound.symbol.id == HEAD for bound in stage.bound_symbols)
 
 

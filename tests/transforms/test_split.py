@@ -31,7 +31,7 @@ def stage(compiled: CompileReport, name: str) -> Trace:
 
 def saved(compiled: CompileReport) -> list[str]:
     """The names of the tensors that the forward saves."""
-    return [proxy.name for proxy in stage(compiled, "forward, split").output[1]]
+    return [proxy.name for proxy in stage(compiled, "split").output[1]]
 
 
 def test_nothing_is_saved_where_the_backward_reads_nothing() -> None:
@@ -41,7 +41,7 @@ def test_nothing_is_saved_where_the_backward_reads_nothing() -> None:
 
 def test_what_the_backward_reads_is_saved_once_and_nothing_else() -> None:
     compiled, _ = trained(lambda x, y: torch.exp(x) * y * 2, torch.ones(2), torch.ones(2))
-    exp = stage(compiled, "forward, split").bound_symbols[0].output.name
+    exp = stage(compiled, "split").bound_symbols[0].output.name
     assert sorted(saved(compiled)) == sorted([exp, "y"])
 
 
@@ -59,14 +59,14 @@ doubled = Symbol("doubled", "test.split_doubled", body=lambda x: clang.mul(clang
 
 def test_a_composite_stays_one_call_where_the_backward_reads_nothing_inside() -> None:
     compiled, _ = trained(lambda x: doubled(x), torch.ones(2))
-    assert [bound.symbol for bound in stage(compiled, "forward, split").bound_symbols] == [doubled]
+    assert [bound.symbol for bound in stage(compiled, "split").bound_symbols] == [doubled]
     assert saved(compiled) == []
 
 
 def test_a_composite_opens_where_the_backward_reads_a_value_inside() -> None:
     x = torch.randn(4, dtype=torch.float64)
     compiled, (gradient,) = trained(lambda x: opens(x), x)
-    calls = stage(compiled, "forward, split").bound_symbols
+    calls = stage(compiled, "split").bound_symbols
     assert [bound.symbol.id for bound in calls] == ["clang.sigmoid", "clang.mul"]
     assert sorted(saved(compiled)) == sorted([calls[0].output.name, "x"])
     x.requires_grad_()
@@ -85,7 +85,7 @@ def test_calls_that_only_dead_values_need_are_dropped() -> None:
         return x * 2
 
     compiled, _ = trained(function, torch.ones(2))
-    assert [bound.symbol.name for bound in stage(compiled, "forward, split").bound_symbols] == ["mul"]
+    assert [bound.symbol.name for bound in stage(compiled, "split").bound_symbols] == ["mul"]
 
 
 def test_a_long_chain_is_computed_again_in_order() -> None:
