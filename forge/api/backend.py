@@ -107,35 +107,43 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
     run, entry = runnable(graph), CacheEntry(graph, config, handle.parameters)
     count = len(graph.graph.find_nodes(op="placeholder"))
     boundary = CallBoundary(lambda *inputs: run(*inputs[:count]), to_local=None if local is None else local.wrap)
-    executable, report = entry.load(boundary) or _compile_anew(graph, config, handle, entry, boundary)
+    compiled = entry.load(boundary)
+    while compiled is None:
+        equal = entry.equal_lengths
+        capture, seconds = _record(graph, config, handle)
+        boundary = _with_capture(boundary, capture, config)
+        executable, report = pipeline.compile(capture.program, config, boundary)
+        if entry.equal_lengths != equal:
+            continue  # equal from the start, as in a later process that compiles a backward of this program
+        report.opaque_calls = capture.opaque_calls
+        if config.freeze and executable.plan.training is not None:
+            _warn_of_gradients(report, handle)
+        entry.write(executable, report, capture.program.mutated, capture.held)
+        report.seconds = {"record": seconds, **report.seconds}
+        compiled = executable, report
+    report = compiled[1]
     report.layers = layers
     _log(handle.name, report)
     if subclass is not None:
         _warn_of_subclass(*subclass, handle)
-    return executable, report
+    return compiled
 
 
-def _compile_anew(
-    graph: torch.fx.GraphModule, config: Config, handle: JitHandle, entry: CacheEntry, boundary: CallBoundary
-) -> Compilation:
-    start, equal = time.perf_counter(), entry.equal_lengths
+def _record(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> tuple[dynamo.Capture, float]:
+    """Return the program of a graph, and the seconds that it took."""
+    start = time.perf_counter()
     capture = dynamo.record(graph, handle.parameters)
     if config.strict and capture.opaque_calls:
         raise StrictError(_strict_message(capture.opaque_calls))
-    seconds = time.perf_counter() - start
-    if config.comparison is not None and boundary.eager is not None:
-        compare = partial(against_eager, eager=boundary.eager, program=capture.program)
-        boundary = boundary._replace(compare=compare)
+    return capture, time.perf_counter() - start
+
+
+def _with_capture(boundary: CallBoundary, capture: dynamo.Capture, config: Config) -> CallBoundary:
+    """Return the boundary of a call of the captured program."""
     boundary = boundary._replace(held=capture.held)
-    executable, report = pipeline.compile(capture.program, config, boundary)
-    if entry.equal_lengths != equal:  # known from the start where a later process compiles a backward of this program
-        return _compile_anew(graph, config, handle, entry, boundary)
-    report.opaque_calls = capture.opaque_calls
-    if config.freeze and executable.plan.training is not None:
-        _warn_of_gradients(report, handle)
-    entry.write(executable, report, capture.program.mutated, capture.held)
-    report.seconds = {"record": seconds, **report.seconds}
-    return executable, report
+    if config.comparison is None or boundary.eager is None:
+        return boundary
+    return boundary._replace(compare=partial(against_eager, eager=boundary.eager, program=capture.program))
 
 
 def _raise_if_asked(error: Unsupported | EagerFallback, config: Config, handle: JitHandle) -> None:

@@ -8,6 +8,7 @@ asked for.
 
 import hashlib
 import json
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -205,8 +206,7 @@ class _LoadedBackwards:
 
     @property
     def _backwards(self) -> Backwards:
-        executable, _ = self._program.whole
-        training = executable.plan.training
+        training = self._program.whole.plan.training
         if training is None or _hash(training) != self._split:
             raise AssertionError(
                 "a program from forge's cache saves for its backward what this process does not find in it; "
@@ -237,24 +237,28 @@ class _Program:
     """A program from disk. `whole` is the same program compiled here, once something is needed that is not on disk."""
 
     def __init__(self, compile: Callable[[], tuple[Executable, CompileReport]]) -> None:
-        self.compiled: tuple[Executable, CompileReport] | None = None
+        self.report_of: weakref.ref[LoadedReport] | None = None
         self._compile = compile
+        self._compiled: Executable | None = None
         self._compiling = new_lock()
 
     @property
-    def whole(self) -> tuple[Executable, CompileReport]:
+    def whole(self) -> Executable:
         with self._compiling:
-            if self.compiled is None:
-                self.compiled = self._compile()
-            return self.compiled
+            if self._compiled is None:
+                self._compiled, own = self._compile()
+                report = None if self.report_of is None else self.report_of()
+                if report is not None:
+                    report.whole = own
+            return self._compiled
 
     def call(self, *inputs: Any) -> Any:
         """Run the program that was compiled here."""
-        return self.whole[0].call(*inputs)
+        return self.whole.call(*inputs)
 
     def second_tier(self, tier: SecondTier, call: Callable) -> TierResult:
         """Return the second tier of the program that was compiled here, for the first one's function from disk."""
-        own = self.whole[0].second_tier
+        own = self.whole.second_tier
         assert own is not None
         own.on_promote = tier.on_promote
         return own.compile(call)
@@ -269,8 +273,17 @@ class LoadedReport(CompileReport):
         self.fallbacks: list[dict[str, Fallback]] = [{}, {}]  # forward, backward
         self.lines = {number: line for line, number in graph.lines.items()}
         self._claims_on_disk = [entry.blobs[number] for number in entry.data["claims"]]
-        self._program = program
+        self.whole: CompileReport | None = None  # of the same program compiled here
+        self._program_of = weakref.ref(program)
+        program.report_of = weakref.ref(self)
         super().__init__()
+
+    def compile(self) -> CompileReport:
+        """Return the report of the same program compiled here; an empty one where the program is gone."""
+        program = self._program_of()
+        if self.whole is None and program is not None:
+            _ = program.whole
+        return self.whole or CompileReport()
 
     @property
     def edited_files(self) -> list[str]:
@@ -297,15 +310,14 @@ def _of_whole(name: str, otherwise: Callable[[LoadedReport], Any]) -> property:
     which CompileReport assigns, is ignored."""
 
     def get(report: LoadedReport) -> Any:
-        whole = report._program.compiled
-        return otherwise(report) if whole is None else getattr(whole[1], name)
+        return otherwise(report) if report.whole is None else getattr(report.whole, name)
 
     return property(get, lambda report, value: None)
 
 
 _OTHERWISE: dict[str, Callable[[LoadedReport], Any]] = {
-    "traces": lambda report: report._program.whole[1].traces,
-    "backward_traces": lambda report: report._program.whole[1].backward_traces,
+    "traces": lambda report: report.compile().traces,
+    "backward_traces": lambda report: report.compile().backward_traces,
     "claims": lambda report: report._claims(0),
     "backward_claims": lambda report: report._claims(1),
     "double_backwards": lambda report: [],

@@ -25,15 +25,16 @@ from forge.transforms.lifetimes import read_places
 from forge.transforms.split import Split, backward_of_saved, innermost, seeds_of
 
 Missing = frozenset[tuple[int, int]]  # (the place of the graph of an opaque call, the argument) whose gradient is None
-Lower = Callable[[Trace, Context], GeneratedFunction]
+Lower = Callable[[Trace, Context], Trace]
 CompileProgram = Callable[[Trace, Config], tuple[Callable, Trace, CompileReport]]
 
 
 class BackwardCompiler:
     """Compiles the backwards of one program (forge.runtime.plan.Backwards).
 
-    lower: runs the pipeline's passes from a backward to its function. compile_program: compiles a differentiable
-    backward as a program of its own. buckets: the positions of the inputs whose gradients leave a backward together.
+    lower: runs the passes from a backward to its function, context.generated. compile_program: compiles a
+    differentiable backward as a program of its own. buckets: the positions of the inputs whose gradients leave a
+    backward together.
     """
 
     def __init__(self, context: Context, lower: Lower, compile_program: CompileProgram) -> None:
@@ -100,7 +101,8 @@ class BackwardCompiler:
             layouts.add(gradient, like=output)
         bucket = None if self._bucket_bytes is None or batched or missing else self._in_buckets
         own = context.of_another(Kind.BACKWARD, layouts=layouts, reference=trace, bucket=bucket, stages=[trace])
-        function = self._lower(trace, own)
+        self._lower(trace, own)
+        function = own.generated
         assert function.trace is not None
         read = read_places(function.trace) if context.config.is_plain else None
         return function._replace(read=read), own

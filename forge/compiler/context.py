@@ -1,6 +1,7 @@
 """The state of one trace on its way through the pipeline (forge/compiler/pipeline.py)."""
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,7 @@ from forge.compiler.region_artifacts import FusedRegion
 from forge.compiler.report import CompileReport
 from forge.ir import TensorProxy, Trace
 from forge.runtime.frozen import FoldedWeights
+from forge.runtime.plan import GeneratedFunction
 from forge.transforms import Freezing
 from forge.transforms.double import GivenCall
 from forge.transforms.grad import Joint
@@ -68,7 +70,7 @@ class Context:
         kind: The part of a program that the trace is.
         config: The config of the program.
         program: The captured program that the trace belongs to.
-        report: The report of the program.
+        report_of: Refers to the report of the program, which nothing that runs may own.
         times_passes: Whether the time of each pass goes to the report, by its phase.
         stages: Traces after each pass that is a stage; `run_passes` appends.
         claims: The claims of calls; `claim` appends.
@@ -85,13 +87,13 @@ class Context:
         claimed: The calls that `fuse` makes regions of; `claim` sets it.
         regions: The regions of all traces of the program; `fuse` adds to it.
         wrap: Wraps the generated function; `compare` sets it.
-        function: The generated function; `codegen` sets it.
+        generated: The generated function and its trace; `codegen` sets it.
     """
 
     kind: Kind
     config: Config
     program: Program
-    report: CompileReport
+    report_of: "weakref.ref[CompileReport]"
     times_passes: bool = True
     stages: list[Trace] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
@@ -108,7 +110,12 @@ class Context:
     claimed: list[ClaimedCall] = field(default_factory=list)
     regions: list[FusedRegion] = field(default_factory=list)
     wrap: Callable[[Callable], Callable] | None = None
-    function: Callable = field(init=False)
+    generated: GeneratedFunction = field(init=False)
+
+    @property
+    def report(self) -> CompileReport:
+        """The report of the program; one that nobody reads, where the program's is gone."""
+        return self.report_of() or CompileReport()
 
     @property
     def derivative(self) -> Derivative:
@@ -133,7 +140,7 @@ class Context:
             kind=kind,
             config=self.config,
             program=self.program,
-            report=self.report,
+            report_of=self.report_of,
             times_passes=False,
             regions=self.regions,
             **fields,

@@ -21,6 +21,7 @@ from forge.ir import BoundSymbol, Tag, Trace
 from forge.ir.pytree import names
 from forge.patterns import replace_patterns
 from forge.runtime.cuda_graphs import Pool
+from forge.runtime.plan import GeneratedFunction
 from forge.transforms import Freezing, grad
 from forge.transforms.dce import live_calls
 from forge.transforms.double import given_calls
@@ -235,5 +236,5 @@ def codegen(trace: Trace, context: Context) -> Trace:
     function, final = (trace.python_callable(), trace) if edited is None else edited(trace)
     if final is not trace:
         context.stages.append(final)
-    context.function = function if context.wrap is None else context.wrap(function)
+    context.generated = GeneratedFunction(function if context.wrap is None else context.wrap(function), final)
     return final

@@ -16,6 +16,7 @@ to forge/compiler/passes.py, and a row to PIPELINE, with its forms, its conditio
 tests/transforms.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
@@ -177,6 +178,9 @@ def run_passes(trace: Trace, context: Context, start: Form, end: Form) -> Trace:
     return trace
 
 
+_lower = partial(run_passes, start=Form.PROGRAM, end=Form.CODE)  # the function is context.generated
+
+
 def compile(
     program: Program, config: Config, boundary: CallBoundary = CallBoundary()
 ) -> tuple[Executable, CompileReport]:
@@ -196,7 +200,7 @@ def compile(
     report = CompileReport()
     report.uses_cuda_graphs = config.cuda_graphs
     config = _with_selection(config, report)
-    context = Context(kind=Kind.PROGRAM, config=config, program=program, report=report)
+    context = Context(kind=Kind.PROGRAM, config=config, program=program, report_of=weakref.ref(report))
     context.freezing = freezing_of(program) if config.freeze else None
     with autocast_mode.disable(), progress.display():
         plan, second_tier = _compile_trace(program.trace, context)
@@ -238,7 +242,8 @@ def _lower_program(
     context = context.attempt(
         context.config if first is None else context.config.second_tier(), times_passes=first is None
     )
-    forward = _lower(trace, context)
+    _lower(trace, context)
+    forward = context.generated
     if not _is_differentiated(context):
         sets_mode = _sets_mode(trace)
         plan = CompiledPlan(forward, context.program.grad, sets_mode, folded_weights=context.folded_weights)
@@ -259,7 +264,9 @@ def _training_plan(
     derived = context.derivative
     epilogue, sets_mode = None, False
     if derived.epilogue is not None:
-        epilogue = _lower(derived.epilogue, context.of_another(Kind.EPILOGUE))
+        own = context.of_another(Kind.EPILOGUE)
+        _lower(derived.epilogue, own)
+        epilogue = own.generated
         sets_mode = _sets_mode(derived.epilogue)
     training = TrainingPlan(
         backward,
@@ -272,11 +279,6 @@ def _training_plan(
         buckets=backwards.buckets or (),
     )
     return CompiledPlan(forward, context.program.grad, sets_mode, training)
-
-
-def _lower(trace: Trace, context: Context) -> GeneratedFunction:
-    final = run_passes(trace, context, Form.PROGRAM, Form.CODE)
-    return GeneratedFunction(context.function, final)
 
 
 def _sets_mode(trace: Trace) -> bool:
@@ -321,7 +323,7 @@ def _compile_second_tier(
 def _compile_double_backward(trace: Trace, config: Config) -> tuple[Callable, Trace, CompileReport]:
     """Return (the function, the program, the report) of a differentiable backward."""
     program, report = Program(trace, None, [], grad=True), CompileReport()
-    context = Context(kind=Kind.DOUBLE_BACKWARD, config=config, program=program, report=report)
+    context = Context(kind=Kind.DOUBLE_BACKWARD, config=config, program=program, report_of=weakref.ref(report))
     plan, _ = _compile_trace(trace, context)
     call, _ = Call(plan).assemble()
     return call if plan.training is not None else torch.no_grad()(call), context.optimized, report
@@ -342,7 +344,7 @@ def _compile_alone(config: Config, trace: Trace, executors: Sequence[Executor], 
     """Return a program of one call, to be called now; a candidate that fails is dropped."""
     program, report = Program(trace, None, [], grad=True), CompileReport()
     config = config.for_single_call(executors, selection)
-    context = Context(kind=Kind.CALL, config=config, program=program, report=report)
+    context = Context(kind=Kind.CALL, config=config, program=program, report_of=weakref.ref(report))
     try:
         plan, _ = _compile_trace(trace, context)
     except RegionError as error:  # the call that is measured is all of its region

@@ -1,11 +1,16 @@
 """The pipeline is data: the order of its passes is legal, and a trace goes through it in that order."""
 
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
 import forge
 from forge.compiler import passes, pipeline
 from forge.compiler.pipeline import PIPELINE, Form, Pass
+from forge.ir import Trace
 
 
 def test_forms_follow_each_other() -> None:
@@ -68,3 +73,18 @@ def test_the_second_tier_is_the_same_passes_with_another_config() -> None:
     second = config.second_tier()
     assert type(second) is type(config) and second.memory == config.memory
     assert len(second.executors) == len(config.executors)
+
+
+def test_twelve_calls_lead_from_a_module_to_generated_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/explanation/architecture.md lists them; those of torch between them are not counted."""
+    root, generate = Path(forge.__file__).parent, Trace.python_callable
+    paths: list[list[str]] = []
+
+    def python_callable(trace: Trace) -> Callable:
+        frames = [each for each in traceback.extract_stack() if Path(each.filename).is_relative_to(root)]
+        paths.append([each.name for each in frames])
+        return generate(trace)
+
+    monkeypatch.setattr(Trace, "python_callable", python_callable)
+    forge.jit(torch.nn.Linear(2, 2), cache=False)(torch.ones(1, 2))
+    assert len(paths[0]) + 1 == 12, paths[0]
