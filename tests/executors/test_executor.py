@@ -87,6 +87,13 @@ def test_an_executors_name_is_its_own() -> None:
         register_executor(OperatorExecutor("torch"))
 
 
+def test_two_executors_of_one_name_are_an_error() -> None:
+    mine = OperatorExecutor("torch")
+    with pytest.raises(ValueError, match=r"forge.jit: two executors are named 'torch'; rename one of them"):
+        forge.jit(torch.sin, executors=[mine, "torch"])
+    assert resolve_executors([mine, mine]) == [mine, mine]
+
+
 @pytest.mark.usefixtures("registry")
 def test_default_executors_are_asked_in_order_and_only_where_available() -> None:
     before = resolve_executors(None)
