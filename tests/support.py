@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree
 
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
+from forge.ir.proxies import short_type
 from forge.testing import OpInfo, Sample, all_opinfos
 
 EXECUTORS = {"torchex": "torch", "torchprims": "torch-prims"}
@@ -26,6 +27,7 @@ TOLERANCE = {
     torch.complex128: (1e-7, 1e-7),
 }
 
+NO_KERNEL = re.compile("\" not implemented for '")  # what eager says of a dtype that a device has no kernel for
 ALIGNED = 64  # elements: kernels tell no more of an address apart
 
 
@@ -63,10 +65,12 @@ def short(dtype: torch.dtype) -> str:
 
 def samples(info: OpInfo, device: str, dtype: torch.dtype) -> Iterator[Sample]:
     """The op's samples, the same ones every time, without those that eager refuses because they are complex. None at
-    all is a failure."""
+    all is a failure, as is one that eager refuses for another reason; a GPU's own refusals have directives."""
     found = all_samples(info, device, dtype)
     if dtype.is_complex:
         found = [sample for sample in found if refusal(info, sample) is None]
+    elif device == "cpu":
+        fail_for_refused_samples(info, found)
     if not found:
         pytest.fail(f"OpInfo {info.name!r} yields no samples for {dtype} on {device}")
     yield from found
@@ -87,6 +91,31 @@ def refusal(info: OpInfo, sample: Sample) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+def fail_for_refused_samples(info: OpInfo, found: Sequence[Sample]) -> None:
+    """Fails for the first sample that eager refuses, other than for want of a kernel: it is a mistake of the OpInfo."""
+    with torch.random.fork_rng(devices=[]):  # a test's random values stay what they are
+        refused = ((sample, refusal(info, sample)) for sample in found)
+        for sample, error in refused:
+            if error is not None and not NO_KERNEL.search(str(error)):
+                pytest.fail(f"OpInfo {info.name!r}: eager refuses the sample {in_words(sample)}: {error!r}")
+
+
+def in_words(sample: Sample) -> str:
+    """`(f32[2, 3], dim=1)`."""
+    args, kwargs = _pytree.tree_map(
+        lambda leaf: UnquotedText(short_type(leaf)) if isinstance(leaf, torch.Tensor) else leaf,
+        (sample.args, sample.kwargs),
+    )
+    return f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
+
+
+class UnquotedText(str):
+    """A text whose repr is itself."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -128,7 +157,7 @@ def run_eager(info: OpInfo, sample: Sample) -> Any:
     try:
         return (info.reference or info.op)(*sample.args, **sample.kwargs)
     except (RuntimeError, NotImplementedError) as error:
-        if re.search("\" not implemented for '", str(error)):
+        if NO_KERNEL.search(str(error)):
             pytest.skip(f"eager has no kernel: {error}")
         raise
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import forge
 from forge import cli
 from forge.debug import doctor
 from forge.executors.registry import known_executors
@@ -35,6 +36,11 @@ def test_versions_executors_and_the_reasons_of_those_that_are_not_available(monk
     assert known_executors().keys() <= executors.keys()
     if not torch.cuda.is_available():
         assert executors["nvfuser"] == doctor.Finding("executors", "nvfuser", "absent", "there is no CUDA device")
+
+
+def test_the_forge_that_is_imported_comes_first_with_its_version_and_place() -> None:
+    first = doctor.examine()[0]
+    assert (first.item, first.detail) == ("forge", f"{forge.__version__}, {Path(forge.__file__).parent}")
 
 
 def test_a_folder_that_others_can_write_to_is_a_problem(_caches: Path) -> None:

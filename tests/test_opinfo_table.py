@@ -4,6 +4,7 @@ import operator
 
 import pytest
 import torch
+from support import samples
 
 from forge.testing import OpInfo, table
 from forge.testing.table import DTYPE, Where, calls, errors, floats, ints, sample, shared, t, unary, values, wrong
@@ -61,6 +62,13 @@ def test_an_error_is_of_a_call_in_float32() -> None:
 
 def test_rows_of_one_tensor_have_a_transposed_one() -> None:
     assert [each.args[0].is_contiguous() for each in _made(*unary((2, 3), ()))] == [True, True, False]
+
+
+def test_a_sample_that_eager_refuses_is_named() -> None:
+    info = OpInfo("careless", torch.sum, calls(sample(t(2)), sample(t(2, 3), dim=[5])))
+    wanted = r"OpInfo 'careless': eager refuses the sample \(f32\[2, 3\], dim=\[5\]\): IndexError\('Dimension out of"
+    with pytest.raises(pytest.fail.Exception, match=wanted):
+        list(samples(info, "cpu", torch.float32))
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def unused_layers(programs: Sequence[CompileReport]) -> Iterator[LayerUse]:
 
 def unused_kernels(kernels: HubExecutor, programs: Sequence[CompileReport]) -> Iterator[tuple[str, str, Source | None]]:
     """Yield (name, warning, source) of kernels that a program does not use because they have no gradient, and of
-    libraries of which no kernel is used."""
+    libraries of which no kernel is used. A kernel that failed verification has a warning of its own."""
     claims = [[*program.claims, *program.backward_claims] for program in programs]
     declined = [found for each in claims for found in _declined_claims(kernels, each)]
     for each in claims:
@@ -106,7 +106,7 @@ def unused_kernels(kernels: HubExecutor, programs: Sequence[CompileReport]) -> I
     used = {claim.executor for each in claims for claim in each}
     for library, names in _libraries(kernels).items():
         reasons = [each for each in declined if each[0] in names]
-        if not used.isdisjoint(names) or any(reason == NO_GRADIENT for _, reason, _ in reasons):
+        if not used.isdisjoint(names) or any(_has_own_warning(kernels, reason) for _, reason, _ in reasons):
             continue
         if not reasons:
             what = ", ".join(sorted({each.operation for each in kernels.kernels if each.name in names}))
@@ -119,6 +119,10 @@ def unused_kernels(kernels: HubExecutor, programs: Sequence[CompileReport]) -> I
 def _declined_claims(kernels: HubExecutor, claims: Sequence[Claim]) -> list[tuple[str, str, Claim]]:
     names = {kernel.name for kernel in kernels.kernels}
     return [(name, reason, claim) for claim in claims for name, reason in claim.declined if name in names]
+
+
+def _has_own_warning(kernels: HubExecutor, reason: str) -> bool:
+    return reason == NO_GRADIENT or (kernels.verifier is not None and kernels.verifier.has_warned_of(reason))
 
 
 def _libraries(kernels: HubExecutor) -> dict[str, set[str]]:

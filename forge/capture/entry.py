@@ -190,9 +190,13 @@ def enter(
     they set the frame callback and call. Calls run in eager while hooks for all modules are registered, which Dynamo
     does not guard, while a tracer is active (torch.fx, torch.jit.trace), and while torch differentiates in forward
     mode. An error of the backend is raised as itself, and one that torch raises for bad arguments is of torch's type.
+    Where Dynamo is disabled for the process, `function` is returned, as by torch.compile.
     """
     context = optimize(backend, nopython=fullgraph, guard_fail_fn=history.on_guard_failure)
-    assert isinstance(context, OptimizeContext) and callable(context.callback)
+    if not isinstance(context, OptimizeContext):
+        history.on_disabled()
+        return function
+    assert callable(context.callback)
     callback = context.callback = FrameCallback(context.callback, before, dynamic, history, fullgraph, layers)
     history.entry = function.__code__
     compiled = context(function)

@@ -100,6 +100,11 @@ class History:
             self._sources.setdefault(reason, source)
         logs.capture.log(logs.DETAIL, "%s: graph break: %s", self._name, reason)
 
+    def on_disabled(self) -> None:
+        """Record that Dynamo captures nothing in this process."""
+        self.captured = True
+        self.on_graph_break("Dynamo is disabled (TORCHDYNAMO_DISABLE=1)")
+
     def on_guard_failure(self, failure: Any) -> None:
         """Record that an existing graph of the frame does not fit the call. Dynamo reports the latest graph first."""
         reason = failure.reason.partition(": ")[2] if _COMPILE_ID.match(failure.reason) else failure.reason

@@ -14,6 +14,10 @@ To add a pass: write the algorithm in forge/transforms, as a function from Trace
 `trace.derive(name, calls)`, with the name of the pass; add a function of (trace, context) of that name with a docstring
 to forge/compiler/passes.py, and a row to PIPELINE, with its forms, its condition and its phase; add tests to
 tests/transforms.
+
+A pass before `differentiate` keeps memory as it is. Gradient rules read the same inputs and results of the program as
+before, or views of them: a change of one of these between forward and backward is an error, as in eager, and a change
+of another is none. A result that has memory of its own stays so: a view in its place is cloned (join_products).
 """
 
 import weakref

@@ -21,7 +21,8 @@ from forge.ir.symbol import substitute
 
 
 class StrictError(RuntimeError):
-    """forge.jit(strict=True) met a torch function without a torchlang symbol, or code that forge cannot compile."""
+    """A program breaks a rule of its user: of forge.jit(strict=True), which refuses torch functions without a torchlang
+    symbol and code that forge cannot compile, or of Explanation.require()."""
 
 
 class Unsupported(NotImplementedError):

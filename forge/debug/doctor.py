@@ -26,6 +26,7 @@ from forge.ir.checks import in_one_line
 from forge.ir.printing import quantity
 from forge.support import owner_only_store
 from forge.support.owner_only_store import user_cache
+from forge.version import __version__
 
 State = Literal["ok", "absent", "problem"]
 PACKAGES = ("forge-jit", "triton", "nvfuser_direct", "kernels", "huggingface_hub", "transformers", "ninja")
@@ -76,6 +77,7 @@ Row = tuple[str, State, str]
 
 
 def _versions() -> Iterator[Row]:
+    yield "forge", "ok", f"{__version__}, {Path(__file__).parents[1]}"
     yield "torch", "ok", torch.__version__
     yield "Python", "ok", f"{platform.python_version()}, {sys.executable}"
     yield "system", "ok", f"{platform.platform()}, {quantity(os.cpu_count() or 1, 'core')}"

@@ -41,7 +41,8 @@ def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Execut
     """Executors by name or object, in order; for None the available ones of the default order, or of those that
     FORGE_EXECUTORS names ("hub,torch").
 
-    Raises ValueError for an unknown name (with the near ones) or where there are none, TypeError for something else.
+    Raises ValueError for an unknown name (with the near ones), for two executors of one name or where there are none,
+    TypeError for something else.
     """
     if executors is None:
         named = os.environ.get("FORGE_EXECUTORS")
@@ -49,7 +50,14 @@ def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Execut
         return [executor for executor in map(_known_as, order) if executor.is_available()]
     check_list(executors, "forge.jit: executors", "names or executors")
     check(bool(executors), lambda: 'forge.jit: executors is empty; executors=["torch"] runs all by torch alone')
-    return [_resolve(executor) for executor in executors]
+    resolved = [_resolve(executor) for executor in executors]
+    by_name: dict[str, Executor] = {}
+    for executor in resolved:
+        check(
+            by_name.setdefault(executor.name, executor) is executor,
+            lambda name=executor.name: f"forge.jit: two executors are named {name!r}; rename one of them",
+        )
+    return resolved
 
 
 def _known_as(name: str) -> Executor:

@@ -124,8 +124,8 @@ def plain(value: Any) -> Any:
 def _method(name: str) -> Callable:
     language = state.language
     if language is None or name not in language.methods:
-        where = "outside of a trace" if language is None else f"in {language.name}"
-        raise TypeError(f"a tensor proxy does not support '{name}' {where}")
+        where = " outside of a trace" if language is None else ""
+        raise TypeError(f"a tensor proxy does not support '{name}'{where}")
     return language.methods[name]
 
 
@@ -139,6 +139,13 @@ def _reflect(name: str) -> "Callable[[TensorProxy, Any], TensorProxy]":
 
 def _unary(name: str) -> "Callable[[TensorProxy], TensorProxy]":
     return lambda a: _method(name)(a)
+
+
+_LAYOUT = ("stride", "is_contiguous", "storage_offset", "data_ptr")
+_ON_LAYOUT = (
+    "; a kernel gets contiguous memory by layout: contiguous in its manifest, or forge.kernel(layout='contiguous'); an "
+    "executor's checker reads the attributes strides and offset, which are None where they are not known"
+)
 
 
 class TensorProxy(Proxy):
@@ -301,9 +308,10 @@ class TensorProxy(Proxy):
         language = state.language
         method = None if language is None else language.methods.get(name)
         if method is None:
-            where = "outside of a trace" if language is None else f"in {language.name}"
+            where = " outside of a trace" if language is None else ""
             of_torch = f": torch.Tensor.{name} is not traced" if hasattr(torch.Tensor, name) else ""
-            raise AttributeError(f"a tensor proxy has no attribute '{name}' {where}{of_torch}")
+            advice = _ON_LAYOUT if name in _LAYOUT else ""
+            raise AttributeError(f"a tensor proxy ({self}) has no attribute '{name}'{where}{of_torch}{advice}")
         return _BoundMethod(method, self)
 
     @classmethod

@@ -85,10 +85,10 @@ def text_of(source: Any) -> str:
 _warned: dict = {}  # what Python notes of warnings that it has shown
 
 
-def warn(message: str, source: Source | None = None) -> None:
-    """Warns at the user's line: at `source`, or where the program called forge."""
+def warn(message: str, source: Source | None = None, category: type[Warning] = UserWarning) -> None:
+    """Warn at the user's line: at `source`, or where the program called forge."""
     path, line = (source.place if source is not None else None) or _caller()
-    warnings.warn_explicit(f"forge: {message}", UserWarning, path, line, registry=_warned)
+    warnings.warn_explicit(f"forge: {message}", category, path, line, registry=_warned)
 
 
 def _caller() -> tuple[str, int]:

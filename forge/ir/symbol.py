@@ -13,7 +13,7 @@ from forge.ir.state import recorder
 class Tag(Enum):
     """What transforms must know of a symbol or of one call."""
 
-    VIEW = auto()  # the output shares the first argument's memory
+    VIEW = auto()  # the prim's output shares the first argument's memory; a composite may have such a prim inside
     RANDOM = auto()  # draws from a generator: never merged, hoisted, reordered or dropped
     EFFECT = auto()  # changes something outside the trace: kept, in order
     UNINITIALIZED = auto()  # two calls give different memory: never merged or hoisted
@@ -214,7 +214,12 @@ class BoundSymbol:
 
     @property
     def all_tags(self) -> frozenset[Tag]:
-        """The tags of the call, of its symbol and of the calls inside it."""
+        """The tags of the call, of its symbol and of the calls inside it.
+
+        Tag.VIEW among them does not say that the call returns a view: linear has it for the transposed weight inside.
+        `innermost` (forge/transforms/makers.py) yields the prims: one whose symbol has it returns a view, and reshape
+        and contiguous may return one.
+        """
         if self._all_tags is None:
             found = union(self.tags, self.symbol.tags)
             for sub in self.subsymbols:

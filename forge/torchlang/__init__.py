@@ -20,7 +20,6 @@ from forge.torchlang.core import (
     register_operator,
     scatter_step,
     stands_for,
-    symbol_of,
     torch_function_of,
     torchsymbol,
     write,

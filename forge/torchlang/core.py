@@ -229,17 +229,12 @@ def is_factory(function: Any) -> bool:
 
 
 def find(function: Any) -> Symbol | None:
-    """Return the symbol that a torch function (or a method's name) means, in-place forms included, or None."""
+    """Return the symbol that a torch function (or a method's name) means, in-place forms included, or None.
+
+    A symbol that is known when the code is written is an attribute: torchlang.matmul is that of torch.matmul.
+    """
     entry = _entry_of(function)
     return entry.symbol if entry else None
-
-
-def symbol_of(function: Any) -> Symbol:
-    """Return the symbol that a torch function means. Raises NotImplementedError where torchlang does not have it."""
-    symbol = find(function)
-    if symbol is None:
-        raise NotImplementedError(f"torchlang does not have {function_name(function)}")
-    return symbol
 
 
 def _entry_of(function: Any) -> Entry | None:

@@ -15,7 +15,7 @@ from forge.ir.symbol import substitute
 from forge.transforms.dce import live_calls
 from forge.transforms.hoist import independent_calls
 
-ATTENTION = torchlang.symbol_of(torch.nn.functional.scaled_dot_product_attention)
+ATTENTION = torchlang.scaled_dot_product_attention
 
 
 def attention_masks(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]]) -> Trace:

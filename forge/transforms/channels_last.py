@@ -19,12 +19,12 @@ from forge.prims.core import known
 
 Strides = Mapping[str, tuple[Dim, ...]]
 
-CONVOLUTIONS = frozenset(map(torchlang.find, (torch.conv2d, torch.conv_transpose2d)))
-_CONTIGUOUS = torchlang.symbol_of(torch.Tensor.contiguous)
-_LINEAR = frozenset(map(torchlang.find, (torch.nn.functional.linear, torch.matmul, torch.mm, torch.addmm)))
+CONVOLUTIONS = frozenset({torchlang.conv2d, torchlang.conv_transpose2d})
+_CONTIGUOUS = torchlang.contiguous
+_LINEAR = frozenset({torchlang.linear, torchlang.matmul, torchlang.mm, torchlang.addmm})
 _FEWEST_CHANNELS = 32  # from which on a convolution runs on tensor cores as they are meant to
 _LAID_OUT = frozenset({Tag.OPAQUE, Tag.EFFECT})  # who runs may ask for the strides that torch gives
-_STRIDED = frozenset(map(torchlang.find, (torch.as_strided, torch.as_strided_copy)))  # reads memory as it lies there
+_STRIDED = frozenset({torchlang.as_strided, torchlang.as_strided_copy})  # reads memory as it lies there
 
 
 def channels_last(

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from forge import clang, prims, torchlang
 from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, recording
@@ -21,10 +20,10 @@ from forge.transforms.dce import live_calls
 from forge.transforms.freezing import Freezing
 from forge.transforms.makers import Makers
 
-NORMS = frozenset({torchlang.symbol_of(F.batch_norm), torchlang.symbol_of(torch.batch_norm)})
-LINEAR = torchlang.symbol_of(F.linear)
-CONVOLUTIONS = frozenset(map(torchlang.find, (torch.conv1d, torch.conv2d, torch.conv3d)))
-TRANSPOSED = frozenset(map(torchlang.find, (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)))
+NORMS = frozenset({torchlang.batch_norm, torchlang.torch_batch_norm})
+LINEAR = torchlang.linear
+CONVOLUTIONS = frozenset({torchlang.conv1d, torchlang.conv2d, torchlang.conv3d})
+TRANSPOSED = frozenset({torchlang.conv_transpose1d, torchlang.conv_transpose2d, torchlang.conv_transpose3d})
 _LAYERS = CONVOLUTIONS | TRANSPOSED | {LINEAR}
 
 

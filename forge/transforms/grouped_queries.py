@@ -9,8 +9,6 @@ copy, where they take groups of queries.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-
 from forge import prims, torchlang
 from forge.clang import language
 from forge.ir import BoundSymbol, TensorProxy, Trace, recording
@@ -20,7 +18,7 @@ from forge.transforms.cse import MEANINGFUL
 from forge.transforms.dce import live_calls
 from forge.transforms.makers import Makers
 
-ATTENTION = torchlang.symbol_of(torch.nn.functional.scaled_dot_product_attention)
+ATTENTION = torchlang.scaled_dot_product_attention
 
 
 class _Repetition(NamedTuple):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from forge import clang, prims, torchlang
 from forge.ir import BoundSymbol, Dim, Tag, TensorProxy, Trace, recording
@@ -20,9 +19,9 @@ from forge.transforms.cse import MEANINGFUL
 from forge.transforms.freezing import Freezing
 from forge.transforms.makers import Makers, innermost
 
-LINEAR = torchlang.symbol_of(F.linear)
-PRODUCTS = frozenset({torchlang.symbol_of(torch.matmul), torchlang.symbol_of(torch.mm)})
-SPLIT = torchlang.symbol_of(torch.split)
+LINEAR = torchlang.linear
+PRODUCTS = frozenset({torchlang.matmul, torchlang.mm})
+SPLIT = torchlang.split
 _KEEP_STRIDES = frozenset({prims.slice_scatter, prims.view_scatter})
 
 

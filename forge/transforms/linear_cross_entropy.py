@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from forge import prims, torchlang
 from forge.clang import language
@@ -27,11 +26,11 @@ from forge.torchlang.nn.head import Step
 from forge.transforms.dce import live_calls
 from forge.transforms.makers import Makers, innermost
 
-CROSS_ENTROPY = torchlang.symbol_of(F.cross_entropy)
-NLL_LOSS = torchlang.symbol_of(F.nll_loss)
-LOG_SOFTMAX = (torchlang.symbol_of(torch.log_softmax), torchlang.symbol_of(F.log_softmax))
-LINEAR = torchlang.symbol_of(F.linear)
-PRODUCTS = frozenset({torchlang.symbol_of(torch.matmul), torchlang.symbol_of(torch.mm)})
+CROSS_ENTROPY = torchlang.cross_entropy
+NLL_LOSS = torchlang.nll_loss
+LOG_SOFTMAX = (torchlang.log_softmax, torchlang.functional_log_softmax)
+LINEAR = torchlang.linear
+PRODUCTS = frozenset({torchlang.matmul, torchlang.mm})
 
 BYTE_LIMIT = 16 * 2**20  # fewer bytes of logits are not worth it
 

@@ -293,3 +293,13 @@ def test_strict_refuses_a_frame_of_which_dynamo_compiles_no_more() -> None:
             with pytest.raises(forge.StrictError, match="recompile limit"):
                 jitted(x, n)
         torch.testing.assert_close(jitted(x, 3), x * 3)
+
+
+def test_where_dynamo_is_disabled_a_jitted_model_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    model, x = torch.nn.Linear(2, 2), torch.ones(2)
+    for target in (model, loops):
+        jitted = forge.jit(target, fullgraph=True, strict=True)
+        assert torch.equal(jitted(x), target(x))
+        assert forge.explain(jitted).graph_breaks == ["Dynamo is disabled (TORCHDYNAMO_DISABLE=1)"]
+        assert "nothing was compiled, it runs in eager" in str(forge.explain(jitted))

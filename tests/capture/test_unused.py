@@ -60,6 +60,17 @@ def test_a_kernel_that_takes_no_call_is_told_with_the_reason() -> None:
     assert message == "forge: sin: no kernel of of_silu is used: nothing calls torch.nn.functional.silu"
 
 
+def test_a_rejected_kernel_gives_one_warning_at_the_users_line() -> None:
+    wrong = forge.kernel(F.silu, lambda input: input, dtypes=[torch.float32], name="of_wrong_values")
+    jitted = forge.jit(program, kernels=[wrong])
+    with pytest.warns(
+        UserWarning, match=r"forge: kernel of_wrong_values of torch.nn.functional.silu is not used: "
+    ) as of:
+        jitted(torch.ones(2))
+        jitted(torch.ones(2, 2))
+    assert [each.filename for each in of if str(each.message).startswith("forge: ")] == [__file__]
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

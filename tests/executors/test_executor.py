@@ -87,6 +87,26 @@ def test_an_executors_name_is_its_own() -> None:
         register_executor(OperatorExecutor("torch"))
 
 
+def test_two_executors_of_one_name_are_an_error() -> None:
+    mine = OperatorExecutor("torch")
+    with pytest.raises(ValueError, match=r"forge.jit: two executors are named 'torch'; rename one of them"):
+        forge.jit(torch.sin, executors=[mine, "torch"])
+    assert resolve_executors([mine, mine]) == [mine, mine]
+
+
+@pytest.mark.parametrize("method", ["stride", "is_contiguous"])
+def test_a_checker_that_asks_for_a_layout_is_told_what_to_do(method: str) -> None:
+    mine = OperatorExecutor("mine")
+    checker = lambda input, inplace=False: getattr(input, method)()
+    mine.register_implementation(torchlang.silu, F.silu, checker=checker)
+    wanted = (
+        rf"\(x: f32\[2\] cpu\) has no attribute '{method}': .*manifest.*checker reads the attributes strides and offset"
+    )
+    with pytest.raises(AttributeError, match=wanted) as caught:
+        forge.jit(lambda x: F.silu(x), executors=[mine, "torch"])(torch.ones(2))
+    assert "clang" not in str(caught.value)
+
+
 @pytest.mark.usefixtures("registry")
 def test_default_executors_are_asked_in_order_and_only_where_available() -> None:
     before = resolve_executors(None)

@@ -78,9 +78,10 @@ def imported(name: str) -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def examples() -> Callable[[str], Example]:
-    """Gives an example by its name, loaded once; skips where it cannot run."""
+    """Gives an example by its name; skips where it cannot run. A process registers the operators of one only once, also
+    where it runs another module's tests in between."""
     known: dict[str, Example] = {}
 
     def get(name: str) -> Example:

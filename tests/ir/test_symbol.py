@@ -201,7 +201,7 @@ def test_a_language_decides_what_operators_mean() -> None:
         x + 1
         with speaking(clang.language):
             x + 1
-            with pytest.raises(AttributeError, match="no attribute 'nothing' in clang"):
+            with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
                 x.nothing  # noqa: B018
             with pytest.raises(TypeError, match="no torch functions"):
                 torch.exp(x)

@@ -403,3 +403,33 @@ def test_layers_are_alike_where_fusions_span_two_of_them() -> None:
     shown = str(forge.explain(jitted))
     assert "layers.{0..7}.1" in shown or "layers.{0..6}.1" in shown or "layers.{1..7}.1" in shown
     assert "layers.3" not in shown and "layers.4" not in shown
+
+
+def silu_by_kernel(name: str, **constraints: object) -> forge.Explanation:
+    kernel = forge.kernel(
+        "torch.nn.functional.silu", lambda input: input * torch.sigmoid(input), name=name, **constraints
+    )
+    jitted = forge.jit(lambda x: nn.functional.silu(x) + 1, kernels=[kernel])
+    jitted(X)
+    return forge.explain(jitted)
+
+
+def test_a_required_kernel_that_runs_is_no_error() -> None:
+    silu_by_kernel("required", dtypes=[torch.float32]).require("required")
+
+
+@pytest.mark.filterwarnings("ignore:forge.*no kernel of")
+def test_a_required_kernel_that_declines_is_an_error_with_its_reasons() -> None:
+    wanted = (
+        r"forge.explain\(\.\.\.\).require\('refusing'\): it runs no operation\n"
+        r"  it declined torch.nn.functional.silu \(test_explain.py:\d+ .*\): dtype float32 not in .*float64"
+    )
+    with pytest.raises(forge.StrictError, match=wanted):
+        silu_by_kernel("refusing", dtypes=[torch.float64]).require("refusing")
+
+
+def test_a_required_name_that_nothing_asked_is_an_error_with_those_that_were() -> None:
+    with pytest.raises(forge.StrictError, match=r"no operation was offered to it; asked were .*of_silu.*torch"):
+        silu_by_kernel("of_silu", dtypes=[torch.float32]).require("of_sliu")
+    with pytest.raises(forge.StrictError, match=r"nothing was compiled yet: call the function first"):
+        forge.explain(forge.jit(Block())).require("torch")

@@ -13,6 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from forge.capture.handles import JitHandle, eager_modules, handles_of
 from forge.capture.history import breaks_of_process
 from forge.compiler.autotune import Measurement
+from forge.compiler.program import StrictError
 from forge.compiler.report import CompileReport, LayerUse
 from forge.debug.profiling import can_profile, costs
 from forge.debug.report import page, text
@@ -155,6 +156,28 @@ class Explanation:
         """What a backward keeps in memory beyond inputs, parameters and results, in bytes; lengths that are symbols
         are not quantity."""
         return sum(each.bytes or 0 for each in self.saved if each.own)
+
+    def require(self, executor: str) -> None:
+        """Raise an error unless an executor or a kernel of this name runs an operation.
+
+        Raises:
+            StrictError: With the reason of each call that it declined.
+        """
+        if executor in self.executors:
+            return
+        declined = [(name, reason, row) for row in self.rows for name, reason in row.declined]
+        reasons = dict.fromkeys(
+            f"\n  it declined {row.operation}{f' ({row.source})' if row.source else ''}: {reason}"
+            for name, reason, row in declined
+            if name == executor
+        )
+        why = "it runs no operation" + "".join(reasons)
+        if not self.rows:
+            why = text.summary(self)
+        elif not reasons:
+            asked = sorted({*self.executors, *(name for name, _, _ in declined)})
+            why = f"no operation was offered to it; asked were {', '.join(asked)}"
+        raise StrictError(f"forge.explain(...).require({executor!r}): {why}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain lists, dicts, strings and numbers."""

@@ -21,6 +21,9 @@ class KernelVerifier(Protocol):
     def identity(self, kernels: Iterable[Kernel]) -> str | Declined:
         """Return what decides the verdicts of these kernels, beside the kernels; Declined where that may pass."""
 
+    def has_warned_of(self, reason: str) -> bool:
+        """Return whether a kernel failed for this reason, of which there was a warning then."""
+
 
 class HubExecutor(OperatorExecutor):
     """Executor of symbols by kernels: of those that fit, the one of highest priority, then the most specific one.

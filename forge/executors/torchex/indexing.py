@@ -30,7 +30,7 @@ run_clang(
     }
 )
 # whose indices may be None, which torch.index_put's may not
-run_torchlang(torchlang.symbol_of(torch.index_put), aten.index_put.default)
+run_torchlang(torchlang.index_put, aten.index_put.default)
 
 
 @run_prim(prims.index_sum)

@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
@@ -29,6 +28,7 @@ from forge.executors.hubex.kernels import Kernel, compares_values
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.process import Worker, ask_fork, can_fork, pickled, verifying
 from forge.hub.errors import HubNotice
+from forge.ir.source import warn
 from forge.support import owner_only_store
 from forge.support.dtypes import dtype_name
 from forge.support.owner_only_store import user_cache
@@ -93,12 +93,16 @@ class Verifier:
             reason = answer.reason or zero_accepted(answer)
         if reason is not None:
             self._failed[identity] = reason
-            _notice(f"kernel {kernel.name} of {kernel.entry.op} is not used: {reason}")
+            warn(f"kernel {kernel.name} of {kernel.entry.op} is not used: {reason}", category=HubNotice)
             return decline(reason)
         if not compares_values(kernel) and identity not in self._uncompared:
             self._uncompared.add(identity)
-            _notice(f"kernel {kernel.name} of {kernel.entry.op} is used, but {NO_VALUES}")
+            warn(f"kernel {kernel.name} of {kernel.entry.op} is used, but {NO_VALUES}", category=HubNotice)
         return True
+
+    def has_warned_of(self, reason: str) -> bool:
+        """Return whether a kernel failed for this reason, of which there was a warning then."""
+        return reason in self._failed.values()
 
     def trusts(self, kernel: Kernel) -> bool:
         """Return whether a kernel is right without verification."""
@@ -201,10 +205,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unlock)
 
 
-def _notice(text: str) -> None:
-    warnings.warn(f"forge: {text}", HubNotice, stacklevel=3)
-
-
 def zero_accepted(answer: Answer) -> str | None:
     """Return why a kernel that took no sample failed; None where it took one."""
     if answer.accepted:
@@ -256,7 +256,8 @@ def _read(key: str) -> Answer | None:
     except FileNotFoundError:
         return None
     except owner_only_store.UntrustedFile as reason:
-        _notice(f"what was found of a kernel before is not believed, and asked for again: {path}: {reason}")
+        known = "what was found of a kernel before is not believed, and asked for again"
+        warn(f"{known}: {path}: {reason}", category=HubNotice)
     except (OSError, ValueError, TypeError, KeyError):
         pass
     return None
