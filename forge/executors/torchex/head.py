@@ -64,7 +64,7 @@ def _dtype(steps: tuple[Step, ...], dtype: torch.dtype) -> torch.dtype:
 
 def _rows(*call: Any) -> _Rows:
     """Return the arguments of a call, which are those of linear_cross_entropy."""
-    hidden, weight, bias, logits, target, class_weight, steps, first, *options = call
+    hidden, weight, bias, logits, target, class_weight, steps, first, ignored, reduction, label_smoothing = call
     dtype = _dtype(steps, hidden.dtype)
     done = 0 if logits is None else first
     if len(steps) > done and steps[-1] == ("to", _wide(dtype)):  # the softmax casts as it reads
@@ -72,7 +72,8 @@ def _rows(*call: Any) -> _Rows:
     rows = hidden.reshape(-1, hidden.shape[-1])
     pick = None if logits is None else _picker(logits)
     weights = None if class_weight is None else class_weight.to(_wide(dtype))
-    return _Rows(rows, weight, bias, pick, target.reshape(-1), weights, steps, first, *options, dtype)
+    options = (steps, first, ignored, reduction, label_smoothing, dtype)
+    return _Rows(rows, weight, bias, pick, target.reshape(-1), weights, *options)
 
 
 def _picker(x: torch.Tensor) -> Callable[[slice], torch.Tensor]:
