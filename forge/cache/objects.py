@@ -21,6 +21,7 @@ from forge.executors.executor import Declined, Executor, FusionExecutor
 from forge.ir.printing import Code, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.source import Source
+from forge.ir.strides import extent
 from forge.torch_internals.dispatch import disable_current_modes
 
 TENSOR_BYTES = 64 * 2**20  # of a program's constants
@@ -123,12 +124,12 @@ class Writer:
         plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.requires_grad
         if not plain or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
             raise Uncacheable("a constant of it is no plain tensor")
-        extent = _extent(tensor)
-        self._tensor_bytes += extent * tensor.element_size()
+        length = extent(tensor)
+        self._tensor_bytes += length * tensor.element_size()
         if self._tensor_bytes > TENSOR_BYTES:
             raise Uncacheable(f"its constants are more than {TENSOR_BYTES >> 20} MiB")
-        flat = tensor.detach().as_strided((extent,), (1,), tensor.storage_offset()).cpu().contiguous()
-        data = flat.view(torch.uint8).numpy().tobytes() if extent else b""
+        flat = tensor.detach().as_strided((length,), (1,), tensor.storage_offset()).cpu().contiguous()
+        data = flat.view(torch.uint8).numpy().tobytes() if length else b""
         number = self.entry.add(data)
         how = [self.describe(each) for each in (tensor.dtype, tensor.device)]
         return ["tensor", *how, list(tensor.shape), list(tensor.stride()), number]
@@ -247,13 +248,6 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
     slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
     own = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     return list({**own, **getattr(value, "__dict__", {})}.items())
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    """Return the number of elements from the first to the last of a tensor in memory."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _describe(value: Any) -> str:

@@ -17,10 +17,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from forge.capture import fake_substitutes
 from forge.capture.autograd_functions import run_alone
 from forge.compiler.program import Unsupported
-from forge.ir import NUMBER_TYPES, Symbol, TensorProxy, differentiable, get_grad, needs_grad, put_grad
+from forge.ir import NUMBER_TYPES, Symbol, differentiable, get_grad, needs_grad, put_grad
 from forge.ir.checks import in_one_line
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.prims.library import quiet, without_values
+from forge.prims.library import empty_like, quiet, without_values
 from forge.runtime.torch_state import restore_transforms
 from forge.torch_internals.dispatch import DisableTorchFunction, OpOverload, disable_current_modes
 from forge.torch_internals.fake_tensors import FakeTensor
@@ -120,7 +120,7 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
             without_values(args, allow_non_fake_inputs=True),
             sdpa_kernel(SDPBackend.MATH),
         ):
-            graph = make_fx(function, decomposition_table=_decompositions())(*tree_map(_stand_in, args))
+            graph = make_fx(function, decomposition_table=_decompositions())(*tree_map(empty_like, args))
     except Exception as error:
         raise Unsupported(f"torch does not say without values what it runs: {in_one_line(error)}") from error
     _without_changed_shapes(graph)
@@ -158,11 +158,3 @@ def _without_changed_shapes(graph: GraphModule) -> None:
         node.target = next(each for each in overloads if [str(each.type) for each in each._schema.arguments] == wanted)
         later = {each for each in graph.graph.nodes if node < each}
         node.args[0].replace_all_uses_with(node, delete_user_cb=later.__contains__)
-
-
-def _stand_in(leaf: Any) -> Any:
-    if not isinstance(leaf, TensorProxy):
-        return leaf
-    if leaf.strides is None:
-        return torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
-    return torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device=leaf.device)

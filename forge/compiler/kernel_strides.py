@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from forge.ir import Number
 from forge.ir.proxies import Dim
-from forge.ir.strides import contiguous, has_expanded_dim, same
+from forge.ir.strides import contiguous, has_expanded_dim, same, without_gaps
 from forge.ir.structure import key_of
 from forge.ir.unresolved import UnresolvedSymInt, decide
 from forge.torch_internals.dispatch import disable_current_modes
@@ -224,12 +224,7 @@ def _in_order(shape: tuple[Dim, ...], stepped: Sequence[tuple[Dim, ...]]) -> tup
             if verdict > 0:
                 order[before], order[place] = order[place], order[before]
                 place = before
-    strides: list[Dim] = [0] * len(shape)
-    step: Dim = 1
-    for dim in order:
-        strides[dim] = step
-        step = step * shape[dim]
-    return tuple(strides)
+    return without_gaps(shape, order)
 
 
 def _is_cut(x: torch.Tensor, pads: Sequence[Dim]) -> bool:

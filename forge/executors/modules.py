@@ -8,7 +8,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import torch
 
@@ -17,6 +17,7 @@ from forge.executors.fingerprint import Fingerprint
 from forge.ir import Symbol, check
 
 TENSORS = ("_parameters", "_buffers")
+DECLARED = frozenset({"has_backward", "can_torch_compile"})
 
 
 @dataclass(frozen=True)
@@ -123,38 +124,54 @@ def _fill_slots(tree: Any, given: Sequence[Any]) -> Any:
     return tree
 
 
-class ModuleLayer(Protocol):
-    """A class that lends its forward to modules of another."""
+@dataclass(frozen=True)
+class Layer:
+    """A class that lends its forward. library: where it comes from; content: the hash of the files there."""
+
+    kind: type[torch.nn.Module]
+    library: str = ""
+    content: str = ""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        return f"{self.library}.{self.kind.__name__}" if self.library else self.kind.__name__
 
     @property
-    def kind(self) -> type[torch.nn.Module]: ...
+    def has_backward(self) -> bool:
+        """Return whether it may have a gradient; verification says whether it is right."""
+        return getattr(self.kind, "has_backward", True)
+
+    def problem(self, module: type[torch.nn.Module]) -> str | None:
+        """Return why modules of a class cannot have its forward, or None."""
+        if self.kind.__init__ is not torch.nn.Module.__init__:
+            return "it has a constructor of its own, and a layer has no state"
+        members = {name for name in dir(self.kind) if not name.startswith("__")}
+        more = sorted(members - set(dir(torch.nn.Module)) - DECLARED)
+        if more:
+            return f"it has {', '.join(more)} beside forward, and a layer has nothing else"
+        theirs, ours = (list(inspect.signature(each.forward).parameters.values()) for each in (self.kind, module))
+        if [each.kind for each in theirs] != [each.kind for each in ours]:
+            names = ", ".join(map(str, theirs[1:]))
+            return f"its forward takes ({names}), and that of the module ({', '.join(map(str, ours[1:]))})"
+        return None
 
 
-L = TypeVar("L", bound=ModuleLayer)
+@dataclass(frozen=True)
+class ModuleOverride:
+    """A layer in the place of a module's own forward, for one call.
 
-
-class ModuleOverride(ABC):
-    """A layer in the place of a module's own forward, for one call. function: what it runs."""
+    function: what it runs. verify: returns whether it computes for such tensors what the module's own forward does;
+    Declined with the reason. symbol: returns that of its calls, where they are not traced. fingerprint: returns the
+    hash of all that decides what it does.
+    """
 
     function: ModuleForward
-
-    @abstractmethod
-    def verify(self, tensors: Sequence[torch.Tensor]) -> Decision:
-        """Return whether it computes for such tensors what the module's own forward does; Declined with the reason."""
-
-    @abstractmethod
-    def symbol(self) -> Symbol:
-        """Return the symbol of its calls, where they are not traced."""
-
-    @abstractmethod
-    def fingerprint(self) -> Fingerprint:
-        """Return the hash of all that decides what it does."""
+    verify: Callable[[Sequence[torch.Tensor]], Decision]
+    symbol: Callable[[], Symbol]
+    fingerprint: Callable[[], Fingerprint]
 
 
-class ModuleExecutor(Executor, ABC, Generic[L]):
+class ModuleExecutor(Executor, ABC):
     """Runs modules' calls by layers. Which of them a call gets is decided while it is captured."""
 
     @abstractmethod
@@ -166,13 +183,13 @@ class ModuleExecutor(Executor, ABC, Generic[L]):
         """Return the layers there are for a module, whatever the device; empty for most modules."""
 
     @abstractmethod
-    def find(self, module: torch.nn.Module, device: torch.device, training: bool) -> L | Declined:
+    def find(self, module: torch.nn.Module, device: torch.device, training: bool) -> Layer | Declined:
         """Return the layer for a call of a module on a device; Declined with the reason where there is none."""
 
     @abstractmethod
     def override(
         self,
-        layer: L,
+        layer: Layer,
         module: torch.nn.Module,
         call: tuple[tuple, dict[str, Any]],
         names: Sequence[str],

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from forge.hub.errors import MalformedError, Place
+from forge.hub.errors import MalformedError, Place, expect
 from forge.hub.files import MAX_METADATA_BYTES, Pins, check_pins, read_files, read_small, unsafe_path
 from forge.hub.policy import Policy
 
@@ -71,16 +71,14 @@ def read_bundle(folder: Path, policy: Policy) -> tuple[Part, ...]:
         values = json.loads(read_small(folder / NAME, place, MAX_METADATA_BYTES) or b"null")
     except (ValueError, RecursionError) as error:
         raise MalformedError(f"{place}: is not JSON: {error}") from error
-    _expect(
-        isinstance(values, dict) and values.get("forge_bundle") == VERSION, place, f"has no forge_bundle: {VERSION}"
-    )
-    _expect(set(values) == {"forge_bundle", "parts", "files"}, place, "needs the keys parts and files")
+    expect(isinstance(values, dict) and values.get("forge_bundle") == VERSION, place, f"has no forge_bundle: {VERSION}")
+    expect(set(values) == {"forge_bundle", "parts", "files"}, place, "needs the keys parts and files")
     files, parts = values["files"], values["parts"]
     is_listing = isinstance(files, dict) and all(isinstance(each, str) for each in files.values())
-    _expect(is_listing, place, "files must be an object of path → sha256")
+    expect(is_listing, place, "files must be an object of path → sha256")
     for path in files:
-        _expect(unsafe_path(path) is None, place, f"the path {path!r} {unsafe_path(path)}")
-    _expect(isinstance(parts, list), place, "parts must be a list")
+        expect(unsafe_path(path) is None, place, f"the path {path!r} {unsafe_path(path)}")
+    expect(isinstance(parts, list), place, "parts must be a list")
     found = tuple(_part(values, files, place) for values in parts)
     held = read_files(folder, Place(str(folder)), max_file_bytes=policy.max_file_bytes)
     held.pop(NAME)
@@ -90,15 +88,10 @@ def read_bundle(folder: Path, policy: Policy) -> tuple[Part, ...]:
 
 
 def _part(values: Any, files: Mapping[str, str], place: Place) -> Part:
-    _expect(isinstance(values, dict) and set(values) == set(Part.__dataclass_fields__), place, f"{values!r} is no part")
+    expect(isinstance(values, dict) and set(values) == set(Part.__dataclass_fields__), place, f"{values!r} is no part")
     manifest, kernels = values["manifest"], values["kernels"]
-    _expect(isinstance(manifest, str) and manifest in files, place, f"the manifest {manifest!r} is not among its files")
-    _expect(isinstance(values["repository"], bool), place, "repository must be true or false")
+    expect(isinstance(manifest, str) and manifest in files, place, f"the manifest {manifest!r} is not among its files")
+    expect(isinstance(values["repository"], bool), place, "repository must be true or false")
     pairs = isinstance(kernels, list) and all(isinstance(each, list) and len(each) == 2 for each in kernels)
-    _expect(pairs and all(isinstance(each, str) for pair in kernels for each in pair), place, "kernels must be pairs")
+    expect(pairs and all(isinstance(each, str) for pair in kernels for each in pair), place, "kernels must be pairs")
     return Part(manifest, values["repository"], tuple((op, name) for op, name in kernels))
-
-
-def _expect(ok: Any, place: Place, problem: str) -> None:
-    if not ok:
-        raise MalformedError(f"{place}: {problem}")

@@ -71,11 +71,6 @@ def python_dependencies(backend: str) -> dict[str, tuple[tuple[str, str | None],
     return {name: tuple((each.pkg, each.import_name) for each in info.python) for name, info in allowed.items()}
 
 
-def supports_capability(archs: Sequence[str], capability: tuple[int, int]) -> bool:
-    """Return whether a build for these CUDA architectures runs on a device of this capability."""
-    return library("kernels.archs")._supports_cuda_capability(list(archs), capability)
-
-
 def newer_than_installed(minver: Any) -> bool:
     """Return whether a kernel's `kernels-minver` is above the installed version of the library."""
     installed = library("kernels.validate")._installed_version()
@@ -187,7 +182,9 @@ def layer_mode(mode: Any) -> frozenset[str]:
 def registered_layers() -> dict[str, dict[tuple[str, tuple[int, int] | None], dict[Any, Any]]]:
     """Return the state of register_kernel_mapping and use_kernel_mapping: layer → (device type, range) → mode →
     place."""
-    mapping = library("kernels.layer.globals" if _has("kernels.layer.globals") else "kernels.layer")._KERNEL_MAPPING
+    mapping = library(
+        "kernels.layer.globals" if is_installed("kernels.layer.globals") else "kernels.layer"
+    )._KERNEL_MAPPING
     return {
         name: {key: modes for kind, repositories in devices.items() for key, modes in _by_range(kind, repositories)}
         for name, devices in mapping.get().items()
@@ -207,7 +204,8 @@ def _by_range(kind: str, repositories: Any) -> Iterator[tuple[tuple[str, tuple[i
             waiting += [node.left, node.right]
 
 
-def _has(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Return whether a module is there to be imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of what it is in

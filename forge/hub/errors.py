@@ -27,6 +27,12 @@ class MalformedError(HubError):
     """The repository is not laid out as the Hub's requirements say, or a file of it cannot be read."""
 
 
+def expect(ok: object, place: object, problem: str) -> None:
+    """Raise MalformedError unless something that was read is as it must be."""
+    if not ok:
+        raise MalformedError(f"{place}: {problem}")
+
+
 class IntegrityError(HubError):
     """The files are not those that were locked, listed, digested or signed."""
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from forge.hub.conformance import manifests
@@ -10,7 +10,7 @@ from forge.hub.errors import IntegrityError, NotFoundError, Place, RefusedError
 from forge.hub.files import MANIFEST, check_pins, is_bytecode, read_files, read_small
 from forge.hub.loader import verify
 from forge.hub.lockfile import ALONE, Lock, LockedKernel, read_lock
-from forge.hub.manifest.parse import MAX_BYTES, parse
+from forge.hub.manifest.parse import MAX_BYTES, parse, texts
 from forge.hub.policy import Policy
 from forge.hub.resolver import ResolvedKernel, Selection, fetch, resolve_locked, select
 from forge.hub.source import Source, parse_source
@@ -122,15 +122,8 @@ def _refuse_sources(folder: Path, content: bytes) -> None:
 def named_repositories(content: bytes, file: str) -> list[str]:
     """Return the repositories of a manifest's kernels: "org/name@v1" of each hub:org/name@v1:function."""
     root = parse(content, file).root
-    names = [text for text in _texts(root.plain() if root is not None else None) if text.startswith("hub:")]
+    names = [text for text in texts(root.plain() if root is not None else None) if text.startswith("hub:")]
     return list(dict.fromkeys(name.removeprefix("hub:").rpartition(":")[0] for name in names))
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _texts(each)
 
 
 def check_locked(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge.hub.errors import IntegrityError, MalformedError, NotFoundError
+from forge.hub.errors import IntegrityError, MalformedError, NotFoundError, expect
 from forge.hub.files import Pins, unsafe_path
 from forge.hub.source import COMMIT, Source
 
@@ -139,44 +139,39 @@ def read_lock(path: Path | str) -> Lock:
     except (ValueError, RecursionError, OSError) as error:
         raise MalformedError(f"{path}: is not a lock file: {error}") from error
     is_lock = isinstance(values, dict) and values.get("forge_kernels_lock") == VERSION
-    _expect(is_lock, path, "has no forge_kernels_lock: 1")
+    expect(is_lock, path, "has no forge_kernels_lock: 1")
     kernels = values.get("kernels")
-    _expect(isinstance(kernels, list) and set(values) == {"forge_kernels_lock", "kernels"}, path, "needs 'kernels': []")
+    expect(isinstance(kernels, list) and set(values) == {"forge_kernels_lock", "kernels"}, path, "needs 'kernels': []")
     return Lock(path, tuple(_kernel(each, path) for each in kernels))
 
 
 def _kernel(values: Any, path: Path) -> LockedKernel:
     has_keys = isinstance(values, dict) and set(values) - {"files"} == {*KEYS}
-    _expect(has_keys, path, f"each kernel needs the keys {sorted(KEYS)}")
+    expect(has_keys, path, f"each kernel needs the keys {sorted(KEYS)}")
     source, version, revision, commit, variants = (values[key] for key in KEYS)
-    _expect(isinstance(source, str), path, f"source is {source!r}, but must be a string")
-    _expect(version is None or type(version) is int, path, f"{source}: version is {version!r}, but must be an integer")
-    _expect(revision is None or isinstance(revision, str), path, f"{source}: revision is {revision!r}, no string")
+    expect(isinstance(source, str), path, f"source is {source!r}, but must be a string")
+    expect(version is None or type(version) is int, path, f"{source}: version is {version!r}, but must be an integer")
+    expect(revision is None or isinstance(revision, str), path, f"{source}: revision is {revision!r}, no string")
     is_commit = commit is None or (isinstance(commit, str) and COMMIT.fullmatch(commit) is not None)
-    _expect(is_commit, path, f"{source}: commit is {commit!r}, but must be 40 hexadecimal digits")
-    _expect((commit is None) == source.startswith("."), path, f"{source}: a repository has a commit and a folder none")
+    expect(is_commit, path, f"{source}: commit is {commit!r}, but must be 40 hexadecimal digits")
+    expect((commit is None) == source.startswith("."), path, f"{source}: a repository has a commit and a folder none")
     beside = values.get("files", {})
-    _expect(isinstance(variants, dict), path, f"{source}: variants must be an object")
+    expect(isinstance(variants, dict), path, f"{source}: variants must be an object")
     is_manifest = commit is None and source.endswith(ALONE)
-    _expect(variants or (is_manifest and beside), path, f"{source}: has no variants")
+    expect(variants or (is_manifest and beside), path, f"{source}: has no variants")
     _check_files(beside, path, f"{source}: files")
     for variant, files in variants.items():
-        _expect(unsafe_path(variant) is None and "/" not in variant, path, f"{source}: {variant!r} names no variant")
+        expect(unsafe_path(variant) is None and "/" not in variant, path, f"{source}: {variant!r} names no variant")
         _check_files(files, path, f"{source}: {variant}")
     return LockedKernel(source, version, revision, commit, variants, beside)
 
 
 def _check_files(files: Any, path: Path, what: str) -> None:
-    _expect(isinstance(files, dict), path, f"{what} must be an object of path → sha256")
+    expect(isinstance(files, dict), path, f"{what} must be an object of path → sha256")
     for name, sha in files.items():
-        _expect(unsafe_path(name) is None, path, f"{what}: the path {name!r} {unsafe_path(name)}")
+        expect(unsafe_path(name) is None, path, f"{what}: the path {name!r} {unsafe_path(name)}")
         is_sha = isinstance(sha, str) and SHA256.fullmatch(sha) is not None
-        _expect(is_sha, path, f"{what}: {name} is {sha!r}, but must be a sha256 in hexadecimal digits")
-
-
-def _expect(ok: Any, path: Path, problem: str) -> None:
-    if not ok:
-        raise MalformedError(f"{path}: {problem}")
+        expect(is_sha, path, f"{what}: {name} is {sha!r}, but must be a sha256 in hexadecimal digits")
 
 
 def as_lock(lock: "Lock | Path | str | None") -> Lock | None:

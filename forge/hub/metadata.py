@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from forge.hub import compat
 from forge.hub.errors import MalformedError, NotFoundError, Place
 from forge.hub.files import MAX_METADATA_BYTES, Pins, digest_pins, read_small
@@ -46,18 +44,6 @@ class Metadata:
     archs: tuple[str, ...] = ()
     digest: Pins | None = None
     sha256: str | None = field(default=None, compare=False)
-
-    def declines(self, device: torch.device) -> str | None:
-        """Return why the build does not run on this very device (not the process's first one), or None."""
-        if not self.archs or device.type != "cuda" or not torch.cuda.is_available():
-            return None
-        if torch.version.hip is not None:
-            arch = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
-            return None if arch in self.archs else f"{device} is {arch}, built for {', '.join(self.archs)}"
-        major, minor = torch.cuda.get_device_capability(device)
-        if compat.supports_capability(self.archs, (major, minor)):
-            return None
-        return f"{device} has capability {major}.{minor}, built for {', '.join(self.archs)}"
 
 
 def read_metadata(folder: Path, place: Place, *, name: str, backend: str, links_into: Path | None = None) -> Metadata:

@@ -1,12 +1,15 @@
 """Strides: comparing them, those of contiguous tensors, and tensors with given ones."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import torch
 
 from forge.ir.proxies import Dim
 from forge.ir.structure import key_of
 from forge.torch_internals.tensors import reinterpret_tensor
+
+D = TypeVar("D", int, Dim)
 
 
 def same(one: Dim | tuple[Dim, ...], other: Dim | tuple[Dim, ...] | None) -> bool:
@@ -21,12 +24,25 @@ def has_expanded_dim(strides: Iterable[Dim]) -> bool:
 
 def contiguous(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """Return the strides of a contiguous tensor."""
-    strides: list[Dim] = []
-    step: Dim = 1
-    for length in reversed(shape):
-        strides.append(step)
-        step = step * (max(length, 1) if isinstance(length, int) else length)
-    return tuple(reversed(strides))
+    lengths = [max(length, 1) if isinstance(length, int) else length for length in shape]
+    return without_gaps(lengths, reversed(range(len(lengths))))
+
+
+def without_gaps(shape: Sequence[D], order: Iterable[int]) -> tuple[D, ...]:
+    """Return the strides of a tensor without gaps, of whose dims the first of `order` is the fastest."""
+    strides: list[D] = [1] * len(shape)
+    step: D = 1
+    for dim in order:
+        strides[dim] = step
+        step = step * shape[dim]
+    return tuple(strides)
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Return the number of elements from the first to the last of a tensor in memory."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 # torch.as_strided without autograd: the elements of x's memory from `offset` on, with this shape and these strides

@@ -208,10 +208,6 @@ class BoundSymbol:
             setattr(new, field, union(value, value) if field == "tags" else value)
         return new
 
-    def has_tag(self, tag: Tag) -> bool:
-        """Return whether the call, its symbol or a call inside it carries `tag`."""
-        return tag in self.all_tags
-
     @property
     def all_tags(self) -> frozenset[Tag]:
         """The tags of the call, of its symbol and of the calls inside it.

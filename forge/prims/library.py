@@ -119,6 +119,15 @@ def _stand_in(leaf: Any) -> Any:
     return leaf.value if isinstance(leaf, NumberProxy) else leaf
 
 
+def empty_like(leaf: Any) -> Any:
+    """Return a tensor of the shape, strides, dtype and device of a proxy; another leaf of a nest as it is."""
+    if not isinstance(leaf, TensorProxy):
+        return leaf
+    if leaf.strides is None:
+        return torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+    return torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device=leaf.device)
+
+
 def _plain(result: Any) -> Any:
     """Several results as a tuple: torchlang's symbols give torch's named tuples."""
     return tuple(result) if isinstance(result, (tuple, list)) else result

@@ -93,24 +93,6 @@ def _column(tolerance: TensorOrNumber) -> TensorOrNumber:
     return clang.unsqueeze(tolerance, -1) if isinstance(tolerance, TensorProxy) else tolerance
 
 
-def _pseudoinverse(
-    op: str, A: TensorProxy, atol: TensorProxy | float | None, rtol: TensorProxy | float | None, hermitian: bool
-) -> TensorProxy:
-    torch_check(
-        A.ndim >= 2, lambda: f"{op}: Expected a tensor with 2 or more dimensions of floating types, but it is {A}"
-    )
-    if prims.known(A.numel() == 0):
-        return prims.clone(prims.mH(A))
-    if hermitian:
-        values, left = prims.linalg_eigh(A)
-        sizes, right = clang.abs(values), prims.mH(left)
-    else:
-        left, values, right = prims.linalg_svd(A, False)
-        sizes = values
-    inverses = clang.where(sizes > _cutoff(A, sizes, atol, rtol), clang.reciprocal(values), 0.0)
-    return (prims.mH(right) * clang.unsqueeze(inverses, -2)) @ prims.mH(left)
-
-
 @torchsymbol(torch.linalg.pinv)
 def pinv(
     input: TensorProxy,
@@ -121,7 +103,21 @@ def pinv(
     rtol: TensorProxy | float | None = None,
 ) -> TensorProxy:
     """Return the pseudoinverse of each matrix: singular values up to max(atol, rtol * the largest) count as 0."""
-    return _pseudoinverse("linalg.pinv", input, atol, rtol if rcond is None else rcond, hermitian)
+    torch_check(
+        input.ndim >= 2,
+        lambda: f"linalg.pinv: Expected a tensor with 2 or more dimensions of floating types, but it is {input}",
+    )
+    if prims.known(input.numel() == 0):
+        return prims.clone(prims.mH(input))
+    if hermitian:
+        values, left = prims.linalg_eigh(input)
+        sizes, right = clang.abs(values), prims.mH(left)
+    else:
+        left, values, right = prims.linalg_svd(input, False)
+        sizes = values
+    cutoff = _cutoff(input, sizes, atol, rtol if rcond is None else rcond)
+    inverses = clang.where(sizes > cutoff, clang.reciprocal(values), 0.0)
+    return (prims.mH(right) * clang.unsqueeze(inverses, -2)) @ prims.mH(left)
 
 
 @torchsymbol(torch.pinverse, Tensor.pinverse)

@@ -69,10 +69,17 @@ def _within(x: TensorProxy, shown: StridedView, offset: Dim) -> bool:
 
 
 def _place_view(
-    op: str, x: TensorProxy, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None, memory: Memory
-) -> tuple[StridedView, bool]:
-    """Return the part that a call shows, and whether it is known to lie in x. Raises NotImplementedError where x's
-    layout is not known, Ambiguous where memory around x is shown that may not be there."""
+    op: str,
+    memory: Memory,
+    input: TensorProxy,
+    size: Sequence[Dim],
+    stride: Sequence[Dim],
+    storage_offset: Dim | None = None,
+) -> tuple[TensorProxy, StridedView, bool]:
+    """Return the tensor of a call, the part that is shown, and whether it is known to lie in the tensor. Raises
+    NotImplementedError where its layout is not known, Ambiguous where memory around it that may not be there is shown.
+    """
+    x = input
     _check_strided(op, size, stride, storage_offset)
     if x.strides is None or (storage_offset is not None and x.offset is None):
         raise NotImplementedError(f"{op} of {x}, whose layout is not known while tracing")
@@ -87,7 +94,7 @@ def _place_view(
     inside = not overlaps and _within(x, shown, relative)
     if not inside and (not given or storage.version):
         raise Ambiguous(f"{op} of {x} shows memory that is not its own")
-    return shown, inside and origin is None
+    return x, shown, inside and origin is None
 
 
 def _elements_before(x: TensorProxy, dtype: torch.dtype) -> Dim:
@@ -102,18 +109,7 @@ def _with_place(shown: StridedView) -> StridedView:
 
 
 def _show(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    return _show_of(symbol, memory, *args, **kwargs)
-
-
-def _show_of(
-    symbol: Symbol,
-    memory: Memory,
-    input: TensorProxy,
-    size: Sequence[Dim],
-    stride: Sequence[Dim],
-    storage_offset: Dim | None = None,
-) -> TensorProxy:
-    shown, inside = _place_view("as_strided", input, size, stride, storage_offset, memory)
+    input, shown, inside = _place_view("as_strided", memory, *args, **kwargs)
     with outside_regions(not inside):  # whose code does not look at where memory ends
         out = symbol(memory.read(input), *_with_place(shown))
 
@@ -133,18 +129,7 @@ def as_strided(input: TensorProxy, *shown: Any) -> TensorProxy:
 
 
 def _copy(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    return _copy_of(symbol, memory, *args, **kwargs)
-
-
-def _copy_of(
-    symbol: Symbol,
-    memory: Memory,
-    input: TensorProxy,
-    size: Sequence[Dim],
-    stride: Sequence[Dim],
-    storage_offset: Dim | None = None,
-) -> TensorProxy:
-    shown, _ = _place_view("as_strided_copy", input, size, stride, storage_offset, memory)
+    input, shown, _ = _place_view("as_strided_copy", memory, *args, **kwargs)
     return symbol(memory.read(input), *_with_place(shown))
 
 

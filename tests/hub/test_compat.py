@@ -70,22 +70,6 @@ def test_python_dependencies_give_modules() -> None:
     assert "nvidia-cutlass-dsl" not in compat.python_dependencies("cpu")
 
 
-@pytest.mark.parametrize(
-    ("archs", "capability", "runs"),
-    [
-        (["8.0"], (8, 0), True),
-        (["8.0"], (8, 9), True),
-        (["8.0"], (9, 0), False),
-        (["8.0+PTX"], (9, 0), True),
-        (["9.0a"], (9, 0), True),
-        (["9.0a"], (10, 0), False),
-        (["?"], (9, 0), True),
-    ],
-)
-def test_capabilities_are_compared(archs: list[str], capability: tuple[int, int], runs: bool) -> None:
-    assert compat.supports_capability(archs, capability) is runs
-
-
 def test_a_missing_signature_needs_no_network(tmp_path: Path) -> None:
     assert compat.signature_problem(tmp_path) == "SignatureBundleMissing"
     (tmp_path / "metadata.json.sigstore").write_text("{}")

@@ -332,14 +332,6 @@ def test_dims_of_a_shape_that_does_not_fit_are_not_complained_of_again() -> None
     assert check.failures(torch.empty(2), (2,)) == ["shape [2] does not fit [B, S, H]", "eps is None"]
 
 
-def test_results_are_held_against_their_declared_dtypes() -> None:
-    check = checking(arg_meta={"input": "T", "__ret_0": "T"}, type_alias=HALF)
-    x = torch.empty(2, 8, dtype=torch.half)
-    assert check.result_failures(x, x, (8,)) == []
-    assert check.result_failures(x.float(), x, (8,)) == ["__ret_0: dtype float32 not in T (float16, bfloat16)"]
-    assert check.result_failures(x.bfloat16(), x, (8,)) == ["__ret_0 has dtype bfloat16, but T is float16 here"]
-
-
 # in the executor
 
 

@@ -9,7 +9,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 
 from forge import hub
 from forge.hub import client, compat
@@ -341,22 +340,6 @@ def test_kernels_that_depend_on_each_other_are_an_error(server: Hub) -> None:
     server.publish("acme/b", kernel({"metadata.json": metadata(kernel_depends=[{"repo-id": "acme/a", "version": 1}])}))
     with pytest.raises(hub.MalformedError, match="acme/a: depends on itself, by way of acme/b"):
         hub.resolve("acme/a", version=1)
-
-
-def test_the_capability_asked_for_is_that_of_the_tensors_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """hub-facts 7: `kernels` looks at device 0 of the process, once."""
-    backend = {"type": "cuda", "archs": ["8.0", "9.0a"]}
-    write(tmp_path, kernel({"metadata.json": metadata(backend=backend)}))
-    found = hub.resolve(tmp_path, policy=LOCAL).metadata
-    capabilities = {"cuda:0": (9, 0), "cuda:1": (7, 5), "cuda:2": (8, 6)}
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[str(device)])
-    assert found.declines(torch.device("cuda:0")) is None
-    assert found.declines(torch.device("cuda:1")) == "cuda:1 has capability 7.5, built for 8.0, 9.0a"
-    assert found.declines(torch.device("cuda:2")) is None
-    assert found.declines(torch.device("cpu")) is None
 
 
 def test_what_the_hub_answers_is_not_believed(server: Hub) -> None:

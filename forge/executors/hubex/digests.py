@@ -5,10 +5,11 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from forge.hub.compat import library
 from forge.hub.files import MANIFEST
+from forge.hub.manifest.parse import texts
 
 
 def title(operation: str, name: str) -> str:
@@ -38,20 +39,11 @@ def digests(folder: Path) -> dict[str, str]:
         for entry in op["kernels"]:
             said = {key: value for key, value in entry.items() if key != "faster"}
             digest = hashlib.sha256(json.dumps([head, of_op, said], sort_keys=True).encode())
-            for path in sources.of(_texts([of_op, said])):
+            for path in sources.of(texts([of_op, said])):
                 content = sources.code(path)
                 digest.update(f"\n{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
             found[title(operation, entry["name"])] = digest.hexdigest()
     return found
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in a piece of a manifest: its functions' names are among them."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts(item)
 
 
 class _Sources:

@@ -19,6 +19,7 @@ from typing import Any, TypeGuard
 import torch
 
 from forge import hub
+from forge.hub import compat
 from forge.hub.manifest import Build, KernelEntry, Library, Manifest, Mark
 from forge.hub.manifest import kernel as entry_of
 from forge.hub.manifest.builder import OPTIONS
@@ -99,7 +100,7 @@ class KernelExtension:
         A module that is there and does not import (it was compiled for another torch, say) is no reason for silence:
         there is a warning, and it is built anew, or the error is the reason why the kernel is not used.
         """
-        if self.module is None or not _is_installed(self.module):
+        if self.module is None or not compat.is_installed(self.module):
             return self.build_jit()
         try:
             return importlib.import_module(self.module)
@@ -109,13 +110,6 @@ class KernelExtension:
                 raise hub.KernelImportError(text) from error
             warnings.warn(f"forge: {text}; it is built instead", hub.HubNotice, stacklevel=2)
             return self.build_jit()
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of its package
-        return False
 
 
 def _name_of(extension: KernelExtension) -> str:

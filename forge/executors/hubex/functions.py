@@ -19,7 +19,7 @@ from forge.hub.manifest.validate import NO_META
 from forge.ir import Symbol, Tag, TensorProxy, check, current_trace, speaking
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.prims.library import without_values
+from forge.prims.library import empty_like, without_values
 from forge.torch_internals.dispatch import (
     DisableTorchFunction,
     OpOverload,
@@ -231,20 +231,12 @@ def meta_of(function: Callable, args: tuple, kwargs: dict) -> Any:
     """Return the results of a function of tensors for a call on proxies: it runs on tensors without values."""
     trace = current_trace()
     with DisableTorchFunction(), torch.no_grad(), without_values((args, kwargs)):
-        args, kwargs = tree_map(_without_values, (args, kwargs))
+        args, kwargs = tree_map(empty_like, (args, kwargs))
         returned = function(*args, **kwargs)
     return tree_map(
         lambda leaf: trace.tensor(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else leaf,
         returned,
     )
-
-
-def _without_values(leaf: Any) -> Any:
-    if not isinstance(leaf, TensorProxy):
-        return leaf
-    if leaf.strides is None:
-        return torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
-    return torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device=leaf.device)
 
 
 # declarations

@@ -5,24 +5,23 @@ the offers for its class's name, or for the name that the `kernels` library's de
 capability, the mode and the layer's own attributes decide, each with a reason where they decline.
 """
 
-import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from forge import hub
-from forge.executors.executor import Decision, Declined, decline
-from forge.executors.fingerprint import Fingerprint
+from forge.executors.executor import Declined, decline
 from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.fingerprint import fingerprint
 from forge.executors.hubex.functions import meta_of
 from forge.executors.hubex.kernels import Kernel, Origin, OwnForward, implementation
 from forge.executors.hubex.operators import Target
 from forge.executors.hubex.verification.verification_cache import Verifier, verifier
-from forge.executors.modules import ModuleExecutor, ModuleForward, ModuleOverride, ModuleTemplate
+from forge.executors.modules import Layer, ModuleExecutor, ModuleForward, ModuleOverride, ModuleTemplate
 from forge.hub import compat
 from forge.hub.manifest import DimOrder, Grad, KernelEntry, Layout, from_function
 from forge.hub.manifest.shapes import DimPattern, ShapePattern
@@ -31,7 +30,6 @@ from forge.ir import SYMBOLIC_TYPES, Symbol, Tag, check
 from forge.patterns import Pattern
 
 REGISTERED = "registered"
-DECLARED = frozenset({"has_backward", "can_torch_compile"})
 _ANY = frozenset[str]({"FALLBACK"})
 _COMPILED = "TORCH_COMPILE"
 _ORDER = {  # of modes that a call may take a layer of: what runs under torch.compile first
@@ -46,38 +44,6 @@ _ORDER = {  # of modes that a call may take a layer of: what runs under torch.co
 }
 
 Layers = Mapping[str | type, Any] | Sequence[Any] | str
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A class that lends its forward. library: where it comes from; content: the hash of the files there."""
-
-    kind: type[torch.nn.Module]
-    library: str = ""
-    content: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.library}.{self.kind.__name__}" if self.library else self.kind.__name__
-
-    @property
-    def has_backward(self) -> bool:
-        """Return whether it may have a gradient; verification says whether it is right."""
-        return getattr(self.kind, "has_backward", True)
-
-    def problem(self, module: type[torch.nn.Module]) -> str | None:
-        """Return why modules of a class cannot have its forward, or None."""
-        if self.kind.__init__ is not torch.nn.Module.__init__:
-            return "it has a constructor of its own, and a layer has no state"
-        members = {name for name in dir(self.kind) if not name.startswith("__")}
-        more = sorted(members - set(dir(torch.nn.Module)) - DECLARED)
-        if more:
-            return f"it has {', '.join(more)} beside forward, and a layer has nothing else"
-        theirs, ours = (list(inspect.signature(each.forward).parameters.values()) for each in (self.kind, module))
-        if [each.kind for each in theirs] != [each.kind for each in ours]:
-            names = ", ".join(map(str, theirs[1:]))
-            return f"its forward takes ({names}), and that of the module ({', '.join(map(str, ours[1:]))})"
-        return None
 
 
 class LayerSource:
@@ -293,26 +259,7 @@ def _name(dim: Any) -> str | None:
 # the choice for a module
 
 
-@dataclass(frozen=True)
-class LayerOverride(ModuleOverride):
-    """A layer as a kernel for a call of a module."""
-
-    kernel: Kernel
-    function: ModuleForward
-    reference: ModuleForward
-    executor: "LayerExecutor"
-
-    def verify(self, tensors: Sequence[torch.Tensor]) -> Decision:
-        return self.executor.verifier.verdict(self.kernel, tuple(tensors), {})
-
-    def symbol(self) -> Symbol:
-        return self.executor.symbol_for(self.kernel, self.reference)
-
-    def fingerprint(self) -> Fingerprint:
-        return fingerprint(self.kernel)
-
-
-class LayerExecutor(HubExecutor, ModuleExecutor[Layer]):
+class LayerExecutor(HubExecutor, ModuleExecutor):
     """Runs modules' calls by layers, which are chosen while a call is captured (`find`, `override`). No kernel is asked
     again when it is claimed.
 
@@ -387,12 +334,17 @@ class LayerExecutor(HubExecutor, ModuleExecutor[Layer]):
         shapes: Sequence[Sequence[Any]],
         *,
         training: bool,
-    ) -> LayerOverride:
+    ) -> ModuleOverride:
         template = ModuleTemplate(module)
         reference = ModuleForward(type(module).forward, template, *call, names)
         function = ModuleForward(layer.kind.forward, template, *call, names, contiguous=True)
         kernel = layer_kernel(layer, function, reference, shapes, "autograd" if training else "none")
-        return LayerOverride(kernel, function, reference, self)
+        return ModuleOverride(
+            function,
+            verify=lambda tensors: self.verifier.verdict(kernel, tuple(tensors), {}),
+            symbol=partial(self.symbol_for, kernel, reference),
+            fingerprint=partial(fingerprint, kernel),
+        )
 
     def symbol_for(self, kernel: Kernel, reference: ModuleForward) -> Symbol:
         """Return the symbol of the calls that a kernel takes: one for all modules that differ in tensors alone."""

@@ -12,6 +12,7 @@ from forge.executors.nvfuserex.writer import Untranslatable, Writer, can_say
 from forge.ir import BoundSymbol, TensorProxy, Trace
 from forge.ir.proxies import SYMBOLIC_TYPES, Dim, hint_of
 from forge.ir.pytree import leaves, tensors
+from forge.ir.strides import without_gaps
 from forge.prims.core import known
 from forge.transforms.dce import live_calls
 
@@ -130,12 +131,7 @@ def strides_in_region(proxy: TensorProxy) -> tuple[Dim, ...]:
 
 def dense_strides(shape: Sequence[Dim], order: Sequence[int]) -> tuple[Dim, ...]:
     """Return the strides of a tensor without gaps whose dim i is the order[i]-th from the fastest."""
-    strides: list[Dim] = [1] * len(shape)
-    step: Dim = 1
-    for dim in sorted(range(len(shape)), key=lambda dim: order[dim]):
-        strides[dim] = step
-        step = step * shape[dim]
-    return tuple(strides)
+    return without_gaps(shape, sorted(range(len(shape)), key=lambda dim: order[dim]))
 
 
 # outputs

@@ -43,6 +43,7 @@ class _Rows(NamedTuple):
     steps: tuple[Step, ...]
     first: int
     ignore_index: int
+    reduction: str
     label_smoothing: float
     dtype: torch.dtype  # of the scores
 
@@ -61,35 +62,18 @@ def _dtype(steps: tuple[Step, ...], dtype: torch.dtype) -> torch.dtype:
     return next((step[1] for step in reversed(steps) if step[0] == "to"), dtype)
 
 
-def _rows(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional,
-    logits: Optional,
-    target: torch.Tensor,
-    class_weight: Optional,
-    steps: tuple[Step, ...],
-    first: int,
-    ignore_index: int,
-    label_smoothing: float,
-) -> _Rows:
+def _rows(*call: Any) -> _Rows:
+    """Return the arguments of a call, which are those of linear_cross_entropy."""
+    hidden, weight, bias, logits, target, class_weight, steps, first, ignored, reduction, label_smoothing = call
     dtype = _dtype(steps, hidden.dtype)
     done = 0 if logits is None else first
     if len(steps) > done and steps[-1] == ("to", _wide(dtype)):  # the softmax casts as it reads
         steps = steps[:-1]
-    return _Rows(
-        hidden.reshape(-1, hidden.shape[-1]),
-        weight,
-        bias,
-        None if logits is None else _picker(logits),
-        target.reshape(-1),
-        None if class_weight is None else class_weight.to(_wide(dtype)),
-        steps,
-        first,
-        ignore_index,
-        label_smoothing,
-        dtype,
-    )
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    pick = None if logits is None else _picker(logits)
+    weights = None if class_weight is None else class_weight.to(_wide(dtype))
+    options = (steps, first, ignored, reduction, label_smoothing, dtype)
+    return _Rows(rows, weight, bias, pick, target.reshape(-1), weights, *options)
 
 
 def _picker(x: torch.Tensor) -> Callable[[slice], torch.Tensor]:
@@ -172,7 +156,7 @@ def _back(g: torch.Tensor, given: _Rows, known: list[torch.Tensor | torch.dtype 
     return g
 
 
-def _weights(given: _Rows, reduction: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _weights(given: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """(how much each row counts, by how much the sum is divided)."""
     used = given.target != given.ignore_index
     if given.class_weight is None:
@@ -180,7 +164,7 @@ def _weights(given: _Rows, reduction: str) -> tuple[torch.Tensor, torch.Tensor]:
     else:
         classes = torch.where(used, given.target, 0).to(torch.int64)
         each = torch.where(used, given.class_weight[classes], 0)
-    if reduction != "mean":
+    if given.reduction != "mean":
         return each, each.new_ones(())
     total = each.sum()
     return torch.where(used, each / total, 0), total
@@ -202,25 +186,14 @@ def _losses(given: _Rows, rows: slice, logs: torch.Tensor, reduction: int) -> to
     return loss * (1 - given.label_smoothing) + even * (given.label_smoothing / logs.shape[-1])
 
 
-def _loss(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional,
-    logits: Optional,
-    target: torch.Tensor,
-    class_weight: Optional,
-    steps: tuple[Step, ...],
-    first: int,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-) -> torch.Tensor:
-    given = _rows(hidden, weight, bias, logits, target, class_weight, steps, first, ignore_index, label_smoothing)
-    how = _NONE if reduction == "none" else _SUM
+def _loss(*call: Any) -> torch.Tensor:
+    """Return the loss of a call of linear_cross_entropy."""
+    given, target = _rows(*call), call[4]
+    how = _NONE if given.reduction == "none" else _SUM
     parts = [_losses(given, rows, _log_softmax(_scores(given, rows)[0], given.wide), how) for rows in _chunks(given)]
-    if reduction == "none":
+    if given.reduction == "none":
         return torch.cat(parts).view(target.shape).to(given.dtype)
-    return (functools.reduce(torch.add, parts) / _weights(given, reduction)[1]).to(given.dtype)
+    return (functools.reduce(torch.add, parts) / _weights(given)[1]).to(given.dtype)
 
 
 class _Gradients:
@@ -275,23 +248,11 @@ def _sums_wide(device: torch.device) -> bool:
     return bool((total == 17).all())
 
 
-def _loss_and_gradients(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Optional,
-    logits: Optional,
-    target: torch.Tensor,
-    class_weight: Optional,
-    steps: tuple[Step, ...],
-    first: int,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    wanted: tuple[bool, bool, bool],
-) -> tuple[Optional, ...]:
-    """(loss, gradients of hidden, weight and bias), None for one that is not wanted."""
-    given = _rows(hidden, weight, bias, logits, target, class_weight, steps, first, ignore_index, label_smoothing)
-    counts, total = _weights(given, reduction)
+def _loss_and_gradients(hidden: torch.Tensor, weight: torch.Tensor, *rest: Any) -> tuple[Optional, ...]:
+    """(loss, gradients of hidden, weight and bias), None for one that is not wanted, as the last argument says."""
+    *others, wanted = rest
+    given = _rows(hidden, weight, *others)
+    counts, total = _weights(given)
     chunks = _chunks(given)
     gradients = _Gradients(given, wanted, len(chunks))
     loss = counts.new_zeros(())
@@ -366,26 +327,12 @@ scaled = torchex.register_operator(
 )
 
 
-def _gradient_rule(
-    hidden: TensorProxy,
-    weight: TensorProxy,
-    bias: TensorProxy | None,
-    logits: TensorProxy | None,
-    target: TensorProxy,
-    class_weight: TensorProxy | None,
-    steps: tuple[Step, ...],
-    first: int,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-) -> TensorProxy:
+def _gradient_rule(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *rest: Any) -> TensorProxy:
+    _, _, class_weight, _, _, _, reduction, _ = rest
     wanted = (needs_grad(hidden), needs_grad(weight), needs_grad(bias))
     if reduction == "none" or needs_grad(class_weight) or not any(wanted):
         return NotImplemented
-    options = (steps, first, ignore_index, reduction, label_smoothing)
-    out, of_hidden, of_weight, of_bias = with_gradients(
-        hidden, weight, bias, logits, target, class_weight, *options, wanted
-    )
+    out, of_hidden, of_weight, of_bias = with_gradients(hidden, weight, bias, *rest, wanted)
     g = get_grad(out)
     if wanted[0]:
         put_grad(hidden, clang.mul(of_hidden, g))

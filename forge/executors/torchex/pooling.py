@@ -8,82 +8,46 @@ import torch
 
 from forge import prims
 from forge.executors.torchex.core import run_prim, run_prims
+from forge.ir import Symbol
 from forge.prims import Upsampling
 
 aten = torch.ops.aten
 
 run_prims({prims.im2col: aten.im2col.default, prims.col2im: aten.col2im.default})
 
-_MAX_POOL = {2: aten.max_pool2d_with_indices, 3: aten.max_pool3d_with_indices}
-_MAX_POOL_BACKWARD = {2: aten.max_pool2d_with_indices_backward, 3: aten.max_pool3d_with_indices_backward}
-_AVG_POOL = {2: aten.avg_pool2d, 3: aten.avg_pool3d}
-_AVG_POOL_BACKWARD = {2: aten.avg_pool2d_backward, 3: aten.avg_pool3d_backward}
-_ADAPTIVE_AVG_POOL = {2: aten._adaptive_avg_pool2d, 3: aten._adaptive_avg_pool3d}
+_FILLS = (1, 1, 0, 1)  # of a first dim of length 1: the kernel's, or the output's, size; stride, padding, dilation
+
+
+def _run_pool(prim: Symbol, name: str, tensors: int) -> Callable:
+    """Run a pool by the operator for its rank, and return the function, which the caller names as the prim: programs
+    have it by that name. tensors: how many come before the tuples of lengths."""
+    by_rank = {rank: getattr(aten, name.format(rank)) for rank in (2, 3)}
+
+    def pool(*args: Any) -> Any:
+        rank = len(args[tensors])
+        if rank > 1:
+            return by_rank[rank](*args)
+        fills = iter(_FILLS)
+        wide = [
+            arg.unsqueeze(-2) if isinstance(arg, torch.Tensor) else (next(fills), *arg) if type(arg) is tuple else arg
+            for arg in args
+        ]
+        result = by_rank[2](*wide)
+        return result.squeeze(-2) if isinstance(result, torch.Tensor) else tuple(each.squeeze(-2) for each in result)
+
+    pool.__name__ = pool.__qualname__ = prim.name
+    return run_prim(prim)(pool)
+
+
+max_pool = _run_pool(prims.max_pool, "max_pool{}d_with_indices", 1)
+max_pool_backward = _run_pool(prims.max_pool_backward, "max_pool{}d_with_indices_backward", 2)
+avg_pool = _run_pool(prims.avg_pool, "avg_pool{}d", 1)
+avg_pool_backward = _run_pool(prims.avg_pool_backward, "avg_pool{}d_backward", 2)
+adaptive_avg_pool = _run_pool(prims.adaptive_avg_pool, "_adaptive_avg_pool{}d", 1)
+adaptive_max_pool = _run_pool(prims.adaptive_max_pool, "adaptive_max_pool{}d", 1)
+
 _ADAPTIVE_AVG_POOL_BACKWARD = {2: aten._adaptive_avg_pool2d_backward, 3: aten._adaptive_avg_pool3d_backward}
-_ADAPTIVE_MAX_POOL = {2: aten.adaptive_max_pool2d, 3: aten.adaptive_max_pool3d}
 _ADAPTIVE_MAX_POOL_BACKWARD = {2: aten.adaptive_max_pool2d_backward, 3: aten.adaptive_max_pool3d_backward}
-
-
-def _with_height(x: torch.Tensor) -> torch.Tensor:
-    return x.unsqueeze(-2)
-
-
-@run_prim(prims.max_pool)
-def max_pool(
-    x: torch.Tensor, kernel: tuple, stride: tuple, padding: tuple, dilation: tuple, ceil_mode: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(values, indices)."""
-    if len(kernel) > 1:
-        return _MAX_POOL[len(kernel)](x, kernel, stride, padding, dilation, ceil_mode)
-    wide = (1, *kernel), (1, *stride), (0, *padding), (1, *dilation)
-    out, indices = aten.max_pool2d_with_indices(_with_height(x), *wide, ceil_mode)
-    return out.squeeze(-2), indices.squeeze(-2)
-
-
-@run_prim(prims.max_pool_backward)
-def max_pool_backward(
-    g: torch.Tensor,
-    x: torch.Tensor,
-    kernel: tuple,
-    stride: tuple,
-    padding: tuple,
-    dilation: tuple,
-    ceil_mode: bool,
-    indices: torch.Tensor,
-) -> torch.Tensor:
-    """Give the gradient to the places that won."""
-    if len(kernel) > 1:
-        return _MAX_POOL_BACKWARD[len(kernel)](g, x, kernel, stride, padding, dilation, ceil_mode, indices)
-    wide = (1, *kernel), (1, *stride), (0, *padding), (1, *dilation)
-    g, x, indices = _with_height(g), _with_height(x), _with_height(indices)
-    return aten.max_pool2d_with_indices_backward(g, x, *wide, ceil_mode, indices).squeeze(-2)
-
-
-@run_prim(prims.avg_pool)
-def avg_pool(x: torch.Tensor, kernel: tuple, stride: tuple, padding: tuple, *how: object) -> torch.Tensor:
-    """By rank."""
-    if len(kernel) > 1:
-        return _AVG_POOL[len(kernel)](x, kernel, stride, padding, *how)
-    return aten.avg_pool2d(_with_height(x), (1, *kernel), (1, *stride), (0, *padding), *how).squeeze(-2)
-
-
-@run_prim(prims.avg_pool_backward)
-def avg_pool_backward(
-    g: torch.Tensor, x: torch.Tensor, kernel: tuple, stride: tuple, padding: tuple, *how: object
-) -> torch.Tensor:
-    """By rank."""
-    if len(kernel) > 1:
-        return _AVG_POOL_BACKWARD[len(kernel)](g, x, kernel, stride, padding, *how)
-    wide = (1, *kernel), (1, *stride), (0, *padding)
-    return aten.avg_pool2d_backward(_with_height(g), _with_height(x), *wide, *how).squeeze(-2)
-
-
-@run_prim(prims.adaptive_avg_pool)
-def adaptive_avg_pool(x: torch.Tensor, output_size: tuple) -> torch.Tensor:
-    """By rank."""
-    if len(output_size) > 1:
-        return _ADAPTIVE_AVG_POOL[len(output_size)](x, output_size)
-    return aten._adaptive_avg_pool2d(_with_height(x), (1, *output_size)).squeeze(-2)
 
 
 @run_prim(prims.adaptive_avg_pool_backward)
@@ -91,26 +55,18 @@ def adaptive_avg_pool_backward(g: torch.Tensor, x: torch.Tensor, output_size: tu
     """By rank."""
     if len(output_size) > 1:
         return _ADAPTIVE_AVG_POOL_BACKWARD[len(output_size)](g, x)
-    return aten._adaptive_avg_pool2d_backward(_with_height(g), _with_height(x)).squeeze(-2)
-
-
-@run_prim(prims.adaptive_max_pool)
-def adaptive_max_pool(x: torch.Tensor, output_size: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-    """(values, indices)."""
-    if len(output_size) > 1:
-        return _ADAPTIVE_MAX_POOL[len(output_size)](x, output_size)
-    out, indices = aten.adaptive_max_pool2d(_with_height(x), (1, *output_size))
-    return out.squeeze(-2), indices.squeeze(-2)
+    return aten._adaptive_avg_pool2d_backward(g.unsqueeze(-2), x.unsqueeze(-2)).squeeze(-2)
 
 
 @run_prim(prims.adaptive_max_pool_backward)
 def adaptive_max_pool_backward(
     g: torch.Tensor, x: torch.Tensor, output_size: tuple, indices: torch.Tensor
 ) -> torch.Tensor:
-    """Give the gradient to the places that won."""
+    """By rank."""
     if len(output_size) > 1:
         return _ADAPTIVE_MAX_POOL_BACKWARD[len(output_size)](g, x, indices)
-    return aten.adaptive_max_pool2d_backward(_with_height(g), _with_height(x), _with_height(indices)).squeeze(-2)
+    wide = g.unsqueeze(-2), x.unsqueeze(-2), indices.unsqueeze(-2)
+    return aten.adaptive_max_pool2d_backward(*wide).squeeze(-2)
 
 
 # resampling

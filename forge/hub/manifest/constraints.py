@@ -87,22 +87,6 @@ class Checker:
         """Return every constraint that fails, in words; empty when the kernel takes the call."""
         return list(self._reasons(self.signature.bind(args, kwargs)))
 
-    def result_failures(self, outputs: Any, /, *args: Any, **kwargs: Any) -> list[str]:
-        """Return what is wrong with the dtypes of the results of a call, as `__ret_0` declares them."""
-        bound: dict[str, torch.dtype] = {}
-        values = self.signature.bind(args, kwargs)
-        for name, alias in self.entry.dtypes.items():
-            for tensor in _tensors(values.get(name)):
-                self._dtype(name, alias, tensor, bound)
-        results = _tensors(outputs)
-        reasons = [
-            self._dtype(f"__ret_{position}", alias, results[position], bound)
-            if position < len(results)
-            else f"there is no result {position}"
-            for position, alias in self.entry.returns.items()
-        ]
-        return [reason for reason in reasons if reason is not None]
-
     def _reasons(self, values: dict[str, Any]) -> Iterator[str]:
         wrapped = self._wrapper_problem(values)
         if wrapped is not None:  # its dtype, shape and device are not those of memory that a kernel could read

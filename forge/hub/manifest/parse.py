@@ -5,7 +5,7 @@ a decimal number or text: `no` is text here, and `2e-3` a number.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -240,3 +240,11 @@ def from_python(value: Any, mark: Mark) -> Node:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return Node(mark, tuple(from_python(item, mark) for item in value))
     return Node(mark, value)
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a piece of a manifest, as plain data: its functions' names are among them."""
+    if isinstance(value, str):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from texts(each)

@@ -42,19 +42,7 @@ def interpolate(
 
     Shapes: input (N, C, *lengths). Raises: as torch, ValueError for options that do not go together.
     """
-    return _interpolate(input, size, scale_factor, mode, align_corners, bool(recompute_scale_factor), antialias)
-
-
-def _interpolate(
-    input: TensorProxy,
-    size: Lengths | None,
-    scale_factor: Scales | None,
-    mode: str,
-    align_corners: bool | None,
-    recompute_scale_factor: bool,
-    antialias: bool,
-) -> TensorProxy:
-    _check_options(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+    _check_options(input, size, scale_factor, mode, align_corners, bool(recompute_scale_factor), antialias)
     rank = input.ndim - 2
     output_size, scales = resize(input, size, scale_factor)
     if mode == "area":

@@ -11,6 +11,7 @@ from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.search import Constraints, Values, arguments, dtype_of, lengths, search
 from forge.hub.manifest import REQUIRED, DimOrder
 from forge.hub.manifest.shapes import DimPattern, ShapePattern
+from forge.ir.strides import without_gaps
 
 USUAL = (8, 3, 2, 2, 2)  # lengths, from the last dim on
 RANKS = (3, 2, 4, 1, 5, 0)
@@ -160,7 +161,7 @@ class _Generic:
         alias = orders.get(self._theirs(name))
         order = DimOrder() if alias is None else alias.orders[values.get("order", 0) % len(alias.orders)]
         dims = range(len(shape)) if order.dims is None or len(order.dims) != len(shape) else order.dims
-        return _in_order(shape, dims)
+        return without_gaps([max(length, 1) for length in shape], reversed(dims))
 
 
 def _usual(place: int, values: Values) -> int:
@@ -172,12 +173,3 @@ def _length(dim: DimPattern, values: Values) -> int:
     if dim.length is not None:
         return dim.length
     return dim.times * (USUAL[0] if dim.name is None else values[dim.name])
-
-
-def _in_order(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
-    """Return strides without gaps of dims that lie in this order in memory, outermost first."""
-    strides, step = [0] * len(shape), 1
-    for dim in reversed(dims):
-        strides[dim] = step
-        step *= max(shape[dim], 1)
-    return tuple(strides)

@@ -14,6 +14,7 @@ from forge.executors.calls import Call, Case, Meta, NotReproducible, call_of, wi
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.generic import generic_calls
 from forge.executors.hubex.verification.search import Constraints, Values, arguments, dtype_of, lengths, search
+from forge.ir.strides import without_gaps
 from forge.testing import OpInfo, all_opinfos, make_tensor
 
 ODD = (1, 7, 100)
@@ -358,9 +359,4 @@ def with_lengths(call: Call, lengths: Mapping[int, int]) -> Call:
 def _dense(shape: Sequence[int], order: Sequence[int] | None) -> tuple[int, ...]:
     """Strides without gaps, the dims lying in the order that other strides say."""
     dims = sorted(range(len(shape)), key=lambda dim: (0 if order is None else order[dim], -dim))
-    strides = [0] * len(shape)
-    step = 1
-    for dim in dims:
-        strides[dim] = step
-        step *= max(shape[dim], 1)
-    return tuple(strides)
+    return without_gaps([max(length, 1) for length in shape], dims)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from forge.executors.calls import Passes
+from forge.ir.strides import extent
 
 GUARD = 256  # bytes before and behind what is given to a kernel
 POISON = 0xFF  # not a number in every float dtype
@@ -25,7 +26,7 @@ class GuardedMemory:
     def copy_to_guarded(self, tensor: torch.Tensor, offset: int) -> torch.Tensor:
         """Return the tensor's values, in its layout, `offset` elements behind an aligned address."""
         size = tensor.element_size()
-        length = _extent(tensor) * size
+        length = extent(tensor) * size
         memory = _poison(2 * GUARD + offset * size + length, tensor.device)
         placed = memory[GUARD + offset * size :][:length].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
         index = tuple(
@@ -61,12 +62,6 @@ class GuardedMemory:
         """Return whether a result lies in an argument's memory."""
         address = tensor.untyped_storage().data_ptr()
         return tensor.numel() > 0 and any(memory.data_ptr() == address for memory, _ in self.inputs)
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _poison(length: int, device: torch.device) -> torch.Tensor:
