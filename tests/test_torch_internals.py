@@ -1,12 +1,15 @@
 """Only forge/torch_internals/ names torch's private parts: what a new version of torch breaks is in one place."""
 
 import ast
+import importlib
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 import forge
+from forge import torch_internals
 from forge.torch_internals.patch import PATCHES
 from forge.torch_internals.versions import OLDEST
 
@@ -47,6 +50,22 @@ def test_private_parts_of_torch_are_named_in_torch_internals_alone() -> None:
         for file in files
         for line, name in _named(ast.parse(file.read_text()))
         if _is_private(name) and not name.startswith(OPERATORS)
+    ]
+    assert not found, "\n".join(found)
+
+
+for _module in pkgutil.walk_packages(torch_internals.__path__, f"{torch_internals.__name__}."):
+    importlib.import_module(_module.name)  # the patches of Inductor are imported with the first region otherwise
+
+
+def test_every_patch_is_written_in_torch_internals() -> None:
+    files = [file for file in ROOT.rglob("*.py") if "torch_internals" not in file.parts]
+    makers = {f"forge.torch_internals.patch.{name}" for name in ("patch", "Patch", "Replaced")}
+    found = [
+        f"{file.relative_to(ROOT)}:{line}: {name}"
+        for file in files
+        for line, name in _named(ast.parse(file.read_text()))
+        if name in makers
     ]
     assert not found, "\n".join(found)
 

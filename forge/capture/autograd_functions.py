@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import BackwardCFunction, once_differentiable
+from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule, Node
 
 from forge import prims, torchlang
@@ -21,9 +21,9 @@ from forge.compiler.program import Unsupported
 from forge.ir import Symbol, Tag, TensorProxy, current_trace, end_grad, get_grad, needs_grad, put_grad, speaking
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.torch_internals.autograd import FunctionBase, set_grad_enabled
-from forge.torch_internals.autograd import SingleLevelFunction as _SingleLevelFunction
-from forge.torch_internals.patch import Patch, Replaced, Scope
+from forge.torch_internals import autograd as torch_autograd
+from forge.torch_internals.autograd import set_grad_enabled
+from forge.torch_internals.dynamo_functions import find_wrong_gradients
 from forge.torchlang import autocast_mode, grad_mode
 from forge.transforms.grad import sums_to
 
@@ -159,6 +159,7 @@ class FunctionCall:
 # what a backward may return
 
 
+@find_wrong_gradients.provide
 def wrong_gradients(name: str, inputs: Sequence[Any], needs: Sequence[bool], found: Any) -> str | None:
     """Return what torch says of the result of a backward of a Function with these inputs, tensors and others; None: it
     takes it. `needs`: which inputs need a gradient."""
@@ -286,6 +287,7 @@ class Context:
         self.materialize_grads = value
 
 
+@torch_autograd.record_apply.provide
 def from_class(function: type[torch.autograd.Function], args: tuple) -> Any:
     """Record Function.apply(*args) of a Function that is traced directly."""
     single = False
@@ -326,53 +328,17 @@ def _positions(outputs: tuple, chosen: tuple) -> tuple[int, ...]:
     return tuple(i for i, output in enumerate(outputs) if any(output is each for each in chosen))
 
 
+@torch_autograd.is_recorded.provide
+def _has_proxies(args: tuple) -> bool:
+    return any(isinstance(each, TensorProxy) for each in args)
+
+
 def _is_differentiable(proxy: TensorProxy) -> bool:
     return proxy.dtype.is_floating_point or proxy.dtype.is_complex
-
-
-def _apply_or_record(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-    """Return what Function.apply calls, which the user may have taken before: `apply = Mine.apply`."""
-    if any(isinstance(each, TensorProxy) for each in args):
-        return from_class(function, args)
-    return _apply.original.__get__(None, function)(*args, **kwargs)
-
-
-def _begin_apply(self: Any) -> None:
-    """Note the ctx of an apply in C. It makes a ctx of this class first, and then calls, with gradients off, the
-    Function's forward, and its setup_context where it has one."""
-    function: type[torch.autograd.Function] = type(self)._forward_cls
-    has_context = function.setup_context is not torch.autograd.Function.setup_context
-    differentiates = torch.is_grad_enabled()
-
-    def record(*given: Any) -> Any:
-        forward.__exit__()
-        args = given if has_context else given[1:]
-        if not any(isinstance(each, TensorProxy) for each in args):
-            return function.forward(*given)
-        with torch.set_grad_enabled(differentiates):
-            output = from_class(function, args)
-        if has_context:
-            context.__enter__()
-        return output
-
-    forward = Replaced(function, "forward", staticmethod(record))
-    context = Replaced(function, "setup_context", staticmethod(lambda *given: context.__exit__()))
-    forward.__enter__()
-
-
-_IN_C = vars(torch.autograd.Function).get("apply") is vars(FunctionBase)["apply"]  # since torch 2.15
-_apply = Patch(
-    BackwardCFunction if _IN_C else _SingleLevelFunction,
-    "__init__" if _IN_C else "apply",
-    _begin_apply if _IN_C else classmethod(_apply_or_record),
-    scope=Scope.TRACE,
-    why="an autograd.Function runs on proxies, which are no tensors: it is to be recorded with its own backward",
-    upstream="torch/autograd/function.py, Function.apply",
-)
 
 
 @contextmanager
 def traced_directly() -> Iterator[None]:
     """Record torch code that runs on proxies inside as torchlang, Function.apply included."""
-    with speaking(torchlang.language), torchlang.RecordFactories(), _apply:
+    with speaking(torchlang.language), torchlang.RecordFactories(), torch_autograd.apply_patch:
         yield

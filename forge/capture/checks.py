@@ -8,7 +8,6 @@ hold, the graph runs in eager, where the call in question raises.
 
 import inspect
 import operator
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -19,18 +18,18 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statica
 
 from forge import prims
 from forge.ir.proxies import NUMBER_TYPES
+from forge.torch_internals import dynamo_checks
 from forge.torch_internals.dynamo import (
     BuiltinVariable,
     ConstantVariable,
-    InstructionTranslatorBase,
     SizeVariable,
     StringFormatVariable,
     SymNodeVariable,
     raise_observed_exception,
-    symbolic_convert,
     wrap_fx_proxy,
 )
 from forge.torch_internals.dynamo import LazyGraphModule as _LazyGraphModule
+from forge.torch_internals.dynamo_checks import format_value
 from forge.torch_internals.fake_tensors import is_fake
 from forge.torch_internals.functions import (
     torch_assert,
@@ -44,7 +43,6 @@ from forge.torch_internals.functions import (
     torch_check_value,
     torch_check_with,
 )
-from forge.torch_internals.patch import Scope, patch
 
 ASSUMES = torch.ops.aten._assert_scalar.default
 
@@ -102,7 +100,7 @@ def capture_check(tx: Any, function: Callable, args: list, kwargs: dict, call: C
         return call(args, kwargs)
     if function in _OF_TENSORS:
         condition = condition.call_method(tx, "_is_all_true", [], {})
-    _add_check(tx, error, condition, message)
+    add_check(tx, error, condition, message)
     return ConstantVariable.create(None)
 
 
@@ -116,10 +114,11 @@ def _takes(function: Callable, condition: Any) -> bool:
 def _add_size_check(tx: Any, error: type[Exception], message: Any, size: Any, longest: Any) -> None:
     for compare, bound in ((operator.ge, ConstantVariable.create(0)), (operator.le, longest)):
         if bound is not None:
-            _add_check(tx, error, BuiltinVariable(compare).call_function(tx, [size, bound], {}), message)
+            add_check(tx, error, BuiltinVariable(compare).call_function(tx, [size, bound], {}), message)
 
 
-def _add_check(tx: Any, error: type[Exception], condition: Any, message: Any) -> None:
+@dynamo_checks.add_check.provide
+def add_check(tx: Any, error: type[Exception], condition: Any, message: Any) -> None:
     holds = _is_known(tx, condition)
     if holds is True:
         return
@@ -146,7 +145,7 @@ def _captured_message(tx: Any, message: Any) -> Any:
     """Return the text of a message: a constant, a format, or None for torch's own."""
     if message is None or (message.is_python_constant() and message.as_python_constant() is None):
         return None
-    with _format_value:
+    with format_value:
         made = message if issubclass(message.python_type(), str) else message.call_function(tx, [], {})
     if made.is_python_constant():
         return ConstantVariable.create(str(made.as_python_constant()))
@@ -183,42 +182,6 @@ class _Message:
 
 def _constant(value: Any, values: Iterator) -> Any:
     return value
-
-
-@patch(
-    InstructionTranslatorBase,
-    "_format_value",
-    scope=Scope.MESSAGE,
-    why="a number that is a symbol is formatted as what it is at the first call",
-)
-def _format_value(self: InstructionTranslatorBase, spec: Any, flags: int) -> None:
-    """Format a value in an f-string; a symbolic number stays a value that the program reads as it runs."""
-    if not isinstance(self.stack[-1], SymNodeVariable):
-        _format_value.original(self, spec, flags)
-        return
-    text = "{:" + spec.as_python_constant() + "}"
-    self.push(StringFormatVariable(text, [self.pop()], {}))
-
-
-@patch(
-    symbolic_convert,
-    "_detect_and_normalize_assert_statement",
-    why="an assert on a number that is a symbol is no check of the program: Dynamo has the condition alone, for itself",
-    upstream="torch/_dynamo/symbolic_convert.py, generic_jump",
-)
-def _is_assert(self: InstructionTranslatorBase, *how: Any) -> bool:
-    """Return whether a jump is that of an `assert`. Of one on a number that is a symbol Dynamo keeps the condition
-    alone, for itself: it becomes a check."""
-    found = _is_assert.original(self, *how)
-    condition = sys._getframe(1).f_locals["value"] if found else None
-    if isinstance(condition, SymNodeVariable) and isinstance(condition.sym_num, torch.SymBool):
-        message = self.stack[-1].as_python_constant()
-        message = "" if message == _NO_MESSAGE else message
-        _add_check(self, AssertionError, condition, ConstantVariable.create(message))
-    return found
-
-
-_NO_MESSAGE = "assertion error"  # Dynamo's, of an `assert` that has none
 
 
 # what a program is made of

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.autograd import forward_ad
 
-from forge.capture.dynamo_patches import WRONG_ARGUMENTS, WRONG_BACKWARD, capture_scope
+from forge.capture.dynamo_patches import capture_scope
 from forge.capture.history import History
 from forge.capture.python_dispatch import count_modes, mode_around
 from forge.compiler.program import EagerFallback, StrictError
@@ -49,6 +49,8 @@ from forge.torch_internals.dynamo import (
 )
 from forge.torch_internals.dynamo import DynamoUnsupported as Unsupported
 from forge.torch_internals.dynamo import dynamo_config as config
+from forge.torch_internals.dynamo_calls import WRONG_ARGUMENTS
+from forge.torch_internals.dynamo_functions import WRONG_BACKWARD
 from forge.torch_internals.fake_tensors import fake_tensor
 from forge.torch_internals.functorch import maybe_current_level
 from forge.torch_internals.tensors import has_any_global_hook as has_global_hooks

@@ -41,6 +41,7 @@ from forge.torch_internals.dynamo import (
     VariableTracker,
     wrap_fx_proxy,
 )
+from forge.torch_internals.dynamo_methods import capture_module
 from forge.torchlang import autocast_mode
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -100,7 +101,8 @@ def mark_layers(executor: ModuleExecutor | None) -> Iterator[None]:
         _state.executor, _state.kept = before
 
 
-def captured_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kwargs: dict, call: Callable) -> Any:
+@capture_module.provide
+def capture_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kwargs: dict, call: Callable) -> Any:
     """Return `call()`, the call of a module, marked where a layer may replace it."""
     executor = _state.executor
     if executor is None:

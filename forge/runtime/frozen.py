@@ -25,6 +25,7 @@ from forge.ir.interpreter import skip_dynamo
 from forge.ir.locks import new_lock
 from forge.ir.strides import restrided
 from forge.runtime.parameter_aliases import changed_parameters, open_aliases, unwatch, watch
+from forge.torch_internals.swap_tensors import before_swap, follow_swaps
 
 _VERSION, _BYTES, _PLACE = attrgetter("_version"), attrgetter("raw"), torch.Tensor.data_ptr
 _WHOLE = 512  # bytes of a weight that is compared as a whole: this takes as long as an element does
@@ -213,16 +214,14 @@ def _after_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> 
 register_optimizer_step_post_hook(_after_step)
 
 
+@before_swap.provide
+def _forget(t1: torch.Tensor, t2: torch.Tensor) -> None:
+    """Drop what was computed of two tensors, and the weak references to them."""
+    both = {id(t1), id(t2)}
+    _drop_all(both)
+    unwatch(both)
+
+
 @functools.cache
 def _follow_swaps() -> None:
-    """Have torch.utils.swap_tensors drop what was computed of the tensors, and the weak references to them, first."""
-    swap = torch.utils.swap_tensors
-
-    @functools.wraps(swap)
-    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
-        both = {id(t1), id(t2)}
-        _drop_all(both)
-        unwatch(both)
-        swap(t1, t2)
-
-    torch.utils.swap_tensors = swap_tensors
+    follow_swaps.__enter__()

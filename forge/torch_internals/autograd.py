@@ -1,13 +1,17 @@
 """Autograd: saved-tensor hooks, grad modes, forward mode, functions."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.amp.autocast_mode import _enter_autocast as enter_autocast
 from torch.amp.autocast_mode import _exit_autocast as exit_autocast
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
 from torch.autograd.grad_mode import _enter_inference_mode as enter_inference_mode
 from torch.autograd.grad_mode import _exit_inference_mode as exit_inference_mode
+
+from forge.torch_internals.patch import Hook, Patch, Replaced, Scope
 
 FunctionBase = torch._C._FunctionBase
 SavedTensor = torch._C._autograd.SavedTensor
@@ -25,3 +29,47 @@ is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 is_fwd_grad_enabled = torch._C._is_fwd_grad_enabled
 set_fwd_grad_enabled = torch._C._set_fwd_grad_enabled
 set_grad_enabled = torch._C._set_grad_enabled
+
+record_apply: Hook[[type[torch.autograd.Function], tuple], Any] = Hook("record a torch.autograd.Function")
+is_recorded: Hook[[tuple], bool] = Hook("say whether the arguments of a torch.autograd.Function are proxies")
+
+
+def _apply_or_record(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+    """Return what Function.apply calls, which the user may have taken before: `apply = Mine.apply`."""
+    if is_recorded(args):
+        return record_apply(function, args)
+    return apply_patch.original.__get__(None, function)(*args, **kwargs)
+
+
+def _begin_apply(self: Any) -> None:
+    """Note the ctx of an apply in C. It makes a ctx of this class first, and then calls, with gradients off, the
+    Function's forward, and its setup_context where it has one."""
+    function: type[torch.autograd.Function] = type(self)._forward_cls
+    has_context = function.setup_context is not torch.autograd.Function.setup_context
+    differentiates = torch.is_grad_enabled()
+
+    def record(*given: Any) -> Any:
+        forward.__exit__()
+        args = given if has_context else given[1:]
+        if not is_recorded(args):
+            return function.forward(*given)
+        with torch.set_grad_enabled(differentiates):
+            output = record_apply(function, args)
+        if has_context:
+            context.__enter__()
+        return output
+
+    forward = Replaced(function, "forward", staticmethod(record))
+    context = Replaced(function, "setup_context", staticmethod(lambda *given: context.__exit__()))
+    forward.__enter__()
+
+
+_IN_C = vars(torch.autograd.Function).get("apply") is vars(FunctionBase)["apply"]  # since torch 2.15
+apply_patch = Patch(
+    BackwardCFunction if _IN_C else SingleLevelFunction,
+    "__init__" if _IN_C else "apply",
+    _begin_apply if _IN_C else classmethod(_apply_or_record),
+    scope=Scope.TRACE,
+    why="an autograd.Function runs on proxies, which are no tensors: it is to be recorded with its own backward",
+    upstream="torch/autograd/function.py, Function.apply",
+)

@@ -7,11 +7,13 @@ import inspect
 import threading
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from forge.torch_internals.versions import TORCH
 
 Version = tuple[int, int]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Replaced:
@@ -49,6 +51,7 @@ class Scope(Enum):
     TRACE = "while a function is traced directly"
     MESSAGE = "while the message of a check is made"
     COMPILE = "while Inductor compiles a region, under a lock of the caller's"
+    PROCESS = "from its first use to the end of the process"
 
 
 class Patch(Replaced):
@@ -95,12 +98,42 @@ class Patch(Replaced):
         is_before = self.before is None or self.before > TORCH
         return self.enabled and self.original is not None and is_since and is_before
 
+    def __enter__(self) -> None:
+        if self.applies:
+            super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        if self.applies:
+            super().__exit__(*raised)
+
     def __str__(self) -> str:
         owner = getattr(self.owner, "__qualname__", self.owner.__name__)
         return f"{owner}.{self.name}"
 
 
 PATCHES: list[Patch] = []
+
+
+class Hook(Generic[P, R]):
+    """A function that a patch calls and a package above this one provides, as it is imported.
+
+    Args:
+        purpose: the function's task, for a reader and for the error where nobody has provided it.
+    """
+
+    def __init__(self, purpose: str) -> None:
+        self.purpose = purpose
+        self.function: Callable[P, R] | None = None
+
+    def provide(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Set the function, as a decorator."""
+        assert self.function is None, f"two functions to {self.purpose}: {self.function} and {function}"
+        self.function = function
+        return function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        assert self.function is not None, f"no function to {self.purpose}"
+        return self.function(*args, **kwargs)
 
 
 def patch(owner: Any, name: str, **about: Any) -> Callable[[Callable], Patch]:

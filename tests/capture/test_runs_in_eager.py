@@ -14,7 +14,7 @@ import torch
 
 import forge
 from forge import clang, torchlang
-from forge.capture import dynamo_patches
+from forge.torch_internals import dynamo_calls
 
 library = torch.library.Library("forge_in_eager", "DEF")
 library.define("without_a_fake(Tensor x) -> Tensor")
@@ -132,7 +132,7 @@ def test_an_error_inside_of_the_capture_is_told_once_and_other_frames_stay_compi
         torch._dynamo.graph_break()
         return inner(y)
 
-    monkeypatch.setattr(dynamo_patches._call_torch, "replacement", fails)
+    monkeypatch.setattr(dynamo_calls._call_torch, "replacement", fails)
     jitted = forge.jit(outer)
     told, tries = [], []
     for _ in range(6):

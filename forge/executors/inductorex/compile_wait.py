@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,10 @@ from forge.executors.executor import Declined, decline
 from forge.executors.inductorex import units
 from forge.ir.checks import in_one_line, without_frames
 from forge.support import progress
-from forge.torch_internals.inductor.async_compile import AsyncCompile
+from forge.torch_internals.inductor import async_compile
+from forge.torch_internals.inductor.async_compile import AsyncCompile, defer_wait, join_kernels
 from forge.torch_internals.inductor.cache_dir import cache_dir
 from forge.torch_internals.inductor.codecache import PyCodeCache
-from forge.torch_internals.patch import Scope, patch
 
 
 class PendingArtifact:
@@ -64,37 +63,24 @@ def defer_waits() -> Iterator[PendingArtifact]:
     """
     _this_thread.started = started = PendingArtifact()
     try:
-        with _defer_wait, _build_unit:
+        with defer_wait, join_kernels:
             yield started
     finally:
         _this_thread.started = None
         _started.append(started)
 
 
-@patch(
-    AsyncCompile,
-    "wait",
-    scope=Scope.COMPILE,
-    why="each region would wait for its kernels before the next region is lowered",
-    upstream="torch/_inductor/async_compile.py, AsyncCompile.wait",
-)
-def _defer_wait(compiling: AsyncCompile, scope: dict[str, Any]) -> None:
+@async_compile.wait_for_kernels.provide
+def _defer_wait(wait: Callable[[], None], scope: dict[str, Any]) -> None:
     started: PendingArtifact | None = getattr(_this_thread, "started", None)
     if started is not None and "__file__" in scope:  # not what is generated to be run now
-        started.waits.append((scope, partial(_defer_wait.original, compiling, scope)))
+        started.waits.append((scope, wait))
     else:
-        _defer_wait.original(compiling, scope)
+        wait()
 
 
-@patch(
-    AsyncCompile,
-    "cpp_pybinding",
-    scope=Scope.COMPILE,
-    why="g++ would run for each kernel, most of its time for the header that all have in common",
-    upstream="torch/_inductor/async_compile.py, AsyncCompile.cpp_pybinding",
-)
-def _build_unit(compiling: AsyncCompile, argtypes: Sequence[str], source: str) -> Any:
-    build = _build_unit.original
+@async_compile.build_kernel.provide
+def _build_unit(build: Callable, compiling: AsyncCompile, argtypes: Sequence[str], source: str) -> Any:
     if getattr(_this_thread, "started", None) is None:
         return build(compiling, argtypes, source)
     return units.ask(compiling, argtypes, source, build)

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from forge.compiler.layout import Layout, Layouts
 from forge.executors.errors import CheckError
 from forge.executors.executor import Declined, decline
-from forge.executors.inductorex import accuracy, artifacts, compile_wait, isa_probe
+from forge.executors.inductorex import artifacts, compile_wait, isa_probe
 from forge.executors.inductorex.aten_graph import arguments, exclusive, graph_of, is_view, results_of
 from forge.executors.inductorex.graphs import ROUNDED, describe
 from forge.executors.inductorex.out_of_process import Compilation
@@ -27,7 +27,7 @@ from forge.ir.unresolved import UnresolvedSymInt
 from forge.torch_internals.dynamo import TracingContext, tracing
 from forge.torch_internals.fake_tensors import FakeTensorMode
 from forge.torch_internals.functorch import functorch_config
-from forge.torch_internals.inductor import barriers, index_bound, local_buffers
+from forge.torch_internals.inductor import accuracy, barriers, index_bound, local_buffers
 from forge.torch_internals.inductor.compiler import CompiledFxGraph, compile_fx_inner, get_cpp_wrapper_config
 from forge.torch_internals.inductor.config import inductor_config
 from forge.torch_internals.versions import TORCH
@@ -177,6 +177,15 @@ def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTen
         *bounds,
         *sizes_of(given),
     )
+
+
+@accuracy.needs_chunks.provide
+def _needs_chunks(ask: Callable[[], bool]) -> bool:
+    """Return torch's answer; True where it differs from size to size."""
+    try:
+        return ask()
+    except UnresolvedSymInt:
+        return True
 
 
 def compile_graph(

@@ -4,7 +4,7 @@ A process costs two seconds of its own, but takes nothing from the program that 
 interpreter's lock, no thread that a fork would lose.
 
 Inductor's own way (torch._inductor.compile_fx_ext, by TORCHINDUCTOR_FX_COMPILE_MODE) is a setting of the whole process,
-and its worker compiles without the patches of torch_internals/inductor/ and accuracy.py, on which results depend.
+and its worker compiles without the patches of torch_internals/inductor/, on which results depend.
 """
 
 import atexit

@@ -1,4 +1,37 @@
-"""Inductor's compile processes."""
+"""Inductor's compile processes, and patches of how it waits for kernels and builds them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from torch._inductor.async_compile import AsyncCompile as AsyncCompile
 from torch._inductor.async_compile import get_compile_threads as get_compile_threads
+
+from forge.torch_internals.patch import Hook, Scope, patch
+
+wait_for_kernels: Hook[[Callable[[], None], dict[str, Any]], None] = Hook("wait for the kernels of a module")
+build_kernel: Hook[[Callable, AsyncCompile, Sequence[str], str], Any] = Hook("build a kernel in C++")
+
+
+@patch(
+    AsyncCompile,
+    "wait",
+    scope=Scope.COMPILE,
+    why="each region would wait for its kernels before the next region is lowered",
+    upstream="torch/_inductor/async_compile.py, AsyncCompile.wait",
+)
+def defer_wait(compiling: AsyncCompile, scope: dict[str, Any]) -> None:
+    """Wait for the kernels of a module that Inductor generated, whose globals are `scope`, or later."""
+    wait_for_kernels(partial(defer_wait.original, compiling, scope), scope)
+
+
+@patch(
+    AsyncCompile,
+    "cpp_pybinding",
+    scope=Scope.COMPILE,
+    why="g++ would run for each kernel, most of its time for the header that all have in common",
+    upstream="torch/_inductor/async_compile.py, AsyncCompile.cpp_pybinding",
+)
+def join_kernels(compiling: AsyncCompile, argtypes: Sequence[str], source: str) -> Any:
+    """Return a kernel that is built together with others."""
+    return build_kernel(join_kernels.original, compiling, argtypes, source)

@@ -12,15 +12,16 @@ Source: torch._inductor.codegen.cpp.CppVecOverrides, whose static methods give t
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import reduce
+from functools import partial, reduce
 from math import factorial
 from typing import Any
 
 import torch
 
-from forge.ir.unresolved import UnresolvedSymInt
 from forge.torch_internals.inductor.codegen import CppKernel, CppVecOverrides
-from forge.torch_internals.patch import Patch, Scope, patch
+from forge.torch_internals.patch import Hook, Patch, Scope, patch
+
+needs_chunks: Hook[[Callable[[], bool]], bool] = Hook("say whether a sum is computed in chunks, by torch's answer")
 
 _NAMES = "atanh", "erf", "expm1"
 # by the power of what they are in, from the least; a polynomial's largest error is 1e-8
@@ -73,10 +74,7 @@ def near_zero(*, as_vec: bool) -> Iterator[None]:
 )
 def chunk_sums(kernel: CppKernel, *args: Any) -> bool:
     """Return whether a sum is computed in chunks."""
-    try:
-        return chunk_sums.original(kernel, *args)
-    except UnresolvedSymInt:
-        return True
+    return needs_chunks(partial(chunk_sums.original, kernel, *args))
 
 
 def _polynomial(coefficients: Sequence[float], x: str) -> str:

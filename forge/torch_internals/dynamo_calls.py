@@ -1,0 +1,145 @@
+"""Patches of Dynamo: calls of torch's functions, generators and loggers, and their errors."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from forge.torch_internals.dynamo import (
+    AttrSource,
+    ConstantVariable,
+    DebuggingVariable,
+    InliningInstructionTranslator,
+    InstructionTranslatorBase,
+    LoggingLoggerVariable,
+    RandomVariable,
+    TensorVariable,
+    TorchInGraphFunctionVariable,
+    break_graph,
+    exc,
+    functions,
+)
+from forge.torch_internals.dynamo import dynamo_utils as utils
+from forge.torch_internals.patch import Hook, patch
+from forge.torch_internals.tensors import DeviceContext
+
+capture_call: Hook[[Any, Callable, Any, dict[str, Any], Callable[[Callable, Any, dict], Any]], Any] = Hook(
+    "capture a call of a function of torch"
+)
+
+_SETTERS = frozenset(
+    {
+        torch.set_autocast_dtype,
+        torch.set_autocast_enabled,
+        torch.set_default_dtype,
+        torch.set_deterministic_debug_mode,
+        torch.use_deterministic_algorithms,
+    }
+)
+
+
+_OF_NUMBERS = frozenset({torch.as_tensor, torch.tensor})
+
+
+def _device(tx: Any) -> torch.device | None:
+    """Return the device of `torch.set_default_device`, or of `with torch.device(…)` around the program."""
+    modes = [mode.value for mode in tx.symbolic_torch_function_state.mode_stack]
+    return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
+
+
+@patch(
+    TorchInGraphFunctionVariable,
+    "call_function",
+    why="settings of the process change while capturing alone; checks are dropped; functions that look at values fail; "
+    "torch 2.11 forgets the default device",
+)
+def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    if self.value in _SETTERS:
+        break_graph(
+            "a setting of the process changes", f"torch.{self.value.__name__}", "It holds for what follows the program."
+        )
+    return capture_call(tx, self.value, args, kwargs, partial(_call_function, self, tx))
+
+
+def _call_function(
+    self: TorchInGraphFunctionVariable, tx: Any, function: Callable, args: Any, kwargs: dict[str, Any]
+) -> Any:
+    """Capture a call as Dynamo does, with the arguments that it does not know, or forgets."""
+    if function is torch.addcdiv and "value" in kwargs and isinstance(args[0], TensorVariable):
+        # Dynamo has no steps that replace the method
+        return args[0].call_method(tx, "addcdiv", list(args[1:]), kwargs)
+    if function in _OF_NUMBERS and "device" not in kwargs and (device := _device(tx)) is not None:
+        kwargs = {**kwargs, "device": ConstantVariable.create(device)}
+    called = self if function is self.value else TorchInGraphFunctionVariable(function)
+    return _call_torch.original(called, tx, args, kwargs)
+
+
+@patch(
+    InstructionTranslatorBase,
+    "exception_handler",
+    why="the program may catch an error that torch raises of fake tensors alone",
+    since=(2, 15),
+)
+def _handle(self: InstructionTranslatorBase, raised: Exception) -> None:
+    if isinstance(raised, vars(exc)["FakeTensorObservedException"]):
+        raise exc.TorchRuntimeError(str(raised), raised.real_stack)
+    _handle.original(self, raised)
+
+
+@patch(
+    InliningInstructionTranslator,
+    "build_inline_tracer",
+    why="the program may catch Dynamo's own error of arguments that a function does not take",
+    since=(2, 15),
+)
+def _inline(parent: Any, function: Any, args: list, kwargs: dict, *others: Any, **options: Any) -> Any:
+    try:
+        return _inline.original(parent, function, args, kwargs, *others, **options)
+    except exc.ObservedTypeError as raised:
+        if not isinstance(raised.__context__, vars(functions)["BindArgsTypeError"]):
+            raise
+        break_graph(
+            WRONG_ARGUMENTS,
+            f"func='{function.get_name()}' {function.get_filename()}:{function.get_code().co_firstlineno};",
+            str(raised.__context__),
+            TypeError(str(raised.__context__)),
+        )
+
+
+WRONG_ARGUMENTS = "failed to bind arguments when attempting to inline"  # Dynamo's own words before torch 2.15
+
+
+@patch(
+    RandomVariable, "call_method", why="a random.Random of the caller's draws the numbers of the first call for ever"
+)
+def _draw(self: RandomVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
+    if self.source is not None:
+        break_graph(
+            "a random.Random of the caller's", f"random.Random.{name}", "Its state is another one at the next call."
+        )
+    return _draw.original(self, tx, name, args, kwargs)
+
+
+@patch(LoggingLoggerVariable, "call_method", why="a call of a logger breaks the graph")
+def _log(self: LoggingLoggerVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
+    """Call a method of a logging.Logger. With constants as arguments, the calls run in order after the graph."""
+    method = getattr(type(self.value), name, None)
+    is_loggers = name in _LOGGING and method is not None and method is getattr(logging.Logger, name, None)
+    constant = not kwargs and all(isinstance(each, ConstantVariable) for each in args)
+    if self.source is None or not is_loggers or not constant:
+        return _log.original(self, tx, name, args, kwargs)
+    called = DebuggingVariable(method, source=AttrSource(self.source, name))
+    tx.output.root_tx.debug_locals.append((called, list(args)))
+    return ConstantVariable.create(None)
+
+
+@patch(utils, "warn_once", why="Dynamo warns of a graph break, of which forge.explain tells")
+def _warn_once(message: str, *args: Any, **kwargs: Any) -> None:
+    if not message.startswith("Dynamo does not know how to trace"):
+        _warn_once.original(message, *args, **kwargs)
+
+
+# they return nothing; the last two are those that the transformers library adds to the class
+_LOGGING = frozenset("critical debug error info log warn warning info_once warning_once".split())
