@@ -12,7 +12,7 @@ from forge.ir import BoundSymbol, Trace
 class Always(NvFuserExecutor):
     """Makes regions of single calls, too, and takes what the library refuses for an error of the translation."""
 
-    def pays(self, calls: list[BoundSymbol]) -> bool:
+    def is_profitable(self, calls: list[BoundSymbol]) -> bool:
         return True
 
     def fuse(self, region: Trace) -> Callable | Declined:

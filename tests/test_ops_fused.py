@@ -41,7 +41,7 @@ WITHIN = {torch.float32: (1e-4, 1e-4), torch.float64: (1e-7, 1e-7), torch.bfloat
 class Always(InductorExecutor):
     """Makes regions of single calls, too."""
 
-    def pays(self, calls: list[Any]) -> bool:
+    def is_profitable(self, calls: list[Any]) -> bool:
         return True
 
 
@@ -76,7 +76,7 @@ def test_fused(info: OpInfo, device: str, dtype: torch.dtype, request: pytest.Fi
 
 def test_checked(info: OpInfo, device: str, dtype: torch.dtype) -> None:
     """The same of regions that torch's operators run; what they are promised holds."""
-    _compare(info, device, dtype, FUSER.checking())
+    _compare(info, device, dtype, FUSER.with_region_checks())
 
 
 def _compare(info: OpInfo, device: str, dtype: torch.dtype, fuser: InductorExecutor, count: int = COUNT) -> None:

@@ -86,7 +86,7 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
     if numerics == "eager":
         resolved = tuple(map(_round_as_eager, resolved))
     if check == "regions":
-        resolved = tuple(each.checking() if isinstance(each, FusionExecutor) else each for each in resolved)
+        resolved = tuple(each.with_region_checks() if isinstance(each, FusionExecutor) else each for each in resolved)
     is_plain = check != "eager" and edit is None
     return Config(
         executors=resolved,
@@ -117,7 +117,7 @@ def _round_as_eager(executor: Executor) -> Executor:
     """Return the executor for numerics="eager". Raises ValueError for one that cannot round as eager does."""
     if not isinstance(executor, FusionExecutor):
         return executor
-    rounding = executor.rounding()
+    rounding = executor.with_eager_numerics()
     if rounding is None:
         raise ValueError(
             f"forge.jit: numerics is 'eager', but executor {executor.name} has no regions that round as eager does"

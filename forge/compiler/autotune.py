@@ -331,7 +331,8 @@ class ForcedFusion(FusionExecutor):
 
     def __init__(self, fuser: FusionExecutor) -> None:
         super().__init__(fuser.name)
-        self.strided, self.boxed, self.by_parts = fuser.strided, fuser.boxed, fuser.by_parts
+        self.strided, self.boxed = fuser.strided, fuser.boxed
+        self.fuses_decompositions = fuser.fuses_decompositions
         self._fuser = fuser
 
     def can_fuse(self, bound: BoundSymbol) -> Decision:
@@ -343,7 +344,7 @@ class ForcedFusion(FusionExecutor):
     def finish(self) -> Mapping[Callable, Declined]:
         return self._fuser.finish()
 
-    def pays(self, calls: Sequence[BoundSymbol]) -> bool:
+    def is_profitable(self, calls: Sequence[BoundSymbol]) -> bool:
         return True
 
 

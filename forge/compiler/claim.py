@@ -140,11 +140,11 @@ def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select:
 
     Why others declined is kept in `declined`, by output name: the call may be taken apart before it is claimed.
     """
-    any_by_parts = any(isinstance(each, FusionExecutor) and each.by_parts for each in executors)
+    any_fuses_decompositions = any(isinstance(each, FusionExecutor) and each.fuses_decompositions for each in executors)
 
     def choice(bound: BoundSymbol, active: Collection[str]) -> Choice:
         excluded = select(bound, executors, active)
-        if any_by_parts and getattr(first_fuser(bound, executors, excluded), "by_parts", False):
+        if any_fuses_decompositions and getattr(first_fuser(bound, executors, excluded), "fuses_decompositions", False):
             return Choice()
         reasons: Reasons = []
         chosen = choose(bound, executors, reasons, excluded)

@@ -82,17 +82,17 @@ class Config:
         """True if a fusion executor can compile larger regions later. Under CUDA graphs calls cost next to nothing."""
         if self.cuda_graphs or not self.is_plain:
             return False
-        return any(each.later() is not None for each in self.fusion_executors)
+        return any(each.second_tier() is not None for each in self.fusion_executors)
 
     def second_tier(self) -> "Config":
-        """Return the config of larger regions, which fusion executors compile in other processes; see `ready`."""
-        executors = [(isinstance(each, FusionExecutor) and each.later()) or each for each in self.executors]
+        """Return the config of larger regions, which fusion executors compile in other processes; see `is_ready`."""
+        executors = [(isinstance(each, FusionExecutor) and each.second_tier()) or each for each in self.executors]
         return self.replace(executors=tuple(executors))
 
-    def ready(self) -> Decision:
+    def is_ready(self) -> Decision:
         """Return whether all regions that the fusion executors have compiled can be called; Declined where one never
         can."""
-        decisions = [each.ready() for each in self.fusion_executors]
+        decisions = [each.is_ready() for each in self.fusion_executors]
         return next((each for each in decisions if isinstance(each, Declined)), all(decisions))
 
     def in_torch(self) -> "Config":

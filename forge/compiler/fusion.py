@@ -160,7 +160,7 @@ class _Writer:
         known += [proxy for node in nodes for proxy in proxies(node.bound.output)]
         self.proxies = {proxy.name: proxy for proxy in known}
         self.numbers = {name: proxy for name, proxy in self.proxies.items() if isinstance(proxy, NumberProxy)}
-        self.checks = any(node.fuser is not None and node.fuser.checks for node in nodes)
+        self.checks = any(node.fuser is not None and node.fuser.checks_regions for node in nodes)
         self.visible = self._visible(nodes) if self.checks else set()
         self.restrided: dict[str, TensorProxy] = {}
         self.fixed: set[str] = set()
@@ -357,7 +357,7 @@ class _Writer:
         """Return a key that identical regions have in common, where there is one, and what runs them."""
         if not outputs:
             return None, decline("it returns no tensor")
-        pays = call_checker(region.fuser.pays, [node.bound for node in region.nodes])
+        pays = call_checker(region.fuser.is_profitable, [node.bound for node in region.nodes])
         if not pays:
             size = len(region.nodes)
             slower = "one call is slower than the call" if size == 1 else f"{size} calls is slower than the calls"

@@ -318,7 +318,7 @@ def _compile_second_tier(
         if tier.on_promote is not None:
             tier.on_promote(plan, config.executors)
 
-    return TierResult(Call(plan, call).assemble()[0], config.ready, install)
+    return TierResult(Call(plan, call).assemble()[0], config.is_ready, install)
 
 
 # programs of other kinds
@@ -340,7 +340,7 @@ def _with_selection(config: Config, report: CompileReport) -> Config:
     measuring = Measuring(
         partial(_compile_alone, config), config.memory, report.measured, on_disk=config.cache and is_on()
     )
-    executors = tuple([each.ignoring_speed_hints() for each in config.executors])
+    executors = tuple([each.without_speed_hints() for each in config.executors])
     return config.replace(selection=measuring, executors=executors)
 
 

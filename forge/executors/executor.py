@@ -46,6 +46,7 @@ A fusion executor is given regions of neighbouring calls and makes one function 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -54,6 +55,7 @@ from forge.executors.fingerprint import Fingerprint, fingerprint_of, name_in_tor
 from forge.ir import BoundSymbol, Symbol, Tag, Trace, check, current_trace
 from forge.ir.state import state
 from forge.ir.unresolved import UnresolvedSymInt, without_specialization
+from forge.support.deprecation import RenamedMembers
 
 _OWN = frozenset({"torch", "forge", "builtins", "operator", "_operator", "math"})  # run on tensors without values
 
@@ -168,11 +170,23 @@ class Implementation:
         return True if decision else decline("its checker declined and gave no reason")
 
 
-class Executor:
+class Executor(RenamedMembers):
     """What operator and fusion executors share: a name, by which `forge.jit(executors=[…])` finds it, and the patterns
     (forge/patterns) that are to be found in a trace before its executors are asked."""
 
     patterns: Sequence[Any] = ()
+    renamed_members = MappingProxyType(
+        {
+            "by_parts": "fuses_decompositions",
+            "checking": "with_region_checks",
+            "checks": "checks_regions",
+            "ignoring_speed_hints": "without_speed_hints",
+            "later": "second_tier",
+            "pays": "is_profitable",
+            "ready": "is_ready",
+            "rounding": "with_eager_numerics",
+        }
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -196,9 +210,9 @@ class Executor:
         process: by it a program that is kept on disk finds them again."""
         yield from ()
 
-    def ignoring_speed_hints(self) -> "Executor":
-        """Return the executor that takes calls whatever is said of their speed: under select="measured" that is
-        measured."""
+    def without_speed_hints(self) -> "Executor":
+        """Return the executor that takes calls even where they are declared to be slow. Called under select="measured",
+        which measures their speed."""
         return self
 
     def __repr__(self) -> str:
@@ -360,33 +374,38 @@ class FusionExecutor(Executor):
         strided: Whether its code is compiled for the strides of a region's inputs and returns the strides that torch's
             functions return. Each input then has its strides in the trace, and has them when the region runs.
         boxed: Whether the compiled function takes its inputs in one list.
-        by_parts: Whether it compiles the decompositions of calls. Later executors' operators with a gradient would
-            hide these, so calls that it takes are differentiated by the symbols' own rules.
-        checks: Whether it checks the inputs of its regions instead of compiling them; values without promised strides
-            get random ones.
+        fuses_decompositions: Whether it compiles the decompositions of calls. Later executors' operators with a
+            gradient would hide these, so calls that it takes are differentiated by the symbols' own rules.
+        checks_regions: Whether it checks the inputs of its regions instead of compiling them; values without promised
+            strides get random ones.
     """
 
     strided = False
     boxed = False
-    by_parts = False
-    checks = False
+    fuses_decompositions = False
+    checks_regions = False
 
     def can_fuse(self, bound: BoundSymbol) -> Decision:
-        """Return whether a call may be in a region, or Declined with the reason.
+        """Return whether a call may be in a region, or Declined with the reason. The claim pass asks for each call.
 
         If the call may not, but all calls of its decomposition may, these are fused instead.
         """
         raise NotImplementedError
 
+    def is_profitable(self, calls: Sequence[BoundSymbol]) -> bool:
+        """Return whether a region of these calls is faster than the calls. The fusion pass asks before `fuse`, and has
+        later executors run the calls of a region that is not."""
+        return len(calls) > 1
+
     def fuse(self, region: Trace) -> Callable | Declined:
         """Return a function of the region's inputs that returns the tuple of its outputs, or Declined, which leaves the
-        region unfused. Regions that are identical but for names are fused once. An exception counts as a failure of
-        this executor, as does `decline(error=)`."""
+        region unfused. The fusion pass calls it once for regions that are identical but for names. An exception counts
+        as a failure of this executor, as does `decline(error=)`."""
         raise NotImplementedError
 
     def finish(self) -> Mapping[Callable, Declined]:
-        """Wait for the work that `fuse` has started in threads and processes; no function that it returned is called
-        before. Return those of its functions that cannot be called after all, with the reasons."""
+        """Wait for the work that `fuse` has started in threads and processes. Return those of its functions that cannot
+        be called after all, with the reasons. Called when a program has been lowered, before its functions run."""
         return {}
 
     def dump(self, function: Callable) -> bytes | Declined:
@@ -400,31 +419,30 @@ class FusionExecutor(Executor):
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Begins what takes long and depends on no program, without waiting for it. Called before each capture."""
+        """Start slow work that depends on no program, without waiting for it. Called before each capture."""
 
-    def later(self) -> "FusionExecutor | None":
-        """Return an executor for the second tier of a program that runs often and whose overhead per call exceeds its
-        compute, or None. Its regions are larger and take longer to compile, in the background. They run once `ready`
-        returns True; until then, and where it declines, this executor's do."""
+    def second_tier(self) -> "FusionExecutor | None":
+        """Return an executor of larger regions for the second tier of small programs, or None.
+
+        Called when a program has been lowered, and again once the program has run often. The executor compiles in the
+        background: its functions replace this executor's once its `is_ready` returns True, and never if it declines.
+        """
         return None
 
-    def checking(self) -> "FusionExecutor":
-        """Return the executor for check="regions": it cuts the same regions, runs them by torch's operators and checks
-        what was promised at their edges. This one where there is none."""
-        return self
-
-    def rounding(self) -> "FusionExecutor | None":
-        """Return the executor for numerics="eager": its regions round each value to its dtype, as torch's functions do.
-        None where there is none."""
-        return None
-
-    def ready(self) -> Decision:
-        """Return whether all that this executor has fused can be called; Declined where some of it never can."""
+    def is_ready(self) -> Decision:
+        """Return whether all functions that `fuse` has returned can be called; Declined if one never can. A program
+        asks the executors of its second tier while its first tier runs."""
         return True
 
-    def pays(self, calls: Sequence[BoundSymbol]) -> bool:
-        """Return whether a region of these calls is worth a call of its own; else the next executors run them."""
-        return len(calls) > 1
+    def with_region_checks(self) -> "FusionExecutor":
+        """Return the executor for check="regions": it cuts the same regions, runs them by torch's operators and checks
+        what was promised at their edges. Called when options are resolved. An executor without one returns itself."""
+        return self
+
+    def with_eager_numerics(self) -> "FusionExecutor | None":
+        """Return the executor for numerics="eager": its regions round each value to its dtype, as torch's functions do.
+        Called when options are resolved. None is an error for the user."""
+        return None
 
 
 def _never(*args: Any, **kwargs: Any) -> Any:

@@ -71,11 +71,11 @@ def is_wanted() -> bool:
 
 
 class TierResult(NamedTuple):
-    """The second tier of a program: `function` replaces the first tier's once `ready` returns True, and never if it
+    """The second tier of a program: `function` replaces the first tier's once `is_ready` returns True, and never if it
     declines. `install` is called then."""
 
     function: Callable
-    ready: Callable[[], Decision]
+    is_ready: Callable[[], Decision]
     install: Callable[[], None]
 
 
@@ -113,7 +113,7 @@ class TieredProgram:
                 return True
             if self._second is None:
                 self._second = self._compile(self._function)
-            ready = self._second.ready()
+            ready = self._second.is_ready()
             if ready:
                 self._function = self._second.function
                 self._second.install()

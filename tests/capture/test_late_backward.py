@@ -138,7 +138,7 @@ class Asking(FusionExecutor):
     def can_fuse(self, bound: BoundSymbol) -> bool:
         return bound.symbol in (prims.cosh, prims.cos, clang.mul) and self._says("can_fuse", bound.args)
 
-    def pays(self, calls: list[BoundSymbol]) -> bool:
+    def is_profitable(self, calls: list[BoundSymbol]) -> bool:
         return self._says("pays", [arg for bound in calls for arg in bound.args])
 
     def fuse(self, region: Trace) -> Callable:

@@ -25,7 +25,7 @@ class Taking(FusionExecutor):
         self.regions.append(region)
         return claim(region, resolve_executors(["torch"]))[0].python_callable()
 
-    def pays(self, calls: list[BoundSymbol]) -> bool:
+    def is_profitable(self, calls: list[BoundSymbol]) -> bool:
         return True
 
 

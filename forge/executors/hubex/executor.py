@@ -94,7 +94,7 @@ class HubExecutor(OperatorExecutor):
             )
         self._patterns = _patterns_in_order({kernel.pattern for kernel in kept if isinstance(kernel.pattern, Pattern)})
 
-    def ignoring_speed_hints(self) -> "HubExecutor":
+    def without_speed_hints(self) -> "HubExecutor":
         """Return the same kernels, which take every call that they are right for: where times decide who runs it."""
         same = HubExecutor(self.name, self.verifier, checked=self.checked, faster=False)
         same.add(self.kernels)

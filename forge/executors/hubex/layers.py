@@ -288,7 +288,7 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
         kernel = self._used.get(symbol)
         return [] if kernel is None else [implementation(kernel, None)]
 
-    def ignoring_speed_hints(self) -> "LayerExecutor":
+    def without_speed_hints(self) -> "LayerExecutor":
         return self
 
     def see(self, kind: type[torch.nn.Module]) -> None:

@@ -55,15 +55,17 @@ class InductorExecutor(FusionExecutor):
 
     strided = True
     boxed = True
-    whole = False  # takes calls that Inductor hands to torch's kernels, too
+    whole_program = False  # takes calls that Inductor hands to torch's kernels, too
 
-    def __init__(self, name: str, *, rounds: bool = False) -> None:
-        """Make an executor. rounds: each value of a region is rounded to its dtype, as in eager."""
+    def __init__(self, name: str, *, eager_numerics: bool = False) -> None:
+        """Make an executor. eager_numerics: each value of a region is rounded to its dtype, as in eager."""
         super().__init__(name)
-        self.rounds = rounds
-        self._decisions = CanFuseCache(partial(_decide, whole=self.whole, rounds=rounds))
-        self._checking: FusionExecutor | None = None
-        self._rounding: InductorExecutor | None = None
+        self.eager_numerics = eager_numerics
+        self._decisions = CanFuseCache(
+            partial(_decide, whole_program=self.whole_program, eager_numerics=eager_numerics)
+        )
+        self._with_region_checks: FusionExecutor | None = None
+        self._with_eager_numerics: InductorExecutor | None = None
 
     def is_available(self) -> Decision:
         return True if any(map(_can_compile_for, _devices())) else decline("there is no C++ compiler and no Triton")
@@ -76,14 +78,16 @@ class InductorExecutor(FusionExecutor):
         return self._decisions.get(bound)
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        return _module("lower").compile_region(region, whole=self.whole, rounds=self.rounds)
+        return _module("lower").compile_region(
+            region, whole_program=self.whole_program, eager_numerics=self.eager_numerics
+        )
 
     def identity(self) -> str | Declined:
         """Return what Inductor's code depends on: its settings, its compilers, the number of threads, how it rounds."""
         if _compiles() and _module("compile_wait").has_failed():
             return decline("Inductor could not compile a region")
         config = importlib.import_module("forge.torch_internals.inductor.config").inductor_config
-        return repr((config.get_hash(), os.environ.get("CXX"), torch.get_num_threads(), _triton(), self.rounds))
+        return repr((config.get_hash(), os.environ.get("CXX"), torch.get_num_threads(), _triton(), self.eager_numerics))
 
     def dump(self, function: Callable) -> bytes | Declined:
         return _module("artifacts").dump(function)
@@ -94,22 +98,22 @@ class InductorExecutor(FusionExecutor):
     def finish(self) -> Mapping[Callable, Declined]:
         return _module("compile_wait").finish() if _compiles() else {}
 
-    def later(self) -> FusionExecutor | None:
-        return _OutOfProcess(rounds=self.rounds)
+    def second_tier(self) -> FusionExecutor | None:
+        return _OutOfProcess(eager_numerics=self.eager_numerics)
 
-    def checking(self) -> FusionExecutor:
-        if self._checking is None:
-            self._checking = _Checking(self)
-        return self._checking
+    def with_region_checks(self) -> FusionExecutor:
+        if self._with_region_checks is None:
+            self._with_region_checks = _Checking(self)
+        return self._with_region_checks
 
-    def rounding(self) -> "InductorExecutor":
-        if self.rounds:
+    def with_eager_numerics(self) -> "InductorExecutor":
+        if self.eager_numerics:
             return self
-        if self._rounding is None:
-            self._rounding = type(self)(self.name, rounds=True)
-        return self._rounding
+        if self._with_eager_numerics is None:
+            self._with_eager_numerics = type(self)(self.name, eager_numerics=True)
+        return self._with_eager_numerics
 
-    def pays(self, calls: Sequence[BoundSymbol]) -> bool:
+    def is_profitable(self, calls: Sequence[BoundSymbol]) -> bool:
         """Return whether a region replaces more than one kernel of torch's: it costs a call, and once a compilation."""
         kernels = 0
         for bound in calls:
@@ -119,7 +123,7 @@ class InductorExecutor(FusionExecutor):
         return False
 
 
-def _decide(bound: BoundSymbol, *, whole: bool, rounds: bool) -> Decision:
+def _decide(bound: BoundSymbol, *, whole_program: bool, eager_numerics: bool) -> Decision:
     for tag in bound.all_tags:
         if tag in _NEVER:
             return decline(_NEVER[tag])
@@ -136,7 +140,7 @@ def _decide(bound: BoundSymbol, *, whole: bool, rounds: bool) -> Decision:
             return decline(f"Inductor has no code for {proxy.dtype}")
     if not _can_compile_for(proxies[0].device.type):
         return decline(f"Inductor cannot compile for {proxies[0].device.type} here")
-    return _module("operators").takes(bound, whole=whole, rounds=rounds)
+    return _module("operators").takes(bound, whole_program=whole_program, eager_numerics=eager_numerics)
 
 
 _kernels = CanFuseCache(lambda bound: _module("operators").count_kernels(bound))
@@ -146,34 +150,34 @@ class WholeProgram(InductorExecutor):
     """A program as one artifact, in which C++ calls all kernels, matrix products and attention included: for programs
     whose overhead per call exceeds their compute. It takes longest to compile, so that it runs only if it is named."""
 
-    whole = True
+    whole_program = True
 
-    def later(self) -> FusionExecutor | None:
+    def second_tier(self) -> FusionExecutor | None:
         return None
 
 
 class _OutOfProcess(WholeProgram):
     """A fusion executor of whole programs, one artifact each, which other processes compile."""
 
-    def __init__(self, *, rounds: bool = False) -> None:
-        super().__init__(whole.name, rounds=rounds)
-        self._decisions = (whole.rounding() if rounds else whole)._decisions
+    def __init__(self, *, eager_numerics: bool = False) -> None:
+        super().__init__(inductor_whole.name, eager_numerics=eager_numerics)
+        self._decisions = (inductor_whole.with_eager_numerics() if eager_numerics else inductor_whole)._decisions
         self._made: list[Any] = []
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        made = _module("lower").compile_region_in_worker(region, rounds=self.rounds)
+        made = _module("lower").compile_region_in_worker(region, eager_numerics=self.eager_numerics)
         self._made.append(made)
         return made
 
     def finish(self) -> Mapping[Callable, Declined]:
-        return {}  # nobody waits: `ready` is asked
+        return {}  # nobody waits: `is_ready` is asked
 
     def dump(self, function: Any) -> bytes | Declined:
         if not function.on_cpu:  # a process would wait for it longer than for compiling the smaller regions
             return decline("larger regions on a GPU load slowly")
         return super().dump(function.function)
 
-    def ready(self) -> Decision:
+    def is_ready(self) -> Decision:
         states = [made if isinstance(made, Declined) else made.state() for made in self._made]
         return next((state for state in states if isinstance(state, Declined)), all(states))
 
@@ -181,7 +185,7 @@ class _OutOfProcess(WholeProgram):
 class _Checks(InductorExecutor):
     """A fusion executor whose regions are run by torch's operators and checked at their edges (checking.py)."""
 
-    checks = True
+    checks_regions = True
 
     def prepare(self) -> None:
         pass  # no processor is asked about
@@ -192,7 +196,7 @@ class _Checks(InductorExecutor):
     def load(self, data: bytes) -> Callable:
         return _module("checking").load(data)
 
-    def checking(self) -> FusionExecutor:
+    def with_region_checks(self) -> FusionExecutor:
         return self
 
 
@@ -200,18 +204,20 @@ class _Checking(_Checks):
     """Regions as Inductor is given them."""
 
     def __init__(self, executor: InductorExecutor) -> None:
-        super().__init__(executor.name, rounds=executor.rounds)
-        self.whole = executor.whole
+        super().__init__(executor.name, eager_numerics=executor.eager_numerics)
+        self.whole_program = executor.whole_program
         self._executor = executor
 
     def can_fuse(self, bound: BoundSymbol) -> Decision:
         return self._executor.can_fuse(bound)
 
-    def pays(self, calls: Sequence[BoundSymbol]) -> bool:
-        return self._executor.pays(calls)
+    def is_profitable(self, calls: Sequence[BoundSymbol]) -> bool:
+        return self._executor.is_profitable(calls)
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        return _module("lower").compile_region(region, _module("checking").check_region, whole=self.whole)
+        return _module("lower").compile_region(
+            region, _module("checking").check_region, whole_program=self.whole_program
+        )
 
     def dump(self, function: Any) -> bytes | Declined:
         return function.dump()
@@ -219,8 +225,8 @@ class _Checking(_Checks):
     def finish(self) -> Mapping[Callable, Declined]:
         return {}
 
-    def later(self) -> FusionExecutor | None:
-        return None if self.whole else _CheckingOutOfProcess(rounds=self.rounds)
+    def second_tier(self) -> FusionExecutor | None:
+        return None if self.whole_program else _CheckingOutOfProcess(eager_numerics=self.eager_numerics)
 
 
 class _CheckingOutOfProcess(_Checks, _OutOfProcess):
@@ -264,5 +270,5 @@ def _triton() -> str | None:
         return None
 
 
-whole = register_executor(WholeProgram("inductor-whole"))
+inductor_whole = register_executor(WholeProgram("inductor-whole"))
 inductorex = register_executor(InductorExecutor("inductor"), default=True, first=True)

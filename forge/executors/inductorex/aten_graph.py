@@ -53,7 +53,7 @@ def exclusive() -> Iterator[None]:
         yield
 
 
-def graph_of(region: Trace, layouts: Layouts, *, rounds: bool) -> tuple[torch.fx.GraphModule, list[Any]]:
+def graph_of(region: Trace, layouts: Layouts, *, eager_numerics: bool) -> tuple[torch.fx.GraphModule, list[Any]]:
     """Return the region as a graph of aten operators, and the stand-ins for its inputs that it was traced with. rounds:
     its nodes say which values torch's functions would have rounded."""
     calls = claim_by_torch(region.bound_symbols)
@@ -72,7 +72,7 @@ def graph_of(region: Trace, layouts: Layouts, *, rounds: bool) -> tuple[torch.fx
             )
         return [known[proxy.name] for proxy in region.output]
 
-    rounding = inductor_config.patch(emulate_precision_casts=rounds)
+    rounding = inductor_config.patch(emulate_precision_casts=eager_numerics)
     with layouts.fake, symbolic_dispatch(layouts.is_symbolic), rounding:
         given = [layouts.stand_in(proxy) for proxy in region.inputs]
         graph = make_fx(run, decomposition_table={**decompositions(), **_OWN})(*given)

@@ -204,7 +204,7 @@ def _promise(known: Mapping[str, Any]) -> Promise:
 
 
 def check_region(
-    graph: torch.fx.GraphModule, inputs: list[Any], fake: FakeTensorMode, strides: Strides, *, whole: bool
+    graph: torch.fx.GraphModule, inputs: list[Any], fake: FakeTensorMode, strides: Strides, *, whole_program: bool
 ) -> CheckedRegion | Declined:
     """Return a region's graph as a function that torch runs; the arguments are those of Inductor's code generator.
 
@@ -254,7 +254,7 @@ class CheckedProgram:
     on_cpu = True
 
     def __init__(self, graph: PlainGraph, strides: Strides) -> None:
-        self.function = check_region(*rebuild(pickle.loads(pickle.dumps(graph))), strides, whole=True)
+        self.function = check_region(*rebuild(pickle.loads(pickle.dumps(graph))), strides, whole_program=True)
 
     def __call__(self, boxed: list[Any]) -> list[torch.Tensor]:
         assert not isinstance(self.function, Declined)

@@ -44,19 +44,21 @@ isa_probe.remember()
 
 
 def compile_region(
-    region: Trace, codegen: "Codegen | None" = None, *, whole: bool = False, rounds: bool = False
+    region: Trace, codegen: "Codegen | None" = None, *, whole_program: bool = False, eager_numerics: bool = False
 ) -> Callable | Declined:
     """Return a function of one list, the region's inputs, that returns its outputs. Declined where Inductor fails, with
     the error unless it is a NotImplementedError that says what Inductor is known not to do.
 
-    codegen: makes the function of the lowered graph; Inductor by default. rounds: each value of half precision is
-    rounded to its dtype, as torch's functions do.
+    codegen: makes the function of the lowered graph; Inductor by default. eager_numerics: each value of half precision
+    is rounded to its dtype, as torch's functions do.
     """
     try:
         layouts = Layouts(region.inputs, shared=False)
         with exclusive():
-            graph, given = graph_of(region, layouts, rounds=rounds)
-            return (codegen or generate)(graph, given, layouts.fake, _other_strides(graph, region, given), whole=whole)
+            graph, given = graph_of(region, layouts, eager_numerics=eager_numerics)
+            return (codegen or generate)(
+                graph, given, layouts.fake, _other_strides(graph, region, given), whole_program=whole_program
+            )
     except (UnresolvedSymInt, CheckError):
         raise
     except Exception as error:
@@ -70,13 +72,13 @@ def compile_region(
 
 
 def generate(
-    graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode, strides: Strides, *, whole: bool
+    graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode, strides: Strides, *, whole_program: bool
 ) -> Callable:
     """Inductor's artifact of a graph; `given` are stand-ins for its inputs, of the mode `fake`. strides: those that
     results get where the graph gives others. whole: C++ calls all kernels."""
     isa_probe.wait()
     with compile_wait.defer_waits() as started:
-        compiled = compile_graph(graph, given, fake, whole=whole)
+        compiled = compile_graph(graph, given, fake, whole_program=whole_program)
         assert compiled.current_callable is not None
         started.function = strides.wrap(compiled.current_callable)
     artifacts.keep(started.function, compiled, strides)
@@ -86,7 +88,9 @@ def generate(
 Codegen = Callable[..., Callable | Declined]  # of the arguments of `generate`
 
 
-def compile_region_in_worker(region: Trace, start: Callable = Compilation, *, rounds: bool = False) -> Any | Declined:
+def compile_region_in_worker(
+    region: Trace, start: Callable = Compilation, *, eager_numerics: bool = False
+) -> Any | Declined:
     """`compile_region` of a whole program by another process. What it returns can be called once it is complete.
 
     start: is given the described graph, and the strides of results where the graph gives others.
@@ -94,7 +98,7 @@ def compile_region_in_worker(region: Trace, start: Callable = Compilation, *, ro
     try:
         layouts = Layouts(region.inputs, shared=False)
         with exclusive():
-            graph, given = graph_of(region, layouts, rounds=rounds)
+            graph, given = graph_of(region, layouts, eager_numerics=eager_numerics)
         inputs = [layouts.values[proxy.name] for proxy in region.inputs]
         if not all(isinstance(each, Layout) for each in inputs) or layouts.is_symbolic:
             return decline("its sizes are not static")
@@ -189,7 +193,7 @@ def _needs_chunks(ask: Callable[[], bool]) -> bool:
 
 
 def compile_graph(
-    graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode, *, whole: bool
+    graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode, *, whole_program: bool
 ) -> CompiledFxGraph:
     """Inductor's artifact of a graph that returns a list; `given` are stand-ins of the mode `fake` for its inputs.
     whole: C++ calls all of its kernels."""
@@ -206,10 +210,10 @@ def compile_graph(
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),
         inductor_config.patch(
-            {**_SETTINGS, **(get_cpp_wrapper_config() if whole else {}), **_rounding(graph), **_binding(given)}
+            {**_SETTINGS, **(get_cpp_wrapper_config() if whole_program else {}), **_rounding(graph), **_binding(given)}
         ),
     ):
         warnings.filterwarnings("ignore", module=r"torch\._inductor")  # how it makes its kernels
-        compiled = compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=whole)
+        compiled = compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=whole_program)
     assert isinstance(compiled, CompiledFxGraph)
     return compiled

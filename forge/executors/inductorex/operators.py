@@ -149,11 +149,12 @@ _EXACT = frozenset({aten.abs, aten.cat, aten.clone, aten.empty, aten.full, aten.
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
 
 
-def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> Decision:
+def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bool = False) -> Decision:
     """Return whether the aten operators of torch's function for a call are ones that Inductor writes loops for; or, as
-    a part of a whole program, ones that it calls. rounds: whether its loops must round where torch's kernels do."""
+    a part of a whole program, ones that it calls. eager_numerics: whether its loops must round where torch's kernels
+    do."""
     if not all(isinstance(proxy, (TensorProxy, NumberProxy)) for proxy in _proxies_of(bound)):  # what attention keeps
-        return whole or decline("it reads a value that is not a tensor")
+        return whole_program or decline("it reads a value that is not a tensor")
     results = list(tensors(bound.output))
     if results and all(map(_has_no_elements, results)):
         return decline("its results have no elements")
@@ -163,7 +164,7 @@ def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> D
     for operator in operators:
         if operator.overloadpacket in _OF_ONE_DTYPE | _NORMS and _mixes_dtypes(bound, operator):
             return decline(f"{operator} supports one dtype only", parts=False)
-        if not (_is_function(operator) if whole else _has_loops(operator)):
+        if not (_is_function(operator) if whole_program else _has_loops(operator)):
             return decline(f"{operator} is left to torch")
         if operator.overloadpacket in _INDEXED and _is_on_cpu(bound):
             return decline(f"{operator} raises where an index is out of range")
@@ -177,7 +178,7 @@ def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> D
             return decline(f"{operator} of integers raises where it divides by zero")
         if operator.overloadpacket is aten.any and tensors(bound.output)[0].dtype == torch.uint8:
             return decline(f"{operator} of uint8 is uint8, and Inductor's is bool")
-    return _rounds_alike(bound, operators) if rounds and _is_half(bound) else True
+    return _rounds_alike(bound, operators) if eager_numerics and _is_half(bound) else True
 
 
 def _has_no_elements(proxy: TensorProxy) -> bool:
@@ -205,7 +206,7 @@ def _rounds_alike(bound: BoundSymbol, operators: list[Any]) -> Decision:
     region.bound_symbols.append(bound)
     try:
         with exclusive():
-            graph, _ = graph_of(region, Layouts(region.inputs, shared=False), rounds=True)
+            graph, _ = graph_of(region, Layouts(region.inputs, shared=False), eager_numerics=True)
     except UnresolvedSymInt:
         raise
     except Exception as error:

@@ -28,7 +28,7 @@ def main(folder: Path) -> int:
         graph, settings = pickle.loads((folder / "job").read_bytes())
         settings.apply()
         with torch.no_grad():
-            data = dump_artifact(compile_graph(*rebuild(graph), whole=True))
+            data = dump_artifact(compile_graph(*rebuild(graph), whole_program=True))
         if isinstance(data, Declined):
             raise NotImplementedError(data.reason)
         write(folder / "artifact", data)

@@ -31,7 +31,7 @@ class NvFuserExecutor(FusionExecutor):
 
     strided = True
     boxed = True
-    by_parts = True
+    fuses_decompositions = True
 
     def __init__(self, name: str, library: Callable[[], Any] = nvfuser_direct, device: str = "cuda") -> None:
         super().__init__(name)

@@ -138,7 +138,7 @@ def test_programs_from_the_disk_are_checked_too(tmp_path, monkeypatch):
 def test_memory_that_was_never_written_holds_nan():
     x = torch.zeros(2, 3)
     graph = make_fx(lambda x: [x.new_empty(2, 3) + x], tracing_mode="fake")(x)
-    (result,) = check_region(graph, [x], None, NO_STRIDES, whole=False)([x])
+    (result,) = check_region(graph, [x], None, NO_STRIDES, whole_program=False)([x])
     assert result.isnan().all()
 
 

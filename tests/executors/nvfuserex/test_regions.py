@@ -83,7 +83,7 @@ class Second(FusionExecutor):
     def fuse(self, region):
         return claim(region, resolve_executors(["torch"]))[0].python_callable()
 
-    def pays(self, calls):
+    def is_profitable(self, calls):
         return True
 
 
