@@ -86,7 +86,7 @@ class _Interpreter:
         self.trace = trace
         self.env: dict[Node, Any] = {}
         self.opaque_calls: list[str] = []
-        self.regions: list[Any] = []
+        self.scopes: list[Any] = []
         self.held: dict[int, tuple[torch.Tensor, TensorProxy]] = {}
         self.misplaced: set[Node] = set()  # whose fake tensors have other strides than torch's tensors
         self.skipped: Collection[Node] = ()
@@ -99,14 +99,14 @@ class _Interpreter:
 
     @contextmanager
     def modes(self) -> Iterator[None]:
-        """Close the regions (of torch.autocast, of inference mode) that the graph leaves open, and restore the grad
+        """Close the scopes (of torch.autocast, of inference mode) that the graph leaves open, and restore the grad
         mode."""
         with grad_mode.preserve():
             try:
                 yield
             finally:
-                for region in reversed(self.regions):
-                    region.__exit__(None, None, None)
+                for scope in reversed(self.scopes):
+                    scope.__exit__(None, None, None)
 
     def run(self) -> Any:
         higher_order.hooks_first(self.graph.graph)
@@ -121,7 +121,7 @@ class _Interpreter:
                 continue
             try:
                 if node.target in higher_order.STARTS:
-                    self.run_region(higher_order.transform_region(self.graph, node, nodes))
+                    self.run_transform(higher_order.transform_scope(self.graph, node, nodes))
                 else:
                     self.env[node] = getattr(self, node.op)(node)
             except Unsupported as reason:
@@ -138,21 +138,21 @@ class _Interpreter:
             named = lambda found: self.paths.get(found[0], found[0])
             error.args = (_METADATA_OF.sub(named, error.args[0]),)
 
-    def run_region(self, region: higher_order.Region) -> None:
-        """Record a region as the operators that torch runs for it, else as one opaque call."""
-        args, given = self.look_up(tuple(region.inputs)), pairs(self.env, region.inputs)
-        function = grad_mode.InMode(region.function)
+    def run_transform(self, scope: higher_order.TransformScope) -> None:
+        """Record a torch.func transform as the operators that torch runs for it, else as one opaque call."""
+        args, given = self.look_up(tuple(scope.inputs)), pairs(self.env, scope.inputs)
+        function = grad_mode.InMode(scope.function)
         grad_mode.note(self.trace)
-        changed = [args[i] for i in region.changed]
-        self.check_apart(changed, region.name, args)
+        changed = [args[i] for i in scope.changed]
+        self.check_apart(changed, scope.name, args)
         places = [i for i, leaf in enumerate(leaves((args, {}))) if any(leaf is each for each in changed)]
         try:
-            output = self.call_transform(function, region.name, args, places)
+            output = self.call_transform(function, scope.name, args, places)
         except Unsupported as reason:
             does = Effects(places, frozenset(), [])
-            output = self.opaque(function, f"{region.name} ({reason})", args, {}, given, region.example, does)
-        output = reconcile(self.trace.memory, given, output, region.example, region.name)
-        for node, value in zip(region.outputs, output, strict=True):
+            output = self.opaque(function, f"{scope.name} ({reason})", args, {}, given, scope.example, does)
+        output = reconcile(self.trace.memory, given, output, scope.example, scope.name)
+        for node, value in zip(scope.outputs, output, strict=True):
             self.env[node] = value
             self.note(node, value, node.meta["example_value"])
 
@@ -183,7 +183,7 @@ class _Interpreter:
         inner = _Interpreter(graph, current_trace())
         inner.native = native
         inner.skipped = skipped
-        inner.regions, inner.held, inner.paths = self.regions, self.held, self.paths
+        inner.scopes, inner.held, inner.paths = self.scopes, self.held, self.paths
         if inner.trace is self.trace:  # else a gradient rule runs it once more
             inner.opaque_calls, inner.numbers.read = self.opaque_calls, self.numbers.read
         inner.given = iter(args)

@@ -42,7 +42,7 @@ def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects
     hold."""
     if isinstance(function, HigherOrderOperator) and function.name() not in _HIGHER_ORDER:
         raise Unsupported(f"the graph calls {function.name()}, which forge does not know")
-    if name.rpartition(".")[2] == "_autograd_grad":  # between graphs: inside of one it is in a transform's region
+    if name.rpartition(".")[2] == "_autograd_grad":  # between graphs: inside of one it is in a transform's scope
         raise Unsupported(f"{name} differentiates what was computed before the graph")
     if "out" in kwargs or name.rpartition(".")[2] in _RESHAPERS or "triton_kernel_wrapper" in name:
         raise Unsupported(f"{name} may change its arguments in a way that forge cannot follow")

@@ -1,4 +1,4 @@
-"""Parts of a Dynamo graph that are more than one call: regions between markers."""
+"""Parts of a Dynamo graph that are more than one call: scopes between markers."""
 
 import operator
 import re
@@ -63,8 +63,8 @@ def _is_size(node: Node) -> bool:
     return node.op == "placeholder" and isinstance(node.meta.get("example_value"), torch.SymInt)
 
 
-class Region:
-    """Neighbouring nodes as a function of their own: `function(*inputs)` returns the values of `outputs`, a tuple.
+class TransformScope:
+    """The nodes of a torch.func transform as a function: `function(*inputs)` returns the values of `outputs`, a tuple.
 
     changed: the positions of the inputs that it changes in place.
     """
@@ -83,9 +83,9 @@ class Region:
         return tuple(node.meta["example_value"] for node in self.outputs)
 
 
-def transform_region(graph: GraphModule, start: Node, following: Iterator[Node]) -> Region:
+def transform_scope(graph: GraphModule, start: Node, following: Iterator[Node]) -> TransformScope:
     """Return the nodes from the start of a torch.func transform to the end of all that are open then: inside, values
-    are of a level that only functorch knows. Where one outlives its level (as torch.func.vjp's), the region goes on to
+    are of a level that only functorch knows. Where one outlives its level (as torch.func.vjp's), the scope goes on to
     its last use.
     """
     inside: list[Node] = []
@@ -98,10 +98,10 @@ def transform_region(graph: GraphModule, start: Node, following: Iterator[Node])
         forbidden = (forbidden or node.target is _FORBID_HOOKS) and node.target is not _ALLOW_HOOKS
         if depth or forbidden:
             continue
-        region = _extract(graph, inside)
-        if not any(_is_wrapped(leaf) for leaf in leaves(region.example)):
-            region.changed = _mutated_inputs(region, inside)
-            return region
+        scope = _extract(graph, inside)
+        if not any(_is_wrapped(leaf) for leaf in leaves(scope.example)):
+            scope.changed = _mutated_inputs(scope, inside)
+            return scope
     raise Unsupported("a torch.func transform, or a value of one, outlives the graph")
 
 
@@ -142,9 +142,9 @@ def _is_wrapped(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and is_functorch_wrapped_tensor(value)
 
 
-def _mutated_inputs(region: Region, inside: list[Node]) -> list[int]:
+def _mutated_inputs(scope: TransformScope, inside: list[Node]) -> list[int]:
     written = _memory([_example((node.args[:1], node.kwargs.get("out"))) for node in inside if writes(node)])
-    examples = [node.meta.get("example_value") for node in region.inputs]
+    examples = [node.meta.get("example_value") for node in scope.inputs]
     return [i for i, example in enumerate(examples) if not written.isdisjoint(_memory(example))]
 
 
@@ -174,7 +174,7 @@ def _memory(tree: Any) -> set[int]:
     return found
 
 
-def _extract(graph: GraphModule, inside: list[Node]) -> Region:
+def _extract(graph: GraphModule, inside: list[Node]) -> TransformScope:
     members = set(inside)
     inputs = list(dict.fromkeys(n for node in inside for n in node.all_input_nodes if n not in members))
     outputs = [node for node in inside if any(user not in members for user in node.users)]
@@ -184,4 +184,4 @@ def _extract(graph: GraphModule, inside: list[Node]) -> Region:
         env[node] = part.node_copy(node, env.__getitem__)
     part.output(tuple(env[node] for node in outputs))
     name = "torch.vmap" if inside[0].target is predispatch._vmap_increment_nesting else "torch.func"
-    return Region(name, runnable(GraphModule(graph, part)), inputs, outputs)
+    return TransformScope(name, runnable(GraphModule(graph, part)), inputs, outputs)

@@ -24,10 +24,10 @@ from forge.torch_internals.tensors import log_api_usage_once
 
 
 class Interpreter(Protocol):
-    """The recording of a graph, as markers see it. regions: those of autocast and inference mode that are open."""
+    """The recording of a graph, as markers see it. scopes: those of autocast and inference mode that are open."""
 
     trace: Trace
-    regions: list[Any]
+    scopes: list[Any]
 
     def inline(self, graph: GraphModule, args: tuple) -> Any:
         """Run a nested graph on values of this one."""
@@ -45,16 +45,16 @@ def _enter_inference_mode(interpreter: Interpreter, mode: bool) -> Any:
     return _enter(interpreter, torch.inference_mode(mode))
 
 
-def _enter(interpreter: Interpreter, region: Any) -> Any:
-    """Return a region of the graph: while its calls are recorded, this thread is in it."""
-    region.__enter__()
-    interpreter.regions.append(region)
-    return region
+def _enter(interpreter: Interpreter, scope: Any) -> Any:
+    """Enter a scope, which this thread is in while the graph's calls inside are recorded; return it."""
+    scope.__enter__()
+    interpreter.scopes.append(scope)
+    return scope
 
 
-def _exit(interpreter: Interpreter, region: Any) -> None:
-    interpreter.regions.remove(region)
-    region.__exit__(None, None, None)
+def _exit(interpreter: Interpreter, scope: Any) -> None:
+    interpreter.scopes.remove(scope)
+    scope.__exit__(None, None, None)
 
 
 def _checkpoint(interpreter: Interpreter, body: GraphModule, *args: Any, **options: Any) -> Any:

@@ -1,8 +1,8 @@
 """Tensors and modes whose operators are not their kernels: subclasses with __torch_dispatch__, fake and functional
 tensors, dispatch modes.
 
-A region's code and a kernel read memory by its address, which such a tensor does not have, and no mode sees what they
-do. A program that is given such a tensor runs by torch's own functions, and a call under a mode runs in eager.
+A fused region's code and a kernel read memory by its address, which such a tensor does not have, and no mode sees what
+they do. A program that is given such a tensor runs by torch's own functions, and a call under a mode runs in eager.
 """
 
 from typing import Any

@@ -54,7 +54,7 @@ class Claim:
     """The executor that runs one call, and the reasons of those that declined it. It refers to the call by name, not by
     object: a program's claims live as long as the program.
 
-    results: the metadata of `outputs`, in words. region: the call of the final trace that runs it with others.
+    results: the metadata of `outputs`, in words. region: the fused region of the final trace that runs it with others.
     fallback: what runs it where that fails.
     """
 

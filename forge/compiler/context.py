@@ -85,7 +85,7 @@ class Context:
         reference: The trace that values are compared with under check="eager".
         bucket: Returns the gradients of a claimed backward in buckets; BackwardCompiler sets it.
         claimed: The calls that `fuse` makes regions of; `claim` sets it.
-        regions: The regions of all traces of the program; `fuse` adds to it.
+        regions: The fused regions of all traces of the program; `fuse` adds to it.
         wrap: Wraps the generated function; `compare` sets it.
         generated: The generated function and its trace; `codegen` sets it.
     """

@@ -1,4 +1,4 @@
-"""Fallbacks: they run the calls of a region whose compiler or function fails where they do not."""
+"""Fallbacks: they run the calls of a fused region whose compiler or function fails where they do not."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ _log = logging.getLogger("forge.claim")
 
 
 class Fallback:
-    """The calls of regions that one function runs, as the executors after the fuser run them.
+    """The calls of fused regions that one function runs, as the executors after the fuser run them.
 
     A program calls it with what the function raised and was given: regions are pure, so that their calls can run after
     a function that has failed. What they raise themselves is the program's own error. Otherwise they run from then on,

@@ -186,7 +186,7 @@ def claim(trace: Trace, context: Context) -> Trace:
 
 
 def fuse(trace: Trace, context: Context) -> Trace:
-    """Make one call of each region, compiled by its fusion executor; note the strides of every value."""
+    """Make one call of each fused region, compiled by its fusion executor; note the strides of every value."""
     config = context.config
     strict = config.strict or config.checks
     trace, claims, regions = fuse_claimed(trace, context.claimed, config.executors, context.layouts, strict=strict)

@@ -241,8 +241,8 @@ def _compile_trace(trace: Trace, context: Context) -> tuple[CompiledPlan, Second
 def _lower_program(
     trace: Trace, context: Context, first: CompiledPlan | None = None
 ) -> tuple[LoweredProgram, list[FusedRegion]]:
-    """Return the program and its regions. first: the plan of the first tier, where this is the second: it shares the
-    epilogue, and the backwards that are compiled when they are needed."""
+    """Return the program and its fused regions. first: the plan of the first tier, where this is the second: it shares
+    the epilogue, and the backwards that are compiled when they are needed."""
     context = context.attempt(
         context.config if first is None else context.config.second_tier(), times_passes=first is None
     )

@@ -1,4 +1,4 @@
-"""Which calls of a program become one region: those of one level.
+"""Which calls of a program become one fused region: those of one level.
 
 A level is how many cuts (calls that no fusion executor takes: matrix products, kernels) stand between a call and the
 program's inputs. All fusible calls of one level are one region: a region reads what was made at earlier levels and the
@@ -51,7 +51,7 @@ class Node:
 
 
 class Region:
-    """The calls of one level that one fusion executor takes, in the program's order."""
+    """The calls of one level that one fusion executor takes, in the program's order: a FusedRegion, once compiled."""
 
     __slots__ = ("fuser", "nodes")
 

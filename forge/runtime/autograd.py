@@ -1,4 +1,4 @@
-"""One torch.autograd.Function for a differentiated region."""
+"""One torch.autograd.Function for a differentiated program."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ _DREW = (
 
 
 class Sources(NamedTuple):
-    """Where a differentiable backward finds the region's inputs, each with its autograd history.
+    """Where a differentiable backward finds the program's inputs, each with its autograd history.
 
     saved: places among the saved tensors, by the input's position. remembered: positions of the other tensors that it
     may read; mutated: of those among them that the program changes. numbers: positions of inputs that are no tensors.
@@ -45,7 +45,7 @@ class Sources(NamedTuple):
 
 
 class DifferentiableBackward(NamedTuple):
-    """A backward as a program of a region's inputs, which is differentiated as any other.
+    """A backward as a program of the forward's inputs, which is differentiated as any other.
 
     function: takes all inputs (None for one that is not read), what was drawn, and the gradients that there are.
     reads: the positions of the inputs that it reads. drawn: places of what it is given among the saved tensors and
@@ -442,7 +442,7 @@ def _version(x: torch.Tensor) -> int:
 
 
 def _inputs(ctx: Any, saved: Sequence[Any], sources: Sources, reads: list[int]) -> list[Any]:
-    """Return the region's inputs that are read, None for the others. Raises RuntimeError where one was changed or
+    """Return the program's inputs that are read, None for the others. Raises RuntimeError where one was changed or
     freed."""
     check(
         ctx.remembered is not None,
