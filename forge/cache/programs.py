@@ -238,7 +238,7 @@ class _Program:
 
     def __init__(self, compile: Callable[[], tuple[Executable, CompileReport]]) -> None:
         self.report_of: weakref.ref[LoadedReport] | None = None
-        self._compile = compile
+        self.compile = compile
         self._compiled: Executable | None = None
         self._compiling = new_lock()
 
@@ -246,7 +246,7 @@ class _Program:
     def whole(self) -> Executable:
         with self._compiling:
             if self._compiled is None:
-                self._compiled, own = self._compile()
+                self._compiled, own = self.compile()
                 report = None if self.report_of is None else self.report_of()
                 if report is not None:
                     report.whole = own
@@ -274,16 +274,19 @@ class LoadedReport(CompileReport):
         self.lines = {number: line for line, number in graph.lines.items()}
         self._claims_on_disk = [entry.blobs[number] for number in entry.data["claims"]]
         self.whole: CompileReport | None = None  # of the same program compiled here
+        self._compile = program.compile
         self._program_of = weakref.ref(program)
         program.report_of = weakref.ref(self)
         super().__init__()
 
     def compile(self) -> CompileReport:
-        """Return the report of the same program compiled here; an empty one where the program is gone."""
+        """Return the report of the same program compiled here."""
         program = self._program_of()
         if self.whole is None and program is not None:
             _ = program.whole
-        return self.whole or CompileReport()
+        if self.whole is None:  # the program is gone
+            _, self.whole = self._compile()
+        return self.whole
 
     @property
     def edited_files(self) -> list[str]:
