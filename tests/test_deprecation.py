@@ -1,5 +1,7 @@
 """Public names that were renamed work for one version, with a warning."""
 
+import importlib
+
 import pytest
 
 from forge.support.deprecation import renamed_attributes
@@ -14,3 +16,21 @@ def test_an_old_name_gives_the_new_object_and_warns() -> None:
 def test_a_name_that_never_was_is_an_error() -> None:
     with pytest.raises(AttributeError, match="module 'forge' has no attribute 'other'"):
         renamed_attributes("forge", {"old": "new"}, dict.__getitem__)("other")
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("forge.hub", "Built", "BuiltLibrary"),
+        ("forge.hub", "Loaded", "LoadedKernel"),
+        ("forge.hub", "Resolved", "ResolvedKernel"),
+        ("forge.hub", "Verified", "VerifiedKernel"),
+        ("forge.hub", "cached", "cached_variants"),
+        ("forge.hub", "loaded", "loaded_kernels"),
+        ("forge.transforms", "heads", "fused_linear_cross_entropy"),
+    ],
+)
+def test_a_name_of_0_1_0_still_works(module: str, old: str, new: str) -> None:
+    owner = importlib.import_module(module)
+    with pytest.warns(DeprecationWarning, match=rf"{module}\.{old} is now {module}\.{new}"):
+        assert getattr(owner, old) is getattr(owner, new)
