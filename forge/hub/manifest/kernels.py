@@ -244,7 +244,7 @@ def _argument_view(reader: KernelReader, node: Node, what: str) -> Argument:
 
 
 def _result_view(reader: KernelReader, node: Node, what: str) -> Argument:
-    """Return where, in what the kernel returns, one of the operator's results or gradients is."""
+    """Return the place of one of the operator's results or gradients in the kernel's return value."""
     view = parse_view(text(reader, node, what))
     if view.name != RESULT:
         problem = f"{what} is {node.value!r}, but must begin with {RESULT}, what the kernel returns"
@@ -364,7 +364,7 @@ def _backward(reader: KernelReader, node: Node, what: str) -> Grad:
 
 
 def result_names(signature: Signature | None) -> tuple[str, ...]:
-    """Return what a backward may be given of the results: `grad_output` and `output`; numbered, where there are
+    """Return the values of the results that a backward may take: `grad_output` and `output`; numbered, where there are
     several or their number is not known."""
     count = signature.returns if signature else None
     single = ("grad_output", "output") if count in (None, 1) else ()
@@ -509,7 +509,7 @@ def _saving_problems(node: Node, entry: KernelEntry) -> Iterator[tuple[str, str]
 
 
 def _out_problems(reader: KernelReader, node: Node, entry: KernelEntry) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the out parameters, and the arguments that the kernel never sees."""
+    """Yield the problems of the out parameters, and the arguments that the kernel never gets."""
     if reader.signature is None:
         return
     complete, returns = _with_outs(reader, entry), reader.returns

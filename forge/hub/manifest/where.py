@@ -277,7 +277,7 @@ class Where:
         return replace(self, expression=expression)
 
     def name_problems(self, values: Collection[str], tensors: Collection[str]) -> Iterator[str]:
-        """Say what is wrong with its names: `values` are arguments and dims, `tensors` arguments that are tensors."""
+        """Yield the problems of its names: `values` are arguments and dims, `tensors` arguments that are tensors."""
         allowed = set()
         for part in ast.walk(self.expression):
             if isinstance(part, (ast.Attribute, ast.Subscript)):
