@@ -1,5 +1,7 @@
 """Public names that were renamed work for one version, with a warning."""
 
+import importlib
+
 import pytest
 
 from forge.executors import FusionExecutor
@@ -40,3 +42,21 @@ def test_a_hook_of_an_executor_may_be_called_by_its_old_name() -> None:
 
     with pytest.warns(DeprecationWarning, match=r"New\.pays is now is_profitable"):
         assert New("new").pays([])
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("forge.hub", "Built", "BuiltLibrary"),
+        ("forge.hub", "Loaded", "LoadedKernel"),
+        ("forge.hub", "Resolved", "ResolvedKernel"),
+        ("forge.hub", "Verified", "VerifiedKernel"),
+        ("forge.hub", "cached", "cached_variants"),
+        ("forge.hub", "loaded", "loaded_kernels"),
+        ("forge.transforms", "heads", "fused_linear_cross_entropy"),
+    ],
+)
+def test_a_name_of_0_1_0_still_works(module: str, old: str, new: str) -> None:
+    owner = importlib.import_module(module)
+    with pytest.warns(DeprecationWarning, match=rf"{module}\.{old} is now {module}\.{new}"):
+        assert getattr(owner, old) is getattr(owner, new)

@@ -48,7 +48,7 @@ class Backend:
         self._handle = weakref.ref(handle)
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
-        """Return what Dynamo calls in the graph's place; a graph that forge cannot compile runs in eager.
+        """Return the callable that Dynamo calls in the graph's place; a graph that forge cannot compile runs in eager.
 
         Raises:
             EagerFallback: For a call that forge refuses as torch would, and for a graph that differs from the program:
@@ -147,7 +147,7 @@ def _with_capture(boundary: CallBoundary, capture: dynamo.Capture, config: Confi
 
 
 def _raise_if_asked(error: Unsupported | EagerFallback, config: Config, handle: JitHandle) -> None:
-    """Raise what keeps a graph from being compiled, unless the graph itself may run in eager."""
+    """Raise the error that keeps a graph from being compiled, unless the graph itself may run in eager."""
     reason = error.reason if isinstance(error, EagerFallback) else error
     if isinstance(reason, Unsupported):
         if must_be_one_graph():

@@ -57,7 +57,7 @@ class Programs:
         self._compiled: BoundedDict = BoundedDict(size)
 
     def compile(self, program: Program, config: Config) -> Compilation:
-        """Return what runs for a program, compiled unless one of the same structure was."""
+        """Return a program's compilation; a program of the same structure shares it."""
         parts = [structure(trace) for trace in (program.trace, program.epilogue) if trace is not None]
         key = (*parts, program.grad, tuple(program.mutated), config.executors, *modes().values())
         try:
@@ -81,7 +81,7 @@ def _compile(program: Program, config: Config) -> Compilation:
 
 
 def _call(function: Callable, args: tuple, kwargs: dict) -> Any:
-    """Return what the function returns, computed by its compiled program. The tensors that it closes over are
+    """Return the function's results, computed by its compiled program. The tensors that it closes over are
     constants."""
     with preserve_torch_state():
         recorded = direct.TracedCall(function, args, kwargs)
@@ -112,7 +112,7 @@ class Direct:
         return executable.call(*direct.input_tensors(args, kwargs))
 
     def compile(self, args: tuple, kwargs: dict) -> Compilation:
-        """Return what runs for these arguments."""
+        """Return the compilation for these arguments' metadata, from the cache if it has one."""
         leaves, spec = torch_pytree.tree_flatten((args, kwargs))
         key = (spec, torch.is_grad_enabled(), autocast_mode.state(), *[_metadata(leaf) for leaf in leaves])
         compiled = self.compiled.get(key)

@@ -62,7 +62,7 @@ class Bench:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def ratio(self, who: str) -> float | None:
-        """Return how many times as long as eager it takes."""
+        """Return the time as a multiple of eager's."""
         if EAGER not in self.seconds or who not in self.seconds:
             return None
         return self.seconds[who] / self.seconds[EAGER]
@@ -103,7 +103,7 @@ def bench(
     backward: bool = False,
     verifier: Verifier | None = None,
 ) -> Iterator[Bench]:
-    """Yield what each kernel's calls take, one after the other.
+    """Yield the timings of each kernel's calls, one after the other.
 
     op: kernels of this operation alone, as `forge kernels verify` prints it. shapes: of the tensors of each call; by
     default some that the kernel's constraints allow. dtype, device: these alone. backward: forward and backward
@@ -196,7 +196,7 @@ class _Program:
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     def candidates(self) -> dict[str, Callable[[], Callable[[], Any]]]:
-        """Return by name what makes a function of no arguments that runs it."""
+        """Return the candidates by name: for each, a factory of the function without arguments that is timed."""
         own = HubExecutor("kernels", None, faster=False)
         own.add([self.kernel])
         candidates: dict[str, Callable[[], Callable[[], Any]]] = {
@@ -235,8 +235,8 @@ class _Program:
         return outputs, gradients
 
     def bytes(self, result: Any) -> int:
-        """Return what must be read and written: inputs and outputs; with a backward the inputs and the incoming
-        gradients once more, and the gradients."""
+        """Return the number of bytes that must be read and written: inputs and outputs; with a backward the inputs and
+        the incoming gradients once more, and the gradients."""
         found = [leaf for leaf in torch_pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if not self.backward:
             return _bytes(self.tensors) + _bytes(found)

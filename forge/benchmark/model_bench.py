@@ -202,6 +202,6 @@ def show(timed: Sequence[SystemTiming]) -> str:
 
 
 def _of(each: SystemTiming, timed: Sequence[SystemTiming], name: str) -> float | None:
-    """Return how many times as long as that system it takes."""
+    """Return the time as a multiple of that system's."""
     other = next((other for other in timed if other.system == name), None)
     return ratio(each.seconds, other.seconds) if each.seconds and other is not None and other.seconds else None

@@ -127,7 +127,7 @@ class CacheEntry:
             store.write(self.key, entry)
 
     def _compiler(self) -> Callable[[], tuple[Executable, CompileReport]]:
-        """Return what compiles the graph when it is called, under the modes of now."""
+        """Return a function that compiles the graph under the torch modes that are set now."""
         graph, config, parameters, now = self._graph, self._config, self._parameters, modes()
 
         def compile() -> tuple[Executable, CompileReport]:

@@ -12,7 +12,7 @@ from forge.ir.proxies import hint_of
 
 
 def count(symbols: Sequence[torch.SymInt]) -> int:
-    """Return how many guards there are."""
+    """Return the number of guards."""
     return len(symbols[0].node.shape_env.guards) if symbols else 0
 
 
@@ -43,7 +43,7 @@ def equal_lengths(symbols: Sequence[torch.SymInt]) -> dict[Any, Any]:
 
 
 def known_of(symbols: Sequence[torch.SymInt]) -> list[str]:
-    """Return what is known of symbolic inputs before a graph is compiled: hints, ranges, guards."""
+    """Return the facts about symbolic inputs that are known before a graph is compiled: hints, ranges, guards."""
     if not symbols:
         return []
     env: Any = symbols[0].node.shape_env

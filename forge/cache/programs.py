@@ -168,7 +168,7 @@ def _function(reader: Reader, name: str, **code: Any) -> GeneratedFunction:
 
 
 def _fallbacks(generated: GeneratedFunction | None) -> dict[str, Fallback]:
-    """Return those of a function's regions, by the region's name."""
+    """Return the fallbacks of a function's regions, by the region's name."""
     scope = {} if generated is None else generated.function.__globals__
     found = [each for each in scope.values() if isinstance(each, Fallback)]
     return {region: each for each in found for region in each.regions}
@@ -225,7 +225,7 @@ class _LoadedBackwards:
 
 
 def _load_region(executor: FusionExecutor, data: bytes) -> Callable:
-    """Return what the executor makes of a region; once in a process."""
+    """Return the executor's function for a serialized region, loaded once in a process."""
     key = (executor, hashlib.sha256(data).digest())
     function = _loaded.get(key)
     if function is None:

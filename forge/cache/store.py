@@ -33,7 +33,7 @@ class Entry:
 
 
 def folder() -> Path:
-    """Return where programs are kept."""
+    """Return the folder of compiled programs."""
     return user_cache() / "programs"
 
 

@@ -137,7 +137,7 @@ def _follows(known: Ref | None, base: Ref) -> bool:
 
 
 def strided_step(example: torch.Tensor, base: torch.Tensor) -> ViewStep:
-    """Return what `example` shows of `base`, by strides."""
+    """Return the view that `example` is of `base`, as a step by strides."""
     offset = example.storage_offset() - base.storage_offset()
     args = (tuple(example.shape), tuple(example.stride()), offset, tuple(base.stride()))
     return ViewStep(

@@ -161,8 +161,8 @@ class FunctionCall:
 
 @find_wrong_gradients.provide
 def wrong_gradients(name: str, inputs: Sequence[Any], needs: Sequence[bool], found: Any) -> str | None:
-    """Return what torch says of the result of a backward of a Function with these inputs, tensors and others; None: it
-    takes it. `needs`: which inputs need a gradient."""
+    """Return torch's error for the result of a Function's backward with these inputs, tensors and others; None if torch
+    accepts it. `needs`: which inputs need a gradient."""
     found = found if isinstance(found, tuple) else (found,)
     surplus = any(each is not None for each in found[len(inputs) :])
     if len(found) < len(inputs) or surplus:

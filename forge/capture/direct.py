@@ -54,7 +54,7 @@ class TracedCall:
         self.inputs = [*input_tensors(args, kwargs), *captured]
 
     def result(self, outputs: Sequence[torch.Tensor]) -> Any:
-        """Return what the function returned, with the tensors that the program gave."""
+        """Return the function's result, with the program's tensors in the place of its proxies."""
         return tree_map(lambda leaf: outputs[leaf.position] if isinstance(leaf, _Place) else leaf, self._tree)
 
 
@@ -72,15 +72,14 @@ def _new_trace(name: str) -> Trace:
 
 
 def _as_input(trace: Trace, name: str) -> torch.Tensor:
-    """Make a tensor that the trace closed over an input, under its name, and returns it."""
+    """Make a tensor that the trace closed over an input of the trace, under its name, and return it detached."""
     value = trace.constants.pop(name)
     trace.add_input(TensorProxy(name, tuple(value.shape), value.dtype, value.device, strides=strides_of(value)))
     return value.detach()
 
 
 def _run(trace: Trace, function: Callable, args: tuple, kwargs: dict) -> Any:
-    """Return what the function returns for proxies in the place of the tensors among its arguments, which become
-    inputs."""
+    """Return the function's result for proxies in the place of the tensors among its arguments, which become inputs."""
     leaves, spec = torch_pytree.tree_flatten((args, kwargs))
     names = _argument_names(function, args, kwargs)
     stand_ins = []

@@ -83,7 +83,7 @@ def _place(placement: Any) -> Place | None:
 
 
 def _find_spec(value: Any) -> _Spec | str:
-    """Return how a DTensor is placed, or why that cannot be compiled."""
+    """Return the mesh and placements of a DTensor, or the reason why they cannot be compiled."""
     mesh = value._spec.mesh
     mesh = mesh.real_obj if isinstance(mesh, FakeScriptObject) else mesh
     places: list[Place] = []
@@ -205,7 +205,7 @@ class _Writer:
         return copied
 
     def local(self, node: Node) -> Any:
-        """Return what a node of the graph has become."""
+        """Return the local value of a node of the graph. Raises Unsupported before a pending redistribution."""
         if node in self.waiting:
             raise Unsupported(f"a result of {node.name} is used before it is redistributed")
         return self.env[node]
@@ -438,7 +438,7 @@ class _Trial:
         self.of_dtensors = self._propagate([_example(x) if isinstance(x, Node) else x for x in self.leaves], {})
 
     def of_local(self, leaves: Sequence[Any], divided: dict[Node, Sequence[int]]) -> Any:
-        """Return what it makes of the local tensors of `leaves`, those in `divided` divided by the sizes of these
+        """Return the fake results for the local tensors of `leaves`, those in `divided` divided by the sizes of these
         groups."""
         values = [_example(x) if isinstance(x, Node) else x for x in leaves]
         sizes = {

@@ -446,7 +446,7 @@ class _Interpreter:
         return output if all(map(operator.is_, found, output)) else type(output)(found)
 
     def reinterpret(self, symbol: Symbol, output: Any, example: Any, args: tuple, kwargs: dict) -> None:
-        """Say how a view that reads memory differently (view_as_real, conj) is shown and inverted: strides do not."""
+        """Record a view that reads memory differently (view_as_real, conj) by its symbol: strides do not express it."""
         base = args[0] if args else None
         if not isinstance(output, TensorProxy) or not isinstance(base, TensorProxy):
             return

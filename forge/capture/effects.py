@@ -38,8 +38,7 @@ class Effects(NamedTuple):
 
 
 def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects:
-    """Return what a call does besides returning tensors. Raises Unsupported where it does what a program cannot
-    hold."""
+    """Return the side effects of a call. Raises Unsupported for one that a program cannot hold."""
     if isinstance(function, HigherOrderOperator) and function.name() not in _HIGHER_ORDER:
         raise Unsupported(f"the graph calls {function.name()}, which forge does not know")
     if name.rpartition(".")[2] == "_autograd_grad":  # between graphs: inside of one it is in a transform's scope

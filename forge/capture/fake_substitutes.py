@@ -41,7 +41,7 @@ def absent() -> Iterator[None]:
 
 
 def _for(function: Callable) -> Callable:
-    """Make what follows the stand-in of a function."""
+    """Return a decorator that registers a function's substitute on fake tensors."""
 
     def add(result: Callable) -> Callable:
         @functools.wraps(result)

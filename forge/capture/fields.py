@@ -42,8 +42,7 @@ def plain(value: Any) -> Any:
 
 
 def _pattern(value: Any) -> Any:
-    """Return where a nest has objects: (class, the patterns of its fields) for each; None for what is not looked
-    into."""
+    """Return the places of objects in a nest: (class, the patterns of its fields) for each; None for a leaf."""
     if isinstance(value, Fields):
         return value.kind, {name: _pattern(each) for name, each in value.values.items()}
     if isinstance(value, (tuple, list)):

@@ -85,7 +85,7 @@ class JitHandle:
         return [graph for graph in self._graphs.values() if isinstance(graph, str)]
 
     def folded_weights(self) -> list[FoldedWeights]:
-        """Return what the graphs compute of frozen weights."""
+        """Return the values that the graphs compute from frozen weights."""
         found = [graph.folded_weights() for graph in self._compiled_graphs if graph.folded_weights is not None]
         return [each for each in found if each is not None]
 
@@ -96,7 +96,7 @@ class JitHandle:
 
 
 def name_of(target: Callable) -> str:
-    """Return what a user calls a function or module: its own name, or its class's."""
+    """Return a user's name for a function or module: its own name, or its class's."""
     return getattr(target, "__name__", type(target).__name__)
 
 
@@ -115,8 +115,8 @@ def handle_of_torch_compile() -> JitHandle:
 
 
 def handle_of(jitted: Any, caller: str = "forge") -> JitHandle:
-    """Return what a jitted function or module compiled so far. Raises TypeError, in the name of `caller`, for something
-    else."""
+    """Return the handle of a jitted function or module, with all that it compiled so far. Raises TypeError, in the name
+    of `caller`, for something else."""
     found = _own_handle(jitted)
     if found is None:
         raise TypeError(f"{caller}: {_brief_repr(jitted)} was not made by forge.jit")
@@ -154,8 +154,8 @@ def handles_of(target: Any) -> tuple[str, list[JitHandle]]:
 
 
 def eager_modules(target: Any) -> list[str]:
-    """Return what runs in eager around the jitted modules that a module holds: its other modules, those without a
-    jitted one inside, and the forward of those with some, where it is not torch's (a wrapper's)."""
+    """Return the modules that run in eager around the jitted modules that a module holds: its other modules, those
+    without a jitted one inside, and the forward of those with some, where it is not torch's (a wrapper's)."""
     if not isinstance(target, torch.nn.Module) or _is_jitted(target):
         return []
     found: list[str] = []

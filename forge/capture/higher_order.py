@@ -20,7 +20,7 @@ from forge.torch_internals.functorch import functorch, get_unwrapped, is_functor
 
 
 def _markers(suffix: str) -> set[Callable]:
-    """Return what opens, or closes, a level of torch.func: its functions of that name, for every transform."""
+    """Return torch.func's functions of that name, which open or close a level, for every transform."""
     found = [getattr(functorch, f"_{kind}{suffix}", None) for kind in ("grad", "jvp", "vmap", "func")]
     found += [getattr(predispatch, f"_{kind}{suffix}", None) for kind in ("jvp", "vmap")]
     return {each for each in found if each is not None}
@@ -40,8 +40,8 @@ _INPLACE = frozenset(
 
 
 def hooks_first(graph: Graph) -> None:
-    """Move each hook on a value's gradient to where the value is made, and gives it to all that reads the value: a
-    hook sees the whole gradient, also what comes from calls before it was registered.
+    """Move each hook on a value's gradient to where the value is computed, and let all readers of the value read it
+    through the hook, which thus sees the whole gradient, including that of calls before it was registered.
 
     Raises Unsupported for a hook that reads other tensors, which may be made later.
     """

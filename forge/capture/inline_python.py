@@ -12,8 +12,8 @@ MODULES = ("torch.masked.", "torch.signal.")
 
 
 def record(function: Callable, args: tuple, kwargs: dict) -> Any:
-    """Return what the function gives, its calls recorded; NotImplemented, and nothing recorded, of another function
-    than these, of one that calls what torchlang does not have, and of one that asks for values."""
+    """Return the function's result, its calls recorded; NotImplemented, and nothing recorded, for a function outside of
+    MODULES, and for one that calls a function that torchlang lacks or reads values."""
     if not (isinstance(function, FunctionType) and function.__module__.startswith(MODULES)):
         return NotImplemented
     trace = current_trace()

@@ -42,7 +42,7 @@ def note_inputs(graph: GraphModule) -> None:
 
 
 def weight_of(node: Node) -> Weight | None:
-    """Return what was noted of an input; None where it is no weight."""
+    """Return the Weight record of an input; None if it is no weight."""
     return node.meta.get(_WEIGHT)
 
 

@@ -46,8 +46,8 @@ def find_dispatched_value(graph: GraphModule) -> tuple[Node, str] | None:
 
 
 def _example(node: Node) -> Any:
-    """Return what an input was when it was captured, of a DTensor the tensor inside (forge/capture/dtensors.py); of
-    another node, Dynamo's fake tensors."""
+    """Return an input's value at capture, for a DTensor its local tensor (forge/capture/dtensors.py); for another node,
+    Dynamo's fake tensors."""
     if node.op != "placeholder":
         return node.meta.get("example_value")
     given = node.meta.get("grapharg")

@@ -61,7 +61,7 @@ def arange(start: Real, end: Real, step: Real, dtype: torch.dtype | None, device
 
 
 def arange_length(start: Real, end: Real, step: Real) -> Dim:
-    """Return how many elements an arange has; symbolic bounds stay symbolic."""
+    """Return the number of elements of an arange; symbolic bounds stay symbolic."""
     if isinstance(start, INT_TYPES) and isinstance(end, INT_TYPES) and isinstance(step, INT_TYPES):
         rounding = step - 1 if step > 0 else step + 1
         length = (end - start + rounding) // step

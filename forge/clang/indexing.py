@@ -61,7 +61,7 @@ def is_basic(key: Any) -> bool:
 
 
 def read_key(op: str, x: TensorProxy, key: Any) -> Reading:
-    """Apply a key's ints, slices and Nones, and collects its index tensors. Raises IndexError as torch does."""
+    """Apply a key's ints, slices and Nones, and collect its index tensors. Raises IndexError as torch does."""
     reading = Reading(x)
     for item in _complete(op, x, key):
         if item is None:

@@ -48,7 +48,7 @@ class Group(TyperGroup):
         help.show(ctx, [self.get_command(ctx, name) for name in self.list_commands(ctx)])
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return those of `forge` in the order of ORDER, others as they were declared."""
+        """Return the commands of `forge` in the order of ORDER, others as they were declared."""
         names = list(super().list_commands(ctx))
         return sorted(names, key=lambda name: ORDER.index(name) if ctx.parent is None else 0)
 
@@ -130,7 +130,7 @@ def _error_message(error: typer.BadParameter) -> str:
 
 
 def _wrong_value(problem: dict[str, Any]) -> str:
-    """Return what is wrong with a value, of which pydantic says the kind, what came, and what belongs to the kind."""
+    """Return the error text for a value, from pydantic's error: its kind, the input, and the context of the kind."""
     if problem["type"] == "value_error":  # typer's own, for a choice
         return str(problem["ctx"]["error"])
     if problem["type"] == "greater_than_equal":
@@ -160,7 +160,7 @@ def command(
 
 
 def _callback(function: Callable[..., None]) -> Callable[..., int]:
-    """Return what typer calls: with every field of `function` as a parameter, and --debug."""
+    """Return a callback for typer, with every field of `function` as a parameter, and --debug."""
     signature = inspect.signature(function, eval_str=True)
     parameters = [each for parameter in signature.parameters.values() for each in _expand(parameter)]
     keyword = inspect.Parameter.KEYWORD_ONLY

@@ -40,15 +40,15 @@ def attribute_errors(what: str) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Return where the user's code was."""
+    """Return the user's line at which the error was raised."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_LIBRARIES)]
     known = [each for each in frames if Path(each.filename).exists() and "importlib" not in each.filename]
     return f" ({Path(known[-1].filename).name}:{known[-1].lineno})" if known else ""
 
 
 def _definition(target: str) -> str:
-    """Return where what a target names is defined, if that is in the user's code: of a module of torch's that the
-    user's code makes, no line runs."""
+    """Return the place of a target's definition, if that is in the user's code: of a module of torch's that the user's
+    code makes, no line runs."""
     place, _, name = target.rpartition(":")
     path = str(Path(place).resolve())
     files = (each for each in list(sys.modules.values()) if getattr(each, "__file__", None) == path)
@@ -186,7 +186,8 @@ def _instantiate(target: str, found: Callable, settings: dict[str, Any]) -> tupl
 
 
 def _as_arguments(own: Any) -> Inputs:
-    """Return what a program gives as its inputs: one tensor, a tuple or list of arguments, or a dict of named ones."""
+    """Return the arguments and keyword arguments in a program's inputs: one tensor, a tuple or list of arguments, or a
+    dict of named ones."""
     if own is None:
         return (), {}
     if isinstance(own, Mapping):

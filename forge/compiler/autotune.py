@@ -443,7 +443,7 @@ def _is_symbolic(bound: BoundSymbol) -> bool:
 
 
 def _identity(option: _Option) -> tuple[str, bool]:
-    """Return what a candidate's time depends on, and whether another process would find the same."""
+    """Return all that a candidate's time depends on, and whether another process would find the same."""
     executor, candidate = option.executor, option.candidate
     if executor is None:
         return PARTS, True

@@ -26,12 +26,13 @@ class Timing(NamedTuple):
 
 
 def folder() -> Path:
-    """Return where times are kept."""
+    """Return the folder of measured times."""
     return user_cache() / "times"
 
 
 def read(about: str, *, on_disk: bool) -> list[Timing] | None:
-    """Return what was measured of candidates, in their order; None where nothing was. about: all that decides it."""
+    """Return the measured times of candidates, in their order; None if nothing was measured. about: all that decides
+    the choice."""
     found = _known.get(about)
     if found is None and on_disk:
         found = _read(_path(about), about)
@@ -41,7 +42,7 @@ def read(about: str, *, on_disk: bool) -> list[Timing] | None:
 
 
 def write(about: str, timed: list[Timing], *, on_disk: bool) -> None:
-    """Keep what was measured; a place that cannot be written to costs a notice."""
+    """Write the measured times; a folder that cannot be written to costs a notice."""
     _known[about] = timed
     if not on_disk:
         return

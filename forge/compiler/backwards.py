@@ -146,7 +146,7 @@ class BackwardCompiler:
         return [getattr(each, "value", None) for each in inputs if not isinstance(each, TensorProxy)]
 
     def sources(self) -> Sources:
-        """Return where a differentiable backward finds the inputs that it may read."""
+        """Return the sources of the inputs that a differentiable backward may read."""
         derived = self._derivative
         mutated = self._context.program.mutated
         return _sources(derived.trace, self._parts, mutated, list(derived.flowing.values()), derived.inputs_with_grad)
@@ -188,7 +188,8 @@ def _unreached_results(parts: Split, missing: Sequence[Missing]) -> Mapping[str,
 def _sources(
     trace: Trace, parts: Split, mutated: list[int], outputs: list[TensorProxy], reached: Collection[int]
 ) -> Sources:
-    """Return where a differentiable backward finds the inputs that it may read. reached: those that have a gradient."""
+    """Return the sources of the inputs that a differentiable backward may read. reached: the inputs that have a
+    gradient."""
     saved = {proxy.name: place for place, proxy in enumerate(parts.forward.output[1])}  # a copy has no history
     live = live_calls(list(innermost(trace.bound_symbols)), names(outputs))
     live += live_calls(trace.bound_symbols, names(outputs))  # a composite is given what its parts may not read

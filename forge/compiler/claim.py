@@ -136,7 +136,8 @@ def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
 
 
 def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select: Selection = in_order) -> Choose:
-    """Return how the executor that will claim a call wants it differentiated; an opaque call has its own rule.
+    """Return the choice between an operation's own gradient and its decomposition's, by the executor that will claim a
+    call; an opaque call has its own rule.
 
     Why others declined is kept in `declined`, by output name: the call may be taken apart before it is claimed.
     """

@@ -22,7 +22,7 @@ class SecondTier:
         self.on_promote: OnPromote | None = None
 
     def compile(self, first: Callable) -> TierResult:
-        """Return what takes the place of the first tier's function."""
+        """Return the compiled successor of the first tier's function."""
         return self._compile(self, first)
 
 

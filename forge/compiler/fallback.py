@@ -38,7 +38,8 @@ class Fallback:
         self._function: Callable | None = None
 
     def __call__(self, error: Exception, *given: Any) -> tuple[Callable, Any]:
-        """Return what runs from now on, and its results. Raises `error` where it is not to run, and what it raises."""
+        """Return the function that runs from now on, and its results. Raises `error` in strict mode, and the error of
+        torch's own calls where they fail too."""
         if isinstance(error, _OUT_OF_MEMORY):
             raise error
         self._function = self._function or compile_function(NAME, self.code())

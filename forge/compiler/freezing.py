@@ -16,8 +16,8 @@ from forge.transforms import Freezing, delete_last_used, hoist, hoist_weights
 
 
 def freezing_of(program: Program) -> Freezing:
-    """Return what is known of a program's weights: no constants where gradients may be needed, or where the program
-    changes them."""
+    """Return the weights of a program that may be constants: none where gradients may be needed, and none that the
+    program changes."""
     inputs = program.trace.inputs
     name = _differentiable_input(program.trace)
     if name is not None:

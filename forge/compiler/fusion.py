@@ -372,7 +372,8 @@ class _Writer:
     def _fallback(
         self, region: Region, key: Any, body: list[Node], inputs: list[str], outputs: tuple[Proxy, ...]
     ) -> Fallback | None:
-        """Return what runs the region's calls where its function fails. `key` is that of identical regions."""
+        """Return the fallback that runs the region's calls where its function fails. `key` is that of identical
+        regions."""
         if key not in self.fallbacks:
             calls = self._without_fixed(call for node in body for call in node.calls)
             how = {"boxed": region.fuser.boxed, "strict": self.strict}

@@ -61,7 +61,7 @@ _BATCH_NORMS = frozenset(
 
 
 def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
-    """Return what an operator gave without values, with the strides that its kernel gives, where these are others."""
+    """Return an operator's fake results with the strides of its kernel, where these are others."""
     if func is aten.view.default and 1 in result.shape and _is_static(args[0]) and _is_static(result):
         viewed = _view_strides(args[0], result.shape)
         if result.stride() == viewed:

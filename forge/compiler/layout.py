@@ -196,8 +196,8 @@ class Layouts:
         return new
 
     def replace(self, proxy: TensorProxy, by: str) -> None:
-        """Say that a value has the layout of the value `by`, which is handed over in its place: a promise, where no
-        call was looked at."""
+        """Give a value the layout of the value `by`, which is handed over in its place: a promise, where no call was
+        looked at."""
         if by not in self.values:
             self.promise(proxy)
             return
@@ -237,7 +237,7 @@ class Layouts:
         self.uncertain.add(proxy.name)
 
     def run(self, call: BoundSymbol) -> Ran:
-        """Return what a claimed call gives; its outputs are known from now on."""
+        """Return the layouts of a claimed call's results, and record them."""
         for proxy in tensors(call.output):
             self._see(proxy.shape)
         predictable = UNPREDICTABLE.isdisjoint(call.all_tags) and is_own(call.symbol.op)

@@ -96,7 +96,7 @@ def hoist(trace: Trace, context: Context) -> Trace:
 
 
 def fold_weights(trace: Trace, context: Context) -> Trace:
-    """Make what depends on weights alone an input, which is computed when a weight changes."""
+    """Make values that depend on weights alone inputs, which are computed when a weight changes."""
     executors, run = context.config.operator_executors, partial(_run_now, context=context)
     trace, context.folded_weights = freezing.fold_weights(trace, _freezing(context), executors, run, context.stages)
     return trace

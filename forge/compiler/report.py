@@ -87,7 +87,8 @@ class CompileReport:
         return [trace.stage for trace in (*self.traces, *self.backward_traces) if trace.text is not None]
 
     def cuda_graphs(self) -> tuple[int, list[str]]:
-        """Return how many CUDA graphs run, and why calls are in none, where CUDA graphs were requested."""
+        """Return the number of CUDA graphs, and the reasons for calls outside of them, where CUDA graphs were
+        requested."""
         if not self.uses_cuda_graphs:
             return 0, []
         last = [stages[-1] for stages in (self.traces, self.backward_traces) if stages]

@@ -98,8 +98,8 @@ class _BisectionTarget:
         self._expected = self._run(lambda target: target)
 
     def differs(self, jit: Callable[[Any], Any]) -> str | None:
-        """Return how what `jit` makes of the target differs from eager, in words; None where it does not. An error is a
-        difference: eager raised none."""
+        """Return the difference of the compiled target's result from eager's, in words; None if there is none. An error
+        is a difference: eager raised none."""
         try:
             actual = self._run(jit)
         except Exception as error:

@@ -177,13 +177,13 @@ def _by_output(claims: Iterable[Claim]) -> dict[str, Claim]:
 
 
 def _by_name(bound: BoundSymbol, given: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
-    """Return what a call was given, by the names in the program."""
+    """Return the tensors of a call's arguments, by their names in the program."""
     proxies = _tensors((bound.args, bound.kwargs))
     return {proxy.name: tensor for proxy, tensor in zip(proxies, given, strict=True) if tensor is not None}
 
 
 def _parameter(bound: BoundSymbol, name: str) -> str:
-    """Return what the function that runs a call names the argument in which it gets the value `name`."""
+    """Return the name of the parameter by which a call's function gets the value `name`."""
     op = bound.symbol.op
     assert op is not None, "a call that runs has a function"
     try:
@@ -249,7 +249,7 @@ def largest(values: Iterable[torch.Tensor | None]) -> float:
 
 
 def tolerance_of(trace: Trace) -> float:
-    """Return how far values of a program may be from eager's: by the coarsest dtype that it computes in."""
+    """Return the tolerance of a program's values: that of the coarsest dtype that it computes in."""
     results = [proxy for bound in trace.bound_symbols for proxy in _tensors(bound.output)]
     return tolerance(proxy.dtype for proxy in (*results, *_tensors(trace.inputs)))
 
@@ -261,7 +261,7 @@ def tolerance(dtypes: Iterable[torch.dtype]) -> float:
 
 
 def differs(actual: torch.Tensor, expected: torch.Tensor, within: float, around: float) -> str | None:
-    """Return how a value differs from eager's, in words; None where they are near: within a part of the largest value.
+    """Return a value's difference from eager's, in words; None where they are near: within a part of the largest value.
     NaN is as NaN. around: how large the numbers are that it was made of: what cancels out is zero but for their
     rounding."""
     if actual.shape != expected.shape or actual.dtype != expected.dtype:

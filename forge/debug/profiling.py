@@ -118,8 +118,8 @@ def can_profile(*traces: Trace) -> Decision:
 
 
 def costs(forward: Trace, backward: Trace | None) -> tuple[tuple[list[Cost], list[Cost]], list[str]]:
-    """Return those of a program's calls, and of its backward's, in the order in which they run; and which opaque calls
-    were not measured, and why.
+    """Return the costs of a program's calls, and of its backward's, in the order in which they run; and the opaque
+    calls that were not measured, with the reasons.
 
     forward, backward: what was claimed and runs. Where there is a backward, the forward gives (outputs, saved tensors,
     saved numbers), and the backward takes one list, of what was saved and the gradients.

@@ -156,7 +156,7 @@ def _by_torch(trace: Trace, bound: BoundSymbol) -> list[BoundSymbol]:
 
 
 def _options(handle: JitHandle) -> Iterator[tuple[str, Any]]:
-    """Yield those of forge.jit that can be written."""
+    """Yield the options of forge.jit that can be written as code."""
     given = handle.again.keywords if handle.again is not None else {}
     for name in ("memory", "select", "numerics", "dynamic"):
         if given.get(name) is not None:

@@ -133,7 +133,7 @@ def _fits(given: Any, wanted: Any) -> bool:
 
 
 def expect(function: Callable, trace: Trace) -> None:
-    """Has the functions of users' executors that a generated function calls looked at, the first time that it runs."""
+    """Check the results of users' executors' functions that a generated function calls, at its first run."""
     calls: dict[int, list[BoundSymbol]] = {}
     for bound in trace.bound_symbols:
         if _is_users(bound.symbol) and not bound.symbol.out:

@@ -196,9 +196,9 @@ class Executor(RenamedMembers):
         return True
 
     def identity(self) -> str | Declined:
-        """Return what programs depend on beside the executor's name and forge's version: its own version, its settings.
-        Its patterns are counted besides. The same text in every process that makes the same of them; Declined where
-        there is none: then programs are not kept on disk."""
+        """Return a text of all that programs depend on beside the executor's name and forge's version: its own version
+        and its settings. Its patterns are counted besides. Every process that compiles the same gets the same text;
+        Declined where there is none: then programs are not kept on disk."""
         return decline(f"executor {self.name} does not say what its programs depend on")
 
     def candidates(self, symbol: Symbol) -> Sequence["Implementation"]:

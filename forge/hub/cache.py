@@ -65,7 +65,7 @@ class RepositoryCache:
             _write(self.folder / "refs" / name, commit)
 
     def record(self, commit: str) -> Record | None:
-        """Read what was written for a commit; a file that cannot be read is as good as none."""
+        """Read the record of a commit; a file that cannot be read is as good as none."""
         try:
             values = json.loads((self.folder / "forge" / f"{commit}.json").read_bytes())
             files = {path: ListedFile(int(each["size"]), str(each["pin"])) for path, each in values["files"].items()}

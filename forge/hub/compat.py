@@ -65,7 +65,8 @@ def kernel_dependency(dependency: Any) -> tuple[str, int | None, str | None]:
 
 
 def python_dependencies(backend: str) -> dict[str, tuple[tuple[str, str | None], ...]]:
-    """Return what a kernel may declare in `python-depends` on a backend: name → (package, module that it gives)."""
+    """Return the packages that a kernel may declare in `python-depends` on a backend: name → (package, module that it
+    gives)."""
     table = library("kernels.python_deps")._DEPENDENCY_DATA
     allowed = {**table.general, **table.backends.get(backend, {})}
     return {name: tuple((each.pkg, each.import_name) for each in info.python) for name, info in allowed.items()}

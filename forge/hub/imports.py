@@ -111,7 +111,8 @@ def check_id(kernel_id: str, folder: Path, place: Place) -> None:
 
 
 def _origin(name: str) -> str | None:
-    """Return where the module of this name is or would come from; a folder without code is no module."""
+    """Return the place from which the module of this name is or would be imported; a folder without code is no
+    module."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__file__", None) or "elsewhere"
     try:

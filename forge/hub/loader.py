@@ -98,9 +98,8 @@ def load(
 
 
 def attribute(module: types.ModuleType, name: str, imports: Collection[str] = ()) -> object:
-    """Return what a loaded kernel has under a dotted name: also in a module of it that its own `__init__` does not
-    import, of which the imports are checked before it is. imports: modules that it may import beside those of its
-    policy.
+    """Return an attribute of a loaded kernel by its dotted name, also in a module of it that its own `__init__` does
+    not import, whose imports are checked first. imports: modules that it may import beside those of its policy.
 
     Raises: ImportError for what it does not have; RefusedError for imports that are not allowed.
     """
@@ -405,8 +404,8 @@ def _spec(
 
 
 def _first_location(native: File) -> Path:
-    """Return where this process first loaded a native module of this name and content, which must not be loaded
-    twice."""
+    """Return the file from which this process first loaded a native module of this name and content, which must not be
+    loaded twice."""
     for other in _loaded.values():
         for held in other.verified.files.values():
             if held.location.name == native.location.name and held.sha256 == native.sha256:

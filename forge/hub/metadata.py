@@ -107,7 +107,7 @@ def _current(content: bytes, values: dict[str, Any], backend_depends: tuple[str,
 
 
 def _backend_depends(values: dict[str, Any], backend: str, place: Place) -> tuple[str, ...]:
-    """Return those of `python-depends-backends` for the active backend; `kernels` itself ignores the key."""
+    """Return the dependencies in `python-depends-backends` for the active backend; `kernels` itself ignores the key."""
     by_backend = _value(
         values, "python-depends-backends", lambda each: isinstance(each, dict), "an object of lists", {}, place
     )

@@ -41,7 +41,7 @@ def drop(folder: Path) -> None:
 
 
 def copy(source: BinaryIO, target: Path) -> tuple[int, str]:
-    """Write what is read to a new file; return its size and sha256."""
+    """Write the content that is read to a new file; return its size and sha256."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o500)
@@ -67,7 +67,7 @@ def _own_root() -> Path:
 
 
 def _place() -> Path:
-    """Return where files may be executed: the system's folder for what is temporary, else the user's cache."""
+    """Return a folder whose files may be executed: the system's folder for temporary files, else the user's cache."""
     temporary = Path(tempfile.gettempdir())
     if not hasattr(os, "statvfs") or not os.statvfs(temporary).f_flag & getattr(os, "ST_NOEXEC", 0):
         return temporary

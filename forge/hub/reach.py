@@ -85,7 +85,7 @@ def imports(tree: ast.Module) -> Iterator[Import]:
 def runs_at_import(
     trees: Mapping[str, ast.Module], root: str, named: Collection[str] = ()
 ) -> dict[tuple[str, Import], Runs]:
-    """Return how each import runs that does while the package in `root` is imported, and the modules `named` in it.
+    """Return the kind of each import that runs while the package in `root` is imported, and the modules `named` in it.
 
     A file that is imported under a guard runs under it. One that computes what it imports may import every file.
     """

@@ -135,7 +135,7 @@ def select(
     policy: Policy | None = None,
     backend: str | None = None,
 ) -> Selection:
-    """Do what `resolve` does up to the choice of the variant: nothing is fetched but the Hub's listing."""
+    """Choose the variant as `resolve` does, and fetch nothing but the Hub's listing."""
     compat.require()
     policy, lock = policy or Policy(), as_lock(lock)
     wanted = parse_source(source, version=version, revision=revision)

@@ -31,7 +31,7 @@ def compiler() -> str:
 
 
 def programs() -> str:
-    """Return where programs are found: not in the current folder, which a relative entry would be."""
+    """Return the folders of programs, without the current one, which a relative entry would be."""
     return child_processes.environment().get("PATH", os.defpath)
 
 
@@ -44,7 +44,7 @@ def version(program: str) -> str:
 
 @cache
 def cpu_features() -> str:
-    """Return what code for the very CPU of this machine (-march=native) may use."""
+    """Return the instruction sets that code for this machine's CPU (-march=native) may use."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
         return next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return torch.backends.cpu.get_cpu_capability()

@@ -99,7 +99,7 @@ def put_grad(argument: Any, gradient: TensorProxy | None, *, of: tuple[TensorPro
 
 
 def end_grad(argument: Any) -> None:
-    """Says that an argument's gradient is None, though the outputs whose gradients the rule asked for have a history:
+    """Set an argument's gradient to None although the outputs whose gradients the rule read have a history, as that of
     torch's x.norm(0)."""
     call = _rule_call("end_grad")
     call.ends = call.ends or (isinstance(argument, TensorProxy) and call.active(argument))

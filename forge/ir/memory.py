@@ -159,7 +159,7 @@ class Memory:
             self.elsewhere.update(proxy.name for proxy in pytree.tensors(tree))
 
     def rename(self, before: str, name: str) -> None:
-        """Give what is known of a handle to its new name."""
+        """Move the record of a handle to its new name."""
         if before in self.refs:
             self.refs[name] = self.refs.pop(before)
         if before in self.elsewhere:
@@ -191,7 +191,7 @@ class Memory:
         return ref.value
 
     def gain(self, handle: TensorProxy) -> None:
-        """Say that the handle requires grad. One that is detached does so since it was written to."""
+        """Mark the handle as requiring grad: a detached view does once it is written to."""
         for step in self.ref(handle).chain:
             step.gained = step.gained or step.hides_history
 
@@ -206,7 +206,7 @@ class Memory:
         return pytree.tree_map(lambda leaf: self.read(leaf) if isinstance(leaf, TensorProxy) else leaf, tree)
 
     def alias(self, view: TensorProxy, base: TensorProxy, step: ViewStep) -> None:
-        """Says that the new handle `view` shows `base` through one more view."""
+        """Record that the new handle `view` shows `base` through one more view."""
         ref = self.ref(base)
         self.refs[view.name] = Ref(ref.storage, (*ref.chain, step), view)
         _mark_leaf(view, step)
@@ -226,7 +226,7 @@ class Memory:
         return second
 
     def become(self, handle: TensorProxy, value: TensorProxy, step: ViewStep, call: str) -> None:
-        """Says that the handle, no view, has another history from now on: `value`, which `step` shows of what it was.
+        """Give a handle that is no view another history from now on: `value`, which `step` shows of its old value.
 
         Where other handles show its memory, a later write to it is an error."""
         self.nameless += 1
@@ -239,7 +239,7 @@ class Memory:
         fresh.storage.value = fresh.value = value
 
     def share(self, handle: TensorProxy, base: TensorProxy, call: str) -> None:
-        """Says that `handle` may or may not show `base`'s memory; a later write to either is an error."""
+        """Record that `handle` may share `base`'s memory; a later write to either is an error."""
         storage = self.ref(base).storage
         storage.ambiguous = call
         self.ref(handle).storage.ambiguous = call

@@ -78,7 +78,7 @@ class Source(NamedTuple):
 
 
 def text_of(source: Any) -> str:
-    """Return what Dynamo calls the object that its source is of: L['module']._modules['0']."""
+    """Return Dynamo's expression for the source's object: L['module']._modules['0']."""
     return source.name() if callable(source.name) else source.name  # older torch has a method
 
 

@@ -48,7 +48,7 @@ state = _State()
 
 
 def recorder() -> Recorder:
-    """Return what symbol calls record into. Raises RuntimeError outside of a trace."""
+    """Return the recorder of symbol calls. Raises RuntimeError outside of a trace."""
     if state.trace is None:
         raise RuntimeError("a forge symbol was called outside of a trace; use forge.trace(fn, *args) or forge.jit(fn)")
     return state.trace

@@ -24,7 +24,7 @@ def structure(trace: Trace) -> tuple:
 
 
 def metadata_key(bound: BoundSymbol) -> tuple:
-    """Return what a call is, whatever its values are called: symbol, tags, arguments and the metadata of those that are
+    """Return a key of a call, whatever its values' names: symbol, tags, arguments and the metadata of those that are
     proxies, by place, under torch's settings. Hashable unless an argument is not."""
     places: dict[str, int] = {}
 

@@ -233,7 +233,7 @@ class Trace:
         return text, writer.holders
 
     def constant_proxy(self, name: str) -> TensorProxy:
-        """Return what stands for one of its constants in another trace, which is given it."""
+        """Return a proxy of one of its constants, as an input of another trace."""
         value = self.constants[name]
         return TensorProxy(name, tuple(value.shape), value.dtype, value.device)
 

@@ -274,7 +274,7 @@ _REWRITES = {
 
 
 def before_reshapes(node: Node) -> Node:
-    """Return what a reshape is of; any other node itself."""
+    """Return the input of a reshape; any other node itself."""
     return node.args[0] if node.id == RESHAPE else node
 
 

@@ -63,7 +63,7 @@ class _Sites:
             self.order[name] = self._places[id(node)] = place
 
     def before(self, root: Node, part: Skeleton) -> list[Node]:
-        """Yield what another output than the root may be: of the values before it that no site has, from the last
+        """Yield the candidates for an output besides the root: the values before it that no site has, from the last
         on."""
         possible = self._possible.get(id(part))
         if possible is None:
@@ -117,7 +117,7 @@ def _match_at(pattern: Pattern, root: Node, graph: Canonical, sites: _Sites) -> 
 
 
 def _bindings(pattern: Pattern, root: Node, graph: Canonical, sites: _Sites) -> Iterator[dict[str, Any]]:
-    """Yield what the parameters may stand for where the root is the last output, and values before it are the others:
+    """Yield the bindings of the parameters for which the root is the last output, and values before it are the others:
     of queries and keys, neither is computed from the other."""
 
     def complete(binding: dict[str, Any], parts: list[Skeleton]) -> Iterator[dict[str, Any]]:

@@ -140,7 +140,8 @@ class Pattern:
         return [_merge(a, b, values, memo) for a, b in zip(*roots, strict=True)]
 
     def _stand_ins(self, trial: int, *, alike: bool) -> dict[str, Any]:
-        """Return what the skeleton is traced with: tensors of one shape (`alike`), or that broadcast to the first."""
+        """Return the tensors that the skeleton is traced with: of one shape (`alike`), or that broadcast to the
+        first."""
         numbers = {kind: iter(values[trial]) for kind, values in _SCALARS.items()}
         metadata: dict[str, Any] = {}
         for name, kind in self.annotations.items():

@@ -16,7 +16,7 @@ class ViolatedAssumption(RuntimeError):
 
 
 def fail(error: type[Exception], message: str | Callable[..., str] | None, *values: Any) -> NoReturn:
-    """Raise what torch._check_with does of a condition that does not hold. Arguments as those of `require`."""
+    """Raise torch._check_with's error of a condition that does not hold. Arguments as those of `require`."""
     text = partial(message, *values) if callable(message) else partial(str, message)
     torch_check_with(error, False, None if message is None else text)
     raise AssertionError("torch._check_with did not raise")

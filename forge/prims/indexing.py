@@ -266,7 +266,8 @@ def embedding_backward(
 
 @primitive()
 def searchsorted(sorted: TensorProxy, values: TensorProxy, right: bool, dtype: torch.dtype) -> TensorProxy:
-    """Return where each value would be put in its ascending row of `sorted`, before equal ones, after them if `right`.
+    """Return the index at which each value would be put in its ascending row of `sorted`, before equal ones, after them
+    if `right`.
 
     Shapes: sorted is 1-d or has the dims of values but the last; out has values'. Dtypes: out has `dtype`.
     Source: torch.searchsorted.

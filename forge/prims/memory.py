@@ -35,8 +35,8 @@ register_vjp(alias, x=lambda g: g)
 
 @primitive(tags=[Tag.NOT_DIFFERENTIABLE, Tag.SYNCHRONIZING])
 def byte_offset(x: TensorProxy) -> Proxy:
-    """Return how many bytes lie before x's first element in its memory: no metadata tells, and they differ from run to
-    run."""
+    """Return the number of bytes before x's first element in its memory, which no metadata has and which differs from
+    run to run."""
     return Proxy(current_trace().fresh_name("byte_offset"))
 
 
@@ -96,7 +96,7 @@ def item(x: TensorProxy) -> NumberProxy:
 
 @primitive(tags=[Tag.SYNCHRONIZING])
 def length(x: TensorProxy, dim: int) -> NumberProxy:
-    """Return how long a tensor is along a dim, where values decided that. Source: torch.Tensor.size.
+    """Return the size of a tensor along a dim, where values decided it. Source: torch.Tensor.size.
 
     Its symbol is Dynamo's, as item's.
     """

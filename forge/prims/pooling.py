@@ -66,7 +66,7 @@ def _check_half(op: str, kernel_size: Lengths, padding: Lengths, dilation: Seque
 
 
 def window_count(length: Dim, kernel: Dim, stride: Dim, padding: Dim, dilation: Dim, ceil_mode: bool) -> Dim:
-    """Return how many windows fit; with ceil_mode also a last one that starts inside of the input or its left
+    """Return the number of windows that fit; with ceil_mode also a last one that starts inside of the input or its left
     padding."""
     spare = length + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:

@@ -55,8 +55,8 @@ def recurrent_layer(kind: str, reverse: bool, inputs: LayerInputs) -> Tensors:
 
 
 def input_count(order: int) -> int:
-    """Return how many inputs a gradient of recurrent_layer has: those of what it is the gradient of, and its results'
-    gradients."""
+    """Return the number of inputs of recurrent_layer's gradient of this order (0: of the layer): those of the order
+    below, and the gradients of its results."""
     counts = [8, 11]
     while len(counts) <= order:
         counts.append(counts[-1] + counts[-2])

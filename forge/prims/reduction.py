@@ -172,7 +172,7 @@ cummin = _extremum_scan("cummin", "minimum")
 
 @primitive(tags=[Tag.NOT_DIFFERENTIABLE])
 def histc(x: TensorProxy, bins: int, min: float, max: float) -> TensorProxy:
-    """Return how many elements lie in each of `bins` equal parts of [min, max]. Source: torch.histc.
+    """Return the number of elements in each of `bins` equal parts of [min, max]. Source: torch.histc.
 
     Dtypes: x is floating point; out has the same.
     """

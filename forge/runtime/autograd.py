@@ -85,7 +85,7 @@ class LazyBackward:
         self._lock = new_lock()
 
     def get(self, key: tuple, sizes: Sequence[Any]) -> Any:
-        """Return what `key` names, to be run with these values of the numbers."""
+        """Return the function of `key`, for these values of the numbers."""
         with self._lock:  # threads may meet here
             found = self.ready.get(key) or self._for_sizes.get((key, *sizes))
             if found is None:

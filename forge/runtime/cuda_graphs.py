@@ -42,7 +42,7 @@ class CudaRecorder:
         return torch.cuda.graph_pool_handle()
 
     def stream(self) -> int:
-        """Return which stream a call runs on."""
+        """Return the stream that a call runs on."""
         return torch.cuda.current_stream().cuda_stream
 
     def is_recording(self) -> bool:
@@ -72,7 +72,7 @@ _recorder: Any = CudaRecorder()
 
 
 def recorder() -> Any:
-    """Return what records, on the devices that it is for."""
+    """Return the recorder of CUDA graphs."""
     return _recorder
 
 
@@ -175,7 +175,7 @@ class Graph:
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> tuple:
-        """Return what the function gives."""
+        """Return the function's results, replayed or computed."""
         if self.failed is not None or not self._lock.acquire(blocking=False):
             return self._function(*inputs)
         try:
@@ -225,8 +225,8 @@ class Graph:
 
 
 def _signature(inputs: Sequence[Any], copied: frozenset[int]) -> tuple:
-    """Return what decides which recording runs, besides where the inputs are that are not copied. What a parameter is,
-    Dynamo guards."""
+    """Return a key of the recording that fits the inputs: their metadata, and the addresses of those that are not
+    copied. Parameters' metadata is guarded by Dynamo."""
     described = [
         (each.shape, each.stride(), each.dtype) if isinstance(each, torch.Tensor) else _plain(each)
         for each in inputs
@@ -236,8 +236,8 @@ def _signature(inputs: Sequence[Any], copied: frozenset[int]) -> tuple:
 
 
 def _plain(value: Any) -> Any:
-    """Return what is no tensor, as a key; what a kernel keeps for its backward may be a list, of tensors that are
-    nobody's inputs, whose place decides."""
+    """Return a hashable key of an argument: for a tensor its shape, strides and address, for a list those of its
+    items."""
     if isinstance(value, (tuple, list)):
         return tuple(map(_plain, value))
     return (value.shape, value.stride(), value.data_ptr()) if isinstance(value, torch.Tensor) else value

@@ -74,7 +74,7 @@ def unwatch(ids: Collection[int]) -> None:
 
 
 def changed_parameters(ids: Collection[int]) -> list[int]:
-    """Return those of these parameters that may have been written to without a version count since the last call."""
+    """Return the parameters, among these, that may have been written to without a version count since the last call."""
     found = []
     with _lock:
         for each in ids:

@@ -120,7 +120,7 @@ class Call(NamedTuple):
     boundary: CallBoundary = CallBoundary()
 
     def assemble(self) -> tuple[Callable, list[str]]:
-        """Return what runs, call(*inputs), and the names of the wrappers in it, the innermost first."""
+        """Return the callable of the plan, call(*inputs), and the names of the wrappers in it, the innermost first."""
         training = self.plan.training
         for generated in (self.plan.forward, training and training.backward):
             if generated is not None and generated.trace is not None:

@@ -112,7 +112,7 @@ def _forward_grad_enabled() -> bool:
 
 
 def _random_states() -> list[tuple[Callable, torch.Tensor]]:
-    """Return how to restore each generator, and its state."""
+    """Return a function that restores each generator, and the generator's state."""
     states: list[tuple[Callable, Any]] = [(torch.random.set_rng_state, torch.random.get_rng_state())]
     if torch.cuda.is_initialized():
         states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
@@ -192,7 +192,7 @@ _MODES: dict[str, _Flag | _ContextSetting] = {
 
 
 def modes() -> dict[str, Any]:
-    """Return what torch's modes and settings are in this thread now, of those that recording and compiling look at."""
+    """Return torch's modes and settings in this thread, as far as recording and compiling read them."""
     return {name: mode.get() for name, mode in _MODES.items()}
 
 

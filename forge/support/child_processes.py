@@ -31,8 +31,8 @@ def _python(boot: str) -> list[str]:
 
 
 def search_path() -> list[str]:
-    """Return where this process searches, without what depends on the current folder; forge's own place is among
-    them."""
+    """Return this process's module search path, without entries that depend on the current folder, and with forge's
+    own."""
     found = [each for each in sys.path if os.path.isabs(each)]
     return found if _FORGE in found else [*found, _FORGE]
 

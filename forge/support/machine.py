@@ -8,7 +8,7 @@ import torch
 
 @cache
 def processor() -> str:
-    """Return what kind of processor this is: kernels are compiled for it."""
+    """Return the kind of this processor: kernels are compiled for it."""
     try:
         with open("/proc/cpuinfo") as file:
             lines = file.read(1 << 13).split("\n\n")[0].splitlines()

@@ -38,7 +38,7 @@ def user_cache() -> Path:
 
 
 def read(path: Path, head: bytes) -> bytes:
-    """Return what was written to a file of the format that `head` names. Raises FileNotFoundError where there is none,
+    """Return the content of a file of the format that `head` names. Raises FileNotFoundError where there is none,
     UntrustedFile or OSError where it is not to be used."""
     check_folder(path.parent)
     content = _own_bytes(path)
@@ -89,7 +89,7 @@ def check_folder(path: Path) -> None:
 
 
 def _own_bytes(path: Path) -> bytes:
-    """Return what an own file holds. Raises as _opened."""
+    """Return the content of an own file. Raises as _opened."""
     with _open_if_trusted(path) as file:
         return file.read()
 

@@ -16,7 +16,7 @@ def leave_current_folder() -> None:
 
 
 def _module() -> str:
-    """Return what stands behind -m on the command line."""
+    """Return the argument of -m on the command line."""
     options = sys.orig_argv[1:]
     for place, option in enumerate(options):
         if option.startswith("-") and not option.startswith(("--", "-W", "-X")) and "m" in option:

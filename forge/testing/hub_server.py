@@ -60,7 +60,7 @@ class Hub:
         return commit
 
     def publish_folder(self, name: str, folder: str | os.PathLike[str], branch: str = "v1") -> str:
-        """Put what a repository's build/ holds on a branch, but for hidden files and bytecode."""
+        """Publish the content of a repository's build/ on a branch, but for hidden files and bytecode."""
         build = Path(folder) / "build"
         paths = [path.relative_to(build) for path in sorted(build.rglob("*")) if path.is_file()]
         kept = [path for path in paths if not path.name.startswith(".") and "__pycache__" not in path.parts]

@@ -283,7 +283,7 @@ def on_a_clone(function: Callable) -> Callable:
 
 
 def detaching(*which: int | str) -> Callable[[Callable], Callable]:
-    """Return what makes a function detach the arguments at these positions or of these names.
+    """Return a decorator that detaches a function's arguments at these positions or of these names.
 
     It is for arguments for which torch has no gradient.
     """

@@ -35,7 +35,8 @@ is_recorded: Hook[[tuple], bool] = Hook("say whether the arguments of a torch.au
 
 
 def _apply_or_record(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-    """Return what Function.apply calls, which the user may have taken before: `apply = Mine.apply`."""
+    """Apply a Function, or record it if an argument is a proxy. It replaces Function.apply, so that it also serves
+    `apply = Mine.apply`, which the user may have taken before."""
     if is_recorded(args):
         return record_apply(function, args)
     return apply_patch.original.__get__(None, function)(*args, **kwargs)

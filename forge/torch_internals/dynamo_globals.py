@@ -38,7 +38,7 @@ class _Scope(ModuleType):
     before=(2, 15),
 )
 def _globals(self: InliningInstructionTranslator, name: str) -> tuple:
-    """Return where Dynamo finds a global of a function that it inlines: (the module, its variable, the source)."""
+    """Return the place of a global of a function that Dynamo inlines: (the module, its variable, the source)."""
     module = sys.modules.get(self.f_globals.get("__name__", ""))
     if getattr(module, "__dict__", None) is self.f_globals:
         return _globals.original(self, name)

@@ -426,7 +426,7 @@ def alias_step() -> ViewStep:
 
 
 def view_step(entry: Entry, args: tuple, kwargs: dict, index: int | None) -> ViewStep:
-    """Return how to show and how to invert one view."""
+    """Return the step that computes and inverts one view."""
     symbol = entry.symbol
     invert = entry.invert
     if invert is not None and index is None:

@@ -327,7 +327,8 @@ def searchsorted(
     side: str | None = None,
     sorter: TensorProxy | None = None,
 ) -> TensorProxy:
-    """Return where each value would be put in an ascending row, before equal ones; after them if `right`."""
+    """Return the index at which each value would be put in an ascending row, before equal ones; after them if
+    `right`."""
     torch_check(
         side in (None, "left", "right") and not (side == "left" and right),
         lambda: (

@@ -25,7 +25,7 @@ def fill_cauchy(self: TensorProxy, median: float = 0, sigma: float = 1) -> Tenso
 
 @fills("geometric_")
 def fill_geometric(self: TensorProxy, p: float) -> TensorProxy:
-    """Return how many tries it takes to succeed with probability `p`. Shapes and dtypes: self's."""
+    """Return samples of the number of tries until a success of probability `p`. Shapes and dtypes: self's."""
     prims.check_dtype("geometric_", self, prims.REAL)
     return prims.geometric(self, p)
 

@@ -409,7 +409,7 @@ cummin = _running_extremum("cummin")
 
 @torchsymbol(*aliases("histc"), tags=[Tag.NOT_DIFFERENTIABLE])
 def histc(input: TensorProxy, bins: int = 100, min: Number = 0, max: Number = 0) -> TensorProxy:
-    """Return how many elements lie in each of `bins` equal parts of [min, max], of their own range where those are
+    """Return the number of elements in each of `bins` equal parts of [min, max], of their own range where those are
     equal."""
     prims.check_dtype("aminmax" if min == max else "histc", input, prims.REAL)
     return prims.histc(input, bins, min, max)

@@ -527,7 +527,7 @@ def detach(input: TensorProxy) -> TensorProxy:
 
 
 def _detach_in_place(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    """Return the handle shows its memory through `detach` from now on; other views of the memory keep their history."""
+    """Show the handle's memory through `detach` from now on; other views of the memory keep their history."""
     (target,) = args
     if any(target is each for each in current_trace().inputs) and not target.requires_grad:
         return target

@@ -160,7 +160,7 @@ def matrix_rank(
     atol: TensorProxy | float | None = None,
     rtol: TensorProxy | float | None = None,
 ) -> TensorProxy:
-    """Return how many singular values are above max(atol, rtol * the largest); tol is an atol without rtol."""
+    """Return the number of singular values above max(atol, rtol * the largest); tol is an atol without rtol."""
     torch_check(
         input.ndim >= 2,
         lambda: f"linalg.matrix_rank: The input tensor input must have at least 2 dimensions, but it is {input}",

@@ -43,7 +43,7 @@ def _check_quantile(op: str, input: TensorProxy, q: TensorProxy | float, interpo
 
 
 def _ranks(ordered: TensorProxy, q: TensorProxy, ignore_nan: bool) -> TensorProxy:
-    """Return where the quantiles are in each ascending row, whose nans are last: a nan's place where one decides."""
+    """Return the ranks of the quantiles in each ascending row, whose nans are last: a nan's rank where one decides."""
     last = ordered.shape[-1] - 1
     nans = clang.isnan(ordered)
     if ignore_nan:

@@ -98,7 +98,7 @@ def _place_view(
 
 
 def _elements_before(x: TensorProxy, dtype: torch.dtype) -> Dim:
-    """Return how many elements of a dtype lie before x in its memory."""
+    """Return the number of elements of a dtype before x in its memory."""
     assert x.offset is not None, f"{x} is an input of an unknown offset"
     return x.offset if x.dtype == dtype else x.offset * x.dtype.itemsize // dtype.itemsize
 

@@ -1,5 +1,6 @@
 """Transforms: functions from traces to traces, one algorithm a file."""
 
+from forge.support.deprecation import renamed_attributes
 from forge.transforms.attention_masks import attention_masks
 from forge.transforms.channels_last import channels_last
 from forge.transforms.cse import cse
@@ -28,3 +29,4 @@ __all__ = [
     "join_products",
     "rematerialize",
 ]
+__getattr__ = renamed_attributes(__name__, {"heads": "fused_linear_cross_entropy"}, globals().__getitem__)

@@ -64,7 +64,7 @@ def _kinds(trace: Trace, masks: dict[str, Any], run: Callable[[Trace], tuple[tor
 
 
 def _kind(mask: torch.Tensor) -> str | None:
-    """Return what a mask lets take part: all, or for each row the columns up to its own."""
+    """Return the kind of a mask: all take part, or for each row the columns up to its own."""
     mask = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride()[:-2])]
     taking_part = mask if mask.dtype == torch.bool else mask == 0
     if mask.dtype != torch.bool and not bool((taking_part | (mask == float("-inf"))).all()):

@@ -207,7 +207,7 @@ class _Replacer:
                 yield bound
 
     def substitute(self, bound: BoundSymbol, theirs: GivenCall) -> list[BoundSymbol]:
-        """Return what stands for a call: nothing where all it gives is an input."""
+        """Return the calls in the place of a call: none where all its results are inputs."""
         if theirs.values is None:
             raise NotImplementedError(
                 f"double backward (create_graph=True) through {bound.symbol.id}: it draws random numbers, or may, "

@@ -69,7 +69,7 @@ class _Search:
                 self.readers[name] = self.readers.get(name, 0) + 1
 
     def site(self, bound: BoundSymbol) -> _Site | str:
-        """Return what a batch norm is folded into; the reason where it is not."""
+        """Return the layer that a batch norm is folded into, or the reason why it is not."""
         norm = bound.symbol.bind(bound.args, bound.kwargs)
         x = norm["input"]
         maker = self.makers.shown.get(x.name)

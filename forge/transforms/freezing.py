@@ -28,8 +28,7 @@ class Freezing:
         return {*self.weights, *trace.constants, *(name for bound in self.calls(trace) for name in bound.outputs)}
 
     def owner(self, name: str, makers: Makers) -> str:
-        """Return what a user calls the layer that a value belongs to: the name of the first weight that it is made
-        of."""
+        """Return a user's name for the layer that a value belongs to: the first weight that it is made of."""
         while name not in self.weights and (bound := makers.shown.get(name)) is not None and bound.inputs:
             name = bound.inputs[0]
         for kind in _KINDS:

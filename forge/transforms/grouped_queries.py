@@ -65,7 +65,7 @@ def _alike(query: TensorProxy, *others: TensorProxy) -> bool:
 
 
 def _find_repetition(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> _Repetition | None:
-    """Return what is repeated to give x; None where x is not such."""
+    """Return the repetition that gives x, or None."""
     order = (0, 1, 2, 3)
     call = _maker(x, makers, reader)
     if call is not None and call.symbol is prims.permute:

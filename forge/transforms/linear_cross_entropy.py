@@ -319,7 +319,7 @@ def _axis_after(head: _Head, calls: int) -> int:
 
 
 def _rows_of(x: TensorProxy, calls: Sequence[BoundSymbol], axis: int) -> TensorProxy:
-    """Return what the calls make of the rows along `axis`, whatever their length, which is the last dim of the result.
+    """Return the calls' result for the rows along `axis`, of any number, which is the last dim of the result.
 
     What leaves the rows in order at the end is left out.
     """

@@ -42,7 +42,7 @@ class Split:
     saved_numbers: list[Proxy]
 
     def saved_values(self) -> list[SavedValue]:
-        """Return what is saved, in order."""
+        """Return the saved values, in order."""
         outputs, given, _ = self.forward.output
         there = {*self.forward.input_names, *names(outputs)}
         makers = {name: bound for bound in self.forward.bound_symbols for name in bound.outputs}

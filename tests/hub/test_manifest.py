@@ -387,3 +387,14 @@ def test_mistakes_in_python_are_reported_at_the_callers_line() -> None:
 def test_an_unknown_operator_in_python_is_an_error_with_the_near_one() -> None:
     with pytest.raises(ManifestError, match=r"unknown operator 'torch.rellu'; did you mean 'torch.relu'\?"):
         kernel("torch.rellu", rms, resolver=OPERATORS)
+
+
+def test_numpys_names_of_arguments_mean_torchs_and_warn() -> None:
+    """0.1.0 had `axis` and `keepdims` beside `dim` and `keepdim`."""
+    kernel = '{kernel_name: acme::sum, where: "axis == 1 and not keepdims", args: [input, axis]}'
+    with pytest.warns(DeprecationWarning, match="torch.sum: the argument 'axis' is now 'dim'"):
+        (found,) = read(
+            f"forge_kernels: 1\nlibrary: {{name: acme}}\nops: [{{op: torch.sum, kernels: [{kernel}]}}]"
+        ).kernels
+    assert found.args == (KernelArgument(None, Argument("input")), KernelArgument(None, Argument("dim")))
+    assert found.where[0].names == {"dim", "keepdim"} and found.where[0].text == "axis == 1 and not keepdims"

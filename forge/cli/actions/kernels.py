@@ -148,8 +148,8 @@ def _attempt(source: str, check: Callable[[], SourceCheck]) -> SourceCheck:
 
 
 def _check_source(source: str, policy: PolicyOptions, fetch: bool) -> SourceCheck:
-    """Return which variant would be loaded, why not each other, and every finding. Of a repository of the Hub those
-    variants are checked that the cache holds, unless the rest may be fetched."""
+    """Return the variant that would be loaded, the reasons against the others, and every finding. Of a repository of
+    the Hub only cached variants are checked, unless the rest may be fetched."""
     selection = hub.select(source, policy=_policy(policy), backend=policy.backend)
     if selection.commit is None:
         assert selection.source.path is not None, "a source without a commit is a folder"

@@ -132,7 +132,8 @@ def _repetitions(
 
 
 def _periods(calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: int) -> list[tuple[int, int]]:
-    """Return how far calls are from their like in a neighbouring layer, and whether that is the one before or after."""
+    """Return the distances of calls to their like in a neighbouring layer, and whether that is the one before or
+    after."""
     places: dict[tuple, list[tuple[int, int]]] = {}
     for at in range(start, end):
         layer = calls[at].layer

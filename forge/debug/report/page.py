@@ -130,7 +130,7 @@ def _call(line: Line, strings: _Pool, declined: dict[tuple[str, str], int]) -> l
 
 
 def _flow(calls: Sequence[Line], trace: Trace) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return where each call stands in the trace that runs, and pairs (from, to) of calls of which one reads the
+    """Return each call's position in the trace that runs, and pairs (from, to) of calls of which one reads the
     other's."""
     makers = {name: number for number, call in enumerate(calls) for row in call.rows for name in row.outputs}
     order = [0] * len(calls)

@@ -150,7 +150,7 @@ class _Table:
         yield table
 
     def _widths(self, available: int) -> dict[str, int]:
-        """Return what each column would have, less what is missing, taken from the source and then from the widest."""
+        """Return the width of each column. Missing space is taken from the source and then from the widest."""
         widths = {name: max(map(len, [name, *cells])) for name, cells in self._columns.items()}
         words = [word for cell in self._columns["operation"] for word in cell.split()]  # a fusion's stand in lines
         widths["operation"] = max(map(len, [*words, " " * _OPERATION]))
@@ -178,7 +178,7 @@ def _with_line(source: str, width: int) -> str:
 
 
 def _reasons(explanation: "Explanation", notes: dict[tuple[str, str], int]) -> Iterator[RenderableType]:
-    """Yield what stands below the tables; a line for each reason, which is never broken by us."""
+    """Yield the lines below the tables, one for each reason; they are never broken."""
     declined = [f"[{number}] {name}: {reason}" for (name, reason), number in notes.items()]
     if declined:
         yield Text("\ndeclined", style="bold")
@@ -189,7 +189,7 @@ def _reasons(explanation: "Explanation", notes: dict[tuple[str, str], int]) -> I
 
 
 def reasons(explanation: "Explanation") -> dict[str, Counter[str]]:
-    """Return what happened besides the operations: by what it is called, each with how often it did."""
+    """Return the events besides the operations, by their headings, each with its count."""
     reasons_of = {
         "opaque calls": explanation.opaque_calls,
         "graph breaks": explanation.graph_breaks,

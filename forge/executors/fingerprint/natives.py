@@ -57,18 +57,18 @@ def operator_hashes(namespace: str, name: str) -> list[str]:
 
 
 def _libraries() -> list[str]:
-    """Return those that are neither the system's, Python's nor torch's."""
+    """Return the loaded shared objects that are neither the system's, Python's nor torch's."""
     return sorted(path for path in loaded_files() if _LIBRARY.search(path) and not path.startswith(_theirs()))
 
 
 def _own() -> list[str]:
-    """Return those of them that no installed package has."""
+    """Return the loaded shared objects that are in no installed package."""
     installed = tuple(f"{sysconfig.get_path(each)}{os.sep}" for each in ("purelib", "platlib"))
     return [path for path in _libraries() if not path.startswith(installed)]
 
 
 def _registrations(operator: str) -> list[str]:
-    """Return what torch knows of the origin of an operator's kernels; its metadata aside, which computes no values."""
+    """Return torch's record of the origin of an operator's kernels, without its metadata, which computes no values."""
     lines = dispatch_dump(operator).splitlines()
     return [line for line in lines if ": registered at " in line and not line.startswith(("Meta", "debug"))]
 
@@ -85,7 +85,7 @@ def loaded_files() -> frozenset[str]:
 
 @cache
 def _theirs() -> tuple[str, ...]:
-    """Return where the system's, Python's and torch's own shared objects lie."""
+    """Return the folders of the system's, Python's and torch's own shared objects."""
     torchs = os.path.dirname(os.path.realpath(torch.__file__))
     pythons = [os.path.realpath(sysconfig.get_config_var(each) or "/lib") for each in ("LIBDIR", "DESTSHARED")]
     return (*_SYSTEM, *(f"{each}{os.sep}" for each in (torchs, *pythons)))

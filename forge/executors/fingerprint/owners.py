@@ -32,7 +32,7 @@ class Owner(Protocol):
     """A package that imports modules of its own making, as forge.hub does those of kernel repositories."""
 
     def owner_of(self, module: str) -> str | None:
-        """Return what changes with all of a module's code: "repository" and a hash. None for others' modules."""
+        """Return "repository" and a hash of all of a module's code; None for others' modules."""
 
     def imports_of(self, module: str) -> Iterable[str]:
         """Return the modules from elsewhere that its module's code imports, of which `owner_of` says nothing."""

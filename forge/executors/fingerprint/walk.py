@@ -187,7 +187,7 @@ class Walk:
         self._read(function.__code__, cells, function.__globals__, module)
 
     def _imports_of(self, owner: Owner, owned: str) -> None:
-        """Add what a registered owner's module imports from elsewhere: the owner's hash says nothing of that."""
+        """Add a registered owner's module's imports from elsewhere, which the owner's hash does not cover."""
         for name in owner.imports_of(owned):
             module = sys.modules.get(name)
             if module is not None:

@@ -12,8 +12,8 @@ from forge.ir.pytree import leaves, tree_map
 
 
 def reference_of(target: Target, pattern: Any) -> Callable | None:
-    """Return what a kernel is compared with, on real tensors: torch's function, the reference of a pattern or operator,
-    the operator itself where it is somebody else's. None for a prim."""
+    """Return the function that a kernel is compared with, on real tensors: torch's function, the reference of a pattern
+    or operator, the operator itself where it is somebody else's. None for a prim."""
     if pattern is not None:
         return pattern.reference
     if target.function is not None:

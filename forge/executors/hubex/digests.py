@@ -83,7 +83,7 @@ class _Sources:
         return sorted(found)
 
     def code(self, path: Path) -> bytes:
-        """Return what a file has; of the package's own without its docstring, imports from the package and
+        """Return a file's bytes; of the package's own file without its docstring, imports from the package and
         `__all__`."""
         if path != self.init:
             return path.read_bytes()

@@ -61,7 +61,8 @@ class Eager:
         self._compiled = {}
 
     def _cached(self, key: tuple, make: Callable[[], Callable | None]) -> Callable | None:
-        """Return what `make` returned for arguments that are alike in all that a program knows of them."""
+        """Return the cached result of `make` for arguments with this key, which has all that a program knows of
+        them."""
         if verifying.active:  # this process verifies a kernel that calls the operator
             return make()
         compiled = self._compiled
@@ -206,7 +207,8 @@ _libraries: list[torch.library.Library] = []
 
 
 def define(functions: Iterable[Function], kernels: Iterable[Kernel]) -> None:
-    """Define operators in torch.library and registers their symbols, all or none; those there are get the kernels."""
+    """Define operators in torch.library and register their symbols, all or none; operators that exist get the
+    kernels."""
     with _lock:
         new = [function for function in functions if _is_new(function)]
         made: list[torch.library.Library] = []

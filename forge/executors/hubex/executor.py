@@ -19,7 +19,8 @@ class KernelVerifier(Protocol):
         """Return True, or Declined with the sample on which the kernel failed."""
 
     def identity(self, kernels: Iterable[Kernel]) -> str | Declined:
-        """Return what decides the verdicts of these kernels, beside the kernels; Declined where that may pass."""
+        """Return a key of all that decides the verdicts of these kernels, beside the kernels; Declined where that may
+        change."""
 
     def has_warned_of(self, reason: str) -> bool:
         """Return whether a kernel failed for this reason, of which there was a warning then."""

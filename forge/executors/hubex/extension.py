@@ -64,7 +64,7 @@ class KernelExtension:
         """Raise, with the reason, where what is there cannot be used: a device too old, another version."""
 
     def build_aot(self) -> Any:
-        """Return what a setup.py compiles: a setuptools Extension called `module`, of the sources of `build`."""
+        """Return a setuptools Extension for a setup.py, called `module`, of the sources of `build`."""
         from torch.utils import cpp_extension  # brings setuptools, which a program needs nowhere else
 
         sources = _build_of(self)
@@ -235,7 +235,8 @@ def loader_of(given: Any, resolver: Any) -> tuple[ExtensionLoader, KernelEntry, 
 
 
 def operation_of(extension: KernelExtension | type[KernelExtension]) -> Any:
-    """Return what it implements: a function of the class is no method of the instance (F.silu is Python's)."""
+    """Return the operation that an extension implements: a function of the class is no method of the instance (F.silu
+    is Python's)."""
     return getattr(extension.op, "__func__", extension.op)
 
 
@@ -280,7 +281,7 @@ def _check_complete(extension: KernelExtension) -> None:
 
 
 def _place_of(cls: type) -> Mark:
-    """Return where a class is written."""
+    """Return the place of a class in the source."""
     try:
         return Mark(inspect.getsourcefile(cls) or "", inspect.getsourcelines(cls)[1], 1)
     except (OSError, TypeError):  # typed in

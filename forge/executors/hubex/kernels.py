@@ -121,7 +121,7 @@ class Kernel:
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Return those of its first constrained argument; floats where nothing is declared."""
+        """Return the dtypes of its first constrained argument; floats where nothing is declared."""
         return next((alias.dtypes for alias in self.entry.dtypes.values()), FLOATS)
 
     @property

@@ -148,8 +148,8 @@ def _status(kernel: Kernel, device: torch.device | None, verifier: Verifier) -> 
 
 
 def constraints(entry: KernelEntry) -> str:
-    """Return which calls a kernel takes: 'cuda >=8.0; input, weight: T (float16, bfloat16); input: [..., H]; H % 8 ==
-    0'."""
+    """Return a kernel's constraints as text: 'cuda >=8.0; input, weight: T (float16, bfloat16); input: [..., H]; H % 8
+    == 0'."""
     parts = (
         [] if entry.device is None else [f"{' or '.join(entry.device.types)} {entry.device.capability_text}".strip()]
     )

@@ -83,7 +83,8 @@ class InductorExecutor(FusionExecutor):
         )
 
     def identity(self) -> str | Declined:
-        """Return what Inductor's code depends on: its settings, its compilers, the number of threads, how it rounds."""
+        """Return a key of all that Inductor's code depends on: its settings, its compilers, the number of threads, its
+        rounding."""
         if _compiles() and _module("compile_wait").has_failed():
             return decline("Inductor could not compile a region")
         config = importlib.import_module("forge.torch_internals.inductor.config").inductor_config

@@ -79,13 +79,13 @@ def keep(function: Callable, graph: Any, strides: Strides) -> None:
 
 
 def dump(function: Callable) -> bytes | Declined:
-    """Return what `load` makes the function of."""
+    """Return the bytes from which `load` makes the function."""
     kept = _kept.get(function)
     return decline("the source of a region is not known") if kept is None else kept.dump()
 
 
 def dump_artifact(graph: Any) -> bytes | Declined:
-    """Return what `load` makes the function of Inductor's CompiledFxGraph of."""
+    """Return the bytes from which `load` makes the function of Inductor's CompiledFxGraph."""
     return ArtifactRecord(graph, NO_STRIDES).dump()
 
 

@@ -68,7 +68,7 @@ class Promise:
         return {each for each in self.shape if isinstance(each, str) and each.isidentifier()}
 
     def differs(self, value: torch.Tensor, sizes: Mapping[str, int]) -> str | None:
-        """Return how a tensor differs from the promise, in words; None where it does not."""
+        """Return the difference between a tensor and its promised metadata, in words; None if there is none."""
         if not isinstance(value, torch.Tensor):
             return f"is a {type(value).__name__}, not a tensor"
         shape, strides = (tuple(_value(each, sizes) for each in edge) for edge in (self.shape, self.strides))
@@ -175,7 +175,7 @@ class CheckedRegion:
         return CheckError(f"{reason}; the region computes\n{self.code}", check="regions")
 
     def dump(self) -> bytes | Declined:
-        """Return what `load` makes the region of, as JSON."""
+        """Return the JSON from which `load` makes the region."""
         if self.constants:
             return decline("a region holds constants")
         inputs = [asdict(each) if isinstance(each, Promise) else each for each in self.inputs]

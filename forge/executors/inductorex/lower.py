@@ -167,7 +167,7 @@ def _symbols_of(size: Dim) -> set[Any]:
 
 
 def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode) -> tuple:
-    """Return what Inductor compiles for and does not look at when it finds a graph in its cache: which nodes round, the
+    """Return the parts of a graph that Inductor compiles for and leaves out of its cache key: which nodes round, the
     default dtype (torch 2.11), the bounds of lengths that values decide, which it asserts and simplifies by, and the
     symbols that its code defines."""
     assert fake.shape_env is not None

@@ -332,5 +332,5 @@ def _is_of(operator: Any, known: frozenset) -> bool:
 
 
 def count_kernels(bound: BoundSymbol) -> int:
-    """Return how many kernels torch's function for a call runs."""
+    """Return the number of kernels that torch's function for a call launches."""
     return len([op for op in _operators(bound) or () if op.namespace != "prim" and op not in _NOTHING])

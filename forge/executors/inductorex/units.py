@@ -157,7 +157,7 @@ class _Unit:
         return not self._future.done()
 
     def module(self) -> ModuleType:
-        """Return what has the functions; waits until it is built. Raises what kept it from that."""
+        """Return the module with the functions; waits until it is built. Raises the error of the build."""
         return self._future.result()
 
     def _build(self) -> ModuleType:
@@ -182,7 +182,7 @@ class _CachedUnit:
         self._path = path
 
     def module(self) -> Any:
-        """Return what has the functions. Raises OSError or ImportError where it cannot be loaded."""
+        """Return the module with the functions. Raises OSError or ImportError where it cannot be loaded."""
         return CppPythonBindingsCodeCache._load_library(self._path, Path(self._path).stem)
 
 
@@ -242,8 +242,8 @@ _process = _Process()
 
 
 def ask(compiling: AsyncCompile, argtypes: Sequence[str], source: str, inductors: Callable) -> Any:
-    """Return what stands for a kernel in a generated module until that waits for it. `inductors` is Inductor's own
-    function of the other arguments, which builds it by itself."""
+    """Return a future of a kernel for a generated module. `inductors` is Inductor's own function of the other
+    arguments, which builds the kernel by itself."""
     own = partial(inductors, compiling, argtypes, source)
     if get_compile_threads() <= 1 or not _MOVABLE.issuperset(found[1] for found in _DIRECTIVE.finditer(source)):
         return own()
@@ -277,13 +277,13 @@ def _submit(task: Callable[[], ModuleType]) -> Future:
 
 
 def _settings() -> list[str]:
-    """Return what g++ is called with, as far as it can change."""
+    """Return the settings of g++ that can change."""
     chosen = {name: value for name, value in inductor_config.save_config_portable().items() if name.startswith("cpp.")}
     return [torch.__version__, os.environ.get("CXX", ""), str(cpu_vec_isa.pick_vec_isa()), repr(sorted(chosen.items()))]
 
 
 def _folder() -> Path:
-    """Return where a note of a kernel's name has the hash and the path of the unit that holds it."""
+    """Return the folder of notes: under a kernel's name each has the hash and the path of the unit that holds it."""
     return Path(cache_dir()) / "forge-units"
 
 

@@ -50,7 +50,7 @@ class NvFuserExecutor(FusionExecutor):
         return self._compiler.compile(region)
 
     def identity(self) -> str | Declined:
-        """Return what nvFuser's code depends on: its version and its settings."""
+        """Return a key of all that nvFuser's code depends on: its version and its settings."""
         return repr((self._library().version(), [os.environ.get(name) for name in _SETTINGS]))
 
     def dump(self, function: Callable) -> bytes | Declined:

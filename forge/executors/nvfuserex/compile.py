@@ -58,7 +58,7 @@ class Fusion:
         return results
 
     def execute(self, boxed: list[Any]) -> list[torch.Tensor]:
-        """Return what the library gives."""
+        """Return the library's results."""
         places = self.definition.places
         return self._execute(boxed if len(places) == len(boxed) else [boxed[place] for place in places])
 

@@ -134,7 +134,7 @@ def dump(*values: Any) -> bytes:
 
 
 def load(data: bytes) -> tuple:
-    """Return what was dumped."""
+    """Return the definition that was dumped."""
     return _read(json.loads(data))
 
 

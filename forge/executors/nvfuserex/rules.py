@@ -19,7 +19,7 @@ RULES: dict[str, Rule] = {}
 
 
 def add_rule(prim: Symbol, write: Callable[..., Ref], checker: Callable[..., Decision] | None = None) -> None:
-    """Say how a prim is translated. Raises ValueError for the second rule of one."""
+    """Register the translation of a prim. Raises ValueError for a second one."""
     check(prim.id not in RULES, lambda: f"nvfuserex: {prim.id} has a rule already")
     RULES[prim.id] = Rule(write, checker)
 

@@ -153,7 +153,7 @@ def _outputs(proxies: Sequence[TensorProxy], writer: Writer) -> tuple[Output, ..
 
 
 def _strides(proxy: TensorProxy, order: Sequence[int]) -> tuple[int, ...] | None:
-    """Return what a definition says of a result's strides."""
+    """Return a result's strides for a definition; None for symbolic ones, which its dim order implies."""
     if all(isinstance(each, int) for each in (*proxy.shape, *strides_in_region(proxy))):
         return tuple(map(int, strides_in_region(proxy)))
     if not _is_dense(proxy, order):

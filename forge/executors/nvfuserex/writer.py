@@ -34,7 +34,7 @@ class Writer:
         self._sums: dict[sympy.Basic, Ref | int] = {}
 
     def op(self, name: str, *args: Any, **kwargs: Any) -> Ref:
-        """Return what the operator of this name gives."""
+        """Return the result of the operator of this name."""
         given = tuple(map(self.of, args))
         self.operations.append(Operation(name, given, tuple((key, self.of(value)) for key, value in kwargs.items())))
         made = Ref(len(self.inputs) + len(self.operations) - 1)
@@ -59,7 +59,7 @@ class Writer:
         return tuple(map(self.of, value)) if isinstance(value, (tuple, list)) else value
 
     def _known_lengths(self, inputs: Sequence[Proxy]) -> Any:
-        """Yield where symbols are lengths of inputs, or inputs themselves: (symbol, how to get it)."""
+        """Yield (symbol, expression) for symbols that are sizes of inputs, or inputs themselves."""
         for proxy in reversed(inputs):
             if isinstance(proxy, NumberProxy):
                 yield proxy.name, self.values[proxy.name]

@@ -241,7 +241,7 @@ def _leaves(inputs: Inputs, wanted: tuple[bool, ...]) -> Inputs:
 
 
 def _settings() -> tuple:
-    """Return what torch.nn.attention.sdpa_kernel sets."""
+    """Return the settings of torch.nn.attention.sdpa_kernel."""
     return (_flash_is_on(), _efficient_is_on(), _math_is_on(), _cudnn_is_on(), *_priorities())
 
 

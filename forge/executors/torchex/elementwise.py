@@ -50,7 +50,7 @@ def device_put(x: torch.Tensor, device: torch.device, non_blocking: bool = False
 
 @run_prim(prims.no_derivative)
 def no_derivative(gradient: torch.Tensor, of: str) -> torch.Tensor:
-    """Raise what torch's own backward does."""
+    """Raise the error of torch's own backward."""
     raise NotImplementedError(f"the derivative for '{of}' is not implemented")
 
 

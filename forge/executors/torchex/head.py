@@ -58,7 +58,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _dtype(steps: tuple[Step, ...], dtype: torch.dtype) -> torch.dtype:
-    """Return what the steps make of a dtype."""
+    """Return the dtype that the steps convert a dtype to."""
     return next((step[1] for step in reversed(steps) if step[0] == "to"), dtype)
 
 
@@ -127,7 +127,7 @@ def _scores(given: _Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor 
 
 
 def _values_of_steps(given: _Rows, logits: torch.Tensor) -> list[torch.Tensor | torch.dtype | None]:
-    """Return what the backwards of the steps before `first` read: tanh's result from what was made of it."""
+    """Return the values that the backwards of the steps before `first` read: tanh's result from its input."""
     dtypes = [given.hidden.dtype]
     for step in given.steps[: given.first]:
         dtypes.append(step[1] if step[0] == "to" else dtypes[-1])

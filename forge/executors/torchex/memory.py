@@ -114,7 +114,7 @@ def _added_up(g: torch.Tensor, count: Dim, stride: tuple, offset: Dim) -> torch.
 
 
 def _places(count: Dim, shape: tuple, stride: tuple, offset: Dim, device: torch.device) -> torch.Tensor:
-    """Return where in `count` elements of memory each element of a view of this shape and these strides lies."""
+    """Return the offsets, in `count` elements of memory, of the elements of a view of this shape and these strides."""
     every = torch.arange(count, device=device)  # type: ignore[arg-type]  # its stub leaves out torch.SymInt
     return every.as_strided(shape, stride, offset).reshape(-1)
 

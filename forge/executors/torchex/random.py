@@ -107,7 +107,7 @@ Pair = tuple[TensorProxy, TensorProxy]
 
 
 def _mask_meta(x: TensorProxy, p: float) -> TensorProxy:
-    """Return what x is multiplied by."""
+    """Return the metadata of the mask that x is multiplied by."""
     return like(x, dtype=noise_dtype(x.dtype))
 
 

@@ -106,7 +106,8 @@ def pad(x: torch.Tensor, padding: tuple, value: Any) -> torch.Tensor:
 
 
 def _function_of(view: Symbol) -> Callable:
-    """Return what runs a view: an opaque call's function, a prim's implementation here, or the torch function."""
+    """Return the function that runs a view: an opaque call's function, a prim's implementation here, or the torch
+    function."""
     if view.op is not None:
         return view.op
     if not view.is_prim:

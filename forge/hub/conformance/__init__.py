@@ -42,7 +42,7 @@ def check_repository(
 
 
 def cached_variants(selection: Selection, variants: Collection[str]) -> list[str]:
-    """Return those of these variants of a repository of the Hub that the cache holds whole."""
+    """Return the variants of a repository of the Hub, among these, that the cache holds completely."""
     return list(filter(selection.is_cached, variants))
 
 

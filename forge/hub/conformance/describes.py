@@ -62,14 +62,15 @@ def _schema(variant: Variant, values: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _others(variant: Variant, repository: Repository) -> Iterator[Finding]:
-    """Yield what the requirements below say of this variant: the library's own complaint would be about the same."""
+    """Yield the problems that the requirements below find in this variant: the library's own complaint would be about
+    the same."""
     alone = Repository(repository.folder, [variant], repository.policy, repository.name)
     for requirement in OF_METADATA:
         yield from requirement(alone)
 
 
 def _of_library(variant: Variant, values: dict[str, Any], others: list[Finding]) -> Iterator[Finding]:
-    """Yield what the `kernels` library, which reads the file on every load, does not accept beyond all this."""
+    """Yield the problems of the file for the `kernels` library, which reads it on every load, beyond all these."""
     lenient = {"python-depends-backends", "build-info"} & values.keys()
     if others or lenient or "python-depends" not in values:
         return

@@ -110,7 +110,7 @@ def layers_exported(repository: Repository) -> Iterator[Finding]:
 
 
 def _names(python: Python) -> set[str]:
-    """Return what is imported or assigned at module level."""
+    """Return the names that are imported or assigned at module level."""
     names: set[str] = set()
     for node in python.nodes:
         if isinstance(node, ast.ImportFrom):

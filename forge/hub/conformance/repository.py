@@ -206,8 +206,8 @@ def _short(error: HubError, place: Place) -> str:
 
 
 def _variant_folders(folder: Path) -> list[Path]:
-    """Return those in build/, those in the folder, the folder itself, or the sources in torch-ext/, whichever there
-    are."""
+    """Return the variant folders in build/, those in the folder, the folder itself, or the sources in torch-ext/,
+    whichever exist."""
     if (folder / "build").is_dir():
         return _folders(folder / "build")
     if named := [each for each in _folders(folder) if variant_problem(each.name) is None]:

@@ -41,7 +41,7 @@ def function_problems(
 
 
 def called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:
-    """Return what a kernel gets by position (by what it is), and the parameters that it gets by name."""
+    """Return the positional arguments of a kernel (by what they are), and the names of its keyword arguments."""
     if entry.args is None:
         positional, named = own_arguments(signature)
     else:
@@ -92,7 +92,7 @@ def describe_error(error: Exception) -> str:
 
 
 def call_problems(function: Callable, positional: list[str], named: list[str]) -> list[str]:
-    """Return what is wrong with calling a kernel with these positional arguments (by what they are) and these named
+    """Return the problems of calling a kernel with these positional arguments (by what they are) and these named
     ones."""
     parameters = _kernel_parameters(function)
     if parameters is None:

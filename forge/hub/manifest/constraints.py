@@ -116,7 +116,7 @@ class Checker:
             yield from (f"it is not known to be faster: {reason}" for reason in reasons if reason is not None)
 
     def _about(self, name: str) -> str:
-        """Return how a reason begins: with the argument's name, unless it is the first tensor of the call."""
+        """Return the beginning of a reason: the argument's name, unless it is the first tensor of the call."""
         return "" if name == self.subject else f"{name}: "
 
     def _wrapper_problem(self, values: Mapping[str, Any]) -> str | None:
@@ -150,7 +150,7 @@ class Checker:
                 yield f"{name} is given, but the kernel takes none"
 
     def _kinds(self, values: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what is a call of another overload where one is meant, as add(x, 2) is of add.Scalar."""
+        """Yield the reasons why the arguments are those of another overload, as add(x, 2) is of add.Scalar."""
         for parameter in self.typed:
             value = values.get(parameter.name)
             if value is None and not parameter.optional:

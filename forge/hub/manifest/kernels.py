@@ -5,6 +5,7 @@ One file, though long: every key's reading shares the reader of the operator's k
 
 import dataclasses
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -62,6 +63,7 @@ _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "meta")
 _RESULT = re.compile(r"__ret_(\d{1,2})")
 _MAX_RESULTS = 16
 _GRADS = ("none", "composite", "autograd")
+_OF_NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # in 0.1.0, operators had arguments of these names too
 
 function_name = matching(_FUNCTION, "'function', 'ns::name', 'python:module:function' or 'hub:org/repo:function'")
 
@@ -103,6 +105,15 @@ class KernelReader(AliasReader):
     def returns(self) -> int | None:
         return self.signature.returns if self.signature else None
 
+    def torch_name(self, name: str) -> str:
+        """Return torch's name of an argument that a manifest names as NumPy does, with a DeprecationWarning."""
+        new = _OF_NUMPY.get(name, name)
+        if new == name or name in self.arguments or new not in self.arguments:
+            return name
+        message = f"{self.op}: the argument {name!r} is now {new!r}; the old name goes with the next version"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return new
+
     def check_argument(self, name: str, mark: Mark, what: str) -> None:
         """Report a name that is not that of an argument of the operator which may be a tensor."""
         if self.signature is None or name in self.signature.tensors:
@@ -136,7 +147,7 @@ def _shape(reader: KernelReader, node: Node, what: str) -> ShapePattern:
     else:
         pattern = parse_shape(text(reader, node, what).strip().removesuffix("?"))
     for name in pattern.names:
-        if name in reader.arguments:
+        if reader.torch_name(name) in reader.arguments:
             problem = f"the dim {name!r} has the name of an argument; rename the dim"
             reader.problems.add(node.mark, f"shape {pattern}: {problem}")
     return pattern
@@ -151,7 +162,7 @@ def _shapes(reader: KernelReader, node: Node, what: str) -> dict[str, ShapePatte
 
 
 def _condition(reader: KernelReader, node: Node, what: str) -> Where:
-    return parse_where(text(reader, node, what), key=what)
+    return parse_where(text(reader, node, what), key=what).renamed(reader.torch_name)
 
 
 def _device_type(reader: KernelReader, node: Node, what: str) -> str:
@@ -219,7 +230,7 @@ def _argument(reader: KernelReader, node: Node, what: str) -> Argument | Constan
 def _argument_view(reader: KernelReader, node: Node, what: str) -> Argument:
     """Return a value that a kernel may be called with, or a view of it."""
     is_name = NAME.fullmatch(node.value) or "." not in node.value
-    view = Argument(node.value) if is_name else parse_view(node.value)
+    view = Argument(reader.torch_name(node.value)) if is_name else parse_view(node.value)
     known = (*reader.arguments, *reader.more)
     for name in (view.name, *view.names) if reader.signature is not None else ():
         if name not in known:
@@ -233,7 +244,7 @@ def _argument_view(reader: KernelReader, node: Node, what: str) -> Argument:
 
 
 def _result_view(reader: KernelReader, node: Node, what: str) -> Argument:
-    """Return where, in what the kernel returns, one of the operator's results or gradients is."""
+    """Return the place of one of the operator's results or gradients in the kernel's return value."""
     view = parse_view(text(reader, node, what))
     if view.name != RESULT:
         problem = f"{what} is {node.value!r}, but must begin with {RESULT}, what the kernel returns"
@@ -353,7 +364,7 @@ def _backward(reader: KernelReader, node: Node, what: str) -> Grad:
 
 
 def result_names(signature: Signature | None) -> tuple[str, ...]:
-    """Return what a backward may be given of the results: `grad_output` and `output`; numbered, where there are
+    """Return the values of the results that a backward may take: `grad_output` and `output`; numbered, where there are
     several or their number is not known."""
     count = signature.returns if signature else None
     single = ("grad_output", "output") if count in (None, 1) else ()
@@ -498,7 +509,7 @@ def _saving_problems(node: Node, entry: KernelEntry) -> Iterator[tuple[str, str]
 
 
 def _out_problems(reader: KernelReader, node: Node, entry: KernelEntry) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the out parameters, and the arguments that the kernel never sees."""
+    """Yield the problems of the out parameters, and the arguments that the kernel never gets."""
     if reader.signature is None:
         return
     complete, returns = _with_outs(reader, entry), reader.returns

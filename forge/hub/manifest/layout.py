@@ -47,7 +47,7 @@ def in_order(order: DimOrder, tensor: Tensor) -> bool | None:
 
 
 def fix_ups(entry: KernelEntry) -> dict[str, Layout]:
-    """Return what must be done, when the program runs, to each argument of a kernel: what `layout` and `align` declare,
+    """Return the conversions of each argument of a kernel, when the program runs: what `layout` and `align` declare,
     and the declared dim orders, which a checker cannot always see: a proxy in the middle of a trace has no strides.
     """
     wanted = dict(entry.layout)

@@ -9,7 +9,7 @@ from forge.hub.manifest.model import Requires
 
 
 def unmet(requires: Requires) -> list[str]:
-    """Return what is missing, in words: 'needs torch>=2.12, but 2.11.0 is installed'."""
+    """Return the missing requirements, in words: 'needs torch>=2.12, but 2.11.0 is installed'."""
     missing = []
     versions = library("packaging.specifiers").SpecifierSet(requires.torch)
     if not versions.contains(torch.__version__.split("+")[0], prereleases=True):

@@ -9,10 +9,11 @@ A failing expression says why in words: `H = 100 is not a multiple of 8`.
 """
 
 import ast
+import copy
 import operator
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -267,8 +268,16 @@ class Where:
         """The arguments and dims that it is about."""
         return frozenset(part.id for part in ast.walk(self.expression) if isinstance(part, ast.Name))
 
+    def renamed(self, rename: Callable[[str], str]) -> "Where":
+        """Return the condition with other names for its arguments and dims; its text stays."""
+        expression = copy.deepcopy(self.expression)
+        for part in ast.walk(expression):
+            if isinstance(part, ast.Name):
+                part.id = rename(part.id)
+        return replace(self, expression=expression)
+
     def name_problems(self, values: Collection[str], tensors: Collection[str]) -> Iterator[str]:
-        """Say what is wrong with its names: `values` are arguments and dims, `tensors` arguments that are tensors."""
+        """Yield the problems of its names: `values` are arguments and dims, `tensors` arguments that are tensors."""
         allowed = set()
         for part in ast.walk(self.expression):
             if isinstance(part, (ast.Attribute, ast.Subscript)):

@@ -94,7 +94,7 @@ def _assign(x: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
 
 
 def _part(key: Any) -> Value:
-    """Return what is assigned at a key: of its shape, or broadcast along its first dim."""
+    """Return a value to assign at a key: of its shape, or broadcast along its first dim."""
 
     def make(target: Target) -> torch.Tensor:
         shape = torch.empty(3, 4, 5, device=target.device)[target.fill(key)].shape

@@ -13,7 +13,7 @@ from forge.torchlang.core import torchsymbol, write
 
 
 def check_table(op: str, weight: TensorProxy, indices: TensorProxy, sparse: bool) -> None:
-    """Raise where a table or what is looked up in it has another shape or dtype, or gradients would be sparse."""
+    """Raise for a table or indices of another shape or dtype, or if gradients would be sparse."""
     torch_check(
         isinstance(indices, TensorProxy) and indices.dtype in (torch.int64, torch.int32),
         lambda: (

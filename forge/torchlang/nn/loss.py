@@ -302,7 +302,7 @@ def nll_loss(
 
 
 def check_classes(op: str, input: TensorProxy, target: TensorProxy, weight: Optional) -> None:
-    """Raise where a target of class indices or a weight of the classes does not go with the input."""
+    """Raise for a target of class indices or a weight of the classes that does not go with the input."""
     torch_check(
         target.dtype in (torch.int64, torch.uint8),
         lambda: f"{op}: expected target of dtype Long or Byte, but got {target}",

@@ -98,7 +98,7 @@ def _handle(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> tuple:
 
 
 def _handle_update(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> tuple:
-    """Return also what the kernel keeps for its backward: nothing but on a GPU."""
+    """Return the results and cuDNN's reserve tensor for the backward, which is empty on CPUs."""
     results = _handle(symbol, args, kwargs, memory)
     device = results[0].device
     check(

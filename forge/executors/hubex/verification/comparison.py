@@ -97,7 +97,7 @@ class Comparison:
         self.executors: list[Executor] = [executor, *self.others]
 
     def run(self, cases: Iterable[Case]) -> str | None:
-        """Return what is wrong, with the sample on which it shows; None when nothing is."""
+        """Return the first problem, with the sample on which it shows; None if there is none."""
         for case in cases:
             by_name = dict(zip(self.kernel.target.signature.by_name, case.args, strict=False))
             text = format_arguments({**by_name, **case.kwargs}, case.note)
@@ -384,8 +384,8 @@ class _KernelItself(_Reference):
 
 
 def _reference(comparison: Comparison, program: _Program) -> Callable[[list[torch.Tensor]], Any]:
-    """Return what the kernel is compared with: torch's function, the reference, the operator itself where it is
-    somebody else's, or torch's calls for a prim."""
+    """Return the function that the kernel is compared with: torch's function, the reference, the operator itself where
+    it is somebody else's, or torch's calls for a prim."""
     function = reference_of(comparison.kernel.target, comparison.kernel.pattern)
     if function is None:
         return lambda inputs: claim(program.trace, comparison.others)[0].python_callable()(*inputs)

@@ -175,7 +175,7 @@ class _Memory:
         return whole.set_(self.storages[place["storage"]]).as_strided(shape, stride, offset)
 
     def read(self, reply: Mapping[str, Any], blocks: Sequence[bytes]) -> list[torch.Tensor]:
-        """Write what the kernel wrote, and return the tensors that it returned."""
+        """Apply the kernel's writes to the tensors here, and return the tensors that it returned."""
         count = len(reply["changed"])
         for index, content in zip(reply["changed"], blocks, strict=False):
             _write(self.storages[index], content)
@@ -207,7 +207,7 @@ def _write(storage: torch.UntypedStorage, content: bytes) -> None:
 
 
 def _decode(tree: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
-    """Return what `_Memory.describe` was given, with other tensors."""
+    """Return the nest that `_Memory.describe` encoded, with other tensors."""
     [(kind, value)] = tree.items()
     if kind == "t":
         return tensors[value]
@@ -330,8 +330,8 @@ class _KernelServer:
     def _reply(
         self, memory: _Memory, before: list[bytes], result: Any
     ) -> tuple[dict[str, Any], list[bytes], list[torch.Tensor]]:
-        """Return what a call changed of the memory that it was given, and returned, with the memory that is new; and
-        the tensors of the result."""
+        """Return a call's changes of the memory that it was given, the memory that is new, and the tensors of the
+        result."""
         count = len(memory.storages)
         grown = _Memory(memory)
         described = grown.describe(result)

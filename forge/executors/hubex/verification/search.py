@@ -46,7 +46,7 @@ class Constraints:
         self.numbers = _numbers(self.constants)
 
     def failing(self, call: Call) -> frozenset[Any]:
-        """Return those that do not hold."""
+        """Return the constraints that a call violates."""
         known = self.variables(call)
         others = self.checker.failures(**self.arguments(call))
         found = frozenset((*others, *(each for each in self.conditions if each.reason(known) is not None)))

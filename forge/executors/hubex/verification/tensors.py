@@ -75,8 +75,8 @@ def difference(
     exact: Callable[[], torch.Tensor | None] = lambda: None,
     passes: Passes = None,
 ) -> str | None:
-    """Say where values are out of tolerance, both of those in eager and of those that are exact: a value that rounds
-    less than eager's is not wrong."""
+    """Describe the values that differ by more than the tolerance both from eager's and from the exact ones: a value
+    that rounds less than eager's is not wrong."""
     if not actual.numel():
         return None
     close = _close(actual, expected, tolerance)
@@ -88,8 +88,8 @@ def difference(
 
 
 def _close(actual: torch.Tensor, expected: torch.Tensor, tolerance: tuple[float, float]) -> torch.Tensor:
-    """Return where values are within tolerance. What is lost by adding in another order goes with the largest value,
-    not with the one that is left when terms cancel. NaN is equal to NaN alone, an infinity to itself."""
+    """Return a mask of the values within tolerance. What is lost by adding in another order goes with the largest
+    value, not with the one that is left when terms cancel. NaN is equal to NaN alone, an infinity to itself."""
     rtol, atol = tolerance
     a, b = _wide(actual), _wide(expected)
     finite = b.abs()[b.isfinite()]
@@ -98,7 +98,7 @@ def _close(actual: torch.Tensor, expected: torch.Tensor, tolerance: tuple[float,
 
 
 def _as_near(actual: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Return where values are about as far from the exact ones as eager's are anywhere in the tensor: where terms
+    """Return a mask of the values about as far from the exact ones as eager's are anywhere in the tensor: where terms
     cancel, what is left is the rounding of numbers that are much larger."""
     off = (_wide(expected) - _wide(exact)).abs()
     finite = off[off.isfinite()]
@@ -111,7 +111,7 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _describe(a: torch.Tensor, b: torch.Tensor, off: torch.Tensor, atol: float) -> str:
-    """Say how values differ where they are `off`."""
+    """Describe the values that are `off`."""
     finite = off & a.isfinite() & b.isfinite()
     special = off & ~finite
     by = "values differ"

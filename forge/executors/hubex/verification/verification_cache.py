@@ -114,7 +114,8 @@ class Verifier:
         return not verifying.active and all(answer.lasting for answer in list(self._answers.values()))
 
     def identity(self, kernels: Iterable[Kernel]) -> str | Declined:
-        """Return which kernels are trusted; Declined for a verifier of a program's own, and while answers may pass."""
+        """Return a key of the kernels that are trusted; Declined for a verifier of a program's own, and while answers
+        may pass."""
         if self is not verifier:
             return decline("its kernels have a verifier of their own")
         if not self.is_lasting:
