@@ -3,55 +3,80 @@
 import ast
 import importlib
 import pkgutil
-from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 import forge
 from forge import torch_internals
 from forge.torch_internals.patch import PATCHES
 from forge.torch_internals.versions import OLDEST
+from tests.torch_privates import names_defined, private_uses
 
 ROOT = Path(forge.__file__).parent
-OPERATORS = "torch.ops."  # names of operators, which graphs have, are public
-
-
-def _dotted(node: ast.AST) -> str | None:
-    """Return the name that a chain of attributes spells, None for another expression."""
-    parts = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
-
-
-def _named(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.Attribute) and (name := _dotted(node)) is not None:
-            yield node.lineno, name
-        elif isinstance(node, ast.Call) and (_dotted(node.func) or "").endswith("import_module"):
-            yield from ((node.lineno, arg.value) for arg in node.args if isinstance(arg, ast.Constant))
-
-
-def _is_private(name: str) -> bool:
-    parts = name.split(".")
-    return parts[0] == "torch" and any(part.startswith("_") and not part.startswith("__") for part in parts)
+FILES = [file for file in ROOT.rglob("*.py") if not {"torch_internals", "_builtin_kernels"} & set(file.parts)]
 
 
 def test_private_parts_of_torch_are_named_in_torch_internals_alone() -> None:
-    files = [file for file in ROOT.rglob("*.py") if not {"torch_internals", "_builtin_kernels"} & set(file.parts)]
-    found = [
-        f"{file.relative_to(ROOT)}:{line}: {name}"
-        for file in files
-        for line, name in _named(ast.parse(file.read_text()))
-        if _is_private(name) and not name.startswith(OPERATORS)
-    ]
+    trees = {file.relative_to(ROOT): ast.parse(file.read_text()) for file in FILES}
+    own = names_defined(trees.values())
+    found = [f"{file}:{line}: {name}" for file, tree in trees.items() for line, name in private_uses(tree, own)]
     assert not found, "\n".join(found)
+
+
+PLANTED = [
+    "import torch._dynamo",
+    "from torch._dynamo import eval_frame",
+    "from torch.fx import _lazy_graph_module",
+    "import torch\ntorch._C._get_tracing_state()",
+    "import torch.utils as utils\nutils._pytree",
+    "from torch.autograd import forward_ad\nforward_ad._current_level",
+    "from torch.nn.parallel import DistributedDataParallel as DDP\nDDP._get_active_ddp_module()",
+    "from forge.torch_internals.dynamo import eval_frame\neval_frame._stance",
+    "import torch\naten = torch.autograd\naten._functions",
+    "import torch\ngetattr(torch, '_C')",
+    "from forge.torch_internals.dispatch import C\nkind = 'cudnn'\ngetattr(C, f'_get_{kind}_enabled')",
+    "import torch\nhasattr(torch.utils, '_pytree')",
+    "import torch\nvars(torch.autograd)['_functions']",
+    "import torch\ntorch.__dict__['_C']",
+    "import sys\nsys.modules['torch._dynamo']",
+    "from sys import modules\nmodules.get('torch._dynamo')",
+    "import importlib as loader\nloader.import_module('torch._dynamo')",
+    "from importlib import import_module as load\nload('torch._inductor.config')",
+    "__import__('torch._dynamo')",
+    "__import__('torch').utils._pytree",
+    "def backward(ctx):\n    return ctx._raw_saved_tensors",
+    "def close(library):\n    library._destroy()",
+    "import torch\ntorch.utils.swap_tensors = print",
+    "import torch\ntorch.Tensor.t_: object = print",
+    "import torch\ndel torch.Tensor.t_",
+    "from torch import Tensor\nsetattr(Tensor, 't_', print)",
+    "from torch import Tensor\ndelattr(Tensor, 't_')",
+    "import torch\nvars(torch.utils)['swap_tensors'] = print",
+]
+
+
+@pytest.mark.parametrize("code", PLANTED)
+def test_a_private_part_that_is_planted_is_seen(code: str) -> None:
+    assert [*private_uses(ast.parse(code))]
+
+
+PUBLIC = [
+    "import torch\ntorch.ops.aten._softmax.default",
+    "import torch\naten = torch.ops.aten\naten._softmax",
+    "import torch\ntorch.backends.cudnn.benchmark = True",
+    "import torch\ntorch.__version__",
+    "class Mine:\n    def _own(self):\n        return self._own",
+    "import sys\nsys._getframe(1)",
+    "from forge.torch_internals.dispatch import schema_of\nschema_of(print)",
+]
+
+
+@pytest.mark.parametrize("code", PUBLIC)
+def test_what_is_public_or_of_forge_is_none_of_torch_s_private_parts(code: str) -> None:
+    tree = ast.parse(code)
+    assert [*private_uses(tree, names_defined([tree]))] == []
 
 
 for _module in pkgutil.walk_packages(torch_internals.__path__, f"{torch_internals.__name__}."):
@@ -59,13 +84,14 @@ for _module in pkgutil.walk_packages(torch_internals.__path__, f"{torch_internal
 
 
 def test_every_patch_is_written_in_torch_internals() -> None:
-    files = [file for file in ROOT.rglob("*.py") if "torch_internals" not in file.parts]
-    makers = {f"forge.torch_internals.patch.{name}" for name in ("patch", "Patch", "Replaced")}
+    makers = {"patch", "Patch", "Replaced"}
+    imports = [(file, each) for file in FILES for each in ast.walk(ast.parse(file.read_text()))]
     found = [
-        f"{file.relative_to(ROOT)}:{line}: {name}"
-        for file in files
-        for line, name in _named(ast.parse(file.read_text()))
-        if name in makers
+        f"{file.relative_to(ROOT)}:{each.lineno}"
+        for file, each in imports
+        if isinstance(each, ast.ImportFrom)
+        and each.module == "forge.torch_internals.patch"
+        and makers & {alias.name for alias in each.names}
     ]
     assert not found, "\n".join(found)
 

@@ -19,6 +19,7 @@ from forge.ir.printing import property_name, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.source import Source
 from forge.torch_internals.dispatch import HigherOrderOperator
+from forge.torch_internals.tensors import storage_address
 
 _NUMBERS = (bool, int, float, complex, range)
 _PLAIN = (*_NUMBERS, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -186,7 +187,7 @@ class GraphKey:
         except (NotImplementedError, RuntimeError):  # a wrapper's, which has none
             return -1
         self._kept.append(storage)  # an address means one storage as long as it lives
-        return self._memory.setdefault(storage._cdata, len(self._memory))
+        return self._memory.setdefault(storage_address(storage), len(self._memory))
 
 
 def _is_forges(function: Callable) -> bool:

@@ -23,7 +23,9 @@ from forge.torch_internals.dispatch import (
     OpOverloadPacket,
     dispatch_has_kernel,
     dispatch_has_kernel_for_dispatch_key,
+    schema_of,
 )
+from forge.torch_internals.tensors import storage_id
 
 Pair = tuple[TensorProxy, torch.Tensor]
 
@@ -105,7 +107,7 @@ def _has_kernel(overload: OpOverload) -> bool:
 
 def _may_alias(overload: OpOverload) -> bool:
     composite = dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
-    return composite or any(each.alias_info is not None for each in overload._schema.returns)
+    return composite or any(each.alias_info is not None for each in schema_of(overload).returns)
 
 
 def _find_handle(example: torch.Tensor, given: Sequence[Pair]) -> Pair | None:
@@ -120,7 +122,7 @@ def _find_handle(example: torch.Tensor, given: Sequence[Pair]) -> Pair | None:
 
 
 def _place(fake: torch.Tensor) -> int:
-    return fake.untyped_storage()._cdata
+    return storage_id(fake)
 
 
 def _reach(fake: torch.Tensor) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from forge.capture.higher_order import writes
 from forge.compiler.program import Unsupported
 from forge.ir.source import Source
 from forge.torch_internals.dispatch import TorchDispatchMode
+from forge.torch_internals.distributed import local_tensor, placement_spec
 from forge.torch_internals.fake_tensors import FakeScriptObject, FakeTensor
 from forge.torch_internals.pytree import torch_pytree
 from forge.torchlang.sharding import Place, of_gradient, redistribute, spread
@@ -84,10 +85,10 @@ def _place(placement: Any) -> Place | None:
 
 def _find_spec(value: Any) -> _Spec | str:
     """Return the mesh and placements of a DTensor, or the reason why they cannot be compiled."""
-    mesh = value._spec.mesh
+    mesh = placement_spec(value).mesh
     mesh = mesh.real_obj if isinstance(mesh, FakeScriptObject) else mesh
     places: list[Place] = []
-    for placement in value._spec.placements:
+    for placement in placement_spec(value).placements:
         if (place := _place(placement)) is None:
             return f"a DTensor is placed as {placement}"
         places.append(place)
@@ -111,8 +112,8 @@ def _local_fake(value: Any) -> Any:
     """Return the fake local tensor of a fake DTensor; another value as it is."""
     if not isinstance(value, DTensor):
         return value
-    local = value._local_tensor.detach()
-    return local.requires_grad_() if value.requires_grad and not value._local_tensor.is_inference() else local
+    local = local_tensor(value).detach()
+    return local.requires_grad_() if value.requires_grad and not local_tensor(value).is_inference() else local
 
 
 class _Writer:
@@ -446,10 +447,10 @@ class _Trial:
             for i, x in enumerate(leaves)
             if isinstance(x, Node) and x in divided
         }
-        return self._propagate([x._local_tensor if isinstance(x, DTensor) else x for x in values], sizes)
+        return self._propagate([local_tensor(x) if isinstance(x, DTensor) else x for x in values], sizes)
 
     def _propagate(self, values: list[Any], sizes: dict[int, list[int]]) -> Any:
-        inside = [x._local_tensor if isinstance(x, DTensor) else x for x in values]
+        inside = [local_tensor(x) if isinstance(x, DTensor) else x for x in values]
         fake = next(x.fake_mode for x in inside if isinstance(x, FakeTensor))
         with fake, torch.no_grad(), _OperatorRecorder(inside) as seen:
             try:
@@ -461,7 +462,7 @@ class _Trial:
                 return None
         if seen.random:
             raise Unsupported(f"{torchlang.function_name(self.function)} of a DTensor draws random numbers")
-        results = [x._local_tensor if isinstance(x, DTensor) else x for x in torch_pytree.tree_leaves(made)]
+        results = [local_tensor(x) if isinstance(x, DTensor) else x for x in torch_pytree.tree_leaves(made)]
         return [seen.label(each) for each in results]
 
     def divisions(self, given: dict[Node, _Spec], partial: list[int]) -> Iterator[dict[Node, Sequence[int]]]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from forge.compiler.program import Unsupported
 from forge.ir import Tag, TensorProxy
 from forge.ir.pytree import leaves, tree_map
-from forge.torch_internals.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
+from forge.torch_internals.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket, packet_name
 from forge.torchlang.trial import try_without_values
 
 # they change their tensor's shape, which a handle cannot
@@ -59,7 +59,7 @@ def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects
 
 
 def _qualified_name(operator: OpOverload | OpOverloadPacket) -> str:
-    return operator.name() if isinstance(operator, OpOverload) else operator._qualified_op_name
+    return operator.name() if isinstance(operator, OpOverload) else packet_name(operator)
 
 
 def _by_schema(function: Callable, name: str, args: tuple, kwargs: dict) -> list[int]:

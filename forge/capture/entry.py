@@ -16,8 +16,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from torch.autograd import forward_ad
-
 from forge.capture.dynamo_patches import capture_scope
 from forge.capture.history import History
 from forge.capture.python_dispatch import count_modes, mode_around
@@ -29,6 +27,7 @@ from forge.ir.locks import free_after_fork
 from forge.ir.source import Source
 from forge.prims.library import quiet
 from forge.runtime.torch_state import restore_transforms
+from forge.torch_internals.autograd import forward_level
 from forge.torch_internals.dispatch import is_tracing
 from forge.torch_internals.dynamo import (
     BackendCompilerFailed,
@@ -40,6 +39,7 @@ from forge.torch_internals.dynamo import (
     RecompileError,
     TorchRuntimeError,
     compile_lock,
+    current_stance,
     eval_frame,
     is_fx_symbolic_tracing,
     optimize,
@@ -209,14 +209,14 @@ def enter(
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal plain
-        if history.skip_capture or has_global_hooks() or forward_ad._current_level >= 0:
+        if history.skip_capture or has_global_hooks() or forward_level() >= 0:
             return function(*args, **kwargs)
         if tracing() or jit_tracing():  # its calls are part of what is traced
             return function(*args, **kwargs)
         if count_modes() and (mode := mode_around()) is not None:
             history.on_dispatch_mode(mode)
             return function(*args, **kwargs)
-        is_long = eval_frame._stance is not plain or compiling() is not None
+        is_long = current_stance() is not plain or compiling() is not None
         try:
             if is_long:
                 result = compiled(*args, **kwargs)
@@ -234,8 +234,8 @@ def enter(
             raise
         if history.pending:
             history.flush_warnings()
-        if is_long and eval_frame._stance == eval_frame.DynamoStance():
-            plain = eval_frame._stance
+        if is_long and current_stance() == eval_frame.DynamoStance():
+            plain = current_stance()
         return result
 
     vars(call)["_torchdynamo_inline"] = function

@@ -16,6 +16,7 @@ from forge.ir.source import Source
 from forge.ir.strides import is_expanded
 from forge.prims.recurrent import KINDS
 from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket
+from forge.torch_internals.tensors import storage_id
 
 CHECK_META = False  # compare every value's metadata with Dynamo's fake value: an oracle for tests and for debugging
 
@@ -97,7 +98,7 @@ def makes_tensors(example: Any) -> bool:
 
 def memory_of(fake: torch.Tensor) -> int:
     """Return the identity of a fake tensor's storage."""
-    return fake.untyped_storage()._cdata
+    return storage_id(fake)
 
 
 def fake_tensors(tree: Any) -> list[torch.Tensor]:

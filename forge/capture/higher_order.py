@@ -16,17 +16,15 @@ from forge.ir.source import Source
 from forge.runtime.torch_state import LevelRestoringCall
 from forge.torch_internals.autograd import saved_tensors_hooks_disable, saved_tensors_hooks_enable
 from forge.torch_internals.dynamo import register_hook_op as REGISTER_HOOK
-from forge.torch_internals.functorch import functorch, get_unwrapped, is_functorch_wrapped_tensor, predispatch
+from forge.torch_internals.functorch import (
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+    level_markers,
+    predispatch_vmap_increment_nesting,
+)
+from forge.torch_internals.tensors import storage_id
 
-
-def _markers(suffix: str) -> set[Callable]:
-    """Return torch.func's functions of that name, which open or close a level, for every transform."""
-    found = [getattr(functorch, f"_{kind}{suffix}", None) for kind in ("grad", "jvp", "vmap", "func")]
-    found += [getattr(predispatch, f"_{kind}{suffix}", None) for kind in ("jvp", "vmap")]
-    return {each for each in found if each is not None}
-
-
-_OPENERS, _CLOSERS = _markers("_increment_nesting"), _markers("_decrement_nesting")
+_OPENERS, _CLOSERS = level_markers("increment_nesting"), level_markers("decrement_nesting")
 _FORBID_HOOKS = saved_tensors_hooks_disable
 _ALLOW_HOOKS = saved_tensors_hooks_enable
 STARTS = frozenset({*_OPENERS, _FORBID_HOOKS})
@@ -170,7 +168,7 @@ def _memory(tree: Any) -> set[int]:
         if isinstance(leaf, torch.Tensor):
             while _is_wrapped(leaf):
                 leaf = get_unwrapped(leaf)
-            found.add(leaf.untyped_storage()._cdata)
+            found.add(storage_id(leaf))
     return found
 
 
@@ -183,5 +181,5 @@ def _extract(graph: GraphModule, inside: list[Node]) -> TransformScope:
     for node in inside:
         env[node] = part.node_copy(node, env.__getitem__)
     part.output(tuple(env[node] for node in outputs))
-    name = "torch.vmap" if inside[0].target is predispatch._vmap_increment_nesting else "torch.func"
+    name = "torch.vmap" if inside[0].target is predispatch_vmap_increment_nesting else "torch.func"
     return TransformScope(name, runnable(GraphModule(graph, part)), inputs, outputs)

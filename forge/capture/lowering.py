@@ -22,7 +22,7 @@ from forge.ir.checks import in_one_line
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.prims.library import empty_like, quiet, without_values
 from forge.runtime.torch_state import restore_transforms
-from forge.torch_internals.dispatch import DisableTorchFunction, OpOverload, disable_current_modes
+from forge.torch_internals.dispatch import DisableTorchFunction, OpOverload, disable_current_modes, schema_of
 from forge.torch_internals.fake_tensors import FakeTensor
 from forge.torch_internals.tensors import core_aten_decompositions, get_decompositions
 from forge.torchlang.opaque import record_pullback, track
@@ -144,7 +144,7 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
 def _acts(node: Node) -> bool:
     """Return whether a node does something beside its results, as `_linalg_check_errors` does, which has none. Before
     torch 2.13, Node.is_impure is not true of that."""
-    return node.is_impure() or (isinstance(node.target, OpOverload) and not node.target._schema.returns)
+    return node.is_impure() or (isinstance(node.target, OpOverload) and not schema_of(node.target).returns)
 
 
 def _without_changed_shapes(graph: GraphModule) -> None:
@@ -152,9 +152,11 @@ def _without_changed_shapes(graph: GraphModule) -> None:
     for node in graph.graph.nodes:
         if torch.Tag.inplace_view not in getattr(node.target, "tags", ()):
             continue
-        packet = getattr(aten, node.target._schema.name.removeprefix("aten::").removesuffix("_"))
-        wanted = [str(each.type) for each in node.target._schema.arguments]
+        packet = getattr(aten, schema_of(node.target).name.removeprefix("aten::").removesuffix("_"))
+        wanted = [str(each.type) for each in schema_of(node.target).arguments]
         overloads = (getattr(packet, name) for name in packet.overloads())
-        node.target = next(each for each in overloads if [str(each.type) for each in each._schema.arguments] == wanted)
+        node.target = next(
+            each for each in overloads if [str(each.type) for each in schema_of(each).arguments] == wanted
+        )
         later = {each for each in graph.graph.nodes if node < each}
         node.args[0].replace_all_uses_with(node, delete_user_cb=later.__contains__)

@@ -13,13 +13,12 @@ from forge.compiler.program import Unsupported
 from forge.ir import Symbol, Tag, TensorProxy, Trace, get_grad, put_grad
 from forge.torch_internals.autograd import (
     enter_autocast,
-    enter_dual_level,
     enter_inference_mode,
     exit_autocast,
     exit_inference_mode,
     set_grad_enabled,
 )
-from forge.torch_internals.functorch import lazy_load_decompositions, predispatch
+from forge.torch_internals.functorch import lazy_load_decompositions, predispatch_enter_dual_level
 from forge.torch_internals.tensors import log_api_usage_once
 
 
@@ -117,7 +116,7 @@ MARKERS: dict[Any, Callable] = {
     torch.ops.higher_order.invoke_subgraph: lambda interpreter, body, name, *args: interpreter.inline(body, args),
     torch.ops.higher_order.hints_wrapper: lambda interpreter, body, args, kwargs, hints: interpreter.inline(body, args),
     lazy_load_decompositions: _ignore,
-    getattr(predispatch, "_enter_dual_level", enter_dual_level): _enter_dual_level,
+    predispatch_enter_dual_level: _enter_dual_level,
     set_grad_enabled: lambda interpreter, mode: set_grad_enabled(mode),
     enter_inference_mode: _enter_inference_mode,
     exit_inference_mode: _exit,

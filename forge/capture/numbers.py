@@ -15,7 +15,7 @@ from forge.capture.fake_values import fake_tensors
 from forge.compiler.program import Unsupported
 from forge.ir import NUMBER_TYPES, SYMBOLIC_TYPES, BoundSymbol, NumberProxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.pytree import leaves, names, tree_map
-from forge.torch_internals.sympy import SymT, ValueRanges, int_oo, symbol_is_type
+from forge.torch_internals.sympy import SymT, ValueRanges, int_oo, raw_expression, symbol_is_type
 
 _ACTS = frozenset({Tag.EFFECT, Tag.RANDOM})
 _SIZE = torch.ops.aten.sym_size.int
@@ -43,7 +43,9 @@ class RuntimeNumbers:
 
     def _record(self, symbol: Symbol, args: tuple, value: Any) -> None:
         """Record the reading of a number that is known when the program runs."""
-        (symbol_of,) = value.node._expr.free_symbols  # whatever Dynamo has learnt of it; a bool is one that is 1
+        (symbol_of,) = raw_expression(
+            value.node
+        ).free_symbols  # whatever Dynamo has learnt of it; a bool is one that is 1
         number = NumberProxy(str(symbol_of), value)
         if number.name not in self.read:
             self.read.add(number.name)
@@ -120,7 +122,7 @@ def _items(given: list[Pair]) -> list[tuple[Any, torch.SymInt]]:
 
 def _is_read(length: Any) -> bool:
     """Return whether a length is a symbol of what values decide, whatever Dynamo has learnt of it."""
-    expression = length.node._expr if isinstance(length, torch.SymInt) else None
+    expression = raw_expression(length.node) if isinstance(length, torch.SymInt) else None
     return isinstance(expression, sympy.Symbol) and symbol_is_type(expression, SymT.UNBACKED_INT)
 
 
@@ -149,7 +151,7 @@ class GraphNumbers:
             example = tensor.meta["example_value"].size(dim)
         if not isinstance(example, SYMBOLIC_TYPES):
             return example
-        kind, expression = example.node.pytype, example.node._expr
+        kind, expression = example.node.pytype, raw_expression(example.node)
         bounds = ValueRanges(-int_oo, int_oo) if kind is int else ValueRanges.unknown()
         self._environment.var_to_range |= dict.fromkeys(expression.free_symbols, bounds)
         return type(example)(SymNode(expression, self._environment, kind, None))

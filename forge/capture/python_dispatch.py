@@ -21,6 +21,7 @@ from forge.torch_internals.dispatch import (
     len_torch_dispatch_stack,
 )
 from forge.torch_internals.dispatch import get_dispatch_stack_at as _get_dispatch_stack_at
+from forge.torch_internals.distributed import local_tensor
 
 _KEYS = (DispatchKey.Python, DispatchKey.Functionalize)
 _TRACES = TorchDispatchModeKey.PROXY
@@ -52,7 +53,7 @@ def _example(node: Node) -> Any:
         return node.meta.get("example_value")
     given = node.meta.get("grapharg")
     example = given and given.example
-    return example._local_tensor if isinstance(example, DTensor) else example
+    return local_tensor(example) if isinstance(example, DTensor) else example
 
 
 def mode_around() -> str | None:

@@ -14,7 +14,7 @@ from forge.ir.proxies import Dim
 from forge.ir.strides import contiguous, has_expanded_dim, same, without_gaps
 from forge.ir.structure import key_of
 from forge.ir.unresolved import UnresolvedSymInt, decide
-from forge.torch_internals.dispatch import disable_current_modes
+from forge.torch_internals.dispatch import disable_current_modes, schema_of
 from forge.torch_internals.tensors import suggest_memory_format
 
 aten = torch.ops.aten
@@ -126,7 +126,7 @@ def _view_strides(x: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _operands(func: Any, args: tuple) -> list[torch.Tensor | Number]:
-    return [x for x, each in zip(args, func._schema.arguments, strict=False) if str(each.type) == "Tensor"]
+    return [x for x, each in zip(args, schema_of(func).arguments, strict=False) if str(each.type) == "Tensor"]
 
 
 def _is_iterated(func: Any, args: tuple, result: torch.Tensor) -> bool:

@@ -29,6 +29,7 @@ from forge.prims.library import quiet, symbolic_dispatch
 from forge.torch_internals.dispatch import TorchDispatchMode, disable_current_modes
 from forge.torch_internals.fake_tensors import FakeTensorMode
 from forge.torch_internals.functions import torch_neg_view
+from forge.torch_internals.tensors import storage_id
 from forge.torch_internals.versions import TORCH
 from forge.transforms.dce import live_calls
 
@@ -369,13 +370,13 @@ def _with_channels_last(layout: Layout) -> Layout:
 
 def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Operators) -> Ran:
     bases = [value for value in given.values() if isinstance(value, torch.Tensor)]
-    memory = {value.untyped_storage()._cdata: place for place, value in enumerate(bases)}
+    memory = {storage_id(value): place for place, value in enumerate(bases)}
     outputs: list[Any] = []
     shares: list[int | None] = []
     offsets: list[Dim] = []
     for leaf, value in pair_leaves(call.output, result):
         if isinstance(value, torch.Tensor):
-            place = memory.get(value.untyped_storage()._cdata)
+            place = memory.get(storage_id(value))
             outputs.append(Layout.of(value))
             shares.append(place)
             offsets.append(0 if place is None else value.storage_offset() - bases[place].storage_offset())

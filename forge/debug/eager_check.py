@@ -22,7 +22,7 @@ from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
 from forge.ir.printing import in_words
 from forge.ir.pytree import names, tensors
-from forge.torch_internals.dispatch import OpOverload
+from forge.torch_internals.dispatch import OpOverload, schema_of
 from forge.transforms.dce import dce
 
 # How far two values may be apart, as a part of the largest value of the tensor, in a program that computes in a dtype:
@@ -188,7 +188,7 @@ def _parameter(bound: BoundSymbol, name: str) -> str:
     assert op is not None, "a call that runs has a function"
     try:
         if isinstance(op, OpOverload):
-            known = [argument.name for argument in op._schema.arguments]
+            known = [argument.name for argument in schema_of(op).arguments]
             named = {**dict(zip(known, bound.args, strict=False)), **bound.kwargs}
         else:
             named = inspect.signature(op).bind(*bound.args, **bound.kwargs).arguments

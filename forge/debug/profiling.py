@@ -30,6 +30,7 @@ from forge.ir.pytree import tensors, tree_map
 from forge.ir.strides import contiguous
 from forge.runtime.cuda_graphs import Graph
 from forge.torch_internals.dispatch import disable_current_modes
+from forge.torch_internals.tensors import storage_id
 from forge.torchlang.opaque import run_opaque_backward, run_opaque_forward
 from forge.transforms.makers import innermost
 
@@ -218,8 +219,8 @@ class _Sizes(_InstrumentedTrace):
         return (tuple(tensors(bound.output)), tuple(tensors((bound.args, bound.kwargs))))
 
     def see(self, number: int, made: tuple = (), given: tuple = ()) -> None:
-        there = {each.untyped_storage()._cdata for each in given if each is not None}
-        storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in made if each is not None}
+        there = {storage_id(each) for each in given if each is not None}
+        storages = {storage_id(each): each.untyped_storage() for each in made if each is not None}
         self.bytes[number] = sum(each.nbytes() for key, each in storages.items() if key not in there)
 
 

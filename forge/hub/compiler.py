@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from forge.torch_internals.dispatch import dispatch_get_all_op_names
+from forge.torch_internals.dispatch import destroy_library, dispatch_get_all_op_names
 
 
 def main(request: dict[str, Any]) -> None:
@@ -34,7 +34,7 @@ def main(request: dict[str, Any]) -> None:
 def is_defined(namespace: str) -> bool:
     """Return whether a library owns the namespace (TORCH_LIBRARY), as only one in a process may."""
     try:
-        torch.library.Library(namespace, "DEF")._destroy()
+        destroy_library(torch.library.Library(namespace, "DEF"))
     except RuntimeError:
         return True
     return False

@@ -21,7 +21,7 @@ from forge.ir import pytree
 from forge.ir.proxies import SYMBOLIC_TYPES, Proxy, TensorProxy
 from forge.ir.source import Source
 from forge.ir.symbol import BoundSymbol, Symbol
-from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket
+from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket, overload_name, packet_name, schema_of
 from forge.torch_internals.functions import torch_nn_module
 from forge.torch_internals.sympy import PythonPrinter
 
@@ -55,9 +55,9 @@ def held(number: int) -> Any:
 def qualified_name(function: Any) -> str | None:
     """Return the dotted name under which `import torch` (or the function's own module) finds `function`, or None."""
     if isinstance(function, OpOverload):
-        return f"torch.ops.{function.namespace}.{function._schema.name.split('::')[1]}.{function._overloadname}"
+        return f"torch.ops.{function.namespace}.{schema_of(function).name.split('::')[1]}.{overload_name(function)}"
     if isinstance(function, OpOverloadPacket):
-        return f"torch.ops.{function._qualified_op_name.replace('::', '.')}"
+        return f"torch.ops.{packet_name(function).replace('::', '.')}"
     name = getattr(function, "__name__", None)
     if name is None or not name.isidentifier():
         return None

@@ -11,6 +11,8 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
+from forge.torch_internals.sympy import evaluate_static
+
 
 class UnresolvedSymInt(RuntimeError):
     """A question about symbolic sizes whose answer differs from run to run."""
@@ -80,7 +82,7 @@ def _take_no_more_guards(environment: ShapeEnv) -> None:
     def answer(question: Any) -> Any:
         if not isinstance(question, sympy.Basic) or question.is_number:
             return question
-        known = environment._maybe_evaluate_static(question)
+        known = evaluate_static(environment, question)
         return _in_this_run(question) if known is None else known
 
     # a `fallback_value` is no answer either: what is made by it need not be what torch does for a given length

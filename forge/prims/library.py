@@ -20,6 +20,9 @@ from forge.torch_internals.dispatch import (
     OpOverload,
     disable_current_modes,
     enable_python_dispatcher,
+    operator_name,
+    overload_name,
+    schema_of,
 )
 from forge.torch_internals.fake_tensors import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
@@ -53,7 +56,7 @@ def library_functions() -> dict[Symbol, Callable]:
 def operator_symbol(operator: OpOverload) -> Symbol | None:
     """Return the symbol of one of torch's own operators, which torch runs: for programs that torch differentiates, in
     which it needs no gradient rule. None where its results are no new tensors, or where values decide their shapes."""
-    schema = operator._schema
+    schema = schema_of(operator)
     tags = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
     aliases = any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
     if operator.namespace != "aten" or aliases or not tags.isdisjoint(operator.tags):
@@ -62,7 +65,11 @@ def operator_symbol(operator: OpOverload) -> Symbol | None:
     def meta(*args: Any, **kwargs: Any) -> Any:
         return _metadata(str(operator), operator, args, kwargs)
 
-    name = operator._opname if operator._overloadname == "default" else f"{operator._opname}_{operator._overloadname}"
+    name = (
+        operator_name(operator)
+        if overload_name(operator) == "default"
+        else f"{operator_name(operator)}_{overload_name(operator)}"
+    )
     effect = [] if schema.returns else [Tag.EFFECT]  # it raises where values are wrong
     return Symbol(name, f"torch.ops.{operator}", meta=meta, op=operator, tags=frozenset(effect))
 

@@ -14,10 +14,10 @@ from forge.ir.interpreter import skip_dynamo
 from forge.ir.locks import new_lock
 from forge.ir.printing import note_place, qualified_name
 from forge.ir.unresolved import specialize_sizes
-from forge.torch_internals.autograd import SavedTensor
+from forge.torch_internals.autograd import SavedTensor, raw_saved_tensors
 from forge.torch_internals.autograd import get_current_graph_task_keep_graph as graph_is_kept
 from forge.torch_internals.functorch import is_legacy_batchedtensor as is_batched
-from forge.torch_internals.tensors import is_view
+from forge.torch_internals.tensors import is_view, storage_id
 from forge.torchlang import autocast_mode
 from forge.torchlang.opaque import OpaqueGraph, UnreachedInputs
 
@@ -319,12 +319,12 @@ def _with_own_views(
     what was changed since, as eager's does. An output that shares memory with an input, with another output or with a
     saved tensor of another dtype stays a view.
     """
-    shared = Counter(each.untyped_storage()._cdata for each in (*inputs, *outputs) if isinstance(each, torch.Tensor))
-    dtypes = {(each.untyped_storage()._cdata, each.dtype) for each in saved if isinstance(each, torch.Tensor)}
+    shared = Counter(storage_id(each) for each in (*inputs, *outputs) if isinstance(each, torch.Tensor))
+    dtypes = {(storage_id(each), each.dtype) for each in saved if isinstance(each, torch.Tensor)}
     own: dict[int, torch.Tensor] = {}
 
     def own_view(output: torch.Tensor) -> torch.Tensor:
-        storage = output.untyped_storage()._cdata
+        storage = storage_id(output)
         same_dtype = all(dtype == output.dtype for each, dtype in dtypes if each == storage)
         if not output._is_view() or shared[storage] > 1 or not same_dtype:
             return output
@@ -332,7 +332,7 @@ def _with_own_views(
         return own[storage]
 
     def view_of_own(x: Any) -> Any:
-        base = own.get(x.untyped_storage()._cdata) if isinstance(x, torch.Tensor) else None
+        base = own.get(storage_id(x)) if isinstance(x, torch.Tensor) else None
         return x if base is None else base.as_strided(x.size(), x.stride(), x.storage_offset())
 
     return tuple(map(own_view, outputs)), list(map(view_of_own, saved))
@@ -368,7 +368,7 @@ def _unpack_saved_tensors(ctx: Any, read: Collection[int] | None) -> Sequence[to
     except RuntimeError:
         if read is None:
             raise
-    raw = ctx._raw_saved_tensors
+    raw = raw_saved_tensors(ctx)
     if _UNPACKS_EACH:
         return [each.unpack() if place in read else None for place, each in enumerate(raw)]
     # before torch 2.13 all are unpacked at once; torch compares no versions of those that have hooks

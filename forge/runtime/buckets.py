@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+
+from forge.torch_internals.distributed import active_ddp_module
 
 _set: ContextVar[tuple[int | None] | None] = ContextVar("forge_bucket_bytes", default=None)
 
@@ -16,7 +17,7 @@ def bucket_bytes() -> int | None:
     given = _set.get()
     if given is not None:
         return given[0]
-    wrapper = DistributedDataParallel._get_active_ddp_module() if torch.distributed.is_available() else None
+    wrapper = active_ddp_module() if torch.distributed.is_available() else None
     return None if wrapper is None else int(wrapper.bucket_bytes_cap)
 
 

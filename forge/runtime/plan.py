@@ -16,6 +16,7 @@ from forge.ir.strides import is_expanded
 from forge.runtime.autograd import Backward, DifferentiableBackward, DifferentiableCall, LazyBackward, Sources
 from forge.runtime.frozen import FoldedWeights
 from forge.runtime.tiering import TieredProgram
+from forge.torch_internals.tensors import storage_id
 from forge.torchlang import autocast_mode, grad_mode
 
 
@@ -190,10 +191,10 @@ def overlap(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:
     which some of torch's operators refuse to write to and some do not (fill_)."""
     if any(is_expanded(inputs[i]) for i in mutated):
         return True
-    storages = [value.untyped_storage()._cdata for value in inputs if isinstance(value, torch.Tensor)]
+    storages = [storage_id(value) for value in inputs if isinstance(value, torch.Tensor)]
     if len(set(storages)) == len(storages):
         return False
-    changed = {inputs[i].untyped_storage()._cdata for i in mutated}
+    changed = {storage_id(inputs[i]) for i in mutated}
     return sum(storage in changed for storage in storages) > len(changed)
 
 

@@ -10,9 +10,11 @@ from torch.autograd import forward_ad
 
 from forge.ir.interpreter import skip_dynamo
 from forge.runtime.buckets import bucket_bytes, bucket_bytes_at
+from forge.torch_internals.attention import library_switches
 from forge.torch_internals.autograd import (
     enter_inference_mode,
     exit_dual_level,
+    forward_level,
     is_fwd_grad_enabled,
     pop_saved_tensors_default_hooks,
     push_saved_tensors_default_hooks,
@@ -23,7 +25,7 @@ from forge.torch_internals.autograd import (
     set_grad_enabled,
     top_saved_tensors_default_hooks,
 )
-from forge.torch_internals.dispatch import C, PreserveDispatchKeyGuard, disable_current_modes
+from forge.torch_internals.dispatch import PreserveDispatchKeyGuard, disable_current_modes
 from forge.torch_internals.functorch import get_dynamic_layer_stack_depth, pop_dynamic_layer_stack
 from forge.torchlang import autocast_mode
 
@@ -77,16 +79,16 @@ def _without_hooks() -> Iterator[None]:
 def restore_transforms() -> Iterator[None]:
     """Close the levels of torch.func and of forward mode that the inside opened, and allow or forbid saved-tensor hooks
     as before."""
-    depth, level = get_dynamic_layer_stack_depth(), forward_ad._current_level
+    depth, level = get_dynamic_layer_stack_depth(), forward_level()
     message = saved_tensors_hooks_get_disabled_error_message()
     try:
         yield
     except BaseException:
         with suppress(RuntimeError):  # a captured program opens and closes this level without forward_ad's knowledge
-            exit_dual_level(level=forward_ad._current_level + 1)
+            exit_dual_level(level=forward_level() + 1)
         raise
     finally:
-        while forward_ad._current_level > level:
+        while forward_level() > level:
             forward_ad.exit_dual_level()
         while get_dynamic_layer_stack_depth() > depth:
             pop_dynamic_layer_stack()
@@ -176,18 +178,7 @@ _MODES: dict[str, _Flag | _ContextSetting] = {
     "einsum": _Flag(_einsum, _set_einsum),
     "deterministic": _Flag(_deterministic, _set_deterministic),
     "matmul": _Flag(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    **{
-        kind: _Flag(getattr(C, f"_get_{kind}_enabled"), getattr(C, setter))
-        for kind, setter in {
-            "flash_sdp": "_set_sdp_use_flash",
-            "mem_efficient_sdp": "_set_sdp_use_mem_efficient",
-            "math_sdp": "_set_sdp_use_math",
-            "cudnn_sdp": "_set_sdp_use_cudnn",
-            "mkldnn": "_set_mkldnn_enabled",
-            "cudnn": "_set_cudnn_enabled",
-        }.items()
-        if hasattr(C, f"_get_{kind}_enabled") and hasattr(C, setter)
-    },
+    **{kind: _Flag(get, put) for kind, (get, put) in library_switches().items()},
 }
 
 

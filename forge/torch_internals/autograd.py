@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.amp.autocast_mode import _enter_autocast as enter_autocast
 from torch.amp.autocast_mode import _exit_autocast as exit_autocast
+from torch.autograd import forward_ad
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
 from torch.autograd.grad_mode import _enter_inference_mode as enter_inference_mode
@@ -29,6 +30,17 @@ is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 is_fwd_grad_enabled = torch._C._is_fwd_grad_enabled
 set_fwd_grad_enabled = torch._C._set_fwd_grad_enabled
 set_grad_enabled = torch._C._set_grad_enabled
+
+
+def forward_level() -> int:
+    """Return the innermost level of forward mode that torch.autograd.forward_ad has open, -1 outside of any."""
+    return forward_ad._current_level
+
+
+def raw_saved_tensors(ctx: Any) -> tuple[SavedTensor, ...]:
+    """Return what autograd saved for a backward, not yet unpacked."""
+    return ctx._raw_saved_tensors
+
 
 record_apply: Hook[[type[torch.autograd.Function], tuple], Any] = Hook("record a torch.autograd.Function")
 is_recorded: Hook[[tuple], bool] = Hook("say whether the arguments of a torch.autograd.Function are proxies")

@@ -1,5 +1,7 @@
 """The dispatcher: keys, schemas, modes, operators."""
 
+from typing import Any
+
 import torch
 from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
 from torch._library import custom_ops as custom_ops
@@ -34,3 +36,39 @@ parse_schema = torch._C.parse_schema
 HigherOrderOperator = torch._ops.HigherOrderOperator
 OpOverload = torch._ops.OpOverload
 OpOverloadPacket = torch._ops.OpOverloadPacket
+
+
+def schema_of(overload: OpOverload) -> torch._C.FunctionSchema:
+    """Return the schema of an operator."""
+    return overload._schema
+
+
+def operator_name(overload: OpOverload) -> str:
+    """Return "add" for aten.add.Tensor."""
+    return overload._opname
+
+
+def overload_name(overload: OpOverload) -> str:
+    """Return "Tensor" for aten.add.Tensor, "default" for an overload without a name."""
+    return overload._overloadname
+
+
+def packet_name(packet: OpOverloadPacket) -> str:
+    """Return "aten::add" for aten.add."""
+    return packet._qualified_op_name
+
+
+def destroy_library(library: torch.library.Library) -> None:
+    """Remove what a library has registered, now rather than when it is collected."""
+    library._destroy()
+
+
+def custom_op_name(definition: CustomOpDef) -> str:
+    """Return "mine::add" for an operator of torch.library.custom_op."""
+    return definition._qualname
+
+
+def custom_op_functions(definition: CustomOpDef) -> list[Any]:
+    """Return the functions of an operator of torch.library.custom_op, None or empty for those that it does not have."""
+    names = "_init_fn _backend_fns _abstract_fn _setup_context_fn _backward_fn _torch_dispatch_fns".split()
+    return [getattr(definition, name, None) for name in names]

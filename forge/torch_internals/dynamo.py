@@ -95,3 +95,8 @@ def break_graph(reason: str, context: str, explanation: str, cause: Exception | 
     """Break the graph that Dynamo captures; the reason is that of the graph break in forge.explain."""
     more: dict[str, Any] = {} if cause is None else {"from_exc": cause}
     unimplemented(gb_type=reason, context=context, explanation=explanation, hints=[], **more)
+
+
+def current_stance() -> Any:
+    """Return the stance (torch.compiler.set_stance) that this process is in."""
+    return eval_frame._stance

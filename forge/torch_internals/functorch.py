@@ -1,5 +1,8 @@
 """Levels of torch.func."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch._functorch import config as functorch_config
 from torch._functorch import predispatch as predispatch
@@ -12,3 +15,16 @@ is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
 is_legacy_batchedtensor = torch._C._functorch.is_legacy_batchedtensor
 maybe_current_level = torch._C._functorch.maybe_current_level
 pop_dynamic_layer_stack = torch._C._functorch.pop_dynamic_layer_stack
+
+
+def level_markers(suffix: str) -> set[Callable]:
+    """Return the functions that open (suffix "increment_nesting") or close ("decrement_nesting") a level, for every
+    transform that has them."""
+    found = [getattr(functorch, f"_{kind}_{suffix}", None) for kind in ("grad", "jvp", "vmap", "func")]
+    found += [getattr(predispatch, f"_{kind}_{suffix}", None) for kind in ("jvp", "vmap")]
+    return {each for each in found if each is not None}
+
+
+predispatch_vmap_increment_nesting = predispatch._vmap_increment_nesting
+# Dynamo's graphs call it, since torch 2.13 by another name
+predispatch_enter_dual_level: Any = getattr(predispatch, "_enter_dual_level", torch._C._enter_dual_level)

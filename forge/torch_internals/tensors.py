@@ -18,3 +18,13 @@ data_descriptor: Any = torch.Tensor.data  # a getset of torch._C.TensorBase
 reinterpret_tensor: Callable = vars(torch._C._dynamo.guards)["_reinterpret_tensor"]  # its stub lacks it
 log_api_usage_once = torch._C._log_api_usage_once
 storage_Use_Count = torch._C._storage_Use_Count
+
+
+def storage_address(storage: torch.UntypedStorage) -> int:
+    """Return the address of a storage in C++, which tells it from every other one that is alive."""
+    return storage._cdata
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's storage: equal for tensors that share it."""
+    return tensor.untyped_storage()._cdata

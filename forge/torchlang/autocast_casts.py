@@ -16,7 +16,7 @@ from forge.ir import TensorProxy
 from forge.ir.bounded import BoundedDict
 from forge.ir.pytree import leaves, tree_map
 from forge.prims.recurrent import KINDS
-from forge.torch_internals.dispatch import TorchDispatchMode
+from forge.torch_internals.dispatch import TorchDispatchMode, schema_of
 from forge.torch_internals.functions import torch_weight_norm
 from forge.torchlang.autocast_mode import DEVICES, casts_recurrent_layers, disable, state
 from forge.torchlang.trial import run_without_values
@@ -146,7 +146,7 @@ _HALF_TO_FLOAT = frozenset((torch.ops.aten._softmax.default, torch.ops.aten._log
 
 
 def _is_view(func: Any) -> bool:
-    aliases = [each.alias_info for each in func._schema.returns]
+    aliases = [each.alias_info for each in schema_of(func).returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 

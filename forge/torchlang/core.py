@@ -21,7 +21,7 @@ from forge.ir.printing import qualified_name
 from forge.ir.proxies import hint_of
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.prims.core import same_shape, torch_check, with_tensor_checks
-from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket, jit_resolve_packet
+from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket, jit_resolve_packet, packet_name, schema_of
 from forge.torch_internals.functions import (
     VariableFunctions,
     nn_gelu,
@@ -263,7 +263,7 @@ def _builtin(function: OpOverload) -> Callable | None:
     """Return the function of torch that is made of the schema of an operator of aten, whose arguments it takes."""
     if function.namespace != "aten" or torch.Tag.out_variant in getattr(function, "tags", ()):
         return None
-    name = function._schema.name.removeprefix("aten::")
+    name = schema_of(function).name.removeprefix("aten::")
     found = (getattr(owner, name, None) for owner in _BUILTINS)
     return next((each for each in found if each in _entries and type(each) in _C_FUNCTIONS), None)
 
@@ -282,7 +282,7 @@ def overload_of(function: Any, args: tuple, kwargs: dict) -> Any:
         return function
     args, kwargs = tree_map(_example, (args, kwargs))
     try:
-        return getattr(function, jit_resolve_packet(function._qualified_op_name, *args, **kwargs))
+        return getattr(function, jit_resolve_packet(packet_name(function), *args, **kwargs))
     except (RuntimeError, TypeError):  # torch says what does not fit when the call is made
         return function
 

@@ -8,8 +8,9 @@ import torch
 from forge.ir import SYMBOLIC_TYPES, TensorProxy
 from forge.ir.proxies import hint_of
 from forge.ir.pytree import leaves, tree_map
-from forge.torch_internals.dispatch import DisableTorchFunction, TorchDispatchMode, disable_current_modes
+from forge.torch_internals.dispatch import DisableTorchFunction, TorchDispatchMode, disable_current_modes, schema_of
 from forge.torch_internals.fake_tensors import FakeTensorMode
+from forge.torch_internals.tensors import storage_id
 
 
 def run_without_values(
@@ -67,7 +68,7 @@ class EffectRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        schema = func._schema
+        schema = schema_of(func)
         values = [*args, *[kwargs.get(each.name) for each in schema.arguments[len(args) :]]]
         changed = [
             tensor
@@ -93,7 +94,7 @@ class EffectRecorder(TorchDispatchMode):
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return storage_id(tensor)
 
 
 def _layout(tensor: torch.Tensor) -> tuple:

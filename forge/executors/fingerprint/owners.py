@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from forge.ir.printing import qualified_name
-from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket
+from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket, packet_name
 
 TORCHS = frozenset(  # namespaces of torch's own operators
     "aten prim prims torch c10d _c10d_functional quantized quantized_decomposed mkl mkldnn mkldnn_prepacked onednn "
@@ -99,7 +99,7 @@ def name_in_torch(function: Any) -> str | None:
     if isinstance(function, OpOverload):
         return qualified_name(function) if function.namespace in TORCHS else None
     if isinstance(function, OpOverloadPacket):
-        return qualified_name(function) if function._qualified_op_name.partition("::")[0] in TORCHS else None
+        return qualified_name(function) if packet_name(function).partition("::")[0] in TORCHS else None
     name = qualified_name(function)
     if name is not None and name.partition(".")[0] in _LIBRARIES:
         return name

@@ -43,7 +43,18 @@ from forge.executors.fingerprint.reads import Import, reads_of
 from forge.ir import Symbol
 from forge.ir.grad_rules import grad_rule
 from forge.patterns import Pattern
-from forge.torch_internals.dispatch import CustomOpDef, OpOverload, OpOverloadPacket, custom_ops, disable_current_modes
+from forge.torch_internals.dispatch import (
+    CustomOpDef,
+    OpOverload,
+    OpOverloadPacket,
+    custom_op_functions,
+    custom_op_name,
+    custom_ops,
+    disable_current_modes,
+    overload_name,
+    packet_name,
+    schema_of,
+)
 
 LIMIT = 20_000  # objects that are looked at
 VALUE_BYTES = 1 << 20  # of a tensor or an array that is hashed by its values
@@ -283,17 +294,16 @@ class Walk:
     # operators
 
     def _packet(self, packet: OpOverloadPacket) -> None:
-        self._operator(packet, packet._qualified_op_name)
+        self._operator(packet, packet_name(packet))
 
     def _overload(self, overload: OpOverload) -> None:
-        self.put(overload._overloadname)
-        self._operator(overload, overload._schema.name)
+        self.put(overload_name(overload))
+        self._operator(overload, schema_of(overload).name)
 
     def _custom(self, definition: Any) -> None:
         """Add an operator of torch.library.custom_op: its functions."""
-        self.put("operator", definition._qualname)
-        names = "_init_fn _backend_fns _abstract_fn _setup_context_fn _backward_fn _torch_dispatch_fns".split()
-        self._items("functions", [getattr(definition, name, None) for name in names])
+        self.put("operator", custom_op_name(definition))
+        self._items("functions", custom_op_functions(definition))
 
     def _operator(self, operator: Any, name: str) -> None:
         self.put("operator", name)

@@ -9,6 +9,7 @@ import torch
 from forge import torchlang
 from forge.executors.hubex.operators import Target
 from forge.ir.pytree import leaves, tree_map
+from forge.torch_internals.tensors import storage_id
 
 
 def reference_of(target: Target, pattern: Any) -> Callable | None:
@@ -68,7 +69,7 @@ class AssumingKernel:
             return self.function(*args, **kwargs)
         result = self.reference(*call[0], **call[1])
         if not self.out:
-            taken = {leaf.untyped_storage()._cdata for leaf in leaves(call) if isinstance(leaf, torch.Tensor)}
+            taken = {storage_id(leaf) for leaf in leaves(call) if isinstance(leaf, torch.Tensor)}
             return tree_map(lambda leaf: _own(leaf, taken), result)
         results = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
         for place, value in zip(self.out, results, strict=True):
@@ -77,5 +78,5 @@ class AssumingKernel:
 
 
 def _own(leaf: Any, taken: set[int]) -> Any:
-    shares = isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata in taken
+    shares = isinstance(leaf, torch.Tensor) and storage_id(leaf) in taken
     return leaf.clone() if shares else leaf

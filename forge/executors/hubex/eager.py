@@ -29,6 +29,7 @@ from forge.torch_internals.dispatch import (
     DispatchKey,
     DispatchKeySet,
     ForceDispatchKeyGuard,
+    destroy_library,
     dispatch_tls_local_exclude_set,
     dispatch_tls_local_include_set,
 )
@@ -218,7 +219,7 @@ def define(functions: Iterable[Function], kernels: Iterable[Kernel]) -> None:
                 _add(function, made, eager)
         except Exception:
             for library in reversed(made):
-                library._destroy()
+                destroy_library(library)
             raise
         _libraries.extend(made)
         _defined.update(eager)

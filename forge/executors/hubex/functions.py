@@ -26,6 +26,7 @@ from forge.torch_internals.dispatch import (
     dispatch_has_kernel_for_dispatch_key,
     get_schema,
 )
+from forge.torch_internals.tensors import storage_id
 
 _UNTRACEABLE = (NotImplementedError, TypeError, AttributeError)
 _EXAMPLES = {"int": 1, "bool": False, "str": "", "float": 1e-5, "number": 1}
@@ -194,10 +195,10 @@ class Function:
     def fresh(self, returned: Any, given: list[torch.Tensor]) -> Any:
         """Return results as torch wants them of an operator: contiguous, and in no argument's memory nor each
         other's."""
-        taken = {each.untyped_storage()._cdata for each in given}
+        taken = {storage_id(each) for each in given}
         results = []
         for result in self._results(returned):
-            storage = result.untyped_storage()._cdata
+            storage = storage_id(result)
             own = result.clone(memory_format=torch.contiguous_format) if storage in taken else result.contiguous()
             taken.add(storage)
             results.append(own)

@@ -24,7 +24,12 @@ from typing import Any
 from forge.executors.executor import Declined, decline
 from forge.executors.inductorex import isa_probe, units
 from forge.executors.inductorex.strides import NO_STRIDES, Strides
-from forge.torch_internals.inductor.codecache import CppPythonBindingsCodeCache, OrderedSet, PyCodeCache, inductor_utils
+from forge.torch_internals.inductor.codecache import (
+    OrderedSet,
+    PyCodeCache,
+    inductor_utils,
+    load_library,
+)
 from forge.torch_internals.inductor.config import inductor_config
 
 _UNUSED = frozenset({"get_args", "benchmark_compiled_module"})  # for those who run the module by itself
@@ -147,10 +152,7 @@ def _module(source: str) -> ModuleType:
 
 def _shortly(text: str, kernels: Mapping[str, tuple[str, str, str]]) -> Callable:
     """Return the module's call with kernels that are there already."""
-    found = {
-        name: getattr(CppPythonBindingsCodeCache._load_library(path, digest), function)
-        for name, (path, digest, function) in kernels.items()
-    }
+    found = {name: getattr(load_library(path, digest), function) for name, (path, digest, function) in kernels.items()}
     scope = {"__name__": "forge.inductor_region", **found}
     exec(compile(text, "<forge region>", "exec"), scope)
     return scope["call"]

@@ -18,7 +18,7 @@ from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
 from forge.ir.locks import new_lock
 from forge.ir.pytree import tree_map
 from forge.prims.library import symbolic_dispatch
-from forge.torch_internals.dispatch import OpOverload, disable_current_modes
+from forge.torch_internals.dispatch import OpOverload, disable_current_modes, schema_of
 from forge.torch_internals.fake_tensors import fake_impls
 from forge.torch_internals.inductor.compiler import select_decomp_table
 from forge.torch_internals.inductor.config import inductor_config
@@ -242,7 +242,7 @@ def _only_relabels(node: torch.fx.Node) -> bool:
 
 
 def changes(target: Any) -> bool:
-    return isinstance(target, OpOverload) and target._schema.is_mutable
+    return isinstance(target, OpOverload) and schema_of(target).is_mutable
 
 
 def is_view(node: torch.fx.Node) -> bool:

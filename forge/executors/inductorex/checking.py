@@ -39,7 +39,7 @@ from forge.ir.printing import qualified_name, symbolic_expression
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.torch_internals.dispatch import disable_current_modes
 from forge.torch_internals.fake_tensors import FakeTensorMode
-from forge.torch_internals.tensors import storage_Use_Count
+from forge.torch_internals.tensors import storage_address, storage_id, storage_Use_Count
 
 aten = torch.ops.aten
 _EMPTY = frozenset({aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided})
@@ -144,12 +144,12 @@ class CheckedRegion:
             if reason is not None:
                 raise self._error(f"input {number} {reason}")
         results = list(self._run(list(inputs)))
-        memory = {each.untyped_storage()._cdata: f"input {i}" for i, each in enumerate(inputs) if _is_tensor(each)}
+        memory = {storage_id(each): f"input {i}" for i, each in enumerate(inputs) if _is_tensor(each)}
         for number, (value, promise) in enumerate(zip(results, self.outputs, strict=True)):
             reason = promise.differs(value, sizes)
             if reason is not None:
                 raise self._error(f"result {number} {reason}")
-            other = memory.setdefault(value.untyped_storage()._cdata, f"result {number}")
+            other = memory.setdefault(storage_id(value), f"result {number}")
             if other != f"result {number}":
                 raise self._error(f"result {number} shares memory with {other}")
         boxed.clear()
@@ -232,12 +232,12 @@ def check_region(
 def _count_from_inputs(graph: torch.fx.Graph) -> None:
     """Have as_strided count from an input's first element, as Inductor's code does, which is given addresses."""
     inputs = {
-        node.meta["val"].untyped_storage()._cdata: node
+        storage_id(node.meta["val"]): node
         for node in graph.find_nodes(op="placeholder")
         if isinstance(node.meta.get("val"), torch.Tensor)
     }
     for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
-        base = inputs.get(node.args[0].meta["val"].untyped_storage()._cdata)
+        base = inputs.get(storage_id(node.args[0].meta["val"]))
         if base is not None and len(node.args) == 4:
             node.target, node.args = as_strided_of, (base, *node.args)
 
@@ -281,7 +281,7 @@ def _poison_when_freed(value: torch.Tensor) -> None:
 
 @skip_dynamo
 def _poison_freed(storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
-    others = storage_Use_Count(storage._cdata) > 2 or sys.getrefcount(storage) > _OWN_REFERENCES
+    others = storage_Use_Count(storage_address(storage)) > 2 or sys.getrefcount(storage) > _OWN_REFERENCES
     if others or (storage.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return
     with disable_current_modes(), torch.inference_mode():

@@ -30,7 +30,7 @@ import torch
 from forge.ir.locks import new_lock
 from forge.torch_internals.inductor.async_compile import AsyncCompile, get_compile_threads
 from forge.torch_internals.inductor.cache_dir import cache_dir
-from forge.torch_internals.inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
+from forge.torch_internals.inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture, load_library
 from forge.torch_internals.inductor.config import inductor_config
 from forge.torch_internals.inductor.cpu import cpu_vec_isa
 
@@ -183,7 +183,7 @@ class _CachedUnit:
 
     def module(self) -> Any:
         """Return the module with the functions. Raises OSError or ImportError where it cannot be loaded."""
-        return CppPythonBindingsCodeCache._load_library(self._path, Path(self._path).stem)
+        return load_library(self._path, Path(self._path).stem)
 
 
 class _Process:

@@ -7,6 +7,7 @@ from typing import Any
 
 from forge.hub.errors import HubError
 from forge.hub.manifest.model import Argument, KernelArgument, KernelEntry, Signature
+from forge.torch_internals.dispatch import schema_of
 
 Find = Callable[[str], Any]
 
@@ -122,7 +123,7 @@ def _kernel_parameters(function: Callable) -> list[inspect.Parameter] | None:
     schema = getattr(function, "_schema", None)
     if schema is None and hasattr(function, "overloads"):
         overloads = function.overloads()
-        schema = getattr(function, overloads[0])._schema if len(overloads) == 1 else None
+        schema = schema_of(getattr(function, overloads[0])) if len(overloads) == 1 else None
         if schema is None:
             return None
     if schema is not None:

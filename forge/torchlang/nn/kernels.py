@@ -11,7 +11,7 @@ from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, get_grad, needs_grad, put_grad, register_grad
 from forge.prims import Upsampling
 from forge.prims.core import same, torch_check
-from forge.torch_internals.dispatch import OpOverload
+from forge.torch_internals.dispatch import OpOverload, schema_of
 from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
@@ -123,7 +123,7 @@ def upsample_bilinear(
 
 
 def _antialias_of(kind: Upsampling, operator: OpOverload) -> Symbol:
-    op = operator._schema.name.removeprefix("aten::")
+    op = schema_of(operator).name.removeprefix("aten::")
 
     def body(
         self: TensorProxy,
@@ -145,7 +145,7 @@ upsample_bicubic2d_aa = _antialias_of(Upsampling.CUBIC_ANTIALIAS, aten._upsample
 
 
 def _antialias_scaled_of(kind: Upsampling, operator: OpOverload) -> Symbol:
-    op = operator._schema.name.removeprefix("aten::")
+    op = schema_of(operator).name.removeprefix("aten::")
 
     def body(
         input: TensorProxy,

@@ -28,7 +28,13 @@ from forge.executors.hubex.verification.messages import Answer, Question, Reques
 from forge.hub.compat import library
 from forge.hub.manifest import KernelEntry
 from forge.support import child_processes
-from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket, disable_current_modes
+from forge.torch_internals.dispatch import (
+    OpOverload,
+    OpOverloadPacket,
+    disable_current_modes,
+    overload_name,
+    packet_name,
+)
 
 START = 300.0  # seconds until a process is there, on a machine that is busy
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # the latter: it forks
@@ -248,8 +254,8 @@ def pickled(kernel: Kernel) -> bytes | None:
 _REDUCERS: dict[type, Callable[[Any], tuple]] = {  # torch.ops and what is in it, by name
     type(torch.ops): lambda ops: (getattr, (torch, "ops")),
     type(torch.ops.aten): lambda namespace: (getattr, (torch.ops, namespace.name)),
-    OpOverloadPacket: lambda packet: (_operator, (*packet._qualified_op_name.split("::"),)),
-    OpOverload: lambda overload: (getattr, (overload.overloadpacket, overload._overloadname)),
+    OpOverloadPacket: lambda packet: (_operator, (*packet_name(packet).split("::"),)),
+    OpOverload: lambda overload: (getattr, (overload.overloadpacket, overload_name(overload))),
 }
 _TRITON_OPTIONS = (
     "version do_not_specialize do_not_specialize_on_alignment debug noinline _repr launch_metadata".split()

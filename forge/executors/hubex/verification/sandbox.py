@@ -21,6 +21,7 @@ import torch
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.messages import Request
 from forge.executors.hubex.verification.process import verifying
+from forge.torch_internals.tensors import storage_address
 
 _PR_SET_PDEATHSIG = 1
 REMEMBERED = 4  # calls whose results are kept, to see whether one is returned again
@@ -154,7 +155,10 @@ class _Memory:
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
         storage = tensor.untyped_storage()
-        index = next((i for i, each in enumerate(self.storages) if each._cdata == storage._cdata), len(self.storages))
+        index = next(
+            (i for i, each in enumerate(self.storages) if storage_address(each) == storage_address(storage)),
+            len(self.storages),
+        )
         if index == len(self.storages):
             self.storages.append(storage)
         self.tensors.append(tensor)
@@ -309,11 +313,13 @@ class _KernelServer:
                 raise TypeError(f"it returns a {type(each).__name__}, but must return a torch.Tensor")
             if each.requires_grad and not differentiates:
                 raise RuntimeError("it returns a tensor that requires a gradient, where nothing that it is given does")
-        theirs = {each._cdata for each in given.storages}
+        theirs = {storage_address(each) for each in given.storages}
         fresh = [each.untyped_storage() for each in outputs]
-        fresh = [each for each in fresh if each.nbytes() and each._cdata not in theirs]
-        before = {each._cdata for storages in self.returned for each in storages}  # alive, so that none has its place
-        if any(each._cdata in before for each in fresh):
+        fresh = [each for each in fresh if each.nbytes() and storage_address(each) not in theirs]
+        before = {
+            storage_address(each) for storages in self.returned for each in storages
+        }  # alive, so that none has its place
+        if any(storage_address(each) in before for each in fresh):
             raise RuntimeError("it returns memory that it has returned before: the earlier result is overwritten")
         self.returned.append(fresh)
 

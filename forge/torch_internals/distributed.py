@@ -1,0 +1,51 @@
+"""DistributedDataParallel, DTensors and process groups."""
+
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+
+def active_ddp_module() -> DistributedDataParallel | None:
+    """Return the DistributedDataParallel whose forward runs now."""
+    return DistributedDataParallel._get_active_ddp_module()
+
+
+def local_tensor(tensor: Any) -> torch.Tensor:
+    """Return this process's part of a DTensor, without `to_local`, which autograd and Dynamo see."""
+    return tensor._local_tensor
+
+
+def placement_spec(tensor: Any) -> Any:
+    """Return the DTensorSpec of a DTensor: its mesh and placements."""
+    return tensor._spec
+
+
+def make_fake_group(name: Any) -> "torch.distributed.ProcessGroup":
+    """Return a process group of one process, whose collectives leave their tensors as they are."""
+    from torch._C import _distributed_c10d as c10d  # torch may have been built without
+
+    group = torch.distributed.ProcessGroup(torch.distributed.HashStore(), 0, 1)
+    kind = torch.distributed.ProcessGroup.BackendType.CUSTOM
+    for device in ("cpu", "cuda"):
+        group._register_backend(torch.device(device), kind, c10d.FakeProcessGroup._create_internal(0, 1))
+    group._set_group_name(name)
+    return group
+
+
+def is_registered_group(name: Any) -> bool:
+    """Return whether torch knows a process group of this name."""
+    from torch._C import _distributed_c10d as c10d
+
+    try:
+        c10d._resolve_process_group(name)
+    except RuntimeError:  # torch has no other way to ask
+        return False
+    return True
+
+
+def register_group(name: Any, group: "torch.distributed.ProcessGroup") -> None:
+    """Have operators find a process group by its name."""
+    from torch._C import _distributed_c10d as c10d
+
+    c10d._register_process_group(name, group)
