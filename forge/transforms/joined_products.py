@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 
 from forge import clang, prims, torchlang
-from forge.ir import BoundSymbol, Dim, Symbol, Tag, TensorProxy, Trace, recording
+from forge.ir import BoundSymbol, Dim, Tag, TensorProxy, Trace, recording
 from forge.ir.symbol import substitute
 from forge.transforms.cse import MEANINGFUL
 from forge.transforms.freezing import Freezing
 from forge.transforms.makers import Makers, innermost
 
-LINEAR: Symbol[TensorProxy] = torchlang.linear
+LINEAR = torchlang.linear
 PRODUCTS = frozenset({torchlang.matmul, torchlang.mm})
 SPLIT = torchlang.split
 _KEEP_STRIDES = frozenset({prims.slice_scatter, prims.view_scatter})
