@@ -13,6 +13,8 @@ from forge.ir import Dim, TensorProxy
 from forge.ir.proxies import hint_of
 from forge.prims.core import known, same, torch_check
 
+__all__ = ["contract"]
+
 Labels = tuple[object, ...]
 
 
@@ -38,7 +40,7 @@ def contract(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels],
     return x
 
 
-def contraction_path(inputs: Sequence[Labels], output: Labels, lengths: dict) -> list[tuple[int, ...]]:
+def contraction_path(inputs: Sequence[Labels], output: Labels, lengths: dict[object, Dim]) -> list[tuple[int, ...]]:
     """Return the order of pairs: opt_einsum's where torch would use it and it matters, else from left to right."""
     count = len(inputs)
     backend = torch.backends.opt_einsum
@@ -69,7 +71,7 @@ def _lengths(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels])
     return lengths
 
 
-def _simplify(x: TensorProxy, labels: Labels, lengths: dict) -> tuple[TensorProxy, Labels]:
+def _simplify(x: TensorProxy, labels: Labels, lengths: dict[object, Dim]) -> tuple[TensorProxy, Labels]:
     """Return the operand with diagonals for repeated labels, and without dims of length 1 that broadcast."""
     for label, count in Counter(labels).items():
         for _ in range(count - 1):
@@ -92,7 +94,7 @@ def _diagonal(x: TensorProxy, labels: Labels, label: object) -> tuple[TensorProx
     return diagonal, (*[labels[i] for i in rest], label)
 
 
-def _sum_out(x: TensorProxy, labels: Labels, kept: set) -> tuple[TensorProxy, Labels]:
+def _sum_out(x: TensorProxy, labels: Labels, kept: set[object]) -> tuple[TensorProxy, Labels]:
     dims = tuple(i for i, label in enumerate(labels) if label not in kept)
     if not dims:
         return x, labels
@@ -100,7 +102,7 @@ def _sum_out(x: TensorProxy, labels: Labels, kept: set) -> tuple[TensorProxy, La
 
 
 def _contract_pair(
-    left: tuple[TensorProxy, Labels], right: tuple[TensorProxy, Labels], kept: set
+    left: tuple[TensorProxy, Labels], right: tuple[TensorProxy, Labels], kept: set[object]
 ) -> tuple[TensorProxy, Labels]:
     """Return the product of two terms, summed over what is not kept: a batched matrix product, or a multiplication."""
     a, a_labels = _sum_out(*left, kept | set(right[1]))
@@ -125,7 +127,7 @@ def _contract_pair(
     return reshape(product, lengths), out
 
 
-def _arrange(x: TensorProxy, labels: Labels, order: list, groups: tuple[int, ...]) -> TensorProxy:
+def _arrange(x: TensorProxy, labels: Labels, order: list[object], groups: tuple[int, ...]) -> TensorProxy:
     """x with its dims in `order`, then those of each group (a count of dims; the last takes the rest) made one."""
     x = permute(x, [labels.index(label) for label in order])
     if not groups:

@@ -1,7 +1,7 @@
 """The core language: its context, the decorator that makes its symbols, and promotion and broadcasting of operands."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -10,18 +10,31 @@ from forge.clang.promotion import Promotion, compute_dtype
 from forge.ir import INT_TYPES, Dim, LanguageContext, Symbol, TensorProxy, check
 from forge.prims.core import check_same_device, known, same, torch_check
 
+__all__ = [
+    "all_symbols",
+    "as_gradient",
+    "broadcast",
+    "broadcast_shapes",
+    "canonical_dims",
+    "clangop",
+    "convert",
+    "expand_to",
+    "language",
+    "prepare",
+]
+
 T = TypeVar("T")
 language = LanguageContext("clang")
 _symbols: dict[str, Symbol] = {}
 
 
-def clangop(*operators: str) -> Callable[[Callable], Symbol]:
+def clangop(*operators: str) -> Callable[[Callable[..., T]], Symbol[T]]:
     """Make the decorated function a symbol of the core language.
 
     There it is the meaning of the method of its own name and of `operators` (forge/ir/proxies.py has their names).
     """
 
-    def decorate(body: Callable) -> Symbol:
+    def decorate(body: Callable[..., T]) -> Symbol[T]:
         name = body.__name__
         check(name not in _symbols, lambda: f"clangop: {name} is defined twice")
         symbol = _symbols[name] = Symbol(name, f"clang.{name}", body=body)
@@ -38,7 +51,11 @@ def all_symbols() -> dict[str, Symbol]:
     return dict(_symbols)
 
 
-def convert(x: T, dtype: torch.dtype) -> T:
+@overload
+def convert(x: TensorProxy, dtype: torch.dtype) -> TensorProxy: ...
+@overload
+def convert(x: T, dtype: torch.dtype) -> T: ...
+def convert(x: Any, dtype: torch.dtype) -> Any:
     """x as `dtype`; itself when it has it, or is a number."""
     if not isinstance(x, TensorProxy) or x.dtype == dtype:
         return x
@@ -91,7 +108,7 @@ def expand_to(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
     return prims.broadcast_in_dim(x, tuple(shape), tuple(range(offset, len(shape))))
 
 
-def broadcast(op: str, *operands: Any) -> tuple:
+def broadcast(op: str, *operands: Any) -> tuple[Any, ...]:
     """Return the operands with every tensor expanded to their common shape; numbers as they are."""
     shapes = [operand.shape for operand in operands if isinstance(operand, TensorProxy)]
     if all(known_equal(shape, shapes[0]) for shape in shapes[1:]):
@@ -108,7 +125,7 @@ def _beside(x: TensorProxy, device: torch.device) -> TensorProxy:
     return x if x.device == device else prims.device_put(x, device)
 
 
-def prepare(op: str, *operands: Any, kind: Promotion = Promotion.DEFAULT) -> tuple:
+def prepare(op: str, *operands: Any, kind: Promotion = Promotion.DEFAULT) -> tuple[Any, ...]:
     """Operands in one dtype and one shape, for an elementwise prim."""
     dtype = compute_dtype(*operands, kind=kind)
     return broadcast(op, *[convert(operand, dtype) for operand in operands])

@@ -15,24 +15,24 @@ from forge.prims.core import torch_check
 TensorOrNumber = TensorProxy | Number
 
 
-def _define(prim: Symbol, body: Callable, *methods: str) -> Symbol:
+def _define(prim: Symbol, body: Callable[..., TensorProxy], *methods: str) -> Symbol[TensorProxy]:
     body.__name__ = prim.name
     body.__doc__ = prim.__doc__
     return clangop(*methods)(body)
 
 
-def _float_unary(prim: Symbol) -> Symbol:
+def _float_unary(prim: Symbol[TensorProxy]) -> Symbol[TensorProxy]:
     def body(x: TensorProxy) -> TensorProxy:
         return prim(convert(x, compute_dtype(x, kind=Promotion.INT_TO_FLOAT)))
 
     return _define(prim, body)
 
 
-def _unary(prim: Symbol, *methods: str) -> Symbol:
+def _unary(prim: Symbol[TensorProxy], *methods: str) -> Symbol[TensorProxy]:
     return _define(prim, lambda x: prim(x), *methods)
 
 
-def _integer_identity(prim: Symbol) -> Symbol:
+def _integer_identity(prim: Symbol[TensorProxy]) -> Symbol[TensorProxy]:
     return _define(prim, lambda x: x if category(x.dtype) == 1 else prim(x))
 
 
@@ -123,8 +123,10 @@ def widen(x: TensorProxy) -> TensorProxy:
     return convert(x, torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _binary(name: str, *methods: str, prim: str | None = None, kind: Promotion = Promotion.DEFAULT) -> Symbol:
-    target = getattr(prims, prim or name)
+def _binary(
+    name: str, *methods: str, prim: str | None = None, kind: Promotion = Promotion.DEFAULT
+) -> Symbol[TensorProxy]:
+    target: Symbol[TensorProxy] = getattr(prims, prim or name)
 
     def body(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
         return target(*prepare(name, a, b, kind=kind))
@@ -137,7 +139,7 @@ def _binary(name: str, *methods: str, prim: str | None = None, kind: Promotion =
     return symbol
 
 
-def _comparison(target: Symbol, mirror: Symbol) -> Symbol:
+def _comparison(target: Symbol[TensorProxy], mirror: Symbol[TensorProxy]) -> Symbol[TensorProxy]:
     def body(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
         a, b = prepare(target.name, a, b, kind=Promotion.TO_BOOL)
         return target(a, b) if isinstance(a, TensorProxy) else mirror(b, a)  # torch compares no number with a tensor

@@ -131,7 +131,7 @@ def _as_item(op: str, x: TensorProxy, item: Any) -> Any:
     return item
 
 
-def _list_index(op: str, x: TensorProxy, items: list) -> TensorProxy:
+def _list_index(op: str, x: TensorProxy, items: list[Any]) -> TensorProxy:
     numbers = list(nested_numbers(items))
     check(
         all(isinstance(number, INT_TYPES) for number in numbers),

@@ -2,10 +2,13 @@
 
 from enum import Enum, auto
 from functools import cache
+from typing import Any
 
 import torch
 
 from forge.ir import Number, TensorProxy
+
+__all__ = ["Promotion", "category", "compute_dtype"]
 
 
 class Promotion(Enum):
@@ -37,11 +40,13 @@ def compute_dtype(*operands: TensorProxy | Number, kind: Promotion = Promotion.D
 
 
 _COMPLEX_OF = {torch.float64: torch.complex128, torch.float16: torch.complex32}
-_LIFTED = {torch.bfloat16: torch.bcomplex32} if hasattr(torch, "bcomplex32") else {}  # since torch 2.14
+_LIFTED: dict[torch.dtype, torch.dtype] = (
+    {torch.bfloat16: torch.bcomplex32} if hasattr(torch, "bcomplex32") else {}
+)  # since torch 2.14
 
 
 @cache
-def _promote(key: tuple, int_to_float: bool, default_float: torch.dtype) -> torch.dtype:
+def _promote(key: tuple[tuple[Any, bool], ...], int_to_float: bool, default_float: torch.dtype) -> torch.dtype:
     dimensioned = [dtype for dtype, has_dims in key if has_dims]
     scalar_tensors = [dtype for dtype, has_dims in key if not has_dims and isinstance(dtype, torch.dtype)]
     numbers = [kind for kind, _ in key if isinstance(kind, int)]

@@ -35,7 +35,7 @@ def count(x: TensorProxy, dims: tuple[int, ...]) -> Dim:
     return math.prod(x.shape[dim] for dim in dims)
 
 
-def _reduce(prim: Symbol, x: TensorProxy, dims: tuple[int, ...], keepdim: bool) -> TensorProxy:
+def _reduce(prim: Symbol[TensorProxy], x: TensorProxy, dims: tuple[int, ...], keepdim: bool) -> TensorProxy:
     out = prim(x, dims)
     return keep_dims(out, x, dims) if keepdim and dims else out
 
@@ -137,7 +137,8 @@ def _var(x: TensorProxy, dims: tuple[int, ...], correction: float, keepdim: bool
 
 def _freedom(x: TensorProxy, dims: tuple[int, ...], correction: float) -> Dim | float:
     elements: Real = count(x, dims)
-    return torch.sym_max(elements - correction, 0)
+    freedom: Dim | float = torch.sym_max(elements - correction, 0)
+    return freedom
 
 
 prims.register_vjp(

@@ -94,7 +94,7 @@ def movedim(x: TensorProxy, source: int | Sequence[int], destination: int | Sequ
     return permute(x, tuple(placed[dim] if dim in placed else next(rest) for dim in range(x.ndim)))
 
 
-def as_tuple(value: Any) -> tuple:
+def as_tuple(value: Any) -> tuple[Any, ...]:
     """Return a sequence as a tuple, anything else as a tuple of it."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 

@@ -55,8 +55,8 @@ class CompiledCall(NamedTuple):
     the saved values and a gradient of each output that is `usual`.
     """
 
-    forward: Callable
-    backward: Callable | None
+    forward: Callable[..., Any]
+    backward: Callable[..., Any] | None
     usual: Sequence[bool]
     claims: Sequence[Claim]
 
@@ -136,7 +136,7 @@ class Measuring:
         self._build = build
         self._about = about
         self._on_disk = on_disk
-        self._decided: dict[tuple, _Decision] = {}
+        self._decided: dict[tuple[Any, ...], _Decision] = {}
         self._alike: dict[str, Measurement] = {}
 
     def __call__(self, bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Excluded:
@@ -221,7 +221,7 @@ class Measuring:
         return [Timing(option.name, seconds.get(option.name), dropped.get(option.name)) for option in options]
 
     def _run_of(
-        self, program: "_Program", executors: Sequence[Executor], options: list[_Option], place: int, inputs: list
+        self, program: "_Program", executors: Sequence[Executor], options: list[_Option], place: int, inputs: list[Any]
     ) -> Callable[[], Any]:
         """Return the candidate as it would run, after one correct run. Raises _NotMeasurable where it is not
         correct."""
@@ -243,7 +243,7 @@ class Measuring:
         return run
 
 
-def _forward(forward: Callable, inputs: list[torch.Tensor]) -> Any:
+def _forward(forward: Callable[..., Any], inputs: list[torch.Tensor]) -> Any:
     return forward(*inputs)
 
 
@@ -293,7 +293,7 @@ class _Program:
             self.metas.append(meta)
         return known[leaf.name]
 
-    def _record(self, args: tuple, kwargs: dict) -> Any:
+    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             output = self.symbol(*args, **kwargs)
         except Exception as error:  # a body that asks for what is around the call
@@ -338,10 +338,10 @@ class ForcedFusion(FusionExecutor):
     def can_fuse(self, bound: BoundSymbol) -> Decision:
         return self._fuser.can_fuse(bound)
 
-    def fuse(self, region: Trace) -> Callable | Declined:
+    def fuse(self, region: Trace) -> Callable[..., Any] | Declined:
         return self._fuser.fuse(region)
 
-    def finish(self) -> Mapping[Callable, Declined]:
+    def finish(self) -> Mapping[Callable[..., Any], Declined]:
         return self._fuser.finish()
 
     def is_profitable(self, calls: Sequence[BoundSymbol]) -> bool:

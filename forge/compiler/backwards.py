@@ -26,7 +26,7 @@ from forge.transforms.split import Split, backward_of_saved, innermost, seeds_of
 
 Missing = frozenset[tuple[int, int]]  # (the place of the graph of an opaque call, the argument) whose gradient is None
 Lower = Callable[[Trace, Context], Trace]
-CompileProgram = Callable[[Trace, Config], tuple[Callable, Trace, CompileReport]]
+CompileProgram = Callable[[Trace, Config], tuple[Callable[..., Any], Trace, CompileReport]]
 
 
 class BackwardCompiler:
@@ -63,7 +63,7 @@ class BackwardCompiler:
         with timed:
             return self._compile(self.usual, (), context)
 
-    def compile(self, present: tuple, *, batched: bool = False) -> GeneratedFunction:
+    def compile(self, present: tuple[Any, ...], *, batched: bool = False) -> GeneratedFunction:
         """Return the backward of the outputs that are `present`, and with the gradients of opaque calls that are None
         after these; `batched`: by torch's own functions alone."""
         outputs, report = self._derivative.outputs, self._context.report
@@ -113,7 +113,7 @@ class BackwardCompiler:
             self.buckets = find_buckets(claimed, self._bucket_bytes, self._derivative.inputs_with_grad)
         return in_buckets(claimed, self.buckets) if self.buckets else claimed
 
-    def compile_differentiable(self, key: tuple) -> DifferentiableBackward:
+    def compile_differentiable(self, key: tuple[Any, ...]) -> DifferentiableBackward:
         """Return the backward as a program of the inputs, compiled as one. key: as of forge.runtime.plan.Backwards."""
         (present, recorded, special), missing = key[:3], key[3:]
         derived, report = self._derivative, self._context.report

@@ -304,7 +304,8 @@ def _runner(bound: BoundSymbol) -> str:
     """Return the name of the executor of a call that is claimed already."""
     symbol = bound.symbol
     if symbol.executor is not None:
-        return symbol.executor.name
+        name: str = symbol.executor.name
+        return name
     return "opaque" if Tag.OPAQUE in symbol.tags else symbol.id.partition(".")[0]
 
 

@@ -19,7 +19,7 @@ class Comparison(Protocol):
 
     def __init__(self, claimed: Trace, claims: Sequence[Claim], reference: Trace, phase: str) -> None: ...
 
-    def wrap(self, function: Callable) -> Callable:
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the generated function of `trace`, run after the reference."""
 
 
@@ -51,7 +51,7 @@ class Config:
     checks: bool = False
     selection: Selection = in_order
     comparison: type[Comparison] | None = None
-    codegen: Callable[[Trace], tuple[Callable, Trace]] | None = None
+    codegen: Callable[[Trace], tuple[Callable[..., Any], Trace]] | None = None
 
     def replace(self, **changes: Any) -> "Config":
         """Return the same config with some fields changed."""

@@ -109,7 +109,7 @@ class Context:
     bucket: Callable[[Trace], Trace] | None = None
     claimed: list[ClaimedCall] = field(default_factory=list)
     regions: list[FusedRegion] = field(default_factory=list)
-    wrap: Callable[[Callable], Callable] | None = None
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     generated: GeneratedFunction = field(init=False)
 
     @property

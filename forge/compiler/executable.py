@@ -17,11 +17,11 @@ class SecondTier:
     on_promote: called with the plan of the second tier, and its executors, when it takes the place of the first.
     """
 
-    def __init__(self, compile: Callable[["SecondTier", Callable], TierResult]) -> None:
+    def __init__(self, compile: Callable[["SecondTier", Callable[..., Any]], TierResult]) -> None:
         self._compile = compile
         self.on_promote: OnPromote | None = None
 
-    def compile(self, first: Callable) -> TierResult:
+    def compile(self, first: Callable[..., Any]) -> TierResult:
         """Return the compiled successor of the first tier's function."""
         return self._compile(self, first)
 

@@ -35,9 +35,9 @@ class Fallback:
         self.code = code
         self.strict = strict
         self.reason: str | None = None
-        self._function: Callable | None = None
+        self._function: Callable[..., Any] | None = None
 
-    def __call__(self, error: Exception, *given: Any) -> tuple[Callable, Any]:
+    def __call__(self, error: Exception, *given: Any) -> tuple[Callable[..., Any], Any]:
         """Return the function that runs from now on, and its results. Raises `error` in strict mode, and the error of
         torch's own calls where they fail too."""
         if isinstance(error, _OUT_OF_MEMORY):

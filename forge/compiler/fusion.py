@@ -353,7 +353,7 @@ class _Writer:
 
     def _artifact(
         self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]
-    ) -> tuple[tuple | None, Callable | Declined]:
+    ) -> tuple[tuple[Any, ...] | None, Callable[..., Any] | Declined]:
         """Return a key that identical regions have in common, where there is one, and what runs them."""
         if not outputs:
             return None, decline("it returns no tensor")

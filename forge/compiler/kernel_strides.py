@@ -60,7 +60,7 @@ _BATCH_NORMS = frozenset(
 )
 
 
-def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
+def with_kernel_strides(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     """Return an operator's fake results with the strides of its kernel, where these are others."""
     if func is aten.view.default and 1 in result.shape and _is_static(args[0]) and _is_static(result):
         viewed = _view_strides(args[0], result.shape)
@@ -125,11 +125,11 @@ def _view_strides(x: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
         return torch.empty_strided(x.shape, x.stride(), device="meta").view(shape).stride()
 
 
-def _operands(func: Any, args: tuple) -> list[torch.Tensor | Number]:
+def _operands(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor | Number]:
     return [x for x, each in zip(args, schema_of(func).arguments, strict=False) if str(each.type) == "Tensor"]
 
 
-def _is_iterated(func: Any, args: tuple, result: torch.Tensor) -> bool:
+def _is_iterated(func: Any, args: tuple[Any, ...], result: torch.Tensor) -> bool:
     """Return whether torch gives a pointwise result without values otherwise than TensorIterator does: by a
     decomposition, without a look at dims of length 1 where one of the operands is a number, or in row-major order
     where one of them is expanded."""

@@ -131,12 +131,14 @@ _IN_ROW_MAJOR = frozenset(  # where torch says so, whatever they are given
 
 class _Operators(TorchDispatchMode):
     def __init__(self, *, counts: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations
         self.seen: list[Any] = []
         self.flops = 0
         self.counts = counts
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         self.seen.append(func)
         if func in _LENGTHS_AS_INTEGERS and not self.counts:
             raise UnresolvedSymInt(f"{func} makes integers of symbolic lengths")  # torch 2.11's matmul asks so
@@ -335,7 +337,7 @@ class Layouts:
         except Exception:  # it needs values, or knows nothing of tensors without them
             return self._run_by_meta(call)
 
-    def _values_unknown(self) -> AbstractContextManager:
+    def _values_unknown(self) -> AbstractContextManager[None]:
         """Numbers that a call reads of tensors (an index without dims) are not looked for in what is traced next."""
         assert self.fake.shape_env is not None
         return self.fake.shape_env.ignore_fresh_unbacked_symbols()

@@ -110,7 +110,8 @@ def _freezing(context: Context) -> Freezing:
 def _run_now(program: Trace, context: Context) -> tuple[torch.Tensor, ...]:
     claimed, _ = claim_standalone(program, context.config.operator_executors)
     with torch.no_grad():
-        return claimed.python_callable()()
+        outputs: tuple[torch.Tensor, ...] = claimed.python_callable()()
+    return outputs
 
 
 def _runs_in_torch(bound: BoundSymbol, context: Context) -> bool:

@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -304,7 +304,7 @@ def _second_tier(trace: Trace, context: Context, first: LoweredProgram) -> Secon
 
 
 def _compile_second_tier(
-    trace: Trace, context: Context, first: CompiledPlan, tier: SecondTier, call: Callable
+    trace: Trace, context: Context, first: CompiledPlan, tier: SecondTier, call: Callable[..., Any]
 ) -> TierResult:
     report = context.report
     with paused_gc(), preserve_torch_state(), autocast_mode.disable(), report.time_phase("larger regions"):
@@ -324,7 +324,7 @@ def _compile_second_tier(
 # programs of other kinds
 
 
-def _compile_double_backward(trace: Trace, config: Config) -> tuple[Callable, Trace, CompileReport]:
+def _compile_double_backward(trace: Trace, config: Config) -> tuple[Callable[..., Any], Trace, CompileReport]:
     """Return (the function, the program, the report) of a differentiable backward."""
     program, report = Program(trace, None, [], grad=True), CompileReport()
     context = Context(kind=Kind.DOUBLE_BACKWARD, config=config, program=program, report_of=weakref.ref(report))

@@ -189,7 +189,7 @@ class _Epilogue:
     def __init__(self, grad: bool, inference: bool) -> None:
         self.grad = grad
         self.inference = inference
-        self.shown: dict[tuple, TensorProxy] = {}
+        self.shown: dict[tuple[Any, ...], TensorProxy] = {}
 
     def set_grad(self, mode: bool) -> None:
         """Write a call that enables or disables grad for the calls after it."""
@@ -205,7 +205,7 @@ class _Epilogue:
     def show(self, planned: _OutputPlan) -> TensorProxy:
         """Return a tensor of the result; views that several have in common are one."""
         shown: TensorProxy = planned.base
-        key: tuple = (shown.name,)
+        key: tuple[Any, ...] = (shown.name,)
         if planned.elsewhere:
             shown = self.get_or_make((*key, "elsewhere"), lambda: prims.as_inference(planned.base, not self.inference))
         for item in planned.items:
@@ -220,7 +220,7 @@ class _Epilogue:
             prims.copy_(shown, planned.written)
         return shown
 
-    def get_or_make(self, key: tuple, make: Callable[[], TensorProxy]) -> TensorProxy:
+    def get_or_make(self, key: tuple[Any, ...], make: Callable[[], TensorProxy]) -> TensorProxy:
         if key not in self.shown:
             self.shown[key] = make()
         return self.shown[key]

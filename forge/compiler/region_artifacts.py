@@ -35,7 +35,7 @@ class FusedRegion(NamedTuple):
     """A fused region that a program calls: its executor and its function."""
 
     fuser: FusionExecutor
-    function: Callable
+    function: Callable[..., Any]
 
 
 def compile_until_stable(attempt: Callable[[], tuple[T, list[FusedRegion]]]) -> T:
@@ -66,8 +66,8 @@ def _discard_failed(fuser: FusionExecutor, regions: Sequence[FusedRegion]) -> bo
 
 
 def compile_once(
-    fuser: FusionExecutor, key: tuple, region: Callable[[], Trace], *, strict: bool
-) -> tuple[tuple | None, Callable | Declined]:
+    fuser: FusionExecutor, key: tuple[Any, ...], region: Callable[[], Trace], *, strict: bool
+) -> tuple[tuple[Any, ...] | None, Callable[..., Any] | Declined]:
     """Return the key of a region, None if it cannot be hashed, and its function, which identical regions share."""
     artifacts = _artifacts.setdefault(fuser, BoundedDict(MAX_ARTIFACTS))
     try:
@@ -81,7 +81,7 @@ def compile_once(
     return key, function
 
 
-def _compile(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
+def _compile(fuser: FusionExecutor, region: Trace) -> Callable[..., Any] | Declined:
     """Return the function that a fusion executor makes of a region, or Declined, with the error where it fails. Raises
     TypeError if the executor returns anything else, and CheckError."""
 
@@ -95,7 +95,7 @@ def _compile(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
             _log.debug("%s failed at\n%s", fuser.name, region)
             return decline(f"fusing a region failed: {in_one_line(error)}", error=error)
 
-    function = call_checker(fuse, region)
+    function: Callable[..., Any] | Declined = call_checker(fuse, region)
     check(
         callable(function) or isinstance(function, Declined),
         lambda: f"{fuser.name}: fuse returned {function!r}, but must return a function, or decline with the reason",
@@ -104,7 +104,7 @@ def _compile(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
     return function
 
 
-def region_key(calls: list[BoundSymbol], inputs: list[str], outputs: list[str], layouts: Layouts) -> tuple:
+def region_key(calls: list[BoundSymbol], inputs: list[str], outputs: list[str], layouts: Layouts) -> tuple[Any, ...]:
     """Return the key of a region under torch's settings, with positions for names."""
     position = {name: place for place, name in enumerate(inputs)}
     lines: list[Any] = [settings(), tuple([key_of(layouts.values[name]) for name in inputs])]

@@ -36,7 +36,7 @@ def with_unspecified(call: BoundSymbol, layouts: Layouts, visible: Collection[st
     return _with_op(call, partial(_with_random_strides, op, places)) if places else call
 
 
-def _with_op(call: BoundSymbol, op: Callable) -> BoundSymbol:
+def _with_op(call: BoundSymbol, op: Callable[..., Any]) -> BoundSymbol:
     symbol = call.symbol
     tags, executor = symbol.tags, symbol.executor
     return call.replace(symbol=Symbol(symbol.name, symbol.id, meta=_meta, tags=tags, executor=executor, op=op))
@@ -46,11 +46,11 @@ def _meta(*args: Any, **kwargs: Any) -> Any:
     raise AssertionError("a claimed call is not recorded again")
 
 
-def _poisoning(op: Callable, *args: Any, **kwargs: Any) -> Any:
+def _poisoning(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return tree_map(lambda leaf: poison(leaf) if isinstance(leaf, torch.Tensor) else leaf, op(*args, **kwargs))
 
 
-def _with_random_strides(op: Callable, places: Collection[int], *args: Any, **kwargs: Any) -> Any:
+def _with_random_strides(op: Callable[..., Any], places: Collection[int], *args: Any, **kwargs: Any) -> Any:
     result = op(*args, **kwargs)
     if isinstance(result, torch.Tensor):
         return randomly_strided(result)

@@ -3,8 +3,13 @@
 import threading
 from typing import Any
 
+from typing_extensions import TypeVar
 
-class BoundedDict(dict):
+K = TypeVar("K", default=Any)
+V = TypeVar("V", default=Any)
+
+
+class BoundedDict(dict[K, V]):
     """A dict of at most `size` entries: a new one takes the place of the one that was set first."""
 
     def __init__(self, size: int) -> None:
@@ -12,7 +17,7 @@ class BoundedDict(dict):
         self.size = size
         self._lock = threading.Lock()
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: K, value: V) -> None:
         with self._lock:
             super().__setitem__(key, value)
             while len(self) > self.size:

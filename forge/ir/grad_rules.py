@@ -12,20 +12,21 @@ recorded (forge/transforms/grad.py); what it computes that its result does not n
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from forge.ir.checks import check
 from forge.ir.proxies import TensorProxy
 from forge.ir.symbol import Symbol
 from forge.ir.trace import current_trace
 
-_rules: dict[str, Callable] = {}
+F = TypeVar("F", bound=Callable[..., Any])
+_rules: dict[str, Callable[..., Any]] = {}
 
 
-def register_grad(symbol: Symbol) -> Callable[[Callable], Callable]:
+def register_grad(symbol: Symbol) -> Callable[[F], F]:
     """Declare the decorated function as the gradient rule of `symbol`. Raises ValueError on a second rule."""
 
-    def register(rule: Callable) -> Callable:
+    def register(rule: F) -> F:
         check(symbol.id not in _rules, lambda: f"register_grad: {symbol.id} already has a gradient rule")
         _rules[symbol.id] = rule
         return rule
@@ -33,7 +34,7 @@ def register_grad(symbol: Symbol) -> Callable[[Callable], Callable]:
     return register
 
 
-def grad_rule(symbol: Symbol) -> Callable | None:
+def grad_rule(symbol: Symbol) -> Callable[..., Any] | None:
     """Return the symbol's own rule, or None."""
     return symbol.rule or _rules.get(symbol.id)
 
@@ -60,7 +61,7 @@ class _Current(threading.local):
 _current = _Current()
 
 
-def run_rule(rule: Callable, call: RuleCall, args: tuple, kwargs: dict) -> Any:
+def run_rule(rule: Callable[..., Any], call: RuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a rule; its gets and puts go to `call`."""
     before = _current.call
     _current.call = call

@@ -3,11 +3,14 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from forge.torch_internals.dynamo import FrameAction, FrameExecStrategy, set_code_exec_strategy
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-def skip_dynamo(function: Callable) -> Callable:
+
+def skip_dynamo(function: F) -> F:
     """Decorate a function: Dynamo compiles neither its frames nor those of what it calls, where it finds them between
     two graphs (a backward, say)."""
     set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
@@ -28,7 +31,7 @@ def paused_gc() -> Iterator[None]:
             gc.enable()
 
 
-def with_room(function: Callable) -> Callable:
+def with_room(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function: a call of it has memory for the frames of what it calls.
 
     Python takes that memory in chunks of 16 KiB and gives one back as soon as it is empty (`push_chunk` in CPython's

@@ -39,10 +39,10 @@ class ViewStep:
     def __init__(
         self,
         symbol: Any,
-        args: tuple,
-        kwargs: dict,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         index: int | None,
-        invert: Callable,
+        invert: Callable[..., Any],
         hides_history: bool = False,
     ) -> None:
         self.symbol = symbol
@@ -66,7 +66,8 @@ class ViewStep:
         trace = state.trace
         with nullcontext() if trace is None or not self.grad else trace.tagged(trace.tags - {Tag.NO_GRAD}):
             shown = self.symbol(base, *self.args, **self.kwargs)
-        return shown if self.index is None else shown[self.index]
+        view: TensorProxy = shown if self.index is None else shown[self.index]
+        return view
 
 
 class Storage:

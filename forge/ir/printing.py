@@ -101,8 +101,8 @@ class Writer:
         self.imports: set[str] = {"torch"}
         self.globals: dict[str, Any] = {"math": math, "torch": torch}
         self.holders: list[_Holder] = []
-        self.callees: dict[str, Callable | None] = {}
-        self._flat_names: dict[tuple, str] = {}
+        self.callees: dict[str, Callable[..., Any] | None] = {}
+        self._flat_names: dict[tuple[Any, ...], str] = {}
 
     def value(self, value: Any) -> str:
         """Return a proxy as its name, everything else as a Python expression."""
@@ -238,7 +238,7 @@ def _reads_infix(bound: BoundSymbol) -> bool:
     return isinstance(bound.args[1], TensorProxy) and _INFIX[bound.symbol.op] != "/"
 
 
-_INFIX: dict[Callable | None, str] = {
+_INFIX: dict[Callable[..., Any] | None, str] = {
     torch.add: "+",
     torch.sub: "-",
     torch.mul: "*",
@@ -265,7 +265,7 @@ def property_name(function: Any) -> str | None:
     return None
 
 
-def _is_method(op: Callable) -> bool:
+def _is_method(op: Callable[..., Any]) -> bool:
     return getattr(torch.Tensor, getattr(op, "__name__", ""), None) is op
 
 
@@ -284,7 +284,7 @@ def _nested_target(output: Any, read: set[str]) -> str:
 
 def symbolic_expression(number: Any) -> str:
     """Return a torch.SymInt, SymFloat or SymBool as a Python expression over its symbols."""
-    return _sympy_printer.doprint(number.node.expr)
+    return str(_sympy_printer.doprint(number.node.expr))
 
 
 _sympy_printer = PythonPrinter()
@@ -343,12 +343,12 @@ _compiled = count()
 _sources: dict[str, Mapping[int, Sequence[Source]]] = {}  # of the generated functions that live, by path
 
 
-def compile_function(name: str, code: Code) -> Callable:
+def compile_function(name: str, code: Code) -> Callable[..., Any]:
     """Return the function that the code defines. Tracebacks quote it as long as it lives."""
     text = "\n".join([*code.lines, ""])
     path = f"<forge {name} {next(_compiled)}>"
     exec(compile(text, path, "exec"), code.scope)
-    function = code.scope[name]
+    function: Callable[..., Any] = code.scope[name]
     linecache.cache[path] = (len(text), None, text.splitlines(True), path)
     _sources[path] = code.sources
     weakref.finalize(function, _forget, path).atexit = False

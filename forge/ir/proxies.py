@@ -1,6 +1,6 @@
 """Proxies: what stands for a tensor or a number while a program is traced."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -78,8 +78,9 @@ def hint_of(length: Dim) -> int:
     it."""
     if not isinstance(length, SYMBOLIC_TYPES):
         return length
-    if length.node.hint is not None:
-        return length.node.hint
+    hint: int | None = length.node.hint
+    if hint is not None:
+        return hint
     expression = length.node.expr
     return int(expression.subs(dict.fromkeys(expression.free_symbols, GUESS)))
 
@@ -121,7 +122,8 @@ def plain(value: Any) -> Any:
     return value.value if isinstance(value, NumberProxy) else value
 
 
-def _method(name: str) -> Callable:
+def _method(name: str) -> "Callable[..., TensorProxy]":
+    """Return an operation of the current language. All but two give one tensor: unbind gives several, setitem none."""
     language = state.language
     if language is None or name not in language.methods:
         where = " outside of a trace" if language is None else ""
@@ -253,7 +255,7 @@ class TensorProxy(Proxy):
         check(self.ndim > 0, lambda: "len() of a 0-d tensor", TypeError)
         return int(self._shape[0])
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> "Iterator[TensorProxy]":
         check(self.ndim > 0, lambda: "iteration over a 0-d tensor", TypeError)
         return iter(_method("unbind")(self, 0))
 
@@ -293,6 +295,13 @@ class TensorProxy(Proxy):
     __ge__ = _forward("ge")
     __neg__, __pos__, __abs__, __invert__ = _unary("neg"), _unary("pos"), _unary("abs"), _unary("invert")
 
+    if TYPE_CHECKING:  # of the methods that every language has, and __getattr__ finds, those that rules call
+
+        def _operation(self, *args: Any, **kwargs: Any) -> "TensorProxy": ...
+
+        amax = amin = conj = diagonal = exp = expand = lgamma = log = permute = prod = sqrt = sum = to = _operation
+        tril = triu = unsqueeze = where = zeta = _operation
+
     def __getitem__(self, key: Any) -> "TensorProxy":
         return _method("getitem")(self, key)
 
@@ -315,7 +324,9 @@ class TensorProxy(Proxy):
         return _BoundMethod(method, self)
 
     @classmethod
-    def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         language = state.language
         if language is None or language.call_torch_function is None:
             name = getattr(func, "__name__", func)
@@ -328,7 +339,7 @@ class _BoundMethod:
 
     __slots__ = ("_method", "_self")
 
-    def __init__(self, method: Callable, proxy: TensorProxy) -> None:
+    def __init__(self, method: Callable[..., Any], proxy: TensorProxy) -> None:
         self._method = method
         self._self = proxy
 

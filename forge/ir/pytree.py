@@ -53,7 +53,7 @@ def proxies(tree: Any) -> list[Proxy]:
     return found
 
 
-def _collect(tree: Any, found: list) -> None:
+def _collect(tree: Any, found: list[Any]) -> None:
     kind = type(tree)
     if kind in _ATOMS:
         return

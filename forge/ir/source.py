@@ -79,10 +79,11 @@ class Source(NamedTuple):
 
 def text_of(source: Any) -> str:
     """Return Dynamo's expression for the source's object: L['module']._modules['0']."""
-    return source.name() if callable(source.name) else source.name  # older torch has a method
+    name: str = source.name() if callable(source.name) else source.name  # older torch has a method
+    return name
 
 
-_warned: dict = {}  # what Python notes of warnings that it has shown
+_warned: dict[str | tuple[str, type[Warning], int], int] = {}  # what Python notes of warnings that it has shown
 
 
 def warn(message: str, source: Source | None = None, category: type[Warning] = UserWarning) -> None:

@@ -14,7 +14,7 @@ class Recorder(Protocol):
     def record(self, bound: Any) -> None:
         """Append a call to the innermost open scope."""
 
-    def open_scope(self) -> list:
+    def open_scope(self) -> list[Any]:
         """Open a scope and return its list: calls recorded until `close_scope` go there."""
 
     def close_scope(self) -> None: ...
@@ -32,8 +32,8 @@ class LanguageContext:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.methods: dict[str, Callable] = {}
-        self.call_torch_function: Callable | None = None
+        self.methods: dict[str, Callable[..., Any]] = {}
+        self.call_torch_function: Callable[..., Any] | None = None
 
     def __repr__(self) -> str:
         return f"LanguageContext({self.name})"

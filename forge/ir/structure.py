@@ -11,7 +11,7 @@ from forge.ir.symbol import BoundSymbol
 from forge.ir.trace import Trace
 
 
-def structure(trace: Trace) -> tuple:
+def structure(trace: Trace) -> tuple[Any, ...]:
     """Return, as a key, inputs with their metadata, calls with their arguments and the metadata of what they give,
     output, constants by identity; neither where in the user's code a call stands nor what it calls itself, which its
     arguments decide. Hashable unless the program names an object that is not."""
@@ -23,12 +23,12 @@ def structure(trace: Trace) -> tuple:
     )
 
 
-def metadata_key(bound: BoundSymbol) -> tuple:
+def metadata_key(bound: BoundSymbol) -> tuple[Any, ...]:
     """Return a key of a call, whatever its values' names: symbol, tags, arguments and the metadata of those that are
     proxies, by place, under torch's settings. Hashable unless an argument is not."""
     places: dict[str, int] = {}
 
-    def by_place(proxy: Proxy) -> tuple:
+    def by_place(proxy: Proxy) -> tuple[Any, ...]:
         return (places.setdefault(proxy.name, len(places)), _with_metadata(proxy)[1:])
 
     inside = tuple([sub.symbol for sub in bound.subsymbols])
@@ -36,12 +36,12 @@ def metadata_key(bound: BoundSymbol) -> tuple:
     return (*settings(), bound.symbol, bound.tags, inside, *given)
 
 
-def settings() -> tuple:
+def settings() -> tuple[Any, ...]:
     """Those of torch's settings that decide what a call gives, besides its arguments, and with which kernel."""
     return (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled())
 
 
-def _call(bound: BoundSymbol) -> tuple:
+def _call(bound: BoundSymbol) -> tuple[Any, ...]:
     return (
         bound.symbol,
         bound.tags,
@@ -51,18 +51,18 @@ def _call(bound: BoundSymbol) -> tuple:
     )
 
 
-def _with_metadata(proxy: Proxy) -> tuple:
+def _with_metadata(proxy: Proxy) -> tuple[Any, ...]:
     if isinstance(proxy, TensorProxy):
         shape, strides = key_of(proxy.shape), key_of(proxy.strides)
         return (proxy.name, shape, proxy.dtype, proxy.device, proxy.requires_grad, strides)
     return (proxy.name, type(proxy))
 
 
-def _by_name(proxy: Proxy) -> tuple:
+def _by_name(proxy: Proxy) -> tuple[Any, ...]:
     return (proxy.name,)
 
 
-def key_of(value: Any, shown: Callable[[Proxy], Any] = _by_name) -> Any:
+def key_of(value: Any, shown: Callable[[Proxy], object] = _by_name) -> object:
     """Return a value as a key: 1, 1.0 and True differ, as do 0.0 and -0.0; a symbolic number is its expression."""
     kind = type(value)
     if kind is TensorProxy or isinstance(value, Proxy):

@@ -3,7 +3,9 @@
 import inspect
 from collections.abc import Callable, Collection
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
 
 from forge.ir import pytree
 from forge.ir.source import Source
@@ -48,7 +50,10 @@ def union(tags: frozenset[Tag], more: frozenset[Tag]) -> frozenset[Tag]:
     return found
 
 
-class Symbol:
+R_co = TypeVar("R_co", covariant=True, default=Any)
+
+
+class Symbol(Generic[R_co]):
     """An operation that a trace can call: a prim, a composite or an operator of an executor.
 
     A symbol has either `meta` or `body`, its `definition`. Symbols made for one call, such as a user's
@@ -73,14 +78,14 @@ class Symbol:
         name: str,
         id: str,
         *,
-        meta: Callable | None = None,
-        body: Callable | None = None,
+        meta: Callable[..., R_co] | None = None,
+        body: Callable[..., R_co] | None = None,
         tags: frozenset[Tag] = NO_TAGS,
         executor: Any = None,
-        op: Callable | None = None,
-        rule: Callable | None = None,
+        op: Callable[..., Any] | None = None,
+        rule: Callable[..., Any] | None = None,
         out: tuple[int | str, ...] = (),
-        fallback: Callable | None = None,
+        fallback: Callable[..., Any] | None = None,
     ) -> None:
         definition = meta if body is None else body
         assert definition is not None and (meta is None or body is None), f"{id}: a symbol has a meta or a body"
@@ -101,7 +106,7 @@ class Symbol:
     def is_prim(self) -> bool:
         return self.body is None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co:
         trace = recorder()
         if self.body is None:
             output = self.definition(*args, **kwargs)
@@ -116,7 +121,7 @@ class Symbol:
             trace.record(BoundSymbol(self, args, kwargs, output, scope))
         return output
 
-    def bind(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, with defaults."""
         bound = inspect.signature(self.definition).bind(*args, **kwargs)
         bound.apply_defaults()
@@ -155,10 +160,10 @@ class BoundSymbol:
     def __init__(
         self,
         symbol: Symbol,
-        args: tuple,
-        kwargs: dict,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         output: Any,
-        subsymbols: list["BoundSymbol"] | tuple = (),
+        subsymbols: list["BoundSymbol"] | tuple["BoundSymbol", ...] = (),
         source: Source | None = None,
         tags: frozenset[Tag] = NO_TAGS,
     ) -> None:

@@ -237,7 +237,7 @@ class Trace:
         value = self.constants[name]
         return TensorProxy(name, tuple(value.shape), value.dtype, value.device)
 
-    def python_callable(self) -> Callable:
+    def python_callable(self) -> Callable[..., Any]:
         """Return the program, compiled once. Every call must be an executor's (its symbol has an `op`)."""
         return printing.compile_function(self.name, self.python_source())
 

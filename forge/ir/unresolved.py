@@ -5,13 +5,15 @@ compiled for."""
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
 from forge.torch_internals.sympy import evaluate_static
+
+T = TypeVar("T")
 
 
 class UnresolvedSymInt(RuntimeError):
@@ -51,7 +53,7 @@ def specialize_sizes(symbolic: Sequence[Any], values: Sequence[Any]) -> Iterator
         _state.sizes = before
 
 
-def without_specialization(question: Callable, *args: Any, **kwargs: Any) -> Any:
+def without_specialization(question: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call a function whose result must hold for every size. Raises UnresolvedSymInt where it depends on one."""
     before = _state.sizes
     if before is None:

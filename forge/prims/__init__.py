@@ -4,7 +4,7 @@ from forge.prims.arithmetic import *  # noqa: F403
 from forge.prims.checks import *  # noqa: F403
 from forge.prims.complex_numbers import *  # noqa: F403
 from forge.prims.conv import *  # noqa: F403
-from forge.prims.core import all_prims, check_dim, check_dims, known, make_prim, register_vjp, same
+from forge.prims.core import *  # noqa: F403
 from forge.prims.creation import *  # noqa: F403
 from forge.prims.ctc import *  # noqa: F403
 from forge.prims.determinants import *  # noqa: F403
@@ -14,7 +14,7 @@ from forge.prims.elementwise import *  # noqa: F403
 from forge.prims.factorizations import *  # noqa: F403
 from forge.prims.fourier import *  # noqa: F403
 from forge.prims.indexing import *  # noqa: F403
-from forge.prims.library import library_functions
+from forge.prims.library import *  # noqa: F403
 from forge.prims.linalg import *  # noqa: F403
 from forge.prims.memory import *  # noqa: F403
 from forge.prims.modes import *  # noqa: F403

@@ -2,11 +2,13 @@
 
 import torch
 
-from forge.ir import TensorProxy, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Symbol, TensorProxy, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.elementwise import imag, real
 from forge.prims.library import make_library_prim
 
-complex = make_library_prim(torch.complex, "The complex numbers of these real and imaginary parts, elementwise.")
+complex: Symbol[TensorProxy] = make_library_prim(
+    torch.complex, "The complex numbers of these real and imaginary parts, elementwise."
+)
 
 
 @register_grad(complex)

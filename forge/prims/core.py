@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true, statically_known_true
@@ -22,10 +22,13 @@ from forge.ir import (
     register_grad,
 )
 
+__all__ = ["all_prims", "check_dim", "check_dims", "known", "make_prim", "register_vjp", "same"]
+
+_R = TypeVar("_R")
 _prims: dict[str, Symbol] = {}
 
 
-def make_prim(id: str, name: str, *, meta: Callable, tags: Iterable[Tag] = ()) -> Symbol:
+def make_prim(id: str, name: str, *, meta: Callable[..., _R], tags: Iterable[Tag] = ()) -> Symbol[_R]:
     """Return a primitive operation, the lowest level of symbol that a trace can call.
 
     Args:
@@ -44,12 +47,14 @@ def make_prim(id: str, name: str, *, meta: Callable, tags: Iterable[Tag] = ()) -
     return prim
 
 
-def primitive(*, tags: Iterable[Tag] = ()) -> Callable[[Callable], Symbol]:
+def primitive(*, tags: Iterable[Tag] = ()) -> Callable[[Callable[..., _R]], Symbol[_R]]:
     """Make the decorated meta the prim of its name."""
     return lambda meta: make_prim(meta.__name__, meta.__name__, meta=meta, tags=tags)
 
 
-def with_tensor_checks(op: str, function: Callable, check_argument: Callable | None = None) -> Callable:
+def with_tensor_checks(
+    op: str, function: Callable[..., _R], check_argument: Callable[..., None] | None = None
+) -> Callable[..., _R]:
     """Wrap a function to raise TypeError where an argument that it annotates as a tensor is none.
 
     check_argument: raises the error; check_tensor by default.
@@ -59,7 +64,7 @@ def with_tensor_checks(op: str, function: Callable, check_argument: Callable | N
     wanted = [(i, each.name) for i, each in parameters if each.annotation is TensorProxy and each.kind in _SINGLE]
 
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> _R:
         for i, name in wanted:
             value = args[i] if i < len(args) else kwargs.get(name, TensorProxy)  # the call says what is missing
             if not isinstance(value, TensorProxy) and value is not TensorProxy:
@@ -72,7 +77,7 @@ def with_tensor_checks(op: str, function: Callable, check_argument: Callable | N
 _SINGLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def register_vjp(symbol: Symbol, **formulas: Callable) -> None:
+def register_vjp(symbol: Symbol, **formulas: Callable[..., Any]) -> None:
     """Register the gradient rule of a symbol by a formula for each argument, as torch's derivatives.yaml does.
 
     A formula names the values that it reads: `g`, the incoming gradient (`grad` where an argument is called g), `out`,
@@ -109,7 +114,7 @@ def register_vjp(symbol: Symbol, **formulas: Callable) -> None:
         return out
 
 
-def _reader(formula: Callable, names: list[str]) -> tuple[list[str], list[str]]:
+def _reader(formula: Callable[..., Any], names: list[str]) -> tuple[list[str], list[str]]:
     """Return the names of the values that a formula reads, and of those that its *rest takes."""
     parameters = inspect.signature(formula).parameters.values()
     read = [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL]

@@ -2,7 +2,7 @@
 
 import torch
 
-from forge.ir import TensorProxy, get_grad, put_grad, register_grad
+from forge.ir import Symbol, TensorProxy, get_grad, put_grad, register_grad
 from forge.prims.creation import iota
 from forge.prims.elementwise import imag, real_dtype
 from forge.prims.factorizations import diagonal_matrix, identity_like, mH
@@ -10,7 +10,7 @@ from forge.prims.library import make_library_prim
 from forge.prims.solvers import linalg_solve_ex
 from forge.prims.spectral import linalg_svd
 
-linalg_det = make_library_prim(torch.linalg.det, "The determinant of each matrix.")
+linalg_det: Symbol[TensorProxy] = make_library_prim(torch.linalg.det, "The determinant of each matrix.")
 linalg_slogdet = make_library_prim(
     torch.linalg.slogdet, "The sign of each determinant (a number of length 1), and the logarithm of its size."
 )

@@ -96,7 +96,7 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def _unary(
     name: str, meaning: str, *, accepts: Accepts, result: torch.dtype | None = None, tags: Iterable[Tag] = ()
-) -> Symbol:
+) -> Symbol[TensorProxy]:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy) -> TensorProxy:
@@ -107,7 +107,7 @@ def _unary(
     return make_prim(name, name, meta=meta, tags=tags)
 
 
-def _to_real(name: str, meaning: str, accepts: Accepts) -> Symbol:
+def _to_real(name: str, meaning: str, accepts: Accepts) -> Symbol[TensorProxy]:
     """Return a function of complex numbers whose values are real."""
     op = f"prims.{name}"
 
@@ -121,7 +121,7 @@ def _to_real(name: str, meaning: str, accepts: Accepts) -> Symbol:
 
 def _binary(
     name: str, meaning: str, *, accepts: Accepts, result: torch.dtype | None = None, tags: Iterable[Tag] = ()
-) -> Symbol:
+) -> Symbol[TensorProxy]:
     op = f"prims.{name}"
 
     def meta(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
@@ -371,7 +371,7 @@ def conjugate(value: TensorOrNumber) -> TensorOrNumber:
     return value.conjugate() if isinstance(value, complex) else value
 
 
-def register_unary(prim: Symbol, gradient: Callable) -> None:
+def register_unary(prim: Symbol[TensorProxy], gradient: Callable[..., TensorProxy]) -> None:
     @register_grad(prim)
     def rule(x: TensorProxy) -> TensorProxy:
         out = prim(x)
@@ -440,7 +440,8 @@ register_vjp(device_put, x=lambda g, x, non_blocking: device_put(g, x.device, no
 
 # A binary derivative maps (a, b, out, g) to a pair of thunks, one per operand; None where torch has no gradient.
 # clang's broadcasting twin of a prim (clang.mul of prims.mul) takes its rule from this table.
-BinaryDerivative = Callable[..., tuple[Callable | None, Callable | None]]
+Thunk = Callable[[], TensorProxy]
+BinaryDerivative = Callable[..., tuple[Thunk | None, Thunk | None]]
 
 
 @primitive(tags=[Tag.EFFECT, Tag.NOT_DIFFERENTIABLE])
@@ -466,7 +467,7 @@ def refuse_gradient(symbol: Symbol) -> None:
         return out
 
 
-def binary_rule(symbol: Symbol, derivative: BinaryDerivative) -> None:
+def binary_rule(symbol: Symbol[TensorProxy], derivative: BinaryDerivative) -> None:
     """Register the rule of a binary symbol from its derivative; where that is None, the backward raises."""
 
     @register_grad(symbol)
@@ -488,7 +489,7 @@ def log_of_number(number: Number) -> Number:
     return math.log(cast(float, number)) if number > 0 else -math.inf if number == 0 else math.nan
 
 
-def _pow_derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: TensorProxy) -> tuple:
+def _pow_derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: TensorProxy) -> tuple[Thunk, Thunk]:
     def of_base() -> TensorProxy:
         assert isinstance(a, TensorProxy)  # else it has no gradient
         if isinstance(b, TensorProxy):
@@ -511,11 +512,11 @@ def _pow_derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: T
     return of_base, of_exponent
 
 
-def _extremum_derivative(loses: Callable) -> BinaryDerivative:
+def _extremum_derivative(loses: Callable[..., TensorProxy]) -> BinaryDerivative:
     """Ties share the gradient, as in torch; both operands have it where one is nan."""
 
-    def derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: TensorProxy) -> tuple:
-        def of(x: TensorOrNumber, y: TensorOrNumber) -> Callable:
+    def derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: TensorProxy) -> tuple[Thunk, Thunk]:
+        def of(x: TensorOrNumber, y: TensorOrNumber) -> Thunk:
             def thunk() -> TensorProxy:
                 assert isinstance(x, TensorProxy)  # else it has no gradient
                 return (x == y).where(g * 0.5, loses(x, y).where(0, g))
@@ -543,7 +544,9 @@ def _ratio(out: TensorProxy, a: TensorProxy) -> TensorProxy:
 
 def _igamma_slope(a: TensorOrNumber, b: TensorProxy) -> TensorProxy:
     log_gamma = a.lgamma() if isinstance(a, TensorProxy) else math.lgamma(cast(float, a))
-    return ((a - 1) * b.log() - b - log_gamma).exp()
+    logarithm = (a - 1) * b.log() - b - log_gamma
+    assert isinstance(logarithm, TensorProxy)
+    return logarithm.exp()
 
 
 def _next_zeta(a: TensorOrNumber, b: TensorProxy) -> TensorProxy:

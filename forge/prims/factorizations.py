@@ -2,7 +2,7 @@
 
 import torch
 
-from forge.ir import Dim, TensorProxy, get_grad, put_grad, register_grad
+from forge.ir import Dim, Symbol, TensorProxy, get_grad, put_grad, register_grad
 from forge.prims.core import check_same_device, known, like, primitive, same, torch_check
 from forge.prims.creation import full
 from forge.prims.elementwise import FLOAT, check_dtype, no_derivative, refuse_gradient
@@ -119,7 +119,9 @@ def _cholesky_solve_grad(B: TensorProxy, L: TensorProxy, upper: bool = False) ->
     return out
 
 
-cholesky_inverse = make_library_prim(torch.cholesky_inverse, "The inverse of L @ L^H, of a Cholesky factor L.")
+cholesky_inverse: Symbol[TensorProxy] = make_library_prim(
+    torch.cholesky_inverse, "The inverse of L @ L^H, of a Cholesky factor L."
+)
 
 
 @register_grad(cholesky_inverse)
@@ -133,7 +135,7 @@ def _cholesky_inverse_grad(L: TensorProxy, upper: bool = False) -> TensorProxy:
 
 # P^T A = L U
 
-lu_unpack = make_library_prim(
+lu_unpack: Symbol[tuple[TensorProxy, TensorProxy, TensorProxy]] = make_library_prim(
     torch.lu_unpack, "(P, L, U) of a compact LU factorization and its pivots; empty tensors for what is not asked for."
 )
 linalg_lu_factor_ex = make_library_prim(
@@ -208,7 +210,7 @@ def _over_upper(LU: TensorProxy, x: TensorProxy) -> TensorProxy:
     return linalg_solve_triangular(mH(LU), x, upper=False, left=False)
 
 
-linalg_lu_solve = make_library_prim(
+linalg_lu_solve: Symbol[TensorProxy] = make_library_prim(
     torch.linalg.lu_solve, "X with A @ X = B, or X @ A = B, of an LU factorization of A, or of A's adjoint."
 )
 

@@ -26,10 +26,14 @@ from forge.torch_internals.dispatch import (
 )
 from forge.torch_internals.fake_tensors import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-_functions: dict[Symbol, Callable] = {}
+__all__ = ["library_functions"]
+
+_functions: dict[Symbol, Callable[..., Any]] = {}
 
 
-def make_library_prim(function: Callable, meaning: str, *, name: str = "", tags: Iterable[Tag] = ()) -> Symbol:
+def make_library_prim(
+    function: Callable[..., Any], meaning: str, *, name: str = "", tags: Iterable[Tag] = ()
+) -> Symbol:
     """Return a prim that is one function of torch and takes its arguments; it belongs to the file that calls this.
 
     name: where torch's own is taken or is that of an overload. Where a gradient flows through it, it needs a rule, as
@@ -47,7 +51,7 @@ def make_library_prim(function: Callable, meaning: str, *, name: str = "", tags:
     return prim
 
 
-def library_functions() -> dict[Symbol, Callable]:
+def library_functions() -> dict[Symbol, Callable[..., Any]]:
     """Return every library prim with the function of torch that it is."""
     return dict(_functions)
 
@@ -74,7 +78,7 @@ def operator_symbol(operator: OpOverload) -> Symbol | None:
     return Symbol(name, f"torch.ops.{operator}", meta=meta, op=operator, tags=frozenset(effect))
 
 
-def _metadata(op: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+def _metadata(op: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a function's results for tensors without values, as proxies of the current trace.
 
     Raises: what torch raises; NotImplementedError where the result's shape depends on values.
@@ -92,7 +96,7 @@ def _metadata(op: str, function: Callable, args: tuple, kwargs: dict) -> Any:
     return tree_map(lambda leaf: trace.tensor(leaf.shape, leaf.dtype, leaf.device), _plain(result))
 
 
-def symbolic_dispatch(symbolic: bool) -> AbstractContextManager:
+def symbolic_dispatch(symbolic: bool) -> AbstractContextManager[None]:
     """Where lengths are symbolic, have torch's functions in Python run in place of those in C++ on tensors
     without values. Those in C++ make integers of lengths: each is guarded, and a program compiled again for every
     length. Dynamo traces so, too."""
@@ -114,7 +118,7 @@ def _shape_environment(tree: Any) -> Any:
     return next((each.node.shape_env for each in lengths if isinstance(each, SYMBOLIC_TYPES)), None)
 
 
-def _lengths(leaf: Any) -> tuple:
+def _lengths(leaf: Any) -> tuple[Any, ...]:
     if isinstance(leaf, TensorProxy):
         return tuple(leaf.shape)
     return (leaf.value if isinstance(leaf, NumberProxy) else leaf,)

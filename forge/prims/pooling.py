@@ -77,7 +77,8 @@ def window_count(length: Dim, kernel: Dim, stride: Dim, padding: Dim, dilation: 
     outside = (count - 1) * stride >= length + padding
     if isinstance(outside, bool):
         return count - 1 if outside else count
-    return torch.sym_ite(outside, count - 1, count)
+    windows: Dim = torch.sym_ite(outside, count - 1, count)
+    return windows
 
 
 def _pooled_shape(op: str, x: TensorProxy, lists: Sequence[Lengths], ceil_mode: bool) -> list[Dim]:

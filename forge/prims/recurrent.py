@@ -11,7 +11,9 @@ LayerInputs = tuple[TensorProxy, TensorProxy, Optional, TensorProxy, TensorProxy
 
 
 @primitive()
-def recurrent_layer(kind: str, reverse: bool, inputs: LayerInputs) -> Tensors:
+def recurrent_layer(
+    kind: str, reverse: bool, inputs: LayerInputs
+) -> tuple[TensorProxy, TensorProxy, TensorProxy | None]:
     """Return (the layer's outputs at each step, its state after the last step), of steps in order or in reverse.
 
     kind: a key of KINDS. inputs: (x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr), c an LSTM's alone; None is no bias and no

@@ -1,10 +1,11 @@
 """Reduction and scan prims. Dims are counted from the front and are removed, unless the name says otherwise."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 
-from forge.ir import Symbol, Tag, TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
+from forge.ir import Dim, Symbol, Tag, TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
 from forge.prims.core import check_dim, check_dims, known, like, make_prim, primitive, register_vjp, torch_check
 from forge.prims.creation import full, iota
 from forge.prims.elementwise import ANY, COUNTING, FLOAT, NUMERIC, REAL, Accepts, check_dtype, conjugate
@@ -12,7 +13,7 @@ from forge.prims.indexing import scatter_reduce
 from forge.prims.shape import broadcast_in_dim, flip, pad, reshape, slice
 
 
-def _reduced_shape(x: TensorProxy, dims: tuple[int, ...]) -> list:
+def _reduced_shape(x: TensorProxy, dims: tuple[int, ...]) -> list[Dim]:
     return [length for dim, length in enumerate(x.shape) if dim not in dims]
 
 
@@ -28,7 +29,7 @@ def check_not_empty(op: str, x: TensorProxy, dims: tuple[int, ...]) -> None:
 
 def _reduction(
     name: str, meaning: str, *, accepts: Accepts, result: torch.dtype | None = None, identity: bool = True
-) -> Symbol:
+) -> Symbol[TensorProxy]:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
@@ -50,7 +51,7 @@ any = _reduction("any", "whether an element is not 0", accepts=ANY, result=torch
 all = _reduction("all", "whether no element is 0", accepts=ANY, result=torch.bool)
 
 
-def _arg_extremum(name: str, meaning: str) -> Symbol:
+def _arg_extremum(name: str, meaning: str) -> Symbol[TensorProxy]:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dim: int) -> TensorProxy:
@@ -67,7 +68,7 @@ argmax = _arg_extremum("argmax", "a maximum")
 argmin = _arg_extremum("argmin", "a minimum")
 
 
-def _scan(name: str, meaning: str, accepts: Accepts) -> Symbol:
+def _scan(name: str, meaning: str, accepts: Accepts) -> Symbol[TensorProxy]:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dim: int) -> TensorProxy:
@@ -93,11 +94,11 @@ def cumprod_backward(g: TensorProxy, x: TensorProxy, dim: int, out: TensorProxy)
 # values with their indices
 
 
-def _pair(x: TensorProxy, shape: list | tuple) -> tuple[TensorProxy, TensorProxy]:
+def _pair(x: TensorProxy, shape: Sequence[Dim]) -> tuple[TensorProxy, TensorProxy]:
     return like(x, shape=shape), like(x, shape=shape, dtype=torch.int64)
 
 
-def _selection(name: str, meaning: str, accepts: Accepts = REAL) -> Symbol:
+def _selection(name: str, meaning: str, accepts: Accepts = REAL) -> Symbol[tuple[TensorProxy, TensorProxy]]:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
@@ -152,7 +153,7 @@ def sort(x: TensorProxy, dim: int, descending: bool = False, stable: bool = Fals
     return _pair(x, x.shape)
 
 
-def _extremum_scan(name: str, meaning: str) -> Symbol:
+def _extremum_scan(name: str, meaning: str) -> Symbol[tuple[TensorProxy, TensorProxy]]:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
@@ -236,7 +237,7 @@ def _products_of_others(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
     return others.permute(sorted(range(x.ndim), key=[*kept, *dims].__getitem__))
 
 
-def _register_extremum(prim: Symbol) -> None:
+def _register_extremum(prim: Symbol[TensorProxy]) -> None:
     """Ties share the gradient evenly, as torch.amax does."""
 
     @register_grad(prim)
@@ -282,7 +283,7 @@ for _prim in (cummax, cummin):
     )
 
 
-def _reversed_scan(prim: Symbol, g: TensorProxy, dim: int) -> TensorProxy:
+def _reversed_scan(prim: Symbol[TensorProxy], g: TensorProxy, dim: int) -> TensorProxy:
     return flip(prim(flip(g, (dim,)), dim), (dim,)) if g.ndim else prim(g, dim)
 
 

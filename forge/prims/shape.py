@@ -170,7 +170,12 @@ def detach(x: TensorProxy) -> TensorProxy:
 
 @primitive()
 def view_scatter(
-    x: TensorProxy, y: TensorProxy, view: Symbol, args: tuple, kwargs: dict, index: int | None = None
+    x: TensorProxy,
+    y: TensorProxy,
+    view: Symbol,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    index: int | None = None,
 ) -> TensorProxy:
     """x with the elements that view(x, *args, **kwargs) shows replaced by y's.
 
@@ -286,7 +291,12 @@ register_vjp(contiguous, x=lambda g: g)
 
 @register_grad(view_scatter)
 def _view_scatter_grad(
-    x: TensorProxy, y: TensorProxy, view: Symbol, args: tuple, kwargs: dict, index: int | None = None
+    x: TensorProxy,
+    y: TensorProxy,
+    view: Symbol,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    index: int | None = None,
 ) -> TensorProxy:
     out = view_scatter(x, y, view, args, kwargs, index)
     g = get_grad(out)

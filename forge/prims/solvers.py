@@ -2,7 +2,7 @@
 
 import torch
 
-from forge.ir import TensorProxy, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Symbol, TensorProxy, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import same_shape
 from forge.prims.factorizations import mH
 from forge.prims.library import make_library_prim
@@ -18,7 +18,7 @@ def _inv_ex_grad(A: TensorProxy, *, check_errors: bool = False) -> tuple[TensorP
     return inverse, info
 
 
-linalg_solve_ex = make_library_prim(
+linalg_solve_ex: Symbol[tuple[TensorProxy, TensorProxy]] = make_library_prim(
     torch.linalg.solve_ex, "X with A @ X = B, or X @ A = B, and where A is singular; B may be vectors."
 )
 
@@ -52,7 +52,9 @@ def _solve_ex_grad(
     return X, info
 
 
-linalg_matrix_exp = make_library_prim(torch.linalg.matrix_exp, "The exponential of each matrix: I + A + A @ A / 2 + …")
+linalg_matrix_exp: Symbol[TensorProxy] = make_library_prim(
+    torch.linalg.matrix_exp, "The exponential of each matrix: I + A + A @ A / 2 + …"
+)
 
 
 @register_grad(linalg_matrix_exp)

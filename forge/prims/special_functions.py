@@ -36,7 +36,7 @@ POLYNOMIALS = {
 }
 
 
-def _special(name: str, meaning: str) -> Symbol:
+def _special(name: str, meaning: str) -> Symbol[TensorProxy]:
     function = getattr(torch.special, name)
     tags = [] if name in SMOOTH else [Tag.NOT_DIFFERENTIABLE]
     return make_library_prim(function, f"{meaning}, elementwise.", name=name, tags=tags)
@@ -57,7 +57,8 @@ _GRADIENTS: dict[str, Callable[[TensorProxy, TensorProxy, TensorProxy], TensorPr
 
 
 def _modified_bessel(order: str, x: TensorProxy) -> TensorProxy:
-    return globals()[f"modified_bessel_{order}"](x)
+    prim: Symbol[TensorProxy] = globals()[f"modified_bessel_{order}"]
+    return prim(x)
 
 
 for _name in SMOOTH:

@@ -7,7 +7,7 @@ that of the vectors, which equal values make infinite.
 
 import torch
 
-from forge.ir import Tag, TensorProxy, get_grad, put_grad, register_grad
+from forge.ir import Symbol, Tag, TensorProxy, get_grad, put_grad, register_grad
 from forge.prims.core import like, primitive, register_vjp, same
 from forge.prims.elementwise import imag
 from forge.prims.factorizations import diagonal_matrix, identity_like, mH
@@ -87,7 +87,7 @@ def _similar(vectors: TensorProxy, inner: TensorProxy) -> TensorProxy:
     return linalg_solve_ex(mH(vectors), inner @ mH(vectors))[0]
 
 
-linalg_svd = make_library_prim(
+linalg_svd: Symbol[tuple[TensorProxy, TensorProxy, TensorProxy]] = make_library_prim(
     torch.linalg.svd, "(U, S, Vh): matrices with orthonormal columns, singular values descending, and rows."
 )
 

@@ -38,7 +38,8 @@ def block_diag(*tensors: Any) -> TensorProxy:
     dtype = clang.compute_dtype(*tensors)  # of the dims that they came with: a 0-d tensor does not widen others
     blocks = [clang.convert(clang.reshape(t, (1, t.numel())) if t.ndim < 2 else t, dtype) for t in tensors]
     width: Dim = sum(block.shape[1] for block in blocks)
-    rows, before = [], 0
+    before: Dim = 0
+    rows = []
     for block in blocks:
         after = width - before - block.shape[1]
         rows.append(prims.pad(block, ((0, 0), (before, after)), 0))

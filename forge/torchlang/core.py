@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -31,6 +31,8 @@ from forge.torch_internals.functions import (
     torch_special_module,
 )
 from forge.torchlang import autocast_casts, autocast_mode, grad_mode, out
+
+_R = TypeVar("_R")
 
 language = LanguageContext("torchlang")
 
@@ -81,7 +83,7 @@ def torchsymbol(
     tags: Iterable[Tag] = (),
     id: str | None = None,
     factory: bool = False,
-) -> Callable[[Callable], Symbol]:
+) -> Callable[[Callable[..., _R]], Symbol[_R]]:
     """Make the decorated function the meaning of torch functions, methods and operators.
 
     functions: what it means; the first names the symbol, and is what the torch executor runs. torch.Tensor's are
@@ -99,7 +101,7 @@ def torchsymbol(
     An argument that is annotated as a TensorProxy must be one. Raises ValueError when a function has a meaning already.
     """
 
-    def decorate(body: Callable) -> Symbol:
+    def decorate(body: Callable[..., _R]) -> Symbol[_R]:
         name = id or qualified_name(functions[0])
         assert name is not None, f"torchsymbol: {functions[0]} has no name; give its id"
         check(name not in _symbols, lambda: f"torchsymbol: {name} is defined twice")

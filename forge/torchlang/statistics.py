@@ -160,6 +160,7 @@ def _segments(
     data: TensorProxy, lengths: TensorProxy | None, offsets: TensorProxy | None, axis: int
 ) -> tuple[TensorProxy, TensorProxy]:
     """Return the segment of each place along `axis`, one after the last for none, and the segments' lengths."""
+    begin: TensorProxy | int
     if offsets is None:
         assert lengths is not None, "_check_segments takes one of the two"
         ends, begin = prims.cumsum(clang.convert(lengths, torch.int64), axis), 0

@@ -16,7 +16,7 @@ _NUMBERS = frozenset({bool, int, float, complex})
 MEANINGFUL = frozenset({Tag.NO_GRAD, Tag.RECOMPUTE})
 
 
-def call_key(bound: BoundSymbol) -> tuple | None:
+def call_key(bound: BoundSymbol) -> tuple[Any, ...] | None:
     """Equal for calls that compute the same value; None for one that must not be merged.
 
     A composite that only forwards to one call has that call's key, so that torch.mul meets clang.mul; unless it has a
@@ -62,7 +62,7 @@ def cse(trace: Trace) -> Trace:
 
 
 def merge_calls(
-    calls: list[BoundSymbol], *, protected: set[str], seen: dict[tuple, BoundSymbol] | None = None
+    calls: list[BoundSymbol], *, protected: set[str], seen: dict[tuple[Any, ...], BoundSymbol] | None = None
 ) -> tuple[list[BoundSymbol], dict[str, Proxy]]:
     """Return the calls without repetitions, and what the dropped names became.
 

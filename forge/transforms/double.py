@@ -11,6 +11,7 @@ gradient.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 from forge import clang, prims
 from forge.ir import BoundSymbol, Proxy, Symbol, Tag, TensorProxy, Trace, check, recording
@@ -21,17 +22,18 @@ from forge.transforms.dce import dce
 from forge.transforms.grad import Choice, Choose, Joint, backward, differentiate, without_gradients
 from forge.transforms.split import free_names, unfold
 
-_redraws: dict[Symbol, Callable] = {}
+F = TypeVar("F", bound=Callable[..., Any])
+_redraws: dict[Symbol, Callable[..., Any]] = {}
 
 
-def register_redraw(symbol: Symbol) -> Callable[[Callable], Callable]:
+def register_redraw(symbol: Symbol) -> Callable[[F], F]:
     """Declare what a random call through which gradients flow gives, from what it drew.
 
     The decorated function is called with the call's output, of which only tensors that are not floating point are
     known, and its arguments; it returns the output.
     """
 
-    def register(function: Callable) -> Callable:
+    def register(function: F) -> F:
         check(symbol not in _redraws, lambda: f"register_redraw: {symbol.id} is registered already")
         _redraws[symbol] = function
         return function

@@ -31,7 +31,7 @@ class _Site(NamedTuple):
     """A batch norm and the layer before it, by their arguments."""
 
     norm: dict[str, Any]
-    layer: Symbol
+    layer: Symbol[TensorProxy]
     given: dict[str, Any]
 
 

@@ -23,7 +23,7 @@ class Choice(NamedTuple):
     it has no gradient of an argument that needs one; then, too, it is kept one call. An error of the rule is handed to
     `blame`."""
 
-    rule: Callable | None = None
+    rule: Callable[..., Any] | None = None
     recompute: bool = False
     blame: Callable[[Exception], None] | None = None
 
@@ -126,7 +126,7 @@ class _Forward:
             return [bound.replace(subsymbols=inside, tags=bound.tags | {Tag.OPAQUE_TO_PASSES})]
         return calls
 
-    def differentiate(self, bound: BoundSymbol, rule: Callable | None) -> list[BoundSymbol]:
+    def differentiate(self, bound: BoundSymbol, rule: Callable[..., Any] | None) -> list[BoundSymbol]:
         """By a rule, or by the decomposition's."""
         calls = None if rule is None else self.apply(rule, bound)
         if calls is not None:
@@ -142,7 +142,7 @@ class _Forward:
         children = [call for sub in bound.subsymbols for call in self.visit(sub)]
         return [bound.replace(subsymbols=children)]
 
-    def apply(self, rule: Callable, bound: BoundSymbol) -> list[BoundSymbol] | None:
+    def apply(self, rule: Callable[..., Any], bound: BoundSymbol) -> list[BoundSymbol] | None:
         """By a rule; None where it returns NotImplemented: it has no gradient of an argument that needs one, or where
         it cannot be differentiated again."""
         call = RuleCall(lambda argument: argument.name in self.active)

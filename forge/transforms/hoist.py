@@ -25,7 +25,8 @@ class HoistedProgram(NamedTuple):
     @property
     def values(self) -> tuple[TensorProxy, ...]:
         """What is computed ahead."""
-        return self.ahead.output
+        values: tuple[TensorProxy, ...] = self.ahead.output
+        return values
 
 
 def hoist(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]], byte_limit: int = BYTE_LIMIT) -> Trace:

@@ -8,7 +8,7 @@ them (torch.as_strided).
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,7 +46,7 @@ def join_products(trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol
     `plain` says whether a call runs as torch runs it: one for which the user named another kernel is left alone.
     """
     values = freezing.values(trace)
-    groups: dict[tuple, list[_Product]] = {}
+    groups: dict[tuple[Any, ...], list[_Product]] = {}
     for bound in trace.bound_symbols:
         product = _product(bound, values)
         if product is not None and plain(bound):
@@ -126,7 +126,8 @@ def _join(group: list[_Product]) -> TensorProxy:
     first = group[0]
     weights = [each.weight for each in group]
     if first.bound.symbol is not LINEAR:
-        return first.bound.symbol(first.x, clang.cat(weights, 1))
+        product: TensorProxy = first.bound.symbol(first.x, clang.cat(weights, 1))
+        return product
     if all(each.bias is None for each in group):
         return LINEAR(first.x, clang.cat(weights, 0))
     biases = [each.bias if each.bias is not None else _zeros(each) for each in group]

@@ -184,7 +184,7 @@ class _Program:
     def fits(self, head: _Head) -> bool:
         """Return whether classes stay one dim on the way, in dtypes and of a size for which chunks are worth it."""
         logits = head.base.output
-        values = [logits, *[call.output for call in head.calls]]
+        values: list[TensorProxy] = [logits, *[call.output for call in head.calls]]
         allowed = _WIDE if self.trains(head.base) else (*_WIDE, torch.float16)
         if not self.plain(head.base) or any(value.dtype not in allowed for value in values):
             return False
@@ -216,7 +216,8 @@ class _Program:
 
 
 def _softmax_axis(softmax: BoundSymbol, scores: TensorProxy) -> int:
-    return softmax.symbol.bind(softmax.args, softmax.kwargs)["dim"] % scores.ndim
+    dim: int = softmax.symbol.bind(softmax.args, softmax.kwargs)["dim"]
+    return dim % scores.ndim
 
 
 def _differentiates(bound: BoundSymbol) -> bool:
@@ -312,7 +313,7 @@ def _record(new: Trace, head: _Head) -> None:
 
 
 def _axis_after(head: _Head, calls: int) -> int:
-    axis = head.base.output.ndim - 1
+    axis: int = head.base.output.ndim - 1
     for call in head.calls[:calls]:
         axis = _known_axis(call, axis)
     return axis
@@ -347,4 +348,5 @@ def _keeps_order(call: BoundSymbol, axis: int) -> bool:
 def _reshape(x: TensorProxy, call: BoundSymbol, axis: int) -> TensorProxy:
     if call.symbol is prims.reshape:
         return prims.reshape(x, (*call.output.shape[:-1], x.shape[axis]))
-    return call.symbol(x, *call.args[1:], **call.kwargs)
+    reshaped: TensorProxy = call.symbol(x, *call.args[1:], **call.kwargs)
+    return reshaped

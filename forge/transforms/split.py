@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -91,7 +91,7 @@ def backward_of(
 
 
 def _simplify(trace: Trace, visible: list[BoundSymbol]) -> Trace:
-    seen: dict[tuple, BoundSymbol] = {}
+    seen: dict[tuple[Any, ...], BoundSymbol] = {}
     merge_calls(visible, protected=set(), seen=seen)
     calls, renamed = merge_calls(trace.bound_symbols, protected=set(), seen=seen)
     output = rename(trace.output, renamed)

@@ -499,7 +499,7 @@ def _soft_margin_loss_grad(
 ) -> TensorProxy:
     out = soft_margin_loss(input, target, reduction=reduction)
     g, power = get_grad(out), clang.exp(-target * input)
-    share = -1.0
+    share: TensorProxy | float = -1.0
     if reduction == "mean" and not known(input.numel() == 0):
         share /= input.numel()
         if input.device.type == "cpu":  # whose kernel rounds it, where others do not

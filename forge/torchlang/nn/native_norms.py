@@ -154,7 +154,8 @@ def native_batch_norm(
     out = batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     dtype = statistics_dtype(input, weight, bias, running_mean, running_var)
     if input.device.type == "cpu":
-        return out, *(prims.full((0,), 0, dtype, input.device) for _ in range(2))
+        mean, invstd = (prims.full((0,), 0, dtype, input.device) for _ in range(2))
+        return out, mean, invstd
     assert running_mean is not None and running_var is not None  # batch_norm has said so
     shape = (input.shape[1],)
     rstd = clang.rsqrt(clang.convert(running_var, dtype) + eps)
