@@ -314,6 +314,8 @@ class TensorProxy(Proxy):
         return f"{self.name}: {short_type(self)} {self.device}"
 
     def __getattr__(self, name: str) -> Any:
+        if name == "name":  # of an empty proxy, which copy.copy asks for __setstate__: the message below would recurse
+            raise AttributeError(name)
         language = state.language
         method = None if language is None else language.methods.get(name)
         if method is None:
