@@ -38,7 +38,7 @@ class Symbol:
     def __call__(self, *args: Any) -> Any:
         if self.meta is not None:
             return record(BoundSymbol(self, args, self.meta(*args)))
-        with collecting() as calls, speaking(clang):  # bodies are written in the core language (part 3)
+        with collecting() as calls, set_language(clang):  # bodies are written in the core language (part 3)
             output = self.body(*args)
         return record(BoundSymbol(self, args, output, calls))
 
@@ -97,7 +97,7 @@ state = SimpleNamespace(calls=None, language=clang, rule=None, names=0)
 
 
 @contextmanager
-def speaking(language: dict[str, Symbol]) -> Iterator[None]:
+def set_language(language: dict[str, Symbol]) -> Iterator[None]:
     before, state.language = state.language, language
     yield
     state.language = before
@@ -171,7 +171,7 @@ def trace(function: Callable, *shapes: tuple[int, ...]) -> Trace:
     """The program that `function` runs on tensors of these shapes."""
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     inputs = [TensorProxy(name, shape) for name, shape in zip(names, shapes, strict=True)]
-    with collecting() as calls, speaking(torchlang):
+    with collecting() as calls, set_language(torchlang):
         output = function(*inputs)
     return Trace("computation", inputs, calls, output)
 
@@ -398,7 +398,7 @@ def differentiate(bound: BoundSymbol, active: set[str], runs: list[RuleRun], exe
         inside = [call for sub in bound.subsymbols for call in differentiate(sub, active, runs, executor_rule)]
         return [replace(bound, subsymbols=inside)]
     state.rule = RuleRun(active)
-    with collecting() as calls, speaking(clang):
+    with collecting() as calls, set_language(clang):
         output = rule(*bound.args)
     output.name = bound.output.name
     forward = live_calls(calls, {output.name})
@@ -412,7 +412,7 @@ def backward(runs: list[RuleRun], output: TensorProxy, wanted: Sequence[TensorPr
     """From the gradient of `output` to the gradients of `wanted`."""
     seed = TensorProxy("g", output.shape)
     gradients = {output.name: seed}
-    with collecting() as calls, speaking(clang):
+    with collecting() as calls, set_language(clang):
         for run in reversed(runs):
             arrived = {stand_in.name: gradients.get(out.name) for out, stand_in in run.gets}
             if None in arrived.values():

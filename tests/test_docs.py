@@ -104,7 +104,9 @@ def _apply(diff: str, folder: Path, *options: str) -> None:
 def _renumbered(text: str) -> str:
     """The objects that traces hold, which are numbered over the whole process, numbered over the document."""
     numbers: dict[str, int] = {}
-    return re.sub(r"held\((\d+)\)", lambda match: f"held({numbers.setdefault(match[1], len(numbers))})", text)
+    return re.sub(
+        r"printed_object\((\d+)\)", lambda match: f"printed_object({numbers.setdefault(match[1], len(numbers))})", text
+    )
 
 
 @pytest.fixture

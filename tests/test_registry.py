@@ -209,7 +209,7 @@ def test_every_prim_has_an_implementation(executor: executors.OperatorExecutor) 
 
 @pytest.mark.parametrize("executor", [torchex, torch_prims], ids=["torchex", "torchprims"])
 def test_every_implementation_prints_as_a_name(executor: executors.OperatorExecutor) -> None:
-    """A closure or a lambda prints as held(7), which tells a reader nothing: give the function a name in its file."""
+    """A closure or a lambda prints as printed_object(7), which says nothing: give the function a name in its file."""
     _report(
         f"{id} is run by {implementation.op.op}, which no import finds: "
         f"make it a function of {_file('executors/torchex', implementation.symbol)}"

@@ -20,7 +20,7 @@ from forge.capture.dtensors import to_local_graph
 from forge.capture.entry import must_be_one_graph
 from forge.capture.handles import JitHandle, handle_of_torch_compile
 from forge.capture.higher_order import runnable
-from forge.capture.inputs import friendly, note_inputs
+from forge.capture.inputs import display_name, note_inputs
 from forge.capture.layers import decide
 from forge.capture.python_dispatch import find_dispatched_value
 from forge.compiler import pipeline
@@ -192,7 +192,7 @@ def _log(name: str, report: CompileReport) -> None:
 
 
 def _warn_of_subclass(node: torch.fx.Node, kind: str, handle: JitHandle) -> None:
-    name = friendly(node.name, handle.parameters)
+    name = display_name(node.name, handle.parameters)
     reason = f"{name} is a {kind}, whose operators are not torch's kernels alone"
     warn(f"a graph runs by torch's own functions, without regions: {reason}", Source.of(node))
 

@@ -11,7 +11,7 @@ from forge.executors.hubex import HubExecutor, Kernel, Source, gather, hubex, ve
 from forge.executors.hubex.registry import of_operation
 from forge.executors.registry import unknown
 from forge.hub.manifest import Checker, no_kernel
-from forge.ir import check, speaking
+from forge.ir import check, set_language
 from forge.patterns import Pattern
 
 
@@ -32,7 +32,7 @@ class LoadedKernel:
         self._direct = Direct(self._call, [executor, "torch"])
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        with speaking(clang.language):
+        with set_language(clang.language):
             return self._symbol(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

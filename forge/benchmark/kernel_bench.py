@@ -26,7 +26,7 @@ from forge.executors.hubex.assumptions import reference_of
 from forge.executors.hubex.verification.messages import Question
 from forge.executors.hubex.verification.verification_cache import zero_accepted
 from forge.executors.inductorex import inductorex
-from forge.ir import check, speaking
+from forge.ir import check, set_language
 from forge.ir.checks import in_one_line
 from forge.ir.printing import quantity, table
 from forge.support import timing
@@ -221,7 +221,7 @@ class _Program:
         return partial(self._run, partial(executable.call, *self.tensors))
 
     def _symbol_call(self, *args: Any, **kwargs: Any) -> Any:
-        with speaking(clang.language):
+        with set_language(clang.language):
             return self.kernel.target.symbol(*args, **kwargs)
 
     def _run(self, forward: Callable[[], Any]) -> Any:

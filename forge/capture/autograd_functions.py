@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from forge import prims, torchlang
 from forge.compiler.program import Unsupported
-from forge.ir import Symbol, Tag, TensorProxy, current_trace, end_grad, get_grad, needs_grad, put_grad, speaking
+from forge.ir import Symbol, Tag, TensorProxy, current_trace, end_grad, get_grad, needs_grad, put_grad, set_language
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.torch_internals import autograd as torch_autograd
@@ -57,7 +57,7 @@ def run_alone(body: Callable, args: Sequence[Any], outputs: Callable[[Any], tupl
     outer, trace.memory = trace.memory, Memory()
     before, trace.follows_grad_mode = trace.follows_grad_mode, follows
     try:
-        with torch.enable_grad(), trace.tagged(trace.tags):
+        with torch.enable_grad(), trace.set_tags(trace.tags):
             result = body(*args)
         memory = trace.memory
         given = {id(memory.ref(arg).storage): i for i, arg in enumerate(args) if isinstance(arg, TensorProxy)}
@@ -340,5 +340,5 @@ def _is_differentiable(proxy: TensorProxy) -> bool:
 @contextmanager
 def traced_directly() -> Iterator[None]:
     """Record torch code that runs on proxies inside as torchlang, Function.apply included."""
-    with speaking(torchlang.language), torchlang.RecordFactories(), torch_autograd.apply_patch:
+    with set_language(torchlang.language), torchlang.RecordFactories(), torch_autograd.apply_patch:
         yield

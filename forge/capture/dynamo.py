@@ -15,7 +15,7 @@ from forge.capture.aliasing import Pair, pairs, reconcile
 from forge.capture.checks import ASSUMES, Check
 from forge.capture.effects import Effects, Functional, effects
 from forge.capture.fields import DataclassCall, Fields, is_constructor, plain
-from forge.capture.inputs import friendly, gains_history, weight_of
+from forge.capture.inputs import display_name, gains_history, weight_of
 from forge.capture.lowering import symbol_from_function
 from forge.capture.markers import MARKERS
 from forge.capture.numbers import RuntimeNumbers
@@ -210,7 +210,7 @@ class _Interpreter:
         if self.given is not None:
             return next(self.given)
         value = node.meta["example_value"]
-        name = self.trace.fresh_name(friendly(node.name, self.parameters))
+        name = self.trace.fresh_name(display_name(node.name, self.parameters))
         if isinstance(value, torch.Tensor):
             if value.layout != torch.strided or value.is_quantized or value.is_nested:
                 raise Unsupported(f"input {name} is {value.layout}, quantized or nested")
@@ -243,7 +243,9 @@ class _Interpreter:
         if self.native:  # made of numbers while the operators were found; `hoist` makes it once
             return prims.tensor(value.tolist(), value.dtype, value.device)
         if id(value) not in self.held:
-            proxy = self.trace.add_input(fake_values.tensor_proxy(self.trace.fresh_name(friendly(node.name)), value))
+            proxy = self.trace.add_input(
+                fake_values.tensor_proxy(self.trace.fresh_name(display_name(node.name)), value)
+            )
             self.held[id(value)] = value, proxy
         return self.held[id(value)][1]
 

@@ -51,7 +51,7 @@ def gains_history(node: Node) -> bool:
     return node.meta.get(_GAINS_HISTORY, False)
 
 
-def friendly(name: str, parameters: Sequence[str] = ()) -> str:
+def display_name(name: str, parameters: Sequence[str] = ()) -> str:
     """Return the user's name of an input: 'fc_weight' for Dynamo's 'l_self_modules_fc_parameters_weight_', and the
     first of `parameters` for 'l_args_0_'."""
     short = name.lower() if name.startswith("L_") else name

@@ -59,7 +59,7 @@ def _exit(interpreter: Interpreter, scope: Any) -> None:
 def _checkpoint(interpreter: Interpreter, body: GraphModule, *args: Any, **options: Any) -> Any:
     """Return the body inlined, its calls tagged: the backward recomputes what they make."""
     trace = interpreter.trace
-    with trace.tagged(trace.tags | {Tag.RECOMPUTE}):
+    with trace.set_tags(trace.tags | {Tag.RECOMPUTE}):
         return interpreter.inline(body, args)
 
 
@@ -100,7 +100,7 @@ def _hook_result(given: TensorProxy, found: TensorProxy | None) -> TensorProxy:
     if found is None:
         return given
     alike = (found.ndim, found.dtype, found.device) == (given.ndim, given.dtype, given.device)
-    if not alike or any(prims.known(a != b) for a, b in zip(found.shape, given.shape, strict=True)):
+    if not alike or any(prims.statically_true(a != b) for a, b in zip(found.shape, given.shape, strict=True)):
         raise Unsupported("a hook changes the shape, dtype or device of a gradient")
     return found
 

@@ -11,7 +11,7 @@ from forge.clang.linalg import matmul
 from forge.clang.shape import permute, reshape, slice_in_dim
 from forge.ir import Dim, TensorProxy
 from forge.ir.proxies import hint_of
-from forge.prims.core import known, same, torch_check
+from forge.prims.core import same, statically_true, torch_check
 
 __all__ = ["contract"]
 
@@ -59,10 +59,10 @@ def _lengths(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels])
     lengths: dict[object, Dim] = {}
     for operand, labels in zip(operands, inputs, strict=True):
         for label, length in zip(labels, operand.shape, strict=True):
-            if label not in lengths or known(lengths[label] == 1):
+            if label not in lengths or statically_true(lengths[label] == 1):
                 lengths[label] = length
             torch_check(
-                known(length == 1) or same(lengths[label], length),
+                statically_true(length == 1) or same(lengths[label], length),
                 lambda label=label, length=length, operand=operand: (
                     f"{op}: operands do not broadcast: subscript {label} is of length {lengths[label]} before, "
                     f"but {length} in {operand}"
@@ -76,7 +76,11 @@ def _simplify(x: TensorProxy, labels: Labels, lengths: dict[object, Dim]) -> tup
     for label, count in Counter(labels).items():
         for _ in range(count - 1):
             x, labels = _diagonal(x, labels, label)
-    stretched = [i for i, label in enumerate(labels) if known(x.shape[i] == 1) and not known(lengths[label] == 1)]
+    stretched = [
+        i
+        for i, label in enumerate(labels)
+        if statically_true(x.shape[i] == 1) and not statically_true(lengths[label] == 1)
+    ]
     if stretched:
         x = prims.squeeze(x, tuple(stretched))
         labels = tuple(label for i, label in enumerate(labels) if i not in stretched)

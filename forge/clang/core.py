@@ -8,7 +8,7 @@ import torch
 from forge import prims
 from forge.clang.promotion import Promotion, compute_dtype
 from forge.ir import INT_TYPES, Dim, LanguageContext, Symbol, TensorProxy, check
-from forge.prims.core import check_same_device, known, same, torch_check
+from forge.prims.core import check_same_device, same, statically_true, torch_check
 
 __all__ = [
     "all_symbols",
@@ -78,9 +78,9 @@ def broadcast_shapes(op: str, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     result: list[Dim] = [1] * rank
     for shape in shapes:
         for dim, length in enumerate(shape, rank - len(shape)):
-            if known(length == 1):
+            if statically_true(length == 1):
                 continue
-            if known(result[dim] == 1):
+            if statically_true(result[dim] == 1):
                 result[dim] = length
             else:
                 torch_check(
@@ -97,7 +97,7 @@ def broadcast_shapes(op: str, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
 def known_equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     """Return whether two shapes are known to be equal, without a guard; `==` would guard on the first lengths that
     differ."""
-    return len(a) == len(b) and all(m is n or known(m == n) for m, n in zip(a, b, strict=True))
+    return len(a) == len(b) and all(m is n or statically_true(m == n) for m, n in zip(a, b, strict=True))
 
 
 def expand_to(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:

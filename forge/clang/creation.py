@@ -65,7 +65,7 @@ def arange_length(start: Real, end: Real, step: Real) -> Dim:
     if isinstance(start, INT_TYPES) and isinstance(end, INT_TYPES) and isinstance(step, INT_TYPES):
         rounding = step - 1 if step > 0 else step + 1
         length = (end - start + rounding) // step
-        return length if isinstance(length, int) or prims.known(length >= 0) else torch.sym_max(length, 0)
+        return length if isinstance(length, int) or prims.statically_true(length >= 0) else torch.sym_max(length, 0)
     length = math.ceil(cast(float, (end - start) / step))
     torch_check(
         not isinstance(length, int) or length >= 0,

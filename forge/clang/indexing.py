@@ -11,7 +11,7 @@ from forge.clang.core import clangop, convert, expand_to
 from forge.clang.elementwise import where
 from forge.clang.shape import is_whole, position, reshape, select, slice_bounds, unsqueeze
 from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check
-from forge.prims.core import check_dim, known, same, same_shape, torch_check
+from forge.prims.core import check_dim, same, same_shape, statically_true, torch_check
 from forge.prims.creation import nested_numbers
 from forge.prims.indexing import INDEX_DTYPES
 
@@ -246,9 +246,9 @@ def _fit_value(shown: TensorProxy, value: TensorProxy) -> TensorProxy:
     """`value` as what is written to all of `shown`; leading dims of length 1 go, as in torch."""
     extra = builtins.max(value.ndim - shown.ndim, 0)
     torch_check(
-        all(known(length == 1) for length in value.shape[:extra])
+        all(statically_true(length == 1) for length in value.shape[:extra])
         and all(
-            known(length == 1) or same(length, wanted)
+            statically_true(length == 1) or same(length, wanted)
             for length, wanted in zip(reversed(value.shape), reversed(shown.shape), strict=False)
         ),
         lambda: (
@@ -268,7 +268,7 @@ def _put(shown: TensorProxy, indices: tuple[TensorProxy | None, ...], value: Ten
     if not single or last.dtype not in _MASK_DTYPES:
         return prims.index_put(shown, indices, value)
     rest = shown.ndim - first - last.ndim
-    if value.ndim > rest and not all(known(length == 1) for length in value.shape):
+    if value.ndim > rest and not all(statically_true(length == 1) for length in value.shape):
         return prims.index_put(shown, indices, value)
     mask = last if last.dtype == torch.bool else last != 0
     mask = reshape(mask, (*[1] * first, *last.shape, *[1] * rest))

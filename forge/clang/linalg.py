@@ -121,7 +121,7 @@ def _vector_norm_grad(x: TensorProxy, ord: float, dims: tuple[int, ...], keepdim
 def norm_backward(x: TensorProxy, ord: float, dims: tuple[int, ...], norm: TensorProxy, g: TensorProxy) -> TensorProxy:
     """torch's gradient of a norm that keeps its dims, of which the gradient is g: 0 where the norm is 0 and has no
     slope. Source: norm_backward of torch."""
-    if prims.known(x.numel() == 0):
+    if prims.statically_true(x.numel() == 0):
         return x * 0
     if ord == 1:
         return sgn(x) * g

@@ -10,7 +10,7 @@ from forge.clang.core import as_gradient, canonical_dims, clangop, convert
 from forge.clang.elementwise import conj, real, squared_size, widen
 from forge.clang.promotion import category
 from forge.ir import Dim, Real, Symbol, TensorProxy, get_grad, put_grad, register_grad
-from forge.prims.core import known, torch_check
+from forge.prims.core import statically_true, torch_check
 
 Dims = int | Sequence[int] | None
 
@@ -88,7 +88,7 @@ def _mean_grad(
     out = mean(x, dims, keepdim, dtype)
     dims = canonical_dims("mean", dims, x.ndim)
     share = spread(get_grad(out), x, dims, keepdim)  # before it is divided: as eager's, a tensor of its own memory
-    if not known(x.numel() == 0):  # where no element takes a share, 0 / 0 is no second gradient
+    if not statically_true(x.numel() == 0):  # where no element takes a share, 0 / 0 is no second gradient
         share = share / count(x, dims)
     put_grad(x, as_gradient(share, x.dtype))
     return out
@@ -181,7 +181,7 @@ def logsumexp(x: TensorProxy, dims: Dims, keepdim: bool = False) -> TensorProxy:
     dims = canonical_dims("logsumexp", dims, x.ndim)
     x = convert(x, torch.get_default_dtype()) if category(x.dtype) < 2 else x
     wide = widen(x)
-    if known(count(x, dims) == 0):
+    if statically_true(count(x, dims) == 0):
         return sum(wide.exp(), dims, keepdim).log().to(x.dtype)
     largest = amax(real(wide), dims, True)
     largest = (largest.abs() == math.inf).where(0, largest)

@@ -10,27 +10,27 @@ import torch
 from forge import prims
 from forge.clang.core import clangop, convert, expand_to
 from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_dim, check_dims, known, same, same_shape, torch_check
+from forge.prims.core import check_dim, check_dims, same, same_shape, statically_true, torch_check
 
 
 @clangop("view")
 def reshape(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
     """x's elements with another shape, one length of which may be -1."""
     shape = infer_length("reshape", x, tuple(shape))
-    if len(shape) == x.ndim and all(known(a == b) for a, b in zip(shape, x.shape, strict=True)):
+    if len(shape) == x.ndim and all(statically_true(a == b) for a, b in zip(shape, x.shape, strict=True)):
         return x
     return prims.reshape(x, shape)
 
 
 def infer_length(op: str, x: TensorProxy, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """`shape` with a -1 replaced by the length that x's number of elements leaves."""
-    unknown = [i for i, length in enumerate(shape) if known(length == -1)]
+    unknown = [i for i, length in enumerate(shape) if statically_true(length == -1)]
     if not unknown:
         return shape
     torch_check(len(unknown) == 1, lambda: f"{op}: only one dimension can be inferred, but shape is {shape}")
     rest = math.prod(length for i, length in enumerate(shape) if i != unknown[0])
     torch_check(
-        not known(rest == 0),
+        not statically_true(rest == 0),
         lambda: (
             f"{op}: cannot reshape {x} into shape {list(shape)} because the unspecified dimension size -1 "
             "can be any value and is ambiguous"
@@ -112,7 +112,7 @@ def expand(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
     offset = len(shape) - x.ndim
     lengths = []
     for dim, length in enumerate(shape):
-        keep = known(length == -1)
+        keep = statically_true(length == -1)
         torch_check(
             not keep or dim >= offset,
             lambda dim=dim: f"expand: -1 is not allowed in the new, leading dimension {dim} of {tuple(shape)}",
@@ -120,7 +120,7 @@ def expand(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
         lengths.append(x.shape[dim - offset] if keep else length)
     for dim, length in enumerate(x.shape):
         torch_check(
-            known(length == 1) or same(length, lengths[dim + offset]),
+            statically_true(length == 1) or same(length, lengths[dim + offset]),
             lambda dim=dim, length=length: (
                 f"expand: The expanded size of the tensor ({lengths[dim + offset]}) must match the existing size "
                 f"({length}) at non-singleton dimension {dim + offset}.  Target sizes: {list(shape)}.  "
@@ -170,10 +170,10 @@ def unflatten(x: TensorProxy, dim: int, sizes: Sequence[Dim]) -> TensorProxy:
 
 def split_length(op: str, length: Dim, sizes: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """`sizes` with a -1 replaced so that their product is `length`. Raises RuntimeError where it cannot be."""
-    unknown = [i for i, size in enumerate(sizes) if known(size == -1)]
+    unknown = [i for i, size in enumerate(sizes) if statically_true(size == -1)]
     rest = math.prod(1 if i in unknown else size for i, size in enumerate(sizes))
     valid = len(unknown) < 2 and (
-        same(rest, length) if not unknown else not known(rest == 0) and same(operator.mod(length, rest), 0)
+        same(rest, length) if not unknown else not statically_true(rest == 0) and same(operator.mod(length, rest), 0)
     )
     torch_check(
         valid, lambda: f"{op}: Provided sizes {list(sizes)} don't multiply up to the size of the dim, which is {length}"
@@ -193,18 +193,18 @@ def select(x: TensorProxy, dim: int, index: Dim) -> TensorProxy:
 def position(op: str, index: Dim, length: Dim, dim: int) -> Dim:
     """Return an index counted from the front. Raises IndexError where it is known to be out of range."""
     check(
-        not known(index >= length) and not known(index < -length),
+        not statically_true(index >= length) and not statically_true(index < -length),
         lambda: f"{op}: index {index} is out of bounds for dimension {dim} with size {length}",
         IndexError,
     )
-    if known(index >= 0):
+    if statically_true(index >= 0):
         return index
-    return index + length if known(index < 0) else torch.sym_ite(index < 0, index + length, index)
+    return index + length if statically_true(index < 0) else torch.sym_ite(index < 0, index + length, index)
 
 
 def narrow_in_dim(x: TensorProxy, dim: int, start: Dim, length: Dim) -> TensorProxy:
     """`length` elements from `start` along `dim`; x itself when these are all."""
-    if known(start == 0) and known(length == x.shape[dim]):
+    if statically_true(start == 0) and statically_true(length == x.shape[dim]):
         return x
     return prims.slice(x, dim, start, start + length)
 
@@ -230,7 +230,7 @@ def _without_empty(tensors: Sequence[TensorProxy]) -> list[TensorProxy]:
     """Return the tensors that cat joins: 1-d tensors without elements go with tensors of any rank."""
     if len({tensor.ndim for tensor in tensors}) == 1:
         return list(tensors)
-    return [tensor for tensor in tensors if tensor.ndim != 1 or not known(tensor.shape[0] == 0)]
+    return [tensor for tensor in tensors if tensor.ndim != 1 or not statically_true(tensor.shape[0] == 0)]
 
 
 @register_grad(cat)
@@ -294,7 +294,7 @@ def roll(x: TensorProxy, shift: Dim, dim: int) -> TensorProxy:
     """x with the elements moved `shift` on along `dim`, those that leave the end put in front."""
     dim = check_dim("roll", dim, x.ndim)
     length = x.shape[dim]
-    if known(length == 0):
+    if statically_true(length == 0):
         return prims.clone(x)
     start = operator.mod(length - shift, length)
     return prims.cat([prims.slice(x, dim, start, length), prims.slice(x, dim, 0, start)], dim)
@@ -359,13 +359,13 @@ def slice_bounds(length: Dim, start: Dim | None, stop: Dim | None, step: int | N
     step = 1 if step is None else step
     check(step > 0, lambda: f"getitem: slice step must be positive, but got {step}", ValueError)
     start, stop = clamp_bound(start, length, 0), clamp_bound(stop, length, length)
-    return start, stop if known(stop >= start) else torch.sym_max(start, stop), step
+    return start, stop if statically_true(stop >= start) else torch.sym_max(start, stop), step
 
 
 def is_whole(length: Dim, bounds: Bounds) -> bool:
     """Return whether a slice takes everything."""
     start, stop, step = bounds
-    return step == 1 and known(start == 0) and known(stop == length)
+    return step == 1 and statically_true(start == 0) and statically_true(stop == length)
 
 
 def clamp_bound(bound: Dim | None, length: Dim, default: Dim) -> Dim:
@@ -374,11 +374,11 @@ def clamp_bound(bound: Dim | None, length: Dim, default: Dim) -> Dim:
         return default
     if isinstance(bound, int) and isinstance(length, int):
         return min(max(bound + length if bound < 0 else bound, 0), length)
-    if known(bound < 0):
+    if statically_true(bound < 0):
         bound = bound + length
-        return bound if known(bound >= 0) else torch.sym_max(bound, 0)
+        return bound if statically_true(bound >= 0) else torch.sym_max(bound, 0)
     if isinstance(bound, int) and bound >= 2**62:
         return length
-    if not known(bound >= 0):
+    if not statically_true(bound >= 0):
         bound = torch.sym_ite(bound < 0, torch.sym_max(bound + length, 0), bound)
-    return bound if known(bound <= length) else torch.sym_min(bound, length)
+    return bound if statically_true(bound <= length) else torch.sym_min(bound, length)

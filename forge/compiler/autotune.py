@@ -272,7 +272,7 @@ class _Program:
         leaves, spec = torch_pytree.tree_flatten((bound.args, bound.kwargs))
         described = torch_pytree.tree_leaves((call.args, call.kwargs))
         known: dict[str, TensorProxy] = {}
-        with recording(self.trace, clang.language), self.trace.tagged(bound.tags - {Tag.DIFFERENTIATED}):
+        with recording(self.trace, clang.language), self.trace.set_tags(bound.tags - {Tag.DIFFERENTIATED}):
             pairs = zip(leaves, described, strict=True)
             given = [self._input(leaf, meta, known, active) if isinstance(meta, Meta) else meta for leaf, meta in pairs]
             args, kwargs = torch_pytree.tree_unflatten(given, spec)

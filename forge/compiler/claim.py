@@ -319,7 +319,7 @@ def _calls_of(bound: BoundSymbol, implementation: Implementation, name: str, new
         return [bound.replace(symbol=operator, subsymbols=(bound,))]
     what = f"executor {name}: its execution_transform"
     try:
-        with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
+        with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
             output = implementation.execution_transform(*bound.args, **bound.kwargs)
     except Exception as error:
         _blame(error, name, "execution_transform", bound)

@@ -4,7 +4,7 @@ A trace promises shapes and dtypes; strides come from what runs. A fusion execut
 region's inputs, so they must be known: what a torch function gives is found by running it under a FakeTensorMode, once
 for each metadata of its arguments. What cannot be run so (a Hub kernel or another function that is not torch's or
 forge's, which may read memory by its address; an opaque call) is promised to be contiguous, and so is a gradient that
-comes from outside; `restrided` keeps such a promise when the program runs.
+comes from outside; `to_strides` keeps such a promise when the program runs.
 """
 
 from collections.abc import Collection, Iterable
@@ -22,7 +22,7 @@ from forge.ir.bounded import BoundedDict
 from forge.ir.locks import new_lock
 from forge.ir.proxies import SYMBOLIC_TYPES, Dim
 from forge.ir.pytree import leaves, names, tensors, tree_map
-from forge.ir.strides import contiguous, has_expanded_dim, restrided, same
+from forge.ir.strides import contiguous, has_expanded_dim, same, to_strides
 from forge.ir.structure import key_of, settings
 from forge.ir.unresolved import UnresolvedSymInt, without_specialization
 from forge.prims.library import quiet, symbolic_dispatch
@@ -439,7 +439,7 @@ def pair_leaves(output: Any, result: Any) -> list[tuple[Any, Any]]:
     return [(output, result)]
 
 
-RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op=restrided)
+RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op=to_strides)
 
 
 def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None) -> Trace:

@@ -123,7 +123,7 @@ def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
     """End a recording whose handles form `result`; this thread is in the grad mode that the program leaves, and was
     in `grad` when it began."""
     memory = trace.memory
-    with recording(trace), trace.tagged(() if grad else {Tag.NO_GRAD}):
+    with recording(trace), trace.set_tags(() if grad else {Tag.NO_GRAD}):
         finisher = _Finisher(trace, memory)
         inputs = {proxy.name: position for position, proxy in enumerate(trace.inputs)}
         written = [storage for storage in memory.written if storage.root.name in inputs]
@@ -236,7 +236,7 @@ def _epilogue(
 ) -> Trace:
     epilogue = trace.derive("epilogue", name="epilogue", inputs=[*trace.inputs, *finisher.values])
     sources = {name: bound.source for bound in trace.bound_symbols for name in bound.outputs}
-    with recording(epilogue), epilogue.tagged({Tag.NO_FUSE}):
+    with recording(epilogue), epilogue.set_tags({Tag.NO_FUSE}):
         writer = _Epilogue(grad, finisher.memory.inference)
         for number in numbers:
             epilogue.record(number)

@@ -99,7 +99,7 @@ def _script(handle: JitHandle, report: CompileReport) -> str:
     )
     trace = _of_torch(report.traces[0])
     lines = trace.show().splitlines()
-    others = [line for line in lines if "forge.ir.printing.held(" in line]
+    others = [line for line in lines if "forge.ir.printing.printed_object(" in line]
     check(
         not others,
         lambda: f"forge.repro: {others[0].partition(' = ')[0]} is an object of the program that has no literal",

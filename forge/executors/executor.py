@@ -266,11 +266,21 @@ class OperatorExecutor(Executor):
         grad_transform: Callable | None = None,
         grad: str = "decompose",
     ) -> None:
-        """Says that this executor runs `symbol`: by `op` (an operator, or a plain function called with the symbol's
-        arguments) or by an `execution_transform`; where `checker` accepts the arguments; with its own gradient.
+        """Register this executor's implementation of `symbol`.
 
-        Raises ValueError when the symbol has an implementation here already, TypeError when it is no symbol, when
-        `op` is no function, and when neither or both of `op` and `execution_transform` are given.
+        Args:
+            symbol: an operation of the trace, such as forge.torchlang.find(torch.nn.functional.gelu).
+            op: an operator, or a plain function called with the symbol's arguments.
+            checker: returns whether the implementation takes these arguments: True, or False or a reason (`decline`).
+                By default it takes all.
+            execution_transform: in place of `op`, a function whose calls replace the call of the symbol.
+            grad_transform: the gradient rule of the implementation; by default the symbol's own.
+            grad: without a `grad_transform`, "decompose" (by the symbol's decomposition), "recompute" or "none"
+
+        Raises:
+            ValueError: the symbol has an implementation here already.
+            TypeError: `symbol` is no symbol, `op` is no function, or neither or both of `op` and
+                `execution_transform` are given.
         """
         check(
             isinstance(symbol, Symbol),

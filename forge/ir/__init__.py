@@ -17,7 +17,7 @@ from forge.ir.proxies import (
     short_type,
     strides_of,
 )
-from forge.ir.state import LanguageContext, speaking
+from forge.ir.state import LanguageContext, set_language
 from forge.ir.symbol import BoundSymbol, Symbol, Tag
 from forge.ir.trace import Trace, current_trace, outside_regions, recording
 
@@ -46,8 +46,8 @@ __all__ = [
     "put_grad",
     "recording",
     "register_grad",
+    "set_language",
     "short_dtype",
     "short_type",
-    "speaking",
     "strides_of",
 ]

@@ -64,7 +64,7 @@ class ViewStep:
         """Return the view of `base`, recorded; one that was made where grad was enabled has its history also where it
         is read under no_grad."""
         trace = state.trace
-        with nullcontext() if trace is None or not self.grad else trace.tagged(trace.tags - {Tag.NO_GRAD}):
+        with nullcontext() if trace is None or not self.grad else trace.set_tags(trace.tags - {Tag.NO_GRAD}):
             shown = self.symbol(base, *self.args, **self.kwargs)
         view: TensorProxy = shown if self.index is None else shown[self.index]
         return view

@@ -33,7 +33,7 @@ _LITERALS = (bool, int, str, bytes, type(None), type(Ellipsis))
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 
 # Objects that have no literal (a tensor constant, a Python function of the user's) are printed as
-# `forge.ir.printing.held(n)`; a trace holds what it names, so a printed trace runs as long as it lives.
+# `forge.ir.printing.printed_object(n)`; a trace holds what it names, so a printed trace runs as long as it lives.
 _held: "weakref.WeakValueDictionary[int, _Holder]" = weakref.WeakValueDictionary()
 _holder_ids = count()
 
@@ -44,7 +44,7 @@ class _Holder:
         self.number = next(_holder_ids)
 
 
-def held(number: int) -> Any:
+def printed_object(number: int) -> Any:
     """Return the object that a printed trace mentions. Raises KeyError once its trace is gone."""
     holder = _held.get(number)
     if holder is None:
@@ -147,7 +147,7 @@ class Writer:
             _held[holder.number] = holder
             self.holders.append(holder)
         self.imports.add("forge.ir.printing")
-        return f"forge.ir.printing.held({holder.number})"
+        return f"forge.ir.printing.printed_object({holder.number})"
 
     def _bind(self, value: Any, hint: str, *also: Any) -> str:
         """Return the name of a global for an object; another one for each thing that it goes with."""

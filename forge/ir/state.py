@@ -19,7 +19,7 @@ class Recorder(Protocol):
 
     def close_scope(self) -> None: ...
 
-    def tagged(self, tags: Iterable[Any]) -> AbstractContextManager[None]:
+    def set_tags(self, tags: Iterable[Any]) -> AbstractContextManager[None]:
         """Have the calls recorded inside carry exactly `tags`."""
 
     @property
@@ -55,7 +55,7 @@ def recorder() -> Recorder:
 
 
 @contextmanager
-def speaking(language: LanguageContext) -> Iterator[None]:
+def set_language(language: LanguageContext) -> Iterator[None]:
     """Operators and methods on proxies have `language`'s meaning inside."""
     before = state.language
     state.language = language

@@ -54,7 +54,7 @@ def in_row_major(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().resolve_conj().resolve_neg()
 
 
-def restrided(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+def to_strides(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """Return the tensor with these strides, whose memory holds its values: itself where it is so."""
     if not (x.is_neg() or x.is_conj()):
         if x.stride() == strides:

@@ -109,7 +109,7 @@ class Trace:
             self.close_scope()
 
     @contextmanager
-    def tagged(self, tags: Iterable[Tag], source: Source | None = None) -> Iterator[None]:
+    def set_tags(self, tags: Iterable[Tag], source: Source | None = None) -> Iterator[None]:
         """Have the calls recorded inside carry exactly `tags`, and stand at `source`."""
         before = self.tags, self.source
         self.tags = frozenset(tags)
@@ -214,7 +214,7 @@ class Trace:
             name = f"held_{i}"
             while name in self.names:
                 name += "_"
-            text = text.replace(f"forge.ir.printing.held({holder.number})", name)
+            text = text.replace(f"forge.ir.printing.printed_object({holder.number})", name)
             scope[name] = holder.value
         return text.replace("import forge.ir.printing\n", "") if "forge.ir.printing." not in text else text, scope
 
@@ -294,7 +294,7 @@ def outside_regions(when: bool = True) -> Iterator[None]:
     what was made of it before.
     """
     trace = current_trace()
-    with trace.tagged({*trace.tags, Tag.NO_FUSE} if when else trace.tags):
+    with trace.set_tags({*trace.tags, Tag.NO_FUSE} if when else trace.tags):
         yield
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from forge import torchlang
-from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, check, recording, speaking
+from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, check, recording, set_language
 from forge.ir.bounded import BoundedDict
 from forge.ir.pytree import tensors
 from forge.patterns.canonical import BROADCAST, CAST, Canonical, Node, relative_args
@@ -105,7 +105,7 @@ class Pattern:
         return (self.symbol if tensors(args) else self.reference)(*args)
 
     def _body(self, *args: Any) -> Any:
-        with speaking(torchlang.language):
+        with set_language(torchlang.language):
             return self.reference(*args)
 
     def _trace(self, metadata: dict[str, Any]) -> tuple[list[str], list[BoundSymbol], list[str]]:

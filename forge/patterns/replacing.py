@@ -43,7 +43,7 @@ def _replace(trace: Trace, matches: list[Match]) -> tuple[Trace, dict[str, Match
 
 
 def _place(match: Match, bound: BoundSymbol, new: Trace) -> None:
-    with new.tagged(bound.tags, bound.source):
+    with new.set_tags(bound.tags, bound.source):
         output = match.pattern.symbol(*[match.binding[name] for name in match.pattern.parameters])
     for proxy, kept in zip(tensors(output), match.outputs, strict=True):
         new.names.discard(proxy.name)

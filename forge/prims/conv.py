@@ -1,7 +1,7 @@
 """Convolution prims."""
 
 from forge.ir import Dim, TensorProxy, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, known, like, primitive, same, same_shape, torch_check
+from forge.prims.core import check_same_device, like, primitive, same, same_shape, statically_true, torch_check
 from forge.prims.elementwise import zeros_like
 
 Lengths = tuple[Dim, ...]
@@ -30,7 +30,7 @@ def _check_convolution(
         )
     for name in ("stride", "dilation"):
         torch_check(
-            all(not known(value <= 0) for value in lists[name]),
+            all(not statically_true(value <= 0) for value in lists[name]),
             lambda name=name: (
                 f"{op}: {name} is {lists[name]}, but must be positive (non-positive {name} is not supported)"
             ),
@@ -68,14 +68,14 @@ def convolution(
     )
     out_channels = weight.shape[1] * groups if transposed else weight.shape[0]
     torch_check(
-        known(weight.shape[0] % groups == 0) or same(weight.shape[0] % groups, 0),
+        statically_true(weight.shape[0] % groups == 0) or same(weight.shape[0] % groups, 0),
         lambda: f"prims.convolution: weight is {weight}, whose first length must be divisible by groups={groups}",
     )
     torch_check(
         bias is None or same_shape(bias.shape, (out_channels,)),
         lambda: f"prims.convolution: bias is {bias}, but must be of shape [{out_channels}]",
     )
-    if not transposed and known(x.shape[1] == 0):  # torch's empty convolution
+    if not transposed and statically_true(x.shape[1] == 0):  # torch's empty convolution
         out_channels = 0
     lengths = [convolved_length(x, weight, i, lists, transposed=transposed) for i in range(x.ndim - 2)]
     return like(x, shape=(x.shape[0], out_channels, *lengths))
@@ -91,7 +91,7 @@ def convolved_length(
     if transposed:
         out = (length - 1) * stride - 2 * padding + reach + extra
         torch_check(
-            not known(out <= 0),
+            not statically_true(out <= 0),
             lambda: (
                 f"prims.convolution: Given input size per channel: {x}, the calculated output size is {out}, "
                 "which is too small"
@@ -99,7 +99,7 @@ def convolved_length(
         )
         return out
     torch_check(
-        not known(length + 2 * padding < reach),
+        not statically_true(length + 2 * padding < reach),
         lambda: (
             f"prims.convolution: Calculated padded input size per channel: {length + 2 * padding}. Kernel size: "
             f"{reach}. Kernel size can't be greater than actual input size: x is {x}, weight is {weight}"

@@ -22,7 +22,7 @@ from forge.ir import (
     register_grad,
 )
 
-__all__ = ["all_prims", "check_dim", "check_dims", "known", "make_prim", "register_vjp", "same"]
+__all__ = ["all_prims", "check_dim", "check_dims", "make_prim", "register_vjp", "same", "statically_true"]
 
 _R = TypeVar("_R")
 _prims: dict[str, Symbol] = {}
@@ -178,7 +178,7 @@ def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     return len(a) == len(b) and all(map(same, a, b))
 
 
-def known(condition: Any) -> bool:
+def statically_true(condition: Any) -> bool:
     """Return whether a condition on lengths is known to hold, without a guard."""
     return condition if isinstance(condition, bool) else statically_known_true(condition)
 

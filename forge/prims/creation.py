@@ -6,14 +6,14 @@ from typing import Any
 import torch
 
 from forge.ir import NUMBER_TYPES, Dim, Number, Tag, TensorProxy, check, current_trace
-from forge.prims.core import known, primitive, torch_check
+from forge.prims.core import primitive, statically_true, torch_check
 
 
 def check_lengths(op: str, shape: Sequence[Dim]) -> None:
     """Raise RuntimeError for a shape with a negative length."""
     for length in shape:
         torch_check(
-            not known(length < 0),
+            not statically_true(length < 0),
             lambda length=length: f"{op}: Trying to create tensor with negative dimension {length}: {list(shape)}",
         )
 

@@ -30,11 +30,11 @@ from forge.prims.core import (
     check_number_or_tensor,
     check_same_device,
     check_same_shape,
-    known,
     like,
     make_prim,
     primitive,
     register_vjp,
+    statically_true,
     torch_check,
 )
 from forge.prims.creation import full
@@ -494,11 +494,13 @@ def _pow_derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: T
         assert isinstance(a, TensorProxy)  # else it has no gradient
         if isinstance(b, TensorProxy):
             return (b == 0).where(0, g * (b * a ** (b - 1)))
-        if known(b == 2):
+        if statically_true(b == 2):
             return g * (a * 2)
-        if known(b == 0):
+        if statically_true(b == 0):
             return zeros_like(g)
-        base = a if known(b != 0) else (full((), b, torch.float64, a.device) == 0).where(1, a)  # of a symbol b
+        base = (
+            a if statically_true(b != 0) else (full((), b, torch.float64, a.device) == 0).where(1, a)
+        )  # of a symbol b
         return g * (base ** (b - 1) * b)
 
     def of_exponent() -> TensorProxy:

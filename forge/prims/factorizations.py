@@ -3,7 +3,7 @@
 import torch
 
 from forge.ir import Dim, Symbol, TensorProxy, get_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, known, like, primitive, same, torch_check
+from forge.prims.core import check_same_device, like, primitive, same, statically_true, torch_check
 from forge.prims.creation import full
 from forge.prims.elementwise import FLOAT, check_dtype, no_derivative, refuse_gradient
 from forge.prims.library import make_library_prim
@@ -159,7 +159,7 @@ def _lu_unpack_grad(
 def pad_matrices(x: TensorProxy, rows: Dim, columns: Dim) -> TensorProxy:
     """Matrices with zeros below and on the right, so that they have this many rows and columns."""
     for dim, length in ((x.ndim - 2, rows), (x.ndim - 1, columns)):
-        if not known(x.shape[dim] == length):
+        if not statically_true(x.shape[dim] == length):
             shape = list(x.shape)
             shape[dim] = length - x.shape[dim]
             x = cat([x, full(shape, 0, x.dtype, x.device)], dim)

@@ -13,11 +13,11 @@ from forge.prims.core import (
     check_dim,
     check_same_device,
     check_tensor,
-    known,
     like,
     primitive,
     register_vjp,
     same,
+    statically_true,
     torch_check,
 )
 from forge.prims.creation import full
@@ -67,10 +67,10 @@ def _broadcast(op: str, shapes: Sequence[Sequence[Dim]]) -> list[Dim]:
     result: list[Dim] = [1] * max(map(len, shapes))
     for shape in shapes:
         for dim, length in enumerate(shape, len(result) - len(shape)):
-            if known(result[dim] == 1):
+            if statically_true(result[dim] == 1):
                 result[dim] = length
             check(
-                known(length == 1) or same(result[dim], length),
+                statically_true(length == 1) or same(result[dim], length),
                 lambda: (
                     f"{op}: shape mismatch: indexing tensors could not be broadcast together with shapes "
                     + " ".join(str(list(shape)) for shape in shapes)
@@ -119,8 +119,8 @@ def index_put(x: TensorProxy, indices: Indices, values: TensorProxy, accumulate:
 
 def _check_expands(op: str, values: TensorProxy, shape: Sequence[Dim]) -> None:
     extra = values.ndim - len(shape)
-    fits = all(known(length == 1) for length in values.shape[: max(extra, 0)]) and all(
-        known(length == 1) or same(length, wanted)
+    fits = all(statically_true(length == 1) for length in values.shape[: max(extra, 0)]) and all(
+        statically_true(length == 1) or same(length, wanted)
         for length, wanted in zip(reversed(values.shape), reversed(shape), strict=False)
     )
     torch_check(
@@ -141,7 +141,7 @@ def index_sum(g: TensorProxy, indices: Indices, shape: tuple[Dim, ...]) -> Tenso
 def _check_along(op: str, x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | None = None) -> None:
     """Check that an index has x's rank and is nowhere longer than x off `dim`, nor than `src`."""
     check_dim(op, dim, x.ndim)
-    if known(index.numel() == 0):  # of any dtype, as in torch
+    if statically_true(index.numel() == 0):  # of any dtype, as in torch
         return
     torch_check(
         index.dtype in INDEX_DTYPES, lambda: f"{op}: Expected dtype int32/int64 for index, but index is {index}"
@@ -158,7 +158,7 @@ def _check_along(op: str, x: TensorProxy, dim: int, index: TensorProxy, src: Ten
         )
         for i, (ours, theirs) in enumerate(zip(index.shape, tensor.shape, strict=False)):
             torch_check(
-                (i == dim and tensor is x) or not known(ours > theirs),
+                (i == dim and tensor is x) or not statically_true(ours > theirs),
                 lambda name=name, tensor=tensor, i=i: (
                     f"{op}: Expected index {index} to be no larger than {name} {tensor} apart from dimension {dim}; "
                     f"dimension {i} is"

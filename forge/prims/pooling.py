@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from forge.ir import Dim, Symbol, TensorProxy, get_grad, put_grad, register_grad
-from forge.prims.core import known, like, primitive, register_vjp, torch_check
+from forge.prims.core import like, primitive, register_vjp, statically_true, torch_check
 from forge.prims.creation import full
 from forge.prims.indexing import gather, scatter_reduce
 from forge.prims.library import make_library_prim
@@ -30,7 +30,7 @@ def _check_window(op: str, x: TensorProxy, **lists: Lengths) -> int:
             lambda name=name, values=values: f"{op}: {name} is {values}, but must have {count} elements",
         )
         torch_check(
-            name == "padding" or all(not known(value <= 0) for value in values),
+            name == "padding" or all(not statically_true(value <= 0) for value in values),
             lambda name=name, values=values: f"{op}: {name} should be greater than zero, but got {values}",
         )
     _check_not_empty(op, x, x.ndim - count - 1)
@@ -48,7 +48,7 @@ def _check_rank(op: str, x: TensorProxy, count: int) -> None:
 def _check_not_empty(op: str, x: TensorProxy, first: int) -> None:
     """Raise RuntimeError where a dim of x, from the `first` on, is empty."""
     torch_check(
-        not any(known(length == 0) for length in x.shape[first:]),
+        not any(statically_true(length == 0) for length in x.shape[first:]),
         lambda: f"{op}: Expected input with non-zero sizes from dim {first} on, but got {x}",
     )
 
@@ -57,7 +57,7 @@ def _check_half(op: str, kernel_size: Lengths, padding: Lengths, dilation: Seque
     for kernel, pad, step in zip(kernel_size, padding, dilation, strict=True):
         reach = (kernel - 1) * step + 1
         torch_check(
-            not known(pad < 0) and not known(pad > reach // 2),
+            not statically_true(pad < 0) and not statically_true(pad > reach // 2),
             lambda pad=pad, reach=reach: (
                 f"{op}: pad should be at least 0 and at most half of effective kernel size, "
                 f"but got pad={pad} and effective kernel size {reach}"
@@ -72,7 +72,7 @@ def window_count(length: Dim, kernel: Dim, stride: Dim, padding: Dim, dilation: 
     if not ceil_mode:
         return spare // stride + 1
     count = (spare + stride - 1) // stride + 1
-    if known(stride + padding <= dilation * (kernel - 1) + 1):
+    if statically_true(stride + padding <= dilation * (kernel - 1) + 1):
         return count  # the last window begins inside for every length
     outside = (count - 1) * stride >= length + padding
     if isinstance(outside, bool):
@@ -89,7 +89,7 @@ def _pooled_shape(op: str, x: TensorProxy, lists: Sequence[Lengths], ceil_mode: 
         for i in range(count)
     ]
     torch_check(
-        not any(known(length < 1) for length in lengths),
+        not any(statically_true(length < 1) for length in lengths),
         lambda: f"{op}: Given input {x}, the calculated output size is {lengths}: Output size is too small",
     )
     return [*x.shape[: x.ndim - count], *lengths]
@@ -131,7 +131,7 @@ def max_pool_backward(
 
 def _take(x: TensorProxy, indices: TensorProxy, count: int) -> TensorProxy:
     """Return the elements of x at places in its last `count` dims laid out as one."""
-    if known(indices.numel() == 0):
+    if statically_true(indices.numel() == 0):
         return full(indices.shape, 0, x.dtype, x.device)
     before = x.shape[: x.ndim - count]
     return reshape(gather(_flat(x, before), len(before), _flat(indices, before)), indices.shape)
@@ -190,7 +190,7 @@ def _adaptive_shape(op: str, x: TensorProxy, output_size: Lengths) -> list[Dim]:
     count = len(output_size)
     _check_rank(op, x, count)
     torch_check(
-        not any(known(length < 0) for length in output_size),
+        not any(statically_true(length < 0) for length in output_size),
         lambda: f"{op}: elements of output_size must be greater than or equal to 0, but got {output_size}",
     )
     return [*x.shape[: x.ndim - count], *output_size]
@@ -264,7 +264,7 @@ def col2im(
     torch_check(x.ndim in (2, 3), lambda: f"{op}: Expected 2D or 3D (batch mode) tensor for input, but got {x}")
     rows = kernel_size[0] * kernel_size[1]
     torch_check(
-        not known(operator.mod(x.shape[-2], rows) != 0),
+        not statically_true(operator.mod(x.shape[-2], rows) != 0),
         lambda: (
             f"{op}: Expected size of input's dimension 1 to be divisible by the product of kernel_size "
             f"{kernel_size}, but got {x}"
@@ -274,7 +274,7 @@ def col2im(
     for i in range(2):
         blocks = blocks * window_count(output_size[i], kernel_size[i], stride[i], padding[i], dilation[i], False)
     torch_check(
-        not known(x.shape[-1] != blocks),
+        not statically_true(x.shape[-1] != blocks),
         lambda: (
             f"{op}: Given output_size={output_size}, kernel_size={kernel_size}, dilation={dilation}, "
             f"padding={padding} and stride={stride}, expected size of input's dimension 2 to match the calculated "

@@ -1,7 +1,7 @@
 """Recurrent layers: one layer in one direction, over a whole sequence."""
 
 from forge.ir import Dim, TensorProxy, get_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, check_tensor, known, like, primitive, same_shape, torch_check
+from forge.prims.core import check_same_device, check_tensor, like, primitive, same_shape, statically_true, torch_check
 
 KINDS = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}  # how many times the state's length its weights have
 
@@ -31,7 +31,9 @@ def recurrent_layer(
             value.ndim == rank,
             lambda name=name, value=value, rank=rank: f"{op}: {name} is {value}, but must have {rank} dims",
         )
-    torch_check(not known(x.shape[0] == 0), lambda: f"{op}: Expected sequence length to be larger than 0 in RNN")
+    torch_check(
+        not statically_true(x.shape[0] == 0), lambda: f"{op}: Expected sequence length to be larger than 0 in RNN"
+    )
     torch_check(
         all(each is None or each is c or each.dtype == x.dtype for each in inputs)
         and (x.dtype.is_floating_point or x.dtype.is_complex),

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 import torch
 
 from forge.ir import Dim, Symbol, Tag, TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
-from forge.prims.core import check_dim, check_dims, known, like, make_prim, primitive, register_vjp, torch_check
+from forge.prims.core import (
+    check_dim,
+    check_dims,
+    like,
+    make_prim,
+    primitive,
+    register_vjp,
+    statically_true,
+    torch_check,
+)
 from forge.prims.creation import full, iota
 from forge.prims.elementwise import ANY, COUNTING, FLOAT, NUMERIC, REAL, Accepts, check_dtype, conjugate
 from forge.prims.indexing import scatter_reduce
@@ -21,7 +30,7 @@ def check_not_empty(op: str, x: TensorProxy, dims: tuple[int, ...]) -> None:
     """Raise IndexError, as torch does, when a reduction without an identity has nothing to reduce."""
     for dim in dims:
         check(
-            x.ndim == 0 or not known(x.shape[dim] == 0),
+            x.ndim == 0 or not statically_true(x.shape[dim] == 0),
             lambda dim=dim: f"{op}: Expected reduction dim {dim} to have non-zero size, but x is {x}",
             IndexError,
         )
@@ -124,7 +133,7 @@ def kthvalue(x: TensorProxy, k: int, dim: int) -> tuple[TensorProxy, TensorProxy
     dim = check_dim("prims.kthvalue", dim, x.ndim)
     length = x.shape[dim] if x.ndim else 1
     torch_check(
-        known(k >= 1) and not known(k > length),
+        statically_true(k >= 1) and not statically_true(k > length),
         lambda: f"kthvalue: selected number k out of range for dimension {dim}: k is {k}, x is {x}",
     )
     return _pair(x, _reduced_shape(x, (dim,)))
@@ -139,7 +148,7 @@ def topk(
     dim = check_dim("prims.topk", dim, x.ndim)
     length = x.shape[dim] if x.ndim else 1
     torch_check(
-        not known(k < 0) and not known(k > length),
+        not statically_true(k < 0) and not statically_true(k > length),
         lambda: f"topk: selected index k out of range: k is {k}, dimension {dim} of {x} has length {length}",
     )
     return _pair(x, [k if i == dim else length for i, length in enumerate(x.shape)])
@@ -212,7 +221,7 @@ def _prod_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
         put_grad(x, g)
         return out
     g = restore_dims(g, x, dims)
-    if known(x.numel() == 0):
+    if statically_true(x.numel() == 0):
         put_grad(x, g)
         return out
     everything, zero = tuple(range(x.ndim)), x == 0

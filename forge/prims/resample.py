@@ -3,7 +3,7 @@
 from enum import Enum
 
 from forge.ir import Dim, TensorProxy, check, end_grad, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, known, like, primitive, register_vjp, same, torch_check
+from forge.prims.core import check_same_device, like, primitive, register_vjp, same, statically_true, torch_check
 
 Lengths = tuple[Dim, ...]
 
@@ -35,7 +35,7 @@ def upsample(
         lambda: f"{op}: It is expected output_size equals to {x.ndim - 2}, but got {output_size} for {x}",
     )
     torch_check(
-        not any(known(length <= 0) for length in (*x.shape[1:], *output_size)),
+        not any(statically_true(length <= 0) for length in (*x.shape[1:], *output_size)),
         lambda: f"{op}: Input and output sizes should be greater than 0, but got input {x} and output {output_size}",
     )
     return like(x, shape=(*x.shape[:2], *output_size))
@@ -82,14 +82,16 @@ def pad_edges(x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
     for i in range(count):
         dim, before, after = x.ndim - 1 - i, padding[2 * i], padding[2 * i + 1]
         torch_check(
-            mode == "replicate" or not (known(before >= shape[dim]) or known(after >= shape[dim])),
+            mode == "replicate" or not (statically_true(before >= shape[dim]) or statically_true(after >= shape[dim])),
             lambda dim=dim, before=before, after=after: (
                 f"{op}: Padding size should be less than the corresponding "
                 f"input dimension, but got: padding ({before}, {after}) at dimension {dim} of input {x}"
             ),
         )
         shape[dim] = shape[dim] + before + after
-        torch_check(not known(shape[dim] < 1), lambda: f"{op}: padding {padding} leaves a dim of {x} no elements")
+        torch_check(
+            not statically_true(shape[dim] < 1), lambda: f"{op}: padding {padding} leaves a dim of {x} no elements"
+        )
     return like(x, shape=shape)
 
 

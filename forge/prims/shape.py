@@ -10,11 +10,11 @@ from forge.prims.core import (
     check_dim,
     check_dims,
     check_same_device,
-    known,
     like,
     primitive,
     register_vjp,
     same,
+    statically_true,
     torch_check,
 )
 from forge.prims.creation import full
@@ -59,7 +59,7 @@ def broadcast_in_dim(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[int, ..
     )
     for i, dim in enumerate(dims):
         check(
-            known(x.shape[i] == 1) or same(x.shape[i], shape[dim]),
+            statically_true(x.shape[i] == 1) or same(x.shape[i], shape[dim]),
             lambda i=i, dim=dim: (
                 f"prims.broadcast_in_dim: dim {i} of {x} has length {x.shape[i]}, "
                 f"which does not expand to {shape[dim]} of {tuple(shape)}"
@@ -132,7 +132,7 @@ def pad(x: TensorProxy, padding: tuple[tuple[Dim, Dim], ...], value: Any) -> Ten
     shape = [length + before + after for length, (before, after) in zip(x.shape, padding, strict=True)]
     for dim, length in enumerate(shape):
         torch_check(
-            not known(length < 0),
+            not statically_true(length < 0),
             lambda dim=dim: f"prims.pad: padding {padding} leaves dim {dim} of {x} a negative length",
         )
     return like(x, shape=shape)
@@ -250,7 +250,7 @@ def _broadcast_in_dim_grad(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[i
     out = broadcast_in_dim(x, shape, dims)
     g = get_grad(out)
     new = [dim for dim in range(len(shape)) if dim not in dims]
-    repeated = tuple(dim for dim in new if not known(shape[dim] == 1))
+    repeated = tuple(dim for dim in new if not statically_true(shape[dim] == 1))
     g = g.sum(repeated) if repeated else g
     if len(new) > len(repeated):  # dims of length 1 need no sum
         g = reshape(g, tuple(shape[dim] for dim in dims))

@@ -224,7 +224,7 @@ class DifferentiableCall:
         self.apply = _detach_inputs(ForgeFunction.apply, sources.detached) if sources.detached else ForgeFunction.apply
         self._function = ForgeFunction
 
-    def bucketed(self, parts: Sequence[Sequence[int]]) -> Callable:
+    def apply_in_buckets(self, parts: Sequence[Sequence[int]]) -> Callable:
         """Return `apply` with a node for each part of the gradients. The backwards are generators: autograd hands a
         part on, and calls its hooks, before the next one is computed.
 

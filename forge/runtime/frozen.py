@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from forge.ir.interpreter import skip_dynamo
 from forge.ir.locks import new_lock
-from forge.ir.strides import restrided
+from forge.ir.strides import to_strides
 from forge.runtime.parameter_aliases import changed_parameters, open_aliases, unwatch, watch
 from forge.torch_internals.swap_tensors import before_swap, follow_swaps
 
@@ -129,7 +129,7 @@ class FoldedWeights:
             seen = None
         with torch.inference_mode(False), torch.no_grad():
             made = self.function(*weights)
-            values = tuple(restrided(x, strides) for x, strides in zip(made, self.strides, strict=True))
+            values = tuple(to_strides(x, strides) for x, strides in zip(made, self.strides, strict=True))
         self.times += 1
         self.drop(key)
         trained = [x for x in weights if x.requires_grad and x.is_leaf]

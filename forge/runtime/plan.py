@@ -153,7 +153,7 @@ def _differentiable(forward: Callable, training: TrainingPlan) -> Callable:
         LazyBackward(lambda present: backwards.compile(present, batched=True).backward, backwards.numbers),
         LazyBackward(backwards.compile_differentiable, backwards.numbers),
     )
-    return function.bucketed(training.buckets) if training.buckets else function.apply
+    return function.apply_in_buckets(training.buckets) if training.buckets else function.apply
 
 
 def _with_epilogue(call: Callable, epilogue: GeneratedFunction) -> Callable:

@@ -7,7 +7,7 @@ import torch
 
 from forge import clang, prims
 from forge.ir import NUMBER_TYPES, Number, Symbol, TensorProxy, check
-from forge.prims.core import check_dim, check_dims, known, same, torch_check
+from forge.prims.core import check_dim, check_dims, same, statically_true, torch_check
 from forge.torchlang.core import check_tensor, torchsymbol
 
 Parts = tuple[TensorProxy, ...]
@@ -56,7 +56,7 @@ def _along(op: str, y: TensorProxy, x: TensorProxy | None, dx: Number | None, di
 def _trapezoid(name: str) -> Symbol:
     def body(y: TensorProxy, x: TensorProxy | None = None, *, dx: Number | None = None, dim: int = -1) -> TensorProxy:
         dx, dim = _along(name, y, x, dx, dim)
-        if known(y.shape[dim] == 0):
+        if statically_true(y.shape[dim] == 0):
             return prims.full((*y.shape[:dim], *y.shape[dim + 1 :]), 0, y.dtype, y.device)
         if x is None:
             ends = clang.add(clang.select(y, dim, 0), clang.select(y, dim, -1))
@@ -107,7 +107,7 @@ def _check_gradient(input: TensorProxy, dims: tuple[int, ...], edge_order: int) 
     )
     for dim in dims:
         torch_check(
-            not known(input.shape[dim] < edge_order + 1),
+            not statically_true(input.shape[dim] < edge_order + 1),
             lambda dim=dim: (
                 f"torch.gradient expected each dimension size to be at least edge_order+1 = {edge_order + 1}, "
                 f"but dim {dim} of {input} is not"

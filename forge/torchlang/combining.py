@@ -95,7 +95,7 @@ def _chunk_cat(tensors: Tensors, dim: int, num_chunks: int) -> TensorProxy:
     dim = check_dim("_chunk_cat", dim, first.ndim)
     for tensor in tensors:
         torch_check(
-            not prims.known(tensor.numel() == 0) and tensor.ndim > dim,
+            not prims.statically_true(tensor.numel() == 0) and tensor.ndim > dim,
             lambda tensor=tensor: f"_chunk_cat expects non-empty tensor with more than {dim} dims, but got {tensor}",
         )
         torch_check(

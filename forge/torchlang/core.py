@@ -15,7 +15,17 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from forge import clang, prims
-from forge.ir import LanguageContext, NumberProxy, Symbol, Tag, TensorProxy, check, current_trace, short_dtype, speaking
+from forge.ir import (
+    LanguageContext,
+    NumberProxy,
+    Symbol,
+    Tag,
+    TensorProxy,
+    check,
+    current_trace,
+    set_language,
+    short_dtype,
+)
 from forge.ir.memory import Memory, ViewStep
 from forge.ir.printing import qualified_name
 from forge.ir.proxies import hint_of
@@ -313,7 +323,7 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
     grad_mode.note(current_trace())
     if autocast_mode.is_enabled():
         args, kwargs = _autocast(function, args, kwargs, memory)
-    with speaking(clang.language):
+    with set_language(clang.language):
         if "out" in kwargs:  # torch's own Python functions pass out=None on
             target = kwargs["out"]
             kwargs = {key: value for key, value in kwargs.items() if key != "out"}
@@ -347,7 +357,7 @@ def _autocast(function: Callable | str, args: tuple, kwargs: dict, memory: Memor
     it."""
 
     def convert(tensor: TensorProxy, dtype: torch.dtype) -> TensorProxy:
-        with speaking(clang.language):
+        with set_language(clang.language):
             return _call(_methods["to"], (tensor, dtype), {}, memory, None)
 
     given = autocast_casts.cast_arguments(_callable(function), args, kwargs, convert)
@@ -507,5 +517,5 @@ def write(target: TensorProxy, new: TensorProxy, memory: Memory, op: str) -> Non
     new = clang.convert(new, target.dtype)
     trace = current_trace()
     silently = Tag.NO_GRAD in trace.tags
-    with trace.tagged(trace.tags - {Tag.NO_GRAD}):
+    with trace.set_tags(trace.tags - {Tag.NO_GRAD}):
         memory.write(target, new, silently=silently, keep_history=prims.with_data if silently else None)

@@ -292,7 +292,7 @@ def eye(n: Dim, m: Dim | None = None, *, dtype: Dtype = None, device: Device = N
     """Return an (n, m) matrix with ones on the diagonal; square without m."""
     for length in (n, m):
         torch_check(
-            length is None or not prims.known(length < 0),
+            length is None or not prims.statically_true(length < 0),
             lambda length=length: f"eye: n and m must be greater or equal to 0, got {length}",
         )
     device = canonical_device(device)
@@ -353,7 +353,7 @@ def _check_strides(op: str, size: Sequence[Dim], stride: Sequence[Dim]) -> None:
         lambda: f"{op}: dimensionality of sizes ({len(size)}) must match dimensionality of strides ({len(stride)})",
     )
     torch_check(
-        not any(prims.known(step < 0) for step in stride),
+        not any(prims.statically_true(step < 0) for step in stride),
         lambda: f"{op}: Negative strides are not supported: {tuple(stride)}",
     )
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import TensorProxy, get_grad, outside_regions, put_grad, register_grad
-from forge.prims.core import check_dim, known, torch_check
+from forge.prims.core import check_dim, statically_true, torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.vector_norms import vector_norm
 
@@ -80,7 +80,7 @@ def pdist(input: TensorProxy, p: float = 2) -> TensorProxy:
     )
     torch_check(p >= 0, lambda: f"pdist only supports non-negative p values, but p is {p}")
     difference = _pairs(input)[0]
-    if known(input.shape[1] == 0):
+    if statically_true(input.shape[1] == 0):
         return clang.sum(difference, 1)
     return clang.vector_norm(difference, p, (1,))
 

@@ -200,7 +200,7 @@ def _check_reflections(op: str, input: TensorProxy, tau: TensorProxy) -> None:
         lambda: f"{op}: tau dtype must be equal to input's dtype, but they are {tau} and {input}",
     )
     torch_check(
-        not prims.known(tau.shape[-1] > input.shape[-1]),
+        not prims.statically_true(tau.shape[-1] > input.shape[-1]),
         lambda: f"{op}: input.shape[-1] must be greater than or equal to tau.shape[-1]: they are {input} and {tau}",
     )
 
@@ -208,7 +208,7 @@ def _check_reflections(op: str, input: TensorProxy, tau: TensorProxy) -> None:
 def _product(op: str, input: TensorProxy, tau: TensorProxy) -> TensorProxy:
     _check_reflections(op, input, tau)
     torch_check(
-        not prims.known(input.shape[-2] < input.shape[-1]),
+        not prims.statically_true(input.shape[-2] < input.shape[-1]),
         lambda: f"{op}: input.shape[-2] must be greater than or equal to input.shape[-1], but it is {input}",
     )
     V, T = _reflections(op, input, tau)
@@ -262,7 +262,7 @@ def _ormqr_grad(
     input: TensorProxy, input2: TensorProxy, input3: TensorProxy, left: bool = True, transpose: bool = False
 ) -> TensorProxy:
     """Give the reflections no gradient where a tensor is empty, as torch does."""
-    if not any(prims.known(x.numel() == 0) for x in (input, input2, input3)):
+    if not any(prims.statically_true(x.numel() == 0) for x in (input, input2, input3)):
         return NotImplemented
     out = ormqr(input, input2, input3, left, transpose)
     put_grad(input3, ormqr(input, input2, get_grad(out), left, not transpose))

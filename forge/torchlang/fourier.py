@@ -6,7 +6,7 @@ import torch
 
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import check_dim, known, torch_check
+from forge.prims.core import check_dim, statically_true, torch_check
 from forge.torch_internals.versions import WRONG_KIND
 from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
@@ -41,7 +41,7 @@ def _complex_input(x: TensorProxy) -> TensorProxy:
 
 
 def _check_count(op: str, count: Dim) -> None:
-    torch_check(not known(count < 1), lambda: f"{op}: Invalid number of data points ({count}) specified")
+    torch_check(not statically_true(count < 1), lambda: f"{op}: Invalid number of data points ({count}) specified")
 
 
 def _resize(x: TensorProxy, dims: Sequence[int], lengths: Sequence[Dim]) -> TensorProxy:
@@ -49,7 +49,7 @@ def _resize(x: TensorProxy, dims: Sequence[int], lengths: Sequence[Dim]) -> Tens
     padding: list[tuple[Dim, Dim]] = [(0, 0)] * x.ndim
     for dim, length in zip(dims, lengths, strict=True):
         padding[dim] = (0, length - x.shape[dim])
-    return x if all(known(after == 0) for _, after in padding) else prims.pad(x, tuple(padding), 0)
+    return x if all(statically_true(after == 0) for _, after in padding) else prims.pad(x, tuple(padding), 0)
 
 
 # one dim
@@ -103,7 +103,7 @@ def _places(
     else:
         dims = [_check_dim(op, x, each) for each in clang.as_tuple(dim)]
         torch_check(len(set(dims)) == len(dims), lambda: f"{op}: FFT dims must be unique, but are {dims}")
-    return dims, [None if size is None or known(size == -1) else size for size in sizes or [None] * len(dims)]
+    return dims, [None if size is None or statically_true(size == -1) else size for size in sizes or [None] * len(dims)]
 
 
 def _counts(op: str, x: TensorProxy, dims: list[int], sizes: list[Dim | None]) -> list[Dim]:
@@ -229,7 +229,7 @@ def _frequencies(name: str, onesided: bool) -> Symbol:
             lambda: f"{name} requires a floating point or complex dtype, but got {dtype}",
             NotImplementedError if dtype.is_complex else RuntimeError,
         )
-        torch_check(not known(n < 0), lambda: f"{name}: Trying to create tensor with negative dimension {n}")
+        torch_check(not statically_true(n < 0), lambda: f"{name}: Trying to create tensor with negative dimension {n}")
         place = prims.iota(n // 2 + 1 if onesided else n, 0, 1, torch.int64, canonical_device(device))
         if not onesided:
             place = clang.where(place < (n + 1) // 2, place, place - n)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import INT_TYPES, Dim, Symbol, TensorProxy, check
-from forge.prims.core import check_dim, known, same, torch_check
+from forge.prims.core import check_dim, same, statically_true, torch_check
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.shape import atleast_1d, atleast_2d, atleast_3d, varargs
 
@@ -72,7 +72,8 @@ def _split(op: str, x: TensorProxy, size: Dim | Sequence[Dim], dim: int) -> Part
     total: Dim = 0
     for part in size:
         torch_check(
-            not known(part < 0), lambda: f"{op}: split_sizes must have only non-negative entries, but got {list(size)}"
+            not statically_true(part < 0),
+            lambda: f"{op}: split_sizes must have only non-negative entries, but got {list(size)}",
         )
         total = total + part
     torch_check(
@@ -87,8 +88,10 @@ def _split(op: str, x: TensorProxy, size: Dim | Sequence[Dim], dim: int) -> Part
 
 def _even_sizes(op: str, length: Dim, size: Dim) -> list[Dim]:
     """Lengths of `size`, the last as short as it must be. How many there are is guarded on."""
-    torch_check(not known(size < 0), lambda: f"{op} expects split_size be non-negative, but got split_size={size}")
-    if known(size == 0):
+    torch_check(
+        not statically_true(size < 0), lambda: f"{op} expects split_size be non-negative, but got split_size={size}"
+    )
+    if statically_true(size == 0):
         torch_check(
             same(length, 0),
             lambda: f"{op}: split_size can only be 0 if dimension size is 0, but got dimension size of {length}",
@@ -122,7 +125,7 @@ def chunk(input: TensorProxy, chunks: int, dim: int = 0) -> Parts:
     torch_check(input.ndim > 0, lambda: f"chunk expects at least a 1-dimensional tensor, but got {input}")
     torch_check(chunks > 0, lambda: f"chunk expects `chunks` to be greater than 0, got: {chunks}")
     length = input.shape[check_dim("chunk", dim, input.ndim)]
-    if known(length == 0):
+    if statically_true(length == 0):
         return _split("chunk", input, [0] * chunks, dim)
     return _split("chunk", input, (length + chunks - 1) // chunks, dim)
 
@@ -200,11 +203,11 @@ def _repeat(op: str, x: TensorProxy, repeats: Sequence[Dim]) -> TensorProxy:
     )
     for count in repeats:
         torch_check(
-            not known(count < 0),
+            not statically_true(count < 0),
             lambda: f"{op}: Trying to create tensor with negative dimension: repeats are {tuple(repeats)}",
         )
     lengths = [1] * (len(repeats) - x.ndim) + list(x.shape)
-    if all(known(count == 1) for count in repeats):
+    if all(statically_true(count == 1) for count in repeats):
         return prims.clone(clang.reshape(x, lengths))
     shape = [part for pair in zip(repeats, lengths, strict=True) for part in pair]
     offset = len(repeats) - x.ndim
@@ -242,7 +245,9 @@ def repeat_interleave(
     """Return each element (or slice along `dim`) repeated; flattened without `dim`."""
     if not isinstance(repeats, INT_TYPES):
         return _repeated_by(input, repeats, dim, output_size)
-    torch_check(not known(repeats < 0), lambda: f"repeat_interleave: Repeats must be non-negative, got {repeats}")
+    torch_check(
+        not statically_true(repeats < 0), lambda: f"repeat_interleave: Repeats must be non-negative, got {repeats}"
+    )
     if dim is None:
         input, dim = clang.reshape(input, (-1,)) if input.ndim != 1 else input, 0
     dim = check_dim("repeat_interleave", dim, input.ndim)
@@ -274,7 +279,7 @@ def _repeated_by(input: TensorProxy, repeats: TensorProxy | None, dim: int | Non
     input = clang.reshape(input, (1,)) if input.ndim == 0 else input
     length = input.shape[dim]
     torch_check(
-        known(counts.numel() == 1) or same(counts.numel(), length),
+        statically_true(counts.numel() == 1) or same(counts.numel(), length),
         lambda: (
             "repeat_interleave: repeats must have the same size as input along dim, "
             f"but got {counts} for {input} and dim {dim}"

@@ -325,7 +325,7 @@ def linalg_cross(input: TensorProxy, other: TensorProxy, *, dim: int = -1) -> Te
 def cross(input: TensorProxy, other: TensorProxy, dim: int | None = None) -> TensorProxy:
     """Return the cross product of vectors of 3 along `dim`, the first of length 3 by default."""
     if dim is None:
-        found = [i for i, length in enumerate(input.shape) if prims.known(length == 3)]
+        found = [i for i, length in enumerate(input.shape) if prims.statically_true(length == 3)]
         torch_check(bool(found), lambda: f"cross: no dimension of size 3 in input {input}")
         dim = found[0]
     return _cross("cross", input, other, dim)

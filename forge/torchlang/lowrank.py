@@ -6,7 +6,7 @@ import torch
 
 from forge import clang, prims
 from forge.ir import Tag, TensorProxy, check
-from forge.prims.core import known
+from forge.prims.core import statically_true
 from forge.torchlang.core import torchsymbol
 
 Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
@@ -58,7 +58,7 @@ def pca_lowrank(A: TensorProxy, q: int | None = None, center: bool = True, niter
     shorter = torch.sym_min(*A.shape[-2:])
     q = int(torch.sym_min(6, shorter)) if q is None else int(q)
     check(
-        q >= 0 and not known(q > shorter),
+        q >= 0 and not statically_true(q > shorter),
         lambda: f"pca_lowrank: q(={q}) must be non-negative integer and not greater than min(m, n)={shorter}",
     )
     check(niter >= 0, lambda: f"pca_lowrank: niter(={niter}) must be non-negative integer")

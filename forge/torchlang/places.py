@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check
-from forge.prims.core import check_dim, known, same, same_shape, torch_check
+from forge.prims.core import check_dim, same, same_shape, statically_true, torch_check
 from forge.torch_internals.functions import torch_unsafe_masked_index, torch_unsafe_masked_index_put_accumulate
 from forge.torchlang import shape as shapes
 from forge.torchlang.aliases import check_operands, torchaliases
@@ -96,7 +96,7 @@ def put(input: TensorProxy, index: TensorProxy, source: TensorProxy, accumulate:
         IndexError,
     )
     check(
-        not known(input.numel() == 0) or known(index.numel() == 0),
+        not statically_true(input.numel() == 0) or statically_true(index.numel() == 0),
         lambda: f"put_(): Tried to put elements into an empty tensor: {input}",
         IndexError,
     )
@@ -126,7 +126,7 @@ def _unsafe_masked_index(input: TensorProxy, mask: TensorProxy, indices: Indices
     """input[indices] where mask is true, else `fill`; places outside count as the nearest ones."""
     op = "_unsafe_masked_index"
     _check_masked(op, input, mask, indices)
-    if known(input.numel() == 0):
+    if statically_true(input.numel() == 0):
         shape = prims.indexed_shape(op, input, tuple(indices))
         return prims.full(tuple(shape), fill, input.dtype, input.device)
     inside = [_clip(index, 0, input.shape[i] - 1) for i, index in enumerate(indices)]
@@ -146,7 +146,7 @@ def _unsafe_masked_index_put_accumulate(
     """input with values, where mask is true, added at `indices`; negative places count from the end."""
     op = "_unsafe_masked_index_put_accumulate"
     _check_masked(op, input, mask, indices)
-    if known(input.numel() == 0):
+    if statically_true(input.numel() == 0):
         return prims.clone(input)
     inside = [_clip(index, -input.shape[i], input.shape[i] - 1) for i, index in enumerate(indices)]
     kept = clang.masked_fill(values, clang.logical_not(mask), 0)
@@ -195,7 +195,7 @@ def _is_in(elements: TensorOrNumber, others: TensorOrNumber) -> TensorProxy:
         return clang.any(clang.eq(others, elements))
     dtype = torch.promote_types(elements.dtype, others.dtype)
     elements, others = clang.convert(elements, dtype), clang.convert(others, dtype)
-    if known(others.numel() == 0):
+    if statically_true(others.numel() == 0):
         return prims.full(elements.shape, False, torch.bool, elements.device)
     ordered = prims.sort(clang.reshape(others, (others.numel(),)), 0)[0]
     place = prims.searchsorted(ordered, elements, False, torch.int64)
@@ -214,7 +214,7 @@ def unravel_index(indices: TensorProxy, shape: Dim | Sequence[Dim]) -> tuple[Ten
     )
     shape = (shape,) if isinstance(shape, INT_TYPES) else tuple(shape)
     check(
-        not any(known(length < 0) for length in shape),
+        not any(statically_true(length < 0) for length in shape),
         lambda: f"unravel_index: 'shape' cannot have negative values, but got {shape}",
         ValueError,
     )
@@ -241,5 +241,7 @@ def hash_tensor(
 @torchaliases("nonzero_static")
 def nonzero_static(input: TensorProxy, *, size: Dim, fill_value: int = -1) -> TensorProxy:
     """Return the places of the first `size` elements that are not 0, one in a row, and after these fill_value."""
-    torch_check(not known(size < 0), lambda: f"nonzero_static: 'size' must be an non-negative integer, not {size}")
+    torch_check(
+        not statically_true(size < 0), lambda: f"nonzero_static: 'size' must be an non-negative integer, not {size}"
+    )
     return prims.nonzero_static(input, size=size, fill_value=fill_value)

@@ -279,7 +279,7 @@ def apply_dropout(x: TensorProxy, p: float, training: bool, noise_shape: Sequenc
 
     x itself, and nothing drawn, where p is 0 or not in training.
     """
-    if not training or p == 0 or prims.known(x.numel() == 0):
+    if not training or p == 0 or prims.statically_true(x.numel() == 0):
         return x
     if p == 1:
         return x * prims.full((), 0, x.dtype, x.device)
@@ -351,7 +351,7 @@ def check_torch_probability(op: str, p: float) -> None:
 def native_dropout(input: TensorProxy, p: float, train: bool | None) -> tuple[TensorProxy, TensorProxy]:
     """(elements zeroed with probability p in training and the others scaled, which were kept)."""
     check_torch_probability("native_dropout", p)
-    if train is False or p == 0 or prims.known(input.numel() == 0):
+    if train is False or p == 0 or prims.statically_true(input.numel() == 0):
         return prims.clone(input), prims.full(input.shape, True, torch.bool, input.device)
     noise = _dropout_mask(input, p, None)
     return input * noise * (0.0 if p == 1 else 1 / (1 - p)), noise != 0
@@ -365,7 +365,7 @@ def _channel_noise(op: str, x: TensorProxy) -> tuple[Dim, ...]:
 
 
 def _by_channel(x: TensorProxy, p: float, training: bool) -> TensorProxy:
-    if not training or p == 0 or prims.known(x.numel() == 0):
+    if not training or p == 0 or prims.statically_true(x.numel() == 0):
         return x
     return apply_dropout(x, p, training, _channel_noise("feature_dropout", x))
 
@@ -413,7 +413,7 @@ ALPHA = 1.7580993408473766
 
 def _alpha_dropped(x: TensorProxy, p: float, training: bool, noise_shape: Sequence[Dim] | None) -> TensorProxy:
     """Set elements to SELU's lowest value with probability p; scaled and shifted to keep mean and variance."""
-    if not training or p == 0 or prims.known(x.numel() == 0):
+    if not training or p == 0 or prims.statically_true(x.numel() == 0):
         return x
     if p == 1:
         return x * prims.full((), 0, x.dtype, x.device)

@@ -90,7 +90,7 @@ def gumbel_softmax(
     dims = clang.canonical_dims("gumbel_softmax", dim, logits.ndim)
     noise = -clang.log(prims.exponential(logits.shape, 1, logits.dtype, logits.device))
     soft = softmax((logits + noise) / tau, dim)
-    if not hard or prims.known(logits.numel() == 0):
+    if not hard or prims.statically_true(logits.numel() == 0):
         return soft
     place = clang.unsqueeze(prims.max_dim(prims.detach(soft), dims[0])[1], dims[0])
     zeros = prims.full(logits.shape, 0, logits.dtype, logits.device)

@@ -91,12 +91,16 @@ def sum_to_size(self: TensorProxy, *size: Any) -> TensorProxy:
     torch_check(
         offset >= 0
         and builtins.all(
-            prims.known(wanted == 1) or prims.same(length, wanted)
+            prims.statically_true(wanted == 1) or prims.same(length, wanted)
             for length, wanted in zip(self.shape[offset:], shape, strict=True)
         ),
         lambda: f"sum_to_size: size {list(shape)} is not expandable to size {list(self.shape)} of {self}",
     )
-    shrinks = [d for d, n in enumerate(shape, offset) if prims.known(n == 1) and not prims.known(self.shape[d] == 1)]
+    shrinks = [
+        d
+        for d, n in enumerate(shape, offset)
+        if prims.statically_true(n == 1) and not prims.statically_true(self.shape[d] == 1)
+    ]
     dims = (*range(offset), *shrinks)
     if not dims and shape:
         return self
@@ -214,7 +218,7 @@ def _extremum(name: str, prim: Symbol, over_all: Symbol, of_two: Symbol) -> Symb
             return of_two(input, other)
         if dim is None:
             torch_check(
-                not prims.known(input.numel() == 0),
+                not prims.statically_true(input.numel() == 0),
                 lambda: (
                     f"{name}(): Expected reduction dim to be specified for input.numel() == 0: {input}. "
                     "Specify the reduction dim with the 'dim' argument."
@@ -270,7 +274,7 @@ def _arg_extremum(name: str) -> Symbol:
             dim = prims.check_dim(name, dim, input.ndim)
             return _keep_dim((prim(input, dim),), input, dim, keepdim)[0]
         check(
-            not prims.known(input.numel() == 0),
+            not prims.statically_true(input.numel() == 0),
             lambda: f"{name}(): Expected reduction dim to be specified for input.numel() == 0: {input}",
             IndexError,
         )

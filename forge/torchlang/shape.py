@@ -12,7 +12,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import Dim, Symbol, Tag, TensorProxy, check, current_trace
 from forge.ir.memory import Ambiguous, Memory, ViewStep
-from forge.prims.core import check_dim, check_dims, known, torch_check
+from forge.prims.core import check_dim, check_dims, statically_true, torch_check
 from forge.torch_internals.autograd import get_data_attr
 from forge.torch_internals.functions import vf_broadcast_tensors, vf_meshgrid
 from forge.torchlang.core import View, getter, torchsymbol
@@ -41,7 +41,7 @@ def row_major(x: TensorProxy) -> bool:
         return False
     expected: Dim = 1
     for length, stride in zip(reversed(x.shape), reversed(x.strides), strict=True):
-        if not known(length == 1) and not known(stride == expected):
+        if not statically_true(length == 1) and not statically_true(stride == expected):
             return False
         expected = expected * length
     return True
@@ -316,19 +316,23 @@ def _narrow(op: str, x: TensorProxy, dim: int, start: Any, length: Dim) -> tuple
     """Return the dim, start and length of a narrow, counted from the front."""
     torch_check(x.ndim > 0, lambda: f"{op}() cannot be applied to a 0-dim tensor.")
     dim = check_dim(op, dim, x.ndim)
-    torch_check(not known(length < 0), lambda: f"{op}(): length must be non-negative, but is {length}")
+    torch_check(not statically_true(length < 0), lambda: f"{op}(): length must be non-negative, but is {length}")
     check(
-        not known(start > x.shape[dim]) and not known(start < -x.shape[dim]),
+        not statically_true(start > x.shape[dim]) and not statically_true(start < -x.shape[dim]),
         lambda: (
             f"{op}: Dimension out of range (expected to be in range of [{-x.shape[dim]}, {x.shape[dim]}], "
             f"but start is {start})"
         ),
         IndexError,
     )
-    if not known(start >= 0):
-        start = start + x.shape[dim] if known(start < 0) else torch.sym_ite(start < 0, start + x.shape[dim], start)
+    if not statically_true(start >= 0):
+        start = (
+            start + x.shape[dim]
+            if statically_true(start < 0)
+            else torch.sym_ite(start < 0, start + x.shape[dim], start)
+        )
     torch_check(
-        not known(start + length > x.shape[dim]),
+        not statically_true(start + length > x.shape[dim]),
         lambda: f"{op}: start ({start}) + length ({length}) exceeds dimension size ({x.shape[dim]}) of {x}",
     )
     return dim, start, length
@@ -394,10 +398,10 @@ def tensor_unfold(self: TensorProxy, dimension: int, size: Dim, step: Dim) -> Te
     self = clang.reshape(self, (1,)) if is_number else self
     dim = check_dim("unfold", dimension, self.ndim)
     torch_check(
-        not known(size > self.shape[dim]),
+        not statically_true(size > self.shape[dim]),
         lambda: f"unfold: maximum size for tensor at dimension {dim} is {self.shape[dim]} but size is {size}",
     )
-    torch_check(not known(step <= 0), lambda: f"unfold: step is {step} but must be > 0")
+    torch_check(not statically_true(step <= 0), lambda: f"unfold: step is {step} but must be > 0")
     return prims.slice(self, 0, 0, size, 1) if is_number else prims.windows(self, dim, size, step)
 
 

@@ -150,7 +150,9 @@ def linalg_vander(x: TensorProxy, *, N: Dim | None = None) -> TensorProxy:
     )
     x = x if x.ndim else clang.unsqueeze(x, 0)  # as torch does
     count = x.shape[-1] if N is None else N
-    torch_check(not prims.known(count <= 1), lambda: f"linalg.vander: N must be greater than 1, but it is {count}")
+    torch_check(
+        not prims.statically_true(count <= 1), lambda: f"linalg.vander: N must be greater than 1, but it is {count}"
+    )
     shape = (*x.shape, count - 1)
     powers = prims.cumprod(clang.expand_to(clang.unsqueeze(x, -1), shape), x.ndim)
     ones = prims.full((*x.shape, 1), 1, powers.dtype, x.device)

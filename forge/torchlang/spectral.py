@@ -107,7 +107,7 @@ def pinv(
         input.ndim >= 2,
         lambda: f"linalg.pinv: Expected a tensor with 2 or more dimensions of floating types, but it is {input}",
     )
-    if prims.known(input.numel() == 0):
+    if prims.statically_true(input.numel() == 0):
         return prims.clone(prims.mH(input))
     if hermitian:
         values, left = prims.linalg_eigh(input)
@@ -140,7 +140,7 @@ def _pinv_grad(
     Source: G. Golub and V. Pereyra, The differentiation of pseudo-inverses and nonlinear least squares problems whose
     variables separate, SIAM J. Numer. Anal. 10 (1973), equation 4.12.
     """
-    empty = prims.known(input.numel() == 0)  # reads no tolerance
+    empty = prims.statically_true(input.numel() == 0)  # reads no tolerance
     out = pinv(input) if empty else pinv(input, rcond, hermitian, atol=atol, rtol=rtol)
     g, X = get_grad(out), prims.mH(out)
     gX = prims.mH(g)
@@ -167,7 +167,7 @@ def matrix_rank(
     )
     if tol is not None:
         atol, rtol = tol, 0.0
-    if prims.known(input.numel() == 0):
+    if prims.statically_true(input.numel() == 0):
         return prims.full(input.shape[:-2], 0, torch.int64, input.device)
     sizes = clang.abs(prims.linalg_eigh(input)[0]) if hermitian else prims.linalg_svd(input, False)[1]
     return clang.sum(sizes > _cutoff(input, sizes, atol, rtol), -1)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import Dim, TensorProxy, check
-from forge.prims.core import known, same, same_shape, torch_check
+from forge.prims.core import same, same_shape, statically_true, torch_check
 from forge.torch_internals.versions import WRONG_KIND
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn import pad
@@ -19,7 +19,7 @@ def _window(
     """Return the window with zeros on both sides, n_fft long; None where it is 1 everywhere."""
     length = n_fft if win_length is None else win_length
     torch_check(
-        not known(length <= 0) and not known(length > n_fft),
+        not statically_true(length <= 0) and not statically_true(length > n_fft),
         lambda: f"{op}: expected 0 < win_length <= n_fft, but got win_length={length}",
     )
     torch_check(
@@ -27,15 +27,15 @@ def _window(
         lambda: f"{op}: expected a 1D window tensor of size equal to win_length={length}, but got {window}",
     )
     if window is None:
-        if known(length == n_fft):
+        if statically_true(length == n_fft):
             return None
         window = prims.full((length,), 1, prims.real_dtype(x.dtype), x.device)
     left = (n_fft - length) // 2
-    return window if known(length == n_fft) else prims.pad(window, ((left, n_fft - length - left),), 0)
+    return window if statically_true(length == n_fft) else prims.pad(window, ((left, n_fft - length - left),), 0)
 
 
 def _check_hop(op: str, hop: Dim) -> None:
-    torch_check(not known(hop <= 0), lambda: f"{op}: expected hop_length > 0, but got hop_length={hop}")
+    torch_check(not statically_true(hop <= 0), lambda: f"{op}: expected hop_length > 0, but got hop_length={hop}")
 
 
 @torchsymbol(torch.stft, Tensor.stft)
@@ -70,7 +70,7 @@ def stft(
         half = n_fft // 2
         x = clang.squeeze(pad(clang.unsqueeze(x, 1), (half, half), pad_mode), (1,))
     torch_check(
-        not known(n_fft <= 0) and not known(n_fft > x.shape[1]),
+        not statically_true(n_fft <= 0) and not statically_true(n_fft > x.shape[1]),
         lambda: f"stft: expected 0 < n_fft <= {x.shape[1]}, but got n_fft={n_fft}",
     )
     hop = n_fft // 4 if hop_length is None else hop_length
@@ -148,8 +148,8 @@ def istft(
     ]
     out = parts[0] / parts[1]
     missing = stop - count
-    if not known(missing <= 0):
-        out = prims.pad(out, ((0, 0), (0, missing if known(missing > 0) else torch.sym_max(missing, 0))), 0)
+    if not statically_true(missing <= 0):
+        out = prims.pad(out, ((0, 0), (0, missing if statically_true(missing > 0) else torch.sym_max(missing, 0))), 0)
     return out if input.ndim == 3 else clang.squeeze(out, (0,))
 
 
@@ -160,7 +160,9 @@ def _check_spectrogram(x: TensorProxy, n_fft: Dim, onesided: bool | None, return
         lambda: f"istft requires a complex-valued input tensor matching the output from stft, but got {x}",
         WRONG_KIND,
     )
-    torch_check(not any(known(each == 0) for each in x.shape), lambda: f"istft: input tensor cannot be empty: {x}")
+    torch_check(
+        not any(statically_true(each == 0) for each in x.shape), lambda: f"istft: input tensor cannot be empty: {x}"
+    )
     torch_check(x.ndim in (2, 3), lambda: f"istft: expected a tensor with 2 or 3 dimensions, but got {x}")
     size = x.shape[-2]
     onesided = not same(size, n_fft) if onesided is None else onesided

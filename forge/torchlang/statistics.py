@@ -9,7 +9,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import Number, Symbol, TensorProxy
 from forge.ir.pytree import tensors
-from forge.prims.core import check_dim, known, same, torch_check
+from forge.prims.core import check_dim, same, statically_true, torch_check
 from forge.torchlang.aliases import results
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.special import lerp
@@ -23,7 +23,9 @@ _INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
 def _check_quantile(op: str, input: TensorProxy, q: TensorProxy | float, interpolation: str) -> None:
-    torch_check(not known(input.numel() == 0), lambda: f"{op}() input tensor must be non-empty, but it is {input}")
+    torch_check(
+        not statically_true(input.numel() == 0), lambda: f"{op}() input tensor must be non-empty, but it is {input}"
+    )
     torch_check(
         input.dtype in (torch.float32, torch.float64),
         lambda: f"{op}() input tensor must be either float or double dtype, but it is {input}",
@@ -39,7 +41,10 @@ def _check_quantile(op: str, input: TensorProxy, q: TensorProxy | float, interpo
             lambda: f"{op}() q tensor must be same dtype as the input tensor, but they are {q} and {input}",
         )
     else:
-        torch_check(not known(q < 0) and not known(q > 1), lambda: f"{op}() q must be in the range [0, 1] but got {q}")
+        torch_check(
+            not statically_true(q < 0) and not statically_true(q > 1),
+            lambda: f"{op}() q must be in the range [0, 1] but got {q}",
+        )
 
 
 def _ranks(ordered: TensorProxy, q: TensorProxy, ignore_nan: bool) -> TensorProxy:

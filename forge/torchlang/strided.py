@@ -15,7 +15,7 @@ from torch import Tensor
 from forge import prims
 from forge.ir import Dim, Symbol, TensorProxy, current_trace, outside_regions
 from forge.ir.memory import Ambiguous, Memory, ViewStep
-from forge.prims.core import known, same, torch_check
+from forge.prims.core import same, statically_true, torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.shape import row_major
 
@@ -37,11 +37,12 @@ def _check_strided(op: str, size: Sequence[Dim], stride: Sequence[Dim], offset: 
         lambda: f"{op}: mismatch in length of strides and shape: {tuple(stride)} and {tuple(size)}",
     )
     torch_check(
-        not any(known(step < 0) for step in stride),
+        not any(statically_true(step < 0) for step in stride),
         lambda: f"{op}: Negative strides are not supported at the moment, got strides: {list(stride)}",
     )
     torch_check(
-        offset is None or not known(offset < 0), lambda: f"{op}: Storage offset must be non-negative, but got {offset}"
+        offset is None or not statically_true(offset < 0),
+        lambda: f"{op}: Storage offset must be non-negative, but got {offset}",
     )
 
 
@@ -51,7 +52,9 @@ def _dense(x: TensorProxy) -> bool:
         return True
     assert x.strides is not None, f"{x} is of an unknown layout"
     expected: Dim = 1
-    for step, length in sorted((step, n) for step, n in zip(x.strides, x.shape, strict=True) if not known(n == 1)):
+    for step, length in sorted(
+        (step, n) for step, n in zip(x.strides, x.shape, strict=True) if not statically_true(n == 1)
+    ):
         if not same(step, expected):
             return False
         expected = expected * length
@@ -62,10 +65,10 @@ def _within(x: TensorProxy, shown: StridedView, offset: Dim) -> bool:
     """Return whether nothing but x is shown; `offset` counts from x."""
     reach: Dim = offset + 1
     for length, step in zip(shown.size, shown.stride, strict=True):
-        if known(length == 0):
+        if statically_true(length == 0):
             return True
         reach = reach + (length - 1) * step
-    return not known(offset < 0) and not known(reach > x.numel()) and _dense(x)
+    return not statically_true(offset < 0) and not statically_true(reach > x.numel()) and _dense(x)
 
 
 def _place_view(
@@ -90,7 +93,9 @@ def _place_view(
     origin = storage.root if given and storage_offset is not None else None
     offset = relative if origin is None else relative + _elements_before(origin, x.dtype)
     shown = StridedView(tuple(size), tuple(stride), offset, x.strides, origin)
-    overlaps = any(known(step == 0) and not known(n == 1) for step, n in zip(x.strides, x.shape, strict=True))
+    overlaps = any(
+        statically_true(step == 0) and not statically_true(n == 1) for step, n in zip(x.strides, x.shape, strict=True)
+    )
     inside = not overlaps and _within(x, shown, relative)
     if not inside and (not given or storage.version):
         raise Ambiguous(f"{op} of {x} shows memory that is not its own")

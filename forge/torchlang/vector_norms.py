@@ -38,7 +38,7 @@ def _vector_norm(
     x = _norm_input(op, x, dtype)
     dims = clang.canonical_dims(op, dim, x.ndim)
     torch_check(
-        (ord > 0 and ord != float("inf")) or not any(prims.known(x.shape[dim] == 0) for dim in dims),
+        (ord > 0 and ord != float("inf")) or not any(prims.statically_true(x.shape[dim] == 0) for dim in dims),
         lambda: f"{op}: cannot compute the {ord} norm of {x} over an empty dimension, as it has no identity",
     )
     return clang.vector_norm(x, ord, dims, keepdim)
@@ -94,7 +94,7 @@ def _spectral_norm(x: TensorProxy, ord: float | str, dims: Sequence[int], keepdi
 
 def _largest(sizes: TensorProxy, dim: int) -> TensorProxy:
     """Return the largest along `dim`, 0 where there is none."""
-    if prims.known(sizes.shape[dim] == 0):
+    if prims.statically_true(sizes.shape[dim] == 0):
         return prims.full((*sizes.shape[:dim], 1, *sizes.shape[dim + 1 :]), 0, sizes.dtype, sizes.device)
     return clang.amax(sizes, dim, True)
 
@@ -111,7 +111,7 @@ def cond(input: TensorProxy, p: float | str | None = None) -> TensorProxy:
         lambda: f"linalg.cond got an invalid norm type: {p}",
         WRONG_OPTION,
     )
-    if prims.known(input.numel() == 0):
+    if prims.statically_true(input.numel() == 0):
         return prims.full(input.shape[:-2], 0, prims.real_dtype(input.dtype), input.device)
     if p in (None, 2, -2):
         values = svdvals(input)

@@ -7,7 +7,7 @@ import torch
 
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import known, torch_check
+from forge.prims.core import statically_true, torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.creation import FACTORY, Device, Dtype, canonical_device, with_options
 
@@ -48,7 +48,7 @@ _HANN, _BLACKMAN = (0.5, 0.5), (0.42, 0.5, 0.08)
 
 def _make_window(length: Dim, periodic: bool, values: Values, dtype: torch.dtype, device: torch.device) -> TensorProxy:
     """Return a window; symmetric unless periodic. One of length 1 is 1."""
-    if known(length <= 1):
+    if statically_true(length <= 1):
         return prims.full((length,), 1, dtype, device)
     place = clang.convert(prims.iota(length, 0, 1, torch.int64, device), dtype)
     return values(place, length if periodic else length - 1)
@@ -62,7 +62,8 @@ def _older(name: str, length: Dim, periodic: bool, values: Values, dtype: Dtype,
         NotImplementedError if dtype.is_complex else RuntimeError,
     )
     torch_check(
-        not known(length < 0), lambda: f"{name} requires non-negative window_length, got window_length={length}"
+        not statically_true(length < 0),
+        lambda: f"{name} requires non-negative window_length, got window_length={length}",
     )
     return _make_window(length, periodic, values, dtype, canonical_device(device))
 

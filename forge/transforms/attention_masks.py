@@ -83,7 +83,7 @@ def _fits(given: dict[str, Any], kinds: dict[str, str]) -> bool:
 
 
 def _record(new: Trace, bound: BoundSymbol, given: dict[str, Any], kind: str) -> None:
-    with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
+    with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
         output = ATTENTION(**{**given, "attn_mask": None, "is_causal": kind == "causal"})
     for call in recorded:
         new.record(substitute(call, {output.name: bound.output}))

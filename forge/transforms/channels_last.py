@@ -15,7 +15,7 @@ from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
 from forge.ir.proxies import Dim
 from forge.ir.pytree import tensors
 from forge.ir.symbol import substitute
-from forge.prims.core import known
+from forge.prims.core import statically_true
 
 Strides = Mapping[str, tuple[Dim, ...]]
 
@@ -62,7 +62,7 @@ def _pays(found: list[BoundSymbol], device: str) -> bool:
             return False
         if given["groups"] != 1:
             return False
-        wide += all(known(channels >= _FEWEST_CHANNELS) for channels in weight.shape[:2])
+        wide += all(statically_true(channels >= _FEWEST_CHANNELS) for channels in weight.shape[:2])
     return 2 * wide > len(found)
 
 
@@ -81,7 +81,7 @@ def _is_contiguous(proxy: TensorProxy, strides: tuple[Dim, ...] | None) -> bool:
         return False
     step: Dim = 1
     for length, stride in zip(reversed(proxy.shape), reversed(strides), strict=True):
-        if not known(length == 1) and not known(stride == step):
+        if not statically_true(length == 1) and not statically_true(stride == step):
             return False
         step = step * length
     return True
@@ -106,7 +106,7 @@ def _rewrite(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:
 def _convert(new: Trace, bound: BoundSymbol) -> BoundSymbol:
     """Return the call on images, the calls that lay them out before it."""
     given = bound.symbol.bind(bound.args, bound.kwargs)
-    with new.tagged(bound.tags, bound.source):
+    with new.set_tags(bound.tags, bound.source):
         images = {
             given[name].name: _CONTIGUOUS(given[name], memory_format=torch.channels_last)
             for name in ("input", "weight")

@@ -222,7 +222,7 @@ class _Replacer:
         if redraw is None or len(names) == len(bound.outputs):
             return []
         known = {proxy.name for proxy in self.inputs}
-        with self.trace.collecting() as calls, self.trace.tagged(bound.tags, bound.source):
+        with self.trace.collecting() as calls, self.trace.set_tags(bound.tags, bound.source):
             output = redraw(bound.output, *bound.args, **bound.kwargs)
         for new, old in zip(tensors(output), tensors(bound.output), strict=True):
             if old.name not in known:

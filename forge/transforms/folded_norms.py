@@ -119,7 +119,7 @@ def _rewrite(trace: Trace, found: dict[str, _Site]) -> Trace:
             if site is None:
                 new.record(bound)
                 continue
-            with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
+            with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
                 output = _layer_of(site)
             for call in recorded:
                 new.record(substitute(call, {output.name: bound.output}))

@@ -146,7 +146,7 @@ class _Forward:
         """By a rule; None where it returns NotImplemented: it has no gradient of an argument that needs one, or where
         it cannot be differentiated again."""
         call = RuleCall(lambda argument: argument.name in self.active)
-        with self.trace.collecting() as recorded, self.trace.tagged(bound.tags, bound.source):
+        with self.trace.collecting() as recorded, self.trace.set_tags(bound.tags, bound.source):
             output = run_rule(rule, call, bound.args, bound.kwargs)
         if output is NotImplemented:
             return None
@@ -286,8 +286,8 @@ class _Backward:
             dim + extra
             for dim, length in enumerate(argument.shape)
             if length is not gradient.shape[dim + extra]
-            and prims.known(length == 1)
-            and not prims.known(gradient.shape[dim + extra] == 1)
+            and prims.statically_true(length == 1)
+            and not prims.statically_true(gradient.shape[dim + extra] == 1)
         )
         if dims and not extra:
             gradient = clang.sum(gradient, dims, True)

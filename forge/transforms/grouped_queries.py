@@ -51,7 +51,7 @@ def grouped_queries(
         if given["dropout_p"] or given["enable_gqa"] or not _alike(given["query"], given["key"], given["value"]):
             continue
         key, value = [_find_repetition(given[name], makers, bound) for name in ("key", "value")]
-        if key is None or value is None or not prims.known(key.times == value.times) or not plain(bound):
+        if key is None or value is None or not prims.statically_true(key.times == value.times) or not plain(bound):
             continue
         if takes(given["query"], key.times, given):
             found[bound.output.name] = (given, key, value)
@@ -61,7 +61,9 @@ def grouped_queries(
 def _alike(query: TensorProxy, *others: TensorProxy) -> bool:
     """Return whether all have four dims, and one batch and number of heads."""
     tensors = (query, *others)
-    return all(x.ndim == 4 and all(prims.known(x.shape[dim] == query.shape[dim]) for dim in (0, 1)) for x in tensors)
+    return all(
+        x.ndim == 4 and all(prims.statically_true(x.shape[dim] == query.shape[dim]) for dim in (0, 1)) for x in tensors
+    )
 
 
 def _find_repetition(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> _Repetition | None:
@@ -85,7 +87,11 @@ def _find_repetition(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> _Re
     times = wide.shape[heads + 1]
     wanted = [length * times if dim == heads else length for dim, length in enumerate(source.shape)]
     lengths += zip(joined.shape, wanted, strict=True)
-    return _Repetition(source, order, times) if all(prims.known(one == other) for one, other in lengths) else None
+    return (
+        _Repetition(source, order, times)
+        if all(prims.statically_true(one == other) for one, other in lengths)
+        else None
+    )
 
 
 def _maker(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> BoundSymbol | None:
@@ -107,7 +113,7 @@ def _rewrite(trace: Trace, found: dict[str, tuple[dict[str, Any], _Repetition, _
                 new.record(bound)
                 continue
             given, key, value = site
-            with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
+            with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
                 changed = {"key": _in_order(key), "value": _in_order(value), "enable_gqa": True}
                 output = ATTENTION(**{**given, **changed})
             for call in recorded:

@@ -111,7 +111,7 @@ def _changed_names(trace: Trace, names: set[str]) -> set[str]:
 def _record(new: Trace, group: list[_Product], copied: set[str]) -> None:
     """One product and its parts, of which those of these names have memory of their own."""
     bound = group[0].bound
-    with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
+    with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
         whole = _join(group)
         parts = list(SPLIT(whole, [each.columns for each in group], whole.ndim - 1))
         for i, each in enumerate(group):

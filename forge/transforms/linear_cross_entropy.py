@@ -270,7 +270,7 @@ def _moved_axis(call: BoundSymbol, axis: int) -> int | None:
     if symbol is prims.squeeze:
         return None if axis in call.args[1] else axis - sum(dim < axis for dim in call.args[1])
     if symbol is prims.reshape:
-        last = axis == x.ndim - 1 and call.output.ndim and prims.known(call.output.shape[-1] == x.shape[-1])
+        last = axis == x.ndim - 1 and call.output.ndim and prims.statically_true(call.output.shape[-1] == x.shape[-1])
         return call.output.ndim - 1 if last else None
     return axis
 
@@ -289,7 +289,7 @@ def _record(new: Trace, head: _Head) -> None:
     hidden, weight, bias, transposed = base
     steps = [_step(call) for call in head.calls]
     first = head.kept or 0
-    with new.collecting() as recorded, new.tagged(loss.bound.tags, loss.bound.source):
+    with new.collecting() as recorded, new.set_tags(loss.bound.tags, loss.bound.source):
         rows = _rows_of(hidden, head.calls, hidden.ndim - 1)
         logits = None
         if head.kept is not None:

@@ -114,7 +114,7 @@ def _with_decompositions(trace: Trace, before: Trace, transform: str) -> Trace:
 
 def _record_body(bound: BoundSymbol, new: Trace, transform: str) -> list[BoundSymbol]:
     try:
-        with new.collecting() as calls, new.tagged(bound.tags, bound.source):
+        with new.collecting() as calls, new.set_tags(bound.tags, bound.source):
             output = bound.symbol(*bound.args, **bound.kwargs)
     except Exception as error:
         error.add_note(f"raised by a call of forge.jit's transform {transform}: {bound!r}")

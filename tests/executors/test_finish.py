@@ -76,5 +76,5 @@ def test_a_trace_that_is_claimed_by_hand_can_be_called() -> None:
 def test_a_region_is_printed_by_its_name_with_its_calls_below() -> None:
     claimed, _ = claim(forge.trace(two_regions, torch.randn(3, 3)), [Late(), *resolve_executors(["torch"])])
     text = claimed.show(2)
-    assert "\nfusion0 = forge.ir.printing.held(" in text and " = fusion0(x)" in text and " = fusion1(" in text
+    assert "\nfusion0 = forge.ir.printing.printed_object(" in text and " = fusion0(x)" in text and " = fusion1(" in text
     assert "    #   t3 = torch.cos(t2)" in text

@@ -13,7 +13,7 @@ from forge import prims, torchlang
 from forge.api.functional import Direct
 from forge.executors import claim, resolve_executors
 from forge.ir import BoundSymbol, NumberProxy, Symbol, TensorProxy, Trace
-from forge.ir.printing import Writer, held, qualified_name, symbolic_expression
+from forge.ir.printing import Writer, printed_object, qualified_name, symbolic_expression
 
 CPU = torch.device("cpu")
 LITERALS = [
@@ -84,12 +84,12 @@ def test_an_object_without_a_literal_is_held_while_its_trace_lives() -> None:
     trace.bound_symbols.append(BoundSymbol(prims.neg, (x, marker), {}, None))
     text = str(trace)
     assert str(trace) == text  # it has the same number each time
-    number = int(text.split("held(")[1].split(")")[0])
-    assert held(number) is marker
+    number = int(text.split("printed_object(")[1].split(")")[0])
+    assert printed_object(number) is marker
     del trace
     gc.collect()
     with pytest.raises(KeyError, match="of a printed trace is gone"):
-        held(number)
+        printed_object(number)
 
 
 def test_a_tensor_constant_is_part_of_the_printed_trace() -> None:

@@ -15,7 +15,7 @@ from forge.ir import (
     check,
     current_trace,
     recording,
-    speaking,
+    set_language,
 )
 from forge.ir.proxies import short_dtype
 from forge.ir.symbol import substitute
@@ -198,7 +198,7 @@ def test_a_language_decides_what_operators_mean() -> None:
     x = trace.add_input(proxy("x", 2))
     with recording(trace, torchlang.language):
         x + 1
-        with speaking(clang.language):
+        with set_language(clang.language):
             x + 1
             with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
                 x.nothing  # noqa: B018

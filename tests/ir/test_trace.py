@@ -61,7 +61,7 @@ def test_tagged_gives_exactly_its_tags_and_the_source_line() -> None:
     trace = new_trace("x")
     trace.tags = frozenset({Tag.NO_GRAD})
     with recording(trace):
-        with trace.tagged({Tag.RECOMPUTE}, "model.py:7"):
+        with trace.set_tags({Tag.RECOMPUTE}, "model.py:7"):
             prims.neg(trace.inputs[0])
         prims.exp(trace.inputs[0])
     inside, outside = trace.bound_symbols

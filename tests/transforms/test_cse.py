@@ -67,7 +67,7 @@ def test_a_recomputed_call_is_not_merged_with_one_that_is_saved() -> None:
     x = trace.add_input(TensorProxy("x", (2,), torch.float32, torch.device("cpu")))
     with recording(trace, clang.language):
         kept = prims.exp(x)
-        with trace.tagged({Tag.RECOMPUTE}):
+        with trace.set_tags({Tag.RECOMPUTE}):
             again = prims.exp(x)
         trace.output = prims.mul(kept, again)
     assert count(cse(trace)) == 3

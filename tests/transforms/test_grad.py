@@ -82,7 +82,7 @@ def test_a_call_under_no_grad_stops_gradients() -> None:
     trace = Trace()
     x = trace.add_input(TensorProxy("x", (2,), torch.float32, CPU))
     with recording(trace, clang.language):
-        with trace.tagged({Tag.NO_GRAD}):
+        with trace.set_tags({Tag.NO_GRAD}):
             stopped = prims.exp(x)
         trace.output = (prims.mul(x, stopped),)
     joint = differentiate(trace, ["x"])
@@ -108,7 +108,7 @@ def test_a_prim_without_a_rule_is_an_error_that_names_it() -> None:
 def test_tags_of_a_call_reach_every_call_of_its_rule() -> None:
     trace = Trace()
     x = trace.add_input(TensorProxy("x", (2,), torch.float32, CPU))
-    with recording(trace, clang.language), trace.tagged({Tag.RECOMPUTE}):
+    with recording(trace, clang.language), trace.set_tags({Tag.RECOMPUTE}):
         trace.output = (prims.tanh(x),)
     joint = differentiate(trace, ["x"])
     calls = [*joint.forward.bound_symbols, *[bound for run in joint.runs for bound in run.calls]]

@@ -17,7 +17,7 @@ from forge.compiler.standalone import claim
 from forge.executors.calls import format_arguments
 from forge.executors.hubex.derived import record_call, with_backward
 from forge.executors.hubex.executor import HubExecutor
-from forge.executors.hubex.functions import Function, has_fake, register, registered
+from forge.executors.hubex.functions import Function, find_function, has_fake, register
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.process import verifying
 from forge.executors.hubex.verification.verification_cache import verifier
@@ -235,7 +235,7 @@ def define(functions: Iterable[Function], kernels: Iterable[Kernel]) -> None:
 
 def _is_new(function: Function) -> bool:
     """Return whether nobody has the name, or only the reference is new."""
-    there = registered(function.name)
+    there = find_function(function.name)
     return there is None or (there.foreign and there.reference is None and function.mark is not None)
 
 

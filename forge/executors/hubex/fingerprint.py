@@ -84,7 +84,7 @@ def _imports_from_elsewhere(content: str, verified: VerifiedKernel) -> tuple[str
 
 def _parts_of_operator(name: str) -> tuple[Any, ...] | None:
     """Return the parts of an operator that a manifest declares, None for other operators."""
-    function = functions.registered(name)
+    function = functions.find_function(name)
     return None if function is None or function.foreign else (function.text, function.reference, function.fake)
 
 

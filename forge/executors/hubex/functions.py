@@ -16,7 +16,7 @@ from forge import prims, torchlang
 from forge.hub.manifest import ManifestError, Mark, OpEntry, Problem, Signature, from_schema
 from forge.hub.manifest.signatures import parsed_schema
 from forge.hub.manifest.validate import NO_META
-from forge.ir import Symbol, Tag, TensorProxy, check, current_trace, speaking
+from forge.ir import Symbol, Tag, TensorProxy, check, current_trace, set_language
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.prims.library import empty_like, without_values
@@ -144,12 +144,12 @@ class Function:
         before, trace.memory = trace.memory, Memory()
         given = [trace.memory.ref(proxy).storage for proxy in tensors([args, kwargs])]
         try:
-            with speaking(torchlang.language), torchlang.RecordFactories():
+            with set_language(torchlang.language), torchlang.RecordFactories():
                 results = self._results(reference(*args, **kwargs))
             changed = [storage.root.name for storage in given if storage.version]
             check(not changed, lambda: f"{self.name}: its reference changes its arguments {', '.join(changed)}")
             taken = [*given]
-            return self.returned([_own(result, trace.memory, taken) for result in results])
+            return self.as_results([_own(result, trace.memory, taken) for result in results])
         finally:
             trace.memory = before
 
@@ -167,7 +167,7 @@ class Function:
         )
         return results
 
-    def returned(self, results: list[Any]) -> Any:
+    def as_results(self, results: list[Any]) -> Any:
         """Return results as the operator returns them."""
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -182,8 +182,8 @@ class Function:
         args, kwargs = self.call(self.values(args, kwargs))
         results = self._results(self._metadata(*args, **kwargs))
         if self.foreign:
-            return self.returned(results)
-        return self.returned([torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in results])
+            return self.as_results(results)
+        return self.as_results([torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in results])
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
         """Run the reference on real tensors."""
@@ -202,7 +202,7 @@ class Function:
             own = result.clone(memory_format=torch.contiguous_format) if storage in taken else result.contiguous()
             taken.add(storage)
             results.append(own)
-        return self.returned(results)
+        return self.as_results(results)
 
 
 def _as_declared(value: Any, kind: str) -> Any:
@@ -295,7 +295,7 @@ class Declarations:
         elif not function.reference and not function.fake and not (existing and has_fake(function.name)):
             yield NO_META
 
-    def existing(self, name: str) -> Function | None:
+    def find_existing(self, name: str) -> Function | None:
         """Return an operator that a manifest or somebody else's code defined, None where there is none.
 
         Raises NotImplementedError saying why it can be no symbol.
@@ -378,7 +378,7 @@ def _text_of(code: types.CodeType) -> tuple:
     return code.co_code, constants, code.co_names, code.co_varnames
 
 
-def registered(name: str) -> Function | None:
+def find_function(name: str) -> Function | None:
     """Return the function that the process has by this name."""
     return _known.get(name)
 

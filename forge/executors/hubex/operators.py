@@ -83,7 +83,7 @@ class Operators:
         if name.startswith("aten::"):
             return _aten_target(name)
         if "::" in name:
-            function = self.declared.existing(name)
+            function = self.declared.find_existing(name)
             return None if function is None else _function_target(function)
         symbol = _symbol(name)
         if symbol is None:

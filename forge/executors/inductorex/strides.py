@@ -10,7 +10,7 @@ from forge.ir import check
 from forge.ir.printing import symbolic_expression
 from forge.ir.proxies import SYMBOLIC_TYPES, Dim
 from forge.ir.pytree import names
-from forge.ir.strides import restrided
+from forge.ir.strides import to_strides
 
 
 class Strides(NamedTuple):
@@ -44,7 +44,7 @@ class Strides(NamedTuple):
         for place, strides in self.results.items():
             wanted = "".join(f"{each}, " for each in strides)
             lines.append(f"    results[{place}] = restrided(results[{place}], ({wanted}))")
-        scope: dict[str, Any] = {"function": function, "math": math, "restrided": restrided}
+        scope: dict[str, Any] = {"function": function, "math": math, "restrided": to_strides}
         exec(compile("\n".join([*lines, "    return results"]), "<forge strides>", "exec"), scope)
         return scope["run"]
 

@@ -19,7 +19,7 @@ from forge.ir.bounded import BoundedDict
 from forge.ir.checks import in_one_line
 from forge.ir.locks import new_lock
 from forge.ir.proxies import hint_of
-from forge.ir.strides import restrided
+from forge.ir.strides import to_strides
 from forge.ir.structure import key_of
 from forge.ir.unresolved import UnresolvedSymInt
 from forge.torch_internals.dispatch import disable_current_modes
@@ -66,7 +66,7 @@ class Fusion:
 def _laid_out(result: torch.Tensor, output: Output, others: Sequence[Any]) -> torch.Tensor:
     """Return a result with the strides that torch gives it, in memory of its own."""
     strides = output.strides or tuple(map(int, dense_strides(result.shape, output.order)))
-    laid_out = restrided(result, strides)
+    laid_out = to_strides(result, strides)
     if output.moved and any(torch.is_tensor(each) and _share_memory(each, laid_out) for each in others):
         return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device).copy_(result)
     return laid_out

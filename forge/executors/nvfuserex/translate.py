@@ -13,7 +13,7 @@ from forge.ir import BoundSymbol, TensorProxy, Trace
 from forge.ir.proxies import SYMBOLIC_TYPES, Dim, hint_of
 from forge.ir.pytree import leaves, tensors
 from forge.ir.strides import without_gaps
-from forge.prims.core import known
+from forge.prims.core import statically_true
 from forge.transforms.dce import live_calls
 
 MOST_DIMS = 8
@@ -61,7 +61,7 @@ def _is_described(proxy: TensorProxy) -> Decision:
         return decline(f"nvFuser has no {proxy.dtype} for {proxy}")
     if proxy.ndim > MOST_DIMS:
         return decline(f"nvFuser takes up to {MOST_DIMS} dims, and {proxy} has {proxy.ndim}")
-    if not all(known(length >= 1) for length in proxy.shape):
+    if not all(statically_true(length >= 1) for length in proxy.shape):
         return decline(f"{proxy} may be empty")
     return _are_said(proxy.shape)
 
@@ -112,7 +112,7 @@ def _describe(proxy: TensorProxy, library: Any, device: str) -> TensorInput:
 
 def _check_for_all_sizes(proxy: TensorProxy, order: Sequence[int]) -> None:
     """Check that one descriptor holds for all sizes: the tensor is dense and no size may be 1."""
-    longer = all(isinstance(length, int) or known(length >= 2) for length in proxy.shape)
+    longer = all(isinstance(length, int) or statically_true(length >= 2) for length in proxy.shape)
     if not longer or not _is_dense(proxy, order):
         raise Untranslatable(f"the strides of {proxy} depend on lengths that differ from run to run")
 
@@ -120,7 +120,7 @@ def _check_for_all_sizes(proxy: TensorProxy, order: Sequence[int]) -> None:
 def _is_dense(proxy: TensorProxy, order: Sequence[int]) -> bool:
     """Return whether a tensor is known to have no gaps between its elements, with its dims in this order."""
     pairs = zip(proxy.shape, strides_in_region(proxy), dense_strides(proxy.shape, order), strict=True)
-    return all(known(length == 1) or known(given == step) for length, given, step in pairs)
+    return all(statically_true(length == 1) or statically_true(given == step) for length, given, step in pairs)
 
 
 def strides_in_region(proxy: TensorProxy) -> tuple[Dim, ...]:

@@ -18,7 +18,7 @@ from forge.executors.torchex.core import run_torchlang, torchex
 from forge.ir import Proxy, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.bounded import BoundedDict
 from forge.ir.proxies import Dim, hint_of
-from forge.ir.strides import restrided
+from forge.ir.strides import to_strides
 from forge.prims.core import like
 from forge.torch_internals.attention import (
     get_cudnn_sdp_enabled,
@@ -172,7 +172,7 @@ def _cudnn_backward(
 ) -> tuple[torch.Tensor, ...]:
     lengths, kept = rest
     how = (*lengths, call.dropout_p, call.is_causal)
-    g = restrided(g, out.stride())
+    g = to_strides(g, out.stride())
     return aten._scaled_dot_product_cudnn_attention_backward(
         g, q, k, v, out, logsumexp.unsqueeze(-1), *(kept or _unread(q)), mask, *how, scale=call.scale
     )
@@ -369,7 +369,7 @@ def _composition_backward(
     g: torch.Tensor, state: Composition, shapes: tuple[object, ...]
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of those inputs that have a shape here, None for the others."""
-    g = restrided(g, state.out.stride())  # it may be a call of cuDNN
+    g = to_strides(g, state.out.stride())  # it may be a call of cuDNN
     found = iter(torch.autograd.grad(state.out, state.inputs, g, retain_graph=True))
     return tuple(next(found) if shape else None for shape in shapes)
 
@@ -415,7 +415,7 @@ def _attention_grad(
     inputs = (query, key, value, attn_mask)
     wanted = tuple(needs_grad(x) for x in inputs)
     trace = current_trace()
-    with trace.tagged(trace.tags | {Tag.RANDOM} if dropout_p > 0 else trace.tags):
+    with trace.set_tags(trace.tags | {Tag.RANDOM} if dropout_p > 0 else trace.tags):
         out, logsumexp, state = attention(*inputs, dropout_p, is_causal, scale, enable_gqa, wanted)
     if wanted[3]:  # torch's composition, which saves what it reads itself
         shapes = tuple(x.shape if needed and x is not None else None for x, needed in zip(inputs, wanted, strict=True))

@@ -19,7 +19,7 @@ def _product(a: TensorProxy, b: TensorProxy) -> TensorProxy:
     """torch.matmul finds out at run time what is known here: which product it is."""
     if a.ndim == b.ndim == 2:
         return mm(a, b)
-    if a.ndim == b.ndim == 3 and prims.known(a.shape[0] == b.shape[0]):
+    if a.ndim == b.ndim == 3 and prims.statically_true(a.shape[0] == b.shape[0]):
         return bmm(a, b)
     return matmul(a, b)
 

@@ -10,7 +10,7 @@ import torch
 from forge import clang, torchlang
 from forge.executors.torchex.core import run_torchlang, torchex
 from forge.ir import Dim, TensorProxy, get_grad, needs_grad, put_grad
-from forge.prims.core import known, like
+from forge.prims.core import like, statically_true
 from forge.torch_internals.tensors import suggest_memory_format
 from forge.torchlang.nn.norm import batch_norm_train, rms_norm_grad
 
@@ -277,7 +277,7 @@ def _batch_norm_grad(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> TensorProxy:
-    if known(input.numel() == 0):  # torch has another way for these, its kernels do not survive them
+    if statically_true(input.numel() == 0):  # torch has another way for these, its kernels do not survive them
         return NotImplemented
     out = torchlang.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     mask = _gradient_mask(input, weight, bias)

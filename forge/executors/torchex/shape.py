@@ -84,8 +84,8 @@ _t = torchex.register_operator("t", meta=lambda x: prims.permute.definition(x, (
 def _broadcast(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[int, ...]) -> TensorProxy:
     """Only what is needed: an expand where the dims are the last ones, an unsqueeze where one of length 1 is new."""
     new = [dim for dim in range(len(shape)) if dim not in dims]
-    kept = all(prims.known(x.shape[i] == shape[dim]) for i, dim in enumerate(dims))
-    if len(new) == 1 and kept and prims.known(shape[new[0]] == 1):
+    kept = all(prims.statically_true(x.shape[i] == shape[dim]) for i, dim in enumerate(dims))
+    if len(new) == 1 and kept and prims.statically_true(shape[new[0]] == 1):
         return _unsqueeze(x, new[0])
     if all(dim < len(new) for dim in new):
         return _expand(x, shape)

@@ -26,7 +26,7 @@ for _processor in ("x86_64", "aarch64"):
 
 def build_folder(repository: Repository) -> Iterator[Finding]:
     """Require that there is a build/ with a variant in it; a repository of sources is checked as far as it goes."""
-    if not repository.variants and not repository.unread:
+    if not repository.variants and not repository.unreadable:
         there = (repository.folder / "build").is_dir()
         yield Finding("build" if there else ".", 0, "layout", "has no variant; the place of one is build/<variant>/")
 
@@ -34,7 +34,7 @@ def build_folder(repository: Repository) -> Iterator[Finding]:
 def readable_files(repository: Repository) -> Iterator[Finding]:
     """Require that every file is a regular one, of the repository, and not too large: what `forge kernels lock`
     reads."""
-    yield from repository.unread
+    yield from repository.unreadable
 
 
 def variant_names(repository: Repository) -> Iterator[Finding]:

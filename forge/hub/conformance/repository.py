@@ -139,7 +139,7 @@ class Repository:
     variants: list[Variant]
     policy: Policy
     name: str | None = None
-    unread: list[Finding] = field(default_factory=list)
+    unreadable: list[Finding] = field(default_factory=list)
     is_folder: bool = True
 
     def first(self, key: str, kind: type) -> Any:
@@ -163,7 +163,7 @@ def read_repository(
     blobs: Path | None = None,
     only: Collection[str] | None = None,
 ) -> Repository:
-    """Read a repository, its build/ folder or one variant; what cannot be read is among `unread`. Executes nothing.
+    """Read a repository, its build/ folder or one variant; what cannot be read is among `unreadable`. Executes nothing.
 
     blobs: where links may lead, beside the repository's own files. only: the variants to read, all otherwise.
     """
@@ -176,11 +176,11 @@ def read_repository(
         below = path.relative_to(folder).as_posix()
         try:
             if not path.resolve().is_relative_to(folder):
-                repository.unread.append(Finding(below, 0, "files", f"is a link to {path.resolve()}, outside"))
+                repository.unreadable.append(Finding(below, 0, "files", f"is a link to {path.resolve()}, outside"))
                 continue
             files = read_files(path, place, max_file_bytes=policy.max_file_bytes, links_into=blobs)
         except HubError as error:
-            repository.unread.append(Finding(below, 0, "files", _short(error, place)))
+            repository.unreadable.append(Finding(below, 0, "files", _short(error, place)))
             continue
         is_source = path.parent.name == SOURCES
         variant = Variant(path.name if not is_source else "sources", "" if below == "." else below, files, is_source)
@@ -188,7 +188,7 @@ def read_repository(
         variant.python = {each: _parse(each, file.content) for each, file in files.items() if file.content is not None}
         repository.variants.append(variant)
     if repository.is_folder:  # of the Hub's, variants are fetched and nothing beside them
-        repository.unread += _unread_manifest(folder)
+        repository.unreadable += _unread_manifest(folder)
     return repository
 
 

@@ -117,7 +117,7 @@ def prelu(input: TensorProxy, weight: TensorProxy) -> TensorProxy:
 
 def _weight_of_channels(input: TensorProxy, weight: TensorProxy) -> TensorProxy:
     torch_check(weight.ndim <= 1, lambda: f"prelu: Expected `weight` to be a scalar or 1D tensor, but it is {weight}")
-    if weight.ndim == 0 or prims.known(weight.shape[0] == 1):
+    if weight.ndim == 0 or prims.statically_true(weight.shape[0] == 1):
         return weight
     channels = input.shape[1] if input.ndim > 1 else 1
     torch_check(
@@ -139,7 +139,7 @@ def _prelu_grad(input: TensorProxy, weight: TensorProxy) -> TensorProxy:
         put_grad(input, clang.where(positive, g, _weight_of_channels(input, weight) * g))
     if needs_grad(weight):
         slope = clang.where(positive, 0, input * g)
-        if weight.ndim and input.ndim > 1 and not prims.known(weight.shape[0] == 1):
+        if weight.ndim and input.ndim > 1 and not prims.statically_true(weight.shape[0] == 1):
             slope = slope.sum(tuple(dim for dim in range(input.ndim) if dim != 1))
         put_grad(weight, clang.sum(slope) if weight.ndim == 0 else slope)
     return out

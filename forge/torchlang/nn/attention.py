@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import TensorProxy
-from forge.prims.core import check_same_device, known, same, torch_check
+from forge.prims.core import check_same_device, same, statically_true, torch_check
 from forge.torchlang import random
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.softmax import softmax
@@ -94,7 +94,7 @@ def _repeat_heads(
             ),
         )
         times = query.shape[-3] // heads
-        if not known(times == 1):
+        if not statically_true(times == 1):
             apart = clang.expand(clang.unsqueeze(tensor, -3), (*tensor.shape[:-2], times, *tensor.shape[-2:]))
             tensor = clang.reshape(apart, (*tensor.shape[:-3], heads * times, *tensor.shape[-2:]))
         found.append(tensor)

@@ -7,7 +7,7 @@ import torch
 
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy
-from forge.prims.core import known, torch_check
+from forge.prims.core import statically_true, torch_check
 from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
 
@@ -84,12 +84,12 @@ def _pad_like(
         return input, 0
     count = weight.ndim - 2
     torch_check(
-        all(known(value == 1) for value in per_dim(op, "stride", stride, count)),
+        all(statically_true(value == 1) for value in per_dim(op, "stride", stride, count)),
         lambda: f"{op}: padding='same' is not supported for strided convolutions, but stride is {stride}",
     )
     totals = [d * (k - 1) for d, k in zip(per_dim(op, "dilation", dilation, count), weight.shape[2:], strict=True)]
     odd = [(0, total - 2 * (total // 2)) for total in totals]
-    if any(not known(after == 0) for _, after in odd):
+    if any(not statically_true(after == 0) for _, after in odd):
         input = prims.pad(input, ((0, 0),) * (input.ndim - count) + tuple(odd), 0)
     return input, tuple(total // 2 for total in totals)
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import Dim, Symbol, Tag, TensorProxy, check, current_trace
 from forge.ir.memory import Memory
-from forge.prims.core import known, same_shape, torch_check
+from forge.prims.core import same_shape, statically_true, torch_check
 from forge.torchlang.core import torchsymbol, write
 
 
@@ -38,7 +38,7 @@ def padding_row(weight: TensorProxy, padding_idx: int | None) -> Dim:
         return -1
     rows = weight.shape[0]
     check(
-        not prims.known(padding_idx >= rows) and not prims.known(padding_idx < -rows),
+        not prims.statically_true(padding_idx >= rows) and not prims.statically_true(padding_idx < -rows),
         lambda: f"embedding: Padding_idx must be within num_embeddings ({rows}), but it is {padding_idx}",
         AssertionError,
     )
@@ -48,7 +48,7 @@ def padding_row(weight: TensorProxy, padding_idx: int | None) -> Dim:
 def shorten(weight: TensorProxy, indices: TensorProxy, max_norm: float, norm_type: float, memory: Memory) -> None:
     """Write to a table: the rows that are read get no longer than max_norm. No gradient knows."""
     trace = current_trace()
-    with trace.tagged(trace.tags | {Tag.NO_GRAD}):
+    with trace.set_tags(trace.tags | {Tag.NO_GRAD}):
         new = prims.embedding_renorm(*memory.read_all((weight, indices)), max_norm, norm_type)
         write(weight, new, memory, "embedding")
 
@@ -132,7 +132,7 @@ def _bags(input: TensorProxy, offsets: TensorProxy | None, count: Dim) -> Tensor
     """Return the number of the bag that each index is in: bags of one length, or such that begin at `offsets`."""
     length = input.numel()
     places = prims.iota(length, 0, 1, torch.int64, input.device)
-    if known(length == 0):
+    if statically_true(length == 0):
         return places
     if offsets is None:
         return clang.floor_divide(places, length // count)

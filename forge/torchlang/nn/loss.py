@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import known, same, same_shape, torch_check
+from forge.prims.core import same, same_shape, statically_true, torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.limits import clamp_min
 from forge.torchlang.nn.activation import logsigmoid
@@ -500,7 +500,7 @@ def _soft_margin_loss_grad(
     out = soft_margin_loss(input, target, reduction=reduction)
     g, power = get_grad(out), clang.exp(-target * input)
     share: TensorProxy | float = -1.0
-    if reduction == "mean" and not known(input.numel() == 0):
+    if reduction == "mean" and not statically_true(input.numel() == 0):
         share /= input.numel()
         if input.device.type == "cpu":  # whose kernel rounds it, where others do not
             share = prims.full((), share, power.dtype, input.device)

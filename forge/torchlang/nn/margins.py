@@ -5,14 +5,14 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import TensorProxy, check
-from forge.prims.core import known, same, same_shape, torch_check
+from forge.prims.core import same, same_shape, statically_true, torch_check
 from forge.torchlang.nn.loss import loss_symbol, reduce_loss
 
 
 def _check_rows(op: str, input: TensorProxy, least: int) -> None:
     """Check that the input is a matrix of rows, a vector that is one row, or one number."""
     torch_check(
-        input.ndim <= 2 and not any(known(length == 0) for length in input.shape[least:]),
+        input.ndim <= 2 and not any(statically_true(length == 0) for length in input.shape[least:]),
         lambda: f"{op}: Expected non-empty vector or matrix with optional 0-dim batch size, but got: {input}",
     )
 

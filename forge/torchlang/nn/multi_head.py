@@ -258,7 +258,7 @@ def _attend(
     if mask is not None:
         mask = (
             clang.unsqueeze(mask, 0)
-            if prims.known(mask.shape[0] == 1)
+            if prims.statically_true(mask.shape[0] == 1)
             else clang.reshape(mask, (batch, num_heads, *mask.shape[1:]))
         )
     q, k, v = [clang.reshape(x, (batch, num_heads, *x.shape[1:])) for x in (q, k, v)]

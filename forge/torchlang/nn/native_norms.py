@@ -11,7 +11,7 @@ import torch
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.ir.memory import Memory
-from forge.prims.core import known, torch_check
+from forge.prims.core import statically_true, torch_check
 from forge.torch_internals.functions import torch_native_batch_norm_legit
 from forge.torchlang.core import torchsymbol, write
 from forge.torchlang.nn.norm import (
@@ -62,11 +62,11 @@ def native_group_norm(
     """(group_norm, mean, 1 / sqrt(variance + eps)) of N * C channels of HxW numbers; the last two are (N, group)."""
     op = "native_group_norm"
     torch_check(
-        not known(input.numel() != N * C * HxW),
+        not statically_true(input.numel() != N * C * HxW),
         lambda: f"{op}: expected input to have {N} * {C} * {HxW} elements, but got {input}",
     )
     torch_check(
-        group > 0 and not known(C % group != 0),
+        group > 0 and not statically_true(C % group != 0),
         lambda: f"{op}: Expected number of channels {C} to be divisible by the number of groups {group}",
     )
     channels = clang.reshape(input, (N, C, HxW))
@@ -129,7 +129,7 @@ def batch_norm_with_update(
     out, mean, variance, rstd = standardize(input, dims, eps)
     out = scale_and_shift(out, per_channel(weight, input.ndim), per_channel(bias, input.ndim), input.dtype)
     count = clang.count(input, dims)
-    unbiased = variance if known(count == 1) else variance * count / (count - 1)
+    unbiased = variance if statically_true(count == 1) else variance * count / (count - 1)
     dtype = statistics_dtype(input, *parameters.values())
     mean_of_batch, rstd = [_statistic(each, (input.shape[1],), dtype) for each in (mean, rstd)]
     new_mean, new_var = blend(running_mean, mean, momentum), blend(running_var, unbiased, momentum)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.ir.memory import Memory
-from forge.prims.core import check_dim, known, same, same_shape, torch_check
+from forge.prims.core import check_dim, same, same_shape, statically_true, torch_check
 from forge.torch_internals.functions import torch_weight_norm
 from forge.torchlang.core import check_tensor, torchsymbol, write
 from forge.torchlang.limits import clamp_min
@@ -269,7 +269,7 @@ def _train(
     eps: float,
 ) -> tuple[TensorProxy, TensorProxy | None, TensorProxy | None]:
     """batch_norm_train; of no elements, which leave the statistics as they are."""
-    if known(input.numel() == 0):
+    if statically_true(input.numel() == 0):
         return _of_empty(input, weight, bias), running_mean, running_var
     return batch_norm_train(input, running_mean, running_var, weight, bias, momentum, eps)
 
@@ -311,7 +311,7 @@ def _write_statistics(given: dict[str, Any], new: Sequence[TensorProxy | None], 
 
 def _check_count(message: str, input: TensorProxy, dims: tuple[int, ...]) -> None:
     count = clang.count(input, dims)
-    check(not known(count == 1), lambda: f"{message}, got input {input}", ValueError)
+    check(not statically_true(count == 1), lambda: f"{message}, got input {input}", ValueError)
 
 
 @torchsymbol(F.batch_norm, handler=_handle_batch_norm)
@@ -334,7 +334,7 @@ def batch_norm(
     if running_mean is None or running_var is None:
         raise RuntimeError("batch_norm: Expected running_mean and running_var to be defined when training=False")
     prims.check_dtype("batch_norm", input, prims.REAL)
-    if known(input.numel() == 0):
+    if statically_true(input.numel() == 0):
         return _of_empty(input, weight, bias)
     wide = clang.convert(input, clang.wider(input.dtype))
     rstd = clang.rsqrt(clang.convert(running_var, wide.dtype) + eps)
@@ -454,7 +454,7 @@ def local_response_norm(
         lambda: f"local_response_norm: Expected 3D or higher dimensionality input, but got {input}",
         ValueError,
     )
-    if known(input.numel() == 0):
+    if statically_true(input.numel() == 0):
         return input
     squares = clang.reshape(input * input, (input.shape[0], 1, input.shape[1], -1))
     padded = prims.pad(squares, ((0, 0), (0, 0), (size // 2, (size - 1) // 2), (0, 0)), 0)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.prims.core import known, same_shape, torch_check
+from forge.prims.core import same_shape, statically_true, torch_check
 from forge.torch_internals.functions import nn_adaptive_avg_pool2d, nn_adaptive_avg_pool3d
 from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
@@ -108,7 +108,7 @@ def adaptive_mean(op: str, input: TensorProxy, output_size: Lengths | None, coun
     """Return the means of windows that make an output of `output_size`; one window is the mean of everything, as in
     torch."""
     sizes = _output_size(op, input, output_size, count)
-    if all(known(size == 1) for size in sizes):
+    if all(statically_true(size == 1) for size in sizes):
         return clang.mean(input, tuple(range(input.ndim - count, input.ndim)), True)
     return prims.adaptive_avg_pool(input, sizes)
 
@@ -302,11 +302,11 @@ def _unpool(op: str, input: TensorProxy, indices: TensorProxy, sizes: Sequence[D
         lambda: f"{op}: Expected shape of indices to be same as that of the input tensor ({input}) but got {indices}",
     )
     torch_check(
-        not any(known(length == 0) for length in input.shape[1:]),
+        not any(statically_true(length == 0) for length in input.shape[1:]),
         lambda: f"{op}: Expected input to have non-zero size for non-batch dimensions, but got {input}",
     )
     before = input.shape[:-count]
-    if known(input.numel() == 0):
+    if statically_true(input.numel() == 0):
         return prims.clone(clang.reshape(input, (*before, *sizes)))
     zeros = prims.full((*before, math.prod(sizes)), 0, input.dtype, input.device)
     places, values = (clang.reshape(each, (*before, -1)) for each in (indices, input))
@@ -338,7 +338,7 @@ def _unpooled_size(
     for dim in range(count):
         low, high = usual[dim] - stride[dim], usual[dim] + stride[dim]
         check(
-            not known(size[dim] <= low) and not known(size[dim] >= high),
+            not statically_true(size[dim] <= low) and not statically_true(size[dim] >= high),
             lambda dim=dim, low=low, high=high: (
                 f'{op}: invalid output_size "{size}" (dim {dim} must be between {low} and {high})'
             ),

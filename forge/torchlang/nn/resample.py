@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import Dim, Number, TensorProxy, check
 from forge.prims import Upsampling
-from forge.prims.core import known, same, torch_check
+from forge.prims.core import same, statically_true, torch_check
 from forge.torch_internals.functions import nn_pad
 from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
@@ -155,18 +155,18 @@ def _pad_circular(x: TensorProxy, pad: Sequence[Dim]) -> TensorProxy:
         dim, before, after = x.ndim - 1 - i, pad[2 * i], pad[2 * i + 1]
         length = x.shape[dim]
         torch_check(
-            not (known(before > length) or known(after > length)),
+            not (statically_true(before > length) or statically_true(after > length)),
             lambda x=x, before=before, after=after: (
                 f"pad: Padding value causes wrapping around more than once: ({before}, {after}) of {x}"
             ),
         )
-        if known(before < 0) or known(after < 0):
+        if statically_true(before < 0) or statically_true(after < 0):
             x = clang.slice_in_dim(x, dim, torch.sym_max(-before, 0), length - torch.sym_max(-after, 0))
             length = x.shape[dim]
         pieces = [x]
-        if known(before > 0) or not known(before <= 0):
+        if statically_true(before > 0) or not statically_true(before <= 0):
             pieces.insert(0, clang.slice_in_dim(x, dim, length - before, length))
-        if known(after > 0) or not known(after <= 0):
+        if statically_true(after > 0) or not statically_true(after <= 0):
             pieces.append(clang.slice_in_dim(x, dim, 0, after))
         x = prims.cat(pieces, dim) if len(pieces) > 1 else x
     return x

@@ -23,7 +23,7 @@ def _prepare(
 
 def _shift(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
     """x without its maximum, which leaves the result the same and overflows nowhere."""
-    if prims.known(x.numel() == 0):
+    if prims.statically_true(x.numel() == 0):
         return x
     return x - clang.amax(x, dims, True)
 

@@ -563,7 +563,7 @@ def _problem(made: Operator, wanted: str, place: str = "4:3") -> None:
     with pytest.raises(ManifestError) as error:
         gather([made.folder])
     assert f"{made.manifest}:{place}: {wanted}" in str(error.value)
-    assert not hasattr(torch.ops.acme_test, made.base) and functions.registered(made.name) is None
+    assert not hasattr(torch.ops.acme_test, made.base) and functions.find_function(made.name) is None
 
 
 def test_neither_fake_nor_reference_is_an_error_at_its_place(operator: Callable) -> None:
@@ -678,7 +678,7 @@ def test_gathering_twice_is_gathering_once(operator: Callable, asked: list) -> N
     before = _tables()
     (kernel,) = gather([made.folder])
     assert _tables() == before and [each.name for each in eager._defined[made.name].executor.kernels] == ["acme.fast"]
-    assert kernel.target.function is functions.registered(made.name)
+    assert kernel.target.function is functions.find_function(made.name)
     made.op(*inputs())
     gather([made.folder])
     made.op(*inputs())

@@ -137,7 +137,7 @@ class Worker:
         self, kernel: Kernel, question: Question, seconds: float, digest: str, declared: bytes | None = None
     ) -> Answer | None:
         """Return the worker's answer, or how the kernel ended it; None where it finds another kernel than this
-        process's. digest: the kernel's fingerprint. declared: as of `pickled`, for a kernel declared in Python."""
+        process's. digest: the kernel's fingerprint. declared: as of `pickle_kernel`, for one declared in Python."""
         self.disown_a_parents()
         request = _request(kernel, question, seconds, digest, declared)
         with self._lock:
@@ -236,7 +236,7 @@ def _entry_for_judge(kernel: Kernel) -> KernelEntry | None:
     return entry if kernel.origin.source is not None and is_theirs and functions == (None, None, None) else None
 
 
-def pickled(kernel: Kernel) -> bytes | None:
+def pickle_kernel(kernel: Kernel) -> bytes | None:
     """Return a kernel declared in Python, for another process to declare again; None for others, and where it cannot
     be."""
     if kernel.declared is None or kernel.target.function is not None:  # an operator of this process alone

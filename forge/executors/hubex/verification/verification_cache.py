@@ -26,7 +26,7 @@ from forge.executors.fingerprint import Fingerprint, verifier_versions
 from forge.executors.hubex.fingerprint import fingerprint
 from forge.executors.hubex.kernels import Kernel, compares_values
 from forge.executors.hubex.verification.messages import Answer, Question
-from forge.executors.hubex.verification.process import Worker, ask_fork, can_fork, pickled, verifying
+from forge.executors.hubex.verification.process import Worker, ask_fork, can_fork, pickle_kernel, verifying
 from forge.hub.errors import HubNotice
 from forge.ir.source import warn
 from forge.support import owner_only_store
@@ -172,7 +172,7 @@ class Verifier:
             answer = worker.ask(kernel, question, self.seconds, digest)
         if answer is None and can_fork():
             answer = ask_fork(kernel, question, self.seconds, _verify())
-        declared = pickled(kernel) if answer is None else None
+        declared = pickle_kernel(kernel) if answer is None else None
         if declared is not None:
             answer = worker.ask(kernel, question, self.seconds, digest, declared)
         return self._verify_here(kernel, question) if answer is None else answer
