@@ -85,4 +85,5 @@ apply_patch = Patch(
     scope=Scope.TRACE,
     why="an autograd.Function runs on proxies, which are no tensors: it is to be recorded with its own backward",
     upstream="torch/autograd/function.py, Function.apply",
+    not_probed="forge.trace could not record any autograd.Function without it: proxies are no tensors",
 )

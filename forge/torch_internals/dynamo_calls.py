@@ -81,6 +81,7 @@ def _call_function(
     "exception_handler",
     why="the program may catch an error that torch raises of fake tensors alone",
     since=(2, 15),
+    not_probed="tests/capture/test_runs_in_eager.py has programs, for torch 2.15",
 )
 def _handle(self: InstructionTranslatorBase, raised: Exception) -> None:
     if isinstance(raised, vars(exc)["FakeTensorObservedException"]):
@@ -93,6 +94,7 @@ def _handle(self: InstructionTranslatorBase, raised: Exception) -> None:
     "build_inline_tracer",
     why="the program may catch Dynamo's own error of arguments that a function does not take",
     since=(2, 15),
+    not_probed="tests/capture/test_runs_in_eager.py has programs, for torch 2.15",
 )
 def _inline(parent: Any, function: Any, args: list, kwargs: dict, *others: Any, **options: Any) -> Any:
     try:

@@ -1,13 +1,14 @@
 """The table of patches: what of torch is another while forge captures or compiles, and why.
 
 `PATCHES` has every one. Each says what is wrong without it, where torch does that, and for which versions it is.
+`ALTERNATIVES` has the supported ways of torch that are not used, and why.
 """
 
 import inspect
 import threading
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from forge.torch_internals.versions import TORCH
 
@@ -65,6 +66,7 @@ class Patch(Replaced):
         upstream: the file and function of torch that it corrects, by default the attribute's own.
         since: the first version of torch that it is for.
         before: the first version that does not need it any more.
+        not_probed: why no program of tests/capture/test_patches.py shows that it is needed, and which test does.
     """
 
     def __init__(  # noqa: PLR0913  a record's fields
@@ -78,6 +80,7 @@ class Patch(Replaced):
         upstream: str | None = None,
         since: Version | None = None,
         before: Version | None = None,
+        not_probed: str | None = None,
     ) -> None:
         if isinstance(inspect.getattr_static(owner, name, None), staticmethod):
             replacement = staticmethod(replacement)
@@ -88,6 +91,7 @@ class Patch(Replaced):
         self.upstream = upstream or f"{module.replace('.', '/')}.py, {self}"
         self.since = since
         self.before = before
+        self.not_probed = not_probed
         self.enabled = True  # tests show by the opposite that it is needed
         PATCHES.append(self)
 
@@ -112,6 +116,30 @@ class Patch(Replaced):
 
 
 PATCHES: list[Patch] = []
+
+
+class Alternative(NamedTuple):
+    """A supported way of torch that forge does not go."""
+
+    name: str
+    instead: str  # the module of forge that does the same
+    why: str
+
+
+ALTERNATIVES = (
+    Alternative(
+        "torch._inductor.standalone_compile, with CompiledArtifact.save and load",
+        "forge/executors/inductorex/artifacts.py",
+        "of six regions on a CPU (torch 2.13), it takes twice the time to compile, 13 times the bytes, 5 times as long "
+        "to load, and 4 µs more for each call of 21, for AOTAutograd's wrapper",
+    ),
+    Alternative(
+        "torch._inductor.compile_fx_ext, out-of-process compilation (TORCHINDUCTOR_FX_COMPILE_MODE)",
+        "forge/executors/inductorex/out_of_process.py",
+        "it is a setting of the whole process, whose worker compiles without the patches of torch_internals/inductor/; "
+        "results depend on these",
+    ),
+)
 
 
 class Hook(Generic[P, R]):

@@ -1,21 +1,33 @@
-"""Each patch of Dynamo is needed: a program that is right with it is not without it.
+"""Each patch of torch is needed: a program that is right with it is not without it.
 
 A test that fails with "is no longer needed" says that this torch does by itself what the patch is for.
 """
 
+import importlib
+import pkgutil
 import random
+import shutil
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 import forge
+from forge import torch_internals
+from forge.compiler import fusion
+from forge.executors import inductorex
+from forge.torch_internals.inductor.config import inductor_config
 from forge.torch_internals.patch import PATCHES, Patch, Scope
 from forge.torch_internals.versions import TORCH
 
 TESTED = (2, 13)  # of the constraints file; another version may need fewer
+
+for _module in pkgutil.walk_packages(torch_internals.__path__, f"{torch_internals.__name__}."):
+    importlib.import_module(_module.name)  # the patches of Inductor are imported with the first region otherwise
 
 PROBES: dict[str, Callable[[], bool]] = {}
 
@@ -255,20 +267,91 @@ def an_assert_of_a_count_holds_for_each() -> bool:
     return True
 
 
-NOT_PROBED = {  # by a program here; these tests fail without the patch
-    "BuiltinVariable.call_vars": "tests/capture/test_attributes.py",
-    "FunctionCtx.mark_dirty": "tests/capture/test_autograd.py",
-    "InstructionTranslatorBase.exception_handler": "tests/capture/test_runs_in_eager.py",
-    "InliningInstructionTranslator.build_inline_tracer": "tests/capture/test_runs_in_eager.py",
-}
+@probe("InstructionTranslatorBase._format_value")
+def a_length_in_a_message_is_that_of_each_call() -> bool:
+    def some(x, y):
+        count = y.nonzero().shape[0]
+        torch._check(count < 3, lambda: f"{x.shape[0]} rows")
+        return x + count
+
+    jitted = _jit(some, fullgraph=True, dynamic=True)
+    for rows in (4, 5):
+        jitted(torch.ones(rows), torch.ones(2))
+    with pytest.raises(RuntimeError, match="6 rows"):
+        jitted(torch.ones(6), torch.ones(3))
+    return forge.explain(jitted).graphs == 1
 
 
-def test_every_patch_of_the_capture_has_a_program() -> None:
-    capture = {str(each) for each in PATCHES if each.scope is Scope.CAPTURE and each.applies}
-    assert capture - PROBES.keys() - NOT_PROBED.keys() == set()
+@probe("torch.utils.swap_tensors")
+def a_folded_weight_can_be_swapped() -> bool:
+    weight, x = torch.randn(3, 3), torch.ones(2, 3)
+    holder = torch.nn.Module()
+    holder.weight = torch.nn.Parameter(weight, requires_grad=False)
+    holder.forward = lambda x: x @ (holder.weight * 2).t()
+    jitted = _jit(holder, freeze=True)
+    with torch.no_grad():
+        jitted(x)
+        torch.utils.swap_tensors(holder.weight, torch.nn.Parameter(torch.zeros(3, 3), requires_grad=False))
+        return torch.equal(jitted(x), holder(x))
 
 
-@pytest.mark.parametrize("patch", [each for each in PATCHES if str(each) in PROBES], ids=str)
+# what Inductor compiles
+
+
+def _fused(function: Callable, *inputs: torch.Tensor) -> object:
+    """Return what a program with regions computes; an error of Inductor's is raised."""
+    return forge.jit(function, cache=False, strict=True)(*inputs)
+
+
+@probe("OuterLoopFusedSchedulerNode.check_outer_fusion_loop_level_attr")
+def rows_of_a_transposed_tensor_are_kept_apart() -> bool:
+    def function(transposed, a, b, c, weight, x, rstd):
+        g = (transposed + a + b + c) * weight
+        return rstd * (g - x * (g * x).mean(-1, True))
+
+    torch.manual_seed(0)
+    a, b, c, x = torch.randn(4, 1, 12, 16)
+    inputs = torch.randn(1, 16, 12).transpose(1, 2), a, b, c, torch.randn(16), x, torch.rand(1, 12, 1)
+    return torch.allclose(_fused(function, *inputs), function(*inputs), rtol=1e-4, atol=1e-5)
+
+
+def _is_exact_near_zero(function: Callable) -> bool:
+    x = torch.logspace(-9, -1, 37)
+    found = _fused(lambda x: function(x * 1.0) * 1.0, x)
+    return torch.allclose(found.double(), function(x.double()), rtol=1e-6, atol=0)
+
+
+for _function in (torch.atanh, torch.erf, torch.expm1):
+    PROBES[f"CppVecOverrides.{_function.__name__}"] = partial(_is_exact_near_zero, _function)
+
+
+def test_every_patch_has_a_program_or_says_why_not() -> None:
+    lost = {str(each) for each in PATCHES if each.applies and each.not_probed is None} - PROBES.keys()
+    assert lost == set()
+
+
+_PROBED = [each for each in PATCHES if str(each) in PROBES and each.not_probed is None]
+
+
+@pytest.fixture
+def _regions_of_their_own(patch: Patch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Inductor compiles each program anew, with the patch and without."""
+    if patch.scope is not Scope.COMPILE:
+        yield
+        return
+    if shutil.which("g++") is None:
+        pytest.skip("there is no C++ compiler (g++)")
+    monkeypatch.delenv("FORGE_CHECK", raising=False)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    fusion._artifacts.pop(inductorex.inductorex, None)
+    with inductor_config.patch(fx_graph_cache=False):
+        yield
+
+
+@pytest.mark.usefixtures("_regions_of_their_own")
+@pytest.mark.parametrize(
+    "patch", [each for each in PATCHES if str(each) in PROBES and each.not_probed is None], ids=str
+)
 def test_the_patch_is_needed(patch: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     if not patch.applies:
         pytest.skip(f"it is for torch {patch.since or 'any'} to {patch.before or 'any'}")
@@ -278,6 +361,9 @@ def test_the_patch_is_needed(patch: Patch, monkeypatch: pytest.MonkeyPatch) -> N
     alike = [each for each in PATCHES if PROBES.get(str(each)) is right]
     for each in alike:
         monkeypatch.setattr(each, "enabled", False)
+        if each.scope is Scope.PROCESS:
+            monkeypatch.setattr(each.owner, each.name, each.original)
+    fusion._artifacts.pop(inductorex.inductorex, None)
     try:
         without = right()
     except (Exception, pytest.fail.Exception):

@@ -6,9 +6,7 @@ for regions that call none, and a look at what the processor can do. Where one i
 it was, and compiles. So it does for a GPU, whose kernels come from Triton's own folder. Where one is another file than
 it was, it is deleted, since Inductor loads what is there, and the program is compiled anew.
 
-torch's own way to keep one, `torch._inductor.standalone_compile` with CompiledArtifact.save and load, costs more. Of
-six regions on a CPU (torch 2.13), it takes twice the time to compile, 13 times the bytes, 5 times as long to load, and
-4 µs more for each call of 21, for AOTAutograd's wrapper.
+`torch._inductor.standalone_compile` costs more: see ALTERNATIVES of forge/torch_internals/patch.py.
 
 Source: torch._inductor.codecache, PyCodeCache.load and CppPythonBindingsCodeCache; CompiledFxGraph.post_compile.
 """

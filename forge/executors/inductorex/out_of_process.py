@@ -3,8 +3,7 @@
 A process costs two seconds of its own, but takes nothing from the program that runs meanwhile: no time under the
 interpreter's lock, no thread that a fork would lose.
 
-Inductor's own way (torch._inductor.compile_fx_ext, by TORCHINDUCTOR_FX_COMPILE_MODE) is a setting of the whole process,
-and its worker compiles without the patches of torch_internals/inductor/, on which results depend.
+Inductor's own way lacks forge's patches: see ALTERNATIVES of forge/torch_internals/patch.py.
 """
 
 import atexit

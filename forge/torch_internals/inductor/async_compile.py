@@ -19,6 +19,7 @@ build_kernel: Hook[[Callable, AsyncCompile, Sequence[str], str], Any] = Hook("bu
     scope=Scope.COMPILE,
     why="each region would wait for its kernels before the next region is lowered",
     upstream="torch/_inductor/async_compile.py, AsyncCompile.wait",
+    not_probed="it saves time, and changes no result; tests/executors/inductorex/test_failures.py has its waits",
 )
 def defer_wait(compiling: AsyncCompile, scope: dict[str, Any]) -> None:
     """Wait for the kernels of a module that Inductor generated, whose globals are `scope`, or later."""
@@ -31,6 +32,7 @@ def defer_wait(compiling: AsyncCompile, scope: dict[str, Any]) -> None:
     scope=Scope.COMPILE,
     why="g++ would run for each kernel, most of its time for the header that all have in common",
     upstream="torch/_inductor/async_compile.py, AsyncCompile.cpp_pybinding",
+    not_probed="it saves time, and changes no result; tests/executors/inductorex/test_units.py counts the calls of g++",
 )
 def join_kernels(compiling: AsyncCompile, argtypes: Sequence[str], source: str) -> Any:
     """Return a kernel that is built together with others."""

@@ -29,6 +29,7 @@ class LongIndex(NotImplementedError):
     scope=Scope.COMPILE,
     why="sympy takes minutes to simplify a long index, or does not end",
     upstream="torch/_inductor/sizevars.py, simplify_index_in_vec_range (codegen/cpp.py before torch 2.13)",
+    not_probed="a program would not end without it; tests/executors/inductorex/test_indices.py has one with the patch",
 )
 def bound_index(index: sympy.Expr, *loop: Any) -> sympy.Expr:
     """Return a simplified index. Raises LongIndex for one of more than LONGEST terms."""
