@@ -349,9 +349,7 @@ def _regions_of_their_own(patch: Patch, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.usefixtures("_regions_of_their_own")
-@pytest.mark.parametrize(
-    "patch", [each for each in PATCHES if str(each) in PROBES and each.not_probed is None], ids=str
-)
+@pytest.mark.parametrize("patch", _PROBED, ids=str)
 def test_the_patch_is_needed(patch: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     if not patch.applies:
         pytest.skip(f"it is for torch {patch.since or 'any'} to {patch.before or 'any'}")
