@@ -114,7 +114,10 @@ def test_a_right_kernel_is_let_be() -> None:
 
 
 def test_a_wrong_pass_of_forges_own_is_forges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transforms, "cse", lambda trace: run_users([tanh_to_sin], trace, []))
+    def cse(trace: Trace) -> Trace:
+        return trace.derive("cse", run_users([tanh_to_sin], trace, []).bound_symbols)
+
+    monkeypatch.setattr(transforms, "cse", cse)
     found = forge.bisect(forge.jit(Net(), executors=[RIGHT, "torch"], transforms=[as_it_is]), X)
     assert found.kind == "forge" and "torch.sin by torch" in found.call and "forge's own" in str(found)
 
