@@ -135,7 +135,7 @@ def compiled(name: str, *, autocast: bool) -> Any:
 def stages(jitted: Any) -> list[str]:
     """Every stage of what was compiled. A constant has another number in each program."""
     traces = [*forge.last_traces(jitted), *forge.last_backward_traces(jitted)]
-    return [re.sub(r"held\(\d+\)", "held", str(trace)) for trace in traces]
+    return [re.sub(r"printed_object\(\d+\)", "printed_object", str(trace)) for trace in traces]
 
 
 @pytest.mark.parametrize("autocast", [False, True])
