@@ -18,7 +18,7 @@ import torch
 
 import forge
 from forge import torch_internals
-from forge.compiler import fusion
+from forge.compiler import region_artifacts
 from forge.executors import inductorex
 from forge.torch_internals.inductor.config import inductor_config
 from forge.torch_internals.patch import PATCHES, Patch, Scope
@@ -343,7 +343,7 @@ def _regions_of_their_own(patch: Patch, monkeypatch: pytest.MonkeyPatch, tmp_pat
         pytest.skip("there is no C++ compiler (g++)")
     monkeypatch.delenv("FORGE_CHECK", raising=False)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    fusion._artifacts.pop(inductorex.inductorex, None)
+    region_artifacts._artifacts.pop(inductorex.inductorex, None)
     with inductor_config.patch(fx_graph_cache=False):
         yield
 
@@ -361,7 +361,7 @@ def test_the_patch_is_needed(patch: Patch, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(each, "enabled", False)
         if each.scope is Scope.PROCESS:
             monkeypatch.setattr(each.owner, each.name, each.original)
-    fusion._artifacts.pop(inductorex.inductorex, None)
+    region_artifacts._artifacts.pop(inductorex.inductorex, None)
     try:
         without = right()
     except (Exception, pytest.fail.Exception):
