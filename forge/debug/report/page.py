@@ -22,7 +22,7 @@ COSTS = 25  # operations that are shown with what they take; the others are one
 BUDGET = 1_000_000  # characters of the stages' lines, together; of more the middle stages are left out
 _HEIGHT = 640  # of the page in a notebook
 _PLACE = re.compile(r"\{\{(title|style|script|data)\}\}")
-_HELD = re.compile(r"\bprinted_object\(\d+\)")
+_PRINTED_OBJECT = re.compile(r"\bprinted_object\(\d+\)")
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -200,7 +200,7 @@ def _stages(programs: Iterable[CompileReport | None]) -> dict[str, Any]:
 def _lines(trace: Trace) -> list[str]:
     """Return the printed trace; objects that have no literal are numbered in order, so that stages can be compared."""
     numbers = _Pool()
-    return _HELD.sub(lambda match: f"printed_object({numbers(match[0])})", str(trace)).splitlines()
+    return _PRINTED_OBJECT.sub(lambda match: f"printed_object({numbers(match[0])})", str(trace)).splitlines()
 
 
 def _runs(numbers: Iterable[int]) -> list[list[int]]:
