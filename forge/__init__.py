@@ -51,3 +51,4 @@ __all__ = [
     "vjp",
 ]
 versions.warn_if_untested()
+del startup, versions  # no names of the package

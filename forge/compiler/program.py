@@ -21,8 +21,11 @@ from forge.ir.symbol import substitute
 
 
 class StrictError(RuntimeError):
-    """A program breaks a rule of its user: of forge.jit(strict=True), which refuses torch functions without a torchlang
-    symbol and code that forge cannot compile, or of Explanation.require()."""
+    """A program breaks a rule that its user has set.
+
+    The rules are those of `forge.jit(strict=True)`, which refuses torch functions without a torchlang symbol and code
+    that forge cannot compile, and of `Explanation.require`.
+    """
 
 
 class Unsupported(NotImplementedError):

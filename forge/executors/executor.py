@@ -70,8 +70,13 @@ def is_own(function: Any) -> bool:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Declined:
-    """A checker's no, with the reason in words. False in a condition. parts: whether the calls that the declined one
-    consists of may be taken in its place. error: what failed, where it is no decision."""
+    """A checker's refusal of a call, which `decline` makes. It is False in a condition.
+
+    Attributes:
+        reason: The text of the report.
+        parts: Whether executors may take the calls of the refused call's decomposition.
+        error: The error that a fusion executor's compiler raised, or None.
+    """
 
     reason: str
     parts: bool = field(default=True, kw_only=True)
@@ -171,8 +176,14 @@ class Implementation:
 
 
 class Executor(RenamedMembers):
-    """What operator and fusion executors share: a name, by which `forge.jit(executors=[…])` finds it, and the patterns
-    (forge/patterns) that are to be found in a trace before its executors are asked."""
+    """The base of operator and fusion executors.
+
+    Args:
+        name: The name by which `forge.jit(executors=[…])` finds it once it is registered.
+
+    Attributes:
+        patterns: The patterns (`forge.Pattern`) to match in a trace before the executors are asked.
+    """
 
     patterns: Sequence[Any] = ()
     renamed_members = MappingProxyType(

@@ -38,11 +38,15 @@ def known_executors() -> dict[str, Executor]:
 
 
 def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Executor]:
-    """Executors by name or object, in order; for None the available ones of the default order, or of those that
-    FORGE_EXECUTORS names ("hub,torch").
+    """Return executors, in order.
 
-    Raises ValueError for an unknown name (with the near ones), for two executors of one name or where there are none,
-    TypeError for something else.
+    Args:
+        executors: Names or executors; None is the available ones of the default order, or of those that the environment
+            variable FORGE_EXECUTORS names ("hub,torch").
+
+    Raises:
+        ValueError: The sequence is empty, or has an unknown name or two executors of one name.
+        TypeError: An element is neither a name nor an executor.
     """
     if executors is None:
         named = os.environ.get("FORGE_EXECUTORS")
