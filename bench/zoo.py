@@ -1,0 +1,420 @@
+"""Models of all families, at real sizes: a step of forge against torch.compile and eager.
+
+    python -m bench.zoo [--device cpu|cuda] [--only NAME …] [--minutes M] [--results FILE] [--jobs N] [--autotune]
+                        [--png FILE] [--write PAGE]
+
+Each model is a process of its own. All compile side by side, without anything on disk; once all are ready they are
+measured one at a time, training and inference, by wall clock, kernels, peak memory, first call, and agreement with
+eager. Results are lines of JSON in FILE, and a model that is there is not run again: a run that `--minutes` ends goes on
+with the same command.
+"""
+
+import argparse
+import copy
+import gc
+import json
+import math
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+MODES = ("training", "inference")
+EAGER, PEER, AUTOTUNED, OURS = "eager", "torch.compile", "torch.compile, max-autotune", "forge"
+_KERNELS = 25  # of each system: the longest, in the results
+_MEASURING = 15.0  # seconds that a model's measuring takes, about
+
+# one model, in a process of its own
+
+
+def work(name: str, device: str, autotune: bool, rounds: int) -> None:
+    """Compile a model by each system, wait for the parent's word, measure, and print the results as JSON."""
+    import torch
+
+    prepared = {}
+    torch.set_num_threads(1)
+    for mode in MODES:
+        torch._dynamo.reset()
+        prepared[mode] = _prepare(name, device, mode == "training", autotune)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for mode in MODES:
+        systems, failures = prepared[mode]
+        print(json.dumps({"model": name, "mode": mode, **_measure(systems, failures, device, rounds)}), flush=True)
+
+
+class _Prepared:
+    """A system's step, compiled, with what its first call showed."""
+
+    def __init__(self, run: Callable[[], Any], model: Any, first: float, result: Any, gradients: list[Any]) -> None:
+        self.run, self.model, self.first, self.result, self.gradients = run, model, first, result, gradients
+
+
+def _prepare(name: str, device: str, training: bool, autotune: bool) -> tuple[dict[str, _Prepared], dict[str, str]]:
+    import torch
+
+    from bench.zoo_models import MODELS
+    from forge.benchmark.model_bench import System, entry, inference, training_step
+    from forge.ir.checks import in_one_line
+
+    torch.manual_seed(0)
+    model, arguments = MODELS[name](device == "cuda")
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model = model.to(device, dtype).train(training)
+    arguments = {key: _moved(value, device, dtype) for key, value in arguments.items()}
+    if not training:
+        arguments = {key: value for key, value in arguments.items() if key not in ("labels", "target")}
+    prepared, failures = {}, {}
+    for system in _systems(System, entry, autotune):
+        shared = {id(each): each for each in model.parameters()}
+        own = copy.deepcopy(model, shared)  # buffers of its own
+        try:
+            step = system.prepare(own)
+            run = inference(step, arguments)
+            if training:
+                run = training_step(step, own.parameters(), arguments)
+            start = time.perf_counter()
+            result = _leaves(run())
+            _finish(device)
+            first = time.perf_counter() - start
+            gradients = [each.grad.clone() for each in own.parameters() if each.grad is not None] if training else []
+            for each in own.parameters():
+                each.grad = None
+            system.finish(step)
+            prepared[system.name] = _Prepared(run, own, first, result, gradients)
+        except Exception as error:
+            failures[system.name] = in_one_line(error)
+        print(f"{system.name} {'training' if training else 'inference'}", flush=True)
+    eager = prepared[EAGER]
+    for each in prepared.values():
+        if each is not eager:
+            each.result = _distance(each.result, eager.result)
+            each.gradients = _distance(each.gradients, eager.gradients)
+    eager.result = eager.gradients = None
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return prepared, failures
+
+
+def _systems(System: Any, entry: Callable, autotune: bool) -> Iterable[Any]:
+    import torch
+
+    import forge
+
+    yield System(EAGER, lambda function: function)
+    yield System(PEER, lambda function: torch.compile(entry(function)))
+    if autotune:
+        mode = "max-autotune-no-cudagraphs"
+        yield System(AUTOTUNED, lambda function: torch.compile(entry(function), mode=mode))
+    yield System(OURS, forge.jit, forge.finish_compiling)
+
+
+def _moved(value: Any, device: str, dtype: Any) -> Any:
+    return value.to(device, dtype if value.is_floating_point() else None)
+
+
+def _leaves(result: Any) -> list[Any]:
+    """Return detached copies of the tensors of a model's result."""
+    import torch
+
+    from forge.torch_internals.pytree import torch_pytree
+
+    return [each.detach().clone() for each in torch_pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
+
+
+def _distance(ours: list[Any], theirs: list[Any]) -> float | None:
+    """Return |ours - theirs| / |theirs|, over all tensors."""
+    pairs = list(zip(ours, theirs, strict=True))
+    if not pairs:
+        return None
+    off = sum((a.float() - b.float()).square().sum().item() for a, b in pairs)
+    return math.sqrt(off / max(sum(b.float().square().sum().item() for _, b in pairs), 1e-30))
+
+
+def _finish(device: str) -> None:
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device: str, rounds: int) -> dict[str, Any]:
+    from forge.support.timing import in_turn
+
+    seconds = in_turn({name: each.run for name, each in systems.items()}, rounds=rounds, batch_seconds=0.15)
+    measured: dict[str, Any] = {}
+    for name, each in systems.items():
+        measured[name] = {
+            "seconds": statistics.median(seconds[name]),
+            "rounds": seconds[name],
+            "first": each.first,
+            "result_error": each.result,
+            "gradient_error": each.gradients,
+            **(_on_gpu(each) if device == "cuda" else {}),
+        }
+        for parameter in each.model.parameters():
+            parameter.grad = None
+    return {"systems": measured, "failures": failures}
+
+
+def _on_gpu(each: _Prepared) -> dict[str, Any]:
+    """Return a step's peak memory beyond parameters and gradients in bytes, its launches, and the seconds in kernels."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    each.run()
+    gradients = sum(p.grad.nbytes for p in each.model.parameters() if p.grad is not None)
+    for parameter in each.model.parameters():
+        parameter.grad = None
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    each.run()
+    torch.cuda.synchronize()
+    memory = torch.cuda.max_memory_allocated() - before - gradients
+    start = time.perf_counter()
+    each.run()
+    host = time.perf_counter() - start
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        each.run()
+        torch.cuda.synchronize()
+    total: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    for event in profiler.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            total[event.name][0] += 1
+            total[event.name][1] += event.device_time / 1e6
+    longest = sorted(total.items(), key=lambda item: -item[1][1])[:_KERNELS]
+    return {
+        "memory": memory,
+        "host": host,
+        "launches": int(sum(count for count, _ in total.values())),
+        "busy": sum(time for _, time in total.values()),
+        "kernels": [(kernel[:120], int(count), time) for kernel, (count, time) in longest],
+    }
+
+
+# all models
+
+
+def run_all(options: argparse.Namespace, names: list[str]) -> None:
+    """Compile the models side by side and measure them one at a time; results are appended to the file of results."""
+    deadline = time.monotonic() + 60 * options.minutes
+    with tempfile.TemporaryDirectory() as folder:
+        running = _Workers(options, folder)
+        waiting, ready, done = list(names), [], 0
+        while len(ready) < len(names) and time.monotonic() < deadline - _MEASURING * (len(ready) + 1):
+            while waiting and running.compiling < options.jobs:
+                running.start(waiting.pop(0))
+            for name in running.became_ready(1.0):
+                ready.append(name)
+                print(f"{name}: compiled", flush=True)
+        running.stop_all_but(ready)
+        for name in ready:
+            if time.monotonic() > deadline:
+                break
+            lines = running.measure(name, max(1.0, deadline - time.monotonic()))
+            with options.results.open("a") as file:
+                file.writelines(line + "\n" for line in lines)
+            for line in lines:
+                print(_summary(json.loads(line)), flush=True)
+            done += len(lines) == len(MODES)
+        running.stop_all_but([])
+    if done < len(names):
+        print(f"{done} of {len(names)} models were measured; the same command goes on with the rest")
+
+
+class _Workers:
+    """The processes of models, by name."""
+
+    def __init__(self, options: argparse.Namespace, folder: str) -> None:
+        self.options, self.folder = options, folder
+        self.processes: dict[str, subprocess.Popen] = {}
+        self.lines: dict[str, list[str]] = {}
+        self.events: queue.Queue[tuple[str, str | None]] = queue.Queue()
+        self.compiling = 0
+
+    def start(self, name: str) -> None:
+        options = self.options
+        place = Path(self.folder) / str(len(self.processes))
+        place.mkdir()
+        environment = dict(
+            os.environ,
+            FORGE_CACHE_DIR=str(place / "forge"),
+            TORCHINDUCTOR_CACHE_DIR=str(place / "inductor"),
+            TRITON_CACHE_DIR=str(place / "triton"),
+            OMP_NUM_THREADS="1",
+            HF_HUB_OFFLINE="1",
+        )
+        environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(options.compile_threads))
+        command = [sys.executable, "-m", "bench.zoo", "--worker", name, "--device", options.device]
+        command += ["--rounds", str(options.rounds), *(["--autotune"] if options.autotune else [])]
+        log = (options.results.parent / f"{options.results.stem}.log").open("a")
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+        self.processes[name], self.lines[name] = process, []
+        self.compiling += 1
+        threading.Thread(target=self._read, args=(name, process), daemon=True).start()
+
+    def _read(self, name: str, process: subprocess.Popen) -> None:
+        for line in process.stdout or ():
+            self.events.put((name, line.rstrip("\n")))
+        self.events.put((name, None))
+
+    def became_ready(self, seconds: float) -> list[str]:
+        """Return the models whose compilation ended within some seconds."""
+        try:
+            name, line = self.events.get(timeout=seconds)
+        except queue.Empty:
+            return []
+        if line is None:
+            self.compiling -= 1
+            print(f"{name}: its process ended with status {self.processes[name].wait()}", flush=True)
+        if line != "ready":
+            return []
+        self.compiling -= 1
+        return [name]
+
+    def measure(self, name: str, seconds: float) -> list[str]:
+        """Return the lines of results of a model."""
+        process = self.processes[name]
+        assert process.stdin is not None
+        process.stdin.write("measure\n")
+        process.stdin.flush()
+        lines: list[str] = []
+        end = time.monotonic() + seconds
+        while len(lines) < len(MODES) and time.monotonic() < end:
+            try:
+                source, line = self.events.get(timeout=1.0)
+            except queue.Empty:
+                continue
+            if source != name:
+                continue
+            if line is None:
+                break
+            if line.startswith("{"):
+                lines.append(line)
+        self._kill(name)
+        return lines
+
+    def stop_all_but(self, names: list[str]) -> None:
+        for name in self.processes:
+            if name not in names:
+                self._kill(name)
+
+    def _kill(self, name: str) -> None:
+        try:
+            os.killpg(self.processes[name].pid, 9)
+        except ProcessLookupError:
+            pass
+        self.processes[name].wait()
+
+
+# what was measured
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    """Return the results of a file, one per model and mode."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def ratio(result: dict[str, Any], key: str = "seconds", peer: str = PEER) -> float | None:
+    """Return forge's figure over a peer's; of times, the median over rounds."""
+    systems = result["systems"]
+    if OURS not in systems or peer not in systems:
+        return None
+    ours, theirs = systems[OURS], systems[peer]
+    if key == "seconds":
+        return statistics.median(a / b for a, b in zip(ours["rounds"], theirs["rounds"], strict=True))
+    return ours[key] / theirs[key] if ours.get(key) and theirs.get(key) else None
+
+
+def _summary(result: dict[str, Any]) -> str:
+    parts = [f"{result['model']}, {result['mode']}:"]
+    for name, each in result["systems"].items():
+        text = f"{name} {each['seconds'] * 1e3:.2f} ms"
+        if "busy" in each:
+            text += f" ({each['busy'] * 1e3:.2f} busy, {each['launches']} launches, {each['memory'] / 1e6:.0f} MB)"
+        parts.append(f"{text}, first {each['first']:.0f} s;")
+    time_ratio = ratio(result)
+    parts.append("" if time_ratio is None else f"forge / torch.compile {time_ratio:.3f}")
+    parts += [f"{name} failed: {reason}" for name, reason in result["failures"].items()]
+    return " ".join(parts)
+
+
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    """Return the geometric mean of the values that are there."""
+    logs = [math.log(each) for each in values if each is not None and each > 0]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Return the results as a table in Markdown, with geometric means last."""
+    lines = [
+        "| | eager, ms | torch.compile, ms | forge, ms | time | kernels' time | launches | memory | first call |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for mode in MODES:
+        of_mode = [each for each in results if each["mode"] == mode]
+        for each in of_mode:
+            milliseconds = (
+                f"{each['systems'][name]['seconds'] * 1e3:.1f}" if name in each["systems"] else "fails"
+                for name in (EAGER, PEER, OURS)
+            )
+            launches = " / ".join(str(each["systems"].get(name, {}).get("launches", "")) for name in (OURS, PEER))
+            ratios = {key: ratio(each, key) for key in ("seconds", "busy", "memory", "first")}
+            cells = {key: "" if value is None else f"{value:.2f}" for key, value in ratios.items()}
+            lines.append(
+                f"| {each['model']}, {mode} | {' | '.join(milliseconds)} | {cells['seconds']} | {cells['busy']} | "
+                f"{launches} | {cells['memory']} | {cells['first']} |"
+            )
+        means = (geometric_mean(ratio(each, key) for each in of_mode) for key in ("seconds", "busy", "memory", "first"))
+        wall, busy, memory, first = ("" if mean is None else f"**{mean:.2f}**" for mean in means)
+        lines.append(f"| **{mode}, geometric mean** | | | | {wall} | {busy} | | {memory} | {first} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--only", nargs="+", default=[], help="models whose name contains one of these")
+    parser.add_argument("--minutes", type=float, default=9.0, help="the time of a run, which the next one continues")
+    parser.add_argument(
+        "--results", type=Path, default=Path("build/zoo.jsonl"), help="lines of JSON (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="models that compile at once"
+    )
+    parser.add_argument("--compile-threads", type=int, default=2, help="workers of Inductor, of each model")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--autotune", action="store_true", help="one more row: torch.compile with max-autotune")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker, options.device, options.autotune, options.rounds)
+        return
+    from bench.zoo_models import MODELS
+
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    measured = [(each["model"], each["mode"]) for each in load(options.results)]
+    chosen = [name for name in MODELS if not options.only or any(part in name for part in options.only)]
+    names = [name for name in chosen if not all((name, mode) in measured for mode in MODES)]
+    if names:
+        run_all(options, names)
+    print(table([each for each in load(options.results) if each["model"] in chosen]))
+
+
+if __name__ == "__main__":
+    main()
