@@ -35,8 +35,8 @@ class AdamW(torch.optim.AdamW):
         betas: Decay rates of the two moments.
         eps: Term added to the denominator.
         weight_decay: Decoupled weight decay.
-        amsgrad: Whether to use the maximum of the second moments.
-        maximize: Whether to maximize the objective.
+        amsgrad: Use the maximum of the second moments.
+        maximize: Maximize the objective instead of minimizing it.
         foreach: torch's own implementation; not supported.
         capturable: Always in effect: steps are counted on the device.
         differentiable: torch's own implementation; not supported.
@@ -179,7 +179,7 @@ class AdamW(torch.optim.AdamW):
 
 
 class _Run:
-    """What is kept of a group between steps. step: the kernel's, where the group's parameters are for it."""
+    """State of a parameter group between steps. step: the kernel's, where it supports the group's parameters."""
 
     def __init__(self) -> None:
         self.step: Callable | None = None

@@ -32,8 +32,8 @@ _OPTIONS = frozenset({"dirty_idx", "non_differentiable_idx", "saved_for_backward
 
 
 class Forward(NamedTuple):
-    """What a forward returns: its outputs, what it keeps for the backward, and which outputs (by position) are inputs
-    that it changed, or have no gradient."""
+    """Results of a forward: its outputs, the values that it saves for the backward, and the positions of outputs that
+    are inputs it changed, or that have no gradient."""
 
     outputs: tuple
     kept: Any

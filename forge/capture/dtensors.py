@@ -53,7 +53,7 @@ def _has_dtensor(node: Node) -> bool:
 
 
 class _Spec(NamedTuple):
-    """How a DTensor is placed: a place for each dim of the mesh."""
+    """The placement of a DTensor: a place for each dim of the mesh."""
 
     mesh: Any
     places: tuple[Place, ...]

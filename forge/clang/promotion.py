@@ -12,7 +12,7 @@ __all__ = ["Promotion", "category", "compute_dtype"]
 
 
 class Promotion(Enum):
-    """How an elementwise operation chooses the dtypes it computes in and returns."""
+    """Rules by which an elementwise operation chooses the dtypes it computes in and returns."""
 
     DEFAULT = auto()  # computes and returns the promoted dtype
     INT_TO_FLOAT = auto()  # integers become the default float dtype (sin, true division)

@@ -371,7 +371,7 @@ def _has_kernels(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
 
 
 def _options(bound: BoundSymbol, executors: Sequence[Executor]) -> list[_Option]:
-    """Those that would take a call, in order; none where no kernel would."""
+    """Return the candidates that accept a call, in order; none if all are torch's or fusion executors."""
     found: list[_Option] = []
     for executor in executors:
         if isinstance(executor, FusionExecutor):

@@ -38,7 +38,7 @@ _NONE_EXCLUDED: Excluded = MappingProxyType({})
 
 
 class Selection(Protocol):
-    """Which of those that would take a call are not to get it, and why: because others were measured to be faster."""
+    """Choice of the candidates excluded from a call, with the reasons: others were measured to be faster."""
 
     def __call__(self, bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Excluded:
         """active: the arguments that a gradient flows to, where the call is to be differentiated."""

@@ -1,4 +1,4 @@
-"""Which calls of a claimed program run as one CUDA graph, and the program with those graphs as calls."""
+"""Partition of a claimed program into CUDA graphs, and the program with those graphs as calls."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""What a front end hands over: a pure trace, and an epilogue that does what eager does to its caller's memory.
+"""The result of a front end: a pure trace, and an epilogue that does what eager does to its caller's memory.
 
 The trace computes values. The epilogue writes changed inputs back, makes the outputs that are views (of inputs, or of
 each other) and builds the user's result. In training it runs outside of the autograd.Function, so that torch's autograd

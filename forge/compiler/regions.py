@@ -1,4 +1,4 @@
-"""Which calls of a program become one fused region: those of one level.
+"""Partition of a program's fusible calls into regions, one for each level.
 
 A level is how many cuts (calls that no fusion executor takes: matrix products, kernels) stand between a call and the
 program's inputs. All fusible calls of one level are one region: a region reads what was made at earlier levels and the

@@ -42,7 +42,7 @@ class LayerUse(NamedTuple):
 
 
 class CompileReport:
-    """How one program was compiled, and what runs its calls.
+    """A record of one program's compilation, and of what runs its calls.
 
     Attributes:
         traces: the stages of the forward, or of the whole program where no gradient is needed.

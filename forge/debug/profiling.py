@@ -41,7 +41,7 @@ _WARM, _FEWEST, _MOST = 2, 3, 25
 
 
 class Opaque:
-    """An opaque call of a profiled program. What is not torch's own may do more than compute: it does not run.
+    """An opaque call of a profiled program. A function that is not torch's may do more than compute: it does not run.
 
     left_out: why there are values like its results in its place. is_backward: of another one, which runs if that did.
     """
@@ -98,8 +98,8 @@ def _with_opaque(trace: Trace) -> Trace:
 
 
 class Cost(NamedTuple):
-    """What one call takes. outputs: the names that it makes. seconds: the median over runs. bytes: of the memory that
-    its results hold and its arguments do not."""
+    """Time and memory of one call. outputs: the names that it makes. seconds: the median over runs. bytes: of the
+    memory that its results hold and its arguments do not."""
 
     call: str
     outputs: tuple[str, ...]

@@ -43,7 +43,7 @@ def inputs():
 
 
 def run(function):
-    """What the function returns, and the gradients of the sum of it."""
+    """Return the results of the function, and the gradients of their sum."""
     given = [x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in inputs()]
     results = [x for x in function(*given) if isinstance(x, torch.Tensor)]
     wanted = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]

@@ -384,7 +384,7 @@ def _qualified_name(function: Any) -> str:
 
 
 def operators_of(executors: Iterable[Executor]) -> list[OperatorExecutor]:
-    """Those that run single calls."""
+    """Return the executors that run single calls."""
     return [each for each in executors if isinstance(each, OperatorExecutor)]
 
 

@@ -25,8 +25,8 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Part:
-    """What came from one manifest. manifest: its path in the bundle. repository: whether a variant lies beside it.
-    kernels: (operation, name) of each that the program needs."""
+    """A bundle's kernels from one manifest. manifest: its path in the bundle. repository: True if a variant lies
+    beside it. kernels: (operation, name) of each that the program needs."""
 
     manifest: str
     repository: bool

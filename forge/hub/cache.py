@@ -19,7 +19,7 @@ from forge.hub.source import COMMIT
 
 @dataclass(frozen=True)
 class Record:
-    """What the Hub answered about a commit when it was asked. trusted: of its publisher; None if that was not asked."""
+    """The Hub's cached answer about a commit. trusted: the mark of its publisher; None if it was not requested."""
 
     files: Mapping[str, ListedFile]
     trusted: bool | None = None

@@ -1,4 +1,4 @@
-"""What can be wrong with a kernel repository: one family of errors, and how a message names the place."""
+"""Errors of kernel repositories: one family of exceptions, and the place that a message names."""
 
 from dataclasses import dataclass, replace
 

@@ -41,7 +41,7 @@ class File:
 
 @dataclass(frozen=True)
 class Pins:
-    """What the files must be: path → "algorithm:hex". origin: who says so, in words. exact: also no bytecode beside."""
+    """Required hashes of files: path → "algorithm:hex". origin: their source, in words. exact: refuse bytecode, too."""
 
     files: Mapping[str, str]
     origin: str

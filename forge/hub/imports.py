@@ -1,8 +1,8 @@
-"""What a kernel's code may import and what it may be called, found before any of it runs.
+"""Checks of a kernel's imports and of its id, made before any of its code runs.
 
-The Hub's rule is about every import of every file. What keeps a kernel from being loaded is less: an import that runs,
-and that nothing catches, while the kernel's `__init__` does. This is a check of rules and not a sandbox: code that
-means harm is kept out by trust and locks.
+The Hub's rule is about every import of every file. Loading is refused for fewer: imports that run, and that nothing
+catches, while the kernel's `__init__` does. This is a check of rules and not a sandbox: trust and locks keep out
+malicious code.
 """
 
 import ast

@@ -25,7 +25,7 @@ class KernelDependency:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a variant says of itself. It holds no operators, dtypes or shapes, and nothing about gradients.
+    """A variant's metadata.json. It holds no operators, dtypes or shapes, and nothing about gradients.
 
     form: which published form it has. name: the kernel's, with dashes; the repository's where the file does not say.
     python_depends: names from the Hub's list of allowed dependencies, those for this backend included.

@@ -1,4 +1,4 @@
-"""What metadata.json must hold, and in forge's words what is wrong with one that the library `kernels` refuses."""
+"""Schema of metadata.json, and a readable error for a file that the library `kernels` refuses."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What the user allows: from whom, how well proved, and how large."""
+"""The user's policy for kernels: trusted publishers, required signatures, and size limits."""
 
 import difflib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ SIGNATURES = ("off", "warn", "enforce")
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Which kernels may be imported.
+    """A policy of the kernels that may be imported.
 
     trust: "locked" takes what a lock file holds; "publisher" also what one of `repositories` ("org/name"), one of
     `publishers` ("org") or, with `hub_publishers`, an organization that the Hub marks as trusted gives; "any" all.

@@ -1,6 +1,6 @@
-"""Which imports of a package run while it is imported: from `__init__`, along relative imports, at module level.
+"""Imports of a package that run while it is imported: from `__init__`, along relative imports, at module level.
 
-What stands in a function runs when it is called; what the code itself guards (`try: … except ImportError`) may fail.
+A function's imports run when it is called; imports that the code guards (`try: … except ImportError`) may fail.
 """
 
 import ast

@@ -21,7 +21,7 @@ SOURCES = "torch-ext"  # beside build/: where a repository keeps the Python that
 
 @dataclass(frozen=True)
 class Selection:
-    """What would be loaded, before a file of it is fetched.
+    """The variants chosen for loading, before any of their files is fetched.
 
     commit: None for a folder. build: the folder that holds the variants. choice: the variants that fit, the best
     first, and why the others do not. record: what the Hub listed. locked: the entry of the lock file. cached: whether

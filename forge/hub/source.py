@@ -1,4 +1,4 @@
-"""What a user writes for a kernel: "org/name", "org/name@v1", "org/name@<revision>", or a folder."""
+"""A user's reference to a kernel: "org/name", "org/name@v1", "org/name@<revision>", or a folder."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Which build of a kernel fits this system, and why each of the others does not."""
+"""Choice of the build of a kernel that fits this system, with the reason against each of the others."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a program is: symbols, proxies, traces, printing. Imports nothing else of forge."""
+"""The intermediate representation: symbols, proxies, traces, printing. Imports nothing else of forge."""
 
 from forge.ir.checks import check
 from forge.ir.grad_rules import end_grad, get_grad, needs_grad, put_grad, register_grad

@@ -40,9 +40,9 @@ def grad_rule(symbol: Symbol) -> Callable[..., Any] | None:
 
 
 class RuleCall:
-    """What one run of a rule asked for and gave: `gets` pairs an output with the stand-in for its gradient; `puts` are
-    an argument, a gradient, and the outputs without whose gradients it is none. `before` is how many calls it had
-    recorded when it first asked for one. `ends`: it said that an argument has no gradient, None."""
+    """The gradients that one run of a rule read and made. `gets` pairs an output with the stand-in for its gradient;
+    `puts` are an argument, its gradient, and the outputs without whose gradients it is None. `before` is the number of
+    calls recorded before the first read. `ends`: the rule gave None as the gradient of an argument."""
 
     __slots__ = ("active", "before", "ends", "gets", "puts")
 

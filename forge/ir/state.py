@@ -1,4 +1,4 @@
-"""What is being recorded, and in which language operators are read, per thread."""
+"""Per-thread state of recording: the trace that calls go to, and the language of operators."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Recorder(Protocol):
-    """What symbol calls are recorded into: a trace (forge/ir/trace.py)."""
+    """The target of recorded symbol calls: a trace (forge/ir/trace.py)."""
 
     tags: frozenset[Any]
 

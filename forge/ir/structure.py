@@ -1,4 +1,4 @@
-"""What a trace is, as a key: two traces of one structure are one program."""
+"""A trace's structure as a key: two traces of one structure are one program."""
 
 import weakref
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def metadata_key(bound: BoundSymbol) -> tuple[Any, ...]:
 
 
 def settings() -> tuple[Any, ...]:
-    """Those of torch's settings that decide what a call gives, besides its arguments, and with which kernel."""
+    """Return the torch settings that, besides its arguments, decide a call's result and its kernel."""
     return (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled())
 
 

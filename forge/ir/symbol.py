@@ -13,7 +13,7 @@ from forge.ir.state import recorder
 
 
 class Tag(Enum):
-    """What transforms must know of a symbol or of one call."""
+    """Properties of a symbol or of one call that transforms must respect."""
 
     VIEW = auto()  # the prim's output shares the first argument's memory; a composite may have such a prim inside
     RANDOM = auto()  # draws from a generator: never merged, hoisted, reordered or dropped

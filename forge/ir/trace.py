@@ -91,7 +91,7 @@ class Trace:
 
     @property
     def calls_in_scope(self) -> int:
-        """How many calls were recorded into the innermost open scope."""
+        """The number of calls recorded into the innermost open scope."""
         return len(self._scopes[-1])
 
     @property

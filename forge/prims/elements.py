@@ -1,4 +1,4 @@
-"""What a tensor's elements are, and where: hashes, and the places of those that are not 0."""
+"""Prims of a tensor's elements: hashes, and the places of those that are not 0."""
 
 import torch
 

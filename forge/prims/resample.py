@@ -9,7 +9,7 @@ Lengths = tuple[Dim, ...]
 
 
 class Upsampling(Enum):
-    """How values between the input's are made; "antialias" widens the kernel where the input shrinks."""
+    """Methods of interpolating between the input's values; "antialias" widens the kernel where the input shrinks."""
 
     NEAREST = "nearest"
     NEAREST_EXACT = "nearest-exact"

@@ -270,7 +270,7 @@ def _detach_inputs(apply: Callable, detached: Sequence[int]) -> Callable:
 
 
 class _Parts:
-    """What is left of a running backward: an iterator of the gradients of each part."""
+    """Remaining parts of a running backward: an iterator over the gradients of each part."""
 
     def __init__(self) -> None:
         self.left: Iterator[Sequence[torch.Tensor | None]] = iter(())

@@ -24,7 +24,7 @@ _log = logging.getLogger("forge.cuda_graphs")
 
 
 class Recording(Protocol):
-    """What a recorder made of a function."""
+    """A function's recorded graph, which a recorder made and which can be replayed."""
 
     outputs: Sequence[Any]
 

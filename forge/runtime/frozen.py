@@ -34,9 +34,9 @@ _folded_lock = new_lock()
 
 
 class _State(NamedTuple):
-    """What was computed of some weights. `seen` is what `_look` saw of them before, `bits` what was in `cells`, which
-    are parts of their memory; `weights` refer to them, `memory` is theirs, which nothing else takes the place of while
-    it is kept; `hooks` are called when a gradient arrives."""
+    """Values computed from some weights, and the state of the weights at that time. `seen` is the result of `_look`;
+    `bits` is the content of `cells`, which are parts of their memory; `weights` are weak references. `memory` is
+    theirs: no other tensor is allocated there while it is referenced. `hooks` are called when a gradient arrives."""
 
     seen: list[int]
     bits: list[bytes]

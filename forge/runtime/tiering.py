@@ -23,10 +23,10 @@ _log = logging.getLogger("forge")
 
 
 class _Rates(NamedTuple):
-    """What a device does a second, roughly, and the seconds that one call of torch costs.
+    """Rough rates of a device per second, and the seconds that one call of torch costs.
 
-    share: a program is small if its work takes less than this many times what its calls cost. A GPU works while the
-    next calls are made: what they cost is seen only where they are the longer.
+    share: a program is small if its work takes less than this many times the cost of its calls. A GPU works while the
+    next calls are made: their cost is visible only where they take longer.
     """
 
     flops: float

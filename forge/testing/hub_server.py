@@ -26,7 +26,7 @@ def oid(content: bytes) -> str:
 
 @dataclass
 class Repository:
-    """What was published under one name. listed: path → size, of files that are listed but not held."""
+    """A published kernel repository. listed: path → size, of files that are listed but have no content."""
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)

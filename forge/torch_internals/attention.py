@@ -1,4 +1,4 @@
-"""Which kernels of attention are enabled, and which one torch would choose."""
+"""Enabled attention kernels, and the one that torch would choose."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,5 @@
-"""What the families of functions that torch spells in many ways share: every spelling of a name as one symbol, and the
-error of an argument that is neither a tensor nor a number."""
+"""Helpers for functions that torch spells in many ways: every spelling of a name as one symbol, and the error of an
+argument that is neither a tensor nor a number."""
 
 from collections.abc import Callable, Sequence
 from types import ModuleType

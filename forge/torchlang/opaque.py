@@ -160,7 +160,7 @@ def _fresh(trace: Any, leaf: Any) -> Any:
 
 @dataclass(slots=True, eq=False)
 class OpaqueGraph:
-    """What the backward of an opaque call needs: its detached inputs and its outputs, with torch's graph between.
+    """An opaque call's state for its backward: its detached inputs and its outputs, with torch's graph between.
 
     random: whether the call drew random numbers, so that it cannot run again. unreached: the inputs that the running
     backward takes to have no gradient; None where it gets zeros for them.

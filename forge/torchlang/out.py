@@ -1,5 +1,5 @@
-"""What a function demands of its `out=`: of its dtype (most cast their result into it, as an in-place form does), and
-of its memory."""
+"""Checks of `out=`: its dtype (most functions cast their result into it, as an in-place form does), and its
+memory."""
 
 from typing import Any
 

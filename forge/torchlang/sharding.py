@@ -1,5 +1,5 @@
-"""How the processes' parts of one tensor become other parts of it: what redistributing a DTensor does to the tensors
-inside, and its gradient.
+"""Redistribution of a sharded tensor: the collectives that turn each process's part into another one, as for the
+tensors inside a DTensor, and their gradients.
 
 A place is an int, the dim along which each process has a part; "replicate", each has all of it; or "partial", the sum
 of what they have is it. A gradient is placed as the value is, that of a partial value is replicated: so is it in torch
@@ -25,7 +25,7 @@ def of_gradient(place: Place) -> Place:
 
 
 class _Calls(NamedTuple):
-    """What redistributing is written in: of tensors, or of proxies."""
+    """The functions that redistribution is written in: those of tensors, or those of proxies."""
 
     collectives: Any
     narrow: Callable[..., Any]

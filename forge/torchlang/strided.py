@@ -21,8 +21,8 @@ from forge.torchlang.shape import row_major
 
 
 class StridedView(NamedTuple):
-    """What as_strided shows of a tensor with `strides`, from `offset` on: after its first element, or after the start
-    of the memory in which the input `origin` lies."""
+    """The view that as_strided makes of a tensor with `strides`. `offset` counts from the tensor's first element, or
+    from the start of the memory of the input `origin`."""
 
     size: tuple[Dim, ...]
     stride: tuple[Dim, ...]

@@ -50,7 +50,7 @@ def _empty(leaf: Any, dtype: Callable[[TensorProxy], torch.dtype]) -> Any:
 
 
 class EffectRecorder(TorchDispatchMode):
-    """What the operators that run do besides returning tensors.
+    """A mode that records the side effects of the operators that run under it.
 
     `written` holds the memory that they change, `tracked` that of it which they change where autograd sees it (with
     grad enabled, not through detach); `reshaped` the tensors whose own shape or memory they change. `random` says
@@ -102,7 +102,7 @@ def _layout(tensor: torch.Tensor) -> tuple:
 
 
 class Trial(NamedTuple):
-    """What a call does besides returning tensors.
+    """Side effects of a call.
 
     changed: the leaves of its arguments that it changes, by position; silently: those of them that it changes without
     grad, whatever the mode around it. reshapes: whether it changes the shape or the memory of one.

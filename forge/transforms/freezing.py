@@ -1,4 +1,4 @@
-"""What is known of a program's weights while it is frozen (forge.jit(freeze=True)), and what was done about them."""
+"""The weights of a frozen program (forge.jit(freeze=True)): constant inputs, and a record of those folded or not."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field

@@ -18,10 +18,10 @@ from forge.ir.symbol import substitute
 
 
 class Choice(NamedTuple):
-    """How the executor that will claim a call wants it differentiated: by its own rule; taken apart where the backward
-    reads a value from inside it, or kept one call, such values being recomputed. A rule returns NotImplemented where
-    it has no gradient of an argument that needs one; then, too, it is kept one call. An error of the rule is handed to
-    `blame`."""
+    """The way in which the executor that will claim a call wants it differentiated: by its own rule; decomposed where
+    the backward reads a value from inside it; or as one call, with such values recomputed. A rule returns
+    NotImplemented where it has no gradient of an argument that needs one; then, too, it stays one call. An error of
+    the rule is passed to `blame`."""
 
     rule: Callable[..., Any] | None = None
     recompute: bool = False

@@ -24,7 +24,7 @@ class HoistedProgram(NamedTuple):
 
     @property
     def values(self) -> tuple[TensorProxy, ...]:
-        """What is computed ahead."""
+        """The results of `ahead`, which `rest` reads."""
         values: tuple[TensorProxy, ...] = self.ahead.output
         return values
 

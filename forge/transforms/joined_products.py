@@ -35,7 +35,7 @@ class _Product(NamedTuple):
 
     @property
     def columns(self) -> Dim:
-        """How many it makes of each row of x."""
+        """The number of output columns: results for each row of x."""
         return self.weight.shape[0 if self.bound.symbol is LINEAR else 1]
 
 
@@ -96,7 +96,7 @@ def _rewrite(trace: Trace, ahead: Sequence[BoundSymbol], joined: dict[str, list[
 
 
 def _changed_names(trace: Trace, names: set[str]) -> set[str]:
-    """Those of these values that are changed through a view."""
+    """Return the values among `names` whose memory the program changes, itself or through a view."""
     shown = {name: name for name in names}
     found = set()
     for bound in trace.bound_symbols:

@@ -1,10 +1,10 @@
-"""What a backward reads is saved by the forward, or computed again: the choice that saves the fewest bytes.
+"""Rematerialization: save or recompute each value that a backward reads, so that the fewest bytes are saved.
 
 The forward is a network from its inputs to what the backward reads. Each value is an edge whose capacity is its bytes;
 the minimum cut is what to save, and what lies between the cut and the backward is computed again. Inputs that the
 backward reads anyway, and parameters of modules, cost nothing; others are saved as copies, since their memory may
-change. What is not cheap to run twice (a matrix product, attention, an embedding, whatever draws random numbers or is
-opaque) is never on the far side of the cut.
+change. Calls that are not cheap to run twice (a matrix product, attention, an embedding), draw random numbers or are
+opaque are never on the far side of the cut.
 
 Source: T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016), for computing again; a cut as in the
 partitioners of AOTAutograd (torch._functorch.partitioners).

@@ -80,7 +80,7 @@ def backward_of(
     `_read_for_some`).
 
     mutated: inputs that are written to after the forward. parameters: weights of modules, which change after the
-    backward. What a call of the forward computes is not computed twice, unless its result is a value to copy.
+    backward. Results of the forward's calls are not computed twice, except values to copy.
     """
     every = backward(joint, seeds_of(joint.forward, outputs), wanted)
     visible = {*names(tensors_of(joint.forward.inputs)), *joint.forward.output_names}.difference(parameters)
@@ -138,7 +138,7 @@ def free_names(trace: Trace, lengths: set[str]) -> list[str]:
 def split(forward: Trace, backward: Trace, copied: Collection[str] = (), also: Sequence[Proxy] = ()) -> Split:
     """Cuts the joint program after the forward: what the backward reads is saved, and nothing else.
 
-    A composite of the forward stays one call unless the backward reads a value from inside it. What is recomputed is
+    A composite of the forward stays one call unless the backward reads a value from inside it. Recomputed values are
     not saved. The values `copied` (see `backward_of`) are saved as copies, where the backward reads them. The values
     `also` are saved in any case.
     """
@@ -227,7 +227,7 @@ def _lengths(forward: Trace) -> set[str]:
 
 
 class _SharedMemory:
-    """Which values of a program may share memory: views with what they show."""
+    """Groups of a program's values that may share memory: views and their bases."""
 
     def __init__(self, calls: Iterable[BoundSymbol]) -> None:
         self._groups: dict[str, set[str]] = {}

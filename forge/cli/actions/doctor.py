@@ -1,4 +1,4 @@
-"""What forge doctor does; forge/cli/doctor.py declares it."""
+"""Action of forge doctor; forge/cli/doctor.py declares it."""
 
 import json
 

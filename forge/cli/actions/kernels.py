@@ -1,4 +1,4 @@
-"""What forge kernels list, check, verify, bench, lock, new and build do; forge/cli/kernels.py declares them."""
+"""Actions of forge kernels list, check, verify, bench, lock, new and build; forge/cli/kernels.py declares them."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""What forge trace, explain and bench do; forge/cli/programs.py declares them."""
+"""Actions of forge trace, explain and bench; forge/cli/programs.py declares them."""
 
 import contextlib
 import json

@@ -28,8 +28,8 @@ class Explanation:
 
     Attributes:
         name: The name of the target.
-        captured: Whether Dynamo captured a call.
-        ungiven: Whether the target is of torch.compile(backend="forge") and Dynamo passed no graph to forge;
+        captured: True if Dynamo captured a call.
+        ungiven: True if the target is of torch.compile(backend="forge") and Dynamo passed no graph to forge;
             `graph_breaks` then has those that Dynamo quantity in this process.
         rows: A Row for each operation that runs.
         saved: A SavedRow for each tensor that a backward needs.
@@ -53,7 +53,7 @@ class Explanation:
         measured: Times of the candidates for a call and the one that runs (forge.jit(select="measured")).
         layers: The outcome for each module for which a layer exists.
         numerics: The rounding of regions, "fast" or "eager".
-        shortened: Whether forge.last_traces has the last stages alone.
+        shortened: True if forge.last_traces has the last stages alone.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Explanation:
 
     @property
     def executors(self) -> dict[str, int]:
-        """How many operations each executor runs."""
+        """The number of operations that each executor runs."""
         return dict(Counter(row.executor for row in self.rows))
 
     @property
@@ -153,8 +153,8 @@ class Explanation:
 
     @property
     def saved_bytes(self) -> int:
-        """What a backward keeps in memory beyond inputs, parameters and results, in bytes; lengths that are symbols
-        are not quantity."""
+        """The bytes that a backward keeps in memory beyond inputs, parameters and results; tensors of symbolic sizes
+        are not counted."""
         return sum(each.bytes or 0 for each in self.saved if each.own)
 
     def require(self, executor: str) -> None:

@@ -32,7 +32,7 @@ class Line(NamedTuple):
 
     @property
     def pattern(self) -> tuple:
-        """What is not of its layer alone."""
+        """Return the fields that equal calls of different layers share, with `*` for the layer's index."""
         results = re.sub(r"\w+: ", "", self.result)
         operation = re.sub(r"fusion\d+", "fusion", self.operation)
         return LAYER.sub(r"\1*", self.module), operation, results, self.executor, self.declined, self.source
@@ -87,7 +87,7 @@ class Fold(NamedTuple):
 
     @property
     def columns(self) -> list[tuple[tuple[Line, str], list[Line]]]:
-        """What is `display_lines` of each call, and the call of each layer."""
+        """Return each entry of `display_lines` with the calls of all layers that it stands for."""
         return list(zip(self.display_lines, map(list, zip(*self.layers, strict=True)), strict=True))
 
 

@@ -66,7 +66,7 @@ class SavedRow:
         name: The name in the trace.
         result: The dtype and shape.
         bytes: The size in bytes; None for symbolic sizes.
-        own: Whether saving it holds memory that the inputs and results of the program do not hold already.
+        own: True if saving it holds memory that the inputs and results of the program do not hold already.
         module: The path of the module that computes it, or None.
         source: The user's line, or None.
     """

@@ -1,4 +1,4 @@
-"""What a Python function reads of the names around it, found in its bytecode; nothing is run."""
+"""Names around a Python function that it reads, found in its bytecode; nothing is run."""
 
 import dis
 import types
@@ -35,8 +35,8 @@ class Import:
 
 @dataclass(frozen=True)
 class Reads:
-    """What a function and those that are defined in it read: names, modules, and by what name it reaches further than
-    can be seen, None where it does not."""
+    """Names and modules that a function and those defined in it read. `beyond` is the name by which it reaches further
+    than its bytecode shows (`globals`, `eval`), or None."""
 
     names: tuple[Read, ...]
     imports: tuple[Import, ...]

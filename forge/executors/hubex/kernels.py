@@ -43,8 +43,8 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Origin:
-    """How another process finds a kernel again: by its source, and by what the source was asked for with. source: None
-    for a function given in Python. content: a hash of its files."""
+    """A kernel's source and the options it was resolved with, by which another process can load it. source: None for a
+    function registered in Python. content: a hash of its files."""
 
     source: str | None = None
     content: str = ""

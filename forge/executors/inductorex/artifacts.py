@@ -35,7 +35,7 @@ _kept: "weakref.WeakKeyDictionary[Callable, ArtifactRecord | _SerializedArtifact
 
 
 class ArtifactRecord:
-    """What `dump` writes of an artifact. strides: those of the results where Inductor's differ."""
+    """The serializable parts of an artifact. strides: those of the results where Inductor's differ."""
 
     def __init__(self, graph: Any, strides: Strides) -> None:
         self.source: str | None = getattr(graph, "source_code", None)

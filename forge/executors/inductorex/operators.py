@@ -1,4 +1,4 @@
-"""Which calls Inductor writes loops for: the aten operators that torch's function for a call runs decide it."""
+"""Choice of the calls for which Inductor writes loops, by the aten operators that torch runs for a call."""
 
 from typing import Any
 

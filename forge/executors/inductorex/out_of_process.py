@@ -77,7 +77,7 @@ class Compilation:
 
     @property
     def function(self) -> Callable | None:
-        """What it calls, once it is compiled."""
+        """The compiled function; None until it is loaded."""
         return self._function
 
     def state(self) -> Decision:

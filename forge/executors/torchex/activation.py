@@ -1,4 +1,4 @@
-"""How torch runs the activation family: by its built-in functions, where torch.nn.functional wraps them in Python."""
+"""The torch executor's activation family: the built-in functions that torch.nn.functional wraps in Python."""
 
 from forge import torchlang
 from forge.executors.torchex.core import as_what_it_calls, run_torchlang

@@ -1,4 +1,4 @@
-"""How torch runs the attention family.
+"""The torch executor's implementations of the attention family.
 
 Which kernel attends is torch's choice when the code runs (torch._fused_sdp_choice): it depends on strides, on the GPU
 and on torch.nn.attention.sdpa_kernel. A pair of operators follows it: the forward keeps what the chosen kernel's

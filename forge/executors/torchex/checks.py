@@ -1,4 +1,4 @@
-"""How torch runs prims that look at values."""
+"""The torch executor's implementations of prims that look at values."""
 
 import builtins
 from collections.abc import Callable

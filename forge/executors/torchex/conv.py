@@ -1,4 +1,4 @@
-"""How torch runs the conv family."""
+"""The torch executor's implementations of the conv family."""
 
 import torch
 

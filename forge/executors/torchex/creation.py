@@ -1,4 +1,4 @@
-"""How torch runs the creation family."""
+"""The torch executor's implementations of the creation family."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How torch runs ctc_loss: its graph is kept, whose shapes depend on the targets' lengths."""
+"""The torch executor's ctc_loss: its graph is kept, since the shapes in it depend on the targets' lengths."""
 
 from typing import Any
 

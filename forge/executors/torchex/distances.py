@@ -1,4 +1,4 @@
-"""How torch runs the distances: the gradient of those between rows by eager's kernel."""
+"""The torch executor's distances: the gradient of pdist runs eager's kernel."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""How torch runs the distributed family. What is sent must be contiguous, which a gradient may not be."""
+"""The torch executor's collectives. They send contiguous tensors only, and a gradient may not be contiguous."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How torch runs the elementwise family."""
+"""The torch executor's implementations of the elementwise family."""
 
 from collections.abc import Callable
 from typing import Any

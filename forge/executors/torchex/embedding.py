@@ -1,1 +1,1 @@
-"""How torch runs the embedding family."""
+"""The torch executor's implementations of the embedding family."""

@@ -1,4 +1,4 @@
-"""How torch runs the factorizations that are no library prims."""
+"""The torch executor's implementations of the factorizations that are no library prims."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""How torch runs the Fourier transforms."""
+"""The torch executor's implementations of the Fourier transforms."""
 
 import torch
 

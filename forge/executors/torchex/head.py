@@ -1,4 +1,4 @@
-"""How torch runs the head and loss of a language model: in chunks of rows, so that all logits are never held.
+"""The torch executor's head and loss of a language model: in chunks of rows, so that all logits are never held.
 
 Where gradients are needed, the forward makes them too, chunk by chunk: no product is done twice, and the gradient of a
 loss that is one number only scales what comes in. The gradient of the weight adds up in its products.

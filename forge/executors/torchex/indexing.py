@@ -1,4 +1,4 @@
-"""How torch runs the indexing family."""
+"""The torch executor's implementations of the indexing family."""
 
 import torch
 

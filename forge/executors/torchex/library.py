@@ -1,4 +1,4 @@
-"""How torch runs the library prims: each is a function of its own."""
+"""The torch executor's implementations of the library prims: each is a torch function."""
 
 from forge import prims
 from forge.executors.torchex.core import run_prims

@@ -1,4 +1,4 @@
-"""How torch runs the linear algebra family."""
+"""The torch executor's implementations of the linear algebra family."""
 
 import torch
 

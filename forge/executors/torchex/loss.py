@@ -1,4 +1,4 @@
-"""How torch runs the loss family: eager's backward kernels, which read the inputs alone."""
+"""The torch executor's loss family, with eager's backward kernels, which read the inputs alone."""
 
 from collections.abc import Callable
 

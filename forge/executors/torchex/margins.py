@@ -1,4 +1,4 @@
-"""How torch runs the margin losses of several classes: eager's backward kernels."""
+"""The torch executor's margin losses of several classes, with eager's backward kernels."""
 
 import torch
 

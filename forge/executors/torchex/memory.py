@@ -1,4 +1,4 @@
-"""How torch runs the memory family."""
+"""The torch executor's implementations of the memory family."""
 
 import torch
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
@@ -45,7 +45,7 @@ def _relative(x: torch.Tensor, offset: Dim, origin: torch.Tensor | Dim | None) -
 
 
 def _reach(shape: tuple, strides: tuple) -> int:
-    """How many elements of memory a tensor spans."""
+    """Return the number of elements of memory that a tensor spans."""
     return 0 if 0 in shape else 1 + sum((length - 1) * step for length, step in zip(shape, strides, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""How torch runs the modes family."""
+"""The torch executor's implementations of the modes family."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""How torch runs the operators behind the normalizations: their backward kernels, as the normalizations' own."""
+"""The torch executor's native normalization operators: their gradients run the normalizations' backward kernels."""
 
 from collections.abc import Sequence
 

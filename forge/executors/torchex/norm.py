@@ -1,5 +1,5 @@
-"""How torch runs the norm family: eager's forward kernels that return statistics, and the backward kernels that read
-them."""
+"""The torch executor's norm family: eager's forward kernels that return statistics, and the backward kernels that
+read them."""
 
 import math
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""How torch runs the pooling and resampling families: one aten operator for each rank; a pool over one dim is one over
-two, the first of length 1."""
+"""The torch executor's pooling and resampling families: one aten operator for each rank; a pool over one dim is one
+over two, the first of length 1."""
 
 from collections.abc import Callable
 from typing import Any

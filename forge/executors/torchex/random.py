@@ -1,4 +1,4 @@
-"""How torch runs the random family: under one seed, eager's bits, and eager's state of the generator afterwards."""
+"""The torch executor's random family: under one seed, eager's bits, and eager's generator state afterwards."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""How torch runs the random functions that its library draws as a whole."""
+"""The torch executor's implementations of random functions that one aten operator draws as a whole."""
 
 from forge import torchlang
 from forge.executors.torchex.core import run_torchlang

@@ -1,4 +1,4 @@
-"""How torch runs recurrent layers: as eager does, whose graph is kept for the backward."""
+"""The torch executor's recurrent layers: eager's functions, whose graph is kept for the backward."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -77,7 +77,7 @@ torch_prims.register_implementation(prims.recurrent_layer, recurrent_layer)
 
 
 def _whole(symbol: Symbol) -> tuple[Callable, Callable]:
-    """Which calls torch runs as one, and their gradient rule.
+    """Return the checker of the calls that torch runs as one, and their gradient rule.
 
     With dropout between layers each is run by itself, so that what is drawn between them is known; but on a GPU, where
     cuDNN draws other numbers.

@@ -1,4 +1,4 @@
-"""How torch runs the reduction family."""
+"""The torch executor's implementations of the reduction family."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""How torch runs the shape family."""
+"""The torch executor's implementations of the shape family."""
 
 from collections.abc import Callable
 from typing import Any

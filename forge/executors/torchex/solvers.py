@@ -1,4 +1,4 @@
-"""How torch runs systems of equations and determinants: their gradients use the factorization that the forward made."""
+"""The torch executor's solvers and determinants: their gradients use the factorization that the forward made."""
 
 import torch
 

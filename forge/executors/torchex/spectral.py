@@ -1,4 +1,4 @@
-"""How torch runs the spectral family."""
+"""The torch executor's implementations of the spectral family."""
 
 import torch
 

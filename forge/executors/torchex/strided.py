@@ -1,4 +1,4 @@
-"""How torch runs what reads memory as it lies: by the prims, for a value may lie otherwise than in eager."""
+"""The torch executor's as_strided: it runs the prims, since a value's strides may differ from eager's."""
 
 from forge import torchlang
 from forge.executors.torchex.core import as_what_it_calls, run_torchlang

@@ -1,4 +1,4 @@
-"""Which variants of a source tree this machine can build, and why not the others."""
+"""Variants of a source tree that this machine can build, and the reasons against the others."""
 
 import platform
 import re

@@ -50,7 +50,7 @@ class BuiltVariant:
 
 @dataclass(frozen=True)
 class BuiltTree:
-    """What was built of a source tree, and the reason for each backend that was not."""
+    """Variants built from a source tree, and the reason for each backend that was skipped."""
 
     variants: tuple[BuiltVariant, ...]
     skipped: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a shared library of Linux says of itself: its machine, what it needs, and which versions of which symbols.
+"""Reader of ELF shared libraries: their machine, the libraries that they need, and the versions of symbols.
 
 The format: the System V ABI's object files, and the symbol versions of the Linux Standard Base.
 """

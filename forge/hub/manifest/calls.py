@@ -1,4 +1,4 @@
-"""What a kernel is called with, and whether its function accepts it."""
+"""Arguments of a kernel's call, and checks that its function accepts them."""
 
 import inspect
 import keyword

@@ -1,4 +1,4 @@
-"""What is wrong with a manifest: every problem at once, each with its place and a suggestion."""
+"""Errors in a manifest: every problem at once, each with its place and a suggestion."""
 
 import difflib
 from collections.abc import Iterable

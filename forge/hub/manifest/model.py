@@ -1,4 +1,4 @@
-"""What a valid manifest says, as plain data."""
+"""Contents of a valid manifest, as plain data."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -54,7 +54,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """How an operator is called. `name` is its canonical name; `returns` counts its results, None where not known."""
+    """An operator's signature. `name` is its canonical name; `returns` counts its results, None where not known."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -157,7 +157,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Layout:
-    """What an argument must be when the kernel gets it: in `order`, at an address that `align` divides."""
+    """The memory layout in which a kernel gets an argument: in `order`, at an address that `align` divides."""
 
     order: DimOrder | None = None
     align: int | None = None
@@ -174,7 +174,7 @@ class Argument:
 
     @property
     def index(self) -> int | None:
-        """Which of a list of tensors a view is of."""
+        """The position in a list of tensors of the one that a view is of; None for a plain argument."""
         return None
 
     @property
@@ -192,7 +192,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class KernelArgument:
-    """What one parameter of a kernel gets; `parameter` is None when it is given by position."""
+    """The value of one parameter of a kernel; `parameter` is None for a positional one."""
 
     parameter: str | None
     value: Argument | Constant
@@ -211,7 +211,7 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class Grad:
-    """How a kernel is differentiated.
+    """Gradient of a kernel.
 
     kind: "none" (it is not used where a gradient is needed), "composite" (backward derived from the decomposition),
     "autograd" (torch's autograd differentiates the kernel, which has an autograd.Function inside or calls torch's
@@ -297,7 +297,7 @@ class KernelEntry:
 
     @property
     def specificity(self) -> int:
-        """How many constraints it has: of two kernels that both fit, the more specific one comes first."""
+        """The number of constraints: of two kernels that both fit, the more specific one comes first."""
         devices = 0 if self.device is None else 1 + len(self.device.capability)
         return devices + len(self.dtypes) + len(self.orders) + len(self.shape) + len(self.where)
 
@@ -326,7 +326,7 @@ class Requires:
 
 @dataclass(frozen=True)
 class Build:
-    """How the kernels are compiled: source files and folders (relative to the manifest), and flags."""
+    """Build settings of the kernels: source files and folders (relative to the manifest), and compiler flags."""
 
     cpp: tuple[str, ...] = key(many(file_path), default=())
     cuda: tuple[str, ...] = key(many(file_path), default=())

@@ -1,5 +1,5 @@
-"""Which operations have complex64 among their dtypes: all that torch differentiates in it, and those without a gradient
-that it runs in it. tests/test_complex.py asks torch, and holds this list against the answer.
+"""Operations with complex64 among their dtypes: all that torch differentiates in it, and those without a gradient
+that it runs in it. tests/test_complex.py compares this list with torch.
 """
 
 from forge.torch_internals.versions import TORCH
