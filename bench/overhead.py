@@ -101,7 +101,7 @@ def first_step(system: System, layers: int) -> tuple[float, Callable]:
     prepared = system.prepare(model)
     step = training_step(prepared, model.parameters(), token_ids())
     gc.collect()
-    gc.freeze()  # what earlier models left in Dynamo's caches is not walked again while this one compiles
+    gc.freeze()  # leftovers of earlier models in Dynamo's caches are not walked again while this one compiles
     start = time.perf_counter()
     step()
     seconds = time.perf_counter() - start
@@ -112,7 +112,7 @@ def first_step(system: System, layers: int) -> tuple[float, Callable]:
 def bench_compilation(compared: list[System], layers: list[int], repetitions: int) -> None:
     """Seconds of a first training step, by depth; torch.compile, which takes long, once."""
     for system in compared:
-        first_step(system, 1)  # what is imported and built once
+        first_step(system, 1)  # warm up: imports and builds that happen once
     rows = [("first training step, s", *[system.name for system in compared], "wanted")]
     for depth in layers:
         found: dict[str, list[float]] = {system.name: [] for system in compared}

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 # A program is a list of calls: no branches, no loops, every value has a name. That is enough, because we watch one run
 # of a Python function: by the time we see the calls, its branches were taken and its loops unrolled.
 #
-# What a program can call is a *symbol*. A *prim* is a symbol with a `meta`: a function from the shapes of its inputs to
-# the shape of its output. A *composite* is a symbol with a `body`: a function that calls other symbols. Once an
-# executor took a call over (part 6), its symbol has an `op`: the Python function that really runs.
+# A program calls *symbols*. A *prim* is a symbol with a `meta`: a function from the shapes of its inputs to the shape
+# of its output. A *composite* is a symbol with a `body`: a function that calls other symbols. Once an executor took a
+# call over (part 6), its symbol has an `op`: the Python function that really runs.
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class TensorProxy:
         return state.language["mul"](self, other)
 
 
-# What `a + b` means depends on who writes it. A user means torch.add, which we want to see in the program as it was
+# The meaning of `a + b` depends on who writes it. A user means torch.add, which we want to see in the program as it was
 # written; the body of a composite means the core language's addition. A *language* is a table from names to symbols,
 # and one of them is current.
 
@@ -433,7 +433,7 @@ def fit(gradient: TensorProxy, shape: tuple[int, ...]) -> TensorProxy:
     return prims.reshape(prims.sum(gradient, dims), shape) if dims else gradient
 
 
-# What the backward reads of the forward has to be saved, and nothing else. A composite stays one call in the forward
+# The forward saves the values that the backward reads, and nothing else. A composite stays one call in the forward
 # unless the backward reads a value from inside it; then its calls take its place.
 
 

@@ -172,7 +172,7 @@ def _in_eager(graph: torch.fx.GraphModule, reason: Unsupported | EagerFallback, 
     return call
 
 
-# what is said of a graph
+# logs and warnings of a graph
 
 
 def _log(name: str, report: CompileReport) -> None:

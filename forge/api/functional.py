@@ -2,7 +2,7 @@
 
 forge.vjp and forge.grad call the function with proxies each time, as torch.func's call it with tensors: Python's
 control flow is followed as it runs, and nothing that the function reads (a module's mode, a closure, a global) has to
-be guarded. What was compiled for a program of the same structure before is used again.
+be guarded. The code compiled for an earlier program of the same structure is used again.
 """
 
 import functools
@@ -140,7 +140,7 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     Args:
         function: A callable of tensors.
         primals: The positional arguments, tensors of a floating point dtype.
-        has_aux: Whether `function` returns (outputs, aux); the result is then (outputs, pullback, aux).
+        has_aux: True if `function` returns (outputs, aux); the result is then (outputs, pullback, aux).
 
     Raises:
         TypeError: For a primal that is not a floating point tensor.
@@ -188,7 +188,7 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
     Args:
         function: A callable that returns a scalar tensor, or (scalar, aux) with `has_aux`.
         argnums: The argument, or sequence of arguments, to differentiate with respect to.
-        has_aux: Whether `function` returns auxiliary data; the result is then ((value, aux), gradients).
+        has_aux: True if `function` returns auxiliary data; the result is then ((value, aux), gradients).
 
     Returns:
         A function of the same arguments; it returns (value, gradients), with the gradients in the structure of the
@@ -256,7 +256,7 @@ def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool 
     Args:
         function: A callable that returns a scalar tensor, or (scalar, aux) with `has_aux`.
         argnums: The argument, or sequence of arguments, to differentiate with respect to.
-        has_aux: Whether `function` returns auxiliary data; the result is then (gradient, aux).
+        has_aux: True if `function` returns auxiliary data; the result is then (gradient, aux).
 
     Returns:
         A function of the same arguments; its gradients have the structure of the arguments.

@@ -294,7 +294,7 @@ def finish_compiling(jitted: Any, timeout: float | None = None) -> bool:
         timeout: Seconds to wait; None waits without a limit.
 
     Returns:
-        Whether every program is final.
+        True if every program is final.
 
     Raises:
         TypeError: If `jitted` is not a result of forge.jit.

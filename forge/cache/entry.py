@@ -63,7 +63,7 @@ class CacheEntry:
             if not hold(entry.data["guards"], self._described.symbols):
                 return None
             executable, report = load(entry, self._config, self._described, self._compiler(), boundary)
-        except Exception as error:  # what an entry names is code of others
+        except Exception as error:  # an entry names code of others, which may raise anything
             store.notice(f"a program cannot be used, and is compiled anew: {type(error).__name__}: {error}")
             return None
         report.seconds["load"] = self._seconds + time.perf_counter() - start

@@ -35,7 +35,7 @@ from forge.runtime.tiering import TieredProgram, TierResult, is_wanted
 from forge.transforms.split import SavedValue
 
 _PARTS = ("forward", "backward", "epilogue")
-_loaded: BoundedDict = BoundedDict(4096)  # what executors made of dumped regions, by executor and hash
+_loaded: BoundedDict = BoundedDict(4096)  # functions that executors made of dumped regions, by executor and hash
 
 
 def dump(

@@ -88,7 +88,7 @@ def _allocates(call: str) -> bool:
     """Return whether the operator of this name gives tensors of its own, by its schema: where its fake tensors are made
     by a decomposition in Python, they may be what it was given (torch.native_dropout's without training).
 
-    What a composite operator's schema says of memory is not to be relied on.
+    The schema of a composite operator may be wrong about memory: only operators with kernels count.
     """
     inside = call.removeprefix("torch.").removeprefix("ops.aten.").removeprefix("Tensor.")
     name, _, overload = inside.partition(".")  # of torch.masked.prod it is "masked": no operator

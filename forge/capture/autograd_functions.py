@@ -156,7 +156,7 @@ class FunctionCall:
         return tuple(handles)
 
 
-# what a backward may return
+# checks of a backward's results
 
 
 @find_wrong_gradients.provide

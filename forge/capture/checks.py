@@ -80,7 +80,7 @@ class Check:
             prims.fail(self.error, self.message, *values)
 
 
-# what Dynamo captures
+# checks, as Dynamo captures them
 
 
 def capture_check(tx: Any, function: Callable, args: list, kwargs: dict, call: Callable) -> Any:
@@ -184,7 +184,7 @@ def _constant(value: Any, values: Iterator) -> Any:
     return value
 
 
-# what a program is made of
+# checks, as a program has them
 
 
 def assumptions_last(graph: GraphModule) -> None:

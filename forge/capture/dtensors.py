@@ -279,7 +279,7 @@ class _Writer:
         results = [leaf for leaf in torch_pytree.tree_leaves(example) if leaf is not None]
         if not all(isinstance(leaf, DTensor) for leaf in results):
             if all(isinstance(leaf, (int, float, str)) for leaf in results):
-                return example  # what is asked of a DTensor
+                return example  # a query of a DTensor's metadata
             raise Unsupported(f"{name} of a DTensor gives {', '.join(type(leaf).__name__ for leaf in results)}")
         function = _callable(node)
         if any(isinstance(_find_spec(leaf), str) for leaf in results):

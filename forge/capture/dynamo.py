@@ -90,7 +90,7 @@ class _Interpreter:
         self.held: dict[int, tuple[torch.Tensor, TensorProxy]] = {}
         self.misplaced: set[Node] = set()  # whose fake tensors have other strides than torch's tensors
         self.skipped: Collection[Node] = ()
-        self.native = False  # whether opaque calls are refused
+        self.native = False  # True if opaque calls are refused
         self.given: Iterator[Any] | None = None  # the values of the inputs of a nested graph
         self.weights: list[int] = []  # positions of inputs that are parameters or buffers of modules
         self.unversioned: list[int] = []
@@ -471,7 +471,7 @@ _STRIDED = frozenset(("as_strided", torch.as_strided))
 _PADS = (nn_pad, torch.nn.functional.pad)
 
 
-# what lowered graphs ask of a shape, whose answer is an expression of the lengths that the program has
+# queries of a shape in lowered graphs, whose results are expressions of the lengths that the program has
 _LENGTHS = frozenset(
     getattr(packet, overload)
     for name in ("size", "stride", "numel", "storage_offset")

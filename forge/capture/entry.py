@@ -67,7 +67,7 @@ _CALLED = re.compile(
     r"(?:call_function|TypeError) <(?:built-in )?(?:function|method) ([\w.]+)|call_(?:function|method) ([\w.]+)"
 )
 _RESTATED = "Dynamo failed to run FX node"  # an error that says the one that it comes from, since torch 2.15
-_NO_FAKE = "no fake impl"  # what torch says of an operator for which none was registered
+_NO_FAKE = "no fake impl"  # torch's error of an operator for which none was registered
 _OWN_FRAME = re.compile(rf'^ *File "{re.escape(str(Path(__file__).parents[1]))}/.*\n(?: {{4,}}.*\n)*', re.MULTILINE)
 _SHAPE = re.compile(r"size=\(([^)]*)\)")
 _RAISED = "Observed exception"  # the program raises an exception and does not catch it

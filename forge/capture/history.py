@@ -72,7 +72,7 @@ class History:
         self._failed: list[_CaptureFailure] = []  # of the running call
         self._failures_of: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()
-        self._unimplemented: Counter[str] = Counter()  # what Dynamo quantity before the frame
+        self._unimplemented: Counter[str] = Counter()  # Dynamo's counts before the frame
 
     @contextmanager
     def frame(self) -> Iterator[None]:
@@ -195,7 +195,7 @@ class History:
                 self._runs_in_eager(f"a frame runs in eager: {each.reason}", each.source)
         if self.on_return is not None:
             self.on_return()
-        self.pending = False  # what is refused stays refused
+        self.pending = False  # a refused frame stays refused
 
     def on_dispatch_mode(self, mode: str) -> None:
         """Warn, once for each class of dispatch modes, that calls run in eager while such a mode is active."""

@@ -26,7 +26,7 @@ def value_and_gradients(
     outer = current_trace()
     trace = Trace("computation", stage="recorded")
     trace.names, trace._counter, trace.source = set(outer.names), outer._counter, outer.source
-    trace.memory = outer.memory  # what the function closes over
+    trace.memory = outer.memory  # of the values that the function closes over
     given: dict[str, TensorProxy] = {}
     with recording(trace, torchlang.language):
         stand_ins, named = _stand_ins((tuple(args), kwargs), outer, trace, given)

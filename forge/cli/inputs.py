@@ -12,7 +12,7 @@ from forge.ir.proxies import short_dtype
 from forge.support.dtypes import DTYPES, find_dtype
 
 SYNTAX = "[NAME=]DTYPE[LENGTH,...] such as x=float32[4,8], int64[2,16]<1000 or float32[], or a literal such as dim=-1"
-BELOW = 10  # what integers are below, where nothing is said
+BELOW = 10  # the default bound of random integers
 _NAMED = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<value>.+)", re.DOTALL)
 _TENSOR = re.compile(r"(?P<dtype>[A-Za-z]\w*)\[(?P<shape>[^\]]*)\](?:<(?P<below>.*))?")
 _SHORT = {short_dtype(each): each for each in DTYPES.values()}  # as a printed trace has them

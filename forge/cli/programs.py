@@ -111,7 +111,7 @@ def trace(
 ) -> None:
     """Print the program that forge generates, or a stage on the way to it.
 
-    What is printed is Python: the last stage runs as it stands.
+    The output is Python: the last stage runs as it stands.
     """
 
 

@@ -71,9 +71,9 @@ def load(
 ) -> Case:
     """Return the program of a command line.
 
-    target: package.module:name, path/to/file.py:name, or a name of transformers. What it names is the program, or is
-    called with `settings` and makes it, alone or as (program, inputs). inputs: of the command line, positional and
-    named, which go before the program's own. training: whether a step has a backward. dtype, device: of parameters and
+    target: package.module:name, path/to/file.py:name, or a name of transformers. It names the program, or a function
+    that makes it from `settings`, alone or as (program, inputs). inputs: of the command line, positional and named,
+    which go before the program's own. training: whether a step has a backward. dtype, device: of parameters and
     of the program's own inputs. Raises TargetError for what cannot be loaded, or takes other arguments.
     """
     args, kwargs = inputs or ((), {})

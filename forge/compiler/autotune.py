@@ -439,7 +439,7 @@ def _is_symbolic(bound: BoundSymbol) -> bool:
     return bool(numbers) or any(isinstance(length, SYMBOLIC_TYPES) for length in lengths)
 
 
-# what a candidate is
+# identities of candidates
 
 
 def _identity(option: _Option) -> tuple[str, bool]:

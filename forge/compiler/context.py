@@ -71,7 +71,7 @@ class Context:
         config: The config of the program.
         program: The captured program that the trace belongs to.
         report_of: Refers to the report of the program, which nothing that runs may own.
-        times_passes: Whether the time of each pass goes to the report, by its phase.
+        times_passes: True if the time of each pass goes to the report, by its phase.
         stages: Traces after each pass that is a stage; `run_passes` appends.
         claims: The claims of calls; `claim` appends.
         declined: By output name, the reasons of executors that declined calls decomposed before `claim`.

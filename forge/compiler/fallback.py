@@ -21,9 +21,9 @@ _log = logging.getLogger("forge.claim")
 class Fallback:
     """The calls of fused regions that one function runs, as the executors after the fuser run them.
 
-    A program calls it with what the function raised and was given: regions are pure, so that their calls can run after
-    a function that has failed. What they raise themselves is the program's own error. Otherwise they run from then on,
-    with one warning; under `strict` the function's error is raised.
+    A program calls it with the function's error and its arguments: regions are pure, so that their calls can run after
+    a function that has failed. An error of these calls is the program's own. Otherwise they run from then on, with one
+    warning; under `strict` the function's error is raised.
 
     regions: the names of the regions in their program. executor: who runs the calls. code: gives the function to
     generate. reason: why they run; None as long as the region's function does.

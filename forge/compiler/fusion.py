@@ -23,7 +23,7 @@ from forge.support import progress
 REASONS = 1024  # for which regions could not be compiled, that are remembered
 
 _told: BoundedDict = BoundedDict(REASONS)  # many regions fail at once where a disk is full
-_FIXED = (type(None), bool, int, float, tuple)  # what may be a constant of a region
+_FIXED = (type(None), bool, int, float, tuple)  # types of a region's constants
 
 REINTERPRETED = Symbol(
     "reinterpreted", "forge.reinterpreted", meta=lambda x, shape, strides, offset: x, op=reinterpreted

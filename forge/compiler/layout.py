@@ -1,10 +1,10 @@
 """Strides of every value of a claimed trace, and whose memory it is: its calls are run on tensors without values.
 
 A trace promises shapes and dtypes; strides come from what runs. A fusion executor's code is made for the strides of a
-region's inputs, so they must be known: what a torch function gives is found by running it under a FakeTensorMode, once
-for each metadata of its arguments. What cannot be run so (a Hub kernel or another function that is not torch's or
-forge's, which may read memory by its address; an opaque call) is promised to be contiguous, and so is a gradient that
-comes from outside; `to_strides` keeps such a promise when the program runs.
+region's inputs, so they must be known: a torch function's are found by running it under a FakeTensorMode, once for each
+metadata of its arguments. Results of a call that cannot be run so (a Hub kernel or another function that is not torch's
+or forge's, which may read memory by its address; an opaque call) are promised to be contiguous, and so is a gradient
+that comes from outside; `to_strides` keeps such a promise when the program runs.
 """
 
 from collections.abc import Collection, Iterable

@@ -97,7 +97,7 @@ def _count_cuts(nodes: Sequence[Node], makers: dict[str, Node]) -> None:
         level = max(level, barrier)
         if node.cut:
             level += 1
-            if node.has(BARRIERS):  # what is before it stays before it, and what is after it after it
+            if node.has(BARRIERS):  # no call moves from before it to after it, or back
                 barrier = level = highest + 1
             if node.has(ORDERED):
                 ordered = level = max(level, ordered)

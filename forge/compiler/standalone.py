@@ -33,7 +33,7 @@ def claim(
         earlier: By output name, the reasons why calls that were decomposed before this pass had been declined.
         layouts: The strides of the inputs; those of every value are added.
         select: Excludes executors from calls that they would take.
-        strict: Whether a region that fails is an error.
+        strict: True if a region that fails is an error.
 
     Raises:
         NotImplementedError: naming a prim that nobody claims, with the reasons.

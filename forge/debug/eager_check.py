@@ -2,8 +2,8 @@
 
 The recorded program runs first, call by call by torch alone; then the one that forge made of it, in which the result of
 every call is compared with the value of that name. So a transform, a pass, an executor or a kernel that changes a value
-is found at the first call whose result differs, fused or not. What a call was given is compared with what it was before
-the call: an implementation that overwrites it is found, too.
+is found at the first call whose result differs, fused or not. Arguments are compared with their values before
+the call: an implementation that overwrites them is found, too.
 """
 
 import inspect

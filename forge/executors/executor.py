@@ -392,12 +392,12 @@ class FusionExecutor(Executor):
     """An executor that compiles regions: it says which calls it can fuse, and returns one operator for a region.
 
     Attributes:
-        strided: Whether its code is compiled for the strides of a region's inputs and returns the strides that torch's
+        strided: True if its code is compiled for the strides of a region's inputs and returns the strides that torch's
             functions return. Each input then has its strides in the trace, and has them when the region runs.
-        boxed: Whether the compiled function takes its inputs in one list.
-        fuses_decompositions: Whether it compiles the decompositions of calls. Later executors' operators with a
+        boxed: True if the compiled function takes its inputs in one list.
+        fuses_decompositions: True if it compiles the decompositions of calls. Later executors' operators with a
             gradient would hide these, so calls that it takes are differentiated by the symbols' own rules.
-        checks_regions: Whether it checks the inputs of its regions instead of compiling them; values without promised
+        checks_regions: True if it checks the inputs of its regions instead of compiling them; values without promised
             strides get random ones.
     """
 

@@ -19,8 +19,8 @@ def register_executor(executor: E, *, default: bool = False, first: bool = False
 
     Args:
         executor: The executor.
-        default: Whether forge.jit uses it by default.
-        first: Whether it comes before the other default executors.
+        default: Use it in forge.jit by default.
+        first: Put it before the other default executors.
 
     Raises:
         ValueError: If the name is taken.

@@ -43,7 +43,7 @@ from forge.torch_internals.dispatch import dispatch_get_all_op_names
 
 FORMAT = 1
 RECORD = "build.json"
-# what compilers read of the environment
+# environment variables that compilers read
 VARIABLES = ("CC", "CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")
 ERROR_LINES = 12
 
@@ -109,7 +109,7 @@ def _error(manifest: Manifest, reasons: Mapping[str, str]) -> BuildError:
     return BuildError(f"{manifest.file}: there is no library with its kernels:{lines}")
 
 
-# what is built
+# sources and results of a build
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _paths(folder: Path, wanted: Build) -> Iterator[str]:
             yield from (os.path.relpath(os.path.join(base, name), folder) for name in visible)
 
 
-# what it is built with, and for
+# tools and targets of a build
 
 
 def _system(cuda: bool) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def check_imports(
 ) -> dict[str, ast.Module]:
     """Check the imports of a kernel that loading it runs by the Hub's rules; return what each file was parsed to.
 
-    What its manifest names runs too, and the modules `named`. root, names and allowed are as `problem_of` has them.
+    Modules that its manifest names run too, and those in `named`. root, names and allowed are as for `problem_of`.
     Raises: MalformedError for a file that is no Python; RefusedError with every such import that is not allowed.
     """
     trees = {path: parse(file.content, place.at(path)) for path, file in files.items() if file.content is not None}

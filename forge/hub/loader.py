@@ -2,7 +2,7 @@
 
 A kernel is imported under a name made of its own and of the hash of its files, so two versions of one kernel, or two
 kernels of one id, live side by side. Its Python comes from the bytes that were verified: no bytecode is read or
-written. What a native module registers under torch.ops is the kernel's own affair.
+written. Registrations of a native module under torch.ops are not checked.
 """
 
 import ast
@@ -342,7 +342,7 @@ class _Source(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> types.CodeType:
         path = str(self._file.location)
         code = self.source_to_code(self._trees.pop(self._file.path, self._content), path)
-        for name in {path, self.path}:  # what asks for a function's source, as Triton does, gets what was hashed
+        for name in {path, self.path}:  # readers of a function's source, such as Triton, get the text that was hashed
             lines = importlib.util.decode_source(self._content).splitlines(keepends=True)
             linecache.cache[name] = (self._file.size, None, lines, name)
         return code

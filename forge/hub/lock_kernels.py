@@ -29,9 +29,9 @@ def lock_kernels(
     """Write the commit and the sha256 of every file of these kernels to a lock file, beside what it holds already.
 
     sources: as `resolve` takes them; none means all that the file holds, at their newest commits. variants: which to
-    lock instead of the one for this system; all_variants: all. What a kernel depends on is locked with it, and what a
-    manifest (.yaml) that stands alone names. accept: asked for each kernel and its variants once they are fetched; what
-    it raises leaves the file as it is, and so does a mistake in a manifest that stands alone.
+    lock instead of the one for this system; all_variants: all. A kernel's dependencies are locked with it, as is what a
+    manifest (.yaml) that stands alone names. accept: called for each kernel and its variants once they are fetched; if
+    it raises, the file stays as it is. A mistake in a manifest that stands alone leaves the file as it is, too.
     Raises: RefusedError for sources that are not built.
     """
     path = Path(path)

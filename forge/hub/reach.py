@@ -136,7 +136,7 @@ class _Module:
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
         self._bound = _Bindings(tree)
-        self._functions: dict[str, Function] = {}  # what was defined so far, by the name that calls it
+        self._functions: dict[str, Function] = {}  # functions defined so far, by the name that calls them
         # modules of which the code asks whether they are there, and what the names have that it asks by (HAS_NUMPY)
         self._asked: set[str] = set()
         self._entered: set[tuple[str, bool]] = set()

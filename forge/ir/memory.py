@@ -143,7 +143,7 @@ class Memory:
         self.refs: dict[str, Ref] = {}
         self.written: list[Storage] = []
         self.inference = torch.is_inference_mode_enabled()
-        self.has_history = torch.is_grad_enabled()  # whether a gradient flows through anything of the program
+        self.has_history = torch.is_grad_enabled()  # True if a gradient may flow through a value of the program
         self.elsewhere: set[str] = set()  # handles made where inference mode was not what it is around the program
         self.nameless = 0  # how many handles are no value of the trace themselves
 

@@ -14,13 +14,13 @@ from torch.fx import Node
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _LIBRARIES = tuple(f"{Path(file).parents[up]}/" for file, up in ((torch.__file__, 0), (__file__, 1)))
 
-# What Dynamo calls the object that a module is found from: the jitted module, an object of a jitted method, a cell of a
+# Dynamo's name of the object that a module is found from: the jitted module, an object of a jitted method, a cell of a
 # jitted function, a global.
 _ROOT = re.compile(
     r"^(?:L\['(?:module|self|fn)'\]|L\['target'\](?:\.__self__|\.__closure__\[\d+\]\.cell_contents)?"
     r"|G\['__import_[^']*'\]|L(?=\['\w+'\])|G(?=\['\w+'\]))"
 )
-_ON_STACK = re.compile(r"___stack\d")  # what a graph break left there, of which Dynamo has no other name
+_ON_STACK = re.compile(r"___stack\d")  # a value that a graph break left there, which has no other name
 _MEMBER = re.compile(r"(?:\._(?:modules|parameters|buffers))?\['([^']+)'\]")
 
 
@@ -83,7 +83,7 @@ def text_of(source: Any) -> str:
     return name
 
 
-_warned: dict[str | tuple[str, type[Warning], int], int] = {}  # what Python notes of warnings that it has shown
+_warned: dict[str | tuple[str, type[Warning], int], int] = {}  # Python's registry of warnings that it has shown
 
 
 def warn(message: str, source: Source | None = None, category: type[Warning] = UserWarning) -> None:

@@ -26,7 +26,7 @@ class Tag(Enum):
     ONCE_DIFFERENTIABLE = auto()  # a user's backward cannot be differentiated: it says so, or part of it is not seen
     NO_GRAD = auto()  # this call ran under torch.no_grad
     LEAF_VIEW = auto()  # so did this one, and gave a view: a leaf that requires grad where what it shows does
-    RECOMPUTE = auto()  # what this call makes is recomputed by the backward instead of saved (a checkpoint's calls)
+    RECOMPUTE = auto()  # the backward recomputes this call's results instead of saving them (a checkpoint's calls)
     DIFFERENTIATED = auto()  # gradients flow through this call
     OPAQUE_TO_PASSES = auto()  # this composite stays one call, whatever is read from inside it
     NO_FUSE = auto()  # in no region: torch's autograd records it, it must share memory or round as in eager
@@ -246,7 +246,7 @@ _FIELDS = frozenset({"symbol", "args", "kwargs", "output", "subsymbols", "source
 def substitute(bound: BoundSymbol, env: dict[str, Any]) -> BoundSymbol:
     """Return the call with every proxy whose name is in `env` replaced by its value there, in subsymbols too."""
     if not env or not any(name in env for name in (*bound.inputs, *bound.outputs)):
-        return bound  # what is inside reads only what the call is given
+        return bound  # its subsymbols read only the call's arguments
     return bound.replace(
         args=pytree.rename(bound.args, env),
         kwargs=pytree.rename(bound.kwargs, env) if bound.kwargs else bound.kwargs,

@@ -16,7 +16,7 @@ from forge.ir.symbol import NO_TAGS, BoundSymbol, Tag, union
 
 P = TypeVar("P", bound=Proxy)
 
-# what a printed trace says itself, so that no value can be called that
+# names that a printed trace uses itself, so that no value can have them
 RESERVED = frozenset(
     {
         *keyword.kwlist,
@@ -53,10 +53,10 @@ class Trace:
         self.boxed = False  # the function takes its inputs in one list, which it empties
         self.names: set[str] = set(RESERVED)
         self.source: Source | None = None  # where the call that is being recorded stands
-        self.tags: frozenset[Tag] = NO_TAGS  # what every call recorded now carries
-        self.follows_grad_mode = False  # whether a front end records it, so that torch's grad mode is the program's
-        self.held: list[Any] = []  # what its printed text names and has no literal for
-        self.text: str | None = None  # what it was edited to
+        self.tags: frozenset[Tag] = NO_TAGS  # on every call recorded now
+        self.follows_grad_mode = False  # True where a front end records it: torch's grad mode is the program's
+        self.held: list[Any] = []  # objects that its printed text names, without a literal
+        self.text: str | None = None  # the edited source, which runs in its place
         self.memory = Memory()  # who shares memory with whom, while the trace is recorded
         self._scopes: list[list[BoundSymbol]] = [self.bound_symbols]
         self._counter = 0

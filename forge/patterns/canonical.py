@@ -2,8 +2,8 @@
 
 Calls are flattened to prims; values are numbered by what they compute (so that repeated calls are one node); no-op
 casts, clones, `* 1` and `+ 0` vanish; x ** 2 is x * x, x ** -0.5 and 1 / sqrt(x) are rsqrt(x); nested broadcasts and
-reshapes are one; dims count from the back. What gradients do not flow through (under no_grad, or detached) is another
-value than what they flow through, and what is recomputed another than what is saved. Used to compare
+reshapes are one; dims count from the back. A value through which no gradients flow (under no_grad, or detached) is
+another one than a value through which they do, and a recomputed value another one than a saved value. Used to compare
 programs, never to run them.
 """
 
@@ -64,8 +64,8 @@ class Canonical:
         self.node_of: dict[str, Node] = {}
         self.visible: dict[int, list[TensorProxy]] = {}
         self.between: dict[int, list[Node]] = {}
-        self.traced: dict[Any, Any] = {}  # what searches keep for this program alone
-        self.favoured: set[tuple[str, int]] = set()  # what parameters, by name, stood for
+        self.traced: dict[Any, Any] = {}  # caches of searches, for this program alone
+        self.favoured: set[tuple[str, int]] = set()  # (parameter, node) that searches try first
         self._reshaped: dict[int, list[Node]] = {}
         self._known: dict[Any, Node] = {}
         self._tags = NO_TAGS

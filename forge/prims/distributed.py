@@ -1,8 +1,8 @@
 """Collectives: prims in which all processes of a group take part.
 
 Each has an effect, on the other processes: no pass drops one, makes one of two, or changes their order, so that every
-process that compiles the same program communicates in the same order. What a collective returns may be read after
-`wait_tensor` alone. `group` is the name under which torch knows the process group.
+process that compiles the same program communicates in the same order. A collective's result may be read only after
+`wait_tensor`. `group` is the name under which torch knows the process group.
 """
 
 from collections.abc import Sequence

@@ -90,7 +90,7 @@ def _metadata(op: str, function: Callable[..., Any], args: tuple[Any, ...], kwar
             result = function(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise NotImplementedError(f"{op}: its result's shape or value depends on the values of tensors") from error
-        except AssertionError as error:  # what torch's kernels refuse, its functions without values assert
+        except AssertionError as error:  # functions without values assert where torch's kernels raise RuntimeError
             raise RuntimeError(str(error)) from error
     trace = current_trace()
     return tree_map(lambda leaf: trace.tensor(leaf.shape, leaf.dtype, leaf.device), _plain(result))

@@ -262,7 +262,7 @@ def _detach_inputs(apply: Callable, detached: Sequence[int]) -> Callable:
     def apply_detached(*inputs: Any) -> Any:
         given = list(inputs)
         for i in detached:
-            if given[i] is not None:  # what a backward of a backward does not read
+            if given[i] is not None:  # no backward of a backward reads these
                 given[i] = given[i].detach()
         return apply(*given)
 

@@ -1,8 +1,8 @@
 """Functions of tensors as CUDA graphs: recorded once, then replayed on memory that stays where it is.
 
 A graph reads its inputs where they were when it was recorded. One that is elsewhere call after call is copied to where
-it was then; for one that moved once, as a parameter does, the function is recorded again. What a graph gives lies in
-memory of its own: it may run again once nobody holds that any more; meanwhile another recording of the function runs.
+it was then; for one that moved once, as a parameter does, the function is recorded again. A graph's results lie in
+memory of its own: it may run again once nobody holds them any more; meanwhile another recording of the function runs.
 """
 
 import logging

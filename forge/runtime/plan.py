@@ -71,10 +71,10 @@ class CompiledPlan(NamedTuple):
 
     Attributes:
         forward: The generated forward.
-        grad: Whether grad mode is on where the program is called.
-        sets_mode: Whether code outside of the autograd.Function sets the grad mode.
+        grad: True if grad mode is on where the program is called.
+        sets_mode: True if code outside of the autograd.Function sets the grad mode.
         training: The backwards, for a differentiated program.
-        attends: Whether the code is for the attention kernel that torch chose when it was compiled.
+        attends: True if the code is for the attention kernel that torch chose when it was compiled.
         folded_weights: The values computed of frozen weights, which the forward takes beside its inputs.
     """
 
@@ -109,7 +109,7 @@ class Call(NamedTuple):
             plan was compiled for, which can happen to a program from the cache and to a second tier.
         tiered: Runs the first tier until the second is ready.
         mutated: The positions of inputs that the program changes.
-        assumes: Whether the program assumes properties of its numbers, and checks them when it runs.
+        assumes: True if the program assumes properties of its numbers, and checks them when it runs.
         boundary: Additions of the front end.
     """
 

@@ -121,7 +121,7 @@ def _random_states() -> list[tuple[Callable, torch.Tensor]]:
     return states
 
 
-# what decides, beside a program itself, what it is recorded as and compiled to
+# settings that decide, beside a program itself, what it is recorded as and compiled to
 
 
 class _Flag:

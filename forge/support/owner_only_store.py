@@ -1,7 +1,7 @@
 """Files that forge keeps for other processes: written whole, read only where they are this user's own and what was
 written.
 
-A file is a line that names its format, a line with the hash of the rest, and the rest. What is damaged, another
+A file is a line that names its format, a line with the hash of the rest, and the rest. A file that is damaged, another
 user's, or open to other users is refused, with the reason.
 """
 
@@ -48,7 +48,7 @@ def read(path: Path, head: bytes) -> bytes:
     if hashlib.sha256(body).hexdigest().encode() != said:
         raise UntrustedFile("it is damaged")
     with contextlib.suppress(OSError):
-        os.utime(path)  # what is used is dropped last
+        os.utime(path)  # entries that are used are dropped last
     return body
 
 

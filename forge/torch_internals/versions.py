@@ -16,7 +16,7 @@ def parse(version: str) -> tuple[int, int]:
 
 TORCH = parse(torch.__version__)
 
-# What torch raises of complex numbers where it wants real ones or the other way round, and of an option's wrong value.
+# Exceptions of torch for complex numbers where it wants real ones or the other way round, and for a wrong option.
 WRONG_KIND, WRONG_OPTION = (TypeError, ValueError) if TORCH >= (2, 15) else (RuntimeError, RuntimeError)
 
 

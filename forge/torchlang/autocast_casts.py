@@ -1,9 +1,9 @@
-"""torch.autocast: the casts that it makes before a call. Whether it is on is in autocast_mode.py.
+"""torch.autocast: the casts that it makes before a call. The mode itself is in autocast_mode.py.
 
 torch has lists, by device, of operators that autocast runs in lower precision, in float32, or in the widest dtype of
 their arguments. forge does not copy them: a call runs once on tensors without values under autocast, and once for each
-way to convert its arguments beforehand; the way is taken whose operators see the same dtypes. What no way reproduces
-(a function that runs some of its operators in lower precision and others in float32) is left to torch.
+way to convert its arguments beforehand; the way is taken whose operators see the same dtypes. A call that no way
+reproduces (it runs some of its operators in lower precision and others in float32) is left to torch.
 """
 
 from collections.abc import Callable

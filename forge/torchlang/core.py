@@ -178,7 +178,7 @@ language.methods = _MethodDoors()
 language.call_torch_function = lambda function, args, kwargs: _enter(function, args, kwargs)
 
 
-# what torch code asks of a tensor's metadata
+# queries of a tensor's metadata in torch code
 _ASKED: dict[Callable, Callable[[TensorProxy], Any]] = {
     torch.is_floating_point: TensorProxy.is_floating_point,
     torch.is_complex: TensorProxy.is_complex,
@@ -215,7 +215,7 @@ class RecordFactories(TorchFunctionMode):
 def register_operator(symbol: Symbol, operator: OpOverload, handler: Handler) -> None:
     """Make a symbol the meaning of an operator that is not torch's own; calls of it go through `handler`.
 
-    What the operator meant before is forgotten. all_symbols does not have it: it is no part of torchlang.
+    It replaces an earlier meaning of the operator. all_symbols does not have it: it is no part of torchlang.
     """
     _entries[operator] = Entry(symbol, False, None, View.NEVER, None, handler)
 
@@ -260,7 +260,7 @@ def _entry_of(function: Any) -> Entry | None:
     return _entries.get(_builtin(function)) if isinstance(function, OpOverload) else None
 
 
-# what torch makes of the schemas of aten's operators
+# the places of functions that torch generates from the schemas of aten's operators
 _BUILTINS = (
     VariableFunctions,
     torch.Tensor,

@@ -279,7 +279,7 @@ def _copy_like(self: TensorProxy, src: TensorProxy) -> TensorProxy:
     return new if new is converted and new is not src else prims.clone(new)
 
 
-# what a tensor was before all of it was written gets zeros, as in eager, where it keeps its history
+# the previous value of a tensor that is written as a whole gets zeros, as in eager, where it keeps its history
 prims.register_vjp(
     copy,
     src=lambda g, self, src, non_blocking: (

@@ -168,7 +168,7 @@ prims.register_vjp(
 )
 
 
-# what and where elements are
+# values of elements, and their places
 
 
 @torchsymbol(torch.isin)

@@ -186,7 +186,7 @@ def _no_slope(x: TensorProxy) -> TensorProxy:
 def fills(name: str) -> Callable[[Callable], Symbol]:
     """Make a body the meaning of Tensor.name, which writes random numbers into its tensor.
 
-    What the tensor was before, and parameters that are tensors, get gradients of zeros, as in eager.
+    The tensor's previous value, and parameters that are tensors, get gradients of zeros, as in eager.
     """
     method = getattr(Tensor, name)
 

@@ -123,8 +123,8 @@ def istft(
     """Return the signal of which stft made this, by least squares: the windowed frames added up, over the squared
     windows.
 
-    Source: Griffin and Lim, Signal estimation from modified short-time Fourier transform (1984). Whether windows cover
-    every place depends on values, and is seen when torch's own function runs.
+    Source: Griffin and Lim, Signal estimation from modified short-time Fourier transform (1984). torch's own function
+    checks that windows cover every place when it runs, since that depends on values.
     """
     onesided = _check_spectrogram(input, n_fft, onesided, return_complex)
     hop = n_fft // 4 if hop_length is None else hop_length

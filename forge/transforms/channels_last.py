@@ -2,8 +2,8 @@
 
     conv2d(x, weight, ...) = conv2d(x.contiguous(memory_format=channels_last), weight.contiguous(...), ...)
 
-cuDNN computes them so: it converts what is laid out otherwise before each convolution, and its result after it. What
-follows keeps the layout of what it reads, so that few conversions remain. What the caller sees has eager's strides.
+cuDNN computes them so: it converts images in another layout before each convolution, and its result after it. Calls
+that follow keep the layout of their inputs, so that few conversions remain. The caller's results have eager's strides.
 """
 
 from collections.abc import Callable, Mapping

@@ -3,8 +3,8 @@
     batch_norm(conv(x, weight, bias)) = conv(x, weight * scale, (bias - mean) * scale + shift),
     scale = gamma / sqrt(var + eps)
 
-where all of weight, bias and statistics are weights of a frozen program. What is done to them are calls like others,
-which depend on weights alone. Only rounding differs.
+where all of weight, bias and statistics are weights of a frozen program. The calls that scale them depend on weights
+alone, so that they are folded like others. Only rounding differs.
 """
 
 from collections.abc import Callable

@@ -12,8 +12,8 @@ _KINDS = ("_weight", "_bias", "_running_mean", "_running_var")
 
 @dataclass
 class Freezing:
-    """`weights` names the inputs that are constants for as long as nobody changes them. What was folded, and what was
-    not and why, is said in `done` and `left`."""
+    """State of freezing one program. `weights` names the inputs that are constants for as long as nobody changes them.
+    `done` says what was folded, `left` what was not, and why."""
 
     weights: Collection[str]
     done: list[str] = field(default_factory=list)

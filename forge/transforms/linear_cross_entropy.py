@@ -5,7 +5,7 @@
     loss = cross_entropy(scaled[..., :-1, :].reshape(-1, V), labels)
 
 is found by walking back from each cross_entropy (or nll_loss of log_softmax) to the linear layer, through prims, so
-that it does not matter how it was written. What the program does to rows of logits is done to rows of `hidden` instead.
+that it does not matter how it was written. Calls that take rows of logits take rows of `hidden` instead.
 Logits that the program returns are made as before; what follows them is not held.
 """
 
@@ -322,7 +322,7 @@ def _axis_after(head: _Head, calls: int) -> int:
 def _rows_of(x: TensorProxy, calls: Sequence[BoundSymbol], axis: int) -> TensorProxy:
     """Return the calls' result for the rows along `axis`, of any number, which is the last dim of the result.
 
-    What leaves the rows in order at the end is left out.
+    Calls at the end that leave the rows in order are left out.
     """
     places: list[tuple[BoundSymbol, int]] = []
     for call in calls:

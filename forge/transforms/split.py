@@ -108,7 +108,7 @@ def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy]
     untagged = [bound.replace(tags=bound.tags - {Tag.RECOMPUTE}) for bound in calls if Tag.RECOMPUTE in bound.tags]
     visible = [*calls, *untagged, *shown]
     every = backward(joint, seeds_of(joint.forward, outputs), wanted)
-    while True:  # what was saved is a value of others that were not: these are seen, but cannot be read
+    while True:  # a saved value may need others that are not saved: these are seen, but cannot be read
         trace = recompute(parts.forward.bound_symbols, _simplify(every, visible))
         missing = {name for name in free_names(trace, set()) if name not in saved}
         known = [bound for bound in visible if missing.isdisjoint(bound.outputs)]
@@ -202,7 +202,7 @@ def _read_for_some(forward: Trace, every: Trace, memory: "_SharedMemory", visibl
     if len(seeds) < 2:
         return set()
     flows = {name: {name} for name in seeds}  # the gradients of outputs that a value depends on
-    needs: dict[str, set[str]] = {}  # what a value that depends on none of them is made of
+    needs: dict[str, set[str]] = {}  # the values that one which depends on no gradient is made of
     read: dict[str, set[str]] = {name: set() for name in seeds}
     made = {*seeds, *every.constants}
     for bound in live_calls(every.bound_symbols, every.output_names):

@@ -155,7 +155,7 @@ def bench(program: Program, rounds: int, only: str | None, as_json: bool) -> int
         if name not in known:
             raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint="--only")
     case = _load(program, training=program.train)
-    with targets.attribute_errors(program.target):  # what the program itself raises
+    with targets.attribute_errors(program.target):  # errors of the program itself
         own = case.copy()
         own.run(own.target)()
         timed = model_bench.compare(case, [known[name] for name in chosen], rounds)

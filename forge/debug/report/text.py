@@ -42,7 +42,7 @@ def plain(explanation: "Explanation") -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, color_system=None, highlight=False, emoji=False, markup=False)
     for each in render(explanation):
-        console.print(each, soft_wrap=isinstance(each, Text))  # what is no table goes on as the reader's screen has it
+        console.print(each, soft_wrap=isinstance(each, Text))  # text wraps as the reader's screen has it
     lines = file.getvalue().splitlines()
     return "\n".join(line.rstrip() for line in lines)
 

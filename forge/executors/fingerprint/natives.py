@@ -80,7 +80,7 @@ def loaded_files() -> frozenset[str]:
         return frozenset(os.path.realpath(path) for path in (*torch.ops.loaded_libraries, *known) if path)
     lines = _MAPS.read_text().splitlines()
     paths = {line.split(maxsplit=5)[-1] for line in lines if line.count("/")}
-    return frozenset(path for path in paths if os.path.isfile(path))  # what was replaced ends with "(deleted)"
+    return frozenset(path for path in paths if os.path.isfile(path))  # a replaced file's path ends with "(deleted)"
 
 
 @cache

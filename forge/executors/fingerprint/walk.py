@@ -1,11 +1,11 @@
 """Functions and other objects as one hash: all that can change what they compute.
 
 A Python function is its code, its defaults and its closure, and all that it reads: globals, and the functions,
-classes, modules and values that are reached through them. What is installed (Python, torch, forge, distributions) is
-its version, what a Hub repository holds its hash, a native function the bytes of the shared object that has it.
+classes, modules and values that are reached through them. An installed package (Python, torch, forge, distributions)
+is its version, a Hub repository its hash, a native function the bytes of the shared object that has it.
 
-What cannot be known in this way (a lock, an object of C++, code that calls eval or reads a file) is known in this
-process alone, as that very object: then what depends on it is kept in this process too, and is not written to disk.
+An object that has no such hash (a lock, an object of C++, code that calls eval or reads a file) is identified in this
+process alone, as that very object: programs that depend on it stay in this process, and are not written to disk.
 
 A package whose objects need more than this (kernels, operators that a manifest declares) registers it:
 `register_visitor`, `register_operators` and, for code that it loads itself, `owners.register_owner`.

@@ -175,7 +175,7 @@ class Function:
         """Return the results that the fake implementation gives."""
         return meta_of(self.operator, args, kwargs)
 
-    # what torch runs
+    # implementations that torch calls
 
     def run_fake(self, *args: Any, **kwargs: Any) -> Any:
         """Run the declared fake implementation, else the reference. Results are contiguous."""

@@ -272,7 +272,7 @@ def _from_repository(resolved: hub.ResolvedKernel, local: bool, access: Origin) 
 
 
 def _from_variant(resolved: hub.ResolvedKernel, file: ManifestFile, origin: Origin) -> list[Kernel]:
-    file.read(resolver=operators(), with_sources=False)  # what is wrong is reported before anything is imported
+    file.read(resolver=operators(), with_sources=False)  # mistakes are reported before anything is imported
     lock = as_lock(origin.lock)
 
     def check_manifest(verified: hub.VerifiedKernel) -> None:

@@ -150,7 +150,7 @@ def _is_dispatched(schema: Any) -> bool:
 def _aten_target(name: str) -> Target | None:
     schema = _schema(name)
     if schema is None or any(argument.is_write and not argument.kwarg_only for argument in schema.arguments):
-        return None  # what changes its arguments is no symbol
+        return None  # an operator that changes its arguments is no symbol
     signature = from_schema(schema)
     base = name.partition("::")[2].partition(".")[0]
     wanted = [parameter.name for parameter in signature.parameters if not parameter.out]

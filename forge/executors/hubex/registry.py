@@ -40,7 +40,7 @@ def use_kernels(
         lock: A lockfile, or its path, that fixes the revision and hash of each repository.
         policy: The publishers that are trusted, and other rules of loading.
         allow_imports: Modules that these kernels may import beyond the Hub's rules.
-        verify: Whether to compare each kernel with its reference before it is used.
+        verify: Compare each kernel with its reference before it is used.
 
     Raises:
         HubError, ManifestError, TypeError: If a source cannot be used; none of the kernels is then registered.

@@ -123,7 +123,7 @@ def _canonical_size(value: Any) -> Any:
     return value.node.shape_env.create_symintnode(value.node.expr, hint=value.node.hint)
 
 
-# what make_fx calls with all of a number's terms, and the operator of two that Inductor knows
+# functions that make_fx calls with all of a number's terms, and the operator of two that Inductor knows
 _OF_TWO: dict[Any, Callable] = {add: add, mul: mul}
 _OF_TWO |= {
     several: two

@@ -91,7 +91,7 @@ Codegen = Callable[..., Callable | Declined]  # of the arguments of `generate`
 def compile_region_in_worker(
     region: Trace, start: Callable = Compilation, *, eager_numerics: bool = False
 ) -> Any | Declined:
-    """`compile_region` of a whole program by another process. What it returns can be called once it is complete.
+    """Compile a whole program in another process, as `compile_region` does; the result can be called once complete.
 
     start: is given the described graph, and the strides of results where the graph gives others.
     """

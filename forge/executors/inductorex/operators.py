@@ -153,7 +153,7 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
     """Return whether the aten operators of torch's function for a call are ones that Inductor writes loops for; or, as
     a part of a whole program, ones that it calls. eager_numerics: whether its loops must round where torch's kernels
     do."""
-    if not all(isinstance(proxy, (TensorProxy, NumberProxy)) for proxy in _proxies_of(bound)):  # what attention keeps
+    if not all(isinstance(proxy, (TensorProxy, NumberProxy)) for proxy in _proxies_of(bound)):  # attention's state
         return whole_program or decline("it reads a value that is not a tensor")
     results = list(tensors(bound.output))
     if results and all(map(_has_no_elements, results)):

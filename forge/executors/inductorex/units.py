@@ -2,9 +2,9 @@
 
 Each time that it runs, g++ takes most of a second for the header that all kernels include and for linking, and less
 than half a second for a region's kernel. Inductor runs it for each; here, the kernels that are asked for while it runs
-are one translation unit of the next run, each in a namespace of its own. What cannot be one with others, or was in one
-that could not be built, Inductor builds by itself. A note for each kernel has another process find its unit; one whose
-hash is no longer what was noted is deleted, and built anew.
+are one translation unit of the next run, each in a namespace of its own. A kernel that cannot be one with others, or
+was in a unit that could not be built, Inductor builds by itself. A note for each kernel has another process find its
+unit; one whose hash differs from the note is deleted and rebuilt.
 
 Six regions on two cores take 6 seconds so, and 13 seconds where Inductor builds each by itself (torch 2.13).
 

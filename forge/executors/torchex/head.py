@@ -139,7 +139,7 @@ def _values_of_steps(given: _Rows, logits: torch.Tensor) -> list[torch.Tensor | 
             x = x / step[1]
         elif step[0] == "div":
             x = x * step[1]
-        elif step[0] == "tanh":  # what comes before it is not read
+        elif step[0] == "tanh":  # tanh's backward reads its result: the value before it is not needed
             x = logits
     return known[::-1]
 

@@ -5,7 +5,7 @@ import torch
 from forge import prims
 from forge.executors.torchex.core import run_prim
 
-PHASE = 1e-2  # what torch takes for 0
+PHASE = 1e-2  # torch takes smaller phases for 0
 
 
 @run_prim(prims.check_phase)

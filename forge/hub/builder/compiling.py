@@ -40,7 +40,7 @@ OBJECT_HEADER = b"forge object 1\n"
 STORE_BYTES = 2**30
 ERROR_LINES = 20
 
-# What sources of the Hub expect to include: macros that expand the library's name, which is a macro itself, and a
+# A header that sources of the Hub include: macros that expand the library's name, which is a macro itself, and a
 # module that Python can import.
 _REGISTRATION = """\
 #pragma once
@@ -60,9 +60,9 @@ _REGISTRATION = """\
 #define REGISTER_EXTENSION(name) FORGE_MODULE(name)
 """
 
-# What a newer compiler would take from newer systems than manylinux_2_28, which the Hub builds for, is defined in the
-# library: streams, whose constructors libstdc++ has since GLIBCXX_3.4.26, and what shared_ptr asks glibc since 2.32
-# before it counts without atomics. False is always right.
+# Symbols that a newer compiler would take from systems newer than manylinux_2_28, which the Hub builds for, are defined
+# in the library: constructors of streams, in libstdc++ since GLIBCXX_3.4.26, and the flag of glibc 2.32 that lets
+# shared_ptr count without atomics. False is always right.
 MANYLINUX = "forge_manylinux.h"
 _MANYLINUX = """\
 #pragma once

@@ -14,7 +14,7 @@ from forge.hub.builder.config import NAME, NAME_FORM
 from forge.hub.errors import HubError
 
 KINDS = ("cpp", "triton")
-# What the code of a kernel imports, and what the files below call their own.
+# Names that a kernel's code imports, and names that the templates below define.
 _MODULES = frozenset({"torch", "triton", "forge", "kernels", *sys.stdlib_module_names})
 _TEMPLATES = Path(__file__).with_name("templates")
 _TAKEN = frozenset({"kernel", "ops", "reference", "run"})

@@ -9,7 +9,7 @@ from forge.hub.conformance.repository import Finding, Repository, Variant
 from forge.hub.imports import problem_of
 
 FLOOR = (3, 9)
-# What the standard library has since, and 3.9 has not.
+# Modules that the standard library has since, and 3.9 does not have.
 ADDED_IN = {"tomllib": "3.11"}
 
 

@@ -22,7 +22,7 @@ from forge.torch_internals.dispatch import get_schema
 FOLDER = "forge-executorch"
 BINDING = f"{FOLDER}/binding.cpp"
 HEADER = "forge_executorch.h"
-HEADERS = (  # what kernels include; all are one
+HEADERS = (  # headers that kernels include; all are one
     "runtime/core/array_ref.h",
     "runtime/core/error.h",
     "runtime/core/exec_aten/exec_aten.h",

@@ -414,7 +414,7 @@ class KernelKeys:
     dim_order_alias: Node | None = key(any_node, dialects=BOTH)
 
 
-# what an entry has as it was read
+# fields that an entry has as they were read
 _SAME = "kernel_name device where faster args out result grad mutates assumes samples".split()
 
 

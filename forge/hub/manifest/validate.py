@@ -49,7 +49,7 @@ DISPATCH = {
     "CompositeExplicitAutograd": (),
     "CompositeImplicitAutograd": (),
 }
-# what torch's native_functions.yaml adds to an entry, and a functions.yaml may carry along
+# keys that torch's native_functions.yaml adds to an entry, and a functions.yaml may carry along
 NATIVE_FUNCTION_KEYS = frozenset(
     "variants tags namespace structured structured_delegate structured_inherits precomputed ufunc_inner_loop "
     "device_check device_guard cpp_no_default_args python_module category_override manual_cpp_binding "

@@ -11,7 +11,7 @@ import torch
 from forge.hub.manifest.errors import InvalidText
 from forge.hub.manifest.model import Argument
 
-RESULT = "result"  # what a kernel returned
+RESULT = "result"  # the name of a kernel's return value
 
 _MAX_LENGTH = 200
 _METHODS: dict[str, Callable[[tuple], bool]] = {

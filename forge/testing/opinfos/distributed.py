@@ -61,7 +61,7 @@ if torch.distributed.is_available():
         directives=_RESULTS,
     )
 
-    # what redistributing a DTensor is
+    # redistribution of a DTensor
 
     _NOT_TORCHS = "torch has no such function"
     _PLACES = ("replicate", "partial", 0, 1)

@@ -7,7 +7,7 @@ import torch
 
 from forge.testing.table import Value, op, t, wrong
 
-SOLVED = (torch.float32, torch.float64, torch.complex64)  # what torch's linear algebra takes
+SOLVED = (torch.float32, torch.float64, torch.complex64)  # the dtypes of torch's linear algebra
 
 
 register = partial(op, dtypes=SOLVED)

@@ -76,7 +76,7 @@ op(
 )
 
 
-# what and where elements are
+# values of elements, and their places
 
 op(
     "isin",

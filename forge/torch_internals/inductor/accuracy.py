@@ -2,8 +2,8 @@
 
 Inductor computes expm1 as `exp(x) - 1`, atanh as the logarithm of a quotient, and erf in float32 by a formula for its
 distance from 1, as at::vec does: of a small argument, no digit is right. torch's kernels are right to a unit in the
-last place. ELU, SELU and CELU are made of expm1, GELU and the distribution of a normal variable of erf. What Sleef has
-for expm1 and erf takes two to three times as long as Inductor's; polynomials, where the formulas fail, do not.
+last place. ELU, SELU and CELU are made of expm1, GELU and the distribution of a normal variable of erf. Sleef's
+expm1 and erf take two to three times as long as Inductor's; polynomials, where the formulas fail, do not.
 
 Of half precision, torch's kernels call at::vec's functions, its formula of erf too: these give the same bits.
 
@@ -83,7 +83,7 @@ def _polynomial(coefficients: Sequence[float], x: str) -> str:
     return reduce(lambda sum, each: f"at::vec::fmadd({sum}, {x}, {each})", others, last)
 
 
-# what computes a function of x in float32, a vector of the type vec
+# lines of C++ that compute a function of x in float32, a vector of the type vec
 _LINES = {
     "expm1": [
         f"auto near = x * at::vec::fmadd(x, {_polynomial(_EXPM1, 'x')}, vec(1));",

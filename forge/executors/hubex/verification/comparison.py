@@ -125,7 +125,7 @@ class Comparison:
         placed = memory.copy_all_to_guarded(program.tensors, case.offset)
         outputs = program.outputs(_attempt(partial(_run, forward, memory, placed)))
         self._check_outputs(outputs, expected, memory)
-        if not self.accepted:  # whether it keeps what it returned, for the next call
+        if not self.accepted:  # a second call: the kernel may return memory that it keeps
             _attempt(partial(_run, forward, GuardedMemory(), placed))
         if self.gradients and self.kernel.entry.grad.kind != "none" and case.gradients:
             self._compare_gradients(program, expected, case)
@@ -223,7 +223,7 @@ def _attempt(run: Callable[[], Any]) -> Any:
     try:
         with torch.no_grad():
             result = run()
-        if torch.cuda.is_initialized():  # what goes wrong there is known only then
+        if torch.cuda.is_initialized():  # errors of the device show up only then
             torch.cuda.synchronize()
         return result
     except Exception as error:

@@ -223,7 +223,7 @@ def _listen_to_worker(server: _Server, seconds: float) -> Answer:
 def _request(kernel: Kernel, question: Question, seconds: float, digest: str, declared: bytes | None = None) -> Request:
     path, environment = child_processes.search_path(), {**child_processes.environment(), **ENVIRONMENT}
     relative = [os.path.abspath(each) for each in sys.path if not os.path.isabs(each)]
-    place = (os.getcwd(), (*path, *relative), environment)  # what is there shadows no module that is installed
+    place = (os.getcwd(), (*path, *relative), environment)  # last: files there shadow no installed module
     about = (digest, declared, _entry_for_judge(kernel))
     return Request(kernel.origin, kernel.entry.op, kernel.name, *place, seconds, question, *about)
 

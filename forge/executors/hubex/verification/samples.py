@@ -179,8 +179,8 @@ class _Values:
 
     def special(self, call: Call) -> Iterator[Case]:
         """Values in which kernels differ that agree on others: each in one place of each tensor, and in another one of
-        the next, so that none hides what comes of another. What an infinity less another is, or the gradient of a
-        value that is not finite, is a matter of the order of operations, and of convention."""
+        the next, so that none hides the result of another. The difference of two infinities, and the gradient of a
+        value that is not finite, depend on the order of operations, and on convention."""
         own = self.kernel.samples or self.kernel.assumes  # these say which values are right
         if own is not None or not any(meta.dtype.is_floating_point for meta in call.metas):
             return

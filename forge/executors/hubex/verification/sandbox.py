@@ -230,7 +230,7 @@ def _run(channel: Connection, find: FindKernel, judge: int) -> None:
     status = 0
     try:
         _end_with(judge)
-        os.setsid()  # what the kernel sends to its process group reaches itself alone
+        os.setsid()  # signals that the kernel sends to its process group reach itself alone
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         verifying.active = True
         _KernelServer(channel, find).serve()
@@ -341,7 +341,7 @@ class _KernelServer:
         count = len(memory.storages)
         grown = _Memory(memory)
         described = grown.describe(result)
-        json.dumps(described)  # what cannot be handed over is the kernel's error
+        json.dumps(described)  # a result that cannot be serialized is the kernel's error
         now = [_bytes(each) for each in memory.storages]
         changed = [i for i in range(count) if now[i] != before[i]]
         before[:] = now

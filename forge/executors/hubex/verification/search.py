@@ -1,8 +1,8 @@
 """Calls that a kernel's constraints allow: ranks, lengths and numbers are searched for, and its own checker decides.
 
 A search starts from values that are usual and changes what lowers the number of constraints that fail: one value at a
-time, then two together, then three. What is tried comes from the constraints: the numbers that stand in them, their
-multiples and neighbours, and what the other side of a comparison is.
+time, then two together, then three. Candidates come from the constraints: the numbers that stand in them, their
+multiples and neighbours, and the value of a comparison's other side.
 """
 
 import ast

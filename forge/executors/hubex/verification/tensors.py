@@ -31,7 +31,7 @@ class GuardedMemory:
         placed = memory[GUARD + offset * size :][:length].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
         index = tuple(
             slice(0, 1) if stride == 0 else slice(None) for stride in placed.stride()
-        )  # what is expanded once
+        )  # expanded dims hold one element: write it once
         placed[index] = tensor[index]
         self.inputs.append((memory, memory.clone()))
         return placed
@@ -88,8 +88,8 @@ def difference(
 
 
 def _close(actual: torch.Tensor, expected: torch.Tensor, tolerance: tuple[float, float]) -> torch.Tensor:
-    """Return a mask of the values within tolerance. What is lost by adding in another order goes with the largest
-    value, not with the one that is left when terms cancel. NaN is equal to NaN alone, an infinity to itself."""
+    """Return a mask of the values within tolerance. The error of adding in another order is relative to the largest
+    value, not to the one that is left when terms cancel. NaN is equal to NaN alone, an infinity to itself."""
     rtol, atol = tolerance
     a, b = _wide(actual), _wide(expected)
     finite = b.abs()[b.isfinite()]

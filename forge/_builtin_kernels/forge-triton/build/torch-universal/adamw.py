@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 
 @triton.jit
 def _is_skipped(found_inf):
-    """Return 1 if a gradient is not finite, so that the step is skipped; 0 otherwise."""
+    """Whether a gradient was found that is not finite: 0 or 1."""
     skipped = 0.0
     if found_inf is not None:
         skipped = tl.load(found_inf).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Helpers shared by the kernels: checks of their tensors, views as rows, and launching."""
+"""What the kernels share: checks of their tensors, rows, and how they are launched."""
 
 import contextlib
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def check_like(op: str, name: str, tensor: torch.Tensor, other_name: str, other:
 
 
 def needs_grad(*tensors: torch.Tensor) -> bool:
-    """Return whether autograd will request a gradient of one of the tensors."""
+    """Whether autograd will ask for a gradient of one of the tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
@@ -70,7 +70,7 @@ def as_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 @cache
 def processors(device: torch.device) -> int:
-    """Return the number of programs that run side by side at least: a GPU's multiprocessors, or 2."""
+    """How many programs run side by side at least."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
