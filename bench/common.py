@@ -1,4 +1,4 @@
-"""What the benchmarks of models share: the systems they compare, and the models."""
+"""Helpers of the models' benchmarks: the systems they compare, and the models."""
 
 import weakref
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a claimed kernel costs a call beside the kernel itself, and what its checker costs while a model is compiled.
+"""Benchmark the overhead of a claimed kernel's call, and of its checker while a model is compiled.
 
 A chain of 1 and one of 101 calls run under forge.jit and directly, in turn in one process. The slope between the two is
 the cost of a call; what a function costs once (Dynamo's guards, entering the compiled function) is in the chain of 1.

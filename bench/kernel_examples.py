@@ -1,4 +1,4 @@
-"""How fast the kernels of examples/kernels/ are, against eager and torch.compile.
+"""Benchmark the kernels of examples/kernels/ against eager and torch.compile.
 
 Every case runs forward, and forward with backward. The candidates take turns, and the shortest time of each counts, so
 that a busy machine slows all of them alike. A ratio is kernel / other: below 1 the kernel is faster.
@@ -90,7 +90,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def cases(kernels: ModuleType, device: str, dtype: torch.dtype, large: bool) -> Iterator[Case]:
-    """What a repository has, on the shapes of a device."""
+    """Return the cases of a repository's kernels, on the shapes of a device."""
 
     def randn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=torch.float32).to(dtype)

@@ -1,4 +1,4 @@
-"""What it costs to resolve and load a kernel that is on this machine: made-up ones by size, and a real one."""
+"""Benchmark resolving and loading a kernel that is on this machine: made-up ones by size, and a real one."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def bench_made_up() -> None:
 
 
 def bench_first_use(source: Path) -> None:
-    """What a new process pays for a repository, once; the best of several processes."""
+    """Measure the cost of a repository's first use in a new process; the best of several processes."""
     found: dict[str, list[float]] = {}
     for _ in range(REPEAT):
         told = subprocess.run([sys.executable, "-c", FIRST_USE, source], stdout=subprocess.PIPE, check=True)

@@ -1,4 +1,4 @@
-"""What the verification of kernels costs: on first use, on the next, and in a new process."""
+"""Benchmark the verification of kernels: on first use, on the next, and in a new process."""
 
 import json
 import os

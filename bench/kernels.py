@@ -1,4 +1,4 @@
-"""What kernels cost and how fast the examples are.
+"""Benchmark the costs of kernels and the speed of the examples.
 
     python -m bench.kernels [--only calls checker load verify examples models] [--device cpu|cuda]
                             [--repository norms-cpu] [--operation rms_norm] [--large] [--no-compile]

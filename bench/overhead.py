@@ -1,4 +1,4 @@
-"""What a compiler costs per call and per compilation: forge against eager, bare Dynamo, torch.compile and Thunder.
+"""Benchmark the cost of a compiler per call and compilation: forge, eager, bare Dynamo, torch.compile and Thunder.
 
     python -m bench.overhead [--rounds 15] [--layers 2 8 32] [--no-inductor] [--only calls|compilation]
 

@@ -44,7 +44,7 @@ class Finder(OperatorExecutor):
 
 @dataclass(frozen=True)
 class Sites:
-    """What one model has, what was found in it, and how far it is from itself without patterns afterwards."""
+    """Patterns in one model, expected and found, and its distance from itself without patterns."""
 
     name: str
     precision: str

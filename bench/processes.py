@@ -1,4 +1,4 @@
-"""What the first training step of a Llama costs a process that is the first to see it, and one that is not.
+"""Benchmark the first training step of a Llama in a process with empty caches, and in one with warm caches.
 
     python -m bench.processes [--layers 2] [--repetitions 3]
 

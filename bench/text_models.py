@@ -135,7 +135,7 @@ def counting(model: nn.Module) -> Iterator[Counter]:
 
 
 def _kind(module: nn.Module) -> str | None:
-    """What a module of the library is, by its name and its parts; torch's own norms are single calls."""
+    """Return the kind of a module of transformers, by its name and its parts; torch's own norms are single calls."""
     cls = type(module)
     if not cls.__module__.startswith("transformers."):
         return None
@@ -148,7 +148,7 @@ def _kind(module: nn.Module) -> str | None:
 def _wrapped(module: Any, name: str, found: Counter) -> Callable[[], None]:
     """Makes a rotary function count the tensors that it rotates; returns what undoes that.
 
-    What it calls in turn is not counted again.
+    Nested rotary calls are not counted again.
     """
     original = getattr(module, name)
     inside = _Depth

@@ -1,4 +1,4 @@
-"""How the benchmarks measure time on a GPU, and show it."""
+"""Timing of the benchmarks on a GPU, and tables of the results."""
 
 import statistics
 from collections.abc import Callable, Sequence

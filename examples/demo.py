@@ -156,7 +156,7 @@ def compare(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Result:
 
 
 def first_call(run: Callable, model: nn.Module, jitted: nn.Module, inputs: dict) -> tuple[float, float]:
-    """How far the jitted model's first call is from eager's, and how many seconds longer it takes."""
+    """Return the difference of the jitted model's first call from eager's, and how many seconds longer it takes."""
     actual, seconds = timed(run, jitted, inputs)
     expected, eager_seconds = timed(run, model, inputs)
     if isinstance(expected, dict):

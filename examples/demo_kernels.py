@@ -63,7 +63,7 @@ def step(model: torch.nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
 
 
 def train(kernels: list[str | Path]) -> tuple[Explanation, float]:
-    """What became of the operations of a training step with `kernels`, and how far it is from eager's."""
+    """Return the explanation of a training step with `kernels`, and its largest difference from eager."""
     model, ids = llama()
     expected = step(copy.deepcopy(model), ids)
     jitted = forge.jit(model, kernels=kernels)
@@ -73,7 +73,7 @@ def train(kernels: list[str | Path]) -> tuple[Explanation, float]:
 
 
 def show_table(told: Explanation) -> None:
-    """What forge.explain has of the calls that kernels of norms-cpu took."""
+    """Print the rows of forge.explain whose calls kernels of norms-cpu took."""
     rows = [("phase", "result", "operation", "executor", "source")]
     for row in told.rows:
         if row.executor.startswith("norms-cpu."):
@@ -160,7 +160,7 @@ def in_a_process(source: str, hub: str, folder: Path, **environment: str) -> boo
 
 
 def demo(folder: Path) -> bool:
-    """Everything, in order; whether all is as it should be. What forge keeps of it is kept below `folder`."""
+    """Run the steps in order and return whether all succeed. forge's caches are kept below `folder`."""
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     title("Build: python examples/kernels/norms-cpu/build.py")
     if build():

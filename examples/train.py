@@ -17,7 +17,7 @@ BATCH = 16
 
 
 def batches(text: str) -> tuple[int, torch.Tensor]:
-    """How many different characters there are, and every window of the text as their numbers."""
+    """Return the number of different characters, and every window of the text as their numbers."""
     alphabet = sorted(set(text))
     number = {character: i for i, character in enumerate(alphabet)}
     ids = torch.tensor([number[character] for character in text])

@@ -24,9 +24,8 @@ class AdamW(torch.optim.AdamW):
     The results are those of torch.optim.AdamW(fused=True) within rounding. torch's fused AdamW runs instead, with one
     warning that gives the reason, where Triton is missing or a group has a parameter that the kernel does not support:
     not on a GPU, of a dtype other than float32, bfloat16 and float16, a subclass of Tensor, or not dense. Either class
-    loads
-    the other's state_dict. Moments with a dtype of their own are read from the state_dict that was passed, before hooks
-    that change it.
+    loads the other's state_dict. Moments with a dtype of their own are read from the state_dict that was passed, before
+    hooks that change it.
 
     Args:
         params: Parameters, named parameters or parameter groups.

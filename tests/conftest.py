@@ -1,4 +1,4 @@
-"""What every test shares: a fixed seed, the options `--op` and `--update-golden`, hypothesis profiles.
+"""Shared configuration of the tests: a fixed seed, the options `--op` and `--update-golden`, hypothesis profiles.
 
 Programs are compiled as a user's are: fused, kept on disk, in the default order of executors; tests that are about
 torch's own calls or the text of their traces name their executors. One thing is different: FORGE_CHECK=regions has

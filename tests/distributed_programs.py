@@ -1,4 +1,4 @@
-"""What the two processes of tests/distributed run: functions of the rank, which return what the test looks at."""
+"""Programs of the two processes of tests/distributed: functions of the rank, which return values for the test."""
 
 import contextlib
 import io
@@ -202,7 +202,7 @@ def parallel(plan: str) -> nn.Module:
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
-    """What all processes have together of a DTensor."""
+    """Return the full tensor of a DTensor; other tensors as they are."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
@@ -269,7 +269,7 @@ IN_EAGER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def in_eager_with_a_reason(rank: int, what: str) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
-    """What a function of a DTensor gives, jitted and in eager, and the warnings."""
+    """Return the results of a function of a DTensor, jitted and in eager, and the warnings."""
     mesh = init_device_mesh("cpu", (2,))
     x = distribute_tensor(torch.arange(15.0 if what == "uneven" else 16.0).view(-1, 1), mesh, [Shard(0)])
     function = IN_EAGER[what]
@@ -388,7 +388,7 @@ PLACES = {
 
 
 def compiled_at(rank: int, place: str) -> dict[str, Any]:
-    """What is compiled where forge.jit goes there, and what is told of the rest."""
+    """Return the compiled operations of a model with forge.jit at this place, and the report of the rest."""
     model = PLACES[place]()
     model(torch.ones(2, 8)).sum().backward()
     told = forge.explain(model)
@@ -444,7 +444,7 @@ def accumulated(rank: int) -> dict[str, Any]:
 
 
 def documented(rank: int, name: str, code: str) -> str:
-    """What an example prints in this process, in the group that is there."""
+    """Return the text that an example prints in this process, in the existing group."""
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setattr(torch.distributed, "init_process_group", lambda backend: None)

@@ -22,7 +22,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def allowed() -> Requirement:
-    """What the extra `hub` asks for."""
+    """Return the requirement of `kernels` in the extra `hub`."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         extra = tomllib.load(file)["project"]["optional-dependencies"]["hub"]
     return next(each for each in map(Requirement, extra) if each.name == "kernels")
@@ -36,7 +36,7 @@ def published() -> list[str]:
 
 
 def run(version: str) -> bool:
-    """Whether the tests pass with a version."""
+    """Return whether the tests pass with a version of `kernels`."""
     with tempfile.TemporaryDirectory() as folder:
         wanted = (f"kernels=={version}", "--no-deps", "--target", folder)
         subprocess.run((*PIP, "install", "--quiet", *wanted), check=True)

@@ -1,4 +1,4 @@
-"""What the OpInfo tests share: instances, copies of samples, comparison with eager."""
+"""Helpers of the OpInfo tests: instances, copies of samples, comparison with eager."""
 
 import difflib
 import re
@@ -27,7 +27,7 @@ TOLERANCE = {
     torch.complex128: (1e-7, 1e-7),
 }
 
-NO_KERNEL = re.compile("\" not implemented for '")  # what eager says of a dtype that a device has no kernel for
+NO_KERNEL = re.compile("\" not implemented for '")  # eager's error for a dtype without a kernel on a device
 ALIGNED = 64  # elements: kernels tell no more of an address apart
 
 
@@ -83,7 +83,7 @@ def all_samples(info: OpInfo, device: str, dtype: torch.dtype) -> list[Sample]:
 
 
 def refusal(info: OpInfo, sample: Sample) -> Exception | None:
-    """What eager raises for a sample, or None."""
+    """Return eager's error for a sample, or None."""
     ours = copy_of(sample)
     torch.manual_seed(1)
     try:
@@ -152,7 +152,7 @@ def copy_of(sample: Sample) -> Sample:
 
 
 def run_eager(info: OpInfo, sample: Sample) -> Any:
-    """What the op gives in eager. Skips where eager has no kernel for the dtype on this device."""
+    """Return the op's result in eager. Skip the test where eager has no kernel for the dtype on this device."""
     torch.manual_seed(1)
     try:
         return (info.reference or info.op)(*sample.args, **sample.kwargs)
@@ -237,7 +237,7 @@ def assert_same_metadata(actual: Any, expected: Any, what: str = "") -> None:
 
 
 def gives_unspecified_values(trace: Trace) -> bool:
-    """Whether an output is uninitialized memory (torch.empty), so that only its metadata can be compared."""
+    """Return whether an output is uninitialized memory (torch.empty), so that only its metadata can be compared."""
     return any(
         Tag.UNINITIALIZED in maker.symbol.tags for maker in _makers(trace.bound_symbols, set(trace.output_names))
     )

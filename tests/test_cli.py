@@ -1,4 +1,4 @@
-"""forge trace, explain and bench; help, completion, errors in one line. What the kernels' commands do: tests/hub."""
+"""forge trace, explain and bench; help, completion, errors in one line. Tests of the kernels' commands: tests/hub."""
 
 import importlib
 import inspect
@@ -588,7 +588,7 @@ def test_python_m_forge_finds_modules_of_the_current_folder() -> None:
     assert ran.returncode == 0 and "torch.relu" in ran.stdout, ran.stderr
 
 
-# what the installed command imports
+# imports of the installed command
 
 
 AT_ONCE = """

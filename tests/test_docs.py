@@ -48,7 +48,7 @@ BLOCK = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | 
 
 
 def _run(code: str, scope: dict, document: str, number: int) -> str:
-    """What a block prints. Traces quote its lines as example.py's."""
+    """Return the text that a block prints. Traces quote its lines as example.py's."""
     path = f"{document}/{number}/example.py"
     linecache.cache[path] = (len(code), None, code.splitlines(True), path)
     printed = io.StringIO()
@@ -165,7 +165,7 @@ def test_the_code_of_a_document_prints_what_it_says(
     assert path.read_text() == actual, "run pytest tests/test_docs.py --update-golden, and read the difference"
 
 
-WHOLE = {  # what is jitted whole has a forward, and jits nothing itself
+WHOLE = {  # models that are jitted whole have a forward, and jit nothing themselves
     "self.model(x)": "self(x)",
     "self.model, self.is_jitted = forge.jit(self.model), True": "pass",
     "= Classifier()": "= forge.jit(Classifier())",

@@ -20,7 +20,7 @@ WITHIN = (1e-5, 1e-6)
 # torch's own second gradient is another than the function's, and its gradgradcheck does not see it
 EAGER_IS_WRONG = ("embedding", "nn.functional.embedding")  # scale_grad_by_freq is forgotten
 
-# what forge says has no second gradient
+# functions that have no second gradient by forge's own word
 REFUSED = {
     "aten.grid_sampler_2d_backward": "prims.grid_sampler_double_backward has no gradient rule",
     "aten.grid_sampler_3d_backward": "prims.grid_sampler_double_backward has no gradient rule",
@@ -76,7 +76,7 @@ class _Call:
         return tuple(out for out in outputs if out.requires_grad and out.is_floating_point())
 
     def passes(self, function: Callable) -> bool:
-        """Whether gradgradcheck passes; eager raises where it has no second gradient."""
+        """Return whether gradgradcheck passes; eager raises where it has no second gradient."""
         try:
             if not self.run(function, *self.inputs):
                 return False

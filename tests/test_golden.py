@@ -1,4 +1,4 @@
-"""What each stage prints for three small programs is kept in tests/golden: a refactor leaves it unchanged.
+"""Golden prints of each stage of three small programs, kept in tests/golden: a refactor leaves them unchanged.
 
 After a change that is meant to show, `pytest tests/test_golden.py --update-golden` writes the files anew; read the
 difference before you commit it.

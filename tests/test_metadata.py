@@ -62,7 +62,7 @@ def _check(info: OpInfo, sample: Sample) -> None:
 
 
 def run(trace: Trace, given: list[Any]) -> Any:
-    """What a claimed trace returns. Every call's result is compared with what the trace says of it."""
+    """Run a claimed trace and return its results; compare each call's result with its metadata in the trace."""
     known = {**trace.constants, **dict(zip(trace.input_names, given, strict=True))}
     for bound in trace.bound_symbols:
         if bound.symbol is not DEL:

@@ -284,7 +284,7 @@ def _error(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 class _Flow:
-    """What a function gave, which of its outputs require a gradient, and the gradients of its inputs.
+    """Results of a function, the outputs that require a gradient, and the gradients of its inputs.
 
     `refused` says why eager has no derivative, where it finds out only in the backward.
     """
@@ -423,7 +423,7 @@ def test_jit(info: OpInfo, executor: str, device: str, dtype: torch.dtype, dynam
 
 
 def _counts(sample: Sample, dtype: torch.dtype) -> bool:
-    """Whether the sample says something of its op: eager takes empty complex tensors where it takes no others."""
+    """Return whether the sample tests its op: eager takes empty complex tensors where it takes no others."""
     return not dtype.is_complex or all(tensor.numel() for tensor in _inputs(sample))
 
 
@@ -508,7 +508,7 @@ def test_errors(info: OpInfo, device: str) -> None:
 
 
 def test_printing(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
-    """What a claimed trace prints is Python that gives the same result, and prints the same twice."""
+    """The text of a claimed trace is Python that gives the same result, and is the same twice."""
     within = tolerance(info, "test_printing", executor, device, dtype) or (0, 0)
     for sample in samples(info, device, dtype):
         ours, again = copy_of(sample), copy_of(sample)
@@ -530,7 +530,7 @@ def test_printing(info: OpInfo, executor: str, device: str, dtype: torch.dtype) 
 def _mark_layout(
     request: pytest.FixtureRequest, info: OpInfo, executor: str, device: str, dtype: torch.dtype, layout: str
 ) -> None:
-    """What the op's directives say of one layout."""
+    """Apply the op's directives for one layout."""
     for mark in directive_marks(info, f"test_strided[{layout}]", executor, device, dtype):
         if mark.name == "skip":
             pytest.skip(mark.kwargs["reason"])

@@ -88,7 +88,7 @@ def _check(info: OpInfo, sample: Sample, mode: str) -> None:
 
 
 class _Seen:
-    """What a caller sees of one call."""
+    """A caller's view of one call."""
 
     def __init__(self, function: Callable, sample: Sample, mode: str, wanted: list[int], changed: list[int]) -> None:
         fresh = _given(sample, mode, wanted, changed)
@@ -158,7 +158,7 @@ def _compiled(info: OpInfo, sample: Sample, mode: str, wanted: list[int], change
 
 
 def _refused_by_dynamo(info: OpInfo, sample: Sample, *, dynamic: bool) -> bool:
-    """Whether Dynamo alone, with a backend that compiles nothing, refuses the call."""
+    """Return whether Dynamo alone, with a backend that compiles nothing, refuses the call."""
     fresh = copy_of(sample)
     try:
         torch.compile(info.op, backend="eager", fullgraph=True, dynamic=dynamic)(*fresh.args, **fresh.kwargs)

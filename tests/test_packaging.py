@@ -1,4 +1,4 @@
-"""What an installed forge declares: the entry point of torch.compile's backends, types, one version."""
+"""Metadata of an installed forge: the entry point of torch.compile's backends, types, one version."""
 
 import os
 import platform

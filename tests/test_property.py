@@ -225,7 +225,7 @@ def keys(draw: st.DrawFn, shape: tuple[int, ...], masks: bool = False) -> tuple:
 
 @st.composite
 def _entry(draw: st.DrawFn, length: int, index_shape: tuple[int, ...], masks: bool) -> Any:
-    """What a key says of one dim; now and then an int that is out of range."""
+    """Draw a key's entry for one dim; now and then an int that is out of range."""
     kind = draw(st.sampled_from(("int", "slice", "slice", "tensor", "mask" if masks else "slice")))
     if kind == "int" and length:
         return draw(st.integers(-length, length - (draw(st.integers(0, 19)) > 0)))

@@ -54,7 +54,7 @@ def _file(package: str, symbol: Symbol) -> str:
     return f"forge/{package}/{family if package == 'torchlang' else family.removeprefix('nn/')}.py"
 
 
-# what the OpInfos' samples record, once for all tests
+# calls that the OpInfos' samples record, once for all tests
 
 
 @cache
@@ -147,7 +147,7 @@ def test_every_torchlang_symbol_is_claimed_by_the_torch_executor() -> None:
 
 
 def test_every_decomposition_ends_in_prims() -> None:
-    """What has no calls inside is a prim, and one that torch-prims runs."""
+    """A symbol without calls inside is a prim, and torch-prims runs it."""
     _report(
         f"{id} is called by a decomposition, but is no prim that torch-prims runs: "
         f"see {_file('executors/torchex', calls[0].symbol)}"
@@ -245,8 +245,8 @@ _NOT_RECORDED = set() if TORCH >= (2, 13) else {"prims.grid_sampler_double_backw
 def test_every_prim_is_recorded_by_some_opinfo() -> None:
     """A prim that no sample's forward or gradient records is dead, or untested.
 
-    Those of the memory and modes families are what the front ends record of writes and of modes:
-    tests/ir/test_memory.py and tests/capture/test_programs.py have them.
+    Front ends record the prims of the memory and modes families for writes and modes: tests/ir/test_memory.py and
+    tests/capture/test_programs.py have them.
     """
     seen = set(_recorded()) | _in_backwards()
     _report(

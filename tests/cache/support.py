@@ -1,4 +1,4 @@
-"""What the tests of the cache share: a function jitted twice, the second time from what the first one left."""
+"""Helpers of the cache's tests: a function jitted twice, the second time from the first one's entries."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,13 +25,13 @@ def from_disk(monkeypatch: Any) -> None:
 
 
 def is_cached(jitted: Any) -> bool:
-    """Whether all that was compiled came from disk."""
+    """Return whether all compiled graphs came from disk."""
     explained = forge.explain(jitted)
     return explained.cached == explained.graphs > 0
 
 
 def is_hit(make: Callable[[], Any], use: Callable[[Any], Any] = lambda jitted: None, **options: Any) -> bool:
-    """Whether what `make` gives is found on disk when it is jitted, and called by `use`."""
+    """Jit the result of `make`, call it by `use`, and return whether its programs were found on disk."""
     torch._dynamo.reset()
     jitted = forge.jit(make(), **options)
     use(jitted)

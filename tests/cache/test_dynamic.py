@@ -123,7 +123,7 @@ def test_a_backward_compiled_later_knows_the_lengths_that_a_checker_asked_for() 
 
 
 def test_another_length_at_first_is_another_key() -> None:
-    """What is decided by bytes is decided by those lengths."""
+    """Decisions by bytes use the lengths of the first call."""
     for length, found in ((6, False), (9, False), (6, True)):
         torch._dynamo.reset()
         jitted = forge.jit(softmaxed, dynamic=True)

@@ -1,4 +1,4 @@
-"""What decides how a program comes out is part of its key; what another process cannot know is not kept."""
+"""All that decides a compiled program is part of its key; a program that another process cannot know is not kept."""
 
 import copy
 import importlib.util
@@ -229,7 +229,7 @@ def test_a_region_that_cannot_be_loaded_is_compiled_anew(
     assert "a program cannot be used, and is compiled anew: ZeroDivisionError" in caplog.text
 
 
-# what cannot be kept
+# programs that cannot be kept
 
 
 def why(target: Any, *inputs: Any, **options: Any) -> list[str]:

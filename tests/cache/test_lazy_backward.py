@@ -1,4 +1,4 @@
-"""What a program from the disk compiles when it is first needed."""
+"""Parts of a program from the disk that are compiled when they are first needed."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -91,7 +91,7 @@ class Product(nn.Module):
 
 
 class Transformed(nn.Module):
-    """What torch.func runs, constants, and a product of three."""
+    """A module with a transform of torch.func, constants, and a product of three."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def gradients(jitted: Any, *, autocast: bool) -> list[Tensor | None]:
-    """Those of each loss."""
+    """Return the gradients of each loss."""
     found: list[Tensor | None] = []
     for loss in LOSSES.values():
         jitted.zero_grad()

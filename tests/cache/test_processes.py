@@ -68,7 +68,7 @@ def test_a_second_process_compiles_nothing(executors: str) -> None:
     first = printed(start(executors))
     second = printed(start(executors, "from-disk"))
     assert (first[:3], second[:3]) == ("[0,", "[2,")
-    assert first[3:] == second[3:]  # what was fused, the results and the gradients, to the last bit
+    assert first[3:] == second[3:]  # fusions, results and gradients, to the last bit
     assert (first.split(", ")[1] == "0") == ("inductor" not in executors)
 
 

@@ -220,7 +220,7 @@ PROGRAMS = [
     a_checkpoint,
     without_grad_inside,
 ]
-LATER = [a_gradient_of_a_gradient, one_output_of_two]  # what an entry does not have is compiled when it is asked for
+LATER = [a_gradient_of_a_gradient, one_output_of_two]  # parts that an entry lacks are compiled when needed
 
 
 class Jit:

@@ -445,7 +445,7 @@ def whole_sections_of_a_whole_view(x):
 
 
 def observe(function: Callable, inputs: tuple) -> dict[str, Any]:
-    """What a caller sees: the result, the inputs afterwards, and which tensors share memory and where."""
+    """Return all that a caller sees: the result, the inputs afterwards, and the tensors that share memory and where."""
     result = function(*inputs)
     flat = _pytree.tree_leaves(result)
     tensors = [*inputs, *flat]

@@ -55,7 +55,7 @@ CHANGES = (in_place, without_grad, of_a_part, through_detach)
 
 
 def cases() -> Iterator[tuple[Callable, int, tuple[int, ...]]]:
-    """How what is changed, and the results of which there is a gradient."""
+    """Return (change, index of the changed value, results that get a gradient) for each case."""
     return itertools.product(CHANGES, range(5), ((0,), (1,), (0, 1, 2)))
 
 

@@ -309,7 +309,7 @@ def test_a_function_marked_once_differentiable() -> None:
         torch.autograd.grad(out, x, create_graph=True)
 
 
-# what has no second gradient
+# functions without a second gradient
 
 
 @pytest.mark.parametrize(
@@ -537,7 +537,7 @@ def test_a_composite_that_does_not_read_all_that_it_is_given() -> None:
 @pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]], ids=lambda names: names[0])
 @pytest.mark.parametrize("name", ["prod", "cumprod"])
 def test_products_of_complex_numbers(name: str, executors: list[str]) -> None:
-    """What the forward computes again for the backward, the backward's own calls do not compute once more."""
+    """The backward's own calls do not repeat the recomputed part of the forward."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return getattr(x, name)(0)

@@ -23,7 +23,7 @@ FEW = (8, 5, 2, 16, 1, 13, 3)
 
 @pytest.fixture(autouse=True)
 def _nothing_learnt_before() -> Iterator[None]:
-    """What Dynamo learnt of sizes by source is forgotten."""
+    """Forget the sizes that Dynamo marked as dynamic, by source."""
     torch._dynamo.reset()
     yield
 
@@ -92,7 +92,7 @@ def test_twenty_sizes_take_three_graphs(name: str, training: bool) -> None:
 
 
 def graphs_of(net: nn.Module, calls: Sequence[tuple], training: bool) -> int:
-    """How many graphs the calls take, each of which is compared with eager, gradients too."""
+    """Return the number of graphs that the calls take; compare each call with eager, gradients too."""
     ours = copy.deepcopy(net)
     jitted = forge.jit(ours)
     for inputs in calls:
@@ -396,7 +396,7 @@ def test_a_program_is_compiled_once_for_all_sizes(name: str) -> None:
 @pytest.mark.parametrize("more", [1, -1], ids=["padded", "cut"])
 @pytest.mark.parametrize("shape", [(2, 3), (1, 4, 2)], ids=str)
 def test_what_is_padded_or_cut_as_the_length_decides(shape: tuple[int, ...], more: int) -> None:
-    """Whether torch's kernel clones it or lays it out anew differs from size to size."""
+    """torch's kernel clones the input at some sizes, and lays it out anew at others."""
 
     def evened(x: torch.Tensor) -> torch.Tensor:
         return F.pad(x.sin().movedim(-1, 1), (*[0, 0] * len(shape[1:]), 0, more * (x.shape[-1] % 2))).cos()

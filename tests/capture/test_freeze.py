@@ -69,7 +69,7 @@ ROWS = torch.linspace(-1, 1, 24).view(3, 8)
 
 
 def folded_times(jitted: Callable) -> int:
-    """How often values were computed of weights."""
+    """Return how often values were computed from weights."""
     return sum(each.times for each in handle_of(jitted).folded_weights())
 
 
@@ -83,7 +83,7 @@ def same(jitted: Callable, model: Callable, *args: torch.Tensor, **tolerance: fl
     assert made.stride() == wanted.stride()
 
 
-# what is folded
+# folded calls
 
 
 class Layers(nn.Module):
@@ -210,7 +210,7 @@ def test_regions_of_inductor_read_folded_weights() -> None:
     assert "inductor" in {row.executor for row in forge.explain(jitted).rows}
 
 
-# what is not
+# calls that are not folded
 
 
 def test_a_batch_norm_in_training_is_not_folded() -> None:
@@ -719,7 +719,7 @@ def test_it_is_an_option_of_the_backend_too() -> None:
     same(compiled, model, IMAGE)
 
 
-# what others found
+# reported bugs
 
 
 class Doubled(nn.Module):

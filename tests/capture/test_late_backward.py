@@ -31,7 +31,7 @@ QUESTIONS: dict[str, Callable] = {
 
 @pytest.fixture(autouse=True)
 def _nothing_learnt_before() -> Iterator[None]:
-    """What Dynamo learnt of sizes by source is forgotten."""
+    """Forget the sizes that Dynamo marked as dynamic, by source."""
     torch._dynamo.reset()
     yield
 

@@ -107,7 +107,7 @@ def uses(compiled: Any) -> list[tuple[str | None, str]]:
 
 
 def infers(compiled: Any, target: nn.Module, *args: Any) -> list[tuple[str | None, str]]:
-    """What became of the layers of a call without gradients, whose result is eager's."""
+    """Check a call without gradients against eager, and return the uses of its layers."""
     with torch.no_grad():
         torch.testing.assert_close(compiled(*args), target(*args))
     assert not forge.explain(compiled).graph_breaks

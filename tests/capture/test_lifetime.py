@@ -1,4 +1,4 @@
-"""What a jitted function keeps alive, and for how long: nothing that torch.compile would not."""
+"""Lifetimes of objects in a jitted function: it keeps nothing alive that torch.compile would not."""
 
 import gc
 import linecache
@@ -71,7 +71,7 @@ def replace(jitted: Callable, net: nn.Module) -> None:
 
 
 def weights_left(make: Callable[[], nn.Module], jit: Callable, use: Callable, count: int) -> int:
-    """How many parameters of `count` jitted and deleted models are still there after torch._dynamo.reset()."""
+    """Return how many parameters of `count` jitted and deleted models are still there after torch._dynamo.reset()."""
     weights = []
     for _ in range(count):
         net = make()
@@ -123,7 +123,7 @@ def test_a_deleted_model_is_freed_without_a_reset() -> None:
 def test_generated_text_goes_with_what_was_generated() -> None:
     def texts() -> int:
         gc.collect()
-        gc.collect()  # what the end of a jitted function lets go of
+        gc.collect()  # frees the objects of the deleted jitted function
         return sum(path.startswith("<forge") for path in linecache.cache)
 
     before = texts()
@@ -227,7 +227,7 @@ def test_results_of_a_module_are_freed_where_no_backward_runs() -> None:
 
 
 def memory_left(jitted: Callable, *others: torch.Tensor) -> int:
-    """How many results of three calls have memory after they were deleted, without the garbage collector."""
+    """Return how many results of three calls have memory after they were deleted, without the garbage collector."""
     jitted(X, *others)  # compiles
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What a program logs: the same records as in eager, and no graph break for them."""
+"""Logging in a program: the same records as in eager, and no graph break for them."""
 
 import functools
 import logging

@@ -1,5 +1,5 @@
-"""What has no gradient in eager has none in a compiled program: operators without autograd, backwards that return None,
-functions that end the history of what they are given."""
+"""Missing gradients are missing in a compiled program, as in eager: operators without autograd, backwards that return
+None, functions that end the history of their inputs."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -58,7 +58,7 @@ def ended(x: Tensor) -> Tensor:
 
 
 def outcome(function: Callable, *, steps: int = 1) -> list[Any]:
-    """What a function's results and gradients are, or the error of its backward."""
+    """Return a function's results and gradients, or the error of its backward."""
     torch.manual_seed(0)
     x, w = (torch.randn(4, requires_grad=True) for _ in range(2))
     found: list[Any] = []

@@ -156,7 +156,7 @@ def test_a_jit_made_and_first_called_under_force_eager_compiles_nothing_there() 
     assert forge.explain(jitted).graphs == 1
 
 
-# what Dynamo sees
+# the function that Dynamo sees
 
 
 @pytest.fixture
@@ -378,7 +378,7 @@ def _switching() -> Iterator[None]:
 
 
 def in_threads(work: Callable[[], Any], count: int) -> list[Any]:
-    """What `count` threads that start it together return."""
+    """Run `work` in `count` threads that start together, and return their results."""
     barrier, found = threading.Barrier(count), []
 
     def run() -> None:

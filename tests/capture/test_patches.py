@@ -213,7 +213,7 @@ def dynamo_does_not_warn_of_what_explain_tells() -> bool:
 
 
 def _sees_what_comes_later(function: Callable) -> bool:
-    """Whether an attribute is seen that an object, a module of torch, a function or a module of Python gets."""
+    """Return whether `function` sees a new attribute of an object, a torch module, a function and a Python module."""
     holders = [_Holder(), torch.nn.Linear(2, 2), lambda: None, types.ModuleType("made_here")]
     return all(_sees_what_is_set(function, holder) for holder in holders)
 
@@ -295,7 +295,7 @@ def a_folded_weight_can_be_swapped() -> bool:
         return torch.equal(jitted(x), holder(x))
 
 
-# what Inductor compiles
+# code that Inductor compiles
 
 
 def _fused(function: Callable, *inputs: torch.Tensor) -> object:

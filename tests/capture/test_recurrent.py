@@ -17,7 +17,7 @@ X = (5, 2, 8)  # length, batch, features
 
 
 class Tagger(nn.Module):
-    """What comes before and after belongs to the program."""
+    """A recurrent module between other layers of the program."""
 
     def __init__(self, cell: nn.Module) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ LAYERS = [
 @pytest.mark.parametrize("alone", [False, True], ids=["after a layer", "alone"])
 @pytest.mark.parametrize("cell", LAYERS, ids=str)
 def test_under_autocast_results_and_gradients_have_eagers_dtypes(cell: nn.Module, alone: bool) -> None:
-    """What is given is bfloat16 after a linear layer, and float32 where the module is called by itself."""
+    """The input is bfloat16 after a linear layer, and float32 where the module is called by itself."""
     model = cell if alone else Tagger(copy.deepcopy(cell))
     x = torch.randn(X)[0] if "Cell" in type(cell).__name__ else torch.randn(X)
     if not alone:

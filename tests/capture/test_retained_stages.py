@@ -1,4 +1,4 @@
-"""What is kept of compiled programs: what explain tells, the stages of small ones, nothing of those that are gone."""
+"""Retained records of compiled programs: explain's, the stages of small ones, nothing of those that are gone."""
 
 import gc
 import weakref

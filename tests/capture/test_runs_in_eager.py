@@ -1,4 +1,4 @@
-"""What runs in eager is told once, with the reason and at the user's line; under strict it is refused."""
+"""Code that runs in eager: one warning, with the reason and at the user's line; an error under strict."""
 
 import asyncio
 import inspect
@@ -62,7 +62,7 @@ def calls_what_is_kept_out(x: torch.Tensor) -> torch.Tensor:
     return kept_out(x)
 
 
-# what runs in eager: the line, and what is told of it
+# code that runs in eager: the line, and the warning
 NOTHING = {
     "no fake": (
         calls_custom,

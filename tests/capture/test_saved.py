@@ -1,4 +1,4 @@
-"""What the backward keeps: an in-place change between forward and backward that is legal in eager is legal."""
+"""Values saved for the backward: an in-place change before the backward that is legal in eager is legal."""
 
 from collections.abc import Callable
 

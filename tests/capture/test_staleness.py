@@ -1,4 +1,4 @@
-"""What changes between two calls is seen by the second; what happens before the first is as in eager."""
+"""Changes between two calls are seen by the second; changes before the first are as in eager."""
 
 import operator
 import types

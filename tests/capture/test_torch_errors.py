@@ -185,7 +185,7 @@ def test_a_refused_call_that_torch_refuses_too_is_one_error_with_forges_line_and
 
 @pytest.mark.filterwarnings("error")
 def test_an_error_after_a_refused_call_says_so_once() -> None:
-    """What was told of one call is not told of the next."""
+    """A note about one call is not added to the error of the next."""
     jitted = forge.jit(other_dtype)
     for _ in range(2):
         with pytest.raises(RuntimeError) as raised:

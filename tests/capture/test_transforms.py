@@ -226,7 +226,7 @@ def test_a_transform_that_fails_while_it_runs_leaves_no_level_open() -> None:
     assert ambient()[-1] is None
 
 
-# what a transform consists of is recorded
+# the parts of a transform are recorded
 
 
 PLACES = torch.tensor([0, 2])

@@ -22,7 +22,7 @@ def kernel(name: str, **options: Any) -> Any:
 
 
 def told(function: Any, *inputs: torch.Tensor) -> list[str]:
-    """What forge warns of in several calls."""
+    """Return forge's warnings of several calls."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):

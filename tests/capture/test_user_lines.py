@@ -17,7 +17,7 @@ from forge.ir import printing
 
 
 class Switch:
-    """Whether calls of `fails` fail."""
+    """A switch that makes calls of `fails` fail."""
 
     on = False
 

@@ -16,7 +16,7 @@ from forge.compiler.report import CompileReport
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Executable, CompileReport]]]:
-    """What was compiled or loaded, in order."""
+    """The programs that were compiled or loaded, in order."""
     all_of: list[tuple[Executable, CompileReport]] = []
     compile_graph = backend._compile
 

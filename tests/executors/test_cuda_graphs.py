@@ -45,7 +45,7 @@ class Double:
         return False
 
     def record(self, function: Callable, inputs: Sequence[Any], pool: None) -> Again:
-        with torch.random.fork_rng(devices=[]):  # what is recorded does not run
+        with torch.random.fork_rng(devices=[]):  # recorded calls do not run
             return Again(function, inputs)
 
 
@@ -64,7 +64,7 @@ def net(device: str, dropout: float = 0.0) -> nn.Module:
 
 
 def graphs(jitted: Any) -> list[Graph]:
-    """Those of the last program, forward and backward."""
+    """Return the CUDA graphs of the last program, forward and backward."""
     (*_, compiled) = handle_of(jitted).reports
     stages = [traces[-1] for traces in (compiled.traces, compiled.backward_traces) if traces]
     return [b.symbol.op for trace in stages for b in trace.bound_symbols if isinstance(b.symbol.op, Graph)]
@@ -251,7 +251,7 @@ def test_what_a_kernel_keeps_besides_tensors_may_be_a_list(device: str) -> None:
 
 
 def test_a_gradient_that_is_kept_is_scaled_once_a_backward(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the head's gradient is scaled in its memory is decided in each backward, not when one is recorded."""
+    """Each backward decides whether to scale the head's gradient in its memory, not the recording."""
     monkeypatch.setattr(linear_cross_entropy, "BYTE_LIMIT", 0)
     torch.manual_seed(0)
     weight = torch.randn(50, 6, device=device, requires_grad=True)

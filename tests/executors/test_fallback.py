@@ -132,7 +132,7 @@ def test_under_strict_it_is_an_error() -> None:
         assert any("test_fallback.py:" in note and "call_fusion0" in note for note in raised.value.__notes__)
 
 
-# what is written and drawn
+# writes and random numbers
 
 
 def test_what_a_program_writes_is_written_once() -> None:

@@ -1,4 +1,4 @@
-"""How an executor says that its implementation is differentiated."""
+"""An executor's choices of how its implementation is differentiated."""
 
 import pytest
 import torch

@@ -111,7 +111,7 @@ def test_a_call_alone_follows_the_strides_of_a_gradient(turned: bool) -> None:
 
 
 def test_a_call_alone_follows_the_strides_that_torch_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which kernel attends is known when the program runs, and its result's strides with it."""
+    """The attention kernel is chosen when the program runs, and its result's strides with it."""
     query, weight = torch.randn(2, 3, 4, 8), torch.randn(8, 8)
     jitted = forge.jit(
         lambda q, w: _mixed(F.scaled_dot_product_attention(q, q, q), w), executors=["inductor", "torch"], cache=False
@@ -218,7 +218,7 @@ def test_a_call_alone_follows_an_image_whose_channels_lie_beside_each_other() ->
 
 
 def test_a_result_has_eagers_stride_in_a_dim_of_one_element(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a checked program makes of values with gaps between their elements is not what its caller sees."""
+    """A checked program computes with gaps between elements; its caller does not see them."""
     spread = lambda x: torch.empty(2 * x.numel()).as_strided(x.shape, (2, 4)).copy_(x)
     monkeypatch.setattr(unspecified_strides, "randomly_strided", spread)
 

@@ -78,7 +78,7 @@ def test_neither_pass_holds_all_logits(dtype: torch.dtype) -> None:
 
 
 def test_unfused_both_passes_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test above would miss if it measured nothing."""
+    """The counterpart of the test above: without fusion, it would measure all logits."""
     monkeypatch.setattr(linear_cross_entropy, "BYTE_LIMIT", 1 << 40)
     assert largest(loss, *arguments()) == (ROWS * VOCABULARY, ROWS * VOCABULARY)
 

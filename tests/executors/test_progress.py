@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 
 
 def work(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO) -> str:
-    """What is printed while two of three steps are done, of work that takes longer than the delay."""
+    """Return the text printed while two of three steps are done, of work that takes longer than the delay."""
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(progress, "DELAY", 0.0)
     with progress.display(), progress.display():

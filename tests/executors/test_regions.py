@@ -1,4 +1,4 @@
-"""Which calls become one region: levels, orders that must hold, and what runs outside."""
+"""Partition of calls into regions: levels, orders that must hold, and calls outside."""
 
 from typing import Any
 

@@ -104,7 +104,7 @@ def feed_forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def measured(function: Callable, *inputs: torch.Tensor, executors: list, **options: Any) -> Any:
-    """What became of a function, called once, whose result is eager's; differentiated where an input asks for it."""
+    """Call a function once, check it and its gradients against eager, and return its explanation."""
     jitted = forge.jit(function, executors=executors, **{"select": "measured", **options})
     actual, expected = jitted(*inputs), function(*inputs)
     torch.testing.assert_close(actual, expected)
@@ -174,7 +174,7 @@ def test_a_kernel_against_a_region_of_its_parts(timer: Timer, seconds: tuple[flo
     kernels, fuser = kernel_executor([swiglu_kernel(swiglu)], verify=False), Fuser("silu", "mul")
     told = measured(feed_forward, torch.randn(4), torch.randn(4), executors=[kernels, fuser, "torch"])
     assert who(told) == kept
-    assert fuser.regions[0] == ["silu", "mul"]  # what was measured
+    assert fuser.regions[0] == ["silu", "mul"]  # as it was measured
 
 
 def test_one_call_is_measured_as_a_region_though_it_is_worth_none(timer: Timer) -> None:
@@ -303,7 +303,7 @@ def test_the_loser_is_differentiated_by_nobody(timer: Timer) -> None:
     assert who(told) == ["fuser", "fuser"]
 
 
-# what is kept, and for how long
+# cached measurements, and for how long
 
 
 def test_what_was_measured_is_read_from_disk(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.operations import Slot, operations
 
-LARGEST = 1e3  # what values may grow to: the squares of larger ones are no numbers of float16
+LARGEST = 1e3  # the bound of values: the squares of larger ones overflow float16
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 SHAPES = (

@@ -39,7 +39,7 @@ class Worker:
         self.process: subprocess.Popen | None = None
 
     def run(self, name: str, seconds: float) -> dict:
-        """What the process says of a case."""
+        """Return the process's answer for a case."""
         if self.process is None or self.process.poll() is not None:
             self._start()
         process = self.process

@@ -67,7 +67,7 @@ def judge(
 
 
 def metadata(forge: Values, eager: Values) -> str | None:
-    """What differs besides the values of floating point tensors."""
+    """Return the first difference besides the values of floating point tensors, or None."""
     if len(forge) != len(eager):
         return f"{len(forge)} results where eager has {len(eager)}"
     for place, (one, other) in enumerate(zip(forge, eager, strict=True)):
@@ -84,7 +84,7 @@ def metadata(forge: Values, eager: Values) -> str | None:
 
 
 def beyond(forge: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, distances: Values) -> str | None:
-    """How a result is beyond the bound, None where it is within. distances: others that are usual, as eager - exact."""
+    """Return how a result exceeds the bound, None if it does not. distances: other usual ones, as eager - exact."""
     eps = torch.finfo(eager.dtype).eps + SUMS * torch.finfo(torch.float32).eps
     ours, theirs, right, *others = (each.detach().double() for each in (forge, eager, exact, *distances))
     counts = theirs.isfinite() & right.isfinite()

@@ -99,7 +99,7 @@ def _error(name: str, dtype: str, device: str, kind: str) -> str:
 
 
 def _parted(seen: Any) -> tuple[Any, list[torch.Tensor]]:
-    """What was observed without the tensors, and the tensors."""
+    """Return the observation without its tensors, and the tensors."""
     leaves, spec = _pytree.tree_flatten(seen)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     rest = [(str(leaf.dtype), tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
@@ -116,7 +116,7 @@ _RANDOM = {"rand", "randn", "rand_like", "randn_like", "normal_", "uniform_", "n
 
 
 class _Drawing(TorchFunctionMode):
-    """What is drawn at random in float64 are the numbers drawn in another dtype, or numbers half an eps off."""
+    """Mode in which float64 draws give the numbers of another dtype, or numbers half an eps off."""
 
     def __init__(self, dtype: torch.dtype, draw: int | None) -> None:
         super().__init__()

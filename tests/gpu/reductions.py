@@ -75,5 +75,5 @@ def _run(function: Callable, rows: int, width: int, dtype: torch.dtype, device: 
 
     eager = flow(function, inputs, gradient)
     jitted = forge.jit(function)
-    torch.full_like(inputs[0], torch.nan)  # what is never written is then not zero by chance
+    torch.full_like(inputs[0], torch.nan)  # elements that are never written are then not zero by chance
     return judge(flow(jitted, inputs, gradient), eager, reference)

@@ -1,4 +1,4 @@
-"""What ran, where and when, as a section of docs/reference/verification.md."""
+"""Report of a run, its place and its date, as a section of docs/reference/verification.md."""
 
 import platform
 from collections import Counter

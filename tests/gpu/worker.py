@@ -14,7 +14,7 @@ def main(name: str) -> None:
     device = torch.device(name, 0) if name == "cuda" else torch.device(name)
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what torch prints is no answer
+    os.dup2(2, 1)  # torch's own output is no answer
     known = all_cases()
     for line in sys.stdin:
         status, why = _verdict(known[line.strip()], device)

@@ -59,7 +59,7 @@ def elf(
 
 
 def described(**values: Any) -> dict[str, Any]:
-    """What metadata.json says; None takes a key away."""
+    """Return the contents of metadata.json with these values; None removes a key."""
     known = {
         "name": NAME,
         "id": ID,

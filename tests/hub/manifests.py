@@ -1,4 +1,4 @@
-"""What the tests of manifests share: a valid manifest, and ways to read one."""
+"""Helpers of the manifests' tests: a valid manifest, and ways to read one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +52,7 @@ def read(text: str | bytes, find: Callable[[str], Any] | None = None) -> Manifes
 
 
 def problems(text: str | bytes, find: Callable[[str], Any] | None = None) -> list[str]:
-    """What is wrong with a manifest, as printed."""
+    """Return the problems of a manifest, as printed."""
     try:
         read(text, find)
     except ManifestError as error:

@@ -170,7 +170,7 @@ def answer_of(built: hub.BuiltLibrary) -> int:
 
 
 def left_in_cache() -> list[str]:
-    """What is in the folder of builds, but for locks."""
+    """Return the names in the folder of builds, without locks."""
     return sorted(path.name for path in build.builds().iterdir() if path.suffix != ".lock")
 
 
@@ -181,7 +181,7 @@ def wait_for(there: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-# what is built, and when
+# builds, and when they run
 
 
 @compiles
@@ -312,7 +312,7 @@ def test_a_builder_that_is_killed_leaves_nothing_in_the_way(answer: Sources, com
     assert answer_of(built) == 2 and left_in_cache() == [built.path.parent.name]
 
 
-# what goes wrong
+# failures
 
 
 @compiles

@@ -1,4 +1,4 @@
-"""What runs because forge started a process: never what lies in the folder that it is used in."""
+"""Processes that forge starts never run files of the current folder."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What forge takes from `kernels` and huggingface_hub beyond their public names, held against the installed releases.
+"""Private names of `kernels` and huggingface_hub that forge uses, held against the installed releases.
 
 A failure here means that a library changed: forge/hub/compat.py is the place to follow it.
 """

@@ -343,7 +343,7 @@ def test_silu_and_mul_says_what_does_not_fit(native: Example) -> None:
             run(*args)
 
 
-# what only the Triton repository has
+# kernels of the Triton repository alone
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -631,7 +631,7 @@ def test_geglu_has_torchs_values_and_gradients(
 
 
 def test_a_kernel_that_was_compiled_runs_for_other_addresses_and_lengths(triton: Example) -> None:
-    """What Triton takes for granted of one call (aligned memory, a multiple of 16) does not hold in the next."""
+    """Triton specializes a kernel for one call (aligned memory, a multiple of 16); the next one may differ."""
     flat, weight = triton.randn(4 * 64 + 1), triton.randn(64)
     for x in (flat[:-1].view(4, 64), flat[1:].view(4, 64), flat[:240].view(4, 60), flat[:-1].view(4, 64)):
         w = weight[: x.shape[-1]]

@@ -1,4 +1,4 @@
-"""What is hashed is what is loaded: files that are exchanged in between, and what a lock holds of manifests."""
+"""Files that are exchanged between hashing and loading, and a lock's hashes of manifests."""
 
 import inspect
 import shutil

@@ -31,7 +31,7 @@ def entry(arg_meta: str, more: str = "") -> str:
     return f"- op: add.out\n  kernels:\n  - arg_meta: {arg_meta}\n    kernel_name: custom::add\n{more}"
 
 
-# what is read
+# reading of functions.yaml
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_one_function_may_stand_in_several_entries_of_an_operator() -> None:
     assert names == ["custom::add", "custom::add#2", "custom::add#3"]
 
 
-# what runs
+# kernels that run
 
 
 PYTHON = "functions.python:forge_executorch_kernels:"

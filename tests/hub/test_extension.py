@@ -224,7 +224,7 @@ def test_what_cannot_be_loaded_is_not_forced_either() -> None:
         forge.load_kernel(SILU, "broken", kernels=[Broken], force=True)
 
 
-# what it loads
+# modules and libraries that it loads
 
 
 def module(name: str, **functions: Callable) -> types.ModuleType:
@@ -298,7 +298,7 @@ def test_what_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert issubclass(BuildError, Exception)
 
 
-# what is wrong with a class
+# errors of a class
 
 
 def variant(**attributes: Any) -> type:

@@ -1,4 +1,4 @@
-"""What a kernel may import, found in its syntax trees."""
+"""Allowed imports of a kernel, found in its syntax trees."""
 
 from collections.abc import Callable
 from pathlib import Path

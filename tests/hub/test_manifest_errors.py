@@ -1,4 +1,4 @@
-"""What a manifest can get wrong: each error with its line, its column and a suggestion."""
+"""Errors in manifests: each with its line, its column and a suggestion."""
 
 from typing import Any
 

@@ -44,7 +44,7 @@ EXECUTORCH = b"""\
 
 
 class Registry:
-    """What a manifest is registered with; it is filled only by a whole one."""
+    """A registry of manifests' kernels, filled only by a valid manifest."""
 
     def __init__(self) -> None:
         self.kernels: list[Any] = []

@@ -116,7 +116,7 @@ def _process() -> Iterator[None]:
 
 
 def use(folder: Path, manifest: str) -> bool:
-    """Registers a repository with this manifest. Whether it was registered; if not, nothing was."""
+    """Register a repository with this manifest; return whether that worked. If not, check that nothing changed."""
     files = {"__init__.py": CODE, "forge_kernels.yaml": manifest, "metadata.json": metadata("fuzzed", "_fuzzed_ab12")}
     write(folder, {f"torch-universal/{path}": text for path, text in files.items()})
     before = registered()
@@ -142,7 +142,7 @@ def test_the_valid_manifest_is_registered_whole(folder: Path) -> None:
 
 
 def test_a_mistake_in_another_source_can_be_put_right(folder: Path, tmp_path: Path) -> None:
-    """What the sources before it define in torch.library stays, and is taken up again."""
+    """Definitions in torch.library by the sources before it stay, and are used by the next registration."""
     broken = tmp_path / "broken.yaml"
     broken.write_text("forge_kernels: 1\nlibrary: {name: broken}\nops:\n- op: nosuch\n  kernels: []\n")
     assert use(folder, MANIFEST)

@@ -1,4 +1,4 @@
-"""What `kernels=` may name beyond a folder: a lock file, a variant for another backend."""
+"""Sources of `kernels=` beyond a folder: a lock file, a variant for another backend."""
 
 from pathlib import Path
 

@@ -341,7 +341,7 @@ def test_kernels_run_under_autocast(trained: Repository) -> None:
     assert {reason for row in told.rows for _, reason in row.declined} == {"dtype bfloat16 not in T (float32)"}
 
 
-# what stays as it was
+# state that a failed call leaves alone
 
 
 def test_the_models_own_object_stays_as_it_was(trained: Repository) -> None:

@@ -1,4 +1,4 @@
-"""What is set up of Python's interpreter while forge compiles."""
+"""Settings of Python's interpreter while forge compiles."""
 
 import gc
 import resource

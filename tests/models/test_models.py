@@ -17,10 +17,10 @@ from tests.models.zoo import MODELS
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-# What torchlang does not have, by model, exactly.
+# Opaque functions that torchlang does not have, by model, exactly.
 _GROUPED = ["torch.ops.transformers.grouped_mm_fallback"]  # an operator of the transformers library
 OPAQUE = dict.fromkeys("qwen3_moe phimoe mixtral olmoe granitemoe gpt_oss deepseek_v3".split(), _GROUPED)
-# What ends a graph: .item(), a branch on a tensor's values, requires_grad set on a value. torch.compile makes as many.
+# Graph breaks: .item(), a branch on a tensor's values, requires_grad set on a value. torch.compile makes as many.
 BREAKS = {"led", "prophetnet", "wav2vec2", "hubert"}
 BREAKS_IN_TRAINING = {"detr"}
 # Earlier releases of the library choose the layers to drop by a random number, which breaks the graph.
@@ -94,7 +94,7 @@ def exact_gradients(name: str, training: bool, device: str) -> dict[str, torch.T
 
 
 def graphs_of_torch(name: str, training: bool, device: str) -> int:
-    """How many graphs torch.compile makes of a model's call."""
+    """Return the number of graphs that torch.compile makes of a model's call."""
     torch._dynamo.reset()
     model, arguments = build(name, training, device)
     counter = CompileCounter()

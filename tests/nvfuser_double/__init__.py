@@ -40,7 +40,7 @@ def compute_tensor_descriptor(sizes: Sequence[int], strides: Sequence[int]) -> t
 
 
 class _Tensor(NamedTuple):
-    """What was declared of an input."""
+    """The declared metadata of an input."""
 
     shape: Sequence[int]
     contiguity: Sequence[bool | None]
@@ -170,7 +170,7 @@ def _run(name: str, arguments: dict[str, Any], known: dict[int, Any]) -> Any:
 
 
 def _repeated(result: torch.Tensor, operands: Sequence[Any]) -> torch.Tensor:
-    """What is computed of repeated elements is repeated."""
+    """Return the result expanded along the dims in which all operands repeat their elements, as nvFuser does."""
     layouts = [each.stride() for each in operands if torch.is_tensor(each) and each.ndim]
     for dim, length in enumerate(result.shape):
         if length > 1 and all(strides[dim] == 0 for strides in layouts):

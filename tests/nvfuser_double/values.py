@@ -1,4 +1,4 @@
-"""What operators are called on: dtypes, tensors and numbers of a definition."""
+"""Operands of a definition: dtypes, tensors and numbers."""
 
 from enum import Enum
 from typing import Any
@@ -48,5 +48,5 @@ class Val(Value):
     """A number."""
 
     def is_symbolic(self) -> Any:
-        """Whether it is given when the definition runs."""
+        """True: its value is known only when the definition runs."""
         return True

@@ -116,7 +116,7 @@ def loss(
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
 
-# what is found
+# programs that match
 
 
 @DTYPES
@@ -387,7 +387,7 @@ def test_the_causal_loss_takes_the_logits_as_their_projection_gives_them():
     assert match.binding["logits"].shape == (2, 3, 11)
 
 
-# what must not be found
+# programs that must not match
 
 W = torch.randn(8)
 NORMS = {

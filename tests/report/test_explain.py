@@ -384,7 +384,7 @@ def test_lines_of_tables_fit_whatever_names_are_long(width: int, monkeypatch: py
 
 
 class Chain(nn.Module):
-    """What lies between two products is one fusion, which spans the end of a layer and the start of the next."""
+    """Layers in which one fusion between two products spans the end of a layer and the start of the next."""
 
     def __init__(self, count: int) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ class Worker:
 
 
 def sweep(names: list[str], checks: list[str], jobs: int) -> list[dict]:
-    """What each check says of each entry."""
+    """Return the outcome of each check of each entry."""
     todo: queue.Queue[str] = queue.Queue()
     for name in names:
         todo.put(name)

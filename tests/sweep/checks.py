@@ -1,4 +1,4 @@
-"""What an entry is held against: each check gives what is wrong, in words, or None.
+"""Checks of an entry: each returns the problem, in words, or None.
 
 A check that torch itself cannot do (a gradient that it refuses) is skipped: it raises Skipped.
 """
@@ -43,7 +43,7 @@ def _run(function: Callable, call: Call, *, seed: int = 7) -> tuple[Any, Any]:
 
 
 def _deterministic(entry: Entry, call: Call) -> bool:
-    """Whether eager gives the same twice."""
+    """Return whether eager gives the same results twice."""
     first, second = (_run(entry.function, call)[0] for _ in range(2))
     return not entry.has_values or difference(first, second) is None
 

@@ -1,4 +1,4 @@
-"""What differs between two runs of one call."""
+"""Differences between two runs of one call."""
 
 from typing import Any
 
@@ -52,14 +52,14 @@ def _leaf(our: Any, their: Any, strides: bool, values: bool) -> str | None:
 
 
 def _strides(tensor: torch.Tensor) -> tuple:
-    """Those that decide where elements lie."""
+    """Return the strides that decide where elements lie."""
     if tensor.numel() == 0:
         return ()
     return tuple(stride for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1)
 
 
 def sharing(inputs: Any, outputs: Any) -> tuple:
-    """Which output shares whose memory: of each the first input or output, and how far behind its start."""
+    """Return, for each output, the first input or output whose memory it shares, and its offset there."""
     known: dict[int, tuple] = {}
     found = []
     for kind, values in (("input", inputs), ("output", outputs)):

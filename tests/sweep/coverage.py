@@ -1,4 +1,4 @@
-"""What a sweep found, as docs/reference/coverage.md."""
+"""Results of a sweep, as docs/reference/coverage.md."""
 
 import re
 import textwrap

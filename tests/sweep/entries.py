@@ -65,7 +65,7 @@ class Entry:
 
     @property
     def has_values(self) -> bool:
-        """Whether what its results hold is decided: torch.empty's is not."""
+        """False for an entry with uninitialized results, such as torch.empty."""
         return not self.info.name.startswith(("empty", "new_empty"))
 
     @property
@@ -109,7 +109,7 @@ def _without_seed(op: Callable, *args: Any, **kwargs: Any) -> Any:
 
 @cache
 def all_entries() -> dict[str, Entry]:
-    """Those that this machine can run, by name."""
+    """Return the entries that this machine can run, by name."""
     from torch.testing._internal import common_methods_invocations as database
 
     database.wrapper_set_seed = _without_seed

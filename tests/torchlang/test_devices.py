@@ -1,4 +1,4 @@
-"""What a function records depends on the devices of its arguments: traced with tensors without values, of a GPU."""
+"""Recorded calls depend on the devices of the arguments: functions traced with a GPU's tensors without values."""
 
 from collections.abc import Callable
 

@@ -137,7 +137,7 @@ EXTREMA = {
 
 @pytest.mark.parametrize("function", EXTREMA.values(), ids=EXTREMA)
 def test_gradients_where_values_are_equal_or_nan_are_eagers(function: Callable) -> None:
-    """Which of equal operands has the gradient differs between the versions of torch."""
+    """Versions of torch differ in the gradients of equal operands."""
     count = 3 if function is torch.clamp else 1 if function is EXTREMA["clamp by numbers"] else 2
     rows = torch.tensor(list(itertools.product(VALUES, repeat=count))).unbind(1)
     operands = [row.clone().requires_grad_() for row in rows]

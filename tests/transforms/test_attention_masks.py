@@ -16,7 +16,7 @@ def qkv(rows: int = 5, columns: int = 5) -> list[torch.Tensor]:
 
 
 def ran(function: Callable, *args: torch.Tensor, dynamic: bool = False) -> tuple[bool, bool]:
-    """Whether the attention has a mask, and is causal; its result and gradients are eager's."""
+    """Return whether the attention has a mask, and is causal; check its result and gradients against eager."""
     jitted = forge.jit(function, dynamic=dynamic)
     actual, expected = jitted(*args), function(*args)
     torch.testing.assert_close(actual, expected)

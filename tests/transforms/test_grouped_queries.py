@@ -36,7 +36,7 @@ def positions_first(x: torch.Tensor) -> torch.Tensor:
 
 
 def grouped(function: Callable, *args: torch.Tensor, **options: object) -> bool:
-    """Whether the attention is given groups; its result and gradients are eager's."""
+    """Return whether the attention call uses groups; check its result and gradients against eager."""
     jitted = forge.jit(function, executors=["torch"], **options)
     actual, expected = jitted(*args), function(*args)
     torch.testing.assert_close(actual, expected)

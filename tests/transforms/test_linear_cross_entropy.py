@@ -33,7 +33,7 @@ def arguments(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
 
 
 def found(jitted: Callable) -> int:
-    """How many heads the compiled program has."""
+    """Return the number of fused heads in the compiled program."""
     stage = next(
         stage
         for stage in reversed(forge.last_traces(jitted))

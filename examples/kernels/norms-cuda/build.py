@@ -42,7 +42,7 @@ def sources() -> list[Path]:
 
 
 def version_of(compiler: str) -> str:
-    """What the compiler says of itself."""
+    """Return the compiler's version text."""
     return subprocess.run([compiler, "--version"], capture_output=True, check=True, text=True).stdout
 
 

@@ -30,7 +30,7 @@ class Explanation:
         name: The name of the target.
         captured: True if Dynamo captured a call.
         ungiven: True if the target is of torch.compile(backend="forge") and Dynamo passed no graph to forge;
-            `graph_breaks` then has those that Dynamo quantity in this process.
+            `graph_breaks` then has those that Dynamo counted in this process.
         rows: A Row for each operation that runs.
         saved: A SavedRow for each tensor that a backward needs.
         costs: A CostRow for each call, with `profile=True`.

@@ -15,7 +15,7 @@ def leaf(*shape):
 
 
 def trained(run, *inputs):
-    """What a call returns, and the gradients of a loss over its floating point results."""
+    """Return a call's results, and the gradients of a loss over its floating point results."""
     results = run(*inputs)
     floats = [t for t in (results if isinstance(results, tuple) else (results,)) if t.requires_grad]
     loss = sum((t * torch.linspace(1, 2, t.numel()).view(t.shape)).sum() for t in floats)

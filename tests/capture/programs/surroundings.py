@@ -1,4 +1,4 @@
-"""What Dynamo looks past: methods' closures, what autograd knows of a tensor, process-wide settings, forward mode."""
+"""State that Dynamo does not guard: methods' closures, a tensor's autograd state, global settings, forward mode."""
 
 import functools
 
@@ -104,7 +104,7 @@ def a_class_method_of_a_changed_closure(jit):
     return first, jitted(torch.ones(2))
 
 
-# what autograd knows of an input
+# autograd state of an input
 
 
 def of_several(run):

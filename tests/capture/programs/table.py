@@ -54,12 +54,12 @@ class Jit:
 
 
 def no_jit(target: Any = None, **options: Any) -> Any:
-    """What stands for forge.jit in eager."""
+    """Stand in for forge.jit in eager: return the target."""
     return (lambda target: target) if target is None else target
 
 
 def observed(run: Callable[[Callable], Any], jit: Callable) -> dict[str, Any]:
-    """What can be seen of a run: its result or its exception, who shares memory, the RNG and grad mode afterwards."""
+    """Return all that can be seen of a run: result or exception, shared memory, RNG and grad mode afterwards."""
     torch.manual_seed(0)
     try:
         result, error = run(jit), None

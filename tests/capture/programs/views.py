@@ -9,7 +9,7 @@ def leaf(*shape):
     return torch.randn(*shape, requires_grad=True)
 
 
-# what looks like a computation and may be a view of its first tensor
+# calls that look like computations and may return a view of the first tensor
 VIEWS = {
     "einsum_transposing": ((2, 3), lambda x: torch.einsum("ij->ji", x)),
     "einsum_diagonal": ((3, 3), lambda x: torch.einsum("ii->i", x)),

@@ -91,11 +91,11 @@ class Operator:
 
     @property
     def op(self) -> Any:
-        """What a program calls."""
+        """The operator in torch.ops that a program calls."""
         return getattr(torch.ops.acme_test, self.base)
 
     def calls(self) -> list[str]:
-        """What ran of the repository since the last time, in this process."""
+        """Return the repository's calls in this process since the last time, and forget them."""
         module = next(each.module for each in hub.loaded_kernels() if self.folder in Path(each.module.__file__).parents)
         made = list(module.CALLS)
         module.CALLS.clear()

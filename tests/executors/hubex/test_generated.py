@@ -1,4 +1,4 @@
-"""What a claimed kernel becomes in the code that runs: its own call, between nothing but torch's."""
+"""A claimed kernel in the generated code: its own call, among torch's calls alone."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is left of a module that Inductor generated when its kernels are there already."""
+"""Modules that Inductor generated, shortened where their kernels are built already."""
 
 import json
 from pathlib import Path

@@ -45,7 +45,7 @@ class Attending(Net):
 
 
 def broken(boxed: list[Any]) -> list[torch.Tensor]:
-    """What a generated function does that reads a size which it does not define."""
+    """Fail as a generated function that reads a size which it does not define."""
     boxed.clear()
     raise NameError("name 's18' is not defined")
 
@@ -90,7 +90,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def breaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Inductor compiles cannot be called."""
+    """Make every function that Inductor compiles fail when it is called."""
     compile_graph = lower.compile_graph
 
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ def pair(kind: type[Net] = Net) -> tuple[Net, Net]:
 
 
 def told(jitted: Any, model: nn.Module, sizes: tuple[int, ...] = (3, 3)) -> tuple[list[torch.Tensor], list[str]]:
-    """What steps give, and the warnings."""
+    """Return the results of steps, and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = steps(jitted, model, sizes)

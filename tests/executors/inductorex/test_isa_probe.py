@@ -1,4 +1,4 @@
-"""What Inductor asks of the machine is asked while the first program is captured."""
+"""Inductor's probe of the machine runs while the first program is captured."""
 
 import os
 import subprocess

@@ -27,7 +27,7 @@ def row_curve(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def fused(jitted: Callable) -> int:
-    """How many regions the program runs forward."""
+    """Return the number of regions in the forward."""
     return sum(bound.symbol.id.startswith("inductor.") for bound in forge.last_traces(jitted)[-1].bound_symbols)
 
 

@@ -263,7 +263,7 @@ def test_a_graph_that_holds_a_tensor_stays_in_its_process() -> None:
 
 
 def small(width: int, layers: int, device: str = "cpu") -> bool:
-    """Whether a chain of products is small."""
+    """Return whether a chain of products is a small program."""
 
     def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         for _ in range(layers):

@@ -105,7 +105,7 @@ PRECISIONS: dict[str, tuple[torch.dtype, Callable[[], AbstractContextManager], f
 
 
 def losses(model: nn.Module, run: Callable, batches: list[tuple], mode: Callable) -> torch.Tensor:
-    """Those of a training."""
+    """Return the losses of a training."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
     found = []
     for batch in batches:

@@ -41,7 +41,7 @@ def why(program):
     return [reason for claim in program.claims for name, reason in claim.declined if name == "nvfuser-double"]
 
 
-# what is taken
+# calls that nvFuser takes
 
 
 def test_neighbouring_calls_are_one_definition(executor):

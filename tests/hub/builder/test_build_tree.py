@@ -1,4 +1,4 @@
-"""What this machine can build of a source tree is built whole, or not at all, and not twice."""
+"""Variants that this machine can build of a source tree are built whole, or not at all, and not twice."""
 
 import json
 import os

@@ -284,7 +284,7 @@ print(fingerprint(made).digest)
     assert done.stdout.strip() == of(imported("verified_kernel")).digest, done.stderr
 
 
-# what is not written in Python
+# code that is not Python
 
 
 def test_a_native_module_is_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

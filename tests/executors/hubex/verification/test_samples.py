@@ -1,4 +1,4 @@
-"""What a kernel is verified on is made of what its manifest says."""
+"""Samples for a kernel's verification, made from its manifest."""
 
 import re
 from collections.abc import Callable
@@ -109,7 +109,7 @@ def test_a_mistake_at_one_length_of_many_is_found() -> None:
     assert "values differ by up to" in found.reason
 
 
-# what differs
+# samples on which wrong kernels differ
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def reason(kernel: Kernel) -> str | None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How kernels were verified: by the worker, or in a fork."""
+    """The places where kernels were verified: "worker" or "fork"."""
     found: list[str] = []
     ask, ask_fork = verification_cache.worker.ask, verification_cache.ask_fork
     monkeypatch.setattr(verification_cache.worker, "ask", lambda *args: found.append("worker") or ask(*args))
@@ -79,7 +79,7 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     forget()
 
 
-# what was verified
+# verified kernels
 
 
 def test_a_helper_module_that_changed_is_verified_again(manifest: Callable, asked: list) -> None:
@@ -337,7 +337,7 @@ def test_a_copy_says_that_autograd_does_not_run_in_it(monkeypatch: pytest.Monkey
 def test_what_crashes_does_so_in_a_copy_although_that_cannot_differentiate(
     asked: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = threading.Lock()  # what cannot be sent to the worker
+    lock = threading.Lock()  # an object that cannot be sent to the worker
 
     def crashes(x: torch.Tensor) -> torch.Tensor:
         with lock:
@@ -364,7 +364,7 @@ def test_a_function_of_a_module_that_is_nowhere_else_is_verified_here(
     assert asked[0] == "worker"
 
 
-# what lasts
+# results that last
 
 
 def on_disk() -> list[Path]:

@@ -326,7 +326,7 @@ def test_an_answer_is_kept_on_disk_and_a_change_of_the_code_asks_again(repositor
 
 
 def _worker_starts_elsewhere(made: Repository) -> int:
-    """How many workers another process starts for the same call."""
+    """Return the number of workers that another process starts for the same call."""
     program = f"""
         import torch
         import forge

@@ -1,4 +1,4 @@
-"""What the kernels are in plain torch, where forge ships no pattern of that name."""
+"""References of the kernels in plain torch, where forge ships no pattern of that name."""
 
 import torch
 import torch.nn.functional as F
