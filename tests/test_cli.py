@@ -26,7 +26,7 @@ from forge.torch_internals.versions import TORCH
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = '''
-"""What a user has."""
+"""A user's programs."""
 import torch
 from torch import nn
 

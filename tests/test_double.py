@@ -20,7 +20,7 @@ WITHIN = (1e-5, 1e-6)
 # torch's own second gradient is another than the function's, and its gradgradcheck does not see it
 EAGER_IS_WRONG = ("embedding", "nn.functional.embedding")  # scale_grad_by_freq is forgotten
 
-# functions that have no second gradient by forge's own word
+# functions whose second gradient forge refuses, with its reason
 REFUSED = {
     "aten.grid_sampler_2d_backward": "prims.grid_sampler_double_backward has no gradient rule",
     "aten.grid_sampler_3d_backward": "prims.grid_sampler_double_backward has no gradient rule",

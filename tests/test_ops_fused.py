@@ -34,7 +34,7 @@ _RECURRENT = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
 COUNT = 2  # samples of an op
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
-# bounds of one rounding of a result, and of sums of rounded terms
+# tolerances of one rounding of a result, and of sums of rounded terms
 WITHIN = {torch.float32: (1e-4, 1e-4), torch.float64: (1e-7, 1e-7), torch.bfloat16: (5e-2, 5e-2)}
 
 

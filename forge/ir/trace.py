@@ -91,7 +91,7 @@ class Trace:
 
     @property
     def calls_in_scope(self) -> int:
-        """The number of calls recorded into the innermost open scope."""
+        """Return the number of calls recorded into the innermost open scope."""
         return len(self._scopes[-1])
 
     @property

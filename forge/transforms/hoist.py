@@ -24,7 +24,7 @@ class HoistedProgram(NamedTuple):
 
     @property
     def values(self) -> tuple[TensorProxy, ...]:
-        """The results of `ahead`, which `rest` reads."""
+        """Return the results of `ahead`, which `rest` reads."""
         values: tuple[TensorProxy, ...] = self.ahead.output
         return values
 

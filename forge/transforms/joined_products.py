@@ -35,7 +35,7 @@ class _Product(NamedTuple):
 
     @property
     def columns(self) -> Dim:
-        """The number of output columns: results for each row of x."""
+        """Return the number of output columns: results for each row of x."""
         return self.weight.shape[0 if self.bound.symbol is LINEAR else 1]
 
 

@@ -156,7 +156,7 @@ def test_a_jit_made_and_first_called_under_force_eager_compiles_nothing_there() 
     assert forge.explain(jitted).graphs == 1
 
 
-# the function that Dynamo sees
+# frames that Dynamo converts
 
 
 @pytest.fixture

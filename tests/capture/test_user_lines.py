@@ -17,7 +17,7 @@ from forge.ir import printing
 
 
 class Switch:
-    """A switch that makes calls of `fails` fail."""
+    """A switch: calls of `fails` fail while it is on."""
 
     on = False
 

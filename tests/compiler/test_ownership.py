@@ -16,7 +16,7 @@ from forge.compiler.report import CompileReport
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Executable, CompileReport]]]:
-    """The programs that were compiled or loaded, in order."""
+    """Record the programs that are compiled or loaded, in order."""
     all_of: list[tuple[Executable, CompileReport]] = []
     compile_graph = backend._compile
 

@@ -79,7 +79,7 @@ def _worker() -> Iterator[None]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
-    """The questions that the worker gets."""
+    """Record the questions that the worker gets."""
     questions: list[Question] = []
     ask = verification_cache.worker.ask
 

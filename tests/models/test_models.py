@@ -20,7 +20,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Opaque functions that torchlang does not have, by model, exactly.
 _GROUPED = ["torch.ops.transformers.grouped_mm_fallback"]  # an operator of the transformers library
 OPAQUE = dict.fromkeys("qwen3_moe phimoe mixtral olmoe granitemoe gpt_oss deepseek_v3".split(), _GROUPED)
-# Graph breaks: .item(), a branch on a tensor's values, requires_grad set on a value. torch.compile makes as many.
+# Models with graph breaks: .item(), a branch on values, requires_grad set on a value. torch.compile makes as many.
 BREAKS = {"led", "prophetnet", "wav2vec2", "hubert"}
 BREAKS_IN_TRAINING = {"detr"}
 # Earlier releases of the library choose the layers to drop by a random number, which breaks the graph.

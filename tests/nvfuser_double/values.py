@@ -48,5 +48,5 @@ class Val(Value):
     """A number."""
 
     def is_symbolic(self) -> Any:
-        """True: its value is known only when the definition runs."""
+        """Return True: the value is known only when the definition runs."""
         return True

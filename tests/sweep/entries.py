@@ -65,7 +65,7 @@ class Entry:
 
     @property
     def has_values(self) -> bool:
-        """False for an entry with uninitialized results, such as torch.empty."""
+        """Return False for an entry with uninitialized results, such as torch.empty."""
         return not self.info.name.startswith(("empty", "new_empty"))
 
     @property

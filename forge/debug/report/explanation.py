@@ -139,7 +139,7 @@ class Explanation:
 
     @property
     def executors(self) -> dict[str, int]:
-        """The number of operations that each executor runs."""
+        """Return the number of operations that each executor runs."""
         return dict(Counter(row.executor for row in self.rows))
 
     @property
@@ -153,8 +153,8 @@ class Explanation:
 
     @property
     def saved_bytes(self) -> int:
-        """The bytes that a backward keeps in memory beyond inputs, parameters and results; tensors of symbolic sizes
-        are not counted."""
+        """Return the bytes that a backward keeps in memory beyond inputs, parameters and results; tensors of symbolic
+        sizes are not counted."""
         return sum(each.bytes or 0 for each in self.saved if each.own)
 
     def require(self, executor: str) -> None:

@@ -77,7 +77,7 @@ class Compilation:
 
     @property
     def function(self) -> Callable | None:
-        """The compiled function; None until it is loaded."""
+        """Return the compiled function; None until it is loaded."""
         return self._function
 
     def state(self) -> Decision:

@@ -174,7 +174,7 @@ class Argument:
 
     @property
     def index(self) -> int | None:
-        """The position in a list of tensors of the one that a view is of; None for a plain argument."""
+        """Return the position in a list of tensors of the one that a view is of; None for a plain argument."""
         return None
 
     @property
@@ -297,7 +297,7 @@ class KernelEntry:
 
     @property
     def specificity(self) -> int:
-        """The number of constraints: of two kernels that both fit, the more specific one comes first."""
+        """Return the number of constraints: of two kernels that both fit, the more specific one comes first."""
         devices = 0 if self.device is None else 1 + len(self.device.capability)
         return devices + len(self.dtypes) + len(self.orders) + len(self.shape) + len(self.where)
 

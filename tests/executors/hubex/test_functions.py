@@ -91,7 +91,7 @@ class Operator:
 
     @property
     def op(self) -> Any:
-        """The operator in torch.ops that a program calls."""
+        """Return the operator in torch.ops that a program calls."""
         return getattr(torch.ops.acme_test, self.base)
 
     def calls(self) -> list[str]:

@@ -189,7 +189,7 @@ def test_without_a_compiler_there_is_one_notice(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def notices(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """The log and warnings of regions that fail, as in a process in which nothing has failed yet."""
+    """Capture the log and warnings of regions that fail, as in a process in which nothing has failed yet."""
     caplog.set_level(logging.WARNING, "forge.inductor")
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message="forge:")

@@ -21,7 +21,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 @pytest.fixture(autouse=True)
 def failures(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
-    """The errors of regions that Inductor failed to compile, whose calls torch runs."""
+    """Record the errors of regions that Inductor failed to compile, whose calls torch runs."""
     torch._dynamo.reset()
     found: list[Exception] = []
     monkeypatch.setattr(lower.compile_wait, "notice", found.append)

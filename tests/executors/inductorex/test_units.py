@@ -48,7 +48,7 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]
 
 
 def asked(*sources: str) -> list[Callable[[], Callable]]:
-    """Return a generated module's result for each kernel, requested while another one is being built."""
+    """Return a waiting function for each kernel, which returns it built; another one is being built meanwhile."""
     with compile_wait.defer_waits():
         return [AsyncCompile().cpp_pybinding(TYPES, source).result for source in (ADD % 0, *sources)][1:]
 

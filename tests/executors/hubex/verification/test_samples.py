@@ -109,7 +109,7 @@ def test_a_mistake_at_one_length_of_many_is_found() -> None:
     assert "values differ by up to" in found.reason
 
 
-# samples on which wrong kernels differ
+# differences between kernels and references
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def reason(kernel: Kernel) -> str | None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The places where kernels were verified: "worker" or "fork"."""
+    """Record where kernels are verified: "worker" or "fork"."""
     found: list[str] = []
     ask, ask_fork = verification_cache.worker.ask, verification_cache.ask_fork
     monkeypatch.setattr(verification_cache.worker, "ask", lambda *args: found.append("worker") or ask(*args))
@@ -79,7 +79,7 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     forget()
 
 
-# verified kernels
+# identity of verified kernels
 
 
 def test_a_helper_module_that_changed_is_verified_again(manifest: Callable, asked: list) -> None:
