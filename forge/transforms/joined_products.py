@@ -96,7 +96,7 @@ def _rewrite(trace: Trace, ahead: Sequence[BoundSymbol], joined: dict[str, list[
 
 
 def _changed_names(trace: Trace, names: set[str]) -> set[str]:
-    """Return the values among `names` whose memory the program changes, itself or through a view."""
+    """Return the values among `names` that the program changes through a view: by a scatter into it."""
     shown = {name: name for name in names}
     found = set()
     for bound in trace.bound_symbols:
