@@ -74,7 +74,7 @@ class Declined:
 
     Attributes:
         reason: The text of the report.
-        parts: Whether executors may take the calls of the refused call's decomposition.
+        parts: True if executors may take the calls of the refused call's decomposition.
         error: The error that a fusion executor's compiler raised, or None.
     """
 
