@@ -15,7 +15,7 @@ import torch
 
 from forge.ir.bounded import BoundedDict
 from forge.ir.checks import in_one_line
-from forge.torch_internals.tensors import storage_address, storage_Use_Count
+from forge.torch_internals.tensors import storage_address, storage_use_count
 
 _WARM_UP = 3  # calls before a function is recorded: libraries allocate, kernels are compiled
 _MOVES = 2  # of an input between calls, before it is copied
@@ -264,4 +264,4 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _uses(storage: torch.UntypedStorage) -> int:
-    return storage_Use_Count(storage_address(storage))
+    return storage_use_count(storage_address(storage))

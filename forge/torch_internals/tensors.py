@@ -17,7 +17,7 @@ distributed_c10d = torch._C._distributed_c10d
 data_descriptor: Any = torch.Tensor.data  # a getset of torch._C.TensorBase
 reinterpret_tensor: Callable = vars(torch._C._dynamo.guards)["_reinterpret_tensor"]  # its stub lacks it
 log_api_usage_once = torch._C._log_api_usage_once
-storage_Use_Count = torch._C._storage_Use_Count
+storage_use_count = torch._C._storage_Use_Count
 
 
 def storage_address(storage: torch.UntypedStorage) -> int:

@@ -39,7 +39,7 @@ from forge.ir.printing import qualified_name, symbolic_expression
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.torch_internals.dispatch import disable_current_modes
 from forge.torch_internals.fake_tensors import FakeTensorMode
-from forge.torch_internals.tensors import storage_address, storage_id, storage_Use_Count
+from forge.torch_internals.tensors import storage_address, storage_id, storage_use_count
 
 aten = torch.ops.aten
 _EMPTY = frozenset({aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided})
@@ -281,7 +281,7 @@ def _poison_when_freed(value: torch.Tensor) -> None:
 
 @skip_dynamo
 def _poison_freed(storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
-    others = storage_Use_Count(storage_address(storage)) > 2 or sys.getrefcount(storage) > _OWN_REFERENCES
+    others = storage_use_count(storage_address(storage)) > 2 or sys.getrefcount(storage) > _OWN_REFERENCES
     if others or (storage.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return
     with disable_current_modes(), torch.inference_mode():
