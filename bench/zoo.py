@@ -5,11 +5,12 @@
 
 Each model is a process of its own. All compile side by side, without anything on disk; once all are ready they are
 measured one at a time, training and inference, by wall clock, kernels, peak memory, first call, and agreement with
-eager. Results are lines of JSON in FILE, and a model that is there is not run again: a run that `--minutes` ends goes on
-with the same command.
+eager. Results are lines of JSON in FILE, and a model that is there is not run again: the same command goes on after a
+run that `--minutes` ended.
 """
 
 import argparse
+import contextlib
 import copy
 import gc
 import json
@@ -167,7 +168,7 @@ def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device:
 
 
 def _on_gpu(each: _Prepared) -> dict[str, Any]:
-    """Return a step's peak memory beyond parameters and gradients in bytes, its launches, and the seconds in kernels."""
+    """Return a step's peak memory beyond parameters and gradients in bytes, its launches, and its kernels' seconds."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -315,10 +316,8 @@ class _Workers:
                 self._kill(name)
 
     def _kill(self, name: str) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.processes[name].pid, 9)
-        except ProcessLookupError:
-            pass
         self.processes[name].wait()
 
 

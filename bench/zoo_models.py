@@ -1,8 +1,8 @@
 """The models of `bench.zoo`, each of random weights: all families, at the sizes that are trained and, as "small", at
 sizes for two CPU cores.
 
-A model is a function of `real` that returns a module and the arguments of its call. Labels are among the arguments where
-the module has a loss; a module without one is trained by the sum of its results.
+A model is a function of `real` that returns a module and the arguments of its call, labels included, so that the module
+returns its loss.
 """
 
 from collections.abc import Callable
@@ -331,7 +331,7 @@ class UNet(nn.Module):
         for block in self.down1:
             skips.append(x := block(x, t))
         x = self.shrink(x)
-        for block, attend in zip(self.down2, self.attend):
+        for block, attend in zip(self.down2, self.attend, strict=False):
             skips.append(x := attend(block(x, t)))
         x = self.attend[2](self.middle(x, t))
         for block in self.up2:

@@ -1,11 +1,11 @@
 """Executors, which run the calls of a trace.
 
-The default order of priority is kernels of the process (hubex), Inductor, torch; nvFuser runs on request.
+The default order of priority is kernels of the process (hubex), Triton, Inductor, torch; nvFuser runs on request.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from forge.executors import inductorex, nvfuserex, torchex
+from forge.executors import inductorex, nvfuserex, torchex, tritonex
 from forge.executors.errors import RegionError
 from forge.executors.executor import Declined, Executor, FusionExecutor, OperatorExecutor, decline
 from forge.executors.registry import register_executor, resolve_executors

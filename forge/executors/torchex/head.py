@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from forge import clang
+from forge.executors.executor import Checker, OperatorExecutor
 from forge.executors.torchex.core import torchex
 from forge.ir import Tag, TensorProxy, get_grad, needs_grad, put_grad
 from forge.prims.core import like
@@ -31,7 +32,7 @@ _NONE, _SUM = 0, 2
 Optional = torch.Tensor | None
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """The arguments of one call, as matrices of rows."""
 
     hidden: torch.Tensor
@@ -62,7 +63,7 @@ def _dtype(steps: tuple[Step, ...], dtype: torch.dtype) -> torch.dtype:
     return next((step[1] for step in reversed(steps) if step[0] == "to"), dtype)
 
 
-def _rows(*call: Any) -> _Rows:
+def _rows(*call: Any) -> Rows:
     """Return the arguments of a call, which are those of linear_cross_entropy."""
     hidden, weight, bias, logits, target, class_weight, steps, first, ignored, reduction, label_smoothing = call
     dtype = _dtype(steps, hidden.dtype)
@@ -73,7 +74,7 @@ def _rows(*call: Any) -> _Rows:
     pick = None if logits is None else _picker(logits)
     weights = None if class_weight is None else class_weight.to(_wide(dtype))
     options = (steps, first, ignored, reduction, label_smoothing, dtype)
-    return _Rows(rows, weight, bias, pick, target.reshape(-1), weights, *options)
+    return Rows(rows, weight, bias, pick, target.reshape(-1), weights, *options)
 
 
 def _picker(x: torch.Tensor) -> Callable[[slice], torch.Tensor]:
@@ -90,7 +91,7 @@ def _picker(x: torch.Tensor) -> Callable[[slice], torch.Tensor]:
     return pick
 
 
-def _chunks(given: _Rows) -> list[slice]:
+def _chunks(given: Rows) -> list[slice]:
     """As few slices of the rows as CHUNK_BYTES of logits allow, about equally long."""
     count = given.hidden.shape[0]
     if not isinstance(count, int) or not isinstance(given.weight.shape[0], int):  # while strides are found out
@@ -104,14 +105,19 @@ def _chunks(given: _Rows) -> list[slice]:
     return [slice(start, min(start + length, count)) for start in range(0, max(count, 1), length)]
 
 
-def _scores(given: _Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor | torch.dtype | None]]:
+def logits_of(given: Rows, rows: slice) -> torch.Tensor:
+    """Return the logits of a chunk: in memory of their own, unless the program reads them."""
+    if given.logits is not None:
+        return given.logits(rows)
+    hidden, matrix = given.hidden[rows], given.weight.t()
+    return hidden @ matrix if given.bias is None else torch.addmm(given.bias, hidden, matrix)
+
+
+def _scores(given: Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor | torch.dtype | None]]:
     """Return the scores of a chunk, and for each step what its backward reads: tanh's result, a cast's first dtype."""
-    if given.logits is None:
-        hidden, matrix = given.hidden[rows], given.weight.t()
-        x = hidden @ matrix if given.bias is None else torch.addmm(given.bias, hidden, matrix)
-        known: list[torch.Tensor | torch.dtype | None] = []
-    else:
-        x = given.logits(rows)
+    x = logits_of(given, rows)
+    known: list[torch.Tensor | torch.dtype | None] = []
+    if given.logits is not None:
         known = _values_of_steps(given, x)
     for step in given.steps[len(known) :]:
         if step[0] == "to":
@@ -126,7 +132,7 @@ def _scores(given: _Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor 
     return x, known
 
 
-def _values_of_steps(given: _Rows, logits: torch.Tensor) -> list[torch.Tensor | torch.dtype | None]:
+def _values_of_steps(given: Rows, logits: torch.Tensor) -> list[torch.Tensor | torch.dtype | None]:
     """Return the values that the backwards of the steps before `first` read: tanh's result from its input."""
     dtypes = [given.hidden.dtype]
     for step in given.steps[: given.first]:
@@ -144,7 +150,7 @@ def _values_of_steps(given: _Rows, logits: torch.Tensor) -> list[torch.Tensor | 
     return known[::-1]
 
 
-def _back(g: torch.Tensor, given: _Rows, known: list[torch.Tensor | torch.dtype | None]) -> torch.Tensor:
+def _back(g: torch.Tensor, given: Rows, known: list[torch.Tensor | torch.dtype | None]) -> torch.Tensor:
     """Return the gradient of the linear layer's result from that of the scores, which it may write to."""
     for step, value in zip(reversed(given.steps), reversed(known), strict=True):
         if step[0] == "to":
@@ -156,8 +162,15 @@ def _back(g: torch.Tensor, given: _Rows, known: list[torch.Tensor | torch.dtype 
     return g
 
 
-def _weights(given: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """(how much each row counts, by how much the sum is divided)."""
+class Weights(NamedTuple):
+    """The factor of each row in the loss and in the gradients, and the number by which the loss is divided."""
+
+    of_loss: torch.Tensor
+    of_gradient: torch.Tensor
+    total: torch.Tensor
+
+
+def _weights(given: Rows) -> Weights:
     used = given.target != given.ignore_index
     if given.class_weight is None:
         each = used.to(given.wide)
@@ -165,16 +178,16 @@ def _weights(given: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
         classes = torch.where(used, given.target, 0).to(torch.int64)
         each = torch.where(used, given.class_weight[classes], 0)
     if given.reduction != "mean":
-        return each, each.new_ones(())
+        return Weights(each, each, each.new_ones(()))
     total = each.sum()
-    return torch.where(used, each / total, 0), total
+    return Weights(each, torch.where(used, each / total, 0), total)
 
 
 def _log_softmax(scores: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
     return torch.log_softmax(scores, -1, dtype=None if wide == scores.dtype else wide)
 
 
-def _losses(given: _Rows, rows: slice, logs: torch.Tensor, reduction: int) -> torch.Tensor:
+def _losses(given: Rows, rows: slice, logs: torch.Tensor, reduction: int) -> torch.Tensor:
     """Return the loss of a chunk: of each row, or their sum; the part of the even classes is not divided, nor are
     weights."""
     target = given.target[rows]
@@ -186,20 +199,29 @@ def _losses(given: _Rows, rows: slice, logs: torch.Tensor, reduction: int) -> to
     return loss * (1 - given.label_smoothing) + even * (given.label_smoothing / logs.shape[-1])
 
 
-def _loss(*call: Any) -> torch.Tensor:
+# The losses of a chunk of rows, or their sum, before it is divided.
+ChunkLoss = Callable[[Rows, slice, Weights, bool], torch.Tensor]
+
+
+def loss_of(losses_of: ChunkLoss, *call: Any) -> torch.Tensor:
     """Return the loss of a call of linear_cross_entropy."""
     given, target = _rows(*call), call[4]
-    how = _NONE if given.reduction == "none" else _SUM
-    parts = [_losses(given, rows, _log_softmax(_scores(given, rows)[0], given.wide), how) for rows in _chunks(given)]
-    if given.reduction == "none":
+    weights, is_reduced = _weights(given), given.reduction != "none"
+    parts = [losses_of(given, rows, weights, is_reduced) for rows in _chunks(given)]
+    if not is_reduced:
         return torch.cat(parts).view(target.shape).to(given.dtype)
-    return (functools.reduce(torch.add, parts) / _weights(given)[1]).to(given.dtype)
+    return (functools.reduce(torch.add, parts) / weights.total).to(given.dtype)
+
+
+def _chunk_loss(given: Rows, rows: slice, weights: Weights, is_reduced: bool) -> torch.Tensor:
+    logs = _log_softmax(_scores(given, rows)[0], given.wide)
+    return _losses(given, rows, logs, _SUM if is_reduced else _NONE)
 
 
 class _Gradients:
     """The gradients of hidden, weight and bias, which chunks add to."""
 
-    def __init__(self, given: _Rows, wanted: tuple[bool, bool, bool], chunks: int) -> None:
+    def __init__(self, given: Rows, wanted: tuple[bool, bool, bool], chunks: int) -> None:
         hidden, weight = given.hidden, given.weight
         self.given = given
         self.half = weight.dtype in _HALVES
@@ -209,16 +231,18 @@ class _Gradients:
         bias = given.bias if wanted[2] else None
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=_wide(weight.dtype))
 
-    def add(self, rows: slice, g: torch.Tensor, counts: torch.Tensor) -> None:
-        """Add a chunk's gradients: g is the gradient of its logits, before rows count as much as they do."""
+    def add(self, rows: slice, g: torch.Tensor, counts: torch.Tensor | None) -> None:
+        """Add a chunk's gradients: g is the gradient of its logits, of which each row is to be multiplied by counts."""
         hidden, weight = self.given.hidden[rows], self.given.weight
         if self.hidden is not None:
             part = torch.mm(g, weight, out=self.hidden[rows])
-            part.mul_(counts.unsqueeze(1))
+            if counts is not None:
+                part.mul_(counts.unsqueeze(1))
         if self.weight is not None:
-            self.add_product(self.weight, g.t(), (hidden * counts.unsqueeze(1)).to(hidden.dtype), first=rows.start == 0)
+            factors = hidden if counts is None else (hidden * counts.unsqueeze(1)).to(hidden.dtype)
+            self.add_product(self.weight, g.t(), factors, first=rows.start == 0)
         if self.bias is not None:
-            self.bias += torch.mv(g.t(), counts.to(g.dtype))
+            self.bias += g.sum(0, dtype=self.bias.dtype) if counts is None else torch.mv(g.t(), counts.to(g.dtype))
 
     def add_product(self, total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, first: bool) -> None:
         if self.sums == a.dtype:
@@ -248,24 +272,31 @@ def _sums_wide(device: torch.device) -> bool:
     return bool((total == 17).all())
 
 
-def _loss_and_gradients(hidden: torch.Tensor, weight: torch.Tensor, *rest: Any) -> tuple[Optional, ...]:
+# Of a chunk of rows: the loss, before it is divided; the gradient of its logits; the factors by which the rows of that
+# are still to be multiplied, or None.
+DifferentiatedChunk = Callable[[Rows, slice, Weights], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
+
+
+def loss_and_gradients_of(
+    differentiate: DifferentiatedChunk, hidden: torch.Tensor, weight: torch.Tensor, *rest: Any
+) -> tuple[Optional, ...]:
     """(loss, gradients of hidden, weight and bias), None for one that is not wanted, as the last argument says."""
     *others, wanted = rest
     given = _rows(hidden, weight, *others)
-    counts, total = _weights(given)
+    weights = _weights(given)
     chunks = _chunks(given)
     gradients = _Gradients(given, wanted, len(chunks))
-    loss = counts.new_zeros(())
+    loss = weights.total.new_zeros(())
     for rows in chunks:
-        part, g = _loss_and_gradient_of_logits(given, rows)
+        part, g, counts = differentiate(given, rows, weights)
         loss = loss + part
-        gradients.add(rows, g, counts[rows])
+        gradients.add(rows, g, counts)
         del g
-    return ((loss / total).to(given.dtype), *gradients.result(hidden, weight.dtype))
+    return ((loss / weights.total).to(given.dtype), *gradients.result(hidden, weight.dtype))
 
 
-def _loss_and_gradient_of_logits(given: _Rows, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a chunk: the sum of its losses; the gradient of each row's by the linear layer's result.
+def _differentiate_chunk(given: Rows, rows: slice, weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Differentiate a chunk by torch's functions.
 
     The softmax is computed of some rows at a time: what is wider than the scores is never there for all. The gradient
     takes the scores' memory where nobody else reads it.
@@ -279,7 +310,7 @@ def _loss_and_gradient_of_logits(given: _Rows, rows: slice) -> tuple[torch.Tenso
         losses.append(_losses(given, _within(rows, some), logs, _SUM))
         _of_scores(given, _within(rows, some), logs, out=g[some])
         del logs
-    return functools.reduce(torch.add, losses), _back(g, given, known)
+    return functools.reduce(torch.add, losses), _back(g, given, known), weights.of_gradient[rows]
 
 
 def _softmax_rows(scores: torch.Tensor, wide: torch.dtype) -> list[slice]:
@@ -296,7 +327,7 @@ def _within(rows: slice, some: slice) -> slice:
     return slice(rows.start + some.start, rows.start + some.stop)
 
 
-def _of_scores(given: _Rows, rows: slice, logs: torch.Tensor, out: torch.Tensor) -> None:
+def _of_scores(given: Rows, rows: slice, logs: torch.Tensor, out: torch.Tensor) -> None:
     """Write the gradient of each row's loss by its scores, from their log softmax: probabilities less the target."""
     target, even = given.target[rows], given.label_smoothing / logs.shape[-1]
     classes = torch.where(target != given.ignore_index, target, 0).to(torch.int64).unsqueeze(1)
@@ -321,26 +352,44 @@ def _meta(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *r
     return (loss, *[like(x) if needed and x is not None else None for x, needed in pairs])
 
 
-with_gradients = torchex.register_operator("linear_cross_entropy_with_gradients", meta=_meta, fn=_loss_and_gradients)
 scaled = torchex.register_operator(
     "scaled_gradient", meta=lambda gradient, g: like(gradient), fn=_scale, tags=[Tag.UNINITIALIZED, Tag.DONATES]
 )
 
 
-def _gradient_rule(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *rest: Any) -> TensorProxy:
-    _, _, class_weight, _, _, _, reduction, _ = rest
-    wanted = (needs_grad(hidden), needs_grad(weight), needs_grad(bias))
-    if reduction == "none" or needs_grad(class_weight) or not any(wanted):
-        return NotImplemented
-    out, of_hidden, of_weight, of_bias = with_gradients(hidden, weight, bias, *rest, wanted)
-    g = get_grad(out)
-    if wanted[0]:
-        put_grad(hidden, clang.mul(of_hidden, g))
-    if wanted[1]:
-        put_grad(weight, scaled(of_weight, g))
-    if wanted[2]:
-        put_grad(bias, clang.mul(of_bias, g))
-    return out
+def register(
+    executor: OperatorExecutor, loss: Callable, loss_and_gradients: Callable, checker: Checker | None = None
+) -> None:
+    """Register the head with an executor: `loss` and `loss_and_gradients` are `loss_of` and `loss_and_gradients_of` of
+    the executor's own functions of a chunk."""
+    with_gradients = executor.register_operator(
+        "linear_cross_entropy_with_gradients", meta=_meta, fn=loss_and_gradients
+    )
+
+    def gradient_rule(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *rest: Any) -> TensorProxy:
+        _, _, class_weight, _, _, _, reduction, _ = rest
+        wanted = (needs_grad(hidden), needs_grad(weight), needs_grad(bias))
+        if reduction == "none" or needs_grad(class_weight) or not any(wanted):
+            return NotImplemented
+        out, of_hidden, of_weight, of_bias = with_gradients(hidden, weight, bias, *rest, wanted)
+        g = get_grad(out)
+        if wanted[0]:
+            put_grad(hidden, clang.mul(of_hidden, g))
+        if wanted[1]:
+            put_grad(weight, scaled(of_weight, g))
+        if wanted[2]:
+            put_grad(bias, clang.mul(of_bias, g))
+        return out
+
+    executor.register_implementation(linear_cross_entropy, loss, checker=checker, grad_transform=gradient_rule)
 
 
-torchex.register_implementation(linear_cross_entropy, _loss, grad_transform=_gradient_rule)
+def _loss(*call: Any) -> torch.Tensor:
+    return loss_of(_chunk_loss, *call)
+
+
+def _loss_and_gradients(*call: Any) -> tuple[Optional, ...]:
+    return loss_and_gradients_of(_differentiate_chunk, *call)
+
+
+register(torchex, _loss, _loss_and_gradients)

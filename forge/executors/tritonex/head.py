@@ -1,0 +1,99 @@
+"""The head and loss of a language model: one kernel reads a chunk of logits and writes their gradient in its place.
+
+The products are torch's, and so is the order of the chunks (forge/executors/torchex/head.py).
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from forge.executors.executor import Decision, OperatorExecutor, decline
+from forge.executors.torchex import head
+from forge.ir import TensorProxy
+from forge.torchlang.nn.head import Step
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Capped(NamedTuple):
+    """The steps from logits to scores as one formula: after * x, or after * tanh(before * x)."""
+
+    before: float
+    has_tanh: bool
+    after: float
+
+
+def as_formula(steps: tuple[Step, ...]) -> Capped | None:
+    """Return the formula of steps that scale, with one tanh at most; None for others. Casts are not rounded to: the
+    kernel computes in float32."""
+    factors, tanhs = [1.0], 0
+    for kind, *operands in steps:
+        if kind == "tanh":
+            tanhs += 1
+            factors.append(1.0)
+        elif kind != "to":
+            factors[-1] *= operands[0] if kind == "mul" else 1 / operands[0]
+    if tanhs > 1 or not all(math.isfinite(each) and each for each in factors):
+        return None
+    return Capped(factors[0], True, factors[1]) if tanhs else Capped(1.0, False, factors[0])
+
+
+def _cross_entropy(
+    given: head.Rows, rows: slice, weights: head.Weights, logits: torch.Tensor, out: torch.Tensor | None
+) -> torch.Tensor:
+    from forge.executors.tritonex.kernels import cross_entropy  # Triton is imported where a program runs it
+
+    formula = as_formula(given.steps)
+    assert formula is not None, "the checker declines other steps"
+    options = (formula, given.ignore_index, given.label_smoothing)
+    return cross_entropy(logits, given.target[rows], weights.of_gradient[rows], out, *options)
+
+
+def _chunk_loss(given: head.Rows, rows: slice, weights: head.Weights, is_reduced: bool) -> torch.Tensor:
+    losses = _cross_entropy(given, rows, weights, head.logits_of(given, rows), None) * weights.of_loss[rows]
+    return losses.sum() if is_reduced else losses
+
+
+def _differentiate_chunk(
+    given: head.Rows, rows: slice, weights: head.Weights
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    logits = head.logits_of(given, rows)
+    out = logits if given.logits is None else torch.empty_like(logits, memory_format=torch.contiguous_format)
+    losses = _cross_entropy(given, rows, weights, logits, out)
+    return torch.dot(losses, weights.of_loss[rows]), out, None
+
+
+def _checker(
+    hidden: TensorProxy,
+    weight: TensorProxy,
+    bias: TensorProxy | None,
+    logits: TensorProxy | None,
+    target: TensorProxy,
+    class_weight: TensorProxy | None,
+    steps: tuple[Step, ...],
+    first: int,
+    *options: object,
+) -> Decision:
+    if hidden.device.type != "cuda":
+        return decline(f"hidden is on {hidden.device.type}, and Triton's kernels run on CUDA GPUs")
+    if hidden.dtype not in _DTYPES:
+        return decline(f"hidden is {hidden.dtype}, but must be bfloat16, float16 or float32")
+    if as_formula(steps) is None:
+        return decline("the logits are changed by more than scales and one tanh")
+    if logits is not None and first:
+        return decline("the program reads the logits after a step")
+    return True
+
+
+def _loss(*call: Any) -> torch.Tensor:
+    return head.loss_of(_chunk_loss, *call)
+
+
+def _loss_and_gradients(*call: Any) -> tuple[torch.Tensor | None, ...]:
+    return head.loss_and_gradients_of(_differentiate_chunk, *call)
+
+
+def register(executor: OperatorExecutor) -> None:
+    """Register the head with an executor."""
+    head.register(executor, _loss, _loss_and_gradients, _checker)
