@@ -5,7 +5,7 @@ The default order of priority is kernels of the process (hubex), Triton, Inducto
 
 from typing import TYPE_CHECKING, Any
 
-from forge.executors import inductorex, nvfuserex, torchex, tritonex
+from forge.executors import cudaex, inductorex, nvfuserex, torchex
 from forge.executors.errors import RegionError
 from forge.executors.executor import Declined, Executor, FusionExecutor, OperatorExecutor, decline
 from forge.executors.registry import register_executor, resolve_executors

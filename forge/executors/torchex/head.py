@@ -13,6 +13,7 @@ import torch
 from forge import clang
 from forge.executors.executor import Checker, OperatorExecutor
 from forge.executors.torchex.core import torchex
+from forge.executors.torchex.memory import aligned_empty
 from forge.ir import Tag, TensorProxy, get_grad, needs_grad, put_grad
 from forge.prims.core import like
 from forge.torch_internals.autograd import get_current_graph_task_keep_graph as graph_is_kept
@@ -110,7 +111,14 @@ def logits_of(given: Rows, rows: slice) -> torch.Tensor:
     if given.logits is not None:
         return given.logits(rows)
     hidden, matrix = given.hidden[rows], given.weight.t()
-    return hidden @ matrix if given.bias is None else torch.addmm(given.bias, hidden, matrix)
+    out = empty_logits(given, hidden.shape[0], hidden.dtype)
+    return torch.mm(hidden, matrix, out=out) if given.bias is None else torch.addmm(given.bias, hidden, matrix, out=out)
+
+
+def empty_logits(given: Rows, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return memory for the logits of some rows, or for their gradient, with which products are fast."""
+    shape, device = (count, given.weight.shape[0]), given.hidden.device
+    return (aligned_empty if device.type == "cuda" else torch.empty)(shape, dtype=dtype, device=device)
 
 
 def _scores(given: Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor | torch.dtype | None]]:
@@ -303,7 +311,7 @@ def _differentiate_chunk(given: Rows, rows: slice, weights: Weights) -> tuple[to
     """
     scores, known = _scores(given, rows)
     own = given.logits is None and all(each is not scores for each in known)
-    g = scores if own else torch.empty_like(scores, memory_format=torch.contiguous_format)
+    g = scores if own else empty_logits(given, scores.shape[0], scores.dtype)
     losses = []
     for some in _softmax_rows(scores, given.wide):
         logs = _log_softmax(scores[some], given.wide)

@@ -3,6 +3,7 @@
 The products are torch's, and so is the order of the chunks (forge/executors/torchex/head.py).
 """
 
+import importlib.util
 import math
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ def as_formula(steps: tuple[Step, ...]) -> Capped | None:
 def _cross_entropy(
     given: head.Rows, rows: slice, weights: head.Weights, logits: torch.Tensor, out: torch.Tensor | None
 ) -> torch.Tensor:
-    from forge.executors.tritonex.kernels import cross_entropy  # Triton is imported where a program runs it
+    from forge.executors.cudaex.kernels import cross_entropy  # Triton is imported where a program runs it
 
     formula = as_formula(given.steps)
     assert formula is not None, "the checker declines other steps"
@@ -59,7 +60,7 @@ def _differentiate_chunk(
     given: head.Rows, rows: slice, weights: head.Weights
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     logits = head.logits_of(given, rows)
-    out = logits if given.logits is None else torch.empty_like(logits, memory_format=torch.contiguous_format)
+    out = logits if given.logits is None else head.empty_logits(given, logits.shape[0], logits.dtype)
     losses = _cross_entropy(given, rows, weights, logits, out)
     return torch.dot(losses, weights.of_loss[rows]), out, None
 
@@ -77,6 +78,8 @@ def _checker(
 ) -> Decision:
     if hidden.device.type != "cuda":
         return decline(f"hidden is on {hidden.device.type}, and Triton's kernels run on CUDA GPUs")
+    if not importlib.util.find_spec("triton"):
+        return decline("triton is not installed")
     if hidden.dtype not in _DTYPES:
         return decline(f"hidden is {hidden.dtype}, but must be bfloat16, float16 or float32")
     if as_formula(steps) is None:

@@ -1,0 +1,23 @@
+"""Calls that torch runs in more passes over memory, or by slower kernels, than a CUDA GPU needs."""
+
+import torch
+
+from forge.executors.cudaex import head, products
+from forge.executors.executor import Decision, OperatorExecutor, decline
+from forge.executors.registry import register_executor
+
+
+class CudaExecutor(OperatorExecutor):
+    """Single calls on CUDA GPUs: by torch's kernels on memory that suits them, or by Triton kernels of forge's own."""
+
+    def is_available(self) -> Decision:
+        return True if torch.cuda.is_available() else decline("there is no CUDA GPU")
+
+    def identity(self) -> str:
+        """Return a key of all that its programs depend on, beside forge's version: Triton compiles at run time."""
+        return ""
+
+
+cudaex = register_executor(CudaExecutor("cuda"), default=True, first=True)
+head.register(cudaex)
+products.register(cudaex)
