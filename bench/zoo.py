@@ -55,7 +55,7 @@ def work(name: str, device: str, autotune: bool, rounds: int) -> None:
 class _Prepared:
     """A system's step, compiled, with what its first call showed."""
 
-    def __init__(self, run: Callable[[], Any], model: Any, first: float, result: Any, gradients: list[Any]) -> None:
+    def __init__(self, run: Callable[[], Any], model: Any, first: float, result: Any, gradients: Any) -> None:
         self.run, self.model, self.first, self.result, self.gradients = run, model, first, result, gradients
 
 
@@ -73,7 +73,9 @@ def _prepare(name: str, device: str, training: bool, autotune: bool) -> tuple[di
     arguments = {key: _moved(value, device, dtype) for key, value in arguments.items()}
     if not training:
         arguments = {key: value for key, value in arguments.items() if key not in ("labels", "target")}
-    prepared, failures = {}, {}
+    prepared: dict[str, _Prepared] = {}
+    failures: dict[str, str] = {}
+    expected: Any = None
     for system in _systems(System, entry, autotune):
         shared = {id(each): each for each in model.parameters()}
         own = copy.deepcopy(model, shared)  # buffers of its own
@@ -86,24 +88,34 @@ def _prepare(name: str, device: str, training: bool, autotune: bool) -> tuple[di
             result = _leaves(run())
             _finish(device)
             first = time.perf_counter() - start
-            gradients = [each.grad.clone() for each in own.parameters() if each.grad is not None] if training else []
+            gradients = [each.grad for each in own.parameters() if each.grad is not None] if training else []
             for each in own.parameters():
                 each.grad = None
             system.finish(step)
+            if system.name == EAGER:
+                expected = result, gradients
+            else:
+                result, gradients = map(_distance, (result, gradients), expected)
             prepared[system.name] = _Prepared(run, own, first, result, gradients)
         except Exception as error:
             failures[system.name] = in_one_line(error)
         print(f"{system.name} {'training' if training else 'inference'}", flush=True)
-    eager = prepared[EAGER]
-    for each in prepared.values():
-        if each is not eager:
-            each.result = _distance(each.result, eager.result)
-            each.gradients = _distance(each.gradients, eager.gradients)
-    eager.result = eager.gradients = None
+        run = step = own = None
+        _free(device)
+    if EAGER in prepared:
+        prepared[EAGER].result = prepared[EAGER].gradients = None
+    del expected
+    _free(device)
+    return prepared, failures
+
+
+def _free(device: str) -> None:
+    """Give back the memory that nothing holds: other models compile on the same GPU."""
+    import torch
+
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
-    return prepared, failures
 
 
 def _systems(System: Any, entry: Callable, autotune: bool) -> Iterable[Any]:
@@ -211,7 +223,7 @@ def _on_gpu(each: _Prepared) -> dict[str, Any]:
 def run_all(options: argparse.Namespace, names: list[str]) -> None:
     """Compile the models side by side and measure them one at a time; results are appended to the file of results."""
     deadline = time.monotonic() + 60 * options.minutes
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         running = _Workers(options, folder)
         waiting, ready, done = list(names), [], 0
         while len(ready) < len(names) and time.monotonic() < deadline - _MEASURING * (len(ready) + 1):
@@ -263,7 +275,6 @@ class _Workers:
         log = (options.results.parent / f"{options.results.stem}.log").open("a")
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment,
-            start_new_session=True,
         )  # fmt: skip
         self.processes[name], self.lines[name] = process, []
         self.compiling += 1
@@ -316,9 +327,23 @@ class _Workers:
                 self._kill(name)
 
     def _kill(self, name: str) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.processes[name].pid, 9)
-        self.processes[name].wait()
+        process = self.processes[name]
+        for pid in (process.pid, *_descendants(process.pid)):  # compilers start sessions of their own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        process.wait()
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes that a process started, and those that they started."""
+    parents: dict[int, list[int]] = defaultdict(list)
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int((folder / "stat").read_text().rpartition(")")[2].split()[1])].append(int(folder.name))
+    found = [pid]
+    for each in found:
+        found += parents[each]
+    return found[1:]
 
 
 # what was measured
