@@ -31,7 +31,8 @@ from forge.ir.pytree import names
 from forge.ir.source import Source
 from forge.runtime.autograd import DifferentiableBackward, Sources
 from forge.runtime.plan import Backwards, Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
-from forge.runtime.tiering import TieredProgram, TierResult, is_wanted
+from forge.runtime.tiering import TieredProgram, TierResult
+from forge.support.background import is_wanted
 from forge.transforms.split import SavedValue
 
 _PARTS = ("forward", "backward", "epilogue")

@@ -46,9 +46,10 @@ from forge.executors.torchex.attention import ATTENDING
 from forge.ir import Trace
 from forge.ir.interpreter import paused_gc
 from forge.runtime.plan import Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
-from forge.runtime.tiering import TieredProgram, TierResult, is_small, is_wanted
+from forge.runtime.tiering import TieredProgram, TierResult, is_small
 from forge.runtime.torch_state import preserve_torch_state
 from forge.support import progress
+from forge.support.background import is_wanted
 from forge.support.owner_only_store import is_on
 from forge.torchlang import autocast_mode
 from forge.transforms.split import innermost

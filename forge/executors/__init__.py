@@ -3,14 +3,14 @@
 The default order of priority is kernels of the process (hubex), Triton, Inductor, torch; nvFuser runs on request.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forge.executors import cudaex, inductorex, nvfuserex, torchex
 from forge.executors.errors import RegionError
 from forge.executors.executor import Declined, Executor, FusionExecutor, OperatorExecutor, decline
 from forge.executors.registry import register_executor, resolve_executors
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # forge.api adds it: the compiler is above this package
     from forge.compiler.standalone import claim
 
 __all__ = [
@@ -24,13 +24,3 @@ __all__ = [
     "register_executor",
     "resolve_executors",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Return `claim`, which is imported on first use: the compiler imports this package."""
-    if name != "claim":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from forge.compiler.standalone import claim
-
-    globals()[name] = claim
-    return claim

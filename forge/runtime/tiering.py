@@ -3,7 +3,6 @@
 Its calls cost more than what they compute."""
 
 import logging
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -61,13 +60,6 @@ def is_small(trace: Trace, flops: int) -> bool:
     moved = sum(proxy.numel() * proxy.element_size() for proxy in edges.values())
     work = flops / (rate.flops * threads) + moved / rate.bytes
     return work < rate.share * len(calls) * rate.call
-
-
-def is_wanted() -> bool:
-    """Return whether a program's second tier may take its place while it is in use: which of the two computes a result,
-    and so how it is rounded, depends on time. Off under torch.use_deterministic_algorithms, and by
-    FORGE_BACKGROUND=0."""
-    return os.environ.get("FORGE_BACKGROUND", "1") != "0" and not torch.are_deterministic_algorithms_enabled()
 
 
 class TierResult(NamedTuple):

@@ -21,7 +21,7 @@ import filelock
 import torch
 
 from forge.executors.inductorex import processes
-from forge.runtime.tiering import is_wanted
+from forge.support.background import is_wanted
 from forge.support.machine import processor
 
 
