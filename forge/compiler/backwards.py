@@ -6,7 +6,7 @@ from typing import Any
 
 from forge.compiler.claim import chooser
 from forge.compiler.config import Config
-from forge.compiler.context import Context, Kind
+from forge.compiler.context import Buckets, Context, Form, Kind
 from forge.compiler.region_artifacts import FusedRegion, compile_until_stable
 from forge.compiler.report import CompileReport
 from forge.ir import BoundSymbol, TensorProxy, Trace
@@ -20,31 +20,26 @@ from forge.torchlang.opaque import keeps_graph, run_opaque_backward
 from forge.transforms.dce import live_calls
 from forge.transforms.double import differentiable_backward
 from forge.transforms.grad import Joint, without_gradients
-from forge.transforms.gradient_buckets import find_buckets, in_buckets
 from forge.transforms.lifetimes import read_places
 from forge.transforms.split import Split, backward_of_saved, innermost, seeds_of
 
 Missing = frozenset[tuple[int, int]]  # (the place of the graph of an opaque call, the argument) whose gradient is None
-Lower = Callable[[Trace, Context], Trace]
 CompileProgram = Callable[[Trace, Config], tuple[Callable[..., Any], Trace, CompileReport]]
 
 
 class BackwardCompiler:
     """Compiles the backwards of one program (forge.runtime.plan.Backwards).
 
-    lower: runs the passes from a backward to its function, context.generated. compile_program: compiles a
-    differentiable backward as a program of its own. buckets: the positions of the inputs whose gradients leave a
+    compile_program: compiles a differentiable backward as a program of its own. buckets: the gradients that leave a
     backward together.
     """
 
-    def __init__(self, context: Context, lower: Lower, compile_program: CompileProgram) -> None:
+    def __init__(self, context: Context, compile_program: CompileProgram) -> None:
         self._context = context.without_results()  # its stages, the report alone keeps alive
         self._config = context.config
         self._derivative = context.derivative
-        self._lower = lower
         self._compile_program = compile_program
-        self._bucket_bytes = _bucket_bytes(context)
-        self.buckets: list[list[int]] | None = None  # until a backward was claimed
+        self.buckets = Buckets(bucket_bytes())
 
     @property
     def _parts(self) -> Split:
@@ -99,19 +94,21 @@ class BackwardCompiler:
                 layouts.replace(saved, given.name)
         for gradient, output in zip(trace.inputs[-len(outputs) :], outputs, strict=True):
             layouts.add(gradient, like=output)
-        bucket = None if self._bucket_bytes is None or batched or missing else self._in_buckets
-        own = context.of_another(Kind.BACKWARD, layouts=layouts, reference=trace, bucket=bucket, stages=[trace])
-        self._lower(trace, own)
+        own = context.of_another(
+            Kind.BACKWARD,
+            derivative_or_none=derived,
+            layouts=layouts,
+            reference=trace,
+            buckets=self.buckets,
+            is_batched=batched,
+            is_partial=bool(missing),
+            stages=[trace],
+        )
+        context.run_passes(trace, own, Form.PROGRAM, Form.CODE)
         function = own.generated
         assert function.trace is not None
         read = read_places(function.trace) if context.config.is_plain else None
         return function._replace(read=read), own
-
-    def _in_buckets(self, claimed: Trace) -> Trace:
-        if self.buckets is None:
-            assert self._bucket_bytes is not None
-            self.buckets = find_buckets(claimed, self._bucket_bytes, self._derivative.inputs_with_grad)
-        return in_buckets(claimed, self.buckets) if self.buckets else claimed
 
     def compile_differentiable(self, key: tuple[Any, ...]) -> DifferentiableBackward:
         """Return the backward as a program of the inputs, compiled as one. key: as of forge.runtime.plan.Backwards."""
@@ -150,12 +147,6 @@ class BackwardCompiler:
         derived = self._derivative
         mutated = self._context.program.mutated
         return _sources(derived.trace, self._parts, mutated, list(derived.flowing.values()), derived.inputs_with_grad)
-
-
-def _bucket_bytes(context: Context) -> int | None:
-    graphs = any(map(keeps_graph, innermost(context.derivative.parts.forward.bound_symbols)))  # some gradients are None
-    config = context.config
-    return None if config.cuda_graphs or config.comparison is not None or graphs else bucket_bytes()
 
 
 def _without_unreached(joint: Joint, parts: Split, missing: Sequence[Missing]) -> Joint:

@@ -103,6 +103,10 @@ class Config:
         """Return the config of a program of one call that is measured."""
         return self._as_generated(executors=tuple(executors), selection=selection, strict=True)
 
+    def for_standalone(self, executors: Collection[Executor]) -> "Config":
+        """Return the config of a part of a program that these executors run by itself."""
+        return self._as_generated(executors=tuple(executors), selection=in_order)
+
     def _as_generated(self, **changes: Any) -> "Config":
         """Return the config of programs that run as they are generated, with other changes."""
         return self.replace(cuda_graphs=False, comparison=None, codegen=None, checks=False, **changes)

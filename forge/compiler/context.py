@@ -4,7 +4,7 @@ import dataclasses
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any
 
 from forge.compiler.claim import Claim, ClaimedCall, Reasons
@@ -16,10 +16,11 @@ from forge.compiler.report import CompileReport
 from forge.ir import TensorProxy, Trace
 from forge.runtime.frozen import FoldedWeights
 from forge.runtime.plan import GeneratedFunction
+from forge.torchlang.opaque import keeps_graph
 from forge.transforms import Freezing
 from forge.transforms.double import GivenCall
 from forge.transforms.grad import Joint
-from forge.transforms.split import Split
+from forge.transforms.split import Split, innermost
 
 
 class Kind(Enum):
@@ -30,6 +31,19 @@ class Kind(Enum):
     DOUBLE_BACKWARD = "a backward as a program, to be differentiated"
     BACKWARD = "the backward of a program that was split"
     EPILOGUE = "what runs outside of the autograd.Function"
+    FOLDED = "what depends on frozen weights alone"
+    STANDALONE = "calls outside of a program, or a part that runs by itself"
+
+
+class Form(IntEnum):
+    """The kinds of calls that a trace has between two passes."""
+
+    TORCH = 0  # torch's functions, of a program that may be differentiated
+    JOINT = 1  # the same, with gradient rules run where gradients flow
+    PROGRAM = 2  # one function to lower: a forward that saves, a backward, or a program without gradients
+    CLAIMED = 3  # calls of executors
+    FUSED = 4  # the same, those of a region as one call
+    CODE = 5  # the same, with a generated function
 
 
 @dataclass
@@ -61,6 +75,23 @@ class Derivative:
         """The positions of the inputs that have a gradient."""
         return [i for i, gradient in enumerate(self.backward.output) if gradient is not None]
 
+    @property
+    def has_opaque_graphs(self) -> bool:
+        """True if opaque calls save graphs of their own for the backward: some of their gradients may be None."""
+        return any(map(keeps_graph, innermost(self.parts.forward.bound_symbols)))
+
+
+@dataclass
+class Buckets:
+    """The gradients that leave a backward together.
+
+    limit: the bytes that DistributedDataParallel sends together; None outside of it. positions: of the inputs, by
+    bucket; `bucket_gradients` sets it in the first backward of a program.
+    """
+
+    limit: int | None
+    positions: list[list[int]] | None = None
+
 
 @dataclass(kw_only=True)
 class Context:
@@ -71,19 +102,23 @@ class Context:
         config: The config of the program.
         program: The captured program that the trace belongs to.
         report_of: Refers to the report of the program, which nothing that runs may own.
+        run_passes: Runs the passes from one form to another (pipeline.run_passes), for passes that compile a part.
         times_passes: True if the time of each pass goes to the report, by its phase.
         stages: Traces after each pass that is a stage; `run_passes` appends.
         claims: The claims of calls; `claim` appends.
         declined: By output name, the reasons of executors that declined calls decomposed before `claim`.
         freezing: The state of freeze=True; read by the passes that fold weights.
         folded_weights: The values computed of frozen weights; `fold_weights` sets it.
-        optimized: The program before `differentiate`, which sets it.
-        derivative_or_none: The result of `differentiate`, if gradients flow.
+        joint: The program with its gradient rules run; `gradient_rules` sets it.
+        optimized: The program before its gradients; `differentiate` or `inline_effects` sets it.
+        derivative_or_none: The result of `differentiate`, if gradients flow; a backward has that of its program.
         layouts: Strides of values; `split` or `inline_effects` sets it, later passes add to it.
         returned: Names of outputs that the caller of the program gets; `split` or `inline_effects` sets it.
         eager_strides: Names of outputs that must have the strides of eager.
         reference: The trace that values are compared with under check="eager".
-        bucket: Returns the gradients of a claimed backward in buckets; BackwardCompiler sets it.
+        buckets: The buckets of the gradients of a backward.
+        is_batched: True if a backward computes several gradients of each input at once, by vmap.
+        is_partial: True if a backward lacks gradients of opaque calls.
         claimed: The calls that `fuse` makes regions of; `claim` sets it.
         regions: The fused regions of all traces of the program; `fuse` adds to it.
         wrap: Wraps the generated function; `compare` sets it.
@@ -94,19 +129,23 @@ class Context:
     config: Config
     program: Program
     report_of: "weakref.ref[CompileReport]"
+    run_passes: "Callable[[Trace, Context, Form, Form], Trace]"
     times_passes: bool = True
     stages: list[Trace] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     declined: dict[str, Reasons] = field(default_factory=dict)
     freezing: Freezing | None = None
     folded_weights: FoldedWeights | None = None
+    joint: Joint | None = None
     optimized: Trace = field(init=False)
     derivative_or_none: Derivative | None = None
     layouts: Layouts | None = None
     returned: Collection[str] = ()
     eager_strides: Collection[str] = ()
     reference: Trace | None = None
-    bucket: Callable[[Trace], Trace] | None = None
+    buckets: Buckets | None = None
+    is_batched: bool = False
+    is_partial: bool = False
     claimed: list[ClaimedCall] = field(default_factory=list)
     regions: list[FusedRegion] = field(default_factory=list)
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
@@ -134,13 +173,14 @@ class Context:
         layouts = None if self.layouts is None else self.layouts.copy()
         return dataclasses.replace(self.without_results(config, times_passes=times_passes), layouts=layouts)
 
-    def of_another(self, kind: Kind, **fields: Any) -> "Context":
+    def of_another(self, kind: Kind, config: Config | None = None, **fields: Any) -> "Context":
         """Return the context of another trace of this program; its regions are counted among this one's."""
         return Context(
             kind=kind,
-            config=self.config,
+            config=config or self.config,
             program=self.program,
             report_of=self.report_of,
+            run_passes=self.run_passes,
             times_passes=False,
             regions=self.regions,
             **fields,

@@ -1,11 +1,11 @@
 """Partition of a claimed program into CUDA graphs, and the program with those graphs as calls."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, Trace
 from forge.ir.pytree import proxies, tensors
 from forge.runtime.cuda_graphs import Graph, Pool, recorder
-from forge.transforms.lifetimes import delete_last_used
 
 _FEWEST = 2  # calls: a graph of one launches as much as the call does
 _OUTSIDE = {
@@ -16,16 +16,19 @@ _OUTSIDE = {
 }
 
 
-def record(trace: Trace, pool: Pool, kept: Iterable[str] = ()) -> Trace:
-    """Return the claimed trace with every run of calls that can be recorded as one call of a Graph. The outputs `kept`
-    are for others to keep: they do not share a graph's memory."""
+Generate = Callable[[Trace], Callable[..., Any]]
+
+
+def record(trace: Trace, pool: Pool, generate: Generate, kept: Iterable[str] = ()) -> Trace:
+    """Return the claimed trace with every run of calls that can be recorded as one call of a Graph, whose function is
+    `generate`d. The outputs `kept` are for others to keep: they do not share a graph's memory."""
     pieces: list[list[BoundSymbol]] = [[]]
     for bound in trace.bound_symbols:
         if why_not(bound) is None:
             pieces[-1].append(bound)
         else:
             pieces += [[bound], []]
-    writer = _Writer(trace, pool, frozenset(kept))
+    writer = _Writer(trace, pool, generate, frozenset(kept))
     for piece in pieces:
         writer.piece(piece)
     return trace.derive("cuda_graphs", writer.calls) if writer.graphs else trace
@@ -46,9 +49,10 @@ def why_not(bound: BoundSymbol) -> str | None:
 
 
 class _Writer:
-    def __init__(self, trace: Trace, pool: Pool, kept: frozenset[str]) -> None:
+    def __init__(self, trace: Trace, pool: Pool, generate: Generate, kept: frozenset[str]) -> None:
         self.trace = trace
         self.pool = pool
+        self.generate = generate
         self.kept = kept
         self.calls: list[BoundSymbol] = []
         self.graphs = 0
@@ -79,8 +83,7 @@ class _Writer:
         body = self.trace.derive(f"of {name}", calls, name=name, inputs=given, output=results)
         body.boxed = False
         body.constants.clear()
-        function = delete_last_used(body).python_callable()
-        graph = Graph(name, function, self.pool, [proxy.name in self.kept for proxy in results])
+        graph = Graph(name, self.generate(body), self.pool, [proxy.name in self.kept for proxy in results])
         symbol = Symbol(name, f"forge.{name}", meta=lambda *args: results, op=graph)
         self.graphs += 1
         self.calls.append(BoundSymbol(symbol, tuple(given), {}, results, calls, source=calls[0].source))

@@ -1,18 +1,15 @@
 """Weights folded ahead of time (forge.jit(freeze=True)): which are constants, and what depends on them alone."""
 
-from collections.abc import Callable, Sequence
-
-import torch
+from collections.abc import Callable
+from typing import Any
 
 from forge.compiler.layout import Layouts
 from forge.compiler.program import Program
-from forge.compiler.standalone import claim
-from forge.executors.executor import Executor
 from forge.ir import Tag, TensorProxy, Trace
 from forge.ir.printing import quantity
 from forge.ir.pytree import names, tensors
 from forge.runtime.frozen import FoldedWeights
-from forge.transforms import Freezing, delete_last_used, hoist, hoist_weights
+from forge.transforms import Freezing, hoist_weights
 
 
 def freezing_of(program: Program) -> Freezing:
@@ -43,26 +40,21 @@ def _differentiable_input(trace: Trace) -> str | None:
 def fold_weights(
     trace: Trace,
     freezing: Freezing,
-    executors: Sequence[Executor],
-    run: Callable[[Trace], tuple[torch.Tensor, ...]],
-    stages: list[Trace],
+    lower: Callable[[Trace], tuple[Trace, Callable[..., Any]]],
 ) -> tuple[Trace, FoldedWeights | None]:
-    """Return the trace, whose last inputs are what depends on weights alone, and what computes that with `executors`;
-    `run` computes what depends on nothing."""
+    """Return the trace, whose last inputs are what depends on weights alone, and what computes that; `lower` returns
+    a trace claimed, and its function."""
     parted = hoist_weights(trace, freezing.weights)
     if not parted.values:
         return trace, None
-    ahead = hoist(parted.ahead, run)
-    claimed, _ = claim(ahead, executors)
+    claimed, function = lower(parted.ahead)
     layouts = Layouts.of(claimed)
     strides = [layouts.values[proxy.name].strides for proxy in parted.values]
     values = [
         TensorProxy(x.name, x.shape, x.dtype, x.device, strides=own)
         for x, own in zip(parted.values, strides, strict=True)
     ]
-    reads = [trace.input_names.index(name) for name in ahead.input_names]
-    final = delete_last_used(claimed)
+    reads = [trace.input_names.index(name) for name in claimed.input_names]
     new = trace.derive("fold_weights", parted.rest, inputs=[*trace.inputs, *values])
-    stages.append(final)
     freezing.done.append(f"{quantity(len(values), 'value')} of {quantity(len(reads), 'weight')} computed ahead")
-    return new, FoldedWeights(final.python_callable(), reads, strides)
+    return new, FoldedWeights(function, reads, strides)

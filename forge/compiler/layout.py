@@ -191,6 +191,10 @@ class Layouts:
             layouts.run(call)
         return layouts
 
+    def strides(self) -> dict[str, tuple[Dim, ...]]:
+        """Return the strides of the tensors, by name."""
+        return {name: value.strides for name, value in self.values.items() if isinstance(value, Layout)}
+
     def copy(self) -> "Layouts":
         """Return the same knowledge, to which more is added elsewhere: a backward's, of a forward."""
         new = Layouts()

@@ -3,21 +3,23 @@
 A pass that works on a trace alone is in forge/transforms; here it gets from the context what it needs.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
 from forge import transforms
 from forge.compiler import cuda_graph_partition, freezing, layout
 from forge.compiler.claim import chooser, claim_calls, runs_in_torch
-from forge.compiler.context import Context, Derivative, Kind
+from forge.compiler.context import Context, Derivative, Form, Kind
 from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
 from forge.compiler.program import inline_epilogue, write_early
-from forge.compiler.standalone import claim as claim_standalone
-from forge.compiler.standalone import strides_in_torch
 from forge.executors.torchex.attention import takes_groups
-from forge.ir import BoundSymbol, Tag, Trace
+from forge.executors.torchex.core import torchex
+from forge.ir import BoundSymbol, Trace
+from forge.ir.proxies import Dim
 from forge.ir.pytree import names
 from forge.patterns import replace_patterns
 from forge.runtime.cuda_graphs import Pool
@@ -25,6 +27,7 @@ from forge.runtime.plan import GeneratedFunction
 from forge.transforms import Freezing, grad
 from forge.transforms.dce import live_calls
 from forge.transforms.double import given_calls
+from forge.transforms.gradient_buckets import find_buckets, in_buckets
 from forge.transforms.split import backward_of
 from forge.transforms.split import split as split_forward
 from forge.transforms.users import run_users
@@ -64,7 +67,7 @@ def grouped_queries(trace: Trace, context: Context) -> Trace:
 def patterns(trace: Trace, context: Context) -> Trace:
     """Replace the calls that the patterns of the executors' kernels match."""
     known = [pattern for executor in context.config.executors for pattern in executor.patterns]
-    return replace_patterns(trace, known)[0] if known else trace
+    return replace_patterns(trace, known)[0]
 
 
 def fused_linear_cross_entropy(trace: Trace, context: Context) -> Trace:
@@ -87,7 +90,7 @@ def join_products(trace: Trace, context: Context) -> Trace:
 def channels_last(trace: Trace, context: Context) -> Trace:
     """Compute convolutions in channels-last where what is around them is fused."""
     plain = partial(_runs_in_torch, context=context)
-    return transforms.channels_last(trace, strides=strides_in_torch, plain=plain)
+    return transforms.channels_last(trace, strides=partial(_strides_in_torch, context=context), plain=plain)
 
 
 def hoist(trace: Trace, context: Context) -> Trace:
@@ -97,9 +100,17 @@ def hoist(trace: Trace, context: Context) -> Trace:
 
 def fold_weights(trace: Trace, context: Context) -> Trace:
     """Make values that depend on weights alone inputs, which are computed when a weight changes."""
-    executors, run = context.config.operator_executors, partial(_run_now, context=context)
-    trace, context.folded_weights = freezing.fold_weights(trace, _freezing(context), executors, run, context.stages)
+    lower = partial(_lower_folded, context=context)
+    trace, context.folded_weights = freezing.fold_weights(trace, _freezing(context), lower)
     return trace
+
+
+def _lower_folded(ahead: Trace, context: Context) -> tuple[Trace, Callable[..., Any]]:
+    """Return what computes frozen weights, claimed, and its function; the text of the function is a stage."""
+    own = context.of_another(Kind.FOLDED, context.config.for_standalone(context.config.operator_executors))
+    claimed = context.run_passes(ahead, own, Form.TORCH, Form.FUSED)
+    context.stages.append(context.run_passes(claimed, own, Form.FUSED, Form.CODE))
+    return claimed, own.generated.function
 
 
 def _freezing(context: Context) -> Freezing:
@@ -108,10 +119,22 @@ def _freezing(context: Context) -> Freezing:
 
 
 def _run_now(program: Trace, context: Context) -> tuple[torch.Tensor, ...]:
-    claimed, _ = claim_standalone(program, context.config.operator_executors)
+    function = _generate(program, Form.PROGRAM, context)
     with torch.no_grad():
-        outputs: tuple[torch.Tensor, ...] = claimed.python_callable()()
+        outputs: tuple[torch.Tensor, ...] = function()
     return outputs
+
+
+def _generate(trace: Trace, form: Form, context: Context) -> Callable[..., Any]:
+    """Return the function of a part of the program that runs by itself."""
+    own = context.of_another(Kind.STANDALONE, context.config.for_standalone(context.config.operator_executors))
+    context.run_passes(trace, own, form, Form.CODE)
+    return own.generated.function
+
+
+def _strides_in_torch(trace: Trace, context: Context) -> dict[str, tuple[Dim, ...]]:
+    own = context.of_another(Kind.STANDALONE, context.config.for_standalone([torchex]))
+    return Layouts.of(context.run_passes(trace, own, Form.PROGRAM, Form.FUSED)).strides()
 
 
 def _runs_in_torch(bound: BoundSymbol, context: Context) -> bool:
@@ -121,17 +144,19 @@ def _runs_in_torch(bound: BoundSymbol, context: Context) -> bool:
 # gradients
 
 
-def differentiate(trace: Trace, context: Context) -> Trace:
-    """Run the gradient rules, if a gradient flows from an output to an input; else return the trace as it is."""
-    config, program = context.config, context.program
-    context.optimized = trace
-    wanted = names(trace.differentiable_inputs)
-    if not wanted or all(Tag.NO_GRAD in bound.tags for bound in trace.bound_symbols):
-        return trace
+def gradient_rules(trace: Trace, context: Context) -> Trace:
+    """Run the gradient rules, by which it is known where gradients flow; `differentiate` takes their result."""
+    config, wanted = context.config, names(trace.differentiable_inputs)
     choose = chooser(config.executors, context.declined, config.selection)
-    joint = grad.differentiate(trace, wanted, choose, again=context.kind is Kind.DOUBLE_BACKWARD)
-    if joint.active.isdisjoint(trace.output_names):
-        return trace
+    context.joint = grad.differentiate(trace, wanted, choose, again=context.kind is Kind.DOUBLE_BACKWARD)
+    return trace
+
+
+def differentiate(trace: Trace, context: Context) -> Trace:
+    """Return the program with its gradient rules run, and make its backward."""
+    program, joint = context.program, context.joint
+    assert joint is not None
+    context.optimized = trace
     flowing = {i: output for i, output in enumerate(joint.forward.output) if output.name in joint.active}
     mutated = [program.trace.inputs[i].name for i in program.mutated]
     weights = {program.trace.inputs[i].name for i in (*program.weights, *program.unversioned)}
@@ -145,8 +170,6 @@ def differentiate(trace: Trace, context: Context) -> Trace:
 def rematerialize(trace: Trace, context: Context) -> Trace:
     """Tag the calls that the backward runs again, rather than read what they saved."""
     derived, config = context.derivative, context.config
-    if config.memory == "speed":
-        return trace
     forward = transforms.rematerialize(trace, derived.backward, config.may_run_again, derived.copied, derived.unread)
     derived.joint = derived.joint._replace(forward=forward)
     return forward
@@ -169,6 +192,7 @@ def split(trace: Trace, context: Context) -> Trace:
 
 def inline_effects(trace: Trace, context: Context) -> Trace:
     """Return one program that computes and then does what its epilogue does: no gradient flows through it."""
+    context.optimized = trace
     whole = inline_epilogue(context.program, trace)
     whole = whole.derive("inline_effects", live_calls(whole.bound_symbols, whole.output_names))
     context.returned = whole.output_names
@@ -205,12 +229,10 @@ def restride_outputs(trace: Trace, context: Context) -> Trace:
 
 def compare(trace: Trace, context: Context) -> Trace:
     """Compare each value with that of the reference, as both are computed (check="eager")."""
-    reference = context.reference
-    if reference is None or reference.input_names != trace.input_names:
-        return trace
     phase = "backward" if context.kind is Kind.BACKWARD else "forward"
     assert context.config.comparison is not None
-    comparison = context.config.comparison(trace, context.claims, reference, phase)
+    assert context.reference is not None
+    comparison = context.config.comparison(trace, context.claims, context.reference, phase)
     context.wrap = comparison.wrap
     return comparison.trace
 
@@ -218,12 +240,18 @@ def compare(trace: Trace, context: Context) -> Trace:
 def cuda_graphs(trace: Trace, context: Context) -> Trace:
     """Make one call of each run of calls that can be recorded as a CUDA graph."""
     pool = _BACKWARDS if context.kind is Kind.BACKWARD else _FORWARDS
-    return cuda_graph_partition.record(trace, pool, context.returned)
+    generate = partial(_generate, form=Form.FUSED, context=context)
+    return cuda_graph_partition.record(trace, pool, generate, context.returned)
 
 
 def bucket_gradients(trace: Trace, context: Context) -> Trace:
     """Yield the gradients of a backward in buckets, each as soon as it is computed."""
-    return trace if context.bucket is None else context.bucket(trace)
+    buckets = context.buckets
+    assert buckets is not None
+    assert buckets.limit is not None
+    if buckets.positions is None:
+        buckets.positions = find_buckets(trace, buckets.limit, context.derivative.inputs_with_grad)
+    return in_buckets(trace, buckets.positions)
 
 
 def lifetimes(trace: Trace, context: Context) -> Trace:

@@ -22,7 +22,6 @@ of another is none. A result that has memory of its own stays so: a view in its 
 
 import weakref
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,7 +33,7 @@ from forge.compiler.autotune import CompiledCall, Measuring
 from forge.compiler.backwards import BackwardCompiler
 from forge.compiler.claim import Claim, Selection
 from forge.compiler.config import Config
-from forge.compiler.context import Context, Kind
+from forge.compiler.context import Context, Form, Kind
 from forge.compiler.executable import Executable, SecondTier
 from forge.compiler.freezing import freezing_of
 from forge.compiler.program import Program
@@ -43,7 +42,7 @@ from forge.compiler.report import CompileReport
 from forge.executors.errors import RegionError
 from forge.executors.executor import Executor
 from forge.executors.torchex.attention import ATTENDING
-from forge.ir import Trace
+from forge.ir import Tag, Trace
 from forge.ir.interpreter import paused_gc
 from forge.runtime.plan import Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
 from forge.runtime.tiering import TieredProgram, TierResult, is_small
@@ -73,16 +72,6 @@ class LoweredProgram(NamedTuple):
         return [] if self.backward is None else self.backward.claims
 
 
-class Form(IntEnum):
-    """The kinds of calls that a trace has between two passes."""
-
-    TORCH = 0  # torch's functions, of a program that may be differentiated
-    JOINT = 1  # the same, with gradient rules run where gradients flow
-    PROGRAM = 2  # one function to lower: a forward that saves, a backward, or a program without gradients
-    CLAIMED = 3  # calls of executors
-    CODE = 4  # calls of executors, with a generated function
-
-
 class Pass(NamedTuple):
     """A pass: run(trace, context) gives a trace. It runs on traces of the form `takes`, where `when` holds, and leaves
     them in the form `gives`, which is `takes` where it is not named.
@@ -93,74 +82,115 @@ class Pass(NamedTuple):
 
     run: Callable[[Trace, Context], Trace]
     takes: Form
-    when: Callable[[Context], bool]
+    when: Callable[[Trace, Context], bool]
     phase: str
     gives: Form | None = None
     is_stage: bool = True
 
 
-def _always(context: Context) -> bool:
+def _always(trace: Trace, context: Context) -> bool:
     return True
 
 
-def _is_program(context: Context) -> bool:
+def _is_program(trace: Trace, context: Context) -> bool:
     return context.kind is Kind.PROGRAM
 
 
-def _is_program_or_double_backward(context: Context) -> bool:
+def _has_transforms(trace: Trace, context: Context) -> bool:
+    return _is_program(trace, context) and bool(context.config.transforms)
+
+
+def _is_program_or_double_backward(trace: Trace, context: Context) -> bool:
     return context.kind in (Kind.PROGRAM, Kind.DOUBLE_BACKWARD)
 
 
-def _freezes(context: Context) -> bool:
-    return _is_program(context) and context.freezing is not None and bool(context.freezing.weights)
+def _is_program_double_backward_or_folded(trace: Trace, context: Context) -> bool:
+    return context.kind in (Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.FOLDED)
 
 
-def _fuses(context: Context) -> bool:
-    return _is_program(context) and bool(context.config.fusion_executors)
+def _has_patterns(trace: Trace, context: Context) -> bool:
+    return _is_program(trace, context) and any(each.patterns for each in context.config.executors)
 
 
-def _is_differentiated(context: Context) -> bool:
+def _freezes(trace: Trace, context: Context) -> bool:
+    return _is_program(trace, context) and context.freezing is not None and bool(context.freezing.weights)
+
+
+def _fuses(trace: Trace, context: Context) -> bool:
+    return _is_program(trace, context) and bool(context.config.fusion_executors)
+
+
+def _may_be_differentiated(trace: Trace, context: Context) -> bool:
+    if context.kind is Kind.FOLDED or not trace.differentiable_inputs:
+        return False
+    return not all(Tag.NO_GRAD in bound.tags for bound in trace.bound_symbols)
+
+
+def _has_flowing_gradients(trace: Trace, context: Context) -> bool:
+    return context.joint is not None and not context.joint.active.isdisjoint(trace.output_names)
+
+
+def _is_differentiated(trace: Trace, context: Context) -> bool:
     return context.derivative_or_none is not None
 
 
-def _is_not_differentiated(context: Context) -> bool:
-    return not _is_differentiated(context)
+def _may_compute_again(trace: Trace, context: Context) -> bool:
+    return _is_differentiated(trace, context) and context.config.memory != "speed"
 
 
-def _compares(context: Context) -> bool:
-    return context.config.comparison is not None
+def _has_no_gradients(trace: Trace, context: Context) -> bool:
+    return not _is_differentiated(trace, context) and context.kind is not Kind.FOLDED  # which has no effects
 
 
-def _records_cuda_graphs(context: Context) -> bool:
-    return context.config.cuda_graphs and not _compares(context)
+def _returns_to_caller(trace: Trace, context: Context) -> bool:
+    return bool(context.returned)
+
+
+def _has_reference(trace: Trace, context: Context) -> bool:
+    if context.config.comparison is None or context.reference is None:
+        return False
+    return context.reference.input_names == trace.input_names
+
+
+def _records_cuda_graphs(trace: Trace, context: Context) -> bool:
+    return context.config.cuda_graphs and context.config.comparison is None
+
+
+def _sends_gradients(trace: Trace, context: Context) -> bool:
+    """DistributedDataParallel sends gradients in buckets: each is a tensor for sure, and known before the end."""
+    config, buckets = context.config, context.buckets
+    if buckets is None or buckets.limit is None or config.cuda_graphs or config.comparison is not None:
+        return False
+    return not (context.is_batched or context.is_partial or context.derivative.has_opaque_graphs)
 
 
 _of_torch = partial(Pass, takes=Form.TORCH, phase="optimize")
-_lowering = partial(Pass, takes=Form.CLAIMED, phase="claim and generate")
+_lowering = partial(Pass, takes=Form.FUSED, phase="claim and generate")
 
 PIPELINE: tuple[Pass, ...] = (
-    _of_torch(passes.user_transforms, when=_is_program, is_stage=False),
+    _of_torch(passes.user_transforms, when=_has_transforms, is_stage=False),
     _of_torch(passes.dce, when=_is_program),
     _of_torch(passes.cse, when=_is_program_or_double_backward),
     _of_torch(passes.attention_masks, when=_is_program),
     _of_torch(passes.grouped_queries, when=_is_program),
-    _of_torch(passes.patterns, when=_is_program),
+    _of_torch(passes.patterns, when=_has_patterns),
     _of_torch(passes.fused_linear_cross_entropy, when=_is_program),
     _of_torch(passes.fold_norms, when=_freezes),
     _of_torch(passes.join_products, when=_freezes),
     _of_torch(passes.channels_last, when=_fuses),
-    _of_torch(passes.hoist, when=_is_program_or_double_backward),
+    _of_torch(passes.hoist, when=_is_program_double_backward_or_folded),
     _of_torch(passes.fold_weights, when=_freezes),
-    Pass(passes.differentiate, Form.TORCH, _always, "gradients", Form.JOINT),
-    Pass(passes.rematerialize, Form.JOINT, _is_differentiated, "rematerialize"),
+    Pass(passes.gradient_rules, Form.TORCH, _may_be_differentiated, "gradients", is_stage=False),
+    Pass(passes.differentiate, Form.TORCH, _has_flowing_gradients, "gradients", Form.JOINT),
+    Pass(passes.rematerialize, Form.JOINT, _may_compute_again, "rematerialize"),
     Pass(passes.split, Form.JOINT, _is_differentiated, "split", Form.PROGRAM),
-    Pass(passes.inline_effects, Form.JOINT, _is_not_differentiated, "optimize", Form.PROGRAM, is_stage=False),
+    Pass(passes.inline_effects, Form.JOINT, _has_no_gradients, "optimize", Form.PROGRAM, is_stage=False),
     Pass(passes.claim, Form.PROGRAM, _always, "claim and generate", Form.CLAIMED),
-    _lowering(passes.fuse, when=_always),
-    _lowering(passes.restride_outputs, when=_always, is_stage=False),
-    _lowering(passes.compare, when=_compares, is_stage=False),
+    Pass(passes.fuse, Form.CLAIMED, _always, "claim and generate", Form.FUSED),
+    _lowering(passes.restride_outputs, when=_returns_to_caller, is_stage=False),
+    _lowering(passes.compare, when=_has_reference, is_stage=False),
     _lowering(passes.cuda_graphs, when=_records_cuda_graphs, is_stage=False),
-    _lowering(passes.bucket_gradients, when=_always, is_stage=False),
+    _lowering(passes.bucket_gradients, when=_sends_gradients, is_stage=False),
     _lowering(passes.lifetimes, when=_always),
     _lowering(passes.codegen, when=_always, gives=Form.CODE, is_stage=False),
 )
@@ -169,7 +199,7 @@ PIPELINE: tuple[Pass, ...] = (
 def run_passes(trace: Trace, context: Context, start: Form, end: Form) -> Trace:
     """Return the trace after the passes that bring it from the form `start` to `end`."""
     for each in PIPELINE:
-        if not (start <= each.takes < end and each.when(context)):
+        if not (start <= each.takes < end and each.when(trace, context)):
             continue
         if context.times_passes:
             with context.report.time_phase(each.phase):
@@ -205,7 +235,7 @@ def compile(
     report = CompileReport()
     report.uses_cuda_graphs = config.cuda_graphs
     config = _with_selection(config, report)
-    context = Context(kind=Kind.PROGRAM, config=config, program=program, report_of=weakref.ref(report))
+    context = context_of(Kind.PROGRAM, config, program, report)
     context.freezing = freezing_of(program) if config.freeze else None
     with autocast_mode.disable(), progress.display():
         plan, second_tier = _compile_trace(program.trace, context)
@@ -216,6 +246,11 @@ def compile(
     parts = Call(plan, None, tiered, program.mutated, _assumes(program), boundary)
     call, report.wrappers = parts.assemble()
     return Executable(call, plan, second_tier, tiered), report
+
+
+def context_of(kind: Kind, config: Config, program: Program, report: CompileReport) -> Context:
+    """Return the context in which a trace enters the pipeline."""
+    return Context(kind=kind, config=config, program=program, report_of=weakref.ref(report), run_passes=run_passes)
 
 
 def _assumes(program: Program) -> bool:
@@ -249,11 +284,11 @@ def _lower_program(
     )
     _lower(trace, context)
     forward = context.generated
-    if not _is_differentiated(context):
+    if context.derivative_or_none is None:
         sets_mode = _sets_mode(trace)
         plan = CompiledPlan(forward, context.program.grad, sets_mode, folded_weights=context.folded_weights)
         return LoweredProgram(plan, context), context.regions
-    backwards = BackwardCompiler(context, _lower, _compile_double_backward)
+    backwards = BackwardCompiler(context, _compile_double_backward)
     backward, own = backwards.compile_usual(context)
     if first is None:
         plan = _training_plan(forward, backward, backwards, context)
@@ -281,7 +316,7 @@ def _training_plan(
         backwards.sources(),
         backwards,
         split=derived.parts.forward,
-        buckets=backwards.buckets or (),
+        buckets=backwards.buckets.positions or (),
     )
     return CompiledPlan(forward, context.program.grad, sets_mode, training)
 
@@ -328,7 +363,7 @@ def _compile_second_tier(
 def _compile_double_backward(trace: Trace, config: Config) -> tuple[Callable[..., Any], Trace, CompileReport]:
     """Return (the function, the program, the report) of a differentiable backward."""
     program, report = Program(trace, None, [], grad=True), CompileReport()
-    context = Context(kind=Kind.DOUBLE_BACKWARD, config=config, program=program, report_of=weakref.ref(report))
+    context = context_of(Kind.DOUBLE_BACKWARD, config, program, report)
     plan, _ = _compile_trace(trace, context)
     call, _ = Call(plan).assemble()
     return call if plan.training is not None else torch.no_grad()(call), context.optimized, report
@@ -349,7 +384,7 @@ def _compile_alone(config: Config, trace: Trace, executors: Sequence[Executor], 
     """Return a program of one call, to be called now; a candidate that fails is dropped."""
     program, report = Program(trace, None, [], grad=True), CompileReport()
     config = config.for_single_call(executors, selection)
-    context = Context(kind=Kind.CALL, config=config, program=program, report_of=weakref.ref(report))
+    context = context_of(Kind.CALL, config, program, report)
     try:
         plan, _ = _compile_trace(trace, context)
     except RegionError as error:  # the call that is measured is all of its region

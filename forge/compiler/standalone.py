@@ -1,16 +1,18 @@
-"""Claiming and fusing one trace outside of the pipeline."""
+"""Claiming and fusing a trace that is no program: the passes `claim` and `fuse` alone."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from forge.compiler.claim import Claim, Reasons, Selection, claim_calls, in_order
-from forge.compiler.fusion import fuse_claimed
-from forge.compiler.layout import Layout, Layouts
+from forge.compiler.claim import Claim, Reasons, Selection, in_order
+from forge.compiler.config import Config
+from forge.compiler.context import Form, Kind
+from forge.compiler.layout import Layouts
+from forge.compiler.pipeline import context_of, run_passes
+from forge.compiler.program import Program
 from forge.compiler.region_artifacts import FusedRegion, compile_until_stable
+from forge.compiler.report import CompileReport
 from forge.executors.executor import Executor
-from forge.executors.torchex.core import torchex
 from forge.ir import Trace
-from forge.ir.proxies import Dim
 
 
 def claim(
@@ -38,16 +40,13 @@ def claim(
     Raises:
         NotImplementedError: naming a prim that nobody claims, with the reasons.
     """
+    config, report = Config(executors=tuple(executors), selection=select, strict=strict), CompileReport()
+    program = Program(trace, None, [], grad=False)
 
     def attempt() -> tuple[tuple[Trace, list[Claim]], list[FusedRegion]]:
-        claimed, calls = claim_calls(trace, executors, earlier, select)
-        fused, claims, regions = fuse_claimed(claimed, calls, executors, layouts, strict=strict)
-        return (fused, claims), regions
+        context = context_of(Kind.STANDALONE, config, program, report)
+        context.declined, context.layouts = dict(earlier), layouts
+        claimed = run_passes(trace, context, Form.PROGRAM, Form.FUSED)
+        return (claimed, context.claims), context.regions
 
     return compile_until_stable(attempt)
-
-
-def strides_in_torch(trace: Trace) -> dict[str, tuple[Dim, ...]]:
-    """Return the strides that torch's own functions give the values of a trace, by name."""
-    values = Layouts.of(claim(trace, [torchex])[0]).values
-    return {name: value.strides for name, value in values.items() if isinstance(value, Layout)}

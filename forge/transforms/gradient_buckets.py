@@ -39,7 +39,9 @@ def find_buckets(trace: Trace, limit: int, reached: Iterable[int]) -> list[list[
 
 
 def in_buckets(trace: Trace, parts: Sequence[Sequence[int]]) -> Trace:
-    """Return the backward as a generator that yields each bucket, in order."""
+    """Return the backward as a generator that yields each bucket, in order; as it is where there are none."""
+    if not parts:
+        return trace
     made = _made_by(trace)
     places: dict[int, list[BoundSymbol]] = {}
     last = -1

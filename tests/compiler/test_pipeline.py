@@ -1,7 +1,8 @@
 """The pipeline is data: the order of its passes is legal, and a trace goes through it in that order."""
 
+import ast
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,33 @@ def test_passes_of_the_module_are_all_in_the_pipeline() -> None:
     assert {name for name in public if not name.startswith("_")} == {each.run.__name__ for each in PIPELINE}
 
 
+def test_no_pass_decides_itself_not_to_run() -> None:
+    """A pass that would return its trace as it is under a condition has that condition in its row."""
+    functions = [
+        each for each in ast.parse(Path(passes.__file__).read_text()).body if isinstance(each, ast.FunctionDef)
+    ]
+    names = {each.run.__name__ for each in PIPELINE}
+    assert [each.name for each in functions if each.name in names and any(conditional_returns(each))] == []
+
+
+def conditional_returns(function: ast.FunctionDef) -> Iterator[bool]:
+    """Yield, for each condition of a function, whether it gives the function's trace unchanged."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.If | ast.Match | ast.For | ast.While):
+            yield any(isinstance(each, ast.Return) and is_trace(each.value) for each in ast.walk(node))
+        elif isinstance(node, ast.IfExp):
+            yield is_trace(node.body) or is_trace(node.orelse)
+
+
+def is_trace(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Name) and node.id == "trace"
+
+
+def test_a_pass_without_a_condition_has_work_in_every_trace() -> None:
+    always = [each.run.__name__ for each in PIPELINE if each.when is pipeline._always]
+    assert always == ["claim", "fuse", "lifetimes", "codegen"]
+
+
 def test_a_pass_that_is_added_runs_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
@@ -40,7 +68,7 @@ def test_a_pass_that_is_added_runs_where_it_stands(monkeypatch: pytest.MonkeyPat
         return trace
 
     added = Pass(spy, Form.TORCH, pipeline._always, "optimize")
-    place = next(i for i, each in enumerate(PIPELINE) if each.run is passes.differentiate)
+    place = next(i for i, each in enumerate(PIPELINE) if each.run is passes.gradient_rules)
     monkeypatch.setattr(pipeline, "PIPELINE", (*PIPELINE[:place], added, *PIPELINE[place:]))
     x = torch.randn(3, requires_grad=True)
     forge.jit(lambda x: x.relu() * 2, executors=["torch"], cache=False)(x).sum().backward()

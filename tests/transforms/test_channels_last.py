@@ -10,9 +10,16 @@ import torch.nn.functional as F
 from torch import nn
 
 import forge
-from forge.compiler.standalone import strides_in_torch
+from forge.compiler.layout import Layouts
+from forge.executors import claim, resolve_executors
 from forge.ir import Trace
+from forge.ir.proxies import Dim
 from forge.transforms import channels_last
+
+
+def strides_in_torch(trace: Trace) -> dict[str, tuple[Dim, ...]]:
+    return Layouts.of(claim(trace, resolve_executors(["torch"]))[0]).strides()
+
 
 AS_ON_A_GPU = partial(channels_last, strides=strides_in_torch, device="cpu")
 
