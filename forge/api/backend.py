@@ -107,23 +107,26 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
     run, entry = runnable(graph), CacheEntry(graph, config, handle.parameters)
     count = len(graph.graph.find_nodes(op="placeholder"))
     boundary = CallBoundary(lambda *inputs: run(*inputs[:count]), to_local=None if local is None else local.wrap)
-    compiled = entry.load(boundary)
+    compiled = entry.load(boundary, layers)
     while compiled is None:
         equal = entry.equal_lengths
         capture, seconds = _record(graph, config, handle)
         boundary = _with_capture(boundary, capture, config)
-        executable, report = pipeline.compile(capture.program, config, boundary)
+        executable, report = pipeline.compile(
+            capture.program,
+            config,
+            boundary,
+            opaque_calls=capture.opaque_calls,
+            layers=layers,
+            seconds={"record": seconds},
+        )
         if entry.equal_lengths != equal:
             continue  # equal from the start, as in a later process that compiles a backward of this program
-        report.opaque_calls = capture.opaque_calls
         if config.freeze and executable.plan.training is not None:
             _warn_of_gradients(report, handle)
         entry.write(executable, report, capture.program.mutated, capture.held)
-        report.seconds = {"record": seconds, **report.seconds}
         compiled = executable, report
-    report = compiled[1]
-    report.layers = layers
-    _log(handle.name, report)
+    _log(handle.name, compiled[1])
     if subclass is not None:
         _warn_of_subclass(*subclass, handle)
     return compiled

@@ -16,7 +16,7 @@ from forge.capture import dynamo, fake_values
 from forge.compiler import pipeline
 from forge.compiler.config import Config
 from forge.compiler.executable import Executable
-from forge.compiler.report import CompileReport
+from forge.compiler.report import CompileReport, LayerUse
 from forge.executors.executor import Executor
 from forge.ir.interpreter import paused_gc
 from forge.runtime.plan import CallBoundary, CompiledPlan
@@ -51,7 +51,7 @@ class CacheEntry:
         """The lengths that are guarded to be equal by now; nothing where no program is written."""
         return {} if self.key is None else equal_lengths(self._described.symbols)
 
-    def load(self, boundary: CallBoundary) -> tuple[Executable, CompileReport] | None:
+    def load(self, boundary: CallBoundary, layers: Sequence[LayerUse]) -> tuple[Executable, CompileReport] | None:
         """Return the program that is on disk, None where there is none that can run here."""
         if self.key is None:
             return None
@@ -62,7 +62,7 @@ class CacheEntry:
         try:
             if not hold(entry.data["guards"], self._described.symbols):
                 return None
-            executable, report = load(entry, self._config, self._described, self._compiler(), boundary)
+            executable, report = load(entry, self._config, self._described, self._compiler(), boundary, layers)
         except Exception as error:  # an entry names code of others, which may raise anything
             store.notice(f"a program cannot be used, and is compiled anew: {type(error).__name__}: {error}")
             return None
@@ -74,9 +74,14 @@ class CacheEntry:
         self, executable: Executable, report: CompileReport, mutated: list[int], held: list[torch.Tensor]
     ) -> None:
         """Write a compiled program to disk; where that cannot be, its report says why."""
-        report.uncached = self.reason
+        report.uncached = self._reason_not_to_write(executable, report, mutated, held)
+
+    def _reason_not_to_write(
+        self, executable: Executable, report: CompileReport, mutated: list[int], held: list[torch.Tensor]
+    ) -> str | None:
+        """Write a compiled program, and return None; where that cannot be, return why."""
         if self.key is None:
-            return
+            return self.reason
         start = time.perf_counter()
         try:
             if key_of(self._described, self._config, self._parameters) != self.key:  # an executor lost something
@@ -94,14 +99,13 @@ class CacheEntry:
             )
             entry.data["guards"] = guards_since(self._described.symbols, self._described.guards)
         except Uncacheable as reason:
-            report.uncached = str(reason)
-            return
+            return str(reason)
         except Exception as error:  # of torch's guards, or of an executor's
-            report.uncached = f"{type(error).__name__}: {error}"
-            return
+            return f"{type(error).__name__}: {error}"
         store.write(self.key, entry)
         report.seconds["keep"] = self._seconds + time.perf_counter() - start
         self._write_second_tier_of(executable, report, mutated, numbers)
+        return None
 
     def _write_second_tier_of(
         self, executable: Executable, report: CompileReport, mutated: list[int], numbers: list[int]

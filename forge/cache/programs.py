@@ -21,7 +21,7 @@ from forge.compiler.claim import Claim
 from forge.compiler.config import Config
 from forge.compiler.executable import Executable, SecondTier
 from forge.compiler.fallback import Fallback
-from forge.compiler.report import CompileReport
+from forge.compiler.report import CompileReport, LayerUse
 from forge.executors.executor import Executor, FusionExecutor
 from forge.ir import Trace
 from forge.ir.bounded import BoundedDict
@@ -129,12 +129,13 @@ def load(
     graph: GraphKey,
     compile: Callable[[], tuple[Executable, CompileReport]],
     boundary: CallBoundary,
+    layers: Sequence[LayerUse],
 ) -> tuple[Executable, CompileReport]:
-    """Return the program of an entry. compile: compiles it from the captured graph. Raises an error, of whatever kind,
-    where what it names is not here."""
+    """Return the program of an entry. compile: compiles it from the captured graph. layers: for its report. Raises an
+    error, of whatever kind, where what it names is not here."""
     data = entry.data
     program = _Program(compile)
-    report = LoadedReport(entry, graph, program)
+    lines = {number: line for line, number in graph.lines.items()}
     errors: list[Exception] = []
 
     def region(executor: FusionExecutor, data: bytes) -> Callable | None:
@@ -144,11 +145,11 @@ def load(
             errors.append(error)
             return None
 
-    reader = Reader(entry, config.executors, region, report.lines)
+    reader = Reader(entry, config.executors, region, lines)
     made = {part: _function(reader, **each) for part, each in data["functions"].items()}
     if errors:
         raise errors[0]
-    report.fallbacks = [_fallbacks(made.get(part)) for part in ("forward", "backward")]
+    fallbacks = [_fallbacks(made.get(part)) for part in ("forward", "backward")]
     plan = CompiledPlan(made["forward"], data["grad"], data["sets_mode"], attends=data["attends"])
     if data["training"] is not None:
         plan = plan._replace(training=_training_plan(made, program, **data["training"]))
@@ -157,10 +158,8 @@ def load(
     tensors = list(graph.held.values())
     boundary = boundary._replace(held=[tensors[number] for number in data["held"]])
     parts = Call(plan, program.call, tiered, data["mutated"], boundary=boundary)
-    call, report.wrappers = parts.assemble()
-    report.opaque_calls = data["opaque_calls"]
-    report.saved = [SavedValue._make([*each, report.line(line)]) for *each, line in data["saved"]]
-    report.measured = [Measurement(**each) for each in data["measured"]]
+    call, wrappers = parts.assemble()
+    report = LoadedReport(entry, program, lines, fallbacks, wrappers=wrappers, layers=layers)
     return Executable(call, plan, second_tier, tiered), report
 
 
@@ -270,15 +269,27 @@ class LoadedReport(CompileReport):
 
     cached = True
 
-    def __init__(self, entry: Entry, graph: GraphKey, program: _Program) -> None:
-        self.fallbacks: list[dict[str, Fallback]] = [{}, {}]  # forward, backward
-        self.lines = {number: line for line, number in graph.lines.items()}
+    def __init__(
+        self,
+        entry: Entry,
+        program: _Program,
+        lines: dict[int, Source],
+        fallbacks: list[dict[str, Fallback]],  # of the forward, of the backward
+        **fields: Any,
+    ) -> None:
+        self.lines = lines
+        self.fallbacks = fallbacks
         self._claims_on_disk = [entry.blobs[number] for number in entry.data["claims"]]
         self.whole: CompileReport | None = None  # of the same program compiled here
         self._compile = program.compile
         self._program_of = weakref.ref(program)
         program.report_of = weakref.ref(self)
-        super().__init__()
+        super().__init__(
+            opaque_calls=entry.data["opaque_calls"],
+            saved=[SavedValue._make([*each, self.line(line)]) for *each, line in entry.data["saved"]],
+            measured=[Measurement(**each) for each in entry.data["measured"]],
+            **fields,
+        )
 
     def compile(self) -> CompileReport:
         """Return the report of the same program compiled here."""

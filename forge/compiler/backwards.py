@@ -73,7 +73,7 @@ class BackwardCompiler:
         with paused_gc(), preserve_torch_state(), report.time_phase("backward"):
             function, own = compile_until_stable(attempt)
         if not batched:
-            report.backward_traces[:], report.backward_claims[:] = own.stages, own.claims
+            report.replace_backward(own.stages, own.claims)
         report.shorten()
         return function
 

@@ -134,7 +134,7 @@ class Context:
     stages: list[Trace] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     declined: dict[str, Reasons] = field(default_factory=dict)
-    freezing: Freezing | None = None
+    freezing: Freezing = field(default_factory=lambda: Freezing(()))
     folded_weights: FoldedWeights | None = None
     joint: Joint | None = None
     optimized: Trace = field(init=False)

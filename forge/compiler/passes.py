@@ -24,7 +24,7 @@ from forge.ir.pytree import names
 from forge.patterns import replace_patterns
 from forge.runtime.cuda_graphs import Pool
 from forge.runtime.plan import GeneratedFunction
-from forge.transforms import Freezing, grad
+from forge.transforms import grad
 from forge.transforms.dce import live_calls
 from forge.transforms.double import given_calls
 from forge.transforms.gradient_buckets import find_buckets, in_buckets
@@ -78,13 +78,13 @@ def fused_linear_cross_entropy(trace: Trace, context: Context) -> Trace:
 def fold_norms(trace: Trace, context: Context) -> Trace:
     """Fold batch norms into the weights of the layers before them."""
     plain = partial(_runs_in_torch, context=context)
-    return transforms.fold_norms(trace, freezing=_freezing(context), plain=plain)
+    return transforms.fold_norms(trace, freezing=context.freezing, plain=plain)
 
 
 def join_products(trace: Trace, context: Context) -> Trace:
     """Join linear layers of one input."""
     plain = partial(_runs_in_torch, context=context)
-    return transforms.join_products(trace, freezing=_freezing(context), plain=plain)
+    return transforms.join_products(trace, freezing=context.freezing, plain=plain)
 
 
 def channels_last(trace: Trace, context: Context) -> Trace:
@@ -101,7 +101,7 @@ def hoist(trace: Trace, context: Context) -> Trace:
 def fold_weights(trace: Trace, context: Context) -> Trace:
     """Make values that depend on weights alone inputs, which are computed when a weight changes."""
     lower = partial(_lower_folded, context=context)
-    trace, context.folded_weights = freezing.fold_weights(trace, _freezing(context), lower)
+    trace, context.folded_weights = freezing.fold_weights(trace, context.freezing, lower)
     return trace
 
 
@@ -111,11 +111,6 @@ def _lower_folded(ahead: Trace, context: Context) -> tuple[Trace, Callable[..., 
     claimed = context.run_passes(ahead, own, Form.TORCH, Form.FUSED)
     context.stages.append(context.run_passes(claimed, own, Form.FUSED, Form.CODE))
     return claimed, own.generated.function
-
-
-def _freezing(context: Context) -> Freezing:
-    assert context.freezing is not None
-    return context.freezing
 
 
 def _run_now(program: Trace, context: Context) -> tuple[torch.Tensor, ...]:
@@ -183,7 +178,6 @@ def split(trace: Trace, context: Context) -> Trace:
     derived.epilogue = context.program.epilogue
     if derived.epilogue is not None:
         derived.epilogue, parts.forward = write_early(derived.epilogue, parts.forward, derived.joint.active)
-    context.report.saved = parts.saved_values()
     context.returned = names(parts.forward.output[0])
     context.eager_strides = [name for name in context.returned if name in derived.joint.parted]
     context.layouts = Layouts(parts.forward.inputs)

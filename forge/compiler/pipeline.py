@@ -1,14 +1,25 @@
 """The pipeline: every pass, in order, from a captured program to generated code.
 
 `PIPELINE` alone decides the order. A captured program enters at Form.TORCH and leaves as code. A backward
-(forge/compiler/backwards.py) and an epilogue enter at Form.PROGRAM. `compile_until_stable` (region_artifacts.py)
-repeats the passes from Form.PROGRAM on, without the regions that failed to compile. The second tier of a program
+(forge/compiler/backwards.py) and an epilogue enter at Form.PROGRAM, and the body of a CUDA graph at Form.FUSED. What
+depends on frozen weights alone runs through it as a trace of its own (Kind.FOLDED), and `forge.executors.claim` runs
+the passes from Form.PROGRAM to Form.FUSED (standalone.py). `compile_until_stable` (region_artifacts.py) repeats the
+passes from Form.PROGRAM on, without the regions that failed to compile. The second tier of a program
 (forge/runtime/tiering.py) repeats them with another config. Layers are replaced before (forge/capture/layers.py), and
 the wrappers of a call are a list of their own (WRAPPERS in forge/runtime/plan.py).
 
+These call the algorithms of forge/transforms themselves, because their traces are no programs yet, or parts of a pass:
+`split` finds common subexpressions and dead calls of a backward among those of its forward, again and again until the
+backward reads nothing but what was saved; forge/transforms/double.py and forge/capture/nested.py make a program of a
+gradient; hubex/derived.py makes the forward and backward of one call, to verify its kernel; compiler/fallback.py prints
+the calls of a region that raised; debug/eager_check.py shortens a reference.
+
+A row states the condition of its pass; a pass does not decide by itself that it has nothing to do. A condition that
+only an analysis can tell has a row before, which leaves the answer in the context (`gradient_rules`).
+
 A stage, one of the traces that forge.last_traces returns, has the name of the pass that made it. A trace that enters
 the pipeline has a name of its own ("recorded", "backward, cse, dce"). Users name their stages: transforms and edited
-files, which `user_transforms` and `codegen` add.
+files, which `user_transforms` and `codegen` add; `fold_weights` adds the text of what it computes ahead.
 
 To add a pass: write the algorithm in forge/transforms, as a function from Trace to Trace that returns
 `trace.derive(name, calls)`, with the name of the pass; add a function of (trace, context) of that name with a docstring
@@ -21,8 +32,9 @@ of another is none. A result that has memory of its own stays so: a view in its 
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +50,7 @@ from forge.compiler.executable import Executable, SecondTier
 from forge.compiler.freezing import freezing_of
 from forge.compiler.program import Program
 from forge.compiler.region_artifacts import FusedRegion, compile_until_stable
-from forge.compiler.report import CompileReport
+from forge.compiler.report import CompileReport, LayerUse
 from forge.executors.errors import RegionError
 from forge.executors.executor import Executor
 from forge.executors.torchex.attention import ATTENDING
@@ -51,6 +63,7 @@ from forge.support import progress
 from forge.support.background import is_wanted
 from forge.support.owner_only_store import is_on
 from forge.torchlang import autocast_mode
+from forge.transforms import Freezing
 from forge.transforms.split import innermost
 
 
@@ -113,7 +126,7 @@ def _has_patterns(trace: Trace, context: Context) -> bool:
 
 
 def _freezes(trace: Trace, context: Context) -> bool:
-    return _is_program(trace, context) and context.freezing is not None and bool(context.freezing.weights)
+    return _is_program(trace, context) and bool(context.freezing.weights)
 
 
 def _fuses(trace: Trace, context: Context) -> bool:
@@ -217,7 +230,13 @@ _lower = partial(run_passes, start=Form.PROGRAM, end=Form.CODE)  # the function 
 
 
 def compile(
-    program: Program, config: Config, boundary: CallBoundary = CallBoundary()
+    program: Program,
+    config: Config,
+    boundary: CallBoundary = CallBoundary(),
+    *,
+    opaque_calls: Sequence[str] = (),
+    layers: Sequence[LayerUse] = (),
+    seconds: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Executable, CompileReport]:
     """Compile a captured program; gradients flow to the inputs that require them.
 
@@ -228,23 +247,31 @@ def compile(
         config: The resolved options.
         boundary: The front end's additions to a call, such as the eager function that runs where an assumption of the
             program does not hold.
+        opaque_calls: For the report, the names of functions that torchlang does not have.
+        layers: For the report, the modules for which there are layers.
+        seconds: For the report, the time that was spent before, by phase.
 
     Returns:
         The callable, and the report of its compilation.
     """
-    report = CompileReport()
-    report.uses_cuda_graphs = config.cuda_graphs
-    config = _with_selection(config, report)
-    context = context_of(Kind.PROGRAM, config, program, report)
-    context.freezing = freezing_of(program) if config.freeze else None
+    freezing = freezing_of(program) if config.freeze else Freezing(())
+    report = CompileReport(
+        opaque_calls=opaque_calls,
+        layers=layers,
+        uses_cuda_graphs=config.cuda_graphs,
+        frozen=freezing.done,
+        unfrozen=freezing.left,
+        seconds=dict(seconds),
+    )
+    context = context_of(Kind.PROGRAM, _with_selection(config, report), program, report)
+    context.freezing = freezing
     with autocast_mode.disable(), progress.display():
         plan, second_tier = _compile_trace(program.trace, context)
-    if context.freezing is not None:
-        report.frozen, report.unfrozen = context.freezing.done, context.freezing.left
     report.shorten()
     tiered = TieredProgram(second_tier.compile) if second_tier is not None and is_wanted() else None
     parts = Call(plan, None, tiered, program.mutated, _assumes(program), boundary)
-    call, report.wrappers = parts.assemble()
+    call, wrappers = parts.assemble()
+    report.wrappers += wrappers
     return Executable(call, plan, second_tier, tiered), report
 
 
@@ -265,12 +292,12 @@ def _compile_trace(trace: Trace, context: Context) -> tuple[CompiledPlan, Second
     trace = run_passes(trace, context, Form.TORCH, Form.PROGRAM)
     report.traces += context.stages
     context.stages = []  # the report alone keeps them alive
+    if context.derivative_or_none is not None:
+        report.saved += context.derivative.parts.saved_values()
     context.reference = context.program.trace
     lowered = compile_until_stable(partial(_lower_program, trace, context))
-    report.traces += lowered.context.stages
-    report.claims += lowered.context.claims
-    if lowered.backward is not None:
-        report.backward_traces[:], report.backward_claims[:] = lowered.backward_stages, lowered.backward_claims
+    own = lowered.context
+    report.add_lowered(own.stages, own.claims, lowered.backward_stages, lowered.backward_claims)
     return lowered.plan, _second_tier(trace, context, lowered)
 
 
@@ -350,7 +377,7 @@ def _compile_second_tier(
     plan = second.plan._replace(attends=attends)
 
     def install() -> None:
-        report.promote(stages, claims, second.backward_stages, second.backward_claims)
+        report.add_lowered(stages, claims, second.backward_stages, second.backward_claims)
         if tier.on_promote is not None:
             tier.on_promote(plan, config.executors)
 

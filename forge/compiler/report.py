@@ -4,7 +4,8 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 from forge.compiler.autotune import Measurement
 from forge.compiler.claim import Claim
@@ -41,45 +42,49 @@ class LayerUse(NamedTuple):
         return f"{self.module}{f' by {self.layer}' if self.layer else ''}: {taken}"
 
 
+@dataclass(eq=False, kw_only=True)
 class CompileReport:
     """A record of one program's compilation, and of what runs its calls.
 
-    Attributes:
+    Known when it is made:
+        opaque_calls: the names of functions that torchlang does not have.
+        layers: modules for which there are layers.
+        uses_cuda_graphs: whether the program was to run as CUDA graphs.
+        frozen, unfrozen: what was folded into weights; what was not, and why.
+
+    Added by the compiler:
         traces: the stages of the forward, or of the whole program where no gradient is needed.
         backward_traces: those of the last backward, which is compiled when it is first needed.
         claims, backward_claims: the executor of each call, and who declined it and why.
-        opaque_calls: the names of functions that torchlang does not have.
         saved: what a forward saves for its backward.
-        frozen, unfrozen: what was folded into weights; what was not, and why.
         measured: times of candidates for calls (select="measured").
-        layers: modules for which there are layers.
         double_backwards: the reports of backwards that were compiled as programs, to be differentiated.
-        seconds: compile time by phase.
-        uncached: why the program is not on disk, None where it is or was not asked for.
-        shortened: whether only the last stages are in memory.
-        uses_cuda_graphs: whether the program was to run as CUDA graphs.
         wrappers: the names of what runs around the generated functions (forge/runtime/plan.py), the innermost first.
+        seconds: compile time by phase.
+        shortened: whether only the last stages are in memory.
+
+    Set by forge/cache/:
+        uncached: why the program is not on disk, None where it is or was not asked for.
     """
 
-    cached = False  # read from disk (forge/cache/)
+    cached: ClassVar[bool] = False  # read from disk
 
-    def __init__(self) -> None:
-        self.traces: list[Trace] = []
-        self.backward_traces: list[Trace] = []
-        self.claims: list[Claim] = []
-        self.backward_claims: list[Claim] = []
-        self.opaque_calls: list[str] = []
-        self.saved: list[SavedValue] = []
-        self.frozen: list[str] = []
-        self.unfrozen: list[str] = []
-        self.measured: list[Measurement] = []
-        self.layers: list[LayerUse] = []
-        self.double_backwards: list[CompileReport] = []
-        self.seconds: dict[str, float] = {}
-        self.uncached: str | None = None
-        self.shortened = False
-        self.uses_cuda_graphs = False
-        self.wrappers: list[str] = []
+    opaque_calls: Sequence[str] = ()
+    layers: Sequence[LayerUse] = ()
+    uses_cuda_graphs: bool = False
+    frozen: Sequence[str] = ()
+    unfrozen: Sequence[str] = ()
+    traces: list[Trace] = field(default_factory=list)
+    backward_traces: list[Trace] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    backward_claims: list[Claim] = field(default_factory=list)
+    saved: list[SavedValue] = field(default_factory=list)
+    measured: list[Measurement] = field(default_factory=list)
+    double_backwards: "list[CompileReport]" = field(default_factory=list)
+    wrappers: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    shortened: bool = False
+    uncached: str | None = None
 
     @property
     def edited_files(self) -> list[str]:
@@ -100,18 +105,22 @@ class CompileReport:
         alone = [f"{name}: {reason}" for name, reason in reasons if reason is not None]
         return len(graphs) - len(failed), [*failed, *alone]
 
-    def promote(
+    def add_lowered(
         self,
         traces: Sequence[Trace],
         claims: Sequence[Claim],
         backward_traces: Sequence[Trace] = (),
         backward_claims: Sequence[Claim] = (),
     ) -> None:
-        """Report the program's second tier, which runs from now on."""
+        """Report what the program was lowered to, and runs from now on: its first tier, then its second."""
         self.traces += traces
         self.claims[:] = claims
         self.backward_traces += backward_traces
         self.backward_claims[:] = backward_claims
+
+    def replace_backward(self, traces: Sequence[Trace], claims: Sequence[Claim]) -> None:
+        """Report another backward, which was compiled when it was needed."""
+        self.backward_traces[:], self.backward_claims[:] = traces, claims
 
     def shorten(self) -> None:
         """Drop all stages of a large program but the last, and the decompositions of its calls."""

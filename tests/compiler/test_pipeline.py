@@ -60,6 +60,23 @@ def test_a_pass_without_a_condition_has_work_in_every_trace() -> None:
     assert always == ["claim", "fuse", "lifetimes", "codegen"]
 
 
+def test_who_runs_a_pass_outside_of_the_pipeline_is_named_there() -> None:
+    root = Path(forge.__file__).parent
+    inside = {root / "transforms" / "__init__.py", Path(passes.__file__)}
+    users = [path for path in root.rglob("*.py") if path not in inside and not imported_passes(path).isdisjoint(ALONE)]
+    assert pipeline.__doc__ is not None
+    assert [path.name for path in users if f"{path.parent.name}/{path.name}" not in pipeline.__doc__] == []
+
+
+ALONE = {"cse", "dce", "delete_last_used", "differentiate", "hoist", "rematerialize", "claim_calls", "fuse_claimed"}
+
+
+def imported_passes(path: Path) -> set[str]:
+    imports = [each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.ImportFrom)]
+    named = [each for each in imports if (each.module or "").startswith(("forge.transforms", "forge.compiler"))]
+    return {name.name for each in named for name in each.names}
+
+
 def test_a_pass_that_is_added_runs_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
