@@ -105,20 +105,15 @@ def _always(trace: Trace, context: Context) -> bool:
     return True
 
 
-def _is_program(trace: Trace, context: Context) -> bool:
-    return context.kind is Kind.PROGRAM
+def _is(*kinds: Kind) -> Callable[[Trace, Context], bool]:
+    return lambda trace, context: context.kind in kinds
+
+
+_is_program = _is(Kind.PROGRAM)
 
 
 def _has_transforms(trace: Trace, context: Context) -> bool:
     return _is_program(trace, context) and bool(context.config.transforms)
-
-
-def _is_program_or_double_backward(trace: Trace, context: Context) -> bool:
-    return context.kind in (Kind.PROGRAM, Kind.DOUBLE_BACKWARD)
-
-
-def _is_program_double_backward_or_folded(trace: Trace, context: Context) -> bool:
-    return context.kind in (Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.FOLDED)
 
 
 def _has_patterns(trace: Trace, context: Context) -> bool:
@@ -183,7 +178,7 @@ _lowering = partial(Pass, takes=Form.FUSED, phase="claim and generate")
 PIPELINE: tuple[Pass, ...] = (
     _of_torch(passes.user_transforms, when=_has_transforms, is_stage=False),
     _of_torch(passes.dce, when=_is_program),
-    _of_torch(passes.cse, when=_is_program_or_double_backward),
+    _of_torch(passes.cse, when=_is(Kind.PROGRAM, Kind.DOUBLE_BACKWARD)),
     _of_torch(passes.attention_masks, when=_is_program),
     _of_torch(passes.grouped_queries, when=_is_program),
     _of_torch(passes.patterns, when=_has_patterns),
@@ -191,7 +186,7 @@ PIPELINE: tuple[Pass, ...] = (
     _of_torch(passes.fold_norms, when=_freezes),
     _of_torch(passes.join_products, when=_freezes),
     _of_torch(passes.channels_last, when=_fuses),
-    _of_torch(passes.hoist, when=_is_program_double_backward_or_folded),
+    _of_torch(passes.hoist, when=_is(Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.FOLDED)),
     _of_torch(passes.fold_weights, when=_freezes),
     Pass(passes.gradient_rules, Form.TORCH, _may_be_differentiated, "gradients", is_stage=False),
     Pass(passes.differentiate, Form.TORCH, _has_flowing_gradients, "gradients", Form.JOINT),
