@@ -275,7 +275,9 @@ class LoadedReport(CompileReport):
         program: _Program,
         lines: dict[int, Source],
         fallbacks: list[dict[str, Fallback]],  # of the forward, of the backward
-        **fields: Any,
+        *,
+        wrappers: list[str],
+        layers: Sequence[LayerUse],
     ) -> None:
         self.lines = lines
         self.fallbacks = fallbacks
@@ -288,7 +290,8 @@ class LoadedReport(CompileReport):
             opaque_calls=entry.data["opaque_calls"],
             saved=[SavedValue._make([*each, self.line(line)]) for *each, line in entry.data["saved"]],
             measured=[Measurement(**each) for each in entry.data["measured"]],
-            **fields,
+            wrappers=wrappers,
+            layers=layers,
         )
 
     def compile(self) -> CompileReport:

@@ -165,7 +165,8 @@ def _records_cuda_graphs(trace: Trace, context: Context) -> bool:
 
 
 def _sends_gradients(trace: Trace, context: Context) -> bool:
-    """DistributedDataParallel sends gradients in buckets: each is a tensor for sure, and known before the end."""
+    """Return whether DistributedDataParallel sends the gradients in buckets; all are tensors, of calls that run one by
+    one."""
     config, buckets = context.config, context.buckets
     if buckets is None or buckets.limit is None or config.cuda_graphs or config.comparison is not None:
         return False
