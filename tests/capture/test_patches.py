@@ -295,6 +295,31 @@ def a_folded_weight_can_be_swapped() -> bool:
         return torch.equal(jitted(x), holder(x))
 
 
+def _sees_a_write(write: Callable[[torch.nn.Parameter], None]) -> bool:
+    """Whether a folded weight, of which few elements are compared, is computed again after a write to its memory."""
+    holder, x = torch.nn.Module(), torch.ones(2, 16)
+    holder.weight = torch.nn.Parameter(torch.randn(16, 16), requires_grad=False)
+    holder.forward = lambda x: x @ (holder.weight * 2).t()
+    jitted = _jit(holder, freeze=True)
+    with torch.no_grad():
+        jitted(x)
+        write(holder.weight)
+        return torch.equal(jitted(x), holder(x))
+
+
+@probe("Parameter.data")
+def a_write_through_data_is_seen() -> bool:
+    return _sees_a_write(lambda weight: weight.data[0].zero_())
+
+
+@probe("Parameter.numpy")
+def a_write_to_an_array_is_seen() -> bool:
+    def write(weight: torch.nn.Parameter) -> None:
+        weight.numpy()[0] = 7
+
+    return _sees_a_write(write)
+
+
 # code that Inductor compiles
 
 
