@@ -3,6 +3,9 @@
 import ast
 import importlib
 import pkgutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -109,6 +112,41 @@ PUBLIC = [
 def test_what_is_public_or_of_forge_is_none_of_torch_s_private_parts(code: str) -> None:
     tree = ast.parse(code)
     assert [*private_uses(tree, names_defined([tree]))] == []
+
+
+BANNED = [
+    "import torch._dynamo",
+    "import torch._inductor.config as config",
+    "from torch import _C",
+    "from torch._dynamo.variables.base import VariableTracker",
+    "from torch.utils._sympy.functions import FloorDiv",
+    "import torch\n\ntorch._C._get_tracing_state()",
+    "import torch\n\nwith torch._subclasses.FakeTensorMode():\n    pass",
+    "import torch\n\nlibrary = torch._library.custom_ops",
+    "import torch.utils as utils\n\nutils._pytree.tree_map(print, [])",
+]
+
+
+def _lint(code: str, file: str) -> str:
+    """Return what ruff says of a file of forge with this code, of its banned names alone."""
+    command = [sys.executable, "-m", "ruff", "check", "--select", "TID251", "--stdin-filename", file, "-"]
+    return subprocess.run(command, input=code, cwd=ROOT.parent, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("code", BANNED)
+def test_ruff_refuses_a_private_module_of_torch_outside_of_torch_internals(code: str) -> None:
+    assert "TID251" in _lint(code, "forge/runtime/planted.py")
+    assert "TID251" not in _lint(code, "forge/torch_internals/planted.py")
+
+
+def test_every_private_module_that_torch_internals_names_is_banned_elsewhere() -> None:
+    banned = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
+    prefixes = tuple(f"{each}." for each in banned["flake8-tidy-imports"]["banned-api"])
+    trees = [ast.parse(file.read_text()) for file in (ROOT / "torch_internals").rglob("*.py")]
+    imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    modules = {f"{node.module}.{each.name}" for node in imports if node.module for each in node.names}
+    private = {each for each in modules if each.startswith("torch.") and "._" in each.rpartition(".")[0]}
+    assert [each for each in sorted(private) if not each.startswith(prefixes)] == []
 
 
 for _module in pkgutil.walk_packages(torch_internals.__path__, f"{torch_internals.__name__}."):
