@@ -3,6 +3,7 @@
 import ast
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,7 +14,7 @@ import torch
 
 import forge
 from forge import torch_internals
-from forge.torch_internals.patch import PATCHES
+from forge.torch_internals.patch import PATCHES, Patch
 from forge.torch_internals.versions import OLDEST
 from tests.torch_privates import names_defined, private_uses
 
@@ -168,8 +169,34 @@ def test_every_patch_is_written_in_torch_internals() -> None:
 
 def test_each_patch_says_what_it_is_for() -> None:
     for each in PATCHES:
-        assert each.why and each.upstream.startswith("torch/"), str(each)
+        assert each.why, str(each)
         assert each.since is None or each.before is None or each.since < each.before, str(each)
+
+
+ISSUE = r"https://github\.com/pytorch/pytorch/(issues|pull)/\d+|not reported: .+"
+UPSTREAM = r"(torch/\S+\.pyi?):(\d+)@(2\.\d+\.\d+), ([\w.]+)"
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=str)
+def test_each_patch_has_an_issue_of_torch_or_says_why_not(patch: Patch) -> None:
+    assert re.fullmatch(ISSUE, patch.issue)
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=str)
+def test_each_patch_names_the_line_of_torch_that_it_corrects(patch: Patch) -> None:
+    file, line, version, name = re.fullmatch(UPSTREAM, patch.upstream).groups()
+    if version != torch.__version__.partition("+")[0]:
+        pytest.skip(f"the line is that of torch {version}")
+    lines = Path(torch.__file__).parent.joinpath(file.removeprefix("torch/")).read_text().split("\n")
+    assert name.rpartition(".")[2] in " ".join(lines[int(line) - 1 : int(line) + 4])  # after decorators
+
+
+@pytest.mark.parametrize("missing", ["issue", "upstream"])
+def test_a_patch_without_an_issue_or_a_line_of_torch_is_refused(missing: str) -> None:
+    about = {"why": "a test", "issue": "not reported: a test", "upstream": "torch/utils/__init__.py:35@2.13.0, swap"}
+    del about[missing]
+    with pytest.raises(TypeError, match=missing):
+        Patch(torch.utils, "swap_tensors", print, **about)
 
 
 def test_a_patch_that_nothing_needs_any_more_is_deleted() -> None:

@@ -22,6 +22,8 @@ def _data(parameter: torch.Tensor) -> torch.Tensor:
     "numpy",
     scope=Scope.PROCESS,
     why="a write to the array counts no version: the values of a frozen weight would be outdated",
+    issue="not reported: torch documents it; an array is none of autograd's",
+    upstream="torch/_C/__init__.pyi:7300@2.13.0, TensorBase.numpy",
 )
 @functools.wraps(torch.Tensor.numpy)
 def follow_numpy(parameter: torch.Tensor, **options: Any) -> Any:
@@ -37,4 +39,6 @@ follow_data = Patch(
     property(_data, data_descriptor.__set__, doc=data_descriptor.__doc__),
     scope=Scope.PROCESS,
     why="a tensor of `p.data` has a version of its own: the values of a frozen weight would be outdated",
+    issue="not reported: torch documents it; `data` is there to keep a change from autograd",
+    upstream="torch/_C/__init__.pyi:2186@2.13.0, TensorBase.data",
 )
