@@ -25,6 +25,7 @@ _OF_VIEWS = frozenset("as_strided_ squeeze_ swapaxes_ swapdims_ t_ transpose_ un
     why="a tensor whose shape changes in place (`y.t_()`) keeps its old shape",
     issue="https://github.com/pytorch/pytorch/issues/185888",
     upstream="torch/_dynamo/variables/tensor.py:863@2.13.0, TensorVariable.call_method",
+    before=(2, 14),
 )
 def _call_method(self: TensorVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
     """Call a method. A tensor that the program made becomes a view of itself; for others, which outside code may see,
@@ -70,6 +71,7 @@ def _is_own(tensor: TensorVariable, tx: Any) -> bool:
     why="a number that is a symbol (a length) is unequal to every constant: `3 in x.shape` is False",
     issue="https://github.com/pytorch/pytorch/issues/153366",
     upstream="torch/_dynamo/utils.py:3263@2.13.0, iter_contains",
+    before=(2, 14),
 )
 def _contains(items: Iterable[Any], search: Any, *others: Any, **options: Any) -> Any:
     items = list(items)
@@ -87,6 +89,7 @@ Patch(
     why="the same, by the name that the module of lists has for it",
     issue=_contains.issue,
     upstream="torch/_dynamo/variables/lists.py:214@2.13.0, iter_contains",
+    before=(2, 14),
 )
 
 
