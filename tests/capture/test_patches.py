@@ -24,7 +24,6 @@ from forge.executors import inductorex
 from forge.torch_internals.inductor.config import inductor_config
 from forge.torch_internals.patch import PATCHES, Patch, Scope
 from forge.torch_internals.versions import NEWEST, TORCH
-from tests.capture.test_attributes import OWNERS, by_default, by_hasattr, called
 
 for _module in pkgutil.walk_packages(torch_internals.__path__, f"{torch_internals.__name__}."):
     importlib.import_module(_module.name)  # the patches of Inductor are imported with the first region otherwise
@@ -253,16 +252,6 @@ def an_attribute_with_a_default_that_comes_later_is_seen() -> bool:
 @probe("HasAttrBuiltinVariable.call_function")
 def an_attribute_that_comes_later_is_there() -> bool:
     return _sees_what_comes_later(lambda holder, x: x + 1 if hasattr(holder, "count") else x)
-
-
-def _sees_what_a_module_sets(way: Callable) -> bool:
-    """Whether the attribute of a module of Python is seen that a module of torch has set in its first call."""
-    expected, actual = (called(way, OWNERS["python module"], 5.0, jit) for jit in (False, True))
-    return all(map(torch.equal, actual, expected))
-
-
-PROBES["BuiltinVariable.call_getattr"] = partial(_sees_what_a_module_sets, by_default)
-PROBES["BuiltinVariable.call_hasattr"] = partial(_sees_what_a_module_sets, by_hasattr)
 
 
 @probe("torch._dynamo.symbolic_convert.generic_getattr")
