@@ -315,7 +315,7 @@ def a_folded_weight_can_be_swapped() -> bool:
 
 
 def _sees_a_write(write: Callable[[torch.nn.Parameter], None]) -> bool:
-    """Whether a folded weight, of which few elements are compared, is computed again after a write to its memory."""
+    """Return whether a folded weight, of which few elements are compared, is computed again after a write to it."""
     holder, x = torch.nn.Module(), torch.ones(2, 16)
     holder.weight = torch.nn.Parameter(torch.randn(16, 16), requires_grad=False)
     holder.forward = lambda x: x @ (holder.weight * 2).t()
