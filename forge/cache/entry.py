@@ -35,7 +35,7 @@ class CacheEntry:
             return
         self._graph = graph
         self._config = config
-        self._parameters = parameters
+        self._parameter_names = parameters
         start = time.perf_counter()
         try:
             self._described = GraphKey(graph)
@@ -84,7 +84,7 @@ class CacheEntry:
             return self.reason
         start = time.perf_counter()
         try:
-            if key_of(self._described, self._config, self._parameters) != self.key:  # an executor lost something
+            if key_of(self._described, self._config, self._parameter_names) != self.key:  # an executor lost something
                 raise Uncacheable("what decides how it is compiled has changed meanwhile")
             numbers = list(map(self._described.held_number, held))
             has_second_tier = executable.second_tier is not None
@@ -132,7 +132,7 @@ class CacheEntry:
 
     def _compiler(self) -> Callable[[], tuple[Executable, CompileReport]]:
         """Return a function that compiles the graph under the torch modes that are set now."""
-        graph, config, parameters, now = self._graph, self._config, self._parameters, modes()
+        graph, config, parameters, now = self._graph, self._config, self._parameter_names, modes()
 
         def compile() -> tuple[Executable, CompileReport]:
             with paused_gc(), preserve_torch_state(), set_modes(now):

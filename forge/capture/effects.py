@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from forge.compiler.program import Unsupported
 from forge.ir import Tag, TensorProxy
 from forge.ir.pytree import leaves, tree_map
-from forge.torch_internals.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket, packet_name
+from forge.torch_internals.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket, find_schema, packet_name
 from forge.torchlang.trial import try_without_values
 
 # they change their tensor's shape, which a handle cannot
@@ -71,7 +71,7 @@ def _by_schema(function: Callable, name: str, args: tuple, kwargs: dict) -> list
             raise Unsupported(f"{name} may change its arguments in a way that forge cannot follow")
         return [i for i, leaf in enumerate(flat) if any(leaf is each for each in chosen)]
 
-    schema = getattr(function, "_schema", None)
+    schema = find_schema(function)
     if schema is not None:
         values = [*args, *[kwargs.get(each.name) for each in schema.arguments[len(args) :]]]
         written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]

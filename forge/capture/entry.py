@@ -30,6 +30,7 @@ from forge.runtime.torch_state import restore_transforms
 from forge.torch_internals.autograd import forward_level
 from forge.torch_internals.dispatch import is_tracing
 from forge.torch_internals.dynamo import (
+    BackendChain,
     BackendCompilerFailed,
     ConvertFrameReturn,
     FailOnRecompileLimitHit,
@@ -93,7 +94,7 @@ _IN_EAGER = ConvertFrameReturn(
 )
 
 
-class FrameCallback:
+class FrameCallback(BackendChain):
     """Dynamo's frame callback under forge's settings; it reports graph breaks to `history`.
 
     Dynamo compiles one frame at a time. The settings, which are the process's, and Dynamo's counters are those of the
@@ -109,7 +110,7 @@ class FrameCallback:
         fullgraph: bool,
         layers: ModuleExecutor | None,
     ) -> None:
-        self._torchdynamo_orig_backend = callback  # the chain by which Dynamo finds the backend of a cache entry
+        super().__init__(callback)
         self._before = before
         self._history = history
         self._fullgraph = fullgraph
@@ -134,7 +135,7 @@ class FrameCallback:
         noted, patches = self._history.frame(), capture_scope(self._layers)
         with compile_lock, paused_gc(), restore_transforms(), settings, shapes, patches, quietly, noted:
             try:
-                returned = self._torchdynamo_orig_backend(*frame)
+                returned = self.call_inner(*frame)
                 if returned.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:  # Dynamo compiles no more of it
                     self._history.on_recompile_limit(self._dynamic)
                 elif returned.frame_exec_strategy.cur_action == FrameAction.SKIP:

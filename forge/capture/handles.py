@@ -14,7 +14,16 @@ from forge.compiler.report import CompileReport
 from forge.ir import check
 from forge.runtime.frozen import FoldedWeights
 from forge.runtime.tiering import TieredProgram
-from forge.torch_internals.dynamo import InstructionTranslator, WrapBackendDebug, innermost_backend, lookup_backend
+from forge.torch_internals.dynamo import (
+    InstructionTranslator,
+    WrapBackendDebug,
+    compiled_call,
+    inner_backend,
+    innermost_backend,
+    lookup_backend,
+    original_function,
+    original_module,
+)
 
 _handles: "weakref.WeakSet[JitHandle]" = weakref.WeakSet()  # of this process
 _numbers = itertools.count()
@@ -141,7 +150,8 @@ def handles_of(target: Any) -> tuple[str, list[JitHandle]]:
         return "this process", sorted(_handles, key=lambda handle: handle.number)
     own = _own_handle(target) or _compiled_by_torch(target)
     if own is not None:
-        return name_of(getattr(target, "_orig_mod", target)), [own]
+        module = original_module(target)
+        return name_of(target if module is None else module), [own]
     modules = target.modules() if isinstance(target, torch.nn.Module) else ()
     found = [_own_handle(module) or _compiled_by_torch(module) for module in modules]
     known = [handle for handle in dict.fromkeys(found) if handle is not None]
@@ -183,14 +193,14 @@ def _is_jitted(target: Any) -> bool:
 def _compiled_by_torch(target: Any) -> JitHandle | None:
     """Return the handle of what torch.compile(backend="forge") returned; an empty one where Dynamo gave forge no
     graph."""
-    known = getattr(target, "_orig_mod", None) or getattr(target, "_torchdynamo_orig_callable", target)
+    known = original_module(target) or original_function(target) or target
     if isinstance(target, torch.nn.Module):  # module.compile() leaves the function that it calls
-        target = getattr(target, "dynamo_ctx", None) or getattr(target, "_compiled_call_impl", None)
+        target = getattr(target, "dynamo_ctx", None) or compiled_call(target)
     config = getattr(target, "get_compiler_config", None)  # the one function of it that knows its context
     contexts = [target, *(cell.cell_contents for cell in getattr(config, "__closure__", None) or ())]
     chain = next((found for each in contexts if (found := getattr(each, "callback", None)) is not None), None)
     while chain is not None and not isinstance(chain, WrapBackendDebug):
-        chain = getattr(chain, "_torchdynamo_orig_backend", None)
+        chain = inner_backend(chain)
     if chain is None:
         return None
     own = _by_backend.get(chain)

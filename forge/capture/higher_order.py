@@ -15,6 +15,7 @@ from forge.ir.pytree import leaves
 from forge.ir.source import Source
 from forge.runtime.torch_state import LevelRestoringCall
 from forge.torch_internals.autograd import saved_tensors_hooks_disable, saved_tensors_hooks_enable
+from forge.torch_internals.dispatch import find_schema
 from forge.torch_internals.dynamo import register_hook_op as REGISTER_HOOK
 from forge.torch_internals.functorch import (
     get_unwrapped,
@@ -155,7 +156,7 @@ def writes(node: Node) -> bool:
     if node.target in _INPLACE or "out" in node.kwargs:
         return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    schema = getattr(node.target, "_schema", None)
+    schema = find_schema(node.target)
     if schema is not None:
         return schema.is_mutable
     return name.endswith("_") and not name.endswith("__")

@@ -64,7 +64,7 @@ class History:
         self.captured = False
         self.graphs = 0
         self.pending = False
-        self._parameters = parameters
+        self._parameter_names = parameters
         self._failures: list[str] = []
         self._sources: dict[str, Source] = {}  # where graphs broke, by the reason
         self._refused: dict[str, EagerFallback] = {}  # of the running call, by line
@@ -218,7 +218,7 @@ class History:
 
     def _argument_name(self, argument: re.Match[str]) -> str:
         position = int(argument[1])
-        return self._parameters[position] if position < len(self._parameters) else argument[0].strip("'")
+        return self._parameter_names[position] if position < len(self._parameter_names) else argument[0].strip("'")
 
 
 def _reason(text: str) -> str:

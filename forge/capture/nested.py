@@ -25,7 +25,7 @@ def value_and_gradients(
     """
     outer = current_trace()
     trace = Trace("computation", stage="recorded")
-    trace.names, trace._counter, trace.source = set(outer.names), outer._counter, outer.source
+    trace.names, trace.counter, trace.source = set(outer.names), outer.counter, outer.source
     trace.memory = outer.memory  # of the values that the function closes over
     given: dict[str, TensorProxy] = {}
     with recording(trace, torchlang.language):
@@ -70,7 +70,7 @@ def _stand_ins(tree: Any, outer: Trace, trace: Trace, given: dict[str, TensorPro
 def _join(outer: Trace, inner: Trace) -> None:
     """Add the names and constants of the inner trace to the outer one."""
     outer.names |= inner.names
-    outer._counter = max(outer._counter, inner._counter)
+    outer.counter = max(outer.counter, inner.counter)
     outer.constants.update(inner.constants)
 
 

@@ -59,7 +59,7 @@ class Trace:
         self.text: str | None = None  # the edited source, which runs in its place
         self.memory = Memory()  # who shares memory with whom, while the trace is recorded
         self._scopes: list[list[BoundSymbol]] = [self.bound_symbols]
-        self._counter = 0
+        self.counter = 0
 
     # recording
 
@@ -125,8 +125,8 @@ class Trace:
             self.names.add(hint)
             return hint
         while True:
-            name = f"t{self._counter}" if hint == "t" else f"{hint}_{self._counter}"
-            self._counter += 1
+            name = f"t{self.counter}" if hint == "t" else f"{hint}_{self.counter}"
+            self.counter += 1
             if name not in self.names:
                 self.names.add(name)
                 return name
@@ -176,7 +176,7 @@ class Trace:
         new.constants = dict(self.constants)
         new.boxed = self.boxed
         new.names = set(self.names)
-        new._counter = self._counter
+        new.counter = self.counter
         return new
 
     # reading

@@ -17,7 +17,7 @@ from forge.ir.unresolved import specialize_sizes
 from forge.torch_internals.autograd import SavedTensor, raw_saved_tensors
 from forge.torch_internals.autograd import get_current_graph_task_keep_graph as graph_is_kept
 from forge.torch_internals.functorch import is_legacy_batchedtensor as is_batched
-from forge.torch_internals.tensors import is_view, storage_id
+from forge.torch_internals.tensors import base_of, is_view, storage_id, version_of
 from forge.torchlang import autocast_mode
 from forge.torchlang.opaque import OpaqueGraph, UnreachedInputs
 
@@ -326,7 +326,7 @@ def _with_own_views(
     def own_view(output: torch.Tensor) -> torch.Tensor:
         storage = storage_id(output)
         same_dtype = all(dtype == output.dtype for each, dtype in dtypes if each == storage)
-        if not output._is_view() or shared[storage] > 1 or not same_dtype:
+        if not is_view(output) or shared[storage] > 1 or not same_dtype:
             return output
         own[storage] = output.data
         return own[storage]
@@ -346,7 +346,7 @@ def _detach_aliases(saved: Sequence[Any], outputs: Sequence[torch.Tensor]) -> li
     itself, which it can unpack with the others alone.)
     """
     owners = set(map(id, outputs))
-    return [x.detach() if x is not None and (id(x) in owners or id(x._base) in owners) else x for x in saved]
+    return [x.detach() if x is not None and (id(x) in owners or id(base_of(x)) in owners) else x for x in saved]
 
 
 _UNPACKS_EACH = hasattr(SavedTensor, "unpack")
@@ -408,7 +408,7 @@ class _Alias(torch.autograd.Function):
         return g
 
 
-_IS_LEAF, _REQUIRES_GRAD, _VERSION = map(attrgetter, ("is_leaf", "requires_grad", "_version"))
+_IS_LEAF, _REQUIRES_GRAD = map(attrgetter, ("is_leaf", "requires_grad"))
 
 
 def _remember(inputs: tuple, positions: list[int]) -> tuple[list[torch.Tensor], list[int]]:
@@ -417,7 +417,7 @@ def _remember(inputs: tuple, positions: list[int]) -> tuple[list[torch.Tensor], 
     if not (all(map(_IS_LEAF, kept)) and all(map(_REQUIRES_GRAD, kept))):  # parameters have no history
         kept = [x if x.is_leaf and x.requires_grad else _alias(x) for x in kept]
     try:
-        return kept, list(map(_VERSION, kept))
+        return kept, list(map(version_of, kept))
     except RuntimeError:  # an inference tensor has none
         return kept, [_version(x) for x in kept]
 
@@ -438,7 +438,7 @@ def _alias(x: torch.Tensor) -> torch.Tensor:
 
 
 def _version(x: torch.Tensor) -> int:
-    return 0 if x.is_inference() else x._version
+    return 0 if x.is_inference() else version_of(x)
 
 
 def _inputs(ctx: Any, saved: Sequence[Any], sources: Sources, reads: list[int]) -> list[Any]:
@@ -459,7 +459,7 @@ def _inputs(ctx: Any, saved: Sequence[Any], sources: Sources, reads: list[int]) 
             position not in wanted or _version(x) == version,
             lambda x=x, version=version: (
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{x.dtype}, {list(x.shape)}] is at version {x._version}; expected version {version} instead; "
+                f"[{x.dtype}, {list(x.shape)}] is at version {version_of(x)}; expected version {version} instead; "
                 "under create_graph=True, the backward of a compiled program reads all inputs of the program"
             ),
             RuntimeError,

@@ -26,8 +26,9 @@ from forge.ir.locks import new_lock
 from forge.ir.strides import to_strides
 from forge.runtime.parameter_aliases import changed_parameters, open_aliases, unwatch, watch
 from forge.torch_internals.swap_tensors import before_swap, follow_swaps
+from forge.torch_internals.tensors import version_of
 
-_VERSION, _BYTES, _PLACE = attrgetter("_version"), attrgetter("raw"), torch.Tensor.data_ptr
+_BYTES, _PLACE = attrgetter("raw"), torch.Tensor.data_ptr
 _WHOLE = 512  # bytes of a weight that is compared as a whole: this takes as long as an element does
 _folded: "weakref.WeakSet[FoldedWeights]" = weakref.WeakSet()
 _folded_lock = new_lock()
@@ -149,7 +150,7 @@ class FoldedWeights:
 
 def _look(weights: list[torch.Tensor]) -> list[int]:
     """Return the versions of weights, and where they are. Raises RuntimeError where one has none."""
-    return [*map(_VERSION, weights), *map(_PLACE, weights)]
+    return [*map(version_of, weights), *map(_PLACE, weights)]
 
 
 def _cells(weights: list[torch.Tensor]) -> list[Any]:

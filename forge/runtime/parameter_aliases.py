@@ -2,22 +2,23 @@
 array of `p.numpy()`, which has none.
 
 torch tells nobody of either. While a frozen program has computed something of a parameter, what is handed out of its
-memory is therefore noted: `torch.nn.Parameter` gets a `data` and a `numpy` of its own when the first such program runs,
-which note it for watched parameters and are torch's for all others. Tensors and arrays are noted by weak references,
-so that nothing lives longer than in eager. Other tensors (buffers, `p.detach()`) keep torch's functions.
+memory is therefore noted: when the first such program runs, `torch.nn.Parameter` gets a `data` and a `numpy` of its own
+(torch_internals/parameters.py), which note it for watched parameters and are torch's for all others. Tensors and arrays
+are noted by weak references, so that nothing lives longer than in eager. Other tensors (buffers,
+`p.detach()`) keep torch's functions.
 """
 
+import functools
 import weakref
 from collections.abc import Collection
-from functools import partial
 from typing import Any
 
 import torch
 
 from forge.ir.locks import new_lock
-from forge.torch_internals.tensors import data_descriptor as _BASE
+from forge.torch_internals.parameters import follow_data, follow_numpy, note_alias
+from forge.torch_internals.tensors import version_of
 
-_NUMPY = torch.Tensor.numpy
 _LIMIT = 64  # of references in one entry, before dead ones are removed from it
 
 _lock = new_lock()
@@ -39,7 +40,7 @@ class _Aliases:
     def add(self, alias: Any) -> None:
         if len(self.aliases) >= _LIMIT:
             self.changed = self.look()
-        version = alias._version if isinstance(alias, torch.Tensor) else None
+        version = version_of(alias) if isinstance(alias, torch.Tensor) else None
         self.aliases.append((weakref.ref(alias), version))
 
     def look(self) -> bool:
@@ -48,7 +49,7 @@ class _Aliases:
         changed, alive = self.changed, []
         for reference, seen in self.aliases:
             alias = reference()
-            version = None if alias is None or seen is None else alias._version
+            version = None if alias is None or seen is None else version_of(alias)
             changed |= version is None or version != seen
             if alias is not None:
                 alive.append((reference, version))
@@ -58,13 +59,10 @@ class _Aliases:
 
 def watch(tensors: Collection[torch.Tensor]) -> None:
     """Note what is handed out of those of these tensors that are parameters, from now on until they die."""
-    kind: Any = torch.nn.Parameter  # which has the methods of a tensor
-    if type(vars(kind).get("data")) is not property:
-        kind.data = property(_data, _BASE.__set__, doc=_BASE.__doc__)
-        kind.numpy = _numpy
+    _follow_aliases()
     for each in tensors:
         if isinstance(each, torch.nn.Parameter) and id(each) not in _watched:
-            _watched[id(each)] = weakref.ref(each, partial(_forget, id(each)))
+            _watched[id(each)] = weakref.ref(each, functools.partial(_forget, id(each)))
 
 
 def unwatch(ids: Collection[int]) -> None:
@@ -86,21 +84,13 @@ def changed_parameters(ids: Collection[int]) -> list[int]:
     return found
 
 
-def _data(parameter: torch.Tensor) -> torch.Tensor:
-    data = _BASE.__get__(parameter)
-    _note(parameter, data)
-    return data
+@functools.cache
+def _follow_aliases() -> None:
+    follow_data.__enter__()
+    follow_numpy.__enter__()
 
 
-def _numpy(parameter: torch.Tensor, **options: Any) -> Any:
-    array = _NUMPY(parameter, **options)
-    _note(parameter, array)
-    return array
-
-
-_numpy.__doc__ = _NUMPY.__doc__
-
-
+@note_alias.provide
 def _note(parameter: torch.Tensor, alias: Any) -> None:
     if id(parameter) in _watched:
         with _lock:

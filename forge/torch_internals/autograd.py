@@ -84,6 +84,7 @@ apply_patch = Patch(
     _begin_apply if _IN_C else classmethod(_apply_or_record),
     scope=Scope.TRACE,
     why="an autograd.Function runs on proxies, which are no tensors: it is to be recorded with its own backward",
-    upstream="torch/autograd/function.py, Function.apply",
+    issue="not reported: it is no bug; a Function takes tensors",
+    upstream="torch/autograd/function.py:610@2.13.0, Function.apply",
     not_probed="forge.trace could not record any autograd.Function without it: proxies are no tensors",
 )

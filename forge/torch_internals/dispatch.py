@@ -43,6 +43,11 @@ def schema_of(overload: OpOverload) -> torch._C.FunctionSchema:
     return overload._schema
 
 
+def find_schema(function: Any) -> torch._C.FunctionSchema | None:
+    """Return the schema of a function if it is an operator, None for another one."""
+    return getattr(function, "_schema", None)
+
+
 def operator_name(overload: OpOverload) -> str:
     """Return "add" for aten.add.Tensor."""
     return overload._opname
@@ -56,6 +61,11 @@ def overload_name(overload: OpOverload) -> str:
 def packet_name(packet: OpOverloadPacket) -> str:
     """Return "aten::add" for aten.add."""
     return packet._qualified_op_name
+
+
+def find_packet_name(function: Any) -> str | None:
+    """Return "aten::add" for aten.add, None for a function that is no packet of operators."""
+    return getattr(function, "_qualified_op_name", None)
 
 
 def destroy_library(library: torch.library.Library) -> None:

@@ -1,5 +1,6 @@
 """Dynamo: its bytecode translator, variables, guards and settings."""
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -95,6 +96,41 @@ def break_graph(reason: str, context: str, explanation: str, cause: Exception | 
     """Break the graph that Dynamo captures; the reason is that of the graph break in forge.explain."""
     more: dict[str, Any] = {} if cause is None else {"from_exc": cause}
     unimplemented(gb_type=reason, context=context, explanation=explanation, hints=[], **more)
+
+
+class BackendChain:
+    """A callback of Dynamo's around another one, through which Dynamo finds the backend of a cache entry.
+
+    Args:
+        inner: the callback or backend inside.
+    """
+
+    def __init__(self, inner: Callable) -> None:
+        self._torchdynamo_orig_backend = inner
+
+    def call_inner(self, *args: Any) -> Any:
+        """Call what is inside."""
+        return self._torchdynamo_orig_backend(*args)
+
+
+def inner_backend(callback: Any) -> Any:
+    """Return what is inside of a callback of Dynamo's, None where nothing is."""
+    return getattr(callback, "_torchdynamo_orig_backend", None)
+
+
+def original_module(compiled: Any) -> Any:
+    """Return the module that torch.compile was given, None for what it did not make of a module."""
+    return getattr(compiled, "_orig_mod", None)
+
+
+def original_function(compiled: Any) -> Any:
+    """Return the function that torch.compile was given, None for what it did not make of a function."""
+    return getattr(compiled, "_torchdynamo_orig_callable", None)
+
+
+def compiled_call(module: torch.nn.Module) -> Callable | None:
+    """Return the function that `module.compile()` has the module call, None for a module without one."""
+    return getattr(module, "_compiled_call_impl", None)
 
 
 def current_stance() -> Any:

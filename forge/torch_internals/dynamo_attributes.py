@@ -105,6 +105,7 @@ def _is_computed(value: Any, name: str) -> bool:
     return computes or replaces or isinstance(inspect.getattr_static(kind, name, None), property)
 
 
+_ISSUE = "https://github.com/pytorch/pytorch/issues/111522"  # closed, for attributes that are there
 _WHY = "no guard tells that an attribute is absent: one that an object gets later is never seen"
 
 
@@ -112,6 +113,8 @@ _WHY = "no guard tells that an attribute is absent: one that an object gets late
     BuiltinVariable,
     "call_vars",
     why="the keys of a __dict__ that is read are not guarded",
+    issue="not reported: no issue is of the keys that vars() gives",
+    upstream="torch/_dynamo/variables/builtin.py:1362@2.13.0, BuiltinVariable.call_vars",
     not_probed="tests/capture/test_attributes.py has programs, several together",
 )
 def _vars(self: BuiltinVariable, tx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -125,7 +128,8 @@ def _vars(self: BuiltinVariable, tx: Any, *args: Any, **kwargs: Any) -> Any:
     getattr(builtin, "GetAttrBuiltinVariable", BuiltinVariable),
     "_call_getattr",
     why=_WHY,
-    upstream="torch/_dynamo/variables/builtin.py, GetAttrBuiltinVariable",
+    issue=_ISSUE,
+    upstream="torch/_dynamo/variables/builtin.py:3088@2.13.0, GetAttrBuiltinVariable._call_getattr",
     since=(2, 13),
 )
 def _getattr(self: Any, tx: Any, args: list, kwargs: dict) -> Any:
@@ -137,24 +141,49 @@ def _getattr(self: Any, tx: Any, args: list, kwargs: dict) -> Any:
     getattr(builtin, "HasAttrBuiltinVariable", BuiltinVariable),
     "call_function",
     why=_WHY,
-    upstream="torch/_dynamo/variables/builtin.py, HasAttrBuiltinVariable",
+    issue=_ISSUE,
+    upstream="torch/_dynamo/variables/builtin.py:3283@2.13.0, HasAttrBuiltinVariable.call_function",
     since=(2, 13),
 )
 def _hasattr(self: Any, tx: Any, args: Any, kwargs: dict) -> Any:
     return _look(args[0].realize(), _constant(args[1]), partial(_hasattr.original, self, tx, args, kwargs))
 
 
-@patch(BuiltinVariable, "call_getattr", why=_WHY, before=(2, 13))
+@patch(
+    BuiltinVariable,
+    "call_getattr",
+    why=_WHY,
+    issue=_ISSUE,
+    upstream="torch/_dynamo/variables/builtin.py:2599@2.11.0, BuiltinVariable.call_getattr",
+    before=(2, 13),
+    not_probed="tests/capture/test_attributes.py has programs, many of which fail without both",
+)
 def _getattr_of_a_builtin(self: BuiltinVariable, tx: Any, obj: Any, name: Any, default: Any = None) -> Any:
     return _get(obj, _constant(name), partial(_getattr_of_a_builtin.original, self, tx, obj, name, default), default)
 
 
-@patch(BuiltinVariable, "call_hasattr", why=_WHY, before=(2, 13))
+@patch(
+    BuiltinVariable,
+    "call_hasattr",
+    why=_WHY,
+    issue=_ISSUE,
+    upstream="torch/_dynamo/variables/builtin.py:2526@2.11.0, BuiltinVariable.call_hasattr",
+    before=(2, 13),
+    not_probed="tests/capture/test_attributes.py has programs, many of which fail without both",
+)
 def _hasattr_of_a_builtin(self: BuiltinVariable, tx: Any, obj: Any, name: Any) -> Any:
     return _look(obj, _constant(name), partial(_hasattr_of_a_builtin.original, self, tx, obj, name))
 
 
-@patch(symbolic_convert, "generic_getattr", why=_WHY, since=(2, 14), before=(2, 15))
+@patch(
+    symbolic_convert,
+    "generic_getattr",
+    why=_WHY,
+    issue=_ISSUE,
+    upstream="torch/_dynamo/symbolic_convert.py:3350@2.14.1, generic_getattr",
+    since=(2, 14),
+    before=(2, 15),
+)
 def _load(tx: Any, obj: Any, name: str) -> Any:
     return _get(obj, name, partial(_load.original, tx, obj, name))
 

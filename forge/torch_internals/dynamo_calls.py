@@ -54,6 +54,8 @@ def _device(tx: Any) -> torch.device | None:
     "call_function",
     why="settings of the process change while capturing alone; checks are dropped; functions that look at values fail; "
     "torch 2.11 forgets the default device",
+    issue="https://github.com/pytorch/pytorch/issues/112787",
+    upstream="torch/_dynamo/variables/torch.py:3053@2.13.0, TorchInGraphFunctionVariable.call_function",
 )
 def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if self.value in _SETTERS:
@@ -80,6 +82,8 @@ def _call_function(
     InstructionTranslatorBase,
     "exception_handler",
     why="the program may catch an error that torch raises of fake tensors alone",
+    issue="https://github.com/pytorch/pytorch/pull/184990",
+    upstream="torch/_dynamo/symbolic_convert.py:2904@2.14.1, InstructionTranslatorBase.exception_handler",
     since=(2, 15),
     not_probed="tests/capture/test_runs_in_eager.py has programs, for torch 2.15",
 )
@@ -93,6 +97,8 @@ def _handle(self: InstructionTranslatorBase, raised: Exception) -> None:
     InliningInstructionTranslator,
     "build_inline_tracer",
     why="the program may catch Dynamo's own error of arguments that a function does not take",
+    issue="https://github.com/pytorch/pytorch/pull/190797",
+    upstream="torch/_dynamo/symbolic_convert.py:6064@2.14.1, InliningInstructionTranslator.build_inline_tracer",
     since=(2, 15),
     not_probed="tests/capture/test_runs_in_eager.py has programs, for torch 2.15",
 )
@@ -114,7 +120,11 @@ WRONG_ARGUMENTS = "failed to bind arguments when attempting to inline"  # Dynamo
 
 
 @patch(
-    RandomVariable, "call_method", why="a random.Random of the caller's draws the numbers of the first call for ever"
+    RandomVariable,
+    "call_method",
+    why="a random.Random of the caller's draws the numbers of the first call for ever",
+    issue="https://github.com/pytorch/pytorch/issues/145445",
+    upstream="torch/_dynamo/variables/misc.py:2450@2.13.0, RandomVariable.call_method",
 )
 def _draw(self: RandomVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
     if self.source is not None:
@@ -124,7 +134,13 @@ def _draw(self: RandomVariable, tx: Any, name: str, args: list, kwargs: dict) ->
     return _draw.original(self, tx, name, args, kwargs)
 
 
-@patch(LoggingLoggerVariable, "call_method", why="a call of a logger breaks the graph")
+@patch(
+    LoggingLoggerVariable,
+    "call_method",
+    why="a call of a logger breaks the graph",
+    issue="https://github.com/pytorch/pytorch/issues/132635",
+    upstream="torch/_dynamo/variables/misc.py:2174@2.13.0, LoggingLoggerVariable.call_method",
+)
 def _log(self: LoggingLoggerVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
     """Call a method of a logging.Logger. With constants as arguments, the calls run in order after the graph."""
     method = getattr(type(self.value), name, None)
@@ -137,7 +153,13 @@ def _log(self: LoggingLoggerVariable, tx: Any, name: str, args: list, kwargs: di
     return ConstantVariable.create(None)
 
 
-@patch(utils, "warn_once", why="Dynamo warns of a graph break, of which forge.explain tells")
+@patch(
+    utils,
+    "warn_once",
+    why="Dynamo warns of a graph break, of which forge.explain tells",
+    issue="https://github.com/pytorch/pytorch/issues/149586",
+    upstream="torch/_dynamo/utils.py:5442@2.13.0, warn_once",
+)
 def _warn_once(message: str, *args: Any, **kwargs: Any) -> None:
     if not message.startswith("Dynamo does not know how to trace"):
         _warn_once.original(message, *args, **kwargs)

@@ -22,6 +22,8 @@ add_check: Hook[[Any, type[Exception], Any, Any], None] = Hook("capture a check 
     "_format_value",
     scope=Scope.MESSAGE,
     why="a number that is a symbol is formatted as what it is at the first call",
+    issue="https://github.com/pytorch/pytorch/issues/129882",
+    upstream="torch/_dynamo/symbolic_convert.py:4160@2.13.0, InstructionTranslatorBase._format_value",
 )
 def format_value(self: InstructionTranslatorBase, spec: Any, flags: int) -> None:
     """Format a value in an f-string; a symbolic number stays a value that the program reads as it runs."""
@@ -36,7 +38,8 @@ def format_value(self: InstructionTranslatorBase, spec: Any, flags: int) -> None
     symbolic_convert,
     "_detect_and_normalize_assert_statement",
     why="an assert on a number that is a symbol is no check of the program: Dynamo has the condition alone, for itself",
-    upstream="torch/_dynamo/symbolic_convert.py, generic_jump",
+    issue="https://github.com/pytorch/pytorch/issues/137217",
+    upstream="torch/_dynamo/symbolic_convert.py:836@2.13.0, _detect_and_normalize_assert_statement",
 )
 def _is_assert(self: InstructionTranslatorBase, *how: Any) -> bool:
     """Return whether a jump is that of an `assert`. Of one on a number that is a symbol Dynamo keeps the condition

@@ -26,7 +26,8 @@ find_wrong_gradients: Hook[[str, Sequence[Any], Sequence[bool], Any], str | None
     FunctionCtx,
     "set_materialize_grads",
     why="a backward would get zeros where set_materialize_grads(False) asks for None",
-    upstream="torch/_dynamo/variables/misc.py, AutogradFunctionContextVariable",
+    issue="https://github.com/pytorch/pytorch/issues/118396",
+    upstream="torch/_dynamo/variables/misc.py:1183@2.13.0, AutogradFunctionContextVariable",
 )
 def _set_materialize_grads(self: FunctionCtx, value: bool) -> None:
     self.materialize_grads = value
@@ -38,7 +39,8 @@ def _set_materialize_grads(self: FunctionCtx, value: bool) -> None:
     FunctionCtx,
     "mark_dirty",
     why="Dynamo does not see that a Function changes its input in place",
-    upstream="torch/_dynamo/variables/misc.py, AutogradFunctionContextVariable",
+    issue="https://github.com/pytorch/pytorch/issues/184113",
+    upstream="torch/_dynamo/variables/misc.py:1072@2.11.0, AutogradFunctionContextVariable",
     before=(2, 13),
     not_probed="tests/capture/test_autograd.py has programs, for torch before 2.13",
 )
@@ -51,6 +53,8 @@ def _mark_dirty(self: FunctionCtx, *tensors: Any) -> None:
     AutogradFunctionVariable,
     "call_apply",
     why="a Function's own backward is forgotten in torch.func, and in another Function without its source",
+    issue="https://github.com/pytorch/pytorch/issues/193279",
+    upstream="torch/_dynamo/variables/misc.py:943@2.13.0, AutogradFunctionVariable.call_apply",
 )
 def _call_apply(self: AutogradFunctionVariable, tx: Any, args: list, kwargs: dict) -> Any:
     if maybe_current_level() is not None:
@@ -76,7 +80,8 @@ def _call_apply(self: AutogradFunctionVariable, tx: Any, args: list, kwargs: dic
     AutogradFunctionApplyVariable,
     "rewire_bwd_graph_outputs",
     why="a backward that gives wrong gradients is not refused, as torch does",
-    upstream="torch/_dynamo/variables/higher_order_ops.py, AutogradFunctionApplyVariable",
+    issue="not reported: no issue names the gradients that Dynamo drops; eager refuses them",
+    upstream="torch/_dynamo/variables/higher_order_ops.py:5156@2.13.0, rewire_bwd_graph_outputs",
 )
 def _rewire(self: AutogradFunctionApplyVariable, *args: Any) -> Any:
     """Match the gradients of a backward with the inputs of its forward. Dynamo drops those without an input, and

@@ -35,7 +35,9 @@ class _Scope(ModuleType):
     InliningInstructionTranslator,
     "get_globals_source_and_value",
     why="the globals of a function whose module is not in sys.modules are another module's, or not found",
-    before=(2, 15),
+    issue="https://github.com/pytorch/pytorch/issues/181243",
+    upstream="torch/_dynamo/symbolic_convert.py:6164@2.13.0, get_globals_source_and_value",
+    before=(2, 14),
 )
 def _globals(self: InliningInstructionTranslator, name: str) -> tuple:
     """Return the place of a global of a function that Dynamo inlines: (the module, its variable, the source)."""

@@ -32,7 +32,13 @@ capture_module: Hook[[UnspecializedNNModuleVariable, Any, list, dict, Callable[[
 )
 
 
-@patch(UserMethodVariable, "call_function", why="the methods of a class are constants without a guard")
+@patch(
+    UserMethodVariable,
+    "call_function",
+    why="the methods of a class are constants without a guard",
+    issue="https://github.com/pytorch/pytorch/issues/197860",
+    upstream="torch/_dynamo/variables/functions.py:1656@2.13.0, UserMethodVariable.call_function",
+)
 def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any) -> Any:
     """Guard the method, and call it. Where the program made its object, Dynamo does not look for the closure."""
     method: Any = self  # since torch 2.15, it holds a function
@@ -52,7 +58,11 @@ def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any
 
 
 @patch(
-    UnspecializedNNModuleVariable, "call_function", why="the forward of a module's class is a constant without a guard"
+    UnspecializedNNModuleVariable,
+    "call_function",
+    why="the forward of a module's class is a constant without a guard",
+    issue="https://github.com/pytorch/pytorch/issues/197860",
+    upstream="torch/_dynamo/variables/nn_module.py:1098@2.13.0, UnspecializedNNModuleVariable.call_function",
 )
 def _call_module(self: UnspecializedNNModuleVariable, tx: Any, args: list, kwargs: dict) -> Any:
     _guard_method(self, _forward_in, tx)

@@ -19,7 +19,14 @@ _UNGUARDED = frozenset({"_base", "_version", "grad_fn", "is_leaf"})
 _OF_VIEWS = frozenset("as_strided_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())
 
 
-@patch(TensorVariable, "call_method", why="a tensor whose shape changes in place (`y.t_()`) keeps its old shape")
+@patch(
+    TensorVariable,
+    "call_method",
+    why="a tensor whose shape changes in place (`y.t_()`) keeps its old shape",
+    issue="https://github.com/pytorch/pytorch/issues/185888",
+    upstream="torch/_dynamo/variables/tensor.py:863@2.13.0, TensorVariable.call_method",
+    before=(2, 14),
+)
 def _call_method(self: TensorVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
     """Call a method. A tensor that the program made becomes a view of itself; for others, which outside code may see,
     the graph breaks."""
@@ -35,7 +42,13 @@ def _call_method(self: TensorVariable, tx: Any, name: str, args: list, kwargs: d
     return self
 
 
-@patch(TensorVariable, _GETATTR, why="what autograd knows of an input (is_leaf, grad_fn) is a constant without a guard")
+@patch(
+    TensorVariable,
+    _GETATTR,
+    why="what autograd knows of an input (is_leaf, grad_fn) is a constant without a guard",
+    issue="not reported: no issue is of a program that branches on is_leaf or grad_fn of an input",
+    upstream="torch/_dynamo/variables/tensor.py:644@2.13.0, TensorVariable.var_getattr",
+)
 def _getattr(self: TensorVariable, tx: Any, name: str) -> Any:
     if name in _UNGUARDED and (self.source is not None or name == "_version"):
         break_graph(
@@ -56,6 +69,9 @@ def _is_own(tensor: TensorVariable, tx: Any) -> bool:
     utils,
     "iter_contains",
     why="a number that is a symbol (a length) is unequal to every constant: `3 in x.shape` is False",
+    issue="https://github.com/pytorch/pytorch/issues/153366",
+    upstream="torch/_dynamo/utils.py:3263@2.13.0, iter_contains",
+    before=(2, 14),
 )
 def _contains(items: Iterable[Any], search: Any, *others: Any, **options: Any) -> Any:
     items = list(items)
@@ -66,7 +82,15 @@ def _contains(items: Iterable[Any], search: Any, *others: Any, **options: Any) -
     return _contains.original(items, search, *others, **options)
 
 
-Patch(lists, "iter_contains", _contains.replacement, why="the same, by the name that the module of lists has for it")
+Patch(
+    lists,
+    "iter_contains",
+    _contains.replacement,
+    why="the same, by the name that the module of lists has for it",
+    issue=_contains.issue,
+    upstream="torch/_dynamo/variables/lists.py:214@2.13.0, iter_contains",
+    before=(2, 14),
+)
 
 
 def _is_equal_symbol(item: Any, value: Any) -> bool:

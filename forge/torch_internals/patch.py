@@ -1,6 +1,7 @@
 """The table of patches: what of torch is another while forge captures or compiles, and why.
 
-`PATCHES` has every one. Each says what is wrong without it, where torch does that, and for which versions it is.
+`PATCHES` has every one. Each says what is wrong without it, torch's issue, where torch does that, and for which
+versions it is.
 `ALTERNATIVES` has the supported ways of torch that are not used, and why.
 """
 
@@ -63,7 +64,8 @@ class Patch(Replaced):
         replacement: takes its place; it finds the attribute itself in `original`.
         scope: when it is in force.
         why: what goes wrong without it.
-        upstream: the file and function of torch that it corrects, by default the attribute's own.
+        issue: the URL of torch's issue or pull request, or "not reported: " and the reason.
+        upstream: the file, line, version and function of torch that it corrects.
         since: the first version of torch that it is for.
         before: the first version that does not need it any more.
         not_probed: why no program of tests/capture/test_patches.py shows that it is needed, and which test does.
@@ -76,8 +78,9 @@ class Patch(Replaced):
         replacement: Any,
         *,
         why: str,
+        issue: str,
+        upstream: str,
         scope: Scope = Scope.CAPTURE,
-        upstream: str | None = None,
         since: Version | None = None,
         before: Version | None = None,
         not_probed: str | None = None,
@@ -85,10 +88,10 @@ class Patch(Replaced):
         if isinstance(inspect.getattr_static(owner, name, None), staticmethod):
             replacement = staticmethod(replacement)
         super().__init__(owner, name, replacement)
-        module = owner.__module__ if inspect.isclass(owner) else owner.__name__
         self.scope = scope
         self.why = why
-        self.upstream = upstream or f"{module.replace('.', '/')}.py, {self}"
+        self.issue = issue
+        self.upstream = upstream
         self.since = since
         self.before = before
         self.not_probed = not_probed

@@ -14,7 +14,8 @@ before_swap: Hook[[torch.Tensor, torch.Tensor], None] = Hook("forget two tensors
     "swap_tensors",
     scope=Scope.PROCESS,
     why="it refuses tensors that have weak references, and nothing tells that the values of a frozen weight are others",
-    upstream="torch/utils/__init__.py, swap_tensors",
+    issue="https://github.com/pytorch/pytorch/issues/186796",
+    upstream="torch/utils/__init__.py:35@2.13.0, swap_tensors",
 )
 @functools.wraps(torch.utils.swap_tensors)
 def follow_swaps(t1: torch.Tensor, t2: torch.Tensor) -> None:

@@ -1,6 +1,7 @@
 """Tensors, their storages and memory formats."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch.testing._comparison import get_tolerances as get_tolerances
 from torch.utils._device import DeviceContext as DeviceContext
 from torch.utils._triton import has_triton as has_triton
 
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
 is_view = torch.Tensor._is_view
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 distributed_c10d = torch._C._distributed_c10d
 data_descriptor: Any = torch.Tensor.data  # a getset of torch._C.TensorBase
 reinterpret_tensor: Callable = vars(torch._C._dynamo.guards)["_reinterpret_tensor"]  # its stub lacks it

@@ -55,6 +55,7 @@ from forge.torch_internals.dispatch import (
     packet_name,
     schema_of,
 )
+from forge.torch_internals.tensors import version_of
 
 LIMIT = 20_000  # objects that are looked at
 VALUE_BYTES = 1 << 20  # of a tensor or an array that is hashed by its values
@@ -360,7 +361,7 @@ class Walk:
             values = tensor.detach().resolve_conj().resolve_neg().contiguous()
             self.put(repr(tensor.stride()), ctypes.string_at(values.data_ptr(), values.nbytes))
         else:
-            self.unknown(tensor, 0 if tensor.is_inference() else tensor._version)
+            self.unknown(tensor, 0 if tensor.is_inference() else version_of(tensor))
 
     def _pattern(self, pattern: Pattern) -> None:
         self.put("pattern", pattern.name)

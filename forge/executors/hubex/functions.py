@@ -24,6 +24,8 @@ from forge.torch_internals.dispatch import (
     DisableTorchFunction,
     OpOverload,
     dispatch_has_kernel_for_dispatch_key,
+    find_packet_name,
+    find_schema,
     get_schema,
 )
 from forge.torch_internals.tensors import storage_id
@@ -70,8 +72,8 @@ class Function:
 
     def is_run_by(self, function: Any) -> bool:
         """Return whether a kernel's function is this very operator."""
-        schema = getattr(function, "_schema", None)
-        name = getattr(function, "_qualified_op_name", None) if schema is None else schema.name
+        schema = find_schema(function)
+        name = find_packet_name(function) if schema is None else schema.name
         return name == self.schema.name
 
     @property

@@ -25,8 +25,10 @@ from forge.executors.inductorex.strides import NO_STRIDES, Strides
 from forge.torch_internals.inductor.codecache import (
     OrderedSet,
     PyCodeCache,
+    defers_alignment,
     inductor_utils,
     load_library,
+    wraps_regions,
 )
 from forge.torch_internals.inductor.config import inductor_config
 
@@ -41,8 +43,7 @@ class ArtifactRecord:
         self.source: str | None = getattr(graph, "source_code", None)
         self.scope: dict[str, Any] = getattr(graph.current_callable, "__globals__", {})
         self.reason = _not_kept(graph)
-        defers = getattr(graph, "_defers_input_alignment", False)
-        self.aligned: list[int] = [] if defers else list(graph.inputs_to_check)
+        self.aligned: list[int] = [] if defers_alignment(graph) else list(graph.inputs_to_check)
         self.strides = strides
 
     def dump(self) -> bytes | Declined:
@@ -67,7 +68,7 @@ def _not_kept(graph: Any) -> str | None:
     """Return why an artifact is this process's only."""
     if graph.constants or getattr(graph, "torchbind_constants", None):
         return "Inductor keeps constants for a region"
-    if graph.mutated_input_idxs or inductor_config.triton.cudagraphs or getattr(graph, "_wrap_compiled_regions", False):
+    if graph.mutated_input_idxs or inductor_config.triton.cudagraphs or wraps_regions(graph):
         return "Inductor wraps a region"
     return None
 

@@ -33,7 +33,7 @@ def batch_norm_with_update(
     eps: float,
 ) -> tuple[torch.Tensor | None, ...]:
     """(out, mean, rstd, new running mean, new running variance); nothing is written."""
-    out, *new, mean, rstd = norm._batch_norm(x, running_mean, running_var, weight, bias, momentum, eps)
+    out, *new, mean, rstd = norm.aten_batch_norm(x, running_mean, running_var, weight, bias, momentum, eps)
     return out, mean, rstd, *new
 
 

@@ -192,7 +192,7 @@ def _native_batch_norm_meta(
     return like(x), *running, *statistics
 
 
-def _batch_norm(
+def aten_batch_norm(
     x: torch.Tensor,
     running_mean: torch.Tensor | None,
     running_var: torch.Tensor | None,
@@ -215,10 +215,10 @@ def _batch_norm(
 
 
 def _batch_norm_outputs(*args: Any) -> tuple[torch.Tensor | None, ...]:
-    return _batch_norm(*args)[:3]
+    return aten_batch_norm(*args)[:3]
 
 
-native_batch_norm = torchex.register_operator("native_batch_norm", meta=_native_batch_norm_meta, fn=_batch_norm)
+native_batch_norm = torchex.register_operator("native_batch_norm", meta=_native_batch_norm_meta, fn=aten_batch_norm)
 
 
 def _batch_norm_backward(

@@ -7,7 +7,7 @@ from typing import Any
 
 from forge.hub.errors import HubError
 from forge.hub.manifest.model import Argument, KernelArgument, KernelEntry, Signature
-from forge.torch_internals.dispatch import schema_of
+from forge.torch_internals.dispatch import find_schema, schema_of
 
 Find = Callable[[str], Any]
 
@@ -120,7 +120,7 @@ def call_problems(function: Callable, positional: list[str], named: list[str]) -
 
 def _kernel_parameters(function: Callable) -> list[inspect.Parameter] | None:
     """Return the parameters of a Python function or of a torch operator; None where they are not known."""
-    schema = getattr(function, "_schema", None)
+    schema = find_schema(function)
     if schema is None and hasattr(function, "overloads"):
         overloads = function.overloads()
         schema = schema_of(getattr(function, overloads[0])) if len(overloads) == 1 else None

@@ -7,6 +7,9 @@ expm1 and erf take two to three times as long as Inductor's; polynomials, where 
 
 Of half precision, torch's kernels call at::vec's functions, its formula of erf too: these give the same bits.
 
+The bugs are https://github.com/pytorch/pytorch/issues/198183 (erf, atanh) and
+https://github.com/pytorch/pytorch/issues/189803 (expm1, which torch 2.14 computes by Sleef).
+
 Source: torch._inductor.codegen.cpp.CppVecOverrides, whose static methods give the expression of a function.
 """
 
@@ -14,16 +17,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, reduce
 from math import factorial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from forge.torch_internals.inductor.codegen import CppKernel, CppVecOverrides
-from forge.torch_internals.patch import Hook, Patch, Scope, patch
+from forge.torch_internals.patch import Hook, Patch, Scope, Version, patch
 
 needs_chunks: Hook[[Callable[[], bool]], bool] = Hook("say whether a sum is computed in chunks, by torch's answer")
 
-_NAMES = "atanh", "erf", "expm1"
 # by the power of what they are in, from the least; a polynomial's largest error is 1e-8
 _EXPM1 = [1 / factorial(n + 2) for n in range(7)]  # (expm1(x) / x - 1) / x, where |x| < 0.5
 _ERF = [  # erf(x) / x - 1 in x * x, where |x| < 1
@@ -69,7 +71,8 @@ def near_zero(*, as_vec: bool) -> Iterator[None]:
     "need_use_acc_helper",
     scope=Scope.COMPILE,
     why="Inductor asks whether a symbolic length is above 4096, which differs from size to size: a sum is in chunks",
-    upstream="torch/_inductor/codegen/cpp.py, CppKernel.need_use_acc_helper",
+    issue="not reported: torch 2.13 does not have it, which asks what holds for every length",
+    upstream="torch/_inductor/codegen/cpp.py:2184@2.11.0, CppKernel.need_use_acc_helper",
     before=(2, 13),
     not_probed="tests/executors/inductorex/test_sizes.py has programs, for torch before 2.13",
 )
@@ -112,11 +115,36 @@ def _expression(name: str, lines: list[str] | None) -> Callable[[Any], str]:
     return expression
 
 
+class _Function(NamedTuple):
+    """A function of vectors: what is said of its patches."""
+
+    line: int  # of torch 2.13.0
+    issue: str
+    before: Version | None = None
+
+
+_FUNCTIONS = {
+    "atanh": _Function(1531, "https://github.com/pytorch/pytorch/issues/198183"),
+    "erf": _Function(1277, "https://github.com/pytorch/pytorch/issues/198183"),
+    "expm1": _Function(1271, "https://github.com/pytorch/pytorch/issues/189803", before=(2, 14)),
+}
+
+
 def _patches(lines: Mapping[str, list[str]], why: str, not_probed: str | None = None) -> list[Patch]:
-    upstream = "torch/_inductor/codegen/cpp.py, CppVecOverrides"
-    about: dict[str, Any] = {"scope": Scope.COMPILE, "why": why, "upstream": upstream, "not_probed": not_probed}
-    functions = {name: staticmethod(_expression(name, lines.get(name))) for name in _NAMES}
-    return [Patch(CppVecOverrides, name, function, **about) for name, function in functions.items()]
+    return [
+        Patch(
+            CppVecOverrides,
+            name,
+            staticmethod(_expression(name, lines.get(name))),
+            scope=Scope.COMPILE,
+            why=why,
+            issue=each.issue,
+            upstream=f"torch/_inductor/codegen/cpp.py:{each.line}@2.13.0, CppVecOverrides.{name}",
+            before=each.before,
+            not_probed=not_probed,
+        )
+        for name, each in _FUNCTIONS.items()
+    ]
 
 
 _NEAR_ZERO = _patches(_LINES, "of a small argument, no digit is right")

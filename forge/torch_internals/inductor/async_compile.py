@@ -18,7 +18,8 @@ build_kernel: Hook[[Callable, AsyncCompile, Sequence[str], str], Any] = Hook("bu
     "wait",
     scope=Scope.COMPILE,
     why="each region would wait for its kernels before the next region is lowered",
-    upstream="torch/_inductor/async_compile.py, AsyncCompile.wait",
+    issue="not reported: it is no bug; forge compiles many regions at once",
+    upstream="torch/_inductor/async_compile.py:809@2.13.0, AsyncCompile.wait",
     not_probed="it saves time, and changes no result; tests/executors/inductorex/test_failures.py has its waits",
 )
 def defer_wait(compiling: AsyncCompile, scope: dict[str, Any]) -> None:
@@ -31,7 +32,8 @@ def defer_wait(compiling: AsyncCompile, scope: dict[str, Any]) -> None:
     "cpp_pybinding",
     scope=Scope.COMPILE,
     why="g++ would run for each kernel, most of its time for the header that all have in common",
-    upstream="torch/_inductor/async_compile.py, AsyncCompile.cpp_pybinding",
+    issue="not reported: it is no bug; forge compiles many regions at once",
+    upstream="torch/_inductor/async_compile.py:567@2.13.0, AsyncCompile.cpp_pybinding",
     not_probed="it saves time, and changes no result; tests/executors/inductorex/test_units.py counts the calls of g++",
 )
 def join_kernels(compiling: AsyncCompile, argtypes: Sequence[str], source: str) -> Any:

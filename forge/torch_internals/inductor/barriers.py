@@ -5,6 +5,8 @@ Triton may give the two accesses other layouts, so that one thread reads what an
 between the loops it reads what the memory held before. Seen on an H100 with torch 2.11: gradients of a norm in bfloat16
 and of the rotary embedding before it were wrong by a factor of 10,000 (Gemma3).
 
+The bug is https://github.com/pytorch/pytorch/issues/190517.
+
 Source: torch._inductor.codegen.triton.TritonKernel.codegen_kernel, which returns the text of a kernel.
 """
 
@@ -52,7 +54,8 @@ def _indent(line: str) -> int:
     "codegen_kernel",
     scope=Scope.COMPILE,
     why="a kernel's loop may read memory that other threads have not written yet",
-    upstream="torch/_inductor/codegen/triton.py, TritonKernel.codegen_kernel",
+    issue="https://github.com/pytorch/pytorch/issues/190517",
+    upstream="torch/_inductor/codegen/triton.py:6336@2.13.0, TritonKernel.codegen_kernel",
     not_probed="the race showed on one GPU and version; tests/executors/inductorex/test_barriers.py has the text",
 )
 def insert_barriers(self: TritonKernel, *args: Any, **options: Any) -> str:

@@ -4,6 +4,8 @@ Windows of an image whose height and width are symbolic are such: padding to a m
 window each nest the index in another quotient and remainder. On a CPU with torch 2.13, indices of 160 terms take half a
 second each, and those of 400 do not end. torch runs the region then.
 
+The bug is https://github.com/pytorch/pytorch/issues/133734.
+
 Source: simplify_index_in_vec_range, in torch._inductor.sizevars (torch._inductor.codegen.cpp before torch 2.13), which
 is called for each index and loop when Inductor decides which loop to tile.
 """
@@ -28,7 +30,8 @@ class LongIndex(NotImplementedError):
     "simplify_index_in_vec_range",
     scope=Scope.COMPILE,
     why="sympy takes minutes to simplify a long index, or does not end",
-    upstream="torch/_inductor/sizevars.py, simplify_index_in_vec_range (codegen/cpp.py before torch 2.13)",
+    issue="https://github.com/pytorch/pytorch/issues/133734",
+    upstream="torch/_inductor/sizevars.py:133@2.13.0, simplify_index_in_vec_range",
     not_probed="a program would not end without it; tests/executors/inductorex/test_indices.py has one with the patch",
 )
 def bound_index(index: sympy.Expr, *loop: Any) -> sympy.Expr:

@@ -5,6 +5,8 @@ buffer of one row. Where the outer loop is tiled, as of a transposed tensor, eac
 keeps the last one: results are wrong. Seen on a CPU with torch 2.13: the gradient of a layer norm whose output
 is transposed. Without the buffer the value is in memory whole, and the loops are fused as before.
 
+The bug is https://github.com/pytorch/pytorch/issues/185702, which torch 2.14 has not.
+
 Source: torch._inductor.codegen.cpp.OuterLoopFusedSchedulerNode.check_outer_fusion_loop_level_attr, which says whether
 kernels may share their outer loops. Inductor asks it with the local buffers, and without them where it says no.
 """
@@ -20,7 +22,9 @@ from forge.torch_internals.patch import Scope, patch
     "check_outer_fusion_loop_level_attr",
     scope=Scope.COMPILE,
     why="kernels that share tiled loops keep one row of several in a local buffer: wrong values",
-    upstream="torch/_inductor/codegen/cpp.py, OuterLoopFusedSchedulerNode.check_outer_fusion_loop_level_attr",
+    issue="https://github.com/pytorch/pytorch/issues/185702",
+    upstream="torch/_inductor/codegen/cpp.py:459@2.13.0, check_outer_fusion_loop_level_attr",
+    before=(2, 14),
 )
 def share_outer_loops(self: OuterLoopFusedSchedulerNode, kernels: list[Any], depth: int) -> bool:
     """Return whether kernels may share their outer loops: with local buffers, only where these are not tiled."""
