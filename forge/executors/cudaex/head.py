@@ -12,6 +12,7 @@ import torch
 from forge.executors.executor import Decision, OperatorExecutor, decline
 from forge.executors.torchex import head
 from forge.ir import TensorProxy
+from forge.torch_internals.autograd import get_current_graph_task_keep_graph as graph_is_kept
 from forge.torchlang.nn.head import Step
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -40,6 +41,11 @@ def as_formula(steps: tuple[Step, ...]) -> Capped | None:
     return Capped(factors[0], True, factors[1]) if tanhs else Capped(1.0, False, factors[0])
 
 
+def _is_scored(steps: tuple[Step, ...], logits: object, first: int) -> bool:
+    """Return whether the logits that the program reads are scores already: scaled, or with a tanh."""
+    return logits is not None and any(kind != "to" for kind, *_ in steps[:first])
+
+
 def _cross_entropy(
     given: head.Rows, rows: slice, weights: head.Weights, logits: torch.Tensor, out: torch.Tensor | None
 ) -> torch.Tensor:
@@ -47,7 +53,8 @@ def _cross_entropy(
 
     formula = as_formula(given.steps)
     assert formula is not None, "the checker declines other steps"
-    options = (formula, given.ignore_index, given.label_smoothing)
+    is_scored = _is_scored(given.steps, given.logits, given.first)
+    options = (given.classes, formula, is_scored, given.ignore_index, given.label_smoothing)
     return cross_entropy(logits, given.target[rows], weights.of_gradient[rows], out, *options)
 
 
@@ -59,10 +66,17 @@ def _chunk_loss(given: head.Rows, rows: slice, weights: head.Weights, is_reduced
 def _differentiate_chunk(
     given: head.Rows, rows: slice, weights: head.Weights
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    logits = head.logits_of(given, rows)
-    out = logits if given.logits is None else head.empty_logits(given, logits.shape[0], logits.dtype)
-    losses = _cross_entropy(given, rows, weights, logits, out)
-    return torch.dot(losses, weights.of_loss[rows]), out, None
+    logits, out = head.logits_of(given, rows), None
+    if given.logits is not None:
+        out = given.weight.new_empty((logits.shape[0], given.weight.shape[0]))
+    losses = _cross_entropy(given, rows, weights, logits, logits if out is None else out)
+    return torch.dot(losses, weights.of_loss[rows]), logits if out is None else out, None
+
+
+def _scale(gradient: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    from forge.executors.cudaex.kernels import scale_
+
+    return gradient * g if graph_is_kept() else scale_(gradient, g)
 
 
 def _checker(
@@ -84,8 +98,8 @@ def _checker(
         return decline(f"hidden is {hidden.dtype}, but must be bfloat16, float16 or float32")
     if as_formula(steps) is None:
         return decline("the logits are changed by more than scales and one tanh")
-    if logits is not None and first:
-        return decline("the program reads the logits after a step")
+    if _is_scored(steps, logits, first) and any(kind != "to" for kind, *_ in steps[first:]):
+        return decline("the program reads the logits between two of their steps")
     return True
 
 
@@ -99,4 +113,4 @@ def _loss_and_gradients(*call: Any) -> tuple[torch.Tensor | None, ...]:
 
 def register(executor: OperatorExecutor) -> None:
     """Register the head with an executor."""
-    head.register(executor, _loss, _loss_and_gradients, _checker)
+    head.register(executor, _loss, _loss_and_gradients, _scale, _checker)

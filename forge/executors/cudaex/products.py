@@ -1,7 +1,7 @@
 """Matrix products of half precision with a size that 8 does not divide, such as a vocabulary of 50,257.
 
 cuBLAS runs them by kernels that load one element at a time, at a seventh of the speed, if a row of an operand or of the
-result does not begin at a multiple of 16 bytes. Here such operands are copied to rows that do, and results have them.
+result is no multiple of 16 bytes. Here such operands are padded with zeros, and results are views of wider rows.
 """
 
 import math
@@ -10,7 +10,7 @@ import torch
 
 from forge import clang, prims, torchlang
 from forge.executors.executor import Decision, OperatorExecutor, decline
-from forge.executors.torchex.memory import ROW_BYTES, aligned_empty
+from forge.executors.torchex.memory import ROW_BYTES
 from forge.ir import TensorProxy
 from forge.ir.proxies import Dim, hint_of
 
@@ -19,31 +19,29 @@ _BANDWIDTH = 2e12  # bytes a second
 _LAUNCH = 5e-6  # seconds
 
 
-def _aligned(x: torch.Tensor) -> torch.Tensor:
-    """Return a matrix, or a batch of them, in memory that the fast kernels take: itself where it is such already."""
-    unit = -2 if x.stride(-2) == 1 and x.stride(-1) != 1 else -1  # as a transposed matrix has it
-    others = [stride for dim, stride in enumerate(x.stride(), -x.ndim) if dim != unit]
-    if x.stride(unit) == 1 and all(stride * x.element_size() % ROW_BYTES == 0 for stride in others):
+def _padded(x: torch.Tensor, rows: int, row: int) -> torch.Tensor:
+    """Return matrices of (..., M, K) with zeros up to `rows` and `row`, in rows or columns as they lie in memory."""
+    if x.shape[-2:] == (rows, row):
         return x
-    if unit == -2:
-        return _aligned(x.mT).mT
-    return aligned_empty(tuple(x.shape), x.dtype, x.device).copy_(x)
+    is_transposed = x.stride(-2) == 1 and x.stride(-1) != 1
+    padded = x.new_zeros((*x.shape[:-2], row, rows)).mT if is_transposed else x.new_zeros((*x.shape[:-2], rows, row))
+    padded[..., : x.shape[-2], : x.shape[-1]] = x
+    return padded
 
 
-def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return a @ b + bias of (..., M, K) and (..., K, N), in rows that begin at multiples of 16 bytes."""
-    a, b = _aligned(a), _aligned(b)
-    out = aligned_empty((*a.shape[:-1], b.shape[-1]), a.dtype, a.device)
-    if a.ndim == 2:
-        return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
-    batches = (a.flatten(0, -3), b.flatten(0, -3), out.flatten(0, -3))
-    torch.bmm(*batches[:2], out=batches[2])
-    return out
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return a @ b of (..., M, K) and (..., K, N), as a view of rows of a multiple of 16 bytes."""
+    multiple = ROW_BYTES // a.element_size()
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    wide_k, wide_n = k + -k % multiple, n + -n % multiple
+    return torch.matmul(_padded(a, m, wide_k), _padded(b, wide_k, wide_n))[..., :n]
 
 
 def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     rows = input if input.ndim == 2 else input.reshape(-1, input.shape[-1])
-    return _product(rows, weight.t(), bias).view(*input.shape[:-1], weight.shape[0])
+    product = _product(rows, weight.t())
+    out = product if bias is None else product + bias
+    return out.view(*input.shape[:-1], weight.shape[0])
 
 
 def _is_profitable(batch: Dim, m: Dim, k: Dim, n: Dim, dtype: torch.dtype) -> Decision:
@@ -51,11 +49,11 @@ def _is_profitable(batch: Dim, m: Dim, k: Dim, n: Dim, dtype: torch.dtype) -> De
     if dtype not in (torch.bfloat16, torch.float16):
         return decline(f"a product of {dtype} is left to torch")
     batch, m, k, n = map(hint_of, (batch, m, k, n))
-    is_odd = {size: size * dtype.itemsize % ROW_BYTES != 0 for size in (m, k, n)}
-    if not any(is_odd.values()):
-        return decline("each row of the product begins at a multiple of 16 bytes")
+    odd = [size * dtype.itemsize % ROW_BYTES != 0 for size in (k, n)]
+    if not any(odd):
+        return decline("each row of the product is a multiple of 16 bytes")
     gain = 2 * batch * m * k * n * (1 / _SLOW - 1 / _FAST)
-    copied = [batch * rows * row for rows, row in ((m, k), (k, n), (m, n)) if is_odd[rows] or is_odd[row]]
+    copied = [batch * size for size, is_odd in ((m * k, odd[0]), (k * n, any(odd)), (m * n, odd[1])) if is_odd]
     cost = sum(2 * elements * dtype.itemsize / _BANDWIDTH + _LAUNCH for elements in copied)
     return gain > cost or decline("the product gains less than the copies of its operands cost")
 

@@ -13,7 +13,7 @@ import torch
 from forge import clang
 from forge.executors.executor import Checker, OperatorExecutor
 from forge.executors.torchex.core import torchex
-from forge.executors.torchex.memory import aligned_empty
+from forge.executors.torchex.memory import ROW_BYTES
 from forge.ir import Tag, TensorProxy, get_grad, needs_grad, put_grad
 from forge.prims.core import like
 from forge.torch_internals.autograd import get_current_graph_task_keep_graph as graph_is_kept
@@ -34,11 +34,19 @@ Optional = torch.Tensor | None
 
 
 class Rows(NamedTuple):
-    """The arguments of one call, as matrices of rows."""
+    """The arguments of one call, as matrices of rows.
+
+    Attributes:
+        weight: (width, H). width is the number of classes or, with zeros after the last class, a multiple of 8, with
+            which products are fast. Logits and their gradients are as wide; gradients of what is no class are 0.
+        bias: (width,).
+        classes: The number of classes.
+    """
 
     hidden: torch.Tensor
     weight: torch.Tensor
     bias: Optional
+    classes: int
     logits: Callable[[slice], torch.Tensor] | None
     target: torch.Tensor
     class_weight: Optional
@@ -75,7 +83,22 @@ def _rows(*call: Any) -> Rows:
     pick = None if logits is None else _picker(logits)
     weights = None if class_weight is None else class_weight.to(_wide(dtype))
     options = (steps, first, ignored, reduction, label_smoothing, dtype)
-    return Rows(rows, weight, bias, pick, target.reshape(-1), weights, *options)
+    classes = weight.shape[0]
+    return Rows(rows, _padded(weight), _padded(bias), classes, pick, target.reshape(-1), weights, *options)
+
+
+def _padded(x: Optional) -> Optional:
+    """Return a weight or bias with zeros after the last class, where products with as many classes are slow: cuBLAS
+    loads one element at a time where 16 bytes do not divide a row."""
+    if x is None or x.device.type != "cuda" or not isinstance(x.shape[0], int):
+        return x
+    missing = -x.shape[0] % (ROW_BYTES // x.element_size())
+    if not missing:
+        return x
+    padded = x.new_empty((x.shape[0] + missing, *x.shape[1:]))
+    padded[: x.shape[0]] = x
+    padded[x.shape[0] :] = 0
+    return padded
 
 
 def _picker(x: torch.Tensor) -> Callable[[slice], torch.Tensor]:
@@ -111,19 +134,21 @@ def logits_of(given: Rows, rows: slice) -> torch.Tensor:
     if given.logits is not None:
         return given.logits(rows)
     hidden, matrix = given.hidden[rows], given.weight.t()
-    out = empty_logits(given, hidden.shape[0], hidden.dtype)
-    return torch.mm(hidden, matrix, out=out) if given.bias is None else torch.addmm(given.bias, hidden, matrix, out=out)
+    return hidden @ matrix if given.bias is None else torch.addmm(given.bias, hidden, matrix)
 
 
-def empty_logits(given: Rows, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return memory for the logits of some rows, or for their gradient, with which products are fast."""
-    shape, device = (count, given.weight.shape[0]), given.hidden.device
-    return (aligned_empty if device.type == "cuda" else torch.empty)(shape, dtype=dtype, device=device)
+def _as_wide(g: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the gradient of logits with zeros after the last class."""
+    if g.shape[1] == width:
+        return g
+    wide = g.new_zeros((g.shape[0], width))
+    wide[:, : g.shape[1]] = g
+    return wide
 
 
 def _scores(given: Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor | torch.dtype | None]]:
     """Return the scores of a chunk, and for each step what its backward reads: tanh's result, a cast's first dtype."""
-    x = logits_of(given, rows)
+    x = logits_of(given, rows)[:, : given.classes]
     known: list[torch.Tensor | torch.dtype | None] = []
     if given.logits is not None:
         known = _values_of_steps(given, x)
@@ -238,10 +263,12 @@ class _Gradients:
         self.weight = torch.empty(weight.shape, dtype=self.sums, device=weight.device) if wanted[1] else None
         bias = given.bias if wanted[2] else None
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=_wide(weight.dtype))
+        self.classes = slice(given.classes)
 
     def add(self, rows: slice, g: torch.Tensor, counts: torch.Tensor | None) -> None:
         """Add a chunk's gradients: g is the gradient of its logits, of which each row is to be multiplied by counts."""
         hidden, weight = self.given.hidden[rows], self.given.weight
+        g = _as_wide(g, weight.shape[0])
         if self.hidden is not None:
             part = torch.mm(g, weight, out=self.hidden[rows])
             if counts is not None:
@@ -262,8 +289,8 @@ class _Gradients:
 
     def result(self, hidden: torch.Tensor, dtype: torch.dtype) -> Iterator[Optional]:
         yield None if self.hidden is None else self.hidden.view(hidden.shape)
-        yield None if self.weight is None else self.weight.to(dtype)
-        yield None if self.bias is None else self.bias.to(dtype)
+        yield None if self.weight is None else self.weight[self.classes].to(dtype)
+        yield None if self.bias is None else self.bias[self.classes].to(dtype)
 
 
 @functools.cache
@@ -311,7 +338,7 @@ def _differentiate_chunk(given: Rows, rows: slice, weights: Weights) -> tuple[to
     """
     scores, known = _scores(given, rows)
     own = given.logits is None and all(each is not scores for each in known)
-    g = scores if own else empty_logits(given, scores.shape[0], scores.dtype)
+    g = scores if own else torch.empty_like(scores, memory_format=torch.contiguous_format)
     losses = []
     for some in _softmax_rows(scores, given.wide):
         logs = _log_softmax(scores[some], given.wide)
@@ -360,16 +387,25 @@ def _meta(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *r
     return (loss, *[like(x) if needed and x is not None else None for x, needed in pairs])
 
 
-scaled = torchex.register_operator(
-    "scaled_gradient", meta=lambda gradient, g: like(gradient), fn=_scale, tags=[Tag.UNINITIALIZED, Tag.DONATES]
-)
-
-
 def register(
-    executor: OperatorExecutor, loss: Callable, loss_and_gradients: Callable, checker: Checker | None = None
+    executor: OperatorExecutor,
+    loss: Callable,
+    loss_and_gradients: Callable,
+    scale: Callable,
+    checker: Checker | None = None,
 ) -> None:
-    """Register the head with an executor: `loss` and `loss_and_gradients` are `loss_of` and `loss_and_gradients_of` of
-    the executor's own functions of a chunk."""
+    """Register the head with an executor.
+
+    Args:
+        executor: The executor.
+        loss: `loss_of` the executor's own function of a chunk.
+        loss_and_gradients: `loss_and_gradients_of` the executor's own function of a chunk.
+        scale: A function of the weight's gradient and the loss's that returns their product, in memory of the first
+            where nothing reads that again.
+        checker: The checker of a call.
+    """
+    tags = [Tag.UNINITIALIZED, Tag.DONATES]
+    scaled = executor.register_operator("scaled_gradient", meta=lambda gradient, g: like(gradient), fn=scale, tags=tags)
     with_gradients = executor.register_operator(
         "linear_cross_entropy_with_gradients", meta=_meta, fn=loss_and_gradients
     )
@@ -400,4 +436,4 @@ def _loss_and_gradients(*call: Any) -> tuple[Optional, ...]:
     return loss_and_gradients_of(_differentiate_chunk, *call)
 
 
-register(torchex, _loss, _loss_and_gradients)
+register(torchex, _loss, _loss_and_gradients, _scale)

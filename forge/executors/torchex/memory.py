@@ -11,13 +11,6 @@ from forge.ir.memory import overlaps
 ROW_BYTES = 16  # the fast kernels of cuBLAS take matrices whose rows begin at multiples of it
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return memory for a tensor whose rows begin at multiples of 16 bytes: (..., N) with strides of a multiple."""
-    multiple = ROW_BYTES // dtype.itemsize
-    padded = -(-shape[-1] // multiple) * multiple
-    return torch.empty((*shape[:-1], padded), dtype=dtype, device=device)[..., : shape[-1]]
-
-
 @run_prim(prims.with_data)
 def with_data(x: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """Return the value; its history is the gradient rule's."""
