@@ -165,7 +165,14 @@ def differentiate(trace: Trace, context: Context) -> Trace:
 def rematerialize(trace: Trace, context: Context) -> Trace:
     """Tag the calls that the backward runs again, rather than read what they saved."""
     derived, config = context.derivative, context.config
-    forward = transforms.rematerialize(trace, derived.backward, config.may_run_again, derived.copied, derived.unread)
+    forward = transforms.rematerialize(
+        trace,
+        derived.backward,
+        config.may_run_again,
+        derived.copied,
+        derived.unread,
+        chains=config.memory == "smallest",
+    )
     derived.joint = derived.joint._replace(forward=forward)
     return forward
 

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import torch
 
 from forge.executors.executor import Decision, Declined
-from forge.ir import Tag, TensorProxy, Trace
+from forge.ir import TensorProxy, Trace
 from forge.ir.locks import new_lock
 from forge.ir.printing import DEL
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.pytree import proxies
+from forge.transforms.makers import is_view
 
 CALLS = 16  # of a program, before it counts as called often
 _FEWEST = 4  # calls of which a larger region makes fewer
@@ -46,7 +47,7 @@ def is_small(trace: Trace, flops: int) -> bool:
     edges = {
         proxy.name: proxy
         for bound in calls
-        if Tag.VIEW not in bound.all_tags
+        if not is_view(bound)
         for proxy in proxies((bound.args, bound.kwargs, bound.output))
         if isinstance(proxy, TensorProxy)
     }

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from forge.ir import BoundSymbol, Trace
+from forge.ir import BoundSymbol, Tag, Trace
 
 
 class Makers:
@@ -27,3 +27,8 @@ def innermost(bound: BoundSymbol) -> Iterator[BoundSymbol]:
         return
     for sub in bound.subsymbols:
         yield from innermost(sub)
+
+
+def is_view(bound: BoundSymbol) -> bool:
+    """Return whether a call consists of views alone."""
+    return all(Tag.VIEW in call.symbol.tags for call in innermost(bound))

@@ -6,6 +6,11 @@ backward reads anyway, and parameters of modules, cost nothing; others are saved
 change. Calls that are not cheap to run twice (a matrix product, attention, an embedding), draw random numbers or are
 opaque are never on the far side of the cut.
 
+Nor are values that link the layers, such as the hidden states that each layer adds to: to compute the last of them
+again is to compute all of them, in one kernel when the backward begins, and to hold them until each layer's turn. By
+their *level*, the number of calls that run once between the inputs and a value, a chain of calls that run again ends
+where the level rises.
+
 Source: T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016), for computing again; a cut as in the
 partitioners of AOTAutograd (torch._functorch.partitioners).
 """
@@ -19,6 +24,7 @@ from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace
 from forge.ir.proxies import hint_of
 from forge.ir.pytree import proxies
 from forge.transforms.dce import KEPT, live_calls
+from forge.transforms.makers import is_view
 from forge.transforms.split import free_names, unfold
 
 _NEVER = KEPT | {Tag.OPAQUE, Tag.UNINITIALIZED, Tag.SYNCHRONIZING, Tag.OPAQUE_TO_PASSES}
@@ -31,11 +37,13 @@ def rematerialize(
     cheap: Callable[[BoundSymbol], bool],
     copied: Collection[str] = (),
     unread: Set[str] = frozenset(),
+    *,
+    chains: bool = False,
 ) -> Trace:
     """Return the forward with the calls that the backward is to run again tagged Tag.RECOMPUTE.
 
     cheap: whether a call may be run twice. copied: values of which only a copy can be saved. unread: values that no
-    call reads again.
+    call reads again. chains: whether chains of calls may lead through the levels, which saves the fewest bytes.
     """
     lengths = {proxy.name for proxy in forward.inputs if not isinstance(proxy, TensorProxy)}
     read = set(free_names(backward, lengths))
@@ -45,6 +53,9 @@ def rematerialize(
     again = [_may_run_again(bound, cheap, exact) and unread.isdisjoint(bound.inputs) for bound in calls]
     if not any(again):
         return forward
+    if not chains:
+        links = _links(calls, again)
+        again = [twice and links.isdisjoint(bound.outputs) for bound, twice in zip(calls, again, strict=True)]
     network = _Network(copied)
     for proxy in forward.inputs:
         network.add(proxy, _bytes(proxy) if proxy.name in copied else 0)
@@ -68,6 +79,23 @@ def _may_run_again(bound: BoundSymbol, cheap: Callable[[BoundSymbol], bool], exa
     if not _NEVER.isdisjoint(bound.all_tags):
         return False
     return Tag.RECOMPUTE in bound.tags or (exact.isdisjoint(bound.outputs) and cheap(bound))
+
+
+def _links(calls: Iterable[BoundSymbol], again: Iterable[bool]) -> set[str]:
+    """Return the values that calls of a higher level would read to run again. A value that depends on the inputs alone
+    links nothing."""
+    levels: dict[str, int] = {}
+    computed: set[str] = set()
+    links: set[str] = set()
+    for bound, twice in zip(calls, again, strict=True):
+        level = max((levels.get(name, 0) for name in bound.inputs), default=0)
+        if twice:
+            links.update(name for name in bound.inputs if name in computed and 0 < levels[name] < level)
+            computed.update(bound.outputs)
+        elif not is_view(bound):
+            level += 1
+        levels.update(dict.fromkeys(bound.outputs, level))
+    return links
 
 
 def _to_recompute(bound: BoundSymbol) -> BoundSymbol:
@@ -95,7 +123,7 @@ class _Network:
 
     def run(self, bound: BoundSymbol, again: bool) -> None:
         """Add a call of the forward."""
-        view = Tag.VIEW in bound.all_tags
+        view = is_view(bound)
         for proxy in proxies(bound.output):
             if proxy.name not in bound.outputs or proxy.name in self.values:
                 continue
