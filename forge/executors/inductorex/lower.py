@@ -27,7 +27,8 @@ from forge.ir.unresolved import UnresolvedSymInt
 from forge.torch_internals.dynamo import TracingContext, tracing
 from forge.torch_internals.fake_tensors import FakeTensorMode
 from forge.torch_internals.functorch import functorch_config
-from forge.torch_internals.inductor import accuracy, barriers, index_bound, local_buffers
+from forge.torch_internals.inductor import accuracy, barriers, index_bound, local_buffers, persistent
+from forge.torch_internals.inductor.codegen import V
 from forge.torch_internals.inductor.compiler import CompiledFxGraph, compile_fx_inner, get_cpp_wrapper_config
 from forge.torch_internals.inductor.config import inductor_config
 from forge.torch_internals.versions import TORCH
@@ -175,7 +176,7 @@ def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTen
     bounds = sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(given))
     rounded = tuple(place for place, node in enumerate(graph.graph.nodes) if node.meta.get(ROUNDED))
     return (
-        "with barriers, local buffers of untiled loops, functions exact near 0",
+        "with barriers, local buffers of untiled loops, functions exact near 0, persistent rows",
         rounded,
         torch.get_default_dtype(),
         *bounds,
@@ -206,6 +207,7 @@ def compile_graph(
         index_bound.bound_index,
         accuracy.near_zero(as_vec=_is_marked(graph)),
         accuracy.chunk_sums,
+        V.set_choices_handler(persistent.RowChoices()),
         _compiler_config.patch(cache_key_tag=f"{_compiler_config.cache_key_tag}{_not_in_its_key(graph, given, fake)}"),
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),
