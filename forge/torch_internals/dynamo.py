@@ -106,11 +106,7 @@ class BackendChain:
     """
 
     def __init__(self, inner: Callable) -> None:
-        self._torchdynamo_orig_backend = inner
-
-    def call_inner(self, *args: Any) -> Any:
-        """Call what is inside."""
-        return self._torchdynamo_orig_backend(*args)
+        self._torchdynamo_orig_backend = self.call_inner = inner
 
 
 def inner_backend(callback: Any) -> Any:
