@@ -30,12 +30,12 @@ def as_formula(steps: tuple[Step, ...]) -> Capped | None:
     """Return the formula of steps that scale, with one tanh at most; None for others. Casts are not rounded to: the
     kernel computes in float32."""
     factors, tanhs = [1.0], 0
-    for kind, *operands in steps:
-        if kind == "tanh":
+    for step in steps:
+        if step[0] == "tanh":
             tanhs += 1
             factors.append(1.0)
-        elif kind != "to":
-            factors[-1] *= operands[0] if kind == "mul" else 1 / operands[0]
+        elif step[0] != "to":
+            factors[-1] *= step[1] if step[0] == "mul" else 1 / step[1]
     if tanhs > 1 or not all(math.isfinite(each) and each for each in factors):
         return None
     return Capped(factors[0], True, factors[1]) if tanhs else Capped(1.0, False, factors[0])

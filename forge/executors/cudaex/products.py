@@ -64,7 +64,8 @@ def _checker(a: TensorProxy, b: TensorProxy) -> Decision:
     batches = zip(a.shape[:-2], b.shape[:-2], strict=False)
     if a.ndim < 2 or a.ndim != b.ndim or not all(prims.statically_true(x == y) for x, y in batches):
         return decline("the operands are no matrices, or their batches differ")
-    return _is_profitable(math.prod(a.shape[:-2]), *a.shape[-2:], b.shape[-1], a.dtype)
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    return _is_profitable(math.prod(a.shape[:-2]), m, k, n, a.dtype)
 
 
 def _linear_checker(input: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> Decision:

@@ -84,13 +84,14 @@ def _rows(*call: Any) -> Rows:
     weights = None if class_weight is None else class_weight.to(_wide(dtype))
     options = (steps, first, ignored, reduction, label_smoothing, dtype)
     classes = weight.shape[0]
-    return Rows(rows, _padded(weight), _padded(bias), classes, pick, target.reshape(-1), weights, *options)
+    wide = None if bias is None else _padded(bias)
+    return Rows(rows, _padded(weight), wide, classes, pick, target.reshape(-1), weights, *options)
 
 
-def _padded(x: Optional) -> Optional:
+def _padded(x: torch.Tensor) -> torch.Tensor:
     """Return a weight or bias with zeros after the last class, where products with as many classes are slow: cuBLAS
     loads one element at a time where 16 bytes do not divide a row."""
-    if x is None or x.device.type != "cuda" or not isinstance(x.shape[0], int):
+    if x.device.type != "cuda" or not isinstance(x.shape[0], int):
         return x
     missing = -x.shape[0] % (ROW_BYTES // x.element_size())
     if not missing:
