@@ -1,0 +1,112 @@
+"""The executor of CUDA GPUs: its decisions, its functions on any device, and its kernels in Triton's interpreter."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from forge import torchlang
+from forge.executors.cudaex import cudaex, head, products
+from forge.executors.executor import Declined
+from forge.ir import TensorProxy
+
+
+def _proxy(*shape: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> TensorProxy:
+    return TensorProxy("x", shape, dtype, torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("steps", "formula"),
+    [
+        ((), (1.0, False, 1.0)),
+        ((("to", torch.float32),), (1.0, False, 1.0)),
+        ((("mul", 2.0), ("div", 8.0)), (1.0, False, 0.25)),
+        ((("div", 30.0), ("tanh",), ("mul", 30.0), ("to", torch.float32)), (1 / 30, True, 30.0)),
+        ((("tanh",), ("tanh",)), None),
+        ((("mul", 0.0),), None),
+    ],
+)
+def test_steps_are_one_formula(steps: tuple, formula: tuple | None) -> None:
+    assert head.as_formula(steps) == formula
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "reason"),
+    [
+        ((8192, 768, 50257), torch.bfloat16, None),
+        ((8192, 50257, 768), torch.float16, None),
+        ((8192, 768, 50264), torch.bfloat16, "each row of the product is a multiple of 16 bytes"),
+        ((8192, 768, 50257), torch.float32, "a product of torch.float32 is left to torch"),
+        ((16, 100, 33), torch.bfloat16, "the product gains less than the copies of its operands cost"),
+    ],
+)
+def test_a_product_is_padded_where_that_pays(
+    sizes: tuple[int, int, int], dtype: torch.dtype, reason: str | None
+) -> None:
+    m, k, n = sizes
+    checker = cudaex.candidates(torchlang.mm)[0].checker
+    assert checker is not None
+    decision = checker(_proxy(m, k, dtype=dtype), _proxy(k, n, dtype=dtype))
+    if reason is None:
+        assert decision is True
+    else:
+        assert isinstance(decision, Declined)
+        assert decision.reason == reason
+    on_cpu = checker(_proxy(m, k, dtype=dtype, device="cpu"), _proxy(k, n, dtype=dtype, device="cpu"))
+    assert isinstance(on_cpu, Declined)
+
+
+@pytest.mark.parametrize("transposed", ["neither", "first", "second"])
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+@pytest.mark.parametrize(("m", "k", "n"), [(5, 8, 9), (6, 7, 16), (7, 13, 3)])
+def test_a_padded_product_is_the_product(batch: tuple[int, ...], m: int, k: int, n: int, transposed: str) -> None:
+    a, b = torch.randn(*batch, m, k), torch.randn(*batch, k, n)
+    a = a.mT.contiguous().mT if transposed == "first" else a
+    b = b.mT.contiguous().mT if transposed == "second" else b
+    product = products._product(a, b)
+    torch.testing.assert_close(product, a @ b)
+    assert product.stride(-2) % 4 == 0  # rows of 16 bytes
+
+
+def test_a_padded_linear_layer_is_the_layer() -> None:
+    x, weight, bias = torch.randn(2, 5, 7), torch.randn(11, 7), torch.randn(11)
+    torch.testing.assert_close(products._linear(x, weight, bias), F.linear(x, weight, bias))
+    torch.testing.assert_close(products._linear(x, weight), F.linear(x, weight))
+
+
+_KERNEL = """
+    import torch, torch.nn.functional as F
+    from forge.executors.cudaex.kernels import cross_entropy, scale_
+
+    torch.manual_seed(0)
+    for before, has_tanh, after in ((1.0, False, 1.0), (1 / 30, True, 30.0), (1.0, False, 0.5)):
+        for smoothing in (0.0, 0.1):
+            x, target, counts = 4 * torch.randn(5, 5001), torch.randint(5001, (5,)), torch.rand(5)
+            target[2] = -100
+            leaf = x.clone().requires_grad_()
+            scores = after * (torch.tanh(before * leaf) if has_tanh else leaf)
+            expected = F.cross_entropy(scores, target, reduction="none", label_smoothing=smoothing)
+            (gradient,) = torch.autograd.grad((expected * counts).sum(), leaf)
+            gradient = F.pad(gradient, (0, 3))
+            for is_scored, given in ((False, x), (True, scores.detach())):
+                options = (5001, (before, has_tanh, after), is_scored, -100, smoothing)
+                logits = F.pad(given, (0, 3), value=99.0)
+                assert torch.allclose(cross_entropy(logits, target, counts, None, *options), expected, atol=1e-5)
+                losses = cross_entropy(logits, target, counts, logits, *options)
+                assert torch.allclose(losses, expected, atol=1e-5)
+                assert torch.allclose(logits, gradient, atol=1e-6), (logits - gradient).abs().max()
+    x = torch.randn(5000)
+    assert torch.equal(scale_(x.clone(), torch.tensor(1.0)), x)
+    assert torch.equal(scale_(x.clone(), torch.tensor(3.0)), 3 * x)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_the_kernel_of_the_head_in_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(_KERNEL)], env=environment, check=True)
