@@ -145,10 +145,28 @@ class _Operators(TorchDispatchMode):
         with symbolic_dispatch(not self.counts):
             result = func(*args, **(kwargs or {}))
         result = with_kernel_strides(func, args, result)
-        count = flop_registry.get(func.overloadpacket) if self.counts else None
-        if count is not None:
-            self.flops += count(*args, **(kwargs or {}), out_val=result)
+        if self.counts:
+            self.flops += _flops(func, args, kwargs or {}, result)
         return result
+
+
+def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Return the floating point operations of an aten operator, 0 for one that torch does not count.
+
+    Before torch 2.13, torch's count of attention raises for fewer heads of key and value than of query
+    (torch/utils/flop_counter.py:290@2.11.0, sdpa_flop_count): it is given as many.
+    """
+    count = flop_registry.get(func.overloadpacket)
+    if count is None:
+        return 0
+    if TORCH < (2, 13) and func.overloadpacket in ATTENTION:
+        first = 1 if "backward" in func.overloadpacket.__name__ else 0  # the query, after the output's gradient
+        query, key, value = args[first : first + 3]
+        if query.shape[1] != key.shape[1]:
+            grouped = [x[:, :1].expand(-1, query.shape[1], -1, -1) for x in (key, value)]
+            args = (*args[: first + 1], *grouped, *args[first + 3 :])
+    flops: int = count(*args, **kwargs, out_val=result)
+    return flops
 
 
 def _fake_mode() -> FakeTensorMode:

@@ -276,6 +276,7 @@ class OperatorExecutor(Executor):
         execution_transform: Callable | None = None,
         grad_transform: Callable | None = None,
         grad: str = "decompose",
+        low_priority: bool = False,
     ) -> None:
         """Register this executor's implementation of `symbol`.
 
@@ -287,6 +288,7 @@ class OperatorExecutor(Executor):
             execution_transform: in place of `op`, a function whose calls replace the call of the symbol.
             grad_transform: the gradient rule of the implementation; by default the symbol's own.
             grad: without a `grad_transform`, "decompose" (by the symbol's decomposition), "recompute" or "none"
+            low_priority: whether forge's own transforms of several calls take precedence, as over torch's functions
 
         Raises:
             ValueError: the symbol has an implementation here already.
@@ -318,7 +320,7 @@ class OperatorExecutor(Executor):
         if op is not None and not isinstance(op, Symbol):
             op = Symbol(symbol.name, f"{self.name}.{symbol.id}", meta=_never, tags=symbol.tags, executor=self, op=op)
         self.implementations[symbol.id] = Implementation(
-            symbol, op, checker, execution_transform, grad_transform, grad=grad
+            symbol, op, checker, execution_transform, grad_transform, grad=grad, low_priority=low_priority
         )
 
     def candidates(self, symbol: Symbol) -> Sequence[Implementation]:

@@ -7,6 +7,7 @@ result is no multiple of 16 bytes. Here such operands are padded with zeros, and
 import math
 
 import torch
+from torch.nn import functional as F
 
 from forge import clang, prims, torchlang
 from forge.executors.executor import Decision, OperatorExecutor, decline
@@ -29,19 +30,19 @@ def _padded(x: torch.Tensor, rows: int, row: int) -> torch.Tensor:
     return padded
 
 
-def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return a @ b of (..., M, K) and (..., K, N), as a view of rows of a multiple of 16 bytes."""
+def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return a @ b of (..., M, K) and (..., K, N), and of matrices + bias, as a view of rows of a multiple of 16
+    bytes."""
     multiple = ROW_BYTES // a.element_size()
     (m, k), n = a.shape[-2:], b.shape[-1]
     wide_k, wide_n = k + -k % multiple, n + -n % multiple
-    return torch.matmul(_padded(a, m, wide_k), _padded(b, wide_k, wide_n))[..., :n]
+    a, b = _padded(a, m, wide_k), _padded(b, wide_k, wide_n)
+    return (torch.matmul(a, b) if bias is None else torch.addmm(F.pad(bias, (0, wide_n - n)), a, b))[..., :n]
 
 
 def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     rows = input if input.ndim == 2 else input.reshape(-1, input.shape[-1])
-    product = _product(rows, weight.t())
-    out = product if bias is None else product + bias
-    return out.view(*input.shape[:-1], weight.shape[0])
+    return _product(rows, weight.t(), bias).view(*input.shape[:-1], weight.shape[0])
 
 
 def _is_profitable(batch: Dim, m: Dim, k: Dim, n: Dim, dtype: torch.dtype) -> Decision:
@@ -80,5 +81,5 @@ def register(executor: OperatorExecutor) -> None:
     """Register products with an executor."""
     product = executor.register_operator("product", like=prims.matmul, fn=_product)
     for symbol in (prims.matmul, clang.matmul, torchlang.matmul, torchlang.mm, torchlang.bmm):
-        executor.register_implementation(symbol, product, checker=_checker)
-    executor.register_implementation(torchlang.linear, _linear, checker=_linear_checker)
+        executor.register_implementation(symbol, product, checker=_checker, low_priority=True)
+    executor.register_implementation(torchlang.linear, _linear, checker=_linear_checker, low_priority=True)
