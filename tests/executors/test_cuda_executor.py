@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from forge import torchlang
 from forge.executors.cudaex import cudaex, head, products
 from forge.executors.executor import Declined
-from forge.ir import TensorProxy
+from forge.ir import Symbol, TensorProxy
 
 
 def _proxy(*shape: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> TensorProxy:
@@ -110,3 +110,9 @@ _KERNEL = """
 def test_the_kernel_of_the_head_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-c", textwrap.dedent(_KERNEL)], env=environment, check=True)
+
+
+@pytest.mark.parametrize("symbol", [torchlang.linear, torchlang.matmul, torchlang.mm, torchlang.bmm])
+def test_heads_of_language_models_take_precedence_over_padded_products(symbol: Symbol) -> None:
+    (implementation,) = cudaex.candidates(symbol)
+    assert implementation.low_priority
