@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WORKERS ?= auto
+MINUTES ?= 25
 
 export HF_HUB_OFFLINE = 1
 export OMP_NUM_THREADS ?= 1
@@ -40,7 +41,6 @@ sweep: $(INSTALLED)
 	$(BIN)/python -m tests.sweep --write docs/reference/coverage.md
 
 # OpInfos, programs, attention and models in the default configuration on a GPU, against float64; goes on where it ended
-MINUTES ?= 25
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m tests.gpu --minutes $(MINUTES) --write docs/reference/verification.md
 
@@ -65,12 +65,14 @@ docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(INSTALLED)
+	$(BIN)/python -m bench.zoo --device cpu --jobs 1 --minutes $(MINUTES)
 	$(BIN)/python -m bench.overhead
 	$(BIN)/python -m bench.processes
 	$(BIN)/python -m bench.throughput --device cpu
 
+# 24 models in parts: what `--minutes` ends goes on with the next `make bench-gpu`
 bench-gpu: $(INSTALLED)
-	$(BIN)/python -m bench.throughput --device cuda
+	$(BIN)/python -m bench.zoo --device cuda --minutes $(MINUTES) --png docs/images/zoo.png
 	$(BIN)/python -m bench.alone
 
 bench-kernels: $(INSTALLED)

@@ -412,6 +412,50 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+_BEGIN, _END = "<!-- bench.zoo: begin -->", "<!-- bench.zoo: end -->"
+
+
+def write(page: Path, results: list[dict[str, Any]], title: str, png: Path | None) -> None:
+    """Replace the part of a page between the two marks by the plot and the table.
+
+    Raises:
+        ValueError: If the page has no marks.
+    """
+    text = page.read_text()
+    if _BEGIN not in text or _END not in text:
+        raise ValueError(f"{page} has no marks {_BEGIN!r} and {_END!r} to write between")
+    image = [] if png is None else [f"![Time of a step, of torch.compile's]({os.path.relpath(png, page.parent)})", ""]
+    before, after = text.split(_BEGIN)[0], text.split(_END)[1]
+    page.write_text("\n".join([f"{before}{_BEGIN}", f"**{title}**", "", *image, table(results), f"{_END}{after}"]))
+
+
+def draw(results: list[dict[str, Any]], title: str, path: Path) -> None:
+    """Draw the ratios of time to torch.compile's, by model."""
+    import matplotlib.pyplot as plt  # only who asks for a picture needs it
+
+    names = list(dict.fromkeys(each["model"] for each in results))
+    figure, axes = plt.subplots(figsize=(8, 0.32 * len(names) + 1.2))
+    for offset, (mode, color) in enumerate(zip(MODES, ("#1f6feb", "#8fb8f6"), strict=True)):
+        ratios = {each["model"]: ratio(each) for each in results if each["mode"] == mode}
+        places = [(i, ratios[name]) for i, name in enumerate(names) if ratios.get(name) is not None]
+        axes.barh([i + 0.4 * offset for i, _ in places], [value for _, value in places], 0.36, label=mode, color=color)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks([i + 0.2 for i in range(len(names))], names)
+    axes.invert_yaxis()
+    axes.set_xlabel("time of a step, of torch.compile's (less is faster)")
+    axes.set_title(title, fontsize=9)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def _title(device: str) -> str:
+    import torch
+
+    where = torch.cuda.get_device_name() if device == "cuda" else "CPU, one thread, small sizes"
+    return f"{where}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
@@ -426,6 +470,8 @@ def main() -> None:
     parser.add_argument("--compile-threads", type=int, default=2, help="workers of Inductor, of each model")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--autotune", action="store_true", help="one more row: torch.compile with max-autotune")
+    parser.add_argument("--png", type=Path, help="draws the ratios to torch.compile's time")
+    parser.add_argument("--write", type=Path, help="a page whose part between the marks of bench.zoo is written anew")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -439,7 +485,12 @@ def main() -> None:
     names = [name for name in chosen if not all((name, mode) in measured for mode in MODES)]
     if names:
         run_all(options, names)
-    print(table([each for each in load(options.results) if each["model"] in chosen]))
+    results = [each for each in load(options.results) if each["model"] in chosen]
+    print(table(results))
+    if options.png:
+        draw(results, _title(options.device), options.png)
+    if options.write:
+        write(options.write, results, _title(options.device), options.png)
 
 
 if __name__ == "__main__":
