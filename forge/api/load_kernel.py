@@ -81,8 +81,12 @@ def load_kernel(
         ValueError: For an unknown operator or name.
         KernelImportError: If `force` is set and no kernel can be loaded; it carries the reason of each.
     """
-    known = list(hubex.kernels) if kernels is None else gather(kernels, allow_imports=allow_imports)
-    wanted, found = of_operation(op, known)
+    known = (
+        list(hubex.kernels)
+        if kernels is None
+        else gather(kernels, allow_imports=allow_imports, argument="forge.load_kernel: kernels")
+    )
+    wanted, found = of_operation(op, known, "forge.load_kernel")
     ops = {kernel.operation for kernel in known}
     check(bool(found), lambda: f"forge.load_kernel: there is no kernel of {wanted}; {_there_are(ops)}")
     if name is not None:

@@ -158,7 +158,7 @@ class GraphKey:
             return f"{kind.__module__}.{kind.__qualname__} {value!r}"
         if callable(value) and not isinstance(value, torch.nn.Module):
             return f"function {self._function(value)}"
-        raise Uncacheable(f"its graph holds a {kind.__qualname__}")
+        raise Uncacheable(f"the graph holds a {kind.__qualname__}")
 
     def _example(self, value: Any) -> str:
         if isinstance(value, torch.Tensor):

@@ -87,7 +87,7 @@ def _parse(body: bytes, key: str) -> Entry:
             place += length
         known, data = head["key"], head["data"]
     except (ValueError, KeyError, TypeError) as error:
-        raise UntrustedFile(f"it cannot be read: {error}") from error
+        raise UntrustedFile(f"the file cannot be read: {error}") from error
     if known != key:
-        raise UntrustedFile("it is another program's")
+        raise UntrustedFile("the file holds another program")
     return Entry(data, blobs)

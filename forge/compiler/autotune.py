@@ -38,11 +38,11 @@ from forge.torch_internals.pytree import torch_pytree
 PARTS = "its parts"  # the candidate that nobody takes: the calls of its decomposition, each by who takes that
 _PATIENCE = 60.0  # seconds that one thread's measuring waits for another's
 _UNMEASURED = {
-    Tag.RANDOM: "it draws random numbers",
-    Tag.EFFECT: "it has an effect",
-    Tag.OPAQUE: "it is an opaque call",
-    Tag.SYNCHRONIZING: "it reads values back to Python",
-    Tag.UNINITIALIZED: "it gives memory that others write to",
+    Tag.RANDOM: "the call draws random numbers",
+    Tag.EFFECT: "the call has an effect",
+    Tag.OPAQUE: "the call is an opaque call",
+    Tag.SYNCHRONIZING: "the call reads values back to Python",
+    Tag.UNINITIALIZED: "the call gives memory that others write to",
 }
 _torchs = (torchex, torch_prims)
 _measuring = new_lock()

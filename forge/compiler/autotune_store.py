@@ -74,9 +74,9 @@ def _parse(body: bytes, about: str) -> list[Timing]:
         timed = [Timing(str(name), seconds, reason) for name, seconds, reason in data["timed"]]
         known = data["about"]
     except (ValueError, KeyError, TypeError) as error:
-        raise owner_only_store.UntrustedFile(f"it cannot be read: {error}") from error
+        raise owner_only_store.UntrustedFile(f"the file cannot be read: {error}") from error
     if known != about or not all(isinstance(each.seconds, (float, type(None))) for each in timed):
-        raise owner_only_store.UntrustedFile("it holds something else's times")
+        raise owner_only_store.UntrustedFile("the file holds other times")
     return timed
 
 

@@ -240,7 +240,7 @@ def fusible(
         raise
     if decision:
         return [bound]
-    declined.append((executor.name, getattr(decision, "reason", "it declined without a reason")))
+    declined.append((executor.name, getattr(decision, "reason", "the executor declined without a reason")))
     if isinstance(decision, Declined) and not decision.parts:
         return []
     parts: list[BoundSymbol] = []

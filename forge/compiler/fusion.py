@@ -94,9 +94,9 @@ def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[Ran], layouts: Layo
         return "the strides of its results are not known"
     others = [each for each in proxies(claimed.bound.args) if not isinstance(each, (TensorProxy, NumberProxy))]
     if not all(proxy.name in layouts.fixed for proxy in others):
-        return "it reads a value that is known only when the program runs"
+        return "the call reads a value that is known only when the program runs"
     kept = [value for each in ran for value in each.outputs if not isinstance(value, (Layout, *_FIXED))]
-    return "it saves a value that exists only when the program runs" if kept else None
+    return "the call saves a value that exists only when the program runs" if kept else None
 
 
 def _output_aliases(call: BoundSymbol, ran: Ran) -> list[int | None]:
@@ -356,7 +356,7 @@ class _Writer:
     ) -> tuple[tuple[Any, ...] | None, Callable[..., Any] | Declined]:
         """Return a key that identical regions have in common, where there is one, and what runs them."""
         if not outputs:
-            return None, decline("it returns no tensor")
+            return None, decline("the region returns no tensor")
         pays = call_checker(region.fuser.is_profitable, [node.bound for node in region.nodes])
         if not pays:
             size = len(region.nodes)

@@ -130,7 +130,7 @@ Checker = Callable[..., Decision]
 
 
 GRADS = ("decompose", "recompute", "none")
-NO_GRADIENT = "it has no gradient, and one is needed"
+NO_GRADIENT = "the implementation has no gradient, and one is needed"
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -172,7 +172,7 @@ class Implementation:
         decision = call_checker(self.checker, *bound.args, **bound.kwargs)
         if isinstance(decision, Declined):
             return decision
-        return True if decision else decline("its checker declined and gave no reason")
+        return True if decision else decline("the checker declined without a reason")
 
 
 class Executor(RenamedMembers):

@@ -52,15 +52,15 @@ def of_another(body: bytes) -> bytes:
 
 
 DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "a bit": (flip, "it is damaged"),
-    "cut short": (lambda content: content[:-20], "it is damaged"),
-    "empty": (lambda content: b"", "it is of another format"),
-    "garbage": (lambda content: os.urandom(2000), "it is of another format"),
-    "a pickle": (lambda content: b"\x80\x04\x95garbage.", "it is of another format"),
-    "another format": (lambda content: content.replace(b"program 1", b"program 9", 1), "it is of another format"),
-    "another program": (lambda content: rehashed(content, of_another), "it is another program's"),
-    "no JSON": (lambda content: rehashed(content, lambda body: b"9\n{{{{{{{{{"), "it cannot be read"),
-    "a list": (lambda content: rehashed(content, lambda body: b"2\n[]"), "it cannot be read"),
+    "a bit": (flip, "the file is damaged"),
+    "cut short": (lambda content: content[:-20], "the file is damaged"),
+    "empty": (lambda content: b"", "the file is of another format"),
+    "garbage": (lambda content: os.urandom(2000), "the file is of another format"),
+    "a pickle": (lambda content: b"\x80\x04\x95garbage.", "the file is of another format"),
+    "another format": (lambda content: content.replace(b"program 1", b"program 9", 1), "the file is of another format"),
+    "another program": (lambda content: rehashed(content, of_another), "the file holds another program"),
+    "no JSON": (lambda content: rehashed(content, lambda body: b"9\n{{{{{{{{{"), "the file cannot be read"),
+    "a list": (lambda content: rehashed(content, lambda body: b"2\n[]"), "the file cannot be read"),
 }
 
 

@@ -416,9 +416,9 @@ EXECUTOR = mine()
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda content: content[:-9] + b"x" + content[-8:], "it is damaged"),
-        (lambda content: b"", "it is of another format"),
-        (lambda content: content.replace(b"times 1", b"times 9"), "it is of another format"),
+        (lambda content: content[:-9] + b"x" + content[-8:], "the file is damaged"),
+        (lambda content: b"", "the file is of another format"),
+        (lambda content: content.replace(b"times 1", b"times 9"), "the file is of another format"),
     ],
     ids=["a byte", "empty", "format"],
 )
@@ -455,7 +455,7 @@ def test_a_file_that_holds_another_calls_times_is_ignored(
     another_process(monkeypatch)
     with caplog.at_level(logging.WARNING, "forge.select"):
         measured(F.silu, torch.randn(8), executors=[mine(), "torch"])
-    assert len(timer.asked) == 3 and "it holds something else's times" in caplog.text
+    assert len(timer.asked) == 3 and "the file holds other times" in caplog.text
 
 
 # candidates that fail, and calls that are not measured
@@ -540,8 +540,8 @@ def test_a_random_call_is_not_measured(timer: Timer) -> None:
     jitted(torch.ones(4))
     told = forge.explain(jitted)
     assert who(told) == ["mine"] and timer.asked == []
-    assert [each.why_not for each in told.measured] == ["it draws random numbers"]
-    assert "mine by order, since it draws random numbers" in str(told)
+    assert [each.why_not for each in told.measured] == ["the call draws random numbers"]
+    assert "mine by order, since the call draws random numbers" in str(told)
 
 
 def test_integers_are_valid_indices(timer: Timer) -> None:

@@ -60,7 +60,7 @@ def _print_listed(sources: list[str], policy: PolicyOptions, op: str | None, as_
                 raise
         layers += there
     if op is not None:
-        _, kernels = of_operation(op, kernels)
+        _, kernels = of_operation(op, kernels, "--op")
     found = hubex.table_of(kernels, hubex.verifier)
     if as_json:
         print(json.dumps([asdict(row) for row in (*found, *layers)], indent=2))

@@ -126,9 +126,9 @@ def read_layers(layers: Layers, allow_imports: Sequence[str] = ()) -> list[Offer
     """
     wanted = f"must be a mapping, a list of sources, or {REGISTERED!r}"
     if isinstance(layers, str):
-        check(layers == REGISTERED, lambda: f"layers is {layers!r}, but {wanted}")
+        check(layers == REGISTERED, lambda: f"forge.jit: layers is {layers!r}, but {wanted}")
         return list(_registered_offers(allow_imports))
-    check(isinstance(layers, (Mapping, Sequence)), lambda: f"layers is {layers!r}, but {wanted}", TypeError)
+    check(isinstance(layers, (Mapping, Sequence)), lambda: f"forge.jit: layers is {layers!r}, but {wanted}", TypeError)
     if isinstance(layers, Mapping):
         offers = [offer for name, value in layers.items() for offer in _offers(name, value, allow_imports)]
     else:
@@ -174,7 +174,7 @@ def _is_layer(value: Any) -> bool:
 def _offers(name: str | type, value: Any, allow_imports: Sequence[str]) -> Iterator[Offer]:
     check(
         isinstance(name, (str, type)),
-        lambda: f"layers: {name!r} is no name of a layer and no class of modules",
+        lambda: f"forge.jit: layers: {name!r} is no name of a layer and no class of modules",
         TypeError,
     )
     if not isinstance(value, Mapping):
@@ -319,7 +319,7 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
         try:
             layer = place.load()
         except (hub.HubError, OSError, ValueError) as error:
-            return decline(f"it cannot be loaded: {error}")
+            return decline(f"the layer cannot be loaded: {error}")
         if training and not layer.has_backward:
             return decline(f"{layer.name} has has_backward = False, and a gradient is needed")
         problem = layer.problem(type(module))

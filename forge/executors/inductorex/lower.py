@@ -102,7 +102,7 @@ def compile_region_in_worker(
             graph, given = graph_of(region, layouts, eager_numerics=eager_numerics)
         inputs = [layouts.values[proxy.name] for proxy in region.inputs]
         if not all(isinstance(each, Layout) for each in inputs) or layouts.is_symbolic:
-            return decline("its sizes are not static")
+            return decline("the region's sizes are not static")
         return start(describe(graph, inputs), _other_strides(graph, region, given))
     except CheckError:
         raise

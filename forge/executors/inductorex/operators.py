@@ -154,10 +154,10 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
     a part of a whole program, ones that it calls. eager_numerics: whether its loops must round where torch's kernels
     do."""
     if not all(isinstance(proxy, (TensorProxy, NumberProxy)) for proxy in _proxies_of(bound)):  # attention's state
-        return whole_program or decline("it reads a value that is not a tensor")
+        return whole_program or decline("the call reads a value that is not a tensor")
     results = list(tensors(bound.output))
     if results and all(map(_has_no_elements, results)):
-        return decline("its results have no elements")
+        return decline("the results have no elements")
     operators = _operators(bound)
     if operators is None:
         return decline("torch does not run it on fake tensors")
@@ -210,7 +210,7 @@ def _rounds_alike(bound: BoundSymbol, operators: list[Any]) -> Decision:
     except UnresolvedSymInt:
         raise
     except Exception as error:
-        return decline(f"it has no graph: {in_one_line(error)}")
+        return decline(f"torch gives no graph of the call: {in_one_line(error)}")
     inner = next(filter(_rounds_within, graph.graph.nodes), None)
     if inner is not None:
         return decline(f"Inductor makes {inner.target} and others of it, which each round", parts=False)

@@ -44,10 +44,10 @@ def _parts_are_taken(bound: BoundSymbol, device: str) -> Decision:
 def _fits(bound: BoundSymbol, device: str) -> Decision:
     """Return whether nvFuser has the dtypes, the ranks and the lengths of a prim's tensors."""
     if any(isinstance(leaf, (torch.SymFloat, torch.SymBool)) for leaf in leaves((bound.args, bound.kwargs))):
-        return decline("it reads a number that differs from run to run and is not whole")
+        return decline("the call reads a number that differs from run to run and is not whole")
     for proxy in tensors(bound.output):
         if proxy.device.type != device:
-            return decline(f"it gives a tensor on {proxy.device}, and nvFuser computes on {device}")
+            return decline(f"the call gives a tensor on {proxy.device}, and nvFuser computes on {device}")
     for proxy in tensors((bound.output, bound.args, bound.kwargs)):
         decision = _is_described(proxy)
         if not decision:
@@ -83,7 +83,7 @@ def prims_of(bound: BoundSymbol) -> list[BoundSymbol]:
 def translate(region: Trace, library: Any, device: str) -> Definition:
     """Return nvFuser's definition of a region. Raises Untranslatable with the reason."""
     if not any(isinstance(proxy, TensorProxy) and proxy.device.type == device for proxy in region.inputs):
-        raise Untranslatable(f"it reads no tensor on {device}")
+        raise Untranslatable(f"the call reads no tensor on {device}")
     writer = Writer(region.inputs, lambda proxy: _describe(proxy, library, device))
     for bound in region.bound_symbols:
         for prim in prims_of(bound):
@@ -101,7 +101,7 @@ def _describe(proxy: TensorProxy, library: Any, device: str) -> TensorInput:
     if isinstance(decision, Declined):
         raise Untranslatable(decision.reason)
     if proxy.device.type != device and proxy.ndim:
-        raise Untranslatable(f"it reads {proxy}, and nvFuser computes on {device}")
+        raise Untranslatable(f"the call reads {proxy}, and nvFuser computes on {device}")
     sizes, strides = (list(map(hint_of, each)) for each in (proxy.shape, strides_in_region(proxy)))
     contiguity, order = library.compute_tensor_descriptor(sizes, strides)
     if any(isinstance(each, SYMBOLIC_TYPES) for each in (*proxy.shape, *strides_in_region(proxy))):

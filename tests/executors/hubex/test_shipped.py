@@ -109,7 +109,7 @@ def test_a_kernel_is_chosen_where_it_was_measured_to_be_faster() -> None:
     assert chosen(forge.jit(lambda x: F.silu(x), kernels=[threshold()]), 100)[0] == "large"
     executor, declined = chosen(forge.jit(lambda x: F.silu(x), kernels=[threshold()]), 99)
     assert executor != "large"
-    assert declined[0] == ("large", "it is not known to be faster: input.numel = 99 is less than 100")
+    assert declined[0] == ("large", "the kernel is not known to be faster: input.numel = 99 is less than 100")
 
 
 def test_what_it_is_faster_at_decides_neither_a_direct_call_nor_a_verification() -> None:

@@ -142,7 +142,7 @@ class Comparison:
     def _check_outputs(self, outputs: list[torch.Tensor], expected: "_Reference", memory: GuardedMemory) -> None:
         memory.check()
         if len(outputs) != len(expected.outputs):
-            raise Failed(f"it returns {len(outputs)} tensors, and {len(expected.outputs)} is wanted")
+            raise Failed(f"the kernel returns {len(outputs)} tensors, and {len(expected.outputs)} is wanted")
         for i, (actual, wanted) in enumerate(zip(outputs, expected.outputs, strict=True)):
             which = f"result {i}: " if len(outputs) > 1 else ""
             if memory.shares(actual):
