@@ -157,7 +157,9 @@ def _offers_of_source(source: Any, allow_imports: Sequence[str]) -> Iterator[Off
         return
     check(
         isinstance(source, (str, os.PathLike)),
-        lambda: f"layers: {source!r} is no repository, folder or layer; say for which modules it is in a mapping",
+        lambda: (
+            f"forge.jit: layers: {source!r} is no repository, folder or layer; say for which modules it is in a mapping"
+        ),
         TypeError,
     )
     found = list(layers_of(os.fspath(source), allow_imports=allow_imports))
@@ -198,7 +200,7 @@ def _layer_source(name: str | type, value: Any, allow_imports: Sequence[str]) ->
         return LayerSource(place.source, place.layer, place.trusts, allow_imports)
     check(
         isinstance(value, (str, os.PathLike)),
-        lambda: f"layers: {name!r} is given {value!r}, which is no layer, repository or folder",
+        lambda: f"forge.jit: layers: {name!r} is given {value!r}, which is no layer, repository or folder",
         TypeError,
     )
     source, _, layer = os.fspath(value).rpartition(":")
