@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from forge import hub
-from forge.executors.hubex.shipped import FOLDERS
+from forge.executors.hubex.builtin import FOLDERS
 from forge.ir import check
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")

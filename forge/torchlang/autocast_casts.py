@@ -19,7 +19,7 @@ from forge.prims.recurrent import KINDS
 from forge.torch_internals.dispatch import TorchDispatchMode, schema_of
 from forge.torch_internals.functions import torch_weight_norm
 from forge.torchlang.autocast_mode import DEVICES, casts_recurrent_layers, disable, state
-from forge.torchlang.trial import run_without_values
+from forge.torchlang.fake_execution import run_without_values
 
 Way = Callable[..., torch.dtype]  # of a tensor that autocast may convert, its new dtype
 

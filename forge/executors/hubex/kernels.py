@@ -69,7 +69,7 @@ class Kernel:
     entry: of its manifest. signature: the operator's. target: the symbol. function: what runs. backward: its gradient
     kernel, where the entry names one; forward: the function that runs instead where a gradient is needed. pattern: what
     finds its calls, where the target is a pattern's symbol. assumes: a predicate of the values of a call; samples:
-    makes such values. declared: the arguments of forge.kernel: (op, fn, options). shipped: whether it comes with forge,
+    makes such values. declared: the arguments of forge.kernel: (op, fn, options). builtin: whether it comes with forge,
     and nobody asked for it. particular: whether it is for the very calls of a program alone, and verified on nothing
     else. extension: of a kernel by class, what loads its function, and until then stands in its place.
     """
@@ -85,7 +85,7 @@ class Kernel:
     assumes: Callable | None = None
     samples: Callable | None = None
     declared: tuple[Any, Callable, dict[str, Any]] | None = field(default=None, compare=False)
-    shipped: bool = field(default=False, compare=False)
+    builtin: bool = field(default=False, compare=False)
     particular: bool = field(default=False, compare=False)
     extension: ExtensionLoader | None = field(default=None, compare=False)
     name: str = field(init=False)
@@ -187,7 +187,7 @@ def implementation(
         grad_transform=method(rules[kind]) if kind in rules else None,
         grad={"none": "none", "composite": "recompute"}.get(kind, "decompose"),
         name=kernel.name,
-        low_priority=kernel.shipped,
+        low_priority=kernel.builtin,
     )
 
 

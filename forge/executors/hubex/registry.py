@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from forge.executors.hubex.builtin import builtin_kernels
 from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.extension import is_extension
 from forge.executors.hubex.gather import Source, gather, operators
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.listing import KernelTable, table_of
 from forge.executors.hubex.operators import PATTERN
-from forge.executors.hubex.shipped import builtin_kernels
 from forge.executors.hubex.verification.verification_cache import Verifier, verifier
 from forge.executors.registry import register_executor
 from forge.hub import Policy
