@@ -6,6 +6,7 @@ import pytest
 
 from forge import prims
 from forge.executors import FusionExecutor
+from forge.hub import Policy
 from forge.ir.symbol import BoundSymbol, Tag
 from forge.ir.trace import Trace
 from forge.support.deprecation import renamed_attributes
@@ -92,6 +93,11 @@ def test_tags_may_be_set_by_the_old_name() -> None:
     with pytest.warns(DeprecationWarning, match=r"Trace\.tagged is now set_tags"), trace.tagged([Tag.NO_GRAD]):
         assert trace.tags == {Tag.NO_GRAD}
     assert not trace.tags
+
+
+def test_a_policy_adds_imports_by_the_old_name() -> None:
+    with pytest.warns(DeprecationWarning, match=r"Policy\.allowing is now with_imports"):
+        assert Policy().allowing(["einops"]).imports == ("einops",)
 
 
 @pytest.mark.parametrize(

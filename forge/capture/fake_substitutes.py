@@ -24,14 +24,14 @@ STAND_INS: dict[Callable, Callable] = {}
 
 
 class _State(threading.local):
-    absent = False
+    without_substitutes = False
 
 
 _state = _State()
 
 
 @contextmanager
-def absent() -> Iterator[None]:
+def without_substitutes() -> Iterator[None]:
     """Enter a context in which these functions are decomposed: they are called on fake tensors, too."""
     before, _state.absent = _state.absent, True
     try:

@@ -20,7 +20,7 @@ from forge.compiler.program import Unsupported
 from forge.ir import NUMBER_TYPES, Symbol, differentiable, get_grad, needs_grad, put_grad
 from forge.ir.checks import in_one_line
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.prims.library import empty_like, quiet, without_values
+from forge.prims.library import empty_like, fake_tensor_mode, quiet
 from forge.runtime.torch_state import restore_transforms
 from forge.torch_internals.dispatch import DisableTorchFunction, OpOverload, disable_current_modes, schema_of
 from forge.torch_internals.fake_tensors import FakeTensor
@@ -112,12 +112,12 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
     Unsupported."""
     try:
         with (
-            fake_substitutes.absent(),
+            fake_substitutes.without_substitutes(),
             restore_transforms(),
             quiet(),
             disable_current_modes(),
             DisableTorchFunction(),
-            without_values(args, allow_non_fake_inputs=True),
+            fake_tensor_mode(args, allow_non_fake_inputs=True),
             sdpa_kernel(SDPBackend.MATH),
         ):
             graph = make_fx(function, decomposition_table=_decompositions())(*tree_map(empty_like, args))

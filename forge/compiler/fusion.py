@@ -218,7 +218,7 @@ class _Writer:
 
     def region(self, region: Region) -> None:
         """One call for all of it, or its calls where the executor declines."""
-        escaping = list(self._escaping(region))
+        escaping = list(self._escaping_names(region))
         if not escaping:
             return
         outputs = [name for name in escaping if isinstance(self.layouts.values[name], Layout)]
@@ -278,7 +278,7 @@ class _Writer:
             tell(what, runners(call for node in region.nodes for call in node.calls), error, source)
         without_frames(error)
 
-    def _escaping(self, region: Region) -> Iterator[str]:
+    def _escaping_names(self, region: Region) -> Iterator[str]:
         """Yield the names that something outside reads, through views too."""
         inside = set(map(id, region.nodes))
         for node in region.nodes:

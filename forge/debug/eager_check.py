@@ -45,12 +45,12 @@ class CheckedTrace:
         self._given: list[torch.Tensor | None] = []  # copies of what the call that runs was given
         by_torch, claims = claim(dce(reference), [torchex])
         self._claims_by_torch = _by_output(claims)
-        self._reference = _noting(by_torch, self._keep, self._before_opaque).python_callable()
+        self._reference = _with_observer(by_torch, self._keep, self._before_opaque).python_callable()
         self._boxed = by_torch.boxed
         self._to_write_to = {
             name for bound in claimed.bound_symbols if Tag.UNINITIALIZED in bound.all_tags for name in bound.outputs
         }
-        self.trace = _noting(claimed, self._compare, self._before)
+        self.trace = _with_observer(claimed, self._compare, self._before)
 
     def wrap(self, function: Callable) -> Callable:
         """Return `function`, which runs `trace`, behind a run of the reference."""
@@ -203,7 +203,7 @@ def _advice(bound: BoundSymbol) -> str:
     return "let it copy that first"
 
 
-def _noting(trace: Trace, see: Callable, before: Callable[[BoundSymbol], Note | None] | None = None) -> Trace:
+def _with_observer(trace: Trace, see: Callable, before: Callable[[BoundSymbol], Note | None] | None = None) -> Trace:
     """Return the trace with a call of `see` after each call that gives tensors: the call, how many tensors it gives,
     these, and the tensors that it was given. before: gives what is noted before such a call."""
 

@@ -70,7 +70,7 @@ def _is_like(made: Any, wanted: Any) -> bool:
 # when the program runs
 
 
-class _Expecting:
+class _ContractCheck:
     """A user's function in a generated program, in whose globals it is `name`, until each of its calls has given what
     it says it gives."""
 
@@ -141,4 +141,4 @@ def expect(function: Callable, trace: Trace) -> None:
     scope = function.__globals__
     for name, value in list(scope.items()):
         if id(value) in calls:
-            scope[name] = _Expecting(scope, name, value, iter(calls[id(value)]))
+            scope[name] = _ContractCheck(scope, name, value, iter(calls[id(value)]))

@@ -83,7 +83,7 @@ def _metadata(op: str, function: Callable[..., Any], args: tuple[Any, ...], kwar
 
     Raises: what torch raises; NotImplementedError where the result's shape depends on values.
     """
-    without = without_values((args, kwargs))
+    without = fake_tensor_mode((args, kwargs))
     with quiet(), disable_current_modes(), DisableTorchFunction(), torch.no_grad(), without:
         args, kwargs = tree_map(_stand_in, (args, kwargs))
         try:
@@ -104,7 +104,7 @@ def symbolic_dispatch(symbolic: bool) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def without_values(tree: Any, **options: Any) -> Iterator[None]:
+def fake_tensor_mode(tree: Any, **options: Any) -> Iterator[None]:
     """Enter a mode of tensors without values, in which the symbolic lengths and numbers of a nest keep their meaning.
     options: of FakeTensorMode."""
     fake = FakeTensorMode(shape_env=_shape_environment(tree), **options)

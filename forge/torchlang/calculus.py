@@ -138,10 +138,10 @@ def _derivative(f: TensorProxy, dim: int, spacing: Any, edge_order: int) -> Tens
             lambda: f"torch.gradient expected each element of spacing to have one dimension, but got {spacing}",
         )
         return _at_places(f, dim, spacing, edge_order)
-    return _evenly(f, dim, spacing, edge_order)
+    return _gradient_even_spacing(f, dim, spacing, edge_order)
 
 
-def _evenly(f: TensorProxy, dim: int, h: Number, edge_order: int) -> TensorProxy:
+def _gradient_even_spacing(f: TensorProxy, dim: int, h: Number, edge_order: int) -> TensorProxy:
     """Central differences; at the ends one-sided ones."""
 
     def at(start: int, stop: int | None) -> TensorProxy:

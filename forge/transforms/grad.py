@@ -45,14 +45,14 @@ class RuleRun:
 class Joint(NamedTuple):
     """A differentiated trace: `forward` computes its output, `runs` hold what its backward needs, in forward order.
 
-    `active` names the values through which gradients flow, `parted` those of calls that are taken apart, and what is
+    `active` names the values through which gradients flow, `decomposed` those of calls that are decomposed, and what is
     computed from these: their strides may be others than those of the calls' own results.
     """
 
     forward: Trace
     runs: list[RuleRun]
     active: set[str]
-    parted: Collection[str] = frozenset()
+    decomposed: Collection[str] = frozenset()
 
 
 def differentiate(
@@ -67,14 +67,14 @@ def differentiate(
     """
     new = trace.derive("differentiate")
     walker = _Forward(new, set(wanted), choose, again)
-    parted: set[str] = set()
+    decomposed: set[str] = set()
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             calls = walker.visit(bound)
             new.bound_symbols.extend(calls)
-            if not _stays_whole(bound, calls) or not parted.isdisjoint(bound.inputs):
-                parted.update(bound.outputs)
-    return Joint(new, walker.runs, walker.active, parted)
+            if not _stays_whole(bound, calls) or not decomposed.isdisjoint(bound.inputs):
+                decomposed.update(bound.outputs)
+    return Joint(new, walker.runs, walker.active, decomposed)
 
 
 def _reached_names(bound: BoundSymbol, names: Collection[str]) -> set[str]:

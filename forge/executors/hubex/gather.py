@@ -88,7 +88,7 @@ def gather(
         elif not isinstance(source, (str, os.PathLike)):
             raise TypeError(f"{argument}: {source!r} is no repository, folder, manifest, lock file or kernel")
         else:
-            access = (policy or _default_policy(source)).allowing(allow_imports)
+            access = (policy or _default_policy(source)).with_imports(allow_imports)
             found += _from_files(source, Origin(backend=backend, policy=access, lock=lock))
     return found
 

@@ -237,7 +237,7 @@ class _Caller:
         if any(map(needs_grad, tensors(others))):
             return NotImplemented
         output, saved = self._run(self.forward_op, args, kwargs, bool(grad.saves))
-        incoming = self._incoming(tensors(output))
+        incoming = self._results_and_gradients(tensors(output))
         in_layout = {name: self.in_layout(name, value) for name, value in values.items()}
         gradients = tuple(map(_gradient_like, (values[name] for name in grad.returns)))
         arguments = {
@@ -296,7 +296,7 @@ class _Caller:
         gradients = [value for name, value in values.items() if name.startswith("grad_output")]
         return [*gradients, *args], {**kwargs, **saved}
 
-    def _incoming(self, results: list[TensorProxy]) -> dict[str, TensorProxy]:
+    def _results_and_gradients(self, results: list[TensorProxy]) -> dict[str, TensorProxy]:
         """Return the results and their gradients, by the names that a manifest has for them."""
         found = {}
         for i, result in enumerate(results):

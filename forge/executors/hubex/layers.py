@@ -109,7 +109,7 @@ def layers_of(
     """Yield the layers of a repository or folder, by name. Raises HubError."""
     local = parse_source(source).path is not None
     trust: dict[str, Any] = {"trust": "any"} if trusts is True else {"repositories": trusts or ()}
-    policy = hub.Policy(local=local, **trust).allowing(allow_imports)
+    policy = hub.Policy(local=local, **trust).with_imports(allow_imports)
     resolved = hub.resolve(source, policy=policy)
     package = hub.load(resolved)
     content = next(each.verified.content for each in hub.loaded_kernels() if each.module is package)

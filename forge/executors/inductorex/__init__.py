@@ -104,7 +104,7 @@ class InductorExecutor(FusionExecutor):
 
     def with_region_checks(self) -> FusionExecutor:
         if self._with_region_checks is None:
-            self._with_region_checks = _Checking(self)
+            self._with_region_checks = _RegionChecks(self)
         return self._with_region_checks
 
     def with_eager_numerics(self) -> "InductorExecutor":
@@ -203,7 +203,7 @@ class _Checks(InductorExecutor):
         return self
 
 
-class _Checking(_Checks):
+class _RegionChecks(_Checks):
     """Regions as Inductor is given them."""
 
     def __init__(self, executor: InductorExecutor) -> None:

@@ -119,7 +119,7 @@ def load(data: bytes) -> Callable:
     known = json.loads(data)
     are_there = _are_there(known["kernels"])
     if known["short"] is not None and are_there:
-        call = _shortly(known["short"], known["kernels"])
+        call = _call_with_kernels(known["short"], known["kernels"])
     else:
         call = _module(known["source"]).call
     if known["aligned"]:
@@ -149,7 +149,7 @@ def _module(source: str) -> ModuleType:
     return PyCodeCache.load(source)
 
 
-def _shortly(text: str, kernels: Mapping[str, tuple[str, str, str]]) -> Callable:
+def _call_with_kernels(text: str, kernels: Mapping[str, tuple[str, str, str]]) -> Callable:
     """Return the module's call with kernels that are there already."""
     found = {name: getattr(load_library(path, digest), function) for name, (path, digest, function) in kernels.items()}
     scope = {"__name__": "forge.inductor_region", **found}

@@ -118,7 +118,7 @@ def _other_strides(graph: torch.fx.GraphModule, region: Trace, given: list[Any])
     return Strides.of(wanted, given)
 
 
-def _rounding(graph: torch.fx.GraphModule) -> dict[str, bool]:
+def _precision(graph: torch.fx.GraphModule) -> dict[str, bool]:
     """Inductor computes in float32 what is of half precision, which is within the rounding of its calls; but a program
     that converts to a narrower dtype and back asks for the rounding itself, and a graph may say what is rounded."""
     rounded = [node for node in graph.graph.nodes if _is_narrowing(node) and _is_widened(node)]
@@ -150,7 +150,7 @@ def _width(node: torch.fx.Node) -> int:
     return node.meta["val"].element_size() if node.meta["val"].dtype.is_floating_point else 0
 
 
-def _binding(given: list[Any]) -> dict[str, bool]:
+def _size_binding(given: list[Any]) -> dict[str, bool]:
     """Since torch 2.14, Inductor reads a length that is no input of its own from a tensor only where it asserts sizes,
     and from an empty tensor never."""
     lengths = {each.node.expr for each in given if isinstance(each, torch.SymInt)}
@@ -212,7 +212,12 @@ def compile_graph(
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),
         inductor_config.patch(
-            {**_SETTINGS, **(get_cpp_wrapper_config() if whole_program else {}), **_rounding(graph), **_binding(given)}
+            {
+                **_SETTINGS,
+                **(get_cpp_wrapper_config() if whole_program else {}),
+                **_precision(graph),
+                **_size_binding(given),
+            }
         ),
     ):
         warnings.filterwarnings("ignore", module=r"torch\._inductor")  # how it makes its kernels

@@ -106,7 +106,7 @@ class Compiler:
         with _lock, disable_current_modes(), torch.no_grad():
             fusion = Fusion(definition, self.library, ())
             given = [_zeros(proxy) for proxy in region.inputs]
-            fusion.laid_out = _different(fusion.execute(given), region.output, definition.outputs)
+            fusion.laid_out = _mismatched_outputs(fusion.execute(given), region.output, definition.outputs)
         return fusion
 
     def dump(self, fusion: Callable) -> bytes | Declined:
@@ -133,7 +133,7 @@ def _zeros(proxy: Proxy) -> Any:
     return torch.empty_strided(shape, strides, dtype=proxy.dtype, device=proxy.device).zero_()
 
 
-def _different(
+def _mismatched_outputs(
     results: Sequence[torch.Tensor], wanted: Sequence[TensorProxy], outputs: Sequence[Output]
 ) -> tuple[int, ...]:
     """Return the results that are not laid out as torch's, or may be other values' memory. Raises TypeError where

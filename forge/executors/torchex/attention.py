@@ -125,7 +125,9 @@ def _flash_backward(
 _EFFICIENT_MULTIPLE = 32  # of this many queries' logsumexp the memory-efficient kernel keeps, infinite past the last
 
 
-def _efficient(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> tuple:
+def _efficient_forward(
+    call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> tuple:
     out, logsumexp, seed, offset = aten._scaled_dot_product_efficient_attention(
         q, k, v, mask, True, call.dropout_p, call.is_causal, scale=call.scale
     )
@@ -201,7 +203,7 @@ def _compose(call: Attention, leaves: Inputs) -> tuple:
 _KERNELS: dict[tuple[str, int], tuple[Callable, Callable]] = {
     ("cpu", SDPBackend.FLASH_ATTENTION.value): (_flash_cpu, _flash_cpu_backward),
     ("cuda", SDPBackend.FLASH_ATTENTION.value): (_flash, _flash_backward),
-    ("cuda", SDPBackend.EFFICIENT_ATTENTION.value): (_efficient, _efficient_backward),
+    ("cuda", SDPBackend.EFFICIENT_ATTENTION.value): (_efficient_forward, _efficient_backward),
     ("cuda", SDPBackend.CUDNN_ATTENTION.value): (_cudnn, _cudnn_backward),
 }
 _OF_GROUPS = frozenset({(_flash_cpu, _flash_cpu_backward), (_flash, _flash_backward), (_cudnn, _cudnn_backward)})
@@ -259,11 +261,11 @@ def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None
         return None
     choice = _choice(call, leaves)
     kernel = _KERNELS.get((query.device.type, choice))
-    if kernel is not None and kernel[0] is _efficient and leaves[1].shape[1] != query.shape[1]:
+    if kernel is not None and kernel[0] is _efficient_forward and leaves[1].shape[1] != query.shape[1]:
         return None  # torch repeats the heads for it
     if kernel is None or mask is None or kernel[0] is _flash_cpu:
         return kernel
-    aligned = mask.shape[-1] % 16 == 0 and mask.ndim == 4 and kernel[0] is _efficient
+    aligned = mask.shape[-1] % 16 == 0 and mask.ndim == 4 and kernel[0] is _efficient_forward
     return kernel if aligned else None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.hub import build, toolchain
-from forge.hub.builder.compiling import Compiling
+from forge.hub.builder.compilation import TargetCompilation
 from forge.hub.builder.config import Config, read_config
 from forge.hub.builder.targets import Target, targets
 from forge.hub.errors import BuildError, MalformedError, Place
@@ -83,7 +83,7 @@ def build_tree(
 
 
 def _build(config: Config, target: Target, output: Path, jobs: int, force: bool) -> BuiltVariant:
-    native = Compiling(config, target) if target.components else None
+    native = TargetCompilation(config, target) if target.components else None
     python = _python_files(config)
     told = [part for path, content in python.items() for part in (path.encode(), content)]
     described = repr((target.variant, _metadata(config, target))).encode()

@@ -268,7 +268,7 @@ class Where:
         """The arguments and dims that it is about."""
         return frozenset(part.id for part in ast.walk(self.expression) if isinstance(part, ast.Name))
 
-    def renamed(self, rename: Callable[[str], str]) -> "Where":
+    def rename(self, rename: Callable[[str], str]) -> "Where":
         """Return the condition with other names for its arguments and dims; its text stays."""
         expression = copy.deepcopy(self.expression)
         for part in ast.walk(expression):

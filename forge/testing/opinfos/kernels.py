@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from forge.ir import TensorProxy
-from forge.testing.table import Value, op, rounding, sample, t, values, wrong
+from forge.testing.table import Value, op, sample, t, tolerance, values, wrong
 
 aten = torch.ops.aten
 
@@ -90,7 +90,7 @@ op(
     "nn.functional.upsample_bilinear",
     [sample(t(2, 3, 4, 5), 8), sample(t(2, 3, 4, 5), scale_factor=2.0), sample(t(2, 3, 4, 5), (2, 7))],
     wrong(t(2, 3, 4, 5), error=ValueError, match="should be defined"),
-    directives=(rounding("torch rounds to half precision at other places", executors=None),),
+    directives=(tolerance("torch rounds to half precision at other places", executors=None),),
     op=_upsample_bilinear,
 )
 for _name in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):

@@ -69,7 +69,7 @@ def _calls(templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
 def _allowed_calls(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
     """Return calls that the constraints allow."""
     constraints = Constraints(kernel)
-    return (call for call in _calls(templates) if not constraints.failing(call))
+    return (call for call in _calls(templates) if not constraints.violations(call))
 
 
 def _changed_calls(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
@@ -79,7 +79,7 @@ def _changed_calls(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> I
     if any(parameter.rest for parameter in kernel.target.signature.parameters):
         return
     problems = [_problem(kernel, constraints, template) for template in _distinct(_calls(templates))]
-    problems.sort(key=lambda problem: len(constraints.failing(problem[1](problem[0]))))
+    problems.sort(key=lambda problem: len(constraints.violations(problem[1](problem[0]))))
     for start, build, candidates in problems[:TEMPLATES]:
         found = search(constraints, start, build, candidates, TRIES)
         if found is not None:
@@ -142,7 +142,7 @@ def variations(kernel: Kernel, call: Call) -> Iterator[Case]:
     for note, laid in _layouts(small):
         yield made.case(laid, note)
     yield from made.special(small)
-    yield from made.shared(small)
+    yield from made.with_shared_tensor(small)
     for resized in _resize(kernel, small):
         yield made.case(resized)
         yield made.case(resized, "unaligned", offset=1)
@@ -167,7 +167,7 @@ class _Values:
         made = call.map(lambda leaf: self.tensor(leaf) if isinstance(leaf, Meta) else leaf)
         return Case(made.args, made.kwargs, note, offset, self.known)
 
-    def shared(self, call: Call) -> Iterator[Case]:
+    def with_shared_tensor(self, call: Call) -> Iterator[Case]:
         """One tensor in the place of all that are like the first one."""
         if not call.metas or call.metas.count(call.metas[0]) < 2 or self.kernel.samples or self.kernel.assumes:
             return
@@ -327,10 +327,10 @@ def _resize(kernel: Kernel, call: Call) -> Iterator[Call]:
         odd = [_of_length(call, found, length) for length in ODD]
         odd = [each for each in odd if all(prod(meta.shape) <= LARGE for meta in each.metas)]
         yield from odd
-        if all(map(constraints.failing, odd)):
+        if all(map(constraints.violations, odd)):
             others = (_of_length(call, found, length) for length in constraints.numbers if length not in found)
             small = (each for each in others if all(prod(meta.shape) <= LARGE for meta in each.metas))
-            yield from islice((each for each in small if not constraints.failing(each)), len(ODD))
+            yield from islice((each for each in small if not constraints.violations(each)), len(ODD))
 
 
 def _of_length(call: Call, found: Mapping[int, int], length: int) -> Call:

@@ -89,7 +89,7 @@ class Step:
     key: str
 
 
-class Compiling:
+class TargetCompilation:
     """A target's files, and what they are compiled to."""
 
     def __init__(self, config: Config, target: Target) -> None:
