@@ -1,6 +1,6 @@
 """Entries on disk: one file each (forge/support/owner_only_store.py), JSON followed by blobs.
 
-An entry that cannot be used is ignored with a notice, and written anew."""
+An entry that cannot be used is ignored with a notice, and rewritten."""
 
 import json
 import logging

@@ -1,6 +1,6 @@
 """Programs on DTensors become programs on the tensors inside: what this process has of each.
 
-Dynamo's graph says how each value is placed. Here it is written anew, before it is recorded: DTensor.from_local and
+Dynamo's graph says how each value is placed. Here it is rewritten, before it is recorded: DTensor.from_local and
 to_local vanish, redistribute is `forge.redistribute`, whose collectives are calls of the program, and a torch function
 of DTensors is that function of the tensors inside, where both run the same operators. Where they do not, the call is an
 opaque one, which makes DTensors of what it is given and differentiates as torch does. At the program's boundary inputs
@@ -125,7 +125,7 @@ class _Writer:
         self.inputs: list[_Spec | None] = []  # of each input: how it is placed, None where it is no DTensor
         self.left_out: list[int] = []  # inputs that are no tensors
         self.outputs: dict[int, _Spec] = {}
-        self.node = next(iter(graph.graph.nodes))  # the one that is written anew
+        self.node = next(iter(graph.graph.nodes))  # the one that is rewritten
 
     def write(self) -> LocalGraph:
         for node in self.old.graph.nodes:

@@ -1,6 +1,6 @@
 """Functions of torch that look at values: what Dynamo captures in their place.
 
-Dynamo runs what it captures on tensors without values, which these functions cannot be. A stand-in gives results of
+Dynamo runs what it captures on fake tensors, which these functions cannot be. A stand-in gives results of
 the same shape and dtype without looking; torchlang has it as the function that it stands for, which is what runs.
 
 Where torch itself runs what was captured (in eager, or for a function's transform), a stand-in calls its function.

@@ -369,7 +369,7 @@ def is_whole(length: Dim, bounds: Bounds) -> bool:
 
 
 def clamp_bound(bound: Dim | None, length: Dim, default: Dim) -> Dim:
-    """Return a slice's bound in [0, length]; arithmetic only, so that symbolic lengths stay symbolic."""
+    """Return a slice's bound in [0, length]; arithmetic only, so that symbolic sizes stay symbolic."""
     if bound is None:
         return default
     if isinstance(bound, int) and isinstance(length, int):

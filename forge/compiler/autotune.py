@@ -258,7 +258,7 @@ def _forward_and_backward(
 
 
 class _Program:
-    """A program that is one call like one of a trace's: a symbolic length is what it is in this run.
+    """A program that is one call like one of a trace's: a symbolic size is what it is in this run.
 
     Raises _NotMeasurable for a call that cannot be made alone.
     """

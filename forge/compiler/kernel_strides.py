@@ -1,4 +1,4 @@
-"""Strides of torch's kernels, for the operators of which torch gives others on tensors without values.
+"""Strides of torch's kernels, for the operators of which torch gives others on fake tensors.
 
 The fake implementation of an operator, or its decomposition, need not lay out a result as the kernel does that runs.
 """
@@ -130,7 +130,7 @@ def _operands(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor | Number]:
 
 
 def _is_iterated(func: Any, args: tuple[Any, ...], result: torch.Tensor) -> bool:
-    """Return whether torch gives a pointwise result without values otherwise than TensorIterator does: by a
+    """Return whether torch gives a pointwise result on fake tensors otherwise than TensorIterator does: by a
     decomposition, without a look at dims of length 1 where one of the operands is a number, or in row-major order
     where one of them is expanded."""
     shape = tuple(result.shape)

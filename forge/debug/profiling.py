@@ -1,7 +1,7 @@
 """forge.explain(profile=True): what each call of a compiled program takes.
 
 The program runs again, on tensors like those that it was compiled for: random floats, zeros where they may be an index,
-a symbolic length as long as it was when the program was captured. A clock is read after each call; on a GPU it is the
+a symbolic size as long as it was when the program was captured. A clock is read after each call; on a GPU it is the
 device's own, so that a call takes until the device has done its work or, where it waits for Python, until the next
 begins. An opaque call runs where it is torch's own and takes such values; else there are values like its results in its
 place, and it is not measured.

@@ -82,7 +82,7 @@ class _ContractCheck:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         bound = next(self.calls, None)
-        if bound is None or not _fits([args, kwargs], [bound.args, bound.kwargs]):  # the program began anew
+        if bound is None or not _fits([args, kwargs], [bound.args, bound.kwargs]):  # the program began again
             if self.scope[self.name] is self:
                 self.scope[self.name] = self.function
             return self.function(*args, **kwargs)

@@ -57,7 +57,7 @@ from forge.ir.state import state
 from forge.ir.unresolved import UnresolvedSymInt, without_specialization
 from forge.support.deprecation import RenamedMembers
 
-_OWN = frozenset({"torch", "forge", "builtins", "operator", "_operator", "math"})  # run on tensors without values
+_OWN = frozenset({"torch", "forge", "builtins", "operator", "_operator", "math"})  # run on fake tensors
 
 
 def is_own(function: Any) -> bool:
@@ -438,7 +438,7 @@ class FusionExecutor(Executor):
         return decline(f"executor {self.name} does not keep its regions for another process")
 
     def load(self, data: bytes) -> Callable:
-        """Return the function that was dumped. Any error makes forge compile the program anew."""
+        """Return the function that was dumped. Any error makes forge compile the program again."""
         raise NotImplementedError
 
     def prepare(self) -> None:

@@ -85,7 +85,7 @@ def build_kernels(
     skipped = {"prebuilt": prebuilt}
     try:
         plan = _plan(manifest, skipped)
-        built, reason = (None, "it is to be built anew") if force else _cached_library(plan)
+        built, reason = (None, "the library is to be rebuilt") if force else _cached_library(plan)
         if built is None:
             skipped["cached"] = reason
             if not policy.build:

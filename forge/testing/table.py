@@ -2,7 +2,7 @@
 
     op("roll", [sample(t(2, 3), 1), sample(t(3, 4).t(), (1, -1), (0, 1))], [wrong(t(2), 1, 5, match="out of range")])
 
-A tensor stands in a row by its shape, and is made anew in every row for each device and dtype. Rows that several ops
+A tensor stands in a row by its shape, and is made again in every row for each device and dtype. Rows that several ops
 have are lists with a name, and lists of rows may be nested.
 """
 

@@ -1,7 +1,7 @@
 """torch.autocast: the casts that it makes before a call. The mode itself is in autocast_mode.py.
 
 torch has lists, by device, of operators that autocast runs in lower precision, in float32, or in the widest dtype of
-their arguments. forge does not copy them: a call runs once on tensors without values under autocast, and once for each
+their arguments. forge does not copy them: a call runs once on fake tensors under autocast, and once for each
 way to convert its arguments beforehand; the way is taken whose operators see the same dtypes. A call that no way
 reproduces (it runs some of its operators in lower precision and others in float32) is left to torch.
 """
@@ -70,7 +70,7 @@ _known: dict[Any, str | None] = BoundedDict(4096)
 
 
 class ReachesInside(NotImplementedError):
-    """Autocast changes what one of torch's own kernels does, which tensors without values do not show."""
+    """Autocast changes what one of torch's own kernels does, which fake tensors do not show."""
 
 
 _INSIDE = frozenset(

@@ -1,4 +1,4 @@
-"""A torch function run on tensors without values: which operators it runs, and what they do to its arguments."""
+"""A torch function run on fake tensors: which operators it runs, and what they do to its arguments."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -116,7 +116,7 @@ class ObservedEffects(NamedTuple):
 
 
 def observe_effects(function: Callable, args: tuple, kwargs: dict) -> ObservedEffects | None:
-    """Return a call's effects besides its results; None where they cannot be seen without values."""
+    """Return a call's effects besides its results; None where they cannot be seen without data."""
     seen = EffectRecorder()
     given = run_on_fake_tensors(function, args, kwargs, seen, grad=True)
     if given is None:

@@ -148,7 +148,7 @@ class _Network:
 
 
 def _bytes(proxy: Proxy) -> int:
-    """Return a value's bytes; of a symbolic length, what it was when the program was recorded."""
+    """Return a value's bytes; of a symbolic size, what it was when the program was recorded."""
     if not isinstance(proxy, TensorProxy):
         return 8
     count = proxy.element_size()

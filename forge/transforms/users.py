@@ -1,4 +1,4 @@
-"""Transforms that a user gave: their result is checked, and what a changed call consists of is recorded anew."""
+"""Transforms that a user gave: their result is checked, and what a changed call consists of is recorded again."""
 
 from collections.abc import Callable, Mapping, Sequence
 

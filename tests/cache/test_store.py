@@ -85,7 +85,7 @@ def test_an_entry_that_names_what_is_not_here_is_written_anew(programs: Path, ca
     file.write_bytes(rehashed(before, lambda body: body.replace(b"torch.relu", b"torch.rely")))
     assert file.read_bytes() != before
     assert not is_hit(run, call, executors=["torch"])
-    assert "a program cannot be used, and is compiled anew: ModuleNotFoundError" in caplog.text
+    assert "a program cannot be used, and is compiled again: ModuleNotFoundError" in caplog.text
     assert is_hit(run, call, executors=["torch"])
 
 
@@ -110,7 +110,7 @@ def test_an_entry_that_others_may_write_to_is_ignored(mode: int, entry: Path, ca
     entry.chmod(mode)
     assert not hits()
     assert "it can be written to by other users" in caplog.text
-    assert stat.S_IMODE(entry.stat().st_mode) == 0o600  # written anew
+    assert stat.S_IMODE(entry.stat().st_mode) == 0o600  # rewritten
     assert hits()
 
 

@@ -56,7 +56,7 @@ def timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Timer:
 
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known from now on but what is on disk; programs are compiled anew."""
+    """Nothing is known from now on but what is on disk; programs are compiled again."""
     monkeypatch.setattr(autotune_store, "_known", BoundedDict(100))
     shutil.rmtree(autotune_store.folder().parent / "programs", ignore_errors=True)
     torch._dynamo.reset()
@@ -440,7 +440,7 @@ def test_a_damaged_file_is_ignored_with_a_notice(
     assert f"{file} is ignored: {reason}" in caplog.text
     another_process(monkeypatch)
     measured(F.silu, torch.randn(4), executors=[mine(), "torch"])
-    assert len(timer.asked) == 2  # it was written anew
+    assert len(timer.asked) == 2  # it was rewritten
 
 
 def test_a_file_that_holds_another_calls_times_is_ignored(

@@ -250,7 +250,7 @@ def lock(
             f"{output}: a lock file's name must end in {lockfile.SUFFIX}, or it is not read as one: such as {name}"
         )
     if not sources and not (output.exists() and hub.read_lock(output).kernels):
-        held = f"{output} holds none to lock anew"
+        held = f"{output} holds none to lock again"
         print(f"forge: nothing to lock: give a folder or org/name@v1 ({held})", file=sys.stderr)
         return 2
     written = hub.lock_kernels(

@@ -98,7 +98,7 @@ class KernelExtension:
         """Return the function: of `module` where it is installed, else of build_jit.
 
         A module that is there and does not import (it was compiled for another torch, say) is no reason for silence:
-        there is a warning, and it is built anew, or the error is the reason why the kernel is not used.
+        there is a warning, and it is rebuilt, or the error is the reason why the kernel is not used.
         """
         if self.module is None or not compat.is_installed(self.module):
             return self.build_jit()

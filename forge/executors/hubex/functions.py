@@ -231,7 +231,7 @@ def _own(handle: TensorProxy, memory: Memory, taken: list[Any]) -> TensorProxy:
 
 
 def meta_of(function: Callable, args: tuple, kwargs: dict) -> Any:
-    """Return the results of a function of tensors for a call on proxies: it runs on tensors without values."""
+    """Return the results of a function of tensors for a call on proxies: it runs on fake tensors."""
     trace = current_trace()
     with DisableTorchFunction(), torch.no_grad(), fake_tensor_mode((args, kwargs)):
         args, kwargs = tree_map(empty_like, (args, kwargs))

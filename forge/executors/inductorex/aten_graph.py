@@ -1,4 +1,4 @@
-"""A region as a graph of aten operators, traced on tensors without values, as Inductor compiles it."""
+"""A region as a graph of aten operators, traced on fake tensors, as Inductor compiles it."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ from forge.torch_internals.sympy import PythonReferenceAnalysis, sympy_interp
 aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)
 _lock = new_lock()
-# indices of known lengths are expanded to a symbolic shape; outside the mode of tensors without values, torch refuses:
+# indices of known sizes are expanded to a symbolic shape; outside the mode of fake tensors, torch refuses:
 # its fake implementation is inside, as that of aten.index is
 fake_impls.op_implementations_dict.setdefault(
     aten._unsafe_index.Tensor, fake_impls.op_implementations_dict[aten.index.Tensor]

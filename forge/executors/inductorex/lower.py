@@ -1,6 +1,6 @@
 """Artifacts of Inductor, of regions.
 
-Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of aten operators on tensors without values.
+Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of aten operators on fake tensors.
 """
 
 import logging

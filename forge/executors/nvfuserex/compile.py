@@ -114,7 +114,7 @@ class Compiler:
         assert isinstance(fusion, Fusion)
         inputs = [*fusion.definition.inputs]
         if any(-1 in getattr(each, "shape", (-1,)) for each in inputs):
-            return decline("nvFuser's regions of symbolic lengths are compiled anew")
+            return decline("nvFuser's regions of symbolic sizes are compiled again")
         return dump(fusion.definition, fusion.laid_out)
 
     def load(self, data: bytes) -> Fusion:

@@ -47,7 +47,7 @@ class Writer:
         return self.op(CAST, x, dtype)
 
     def of(self, value: Any) -> Any:
-        """Return an operator's argument: references for proxies and symbolic lengths, tuples for sequences."""
+        """Return an operator's argument: references for proxies and symbolic sizes, tuples for sequences."""
         if isinstance(value, Ref):
             return value
         if isinstance(value, Proxy):

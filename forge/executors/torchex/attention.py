@@ -270,7 +270,7 @@ def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None
 
 
 def _choice(call: Attention, leaves: Inputs) -> int:
-    """torch's choice; for tensors without values, what it is for memory like theirs."""
+    """torch's choice; for fake tensors, what it is for memory like theirs."""
     query, key, value, mask = leaves
     if isinstance(query, FakeTensor):
         with disable_current_modes():

@@ -61,7 +61,7 @@ def build_tree(
 ) -> BuiltTree:
     """Build the variants of a source tree that this machine can, each into output/<variant>/, whole or not at all.
 
-    output: folder/build by default. jobs: compilers at once, one a core by default. force: builds what is there anew.
+    output: folder/build by default. jobs: compilers at once, one a core by default. force: rebuilds what is there.
     Raises: MalformedError for a build.toml that cannot be read, or a file that it names; BuildError where nothing can
     be built here, with the reason for each backend, or where a compiler fails, with its errors and command.
     """
