@@ -171,9 +171,9 @@ class GraphKey:
 
     def _tensor(self, value: torch.Tensor) -> str:
         shape, strides = tuple(value.shape), value.stride() if value.layout == torch.strided else ()
-        for length in (*shape, *strides):
-            if isinstance(length, SYMBOLIC_TYPES):
-                self._number(length)
+        for size in (*shape, *strides):
+            if isinstance(size, SYMBOLIC_TYPES):
+                self._number(size)
         self.devices.add(value.device)
         if value.layout != torch.strided:
             return f"{value.layout} {shape}"

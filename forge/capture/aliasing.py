@@ -128,7 +128,7 @@ def _place(fake: torch.Tensor) -> int:
 def _reach(fake: torch.Tensor) -> tuple[int, int]:
     """Return the places of its first and last element in its memory."""
     start, ends = hint_of(fake.storage_offset()), zip(fake.shape, fake.stride(), strict=True)
-    return start, start + sum((hint_of(length) - 1) * hint_of(stride) for length, stride in ends)
+    return start, start + sum((hint_of(size) - 1) * hint_of(stride) for size, stride in ends)
 
 
 def _follows(known: Ref | None, base: Ref) -> bool:

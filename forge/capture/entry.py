@@ -311,5 +311,5 @@ def _call_in_words(text: str) -> str | None:
     called = _CALLED.search(text)
     if called is None:
         return None
-    shapes = [f"[{lengths.rstrip(',')}]" for lengths in _SHAPE.findall(text[called.start() :].partition(": got ")[0])]
+    shapes = [f"[{sizes.rstrip(',')}]" for sizes in _SHAPE.findall(text[called.start() :].partition(": got ")[0])]
     return f"in {called[1] or called[2]}" + (f" of tensors of shapes {', '.join(shapes)}" if shapes else "")

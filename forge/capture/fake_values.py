@@ -120,8 +120,8 @@ def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
     dtype differs: Dynamo may have written its own into the graph (`y.to(x.dtype)`), so the frame is to run in eager.
 
     With CHECK_META, lengths that are not known and the device are compared too (AssertionError)."""
-    lengths = zip(proxy.shape, example.shape, strict=False)
-    known = all(ours == theirs for ours, theirs in lengths if type(ours) is type(theirs) is int)
+    sizes = zip(proxy.shape, example.shape, strict=False)
+    known = all(ours == theirs for ours, theirs in sizes if type(ours) is type(theirs) is int)
     if not known or proxy.ndim != example.ndim or proxy.dtype != example.dtype:
         ours, theirs = short_type(proxy), short_type(example)
         reason = f"{torchlang.function_name(node.target)} gives {theirs}, but forge's symbol {ours}"

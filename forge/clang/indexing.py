@@ -246,10 +246,10 @@ def _fit_value(shown: TensorProxy, value: TensorProxy) -> TensorProxy:
     """`value` as what is written to all of `shown`; leading dims of length 1 go, as in torch."""
     extra = builtins.max(value.ndim - shown.ndim, 0)
     torch_check(
-        all(statically_true(length == 1) for length in value.shape[:extra])
+        all(statically_true(size == 1) for size in value.shape[:extra])
         and all(
-            statically_true(length == 1) or same(length, wanted)
-            for length, wanted in zip(reversed(value.shape), reversed(shown.shape), strict=False)
+            statically_true(size == 1) or same(size, wanted)
+            for size, wanted in zip(reversed(value.shape), reversed(shown.shape), strict=False)
         ),
         lambda: (
             f"setitem: shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to "
@@ -268,7 +268,7 @@ def _put(shown: TensorProxy, indices: tuple[TensorProxy | None, ...], value: Ten
     if not single or last.dtype not in _MASK_DTYPES:
         return prims.index_put(shown, indices, value)
     rest = shown.ndim - first - last.ndim
-    if value.ndim > rest and not all(statically_true(length == 1) for length in value.shape):
+    if value.ndim > rest and not all(statically_true(size == 1) for size in value.shape):
         return prims.index_put(shown, indices, value)
     mask = last if last.dtype == torch.bool else last != 0
     mask = reshape(mask, (*[1] * first, *last.shape, *[1] * rest))

@@ -436,9 +436,9 @@ def _decision(options: list[_Option], kept: int, reasons: list[str]) -> _Decisio
 
 
 def _is_symbolic(bound: BoundSymbol) -> bool:
-    lengths = [length for each in tensors((bound.args, bound.kwargs)) for length in each.shape]
+    sizes = [size for each in tensors((bound.args, bound.kwargs)) for size in each.shape]
     numbers = [each for each in proxies((bound.args, bound.kwargs)) if not isinstance(each, TensorProxy)]
-    return bool(numbers) or any(isinstance(length, SYMBOLIC_TYPES) for length in lengths)
+    return bool(numbers) or any(isinstance(size, SYMBOLIC_TYPES) for size in sizes)
 
 
 # identities of candidates

@@ -20,7 +20,7 @@ def freezing_of(program: Program) -> Freezing:
     if name is not None:
         return Freezing((), left=[f"all weights: gradients are needed (grad mode is on, and {name} requires grad)"])
     still = tensors([inputs[i] for i in program.weights if i not in program.mutated])
-    freezing = Freezing({x.name for x in still if all(isinstance(length, int) for length in x.shape)})
+    freezing = Freezing({x.name for x in still if all(isinstance(size, int) for size in x.shape)})
     changed = [inputs[i].name for i in program.weights if i in program.mutated]
     freezing.left += [f"{name}: the program changes it" for name in changed]
     freezing.left += [f"{inputs[i].name}: no version tells when it changes" for i in program.unversioned]

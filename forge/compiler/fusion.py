@@ -317,8 +317,8 @@ class _Writer:
                 given[name] = None
         given = {name: None for name in given if name not in self.layouts.fixed}
         body.sort(key=lambda node: self.order[id(node)])
-        lengths = [each for name in given for each in names(self.layouts.values[name]) if each in self.numbers]
-        return body, list(dict.fromkeys([*given, *(each for each in lengths if each in self.there)]))
+        sizes = [each for name in given for each in names(self.layouts.values[name]) if each in self.numbers]
+        return body, list(dict.fromkeys([*given, *(each for each in sizes if each in self.there)]))
 
     def _reads(self, node: Node) -> list[str]:
         return [name for name in node.bound.reads(self.numbers) if name in self.proxies or name in self.trace.constants]

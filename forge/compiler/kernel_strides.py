@@ -244,5 +244,5 @@ def _is_cut(x: torch.Tensor, pads: Sequence[Dim]) -> bool:
 def _broadcast_strides(x: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     missing = len(shape) - x.ndim
     dims = zip(x.shape, shape[missing:], x.stride(), strict=True)
-    steps = [0 if _has((mine,), 1) and not _has((length,), 1) else step for mine, length, step in dims]
+    steps = [0 if _has((mine,), 1) and not _has((size,), 1) else step for mine, size, step in dims]
     return (*[0] * missing, *steps)

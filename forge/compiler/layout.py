@@ -332,9 +332,9 @@ class Layouts:
     def _see(self, lengths: Iterable[Any]) -> None:
         """Symbolic lengths, those too that values decide, live in an environment of their own, which is the program's:
         another program may know other things of a symbol of the same name."""
-        for length in lengths:
-            if isinstance(length, SYMBOLIC_TYPES) and not self.is_symbolic:
-                self.fake = FakeTensorMode(shape_env=length.node.shape_env, allow_non_fake_inputs=True)
+        for size in lengths:
+            if isinstance(size, SYMBOLIC_TYPES) and not self.is_symbolic:
+                self.fake = FakeTensorMode(shape_env=size.node.shape_env, allow_non_fake_inputs=True)
                 self._memo = {}
 
     def _run(self, call: BoundSymbol) -> Ran:
@@ -441,7 +441,7 @@ def _may_differ(made: Layout, given: list[Layout]) -> bool:
 def _is_row_major(layout: Layout) -> bool:
     """Return whether strides are those of row-major order, but for dims of one element."""
     steps = zip(layout.shape, layout.strides, contiguous(layout.shape), strict=True)
-    told = [(step, wanted) for length, step, wanted in steps if not isinstance(length, int) or length != 1]
+    told = [(step, wanted) for size, step, wanted in steps if not isinstance(size, int) or size != 1]
     return all(same((step,), (wanted,)) for step, wanted in told)
 
 

@@ -231,8 +231,8 @@ def in_words_of(tensor: torch.Tensor) -> str:
 def _metadata_differs(proxy: TensorProxy, value: Any) -> str | None:
     if not isinstance(value, torch.Tensor):
         return f"it gave a {type(value).__name__}, its meta function says {in_words(proxy)}"
-    lengths = zip(proxy.shape, value.shape, strict=False)
-    fits = len(proxy.shape) == value.dim() and all(not isinstance(one, int) or one == other for one, other in lengths)
+    sizes = zip(proxy.shape, value.shape, strict=False)
+    fits = len(proxy.shape) == value.dim() and all(not isinstance(one, int) or one == other for one, other in sizes)
     if fits and proxy.dtype == value.dtype:
         return None
     return f"it gave {in_words_of(value)}, its meta function says {in_words(proxy)}"
@@ -283,7 +283,7 @@ def differs(actual: torch.Tensor, expected: torch.Tensor, within: float, around:
 
 def copy_as_leaf(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor as a leaf of its own, in the same layout; one whose elements share memory is dense."""
-    shares = any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
+    shares = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
     if shares:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
     copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)

@@ -63,8 +63,8 @@ def _is_like(made: Any, wanted: Any) -> bool:
         return not isinstance(made, torch.Tensor)
     if not isinstance(made, (torch.Tensor, TensorProxy)) or (made.dtype, made.ndim) != (wanted.dtype, wanted.ndim):
         return False
-    lengths = zip(made.shape, wanted.shape, strict=True)
-    return all(one == other for one, other in lengths if type(one) is type(other) is int)
+    sizes = zip(made.shape, wanted.shape, strict=True)
+    return all(one == other for one, other in sizes if type(one) is type(other) is int)
 
 
 # when the program runs

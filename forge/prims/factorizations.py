@@ -158,10 +158,10 @@ def _lu_unpack_grad(
 
 def pad_matrices(x: TensorProxy, rows: Dim, columns: Dim) -> TensorProxy:
     """Matrices with zeros below and on the right, so that they have this many rows and columns."""
-    for dim, length in ((x.ndim - 2, rows), (x.ndim - 1, columns)):
-        if not statically_true(x.shape[dim] == length):
+    for dim, size in ((x.ndim - 2, rows), (x.ndim - 1, columns)):
+        if not statically_true(x.shape[dim] == size):
             shape = list(x.shape)
-            shape[dim] = length - x.shape[dim]
+            shape[dim] = size - x.shape[dim]
             x = cat([x, full(shape, 0, x.dtype, x.device)], dim)
     return x
 

@@ -97,8 +97,11 @@ def _metadata(op: str, function: Callable[..., Any], args: tuple[Any, ...], kwar
 
 
 def symbolic_dispatch(symbolic: bool) -> AbstractContextManager[None]:
-    """Where sizes are symbolic, have torch's functions in Python run in place of those in C++ on fake tensors. Those in C++ make integers of sizes: each is guarded, and a program compiled again for every
-    length. Dynamo traces so, too."""
+    """Have torch's functions in Python run in place of those in C++ on fake tensors where sizes are symbolic.
+
+    Those in C++ make integers of sizes: each is guarded, and a program compiled again for every size. Dynamo traces so,
+    too.
+    """
     return enable_python_dispatcher() if symbolic else nullcontext()
 
 
@@ -113,8 +116,8 @@ def fake_tensor_mode(tree: Any, **options: Any) -> Iterator[None]:
 
 def _shape_environment(tree: Any) -> Any:
     """Return the ShapeEnv of the first symbolic size or number in a nest, or None."""
-    lengths = (length for leaf in leaves(tree) for length in _lengths(leaf))
-    return next((each.node.shape_env for each in lengths if isinstance(each, SYMBOLIC_TYPES)), None)
+    sizes = (size for leaf in leaves(tree) for size in _lengths(leaf))
+    return next((each.node.shape_env for each in sizes if isinstance(each, SYMBOLIC_TYPES)), None)
 
 
 def _lengths(leaf: Any) -> tuple[Any, ...]:

@@ -43,7 +43,7 @@ def _empty(leaf: Any, dtype: Callable[[TensorProxy], torch.dtype]) -> Any:
         return leaf.node.hint
     if not isinstance(leaf, TensorProxy):
         return leaf
-    shape = [hint_of(length) for length in leaf.shape]
+    shape = [hint_of(size) for size in leaf.shape]
     if leaf.strides is None:
         return torch.empty(shape, dtype=dtype(leaf), device=leaf.device)
     return torch.empty_strided(shape, list(map(hint_of, leaf.strides)), dtype=dtype(leaf), device=leaf.device)

@@ -47,8 +47,8 @@ def _check_count(op: str, count: Dim) -> None:
 def _resize(x: TensorProxy, dims: Sequence[int], lengths: Sequence[Dim]) -> TensorProxy:
     """x cut, or filled up with zeros, at the end of these dims."""
     padding: list[tuple[Dim, Dim]] = [(0, 0)] * x.ndim
-    for dim, length in zip(dims, lengths, strict=True):
-        padding[dim] = (0, length - x.shape[dim])
+    for dim, size in zip(dims, lengths, strict=True):
+        padding[dim] = (0, size - x.shape[dim])
     return x if all(statically_true(after == 0) for _, after in padding) else prims.pad(x, tuple(padding), 0)
 
 

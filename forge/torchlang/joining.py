@@ -124,10 +124,10 @@ def chunk(input: TensorProxy, chunks: int, dim: int = 0) -> Parts:
     """At most `chunks` parts of one length along `dim`; the last may be shorter."""
     torch_check(input.ndim > 0, lambda: f"chunk expects at least a 1-dimensional tensor, but got {input}")
     torch_check(chunks > 0, lambda: f"chunk expects `chunks` to be greater than 0, got: {chunks}")
-    length = input.shape[check_dim("chunk", dim, input.ndim)]
-    if statically_true(length == 0):
+    size = input.shape[check_dim("chunk", dim, input.ndim)]
+    if statically_true(size == 0):
         return _split("chunk", input, [0] * chunks, dim)
-    return _split("chunk", input, (length + chunks - 1) // chunks, dim)
+    return _split("chunk", input, (size + chunks - 1) // chunks, dim)
 
 
 def _tensor_split(op: str, x: TensorProxy, where: Any, dim: int) -> Parts:
@@ -212,7 +212,7 @@ def _repeat(op: str, x: TensorProxy, repeats: Sequence[Dim]) -> TensorProxy:
     shape = [part for pair in zip(repeats, lengths, strict=True) for part in pair]
     offset = len(repeats) - x.ndim
     spread = prims.broadcast_in_dim(x, tuple(shape), tuple(2 * (offset + dim) + 1 for dim in range(x.ndim)))
-    lengths = [count * length for count, length in zip(repeats, lengths, strict=True)]
+    lengths = [count * size for count, size in zip(repeats, lengths, strict=True)]
     return clang.reshape(prims.clone(spread), lengths)  # without the copy, the result may be a view of x
 
 

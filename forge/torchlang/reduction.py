@@ -430,7 +430,7 @@ def diff(
     parts = [part for part in (prepend, input, append) if part is not None]
     out = clang.cat(parts, dim) if len(parts) > 1 else input
     for _ in range(n):
-        length = out.shape[dim]
-        later, earlier = clang.slice_in_dim(out, dim, 1, None), clang.slice_in_dim(out, dim, 0, length - 1)
+        size = out.shape[dim]
+        later, earlier = clang.slice_in_dim(out, dim, 1, None), clang.slice_in_dim(out, dim, 0, size - 1)
         out = clang.bitwise_xor(later, earlier) if out.dtype == torch.bool else clang.sub(later, earlier)
     return prims.clone(out) if out is input else out

@@ -52,22 +52,22 @@ def _dense(x: TensorProxy) -> bool:
         return True
     assert x.strides is not None, f"{x} is of an unknown layout"
     expected: Dim = 1
-    for step, length in sorted(
+    for step, size in sorted(
         (step, n) for step, n in zip(x.strides, x.shape, strict=True) if not statically_true(n == 1)
     ):
         if not same(step, expected):
             return False
-        expected = expected * length
+        expected = expected * size
     return True
 
 
 def _within(x: TensorProxy, shown: StridedView, offset: Dim) -> bool:
     """Return whether nothing but x is shown; `offset` counts from x."""
     reach: Dim = offset + 1
-    for length, step in zip(shown.size, shown.stride, strict=True):
-        if statically_true(length == 0):
+    for size, step in zip(shown.size, shown.stride, strict=True):
+        if statically_true(size == 0):
             return True
-        reach = reach + (length - 1) * step
+        reach = reach + (size - 1) * step
     return not statically_true(offset < 0) and not statically_true(reach > x.numel()) and _dense(x)
 
 

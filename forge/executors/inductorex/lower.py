@@ -153,10 +153,10 @@ def _width(node: torch.fx.Node) -> int:
 def _size_binding(given: list[Any]) -> dict[str, bool]:
     """Since torch 2.14, Inductor reads a length that is no input of its own from a tensor only where it asserts sizes,
     and from an empty tensor never."""
-    lengths = {each.node.expr for each in given if isinstance(each, torch.SymInt)}
+    sizes = {each.node.expr for each in given if isinstance(each, torch.SymInt)}
     shapes = [each.shape for each in given if isinstance(each, torch.Tensor)]
     read = {symbol for shape in shapes for size in shape for symbol in _symbols_of(size)}
-    if TORCH < (2, 14) or not read - lengths:
+    if TORCH < (2, 14) or not read - sizes:
         return {}
     if any(isinstance(size, int) and size == 0 for shape in shapes for size in shape):
         raise NotImplementedError("since torch 2.14, it reads no length of an empty tensor")

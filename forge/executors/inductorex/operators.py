@@ -182,12 +182,12 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
 
 
 def _has_no_elements(proxy: TensorProxy) -> bool:
-    return any(isinstance(length, int) and length == 0 for length in proxy.shape)
+    return any(isinstance(size, int) and size == 0 for size in proxy.shape)
 
 
 def _is_of_known_size(bound: BoundSymbol) -> bool:
     """Return whether the height and the width of what a call returns are numbers."""
-    return all(isinstance(length, int) for proxy in tensors(bound.output) for length in proxy.shape[-2:])
+    return all(isinstance(size, int) for proxy in tensors(bound.output) for size in proxy.shape[-2:])
 
 
 def _is_half(bound: BoundSymbol) -> bool:

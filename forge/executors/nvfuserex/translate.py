@@ -61,15 +61,15 @@ def _is_described(proxy: TensorProxy) -> Decision:
         return decline(f"nvFuser has no {proxy.dtype} for {proxy}")
     if proxy.ndim > MOST_DIMS:
         return decline(f"nvFuser takes up to {MOST_DIMS} dims, and {proxy} has {proxy.ndim}")
-    if not all(statically_true(length >= 1) for length in proxy.shape):
+    if not all(statically_true(size >= 1) for size in proxy.shape):
         return decline(f"{proxy} may be empty")
     return _are_said(proxy.shape)
 
 
 def _are_said(lengths: Iterable[Dim]) -> Decision:
-    for length in lengths:
-        if not can_say(length):
-            return decline(f"the length {length} has no expression in nvFuser's operators")
+    for size in lengths:
+        if not can_say(size):
+            return decline(f"the length {size} has no expression in nvFuser's operators")
     return True
 
 
@@ -106,13 +106,13 @@ def _describe(proxy: TensorProxy, library: Any, device: str) -> TensorInput:
     contiguity, order = library.compute_tensor_descriptor(sizes, strides)
     if any(isinstance(each, SYMBOLIC_TYPES) for each in (*proxy.shape, *strides_in_region(proxy))):
         _check_for_all_sizes(proxy, order)
-    shape = tuple(length if isinstance(length, int) else -1 for length in proxy.shape)
+    shape = tuple(size if isinstance(size, int) else -1 for size in proxy.shape)
     return TensorInput(shape, tuple(contiguity), tuple(order), proxy.dtype, proxy.device.type != device)
 
 
 def _check_for_all_sizes(proxy: TensorProxy, order: Sequence[int]) -> None:
     """Check that one descriptor holds for all sizes: the tensor is dense and no size may be 1."""
-    longer = all(isinstance(length, int) or statically_true(length >= 2) for length in proxy.shape)
+    longer = all(isinstance(size, int) or statically_true(size >= 2) for size in proxy.shape)
     if not longer or not _is_dense(proxy, order):
         raise Untranslatable(f"the strides of {proxy} depend on lengths that differ from run to run")
 
@@ -120,7 +120,7 @@ def _check_for_all_sizes(proxy: TensorProxy, order: Sequence[int]) -> None:
 def _is_dense(proxy: TensorProxy, order: Sequence[int]) -> bool:
     """Return whether a tensor is known to have no gaps between its elements, with its dims in this order."""
     pairs = zip(proxy.shape, strides_in_region(proxy), dense_strides(proxy.shape, order), strict=True)
-    return all(statically_true(length == 1) or statically_true(given == step) for length, given, step in pairs)
+    return all(statically_true(size == 1) or statically_true(given == step) for size, given, step in pairs)
 
 
 def strides_in_region(proxy: TensorProxy) -> tuple[Dim, ...]:
@@ -163,6 +163,6 @@ def _strides(proxy: TensorProxy, order: Sequence[int]) -> tuple[int, ...] | None
 
 def stride_order(proxy: TensorProxy) -> tuple[int, ...]:
     """Of each dim, how many dims are faster; of equal strides, the dim before is the slower."""
-    lengths, strides = (list(map(hint_of, each)) for each in (proxy.shape, strides_in_region(proxy)))
-    fastest = sorted(range(proxy.ndim), key=lambda dim: (strides[dim], lengths[dim], -dim))
+    sizes, strides = (list(map(hint_of, each)) for each in (proxy.shape, strides_in_region(proxy)))
+    fastest = sorted(range(proxy.ndim), key=lambda dim: (strides[dim], sizes[dim], -dim))
     return tuple(fastest.index(dim) for dim in range(proxy.ndim))

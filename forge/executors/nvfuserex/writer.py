@@ -64,9 +64,9 @@ class Writer:
             if isinstance(proxy, NumberProxy):
                 yield proxy.name, self.values[proxy.name]
         for proxy in reversed(inputs):
-            for dim, length in enumerate(proxy.shape if isinstance(proxy, TensorProxy) else ()):
-                if isinstance(length, torch.SymInt) and length.node.expr.is_Symbol:
-                    yield str(length.node.expr), (self.values[proxy.name], dim)
+            for dim, size in enumerate(proxy.shape if isinstance(proxy, TensorProxy) else ()):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                    yield str(size.node.expr), (self.values[proxy.name], dim)
 
     def _length(self, expression: sympy.Basic) -> Ref | int:
         if expression.is_Integer:

@@ -98,10 +98,10 @@ def _flash_cpu_backward(
 
 
 def _flash(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: None) -> tuple:
-    out, logsumexp, *lengths, seed, offset, _ = aten._scaled_dot_product_flash_attention(
+    out, logsumexp, *sizes, seed, offset, _ = aten._scaled_dot_product_flash_attention(
         q, k, v, call.dropout_p, call.is_causal, False, scale=call.scale
     )
-    return out, logsumexp, (lengths, _seed_and_offset(call, seed, offset))
+    return out, logsumexp, (sizes, _seed_and_offset(call, seed, offset))
 
 
 def _flash_backward(
@@ -115,10 +115,10 @@ def _flash_backward(
     logsumexp: torch.Tensor,
     rest: tuple[list, _SeedAndOffset],
 ) -> tuple[torch.Tensor, ...]:
-    lengths, kept = rest
+    sizes, kept = rest
     seed, offset = kept or (q.new_empty((2,), dtype=torch.uint64), q.new_empty((), dtype=torch.uint64))
     return aten._scaled_dot_product_flash_attention_backward(
-        g, q, k, v, out, logsumexp, *lengths, call.dropout_p, call.is_causal, seed, offset, scale=call.scale
+        g, q, k, v, out, logsumexp, *sizes, call.dropout_p, call.is_causal, seed, offset, scale=call.scale
     )
 
 
@@ -155,10 +155,10 @@ def _efficient_backward(
 
 
 def _cudnn(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> tuple:
-    out, logsumexp, *lengths, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
+    out, logsumexp, *sizes, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
         q, k, v, mask, True, call.dropout_p, call.is_causal, False, scale=call.scale
     )
-    return out, logsumexp.squeeze(-1), (lengths, _seed_and_offset(call, seed, offset))
+    return out, logsumexp.squeeze(-1), (sizes, _seed_and_offset(call, seed, offset))
 
 
 def _cudnn_backward(
@@ -172,8 +172,8 @@ def _cudnn_backward(
     logsumexp: torch.Tensor,
     rest: tuple[list, _SeedAndOffset],
 ) -> tuple[torch.Tensor, ...]:
-    lengths, kept = rest
-    how = (*lengths, call.dropout_p, call.is_causal)
+    sizes, kept = rest
+    how = (*sizes, call.dropout_p, call.is_causal)
     g = to_strides(g, out.stride())
     return aten._scaled_dot_product_cudnn_attention_backward(
         g, q, k, v, out, logsumexp.unsqueeze(-1), *(kept or _unread(q)), mask, *how, scale=call.scale
@@ -307,13 +307,13 @@ def as_chosen_now(function: Callable, otherwise: Callable) -> Callable:
 
 def _like(proxy: TensorProxy) -> torch.Tensor:
     """Memory for one batch of what a proxy stands for."""
-    shape = [hint_of(length) for length in proxy.shape]
+    shape = [hint_of(size) for size in proxy.shape]
     shape[0] = 1 if len(shape) == 4 else shape[0]
     return torch.empty(shape, dtype=proxy.dtype, device=proxy.device)
 
 
 def _real(fake: torch.Tensor) -> torch.Tensor:
-    shape, strides = [[hint_of(length) for length in lengths] for lengths in (fake.shape, fake.stride())]
+    shape, strides = [[hint_of(size) for size in sizes] for sizes in (fake.shape, fake.stride())]
     real = torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
     return real.requires_grad_(fake.requires_grad)
 

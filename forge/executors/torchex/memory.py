@@ -48,7 +48,7 @@ def _relative(x: torch.Tensor, offset: Dim, origin: torch.Tensor | Dim | None) -
 
 def _reach(shape: tuple, strides: tuple) -> int:
     """Return the number of elements of memory that a tensor spans."""
-    return 0 if 0 in shape else 1 + sum((length - 1) * step for length, step in zip(shape, strides, strict=True))
+    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
 
 
 def _span(shape: tuple, strides: tuple, size: tuple, stride: tuple, offset: Dim) -> tuple[Dim, Dim]:
@@ -74,7 +74,7 @@ def as_strided(
 def _lies_by(x: torch.Tensor, strides: tuple) -> bool:
     """Return whether x's elements lie where these strides say; that of a dim of one element says nothing."""
     dims = zip(x.shape, x.stride(), strides, strict=True)
-    return 0 in x.shape or all(length == 1 or own == step for length, own, step in dims)
+    return 0 in x.shape or all(size == 1 or own == step for size, own, step in dims)
 
 
 def _is_in_memory(x: torch.Tensor, end: Dim) -> bool:

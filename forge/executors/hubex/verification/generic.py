@@ -52,7 +52,7 @@ class _Generic:
         """Return the variables of the search, with usual values."""
         values: Values = dict.fromkeys(self.dims, USUAL[0])
         if not self.constraints.names.isdisjoint(map(self._theirs, self.tensors)):
-            values |= {"all rank": RANKS[0], **{f"all dim {place}": length for place, length in enumerate(USUAL[:3])}}
+            values |= {"all rank": RANKS[0], **{f"all dim {place}": size for place, size in enumerate(USUAL[:3])}}
         for name, parameter in self.kernel.target.signature.by_name.items():
             theirs = self._theirs(name)
             if name not in self.tensors:
@@ -71,8 +71,8 @@ class _Generic:
         if len({values[name] for name in self.dims}) > 1:
             return {}
         spread = {}
-        for name, length in zip(reversed(self.dims), DISTINCT, strict=False):
-            spread[name] = values[name] if length == DISTINCT[0] else length
+        for name, size in zip(reversed(self.dims), DISTINCT, strict=False):
+            spread[name] = values[name] if size == DISTINCT[0] else size
         return spread
 
     def candidates(self, name: str, values: Values) -> Sequence[Any]:
@@ -161,7 +161,7 @@ class _Generic:
         alias = orders.get(self._theirs(name))
         order = DimOrder() if alias is None else alias.orders[values.get("order", 0) % len(alias.orders)]
         dims = range(len(shape)) if order.dims is None or len(order.dims) != len(shape) else order.dims
-        return without_gaps([max(length, 1) for length in shape], reversed(dims))
+        return without_gaps([max(size, 1) for size in shape], reversed(dims))
 
 
 def _usual(place: int, values: Values) -> int:

@@ -44,10 +44,10 @@ class GuardedMemory:
 
     def allocate(self, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return memory for a result, as torch.empty gives."""
-        length = torch.Size(shape).numel() * dtype.itemsize
-        memory = _poison(2 * GUARD + length, device)
-        self.outputs.append((memory, GUARD, GUARD + length))
-        return memory[GUARD : GUARD + length].view(dtype).view(shape)
+        size = torch.Size(shape).numel() * dtype.itemsize
+        memory = _poison(2 * GUARD + size, device)
+        self.outputs.append((memory, GUARD, GUARD + size))
+        return memory[GUARD : GUARD + size].view(dtype).view(shape)
 
     def check(self) -> None:
         """Raise Failed where an argument or a guard was written to."""
