@@ -281,10 +281,10 @@ class _Samples:
 
     def _enlarge(self, elements: int) -> Call:
         call = self.start
-        for place in range(1, len(call.metas[0].shape) + 1):
-            old = call.metas[0].shape[-place]
+        for index in range(1, len(call.metas[0].shape) + 1):
+            old = call.metas[0].shape[-index]
             factor = 1
-            while old > 1 and (place > 1 or old * factor < WIDEST) and factor < elements:
+            while old > 1 and (index > 1 or old * factor < WIDEST) and factor < elements:
                 factor *= 2
             while factor > 1:
                 grown = self._samples.with_lengths(call, {old: old * factor})

@@ -267,7 +267,7 @@ def _as_torch_raises(failure: Exception) -> Exception:
         return failure
     if isinstance(cause, _OTHER_DEVICES):
         cause = RuntimeError(str(cause))
-    for note in filter(None, (_place(failure), _call_in_words(str(failure)))):
+    for note in filter(None, (_location(failure), _call_in_words(str(failure)))):
         cause.add_note(note)
     return cause.with_traceback(None)
 
@@ -296,7 +296,7 @@ def _in_words(failure: Exception) -> str:
     return f"{said.rstrip('.')}, {call}" if call is not None else said
 
 
-def _place(failure: Exception) -> str | None:
+def _location(failure: Exception) -> str | None:
     line = Source(str(failure)).line
     return f"at {line}" if line is not None else None
 

@@ -208,9 +208,9 @@ class Autotuner:
         try:
             with disable_current_modes(), torch.no_grad():
                 inputs = program.inputs()
-                for place, option in enumerate(options):
+                for index, option in enumerate(options):
                     try:
-                        runs[option.name] = self._run_of(program, executors, options, place, inputs)
+                        runs[option.name] = self._run_of(program, executors, options, index, inputs)
                     except (MemoryError, torch.OutOfMemoryError):  # of the machine's doing, now
                         raise
                     except Exception as error:  # of the candidate's own code
@@ -279,7 +279,7 @@ class _Program:
             given = [self._input(leaf, meta, known, active) if isinstance(meta, Meta) else meta for leaf, meta in pairs]
             args, kwargs = torch_pytree.tree_unflatten(given, spec)
             self.trace.output = tuple(tensors(self._record(args, kwargs)))
-        names = {each.name: place for place, each in enumerate(known.values())}
+        names = {each.name: index for index, each in enumerate(known.values())}
         places = [names[each.name] if isinstance(each, TensorProxy) else each for each in given]
         wanted = [each.requires_grad for each in known.values()]
         self.words = (self.symbol.id, str(spec), repr(places), repr(self.metas), repr(wanted), *_tag_names(bound.tags))
@@ -418,8 +418,8 @@ def _check_claims(claims: Sequence[Claim], option: _Option) -> None:
 def _fastest(timed: list[CandidateTime]) -> int:
     """Its place; where nothing was timed, that of the first that was not dropped."""
     if any(each.seconds is not None for each in timed):
-        return min((each.seconds, place) for place, each in enumerate(timed) if each.seconds is not None)[1]
-    return next((place for place, each in enumerate(timed) if each.reason is None), 0)
+        return min((each.seconds, index) for index, each in enumerate(timed) if each.seconds is not None)[1]
+    return next((index for index, each in enumerate(timed) if each.reason is None), 0)
 
 
 def _reason(timed: CandidateTime, kept: CandidateTime, hint: str) -> str:

@@ -129,7 +129,7 @@ class _BisectionTarget:
         with same_random_numbers():
             leaves = torch_pytree.tree_leaves(jit(target)(*args, **kwargs))
         results = [each for each in leaves if isinstance(each, torch.Tensor)]
-        found = {f"result {place}": each.detach() for place, each in enumerate(results)}
+        found = {f"result {index}": each.detach() for index, each in enumerate(results)}
         wanted = {f"of input {i}": each for i, each in enumerate(torch_pytree.tree_leaves((args, kwargs)))}
         wanted |= dict(target.named_parameters()) if isinstance(target, torch.nn.Module) else {}
         wanted = {name: each for name, each in wanted.items() if isinstance(each, torch.Tensor) and each.requires_grad}

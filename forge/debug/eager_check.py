@@ -193,7 +193,7 @@ def _parameter(bound: BoundSymbol, name: str) -> str:
         else:
             named = inspect.signature(op).bind(*bound.args, **bound.kwargs).arguments
     except (TypeError, ValueError):  # a function without a signature
-        named = {**{str(place): value for place, value in enumerate(bound.args)}, **bound.kwargs}
+        named = {**{str(index): value for index, value in enumerate(bound.args)}, **bound.kwargs}
     return next((each for each, value in named.items() if name in names([value])), name)
 
 

@@ -85,9 +85,9 @@ class _Gradients:
 
     def hook_outputs(self, result: Any) -> Any:
         """Return the result, whose tensors with a gradient tell it."""
-        for place, tensor in enumerate(_tensors(result)):
+        for index, tensor in enumerate(_tensors(result)):
             if tensor.requires_grad:
-                tensor.register_hook(lambda grad, place=place: self._incoming.__setitem__(place, grad))
+                tensor.register_hook(lambda grad, index=index: self._incoming.__setitem__(index, grad))
         return result
 
     def compare(self, places: Sequence[int], grads: Sequence[torch.Tensor | None]) -> None:

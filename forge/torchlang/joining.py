@@ -272,7 +272,7 @@ def _repeated_by(input: TensorProxy, repeats: TensorProxy | None, dim: int | Non
         lambda: f"repeat_interleave: repeats must be 0-dim or 1-dim tensor of integers, but is {counts}",
     )
     if repeats is None:
-        return clang.convert(_places(counts, size), counts.dtype)
+        return clang.convert(_repeated_indices(counts, size), counts.dtype)
     if dim is None:
         input, dim = clang.reshape(input, (input.numel(),)), 0
     dim = check_dim("repeat_interleave", dim, input.ndim)
@@ -285,10 +285,10 @@ def _repeated_by(input: TensorProxy, repeats: TensorProxy | None, dim: int | Non
             f"but got {counts} for {input} and dim {dim}"
         ),
     )
-    return clang.index_select(input, dim, _places(clang.expand(counts, (length,)), size))
+    return clang.index_select(input, dim, _repeated_indices(clang.expand(counts, (length,)), size))
 
 
-def _places(counts: TensorProxy, size: Dim) -> TensorProxy:
+def _repeated_indices(counts: TensorProxy, size: Dim) -> TensorProxy:
     """0 as often as the first count says, then 1, …; `size` of them."""
     ends = prims.cumsum(clang.convert(counts, torch.int64), 0)
     return prims.searchsorted(ends, prims.iota(size, 0, 1, torch.int64, counts.device), True, torch.int64)

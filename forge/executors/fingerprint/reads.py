@@ -62,10 +62,10 @@ def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _names(code: types.CodeType) -> Iterator[NameRead]:
     instructions = list(dis.get_instructions(code))
-    for place, instruction in enumerate(instructions):
+    for index, instruction in enumerate(instructions):
         if instruction.opname in _READS:
             path = []
-            for following in instructions[place + 1 :]:
+            for following in instructions[index + 1 :]:
                 if following.opname not in _ATTRIBUTES:
                     break
                 path.append(following.argval)
@@ -74,7 +74,7 @@ def _names(code: types.CodeType) -> Iterator[NameRead]:
 
 def _imports(code: types.CodeType) -> Iterator[Import]:
     instructions = list(dis.get_instructions(code))
-    for place, instruction in enumerate(instructions):
+    for index, instruction in enumerate(instructions):
         if instruction.opname == "IMPORT_NAME":
-            level, names = (each.argval for each in instructions[place - 2 : place])
+            level, names = (each.argval for each in instructions[index - 2 : index])
             yield Import(instruction.argval, level, tuple(names or ()))

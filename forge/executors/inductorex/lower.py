@@ -114,7 +114,7 @@ def compile_region_in_worker(
 def _other_strides(graph: torch.fx.GraphModule, region: Trace, given: list[Any]) -> Strides:
     """Return the strides that torch gives results where a decomposition gives others."""
     made = [tuple(node.meta["val"].stride()) for node in results_of(graph)]
-    wanted = {place: proxy.strides for place, proxy in enumerate(region.output) if not same(made[place], proxy.strides)}
+    wanted = {index: proxy.strides for index, proxy in enumerate(region.output) if not same(made[index], proxy.strides)}
     return Strides.of(wanted, given)
 
 
@@ -174,7 +174,7 @@ def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTen
     assert fake.shape_env is not None
     ranges = fake.shape_env.var_to_range
     bounds = sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(given))
-    rounded = tuple(place for place, node in enumerate(graph.graph.nodes) if node.meta.get(ROUNDED))
+    rounded = tuple(index for index, node in enumerate(graph.graph.nodes) if node.meta.get(ROUNDED))
     return (
         "with barriers, local buffers of untiled loops, functions exact near 0, persistent rows",
         rounded,

@@ -54,10 +54,10 @@ NO_STRIDES = Strides({}, {})  # where the code gives what torch gives
 
 def sizes_of(inputs: Sequence[Any]) -> dict[str, str]:
     """Return for each symbol that a region's inputs tell the expression of `boxed`, their list, that is its value."""
-    numbers: dict[str, Any] = {f"boxed[{place}]": each for place, each in enumerate(inputs)}
+    numbers: dict[str, Any] = {f"boxed[{index}]": each for index, each in enumerate(inputs)}
     sizes = {
-        f"boxed[{place}].{method}({dim})": size
-        for place, each in enumerate(inputs)
+        f"boxed[{index}].{method}({dim})": size
+        for index, each in enumerate(inputs)
         if isinstance(each, torch.Tensor)
         for method, sizes in (("size", each.shape), ("stride", each.stride()))
         for dim, size in enumerate(sizes)

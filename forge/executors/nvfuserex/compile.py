@@ -139,10 +139,10 @@ def _mismatched_outputs(
     """Return the results that are not laid out as torch's, or may be other values' memory. Raises TypeError where
     shape, dtype or device is another."""
     found = []
-    for place, (result, proxy, output) in enumerate(zip(results, wanted, outputs, strict=True)):
+    for index, (result, proxy, output) in enumerate(zip(results, wanted, outputs, strict=True)):
         shape, strides = (tuple(map(hint_of, each)) for each in (proxy.shape, strides_in_region(proxy)))
         if (tuple(result.shape), result.dtype, result.device) != (shape, proxy.dtype, proxy.device):
             raise TypeError(f"{proxy} came out as {result.dtype}, {tuple(result.shape)}, on {result.device}")
         if output.moved or result.stride() != strides:
-            found.append(place)
+            found.append(index)
     return tuple(found)

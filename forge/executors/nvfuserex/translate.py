@@ -138,7 +138,7 @@ def dense_strides(shape: Sequence[Dim], order: Sequence[int]) -> tuple[Dim, ...]
 
 
 def _outputs(proxies: Sequence[TensorProxy], writer: Writer) -> tuple[Output, ...]:
-    given = {Ref(place) for place in range(len(writer.inputs))}
+    given = {Ref(index) for index in range(len(writer.inputs))}
     outputs = []
     for proxy in proxies:
         ref, order = writer.values[proxy.name], stride_order(proxy)

@@ -28,7 +28,7 @@ class Writer:
         given = [(i, inputs[i]) for i in self.places]
         self.inputs = tuple(describe(each) if isinstance(each, TensorProxy) else NumberInput(i) for i, each in given)
         self.operations: list[Operation] = []
-        self.values = {inputs[i].name: Ref(place) for place, i in enumerate(self.places)}
+        self.values = {inputs[i].name: Ref(index) for index, i in enumerate(self.places)}
         self.moved: set[Ref] = set()
         self._lengths = dict(self._known_lengths([inputs[i] for i in self.places]))
         self._sums: dict[sympy.Basic, Ref | int] = {}
