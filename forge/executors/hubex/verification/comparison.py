@@ -114,7 +114,7 @@ class Comparison:
         return None
 
     def compare(self, case: Case, text: str) -> None:
-        """Raise Rejected where the kernel does not take a case, and Failed where it is wrong."""
+        """Raise InconclusiveSample where the kernel does not take a case, and KernelFailure where it is wrong."""
         program = _Program(self.kernel, case)
         forward = program.claim(self.executors)
         self._check_assumption(case)
@@ -131,7 +131,7 @@ class Comparison:
             self._compare_gradients(program, expected, case)
 
     def _check_assumption(self, case: Case) -> None:
-        """Raise Rejected where the kernel's assumption does not hold, so that something else would run."""
+        """Raise InconclusiveSample where the kernel's assumption does not hold, so that something else would run."""
         if self.kernel.assumes is None:
             return
         assumption = Assumption(self.kernel.assumes)
@@ -189,7 +189,7 @@ class Comparison:
         exact: Callable[[], torch.Tensor | None],
         passes: Passes = None,
     ) -> None:
-        """Raise Failed where a tensor is not as expected, within the manifest's tolerance or torch.testing's own."""
+        """Raise KernelFailure where a tensor is not as expected, within the manifest's or torch.testing's tolerance."""
         for what in ("shape", "dtype", "device"):
             if getattr(actual, what) != getattr(expected, what):
                 raise KernelFailure(f"{which}{what} is {getattr(actual, what)}, but must be {getattr(expected, what)}")
@@ -259,14 +259,14 @@ class _Program:
             raise InconclusiveSample("the operation has nothing to do there")
 
     def claim(self, executors: Sequence[Executor]) -> Trace:
-        """Return the trace with the kernel in it. Raises Rejected with the checker's reason."""
+        """Return the trace with the kernel in it. Raises InconclusiveSample with the checker's reason."""
         reasons: list[tuple[str, str]] = []
         if choose(self.trace.bound_symbols[0], executors[:1], reasons) is None:
             raise InconclusiveSample("; ".join(reason for _, reason in reasons))
         return claim(self.trace, executors)[0]
 
     def outputs(self, result: Any) -> list[torch.Tensor]:
-        """Return the tensors of a result. Raises Failed where something else stands in the place of one."""
+        """Return the tensors of a result. Raises KernelFailure where something else stands in the place of one."""
         spec = torch_pytree.tree_structure(self.trace.output)
         wanted = torch_pytree.tree_leaves(self.trace.output)
         for value, proxy in zip(spec.flatten_up_to(result), wanted, strict=True):
@@ -299,7 +299,7 @@ def _run_with_backward(
 
 
 class _Reference:
-    """The results of the reference in eager. Raises Rejected where it does not take the case."""
+    """The results of the reference in eager. Raises InconclusiveSample where it does not take the case."""
 
     def __init__(self, comparison: Comparison, program: _Program, case: Case) -> None:
         self.program = program

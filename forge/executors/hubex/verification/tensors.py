@@ -50,7 +50,7 @@ class GuardedMemory:
         return memory[GUARD : GUARD + size].view(dtype).view(shape)
 
     def check(self) -> None:
-        """Raise Failed where an argument or a guard was written to."""
+        """Raise KernelFailure where an argument or a guard was written to."""
         for memory, before in self.inputs:
             if not torch.equal(memory, before):
                 raise KernelFailure("an input, or memory beside it, was changed")
