@@ -18,7 +18,7 @@ from forge.ir import Tag, TensorProxy, get_grad, needs_grad, put_grad
 from forge.prims.core import like
 from forge.torch_internals.autograd import get_current_graph_task_keep_graph as graph_is_kept
 from forge.torchlang import linear_cross_entropy
-from forge.torchlang.nn.linear_cross_entropy import Step
+from forge.torchlang.nn.fused_linear_cross_entropy import Step
 
 aten = torch.ops.aten
 
