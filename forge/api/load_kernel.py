@@ -77,6 +77,9 @@ def load_kernel(
         kernels: Sources, as forge.jit takes them; by default the kernels of the process (forge.use_kernels).
         allow_imports: Modules that the kernels may import beyond the Hub's rules.
 
+    Returns:
+        A callable that runs the first kernel that takes a call, and raises where none does.
+
     Raises:
         ValueError: For an unknown operator or name.
         KernelImportError: If `force` is set and no kernel can be loaded; it carries the reason of each.

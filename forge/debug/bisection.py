@@ -52,6 +52,9 @@ def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
 
+    Returns:
+        The name of the transform or executor, and the first difference that it makes.
+
     Raises:
         TypeError: If `jitted` is not a result of forge.jit.
     """

@@ -104,6 +104,9 @@ def kernels(sources: Sequence[Source] | None = None, *, op: str | Callable | Non
         sources: Kernels as forge.jit(kernels=...) takes them; None for the kernels of the process.
         op: Restrict the table to one operator: a torch function, its name, or "pattern:name".
 
+    Returns:
+        The table, which prints as text; its rows stand in the order in which kernels are tried.
+
     Raises:
         ValueError: For an unknown operator.
         HubError, ManifestError, TypeError: As forge.use_kernels.
