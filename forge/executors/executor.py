@@ -226,6 +226,11 @@ class Executor(RenamedMembers):
         which measures their speed."""
         return self
 
+    def with_eager_numerics(self) -> "Executor | None":
+        """Return the executor for numerics="eager": each value is rounded to its dtype, as torch's functions do. Called
+        when options are resolved. None is an error for the user. Operator executors round what they return."""
+        return self
+
     def __repr__(self) -> str:
         return f"<executor {self.name}>"
 
@@ -463,8 +468,6 @@ class FusionExecutor(Executor):
         return self
 
     def with_eager_numerics(self) -> "FusionExecutor | None":
-        """Return the executor for numerics="eager": its regions round each value to its dtype, as torch's functions do.
-        Called when options are resolved. None is an error for the user."""
         return None
 
 
