@@ -24,7 +24,7 @@ STAND_INS: dict[Callable, Callable] = {}
 
 
 class _State(threading.local):
-    without_substitutes = False
+    are_off = False
 
 
 _state = _State()
@@ -33,11 +33,11 @@ _state = _State()
 @contextmanager
 def without_substitutes() -> Iterator[None]:
     """Enter a context in which these functions are decomposed: they are called on fake tensors, too."""
-    before, _state.absent = _state.absent, True
+    before, _state.are_off = _state.are_off, True
     try:
         yield
     finally:
-        _state.absent = before
+        _state.are_off = before
 
 
 def _for(function: Callable) -> Callable:
@@ -46,7 +46,7 @@ def _for(function: Callable) -> Callable:
     def add(result: Callable) -> Callable:
         @functools.wraps(result)
         def stand_in(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            captured = is_fake(input) and not _state.absent
+            captured = is_fake(input) and not _state.are_off
             return (result if captured else function)(input, *args, **kwargs)
 
         STAND_INS[function] = stand_in
