@@ -193,7 +193,7 @@ def test_what_inductor_is_known_not_to_compile_is_declined(monkeypatch: pytest.M
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("it reads no length of an empty tensor")
 
-    monkeypatch.setattr(lower, "_size_binding_config", refuse)
+    monkeypatch.setattr(lower, "_size_binding", refuse)
     model, other = pair()
     jitted = forge.jit(model, strict=True)
     found, warned = told(jitted, model)
