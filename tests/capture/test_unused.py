@@ -39,8 +39,8 @@ def test_a_kernel_without_a_gradient_says_in_training_that_it_is_not_used() -> N
     assert told(jitted, torch.ones(2)) == []
     (message,) = told(jitted, torch.ones(2, requires_grad=True))
     assert message == (
-        "forge: program: kernel no_gradient is not used for torch.nn.functional.silu: it has no gradient, and one is "
-        "needed"
+        "forge: program: kernel no_gradient is not used for torch.nn.functional.silu: the implementation has no "
+        "gradient, and one is needed"
     )
 
 
