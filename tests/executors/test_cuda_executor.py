@@ -125,3 +125,22 @@ def test_scores_are_rounded_step_by_step_under_eager_numerics() -> None:
     assert not exact.candidates(linear_cross_entropy)
     assert exact.candidates(torchlang.linear)
     assert exact.name == cudaex.name
+
+
+@pytest.mark.parametrize(("steps", "taken"), [((("to", torch.float32),), True), ((("to", torch.float64),), False)])
+def test_a_loss_in_float64_is_left_to_torch(steps: tuple, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head.importlib.util, "find_spec", lambda name: object())
+    given = (
+        _proxy(64, 32),
+        _proxy(100, 32),
+        None,
+        None,
+        _proxy(64, dtype=torch.int64),
+        None,
+        steps,
+        0,
+        -100,
+        "mean",
+        0.0,
+    )
+    assert (head._checker(*given) is True) == taken

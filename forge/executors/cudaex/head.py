@@ -96,6 +96,8 @@ def _checker(
         return decline("triton is not installed")
     if hidden.dtype not in _DTYPES:
         return decline(f"hidden is {hidden.dtype}, but must be bfloat16, float16 or float32")
+    if ("to", torch.float64) in steps:
+        return decline("the loss is computed in float64, and the kernel computes in float32")
     if as_formula(steps) is None:
         return decline("the logits are changed by more than scales and one tanh")
     if _is_scored(steps, logits, first) and any(kind != "to" for kind, *_ in steps[first:]):

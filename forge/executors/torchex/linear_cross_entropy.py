@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional as F
 
 from forge import clang
 from forge.executors.executor import Checker, OperatorExecutor
@@ -140,11 +141,7 @@ def logits_of(given: Rows, rows: slice) -> torch.Tensor:
 
 def _as_wide(g: torch.Tensor, width: int) -> torch.Tensor:
     """Return the gradient of logits with zeros after the last class."""
-    if g.shape[1] == width:
-        return g
-    wide = g.new_zeros((g.shape[0], width))
-    wide[:, : g.shape[1]] = g
-    return wide
+    return g if g.shape[1] == width else F.pad(g, (0, width - g.shape[1]))
 
 
 def _scores(given: Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor | torch.dtype | None]]:
