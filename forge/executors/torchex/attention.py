@@ -148,9 +148,10 @@ def _efficient_backward(
     missing = -q.shape[2] % _EFFICIENT_MULTIPLE
     padded = F.pad(logsumexp, (0, missing), value=float("inf")) if missing else logsumexp
     how = (call.dropout_p, list(call.wanted), call.is_causal)
-    return aten._scaled_dot_product_efficient_attention_backward(
+    gradients = aten._scaled_dot_product_efficient_attention_backward(
         g, q, k, v, mask, out, padded, *(rest or _unread(q)), *how, scale=call.scale
     )
+    return gradients if call.wanted[3] else gradients[:3]
 
 
 def _cudnn(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> tuple:
