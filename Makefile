@@ -79,7 +79,7 @@ bench-kernels: $(INSTALLED)
 	$(BIN)/python -m bench.kernels
 
 release-kernels: $(INSTALLED)
-	$(BIN)/python -c 'import sys; from forge.executors.hubex import shipped; sys.exit(not all(map(shipped.release, shipped.FOLDERS)))'
+	$(BIN)/python -c 'import sys; from forge.executors.hubex import builtin; sys.exit(not all(map(builtin.release, builtin.FOLDERS)))'
 
 patterns: $(INSTALLED)
 	$(BIN)/python -m bench.patterns

@@ -1,4 +1,4 @@
-"""forge: a compiler framework for PyTorch with every operation in plain sight."""
+"""A compiler for PyTorch whose programs can be read as Python."""
 
 from forge.support import startup  # before all that imports torch
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from forge import hub
-from forge.executors.hubex.shipped import FOLDERS
+from forge.executors.hubex.builtin import FOLDERS
 from forge.ir import check
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -144,7 +144,7 @@ class AdamW(torch.optim.AdamW):
         if run.is_new(params):
             for param, state in zip(params, states, strict=True):  # a parameter's memory format may have changed
                 state.update({name: _laid_out_as(param, state[name]) for name in MOMENTS if name in state})
-        reason = run.unsupported(params)
+        reason = run.why_unsupported(params)
         lists = (
             params,
             grads,
@@ -192,7 +192,7 @@ class _Run:
         self._is_new = before != self._asked
         return self._is_new
 
-    def unsupported(self, params: list[Tensor]) -> str | None:
+    def why_unsupported(self, params: list[Tensor]) -> str | None:
         """Return why the kernel does not run the step; None where it does."""
         if self._is_new:
             kernel, self._reason = _kernel()

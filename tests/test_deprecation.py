@@ -4,7 +4,11 @@ import importlib
 
 import pytest
 
+from forge import prims
 from forge.executors import FusionExecutor
+from forge.hub import Policy
+from forge.ir.symbol import BoundSymbol, Tag
+from forge.ir.trace import Trace
 from forge.support.deprecation import renamed_attributes
 
 
@@ -42,6 +46,58 @@ def test_a_hook_of_an_executor_may_be_called_by_its_old_name() -> None:
 
     with pytest.warns(DeprecationWarning, match=r"New\.pays is now is_profitable"):
         assert New("new").pays([])
+
+
+def test_an_executor_may_set_and_read_a_hook_by_its_old_name() -> None:
+    class Old(FusionExecutor):
+        def __init__(self, name):
+            super().__init__(name)
+            self.by_parts = True
+
+    with pytest.warns(DeprecationWarning, match=r"FusionExecutor\.by_parts is now fuses_decompositions"):
+        old = Old("old")
+    assert old.fuses_decompositions
+    assert not FusionExecutor.fuses_decompositions
+    with pytest.warns(DeprecationWarning, match=r"FusionExecutor\.by_parts is now fuses_decompositions"):
+        assert old.by_parts
+    with pytest.warns(DeprecationWarning, match=r"FusionExecutor\.checks is now checks_regions"):
+        assert not Old.checks
+
+
+def test_a_hook_set_by_its_new_name_is_read_by_the_old_one() -> None:
+    executor = FusionExecutor("any")
+    executor.checks_regions = True
+    with pytest.warns(DeprecationWarning, match=r"FusionExecutor\.checks is now checks_regions"):
+        assert executor.checks
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("ATOMIC", "OPAQUE_TO_PASSES"), ("SINGLE", "NO_FUSE"), ("MAY_WRITE", "DONATES")]
+)
+def test_a_tag_has_its_old_name(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"Tag\.{old} is now {new}"):
+        assert getattr(Tag, old) is Tag[new]
+    assert old not in Tag.__members__
+
+
+def test_a_call_may_be_asked_for_a_tag() -> None:
+    call = BoundSymbol(prims.exp, (), {}, None, tags=frozenset({Tag.NO_GRAD}))
+    with pytest.warns(DeprecationWarning, match=r"BoundSymbol\.has_tag\(tag\) is now tag in .*all_tags"):
+        assert call.has_tag(Tag.NO_GRAD)
+    with pytest.warns(DeprecationWarning, match="has_tag"):
+        assert not call.has_tag(Tag.RANDOM)
+
+
+def test_tags_may_be_set_by_the_old_name() -> None:
+    trace = Trace()
+    with pytest.warns(DeprecationWarning, match=r"Trace\.tagged is now set_tags"), trace.tagged([Tag.NO_GRAD]):
+        assert trace.tags == {Tag.NO_GRAD}
+    assert not trace.tags
+
+
+def test_a_policy_adds_imports_by_the_old_name() -> None:
+    with pytest.warns(DeprecationWarning, match=r"Policy\.allowing is now with_imports"):
+        assert Policy().allowing(["einops"]).imports == ("einops",)
 
 
 @pytest.mark.parametrize(

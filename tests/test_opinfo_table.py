@@ -7,7 +7,7 @@ import torch
 from support import samples
 
 from forge.testing import OpInfo, table
-from forge.testing.table import DTYPE, Where, calls, errors, floats, ints, sample, shared, t, unary, values, wrong
+from forge.testing.table import DTYPE, Where, calls, errors, floats, ints, sample, shared_value, t, unary, values, wrong
 
 CPU = torch.device("cpu")
 
@@ -25,7 +25,7 @@ def test_a_tensor_is_drawn_for_every_place_in_a_row() -> None:
 
 
 def test_a_shared_tensor_is_one_for_all_rows() -> None:
-    x = shared(t(3))
+    x = shared_value(t(3))
     first, second = _made(sample(x, x.clone()), sample(x))
     assert first.args[0] is second.args[0]
     assert torch.equal(*first.args)
@@ -92,5 +92,5 @@ def test_a_name_that_means_no_function_is_an_error() -> None:
 
 def test_arguments_are_detached_by_position_and_by_name() -> None:
     x, y, z = (torch.ones(2, requires_grad=True) for _ in range(3))
-    flags = table.detaching(-1, "z")(lambda x, y, z: [each.requires_grad for each in (x, y, z)])
+    flags = table.detach_args(-1, "z")(lambda x, y, z: [each.requires_grad for each in (x, y, z)])
     assert flags(x, y, z=z) == [True, False, False]

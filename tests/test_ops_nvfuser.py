@@ -2,7 +2,7 @@
 
 The op stands between pointwise calls, and regions of single calls are made, too: results and gradients are those of
 torch's own functions, and so are strides where no gradient takes a call apart. One sample of each op runs by default in
-its main dtype, one op in `EVERY` with symbolic lengths; all samples, float16 and bfloat16 under `slow`:
+its main dtype, one op in `EVERY` with symbolic sizes; all samples, float16 and bfloat16 under `slow`:
 `pytest tests/test_ops_nvfuser.py --op exp2` runs everything about one op.
 """
 
@@ -35,7 +35,7 @@ EVERY = 45
 FEW = 2  # samples that are captured
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-# torch's kernels of a CPU lay these out otherwise than its kernels for tensors without values, by which strides are
+# torch's kernels of a CPU lay these out otherwise than its kernels for fake tensors, by which strides are
 # known
 LAID_OUT_OTHERWISE = ("nn.functional.logsigmoid", "nn.functional.batch_norm")
 

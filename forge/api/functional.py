@@ -39,6 +39,9 @@ def trace(function: Callable, *args: Any, **kwargs: Any) -> Trace:
         args: Positional arguments of the call; only the metadata of tensors matters.
         kwargs: Keyword arguments of the call.
 
+    Returns:
+        A trace of named calls, each with the calls that it consists of; it can be printed, transformed and compiled.
+
     Raises:
         TypeError: For a branch on the value of a tensor.
         NotImplementedError: For a torch function without a torchlang symbol.
@@ -141,6 +144,12 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
         function: A callable of tensors.
         primals: The positional arguments, tensors of a floating point dtype.
         has_aux: True if `function` returns (outputs, aux); the result is then (outputs, pullback, aux).
+
+    Returns:
+        (outputs, pullback), or (outputs, pullback, aux).
+
+    Shape:
+        A cotangent has the shape and dtype of its output, a gradient those of its primal.
 
     Raises:
         TypeError: For a primal that is not a floating point tensor.

@@ -77,12 +77,19 @@ def load_kernel(
         kernels: Sources, as forge.jit takes them; by default the kernels of the process (forge.use_kernels).
         allow_imports: Modules that the kernels may import beyond the Hub's rules.
 
+    Returns:
+        A callable that runs the first kernel that takes a call, and raises where none does.
+
     Raises:
         ValueError: For an unknown operator or name.
         KernelImportError: If `force` is set and no kernel can be loaded; it carries the reason of each.
     """
-    known = list(hubex.kernels) if kernels is None else gather(kernels, allow_imports=allow_imports)
-    wanted, found = of_operation(op, known)
+    known = (
+        list(hubex.kernels)
+        if kernels is None
+        else gather(kernels, allow_imports=allow_imports, argument="forge.load_kernel: kernels")
+    )
+    wanted, found = of_operation(op, known, "forge.load_kernel")
     ops = {kernel.operation for kernel in known}
     check(bool(found), lambda: f"forge.load_kernel: there is no kernel of {wanted}; {_there_are(ops)}")
     if name is not None:

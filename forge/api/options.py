@@ -115,8 +115,6 @@ def _require_one_of(name: str, value: Any, known: Sequence[str | None]) -> None:
 
 def _round_as_eager(executor: Executor) -> Executor:
     """Return the executor for numerics="eager". Raises ValueError for one that cannot round as eager does."""
-    if not isinstance(executor, FusionExecutor):
-        return executor
     rounding = executor.with_eager_numerics()
     if rounding is None:
         raise ValueError(

@@ -272,23 +272,23 @@ class _Samples:
         self.start = max(found, key=lambda call: (len(call.metas[0].shape), _elements(call)))
 
     def _valid_calls(self, calls: Iterable[Call]) -> Iterator[Call]:
-        return (call for call in calls if call.metas and _elements(call) and not self._constraints.failing(call))
+        return (call for call in calls if call.metas and _elements(call) and not self._constraints.violations(call))
 
     def calls_of_sizes(self) -> list[Call]:
         """Return the call with lengths as large as the constraints allow, for each of SIZES."""
-        found = {repr(call): call for call in map(self._grown, SIZES)}
+        found = {repr(call): call for call in map(self._enlarge, SIZES)}
         return list(found.values())
 
-    def _grown(self, elements: int) -> Call:
+    def _enlarge(self, elements: int) -> Call:
         call = self.start
-        for place in range(1, len(call.metas[0].shape) + 1):
-            old = call.metas[0].shape[-place]
+        for index in range(1, len(call.metas[0].shape) + 1):
+            old = call.metas[0].shape[-index]
             factor = 1
-            while old > 1 and (place > 1 or old * factor < WIDEST) and factor < elements:
+            while old > 1 and (index > 1 or old * factor < WIDEST) and factor < elements:
                 factor *= 2
             while factor > 1:
                 grown = self._samples.with_lengths(call, {old: old * factor})
-                if _elements(grown) <= elements and not self._constraints.failing(grown):
+                if _elements(grown) <= elements and not self._constraints.violations(grown):
                     call = grown
                     break
                 factor //= 2
@@ -309,7 +309,7 @@ class _Samples:
         pairs = [(old, new) for meta, shape in zip(metas, shapes, strict=True) for old, new in _zip_sizes(meta, shape)]
         call = self._samples.with_lengths(self.start, dict(pairs))
         call = call.map(lambda leaf: replace(leaf, shape=tuple(next(wanted))) if isinstance(leaf, Meta) else leaf)
-        failing = sorted(str(getattr(each, "text", each)) for each in self._constraints.failing(call))
+        failing = sorted(str(getattr(each, "text", each)) for each in self._constraints.violations(call))
         check(
             not failing,
             lambda: (

@@ -64,7 +64,7 @@ class CacheEntry:
                 return None
             executable, report = load(entry, self._config, self._described, self._compiler(), boundary, layers)
         except Exception as error:  # an entry names code of others, which may raise anything
-            store.notice(f"a program cannot be used, and is compiled anew: {type(error).__name__}: {error}")
+            store.notice(f"a program cannot be used, and is compiled again: {type(error).__name__}: {error}")
             return None
         report.seconds["load"] = self._seconds + time.perf_counter() - start
         self._write_second_tier_of(executable, report, entry.data["mutated"], entry.data["held"])

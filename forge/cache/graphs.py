@@ -158,7 +158,7 @@ class GraphKey:
             return f"{kind.__module__}.{kind.__qualname__} {value!r}"
         if callable(value) and not isinstance(value, torch.nn.Module):
             return f"function {self._function(value)}"
-        raise Uncacheable(f"its graph holds a {kind.__qualname__}")
+        raise Uncacheable(f"the graph holds a {kind.__qualname__}")
 
     def _example(self, value: Any) -> str:
         if isinstance(value, torch.Tensor):
@@ -171,9 +171,9 @@ class GraphKey:
 
     def _tensor(self, value: torch.Tensor) -> str:
         shape, strides = tuple(value.shape), value.stride() if value.layout == torch.strided else ()
-        for length in (*shape, *strides):
-            if isinstance(length, SYMBOLIC_TYPES):
-                self._number(length)
+        for size in (*shape, *strides):
+            if isinstance(size, SYMBOLIC_TYPES):
+                self._number(size)
         self.devices.add(value.device)
         if value.layout != torch.strided:
             return f"{value.layout} {shape}"

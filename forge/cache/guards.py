@@ -1,4 +1,4 @@
-"""Guards on symbolic lengths that compiling adds to Dynamo's: kept with a program, and in force where it is found.
+"""Guards on symbolic sizes that compiling adds to Dynamo's: kept with a program, and in force where it is found.
 
 Source: torch._inductor.codecache.FxGraphCache, which keeps guards in the same words.
 """

@@ -85,7 +85,7 @@ class Writer:
         if kind is slice:
             return ["slice", *map(self.describe, (value.start, value.stop, value.step))]
         if isinstance(value, SYMBOLIC_TYPES):
-            raise Uncacheable("its sizes are symbolic")
+            raise Uncacheable("the program's sizes are symbolic")
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         return self._object(value)
@@ -106,7 +106,7 @@ class Writer:
         owner = qualified_name(type(value))
         if owner is not None and owner.startswith("forge."):
             return ["made", owner, *([name, self.describe(each)] for name, each in _attributes(value))]
-        raise Uncacheable(f"it calls {_describe(value)}, which another process cannot find by a name")
+        raise Uncacheable(f"the program calls {_describe(value)}, which another process cannot find by a name")
 
     def _region(self, function: Callable, fuser: FusionExecutor) -> list:
         data = fuser.dump(function)
@@ -124,12 +124,12 @@ class Writer:
         plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.requires_grad
         if not plain or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
             raise Uncacheable("a constant of it is no plain tensor")
-        length = extent(tensor)
-        self._tensor_bytes += length * tensor.element_size()
+        size = extent(tensor)
+        self._tensor_bytes += size * tensor.element_size()
         if self._tensor_bytes > TENSOR_BYTES:
-            raise Uncacheable(f"its constants are more than {TENSOR_BYTES >> 20} MiB")
-        flat = tensor.detach().as_strided((length,), (1,), tensor.storage_offset()).cpu().contiguous()
-        data = flat.view(torch.uint8).numpy().tobytes() if length else b""
+            raise Uncacheable(f"the program's constants are more than {TENSOR_BYTES >> 20} MiB")
+        flat = tensor.detach().as_strided((size,), (1,), tensor.storage_offset()).cpu().contiguous()
+        data = flat.view(torch.uint8).numpy().tobytes() if size else b""
         number = self.entry.add(data)
         how = [self.describe(each) for each in (tensor.dtype, tensor.device)]
         return ["tensor", *how, list(tensor.shape), list(tensor.stride()), number]

@@ -1,6 +1,6 @@
 """Entries on disk: one file each (forge/support/owner_only_store.py), JSON followed by blobs.
 
-An entry that cannot be used is ignored with a notice, and written anew."""
+An entry that cannot be used is ignored with a notice, and rewritten."""
 
 import json
 import logging
@@ -87,7 +87,7 @@ def _parse(body: bytes, key: str) -> Entry:
             place += length
         known, data = head["key"], head["data"]
     except (ValueError, KeyError, TypeError) as error:
-        raise UntrustedFile(f"it cannot be read: {error}") from error
+        raise UntrustedFile(f"the file cannot be read: {error}") from error
     if known != key:
-        raise UntrustedFile("it is another program's")
+        raise UntrustedFile("the file holds another program")
     return Entry(data, blobs)

@@ -113,7 +113,7 @@ def _may_alias(overload: OpOverload) -> bool:
 def _find_handle(example: torch.Tensor, given: Sequence[Pair]) -> Pair | None:
     """Return the first handle that has what a result of the call shows: of those that share its memory, two rows of one
     tensor say, the first that reaches as far."""
-    sharing = [pair for pair in given if _place(pair[1]) == _place(example)]
+    sharing = [pair for pair in given if _storage_id(pair[1]) == _storage_id(example)]
     if len(sharing) < 2:
         return sharing[0] if sharing else None
     start, end = _reach(example)
@@ -121,14 +121,14 @@ def _find_handle(example: torch.Tensor, given: Sequence[Pair]) -> Pair | None:
     return next(reaching, sharing[0])
 
 
-def _place(fake: torch.Tensor) -> int:
+def _storage_id(fake: torch.Tensor) -> int:
     return storage_id(fake)
 
 
 def _reach(fake: torch.Tensor) -> tuple[int, int]:
     """Return the places of its first and last element in its memory."""
     start, ends = hint_of(fake.storage_offset()), zip(fake.shape, fake.stride(), strict=True)
-    return start, start + sum((hint_of(length) - 1) * hint_of(stride) for length, stride in ends)
+    return start, start + sum((hint_of(size) - 1) * hint_of(stride) for size, stride in ends)
 
 
 def _follows(known: Ref | None, base: Ref) -> bool:

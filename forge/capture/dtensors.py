@@ -1,6 +1,6 @@
 """Programs on DTensors become programs on the tensors inside: what this process has of each.
 
-Dynamo's graph says how each value is placed. Here it is written anew, before it is recorded: DTensor.from_local and
+Dynamo's graph says how each value is placed. Here it is rewritten, before it is recorded: DTensor.from_local and
 to_local vanish, redistribute is `forge.redistribute`, whose collectives are calls of the program, and a torch function
 of DTensors is that function of the tensors inside, where both run the same operators. Where they do not, the call is an
 opaque one, which makes DTensors of what it is given and differentiates as torch does. At the program's boundary inputs
@@ -125,7 +125,7 @@ class _Writer:
         self.inputs: list[_Spec | None] = []  # of each input: how it is placed, None where it is no DTensor
         self.left_out: list[int] = []  # inputs that are no tensors
         self.outputs: dict[int, _Spec] = {}
-        self.node = next(iter(graph.graph.nodes))  # the one that is written anew
+        self.node = next(iter(graph.graph.nodes))  # the one that is rewritten
 
     def write(self) -> LocalGraph:
         for node in self.old.graph.nodes:
@@ -288,7 +288,7 @@ class _Writer:
                 return None
             raise Unsupported(next(each for each in map(_find_spec, results) if isinstance(each, str)))
         specs = [_spec(leaf) for leaf in results]
-        trial = _Trial(function, node.args, node.kwargs)
+        trial = _FakeCall(function, node.args, node.kwargs)
         prepared = self.as_local(node, trial, specs)
         if prepared is None:
             return self.opaque(node, function, node.args, node.kwargs)
@@ -297,7 +297,7 @@ class _Writer:
         copied.meta = {**node.meta, "example_value": torch_pytree.tree_map(_local_fake, example)}
         return copied
 
-    def as_local(self, node: Node, trial: "_Trial", results: list[_Spec]) -> tuple[tuple, dict] | None:
+    def as_local(self, node: Node, trial: "_FakeCall", results: list[_Spec]) -> tuple[tuple, dict] | None:
         """Return the arguments with which the function of local tensors is the call; None where there are none."""
         nodes = [each for each in trial.leaves if isinstance(each, Node) and isinstance(_example(each), torch.Tensor)]
         if not all(isinstance(_example(each), DTensor) for each in nodes):
@@ -317,7 +317,7 @@ class _Writer:
         return None
 
     def arguments(
-        self, trial: "_Trial", replaced: list[Any], given: dict[Node, _Spec], results: list[_Spec], divided: dict
+        self, trial: "_FakeCall", replaced: list[Any], given: dict[Node, _Spec], results: list[_Spec], divided: dict
     ) -> tuple[tuple, dict] | None:
         """Return the arguments on local tensors, divided and spread where that is to be."""
         local: dict[Node, Node] = {}
@@ -427,7 +427,7 @@ class _OperatorRecorder(TorchDispatchMode):
         return self.labels.get(id(leaf), "another") if isinstance(leaf, torch.Tensor) else repr(leaf)
 
 
-class _Trial:
+class _FakeCall:
     """A torch function run on fake tensors, to see of which operators its results are made.
 
     leaves, structure: of its arguments, as nodes. of_dtensors: what it makes of DTensors; None where it fails.

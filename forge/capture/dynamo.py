@@ -294,7 +294,7 @@ class _Interpreter:
         given = pairs(self.env, (node.args, node.kwargs))
         if target is getattr:
             target, args = self.attribute(args)
-        if target in _SIZED and tensors(args[1:]) and all(isinstance(length, int) for length in example.shape):
+        if target in _SIZED and tensors(args[1:]) and all(isinstance(size, int) for size in example.shape):
             args = (args[0], *example.shape)  # a size in a 0-d tensor, as torch.div of sizes gives
         if target in _STRIDED and tensors([args[1:], kwargs]):
             args, kwargs = _as_strided_args(example, *args, **kwargs)

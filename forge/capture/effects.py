@@ -1,6 +1,6 @@
 """The effects of functions that torchlang does not have, and their conversion to pure functions.
 
-It runs once on tensors without values, and the operators that it calls say what they change (forge/torchlang/trial.py).
+It runs once on fake tensors, and the operators that it calls say what they change (forge/torchlang/fake_execution.py).
 Where that cannot be, its schema or its name must tell.
 """
 
@@ -11,7 +11,7 @@ from forge.compiler.program import Unsupported
 from forge.ir import Tag, TensorProxy
 from forge.ir.pytree import leaves, tree_map
 from forge.torch_internals.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket, find_schema, packet_name
-from forge.torchlang.trial import try_without_values
+from forge.torchlang.fake_execution import observe_effects
 
 # they change their tensor's shape, which a handle cannot
 _RESHAPERS = frozenset(
@@ -49,7 +49,7 @@ def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects
         return Effects([], frozenset({Tag.EFFECT}), [])
     if isinstance(function, _OPERATORS) and _qualified_name(function).partition("::")[0] in _COLLECTIVES:
         return Effects(_by_schema(function, name, args, kwargs), frozenset({Tag.EFFECT}), [])
-    tried = try_without_values(function, args, kwargs)
+    tried = observe_effects(function, args, kwargs)
     if tried is None:
         return Effects(_by_schema(function, name, args, kwargs), frozenset(), [])
     if tried.reshapes:

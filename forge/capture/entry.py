@@ -267,7 +267,7 @@ def _as_torch_raises(failure: Exception) -> Exception:
         return failure
     if isinstance(cause, _OTHER_DEVICES):
         cause = RuntimeError(str(cause))
-    for note in filter(None, (_place(failure), _call_in_words(str(failure)))):
+    for note in filter(None, (_location(failure), _call_in_words(str(failure)))):
         cause.add_note(note)
     return cause.with_traceback(None)
 
@@ -296,7 +296,7 @@ def _in_words(failure: Exception) -> str:
     return f"{said.rstrip('.')}, {call}" if call is not None else said
 
 
-def _place(failure: Exception) -> str | None:
+def _location(failure: Exception) -> str | None:
     line = Source(str(failure)).line
     return f"at {line}" if line is not None else None
 
@@ -311,5 +311,5 @@ def _call_in_words(text: str) -> str | None:
     called = _CALLED.search(text)
     if called is None:
         return None
-    shapes = [f"[{lengths.rstrip(',')}]" for lengths in _SHAPE.findall(text[called.start() :].partition(": got ")[0])]
+    shapes = [f"[{sizes.rstrip(',')}]" for sizes in _SHAPE.findall(text[called.start() :].partition(": got ")[0])]
     return f"in {called[1] or called[2]}" + (f" of tensors of shapes {', '.join(shapes)}" if shapes else "")

@@ -1,6 +1,6 @@
 """Functions of torch that look at values: what Dynamo captures in their place.
 
-Dynamo runs what it captures on tensors without values, which these functions cannot be. A stand-in gives results of
+Dynamo runs what it captures on fake tensors, which these functions cannot be. A stand-in gives results of
 the same shape and dtype without looking; torchlang has it as the function that it stands for, which is what runs.
 
 Where torch itself runs what was captured (in eager, or for a function's transform), a stand-in calls its function.
@@ -24,20 +24,20 @@ STAND_INS: dict[Callable, Callable] = {}
 
 
 class _State(threading.local):
-    absent = False
+    are_off = False
 
 
 _state = _State()
 
 
 @contextmanager
-def absent() -> Iterator[None]:
+def without_substitutes() -> Iterator[None]:
     """Enter a context in which these functions are decomposed: they are called on fake tensors, too."""
-    before, _state.absent = _state.absent, True
+    before, _state.are_off = _state.are_off, True
     try:
         yield
     finally:
-        _state.absent = before
+        _state.are_off = before
 
 
 def _for(function: Callable) -> Callable:
@@ -46,7 +46,7 @@ def _for(function: Callable) -> Callable:
     def add(result: Callable) -> Callable:
         @functools.wraps(result)
         def stand_in(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            captured = is_fake(input) and not _state.absent
+            captured = is_fake(input) and not _state.are_off
             return (result if captured else function)(input, *args, **kwargs)
 
         STAND_INS[function] = stand_in

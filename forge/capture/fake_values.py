@@ -20,7 +20,7 @@ from forge.torch_internals.tensors import storage_id
 
 CHECK_META = False  # compare every value's metadata with Dynamo's fake value: an oracle for tests and for debugging
 
-# torch's kernels lay their results out otherwise than its functions for tensors without values say, whatever they are
+# torch's kernels lay their results out otherwise than its functions for fake tensors say, whatever they are
 # given, and where they are given what is not in row-major order
 _LAID_OUT_BY_KERNELS = frozenset((*KINDS, "log_sigmoid", "isin", "normal", "poisson", "rrelu"))
 _TURNED_BY_KERNELS = frozenset(
@@ -116,12 +116,12 @@ def shares_memory(node: Node, example: Any) -> bool | None:
 
 
 def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
-    """Raise Unsupported where the known lengths of forge's meta function differ from torch's, EagerFallback where the
+    """Raise Unsupported where the known sizes of forge's meta function differ from torch's, EagerFallback where the
     dtype differs: Dynamo may have written its own into the graph (`y.to(x.dtype)`), so the frame is to run in eager.
 
     With CHECK_META, lengths that are not known and the device are compared too (AssertionError)."""
-    lengths = zip(proxy.shape, example.shape, strict=False)
-    known = all(ours == theirs for ours, theirs in lengths if type(ours) is type(theirs) is int)
+    sizes = zip(proxy.shape, example.shape, strict=False)
+    known = all(ours == theirs for ours, theirs in sizes if type(ours) is type(theirs) is int)
     if not known or proxy.ndim != example.ndim or proxy.dtype != example.dtype:
         ours, theirs = short_type(proxy), short_type(example)
         reason = f"{torchlang.function_name(node.target)} gives {theirs}, but forge's symbol {ours}"

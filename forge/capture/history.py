@@ -10,7 +10,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from forge.compiler.program import EagerFallback, StrictError
-from forge.ir.printing import note_place, quantity
+from forge.ir.printing import note_location, quantity
 from forge.ir.source import Source, warn
 from forge.support import logs
 from forge.torch_internals.dynamo import counters, get_compilation_metrics, graph_break_reasons
@@ -167,7 +167,7 @@ class History:
     def annotate_error(self, error: Exception) -> None:
         """Add notes to an error of the running call: its place in a compiled program, and the fallbacks to eager before
         it."""
-        note_place(error)
+        note_location(error)
         for refused in self._refused.values():
             error.add_note(f"forge: a frame runs in eager: {refused}")
         self._refused.clear()

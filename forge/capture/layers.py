@@ -298,7 +298,7 @@ def _check_inputs(fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
     """Check that its own forward reads nothing but the call's arguments: anything else would be a constant of the
     layer."""
     own, given = set(inside), {id(fake) for fake in fakes}
-    lengths = {str(symbol) for fake in fakes for symbol in free_symbols(fake.shape)}
+    sizes = {str(symbol) for fake in fakes for symbol in free_symbols(fake.shape)}
     for read in dict.fromkeys(each for node in inside for each in node.all_input_nodes if each not in own):
         example = read.meta.get("example_value")
         if id(example) in given:
@@ -309,7 +309,7 @@ def _check_inputs(fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
         for number in numbers:
             if not isinstance(number, SYMBOLIC_TYPES):
                 raise _KeepForward("its own forward reads a value that is neither given to it nor a constant")
-            if not {*map(str, free_symbols(number))} <= lengths:
+            if not {*map(str, free_symbols(number))} <= sizes:
                 guard_scalar(number)
 
 

@@ -1,7 +1,7 @@
 """A function of torch's own transforms (torch.vmap, torch.func) as a symbol: what it consists of are the operators that
 torch runs for it, and its gradient those that torch's autograd runs.
 
-What torch runs is found without values, by make_fx: functorch's batching rules and derivatives are torch's, and each
+What torch runs is found without data, by make_fx: functorch's batching rules and derivatives are torch's, and each
 operator is recorded as though the program had called it.
 """
 
@@ -20,7 +20,7 @@ from forge.compiler.program import Unsupported
 from forge.ir import NUMBER_TYPES, Symbol, differentiable, get_grad, needs_grad, put_grad
 from forge.ir.checks import in_one_line
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.prims.library import empty_like, quiet, without_values
+from forge.prims.library import empty_like, fake_tensor_mode, quiet
 from forge.runtime.torch_state import restore_transforms
 from forge.torch_internals.dispatch import DisableTorchFunction, OpOverload, disable_current_modes, schema_of
 from forge.torch_internals.fake_tensors import FakeTensor
@@ -37,7 +37,7 @@ def symbol_from_function(function: Callable, name: str, inline: Inline) -> Symbo
     """Return the symbol of a function of tensors and numbers that changes none of them; `inline` records a graph of
     operators.
 
-    Calling it raises Unsupported where torch cannot say without values what it runs, or where that is random.
+    Calling it raises Unsupported where torch cannot say without data what it runs, or where that is random.
     """
 
     def body(*args: Any) -> Any:
@@ -108,21 +108,21 @@ def _decompositions() -> dict:
 
 
 def _operators(function: Callable, args: tuple) -> GraphModule:
-    """Return the operators that a function runs, each with what it gives of tensors without values. Raises
+    """Return the operators that a function runs, each with what it gives of fake tensors. Raises
     Unsupported."""
     try:
         with (
-            fake_substitutes.absent(),
+            fake_substitutes.without_substitutes(),
             restore_transforms(),
             quiet(),
             disable_current_modes(),
             DisableTorchFunction(),
-            without_values(args, allow_non_fake_inputs=True),
+            fake_tensor_mode(args, allow_non_fake_inputs=True),
             sdpa_kernel(SDPBackend.MATH),
         ):
             graph = make_fx(function, decomposition_table=_decompositions())(*tree_map(empty_like, args))
     except Exception as error:
-        raise Unsupported(f"torch does not say without values what it runs: {in_one_line(error)}") from error
+        raise Unsupported(f"torch does not say without data what it runs: {in_one_line(error)}") from error
     _without_changed_shapes(graph)
     graph.graph.eliminate_dead_code(is_impure_node=_acts)
     if {aten._linalg_det.default, aten._linalg_svd.default} <= {node.target for node in graph.graph.nodes}:
@@ -136,7 +136,7 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
             node.target = aten.scalar_tensor.default
             node.kwargs = {name: node.kwargs[name] for name in ("dtype", "device") if name in node.kwargs}
         if node.op == "get_attr" and isinstance(getattr(graph, node.target), FakeTensor):
-            raise Unsupported("it makes a tensor of numbers that are not known without values")
+            raise Unsupported("it makes a tensor of numbers that are not known without data")
         node.meta["example_value"] = node.meta.get("val")
     return graph
 

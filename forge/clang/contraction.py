@@ -25,9 +25,9 @@ def contract(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels],
     or 1. The pairs are contracted along the path that opt_einsum finds, where torch uses it.
     Raises: RuntimeError where lengths differ.
     """
-    lengths = _lengths(op, operands, inputs)
-    terms = [_simplify(operand, labels, lengths) for operand, labels in zip(operands, inputs, strict=True)]
-    for pair in contraction_path([labels for _, labels in terms], output, lengths):
+    sizes = _lengths(op, operands, inputs)
+    terms = [_simplify(operand, labels, sizes) for operand, labels in zip(operands, inputs, strict=True)]
+    for pair in contraction_path([labels for _, labels in terms], output, sizes):
         chosen = [terms.pop(i) for i in sorted(pair, reverse=True)][::-1]
         kept = set(output).union(*[labels for _, labels in terms])
         terms.append(_contract_pair(chosen[0], chosen[1], kept) if len(chosen) == 2 else chosen[0])
@@ -36,7 +36,7 @@ def contract(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels],
     x = permute(x, [labels.index(label) for label in output if label in labels])
     if len(labels) < len(output):
         dims = tuple(i for i, label in enumerate(output) if label in labels)
-        x = prims.broadcast_in_dim(x, tuple(lengths[label] if label in labels else 1 for label in output), dims)
+        x = prims.broadcast_in_dim(x, tuple(sizes[label] if label in labels else 1 for label in output), dims)
     return x
 
 
@@ -56,19 +56,19 @@ def contraction_path(inputs: Sequence[Labels], output: Labels, lengths: dict[obj
 
 
 def _lengths(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels]) -> dict[object, Dim]:
-    lengths: dict[object, Dim] = {}
+    sizes: dict[object, Dim] = {}
     for operand, labels in zip(operands, inputs, strict=True):
-        for label, length in zip(labels, operand.shape, strict=True):
-            if label not in lengths or statically_true(lengths[label] == 1):
-                lengths[label] = length
+        for label, size in zip(labels, operand.shape, strict=True):
+            if label not in sizes or statically_true(sizes[label] == 1):
+                sizes[label] = size
             torch_check(
-                statically_true(length == 1) or same(lengths[label], length),
-                lambda label=label, length=length, operand=operand: (
-                    f"{op}: operands do not broadcast: subscript {label} is of length {lengths[label]} before, "
-                    f"but {length} in {operand}"
+                statically_true(size == 1) or same(sizes[label], size),
+                lambda label=label, size=size, operand=operand: (
+                    f"{op}: operands do not broadcast: subscript {label} is of length {sizes[label]} before, "
+                    f"but {size} in {operand}"
                 ),
             )
-    return lengths
+    return sizes
 
 
 def _simplify(x: TensorProxy, labels: Labels, lengths: dict[object, Dim]) -> tuple[TensorProxy, Labels]:
@@ -92,9 +92,9 @@ def _diagonal(x: TensorProxy, labels: Labels, label: object) -> tuple[TensorProx
     first = labels.index(label)
     second = labels.index(label, first + 1)
     rest = [i for i in range(x.ndim) if i not in (first, second)]
-    length = x.shape[first]
-    flat = reshape(permute(x, (*rest, first, second)), (*[x.shape[i] for i in rest], length * length))
-    diagonal = slice_in_dim(flat, flat.ndim - 1, 0, None, length + 1)
+    size = x.shape[first]
+    flat = reshape(permute(x, (*rest, first, second)), (*[x.shape[i] for i in rest], size * size))
+    diagonal = slice_in_dim(flat, flat.ndim - 1, 0, None, size + 1)
     return diagonal, (*[labels[i] for i in rest], label)
 
 
@@ -127,8 +127,8 @@ def _contract_pair(
     a = _arrange(a, a_labels, [*batch, *a_only, *summed], (len(batch), len(a_only)))
     b = _arrange(b, b_labels, [*batch, *summed, *b_only], (len(batch), len(summed)))
     product = matmul(a, b)
-    lengths = [*[a_lengths[label] for label in (*batch, *a_only)], *[b_lengths[label] for label in b_only]]
-    return reshape(product, lengths), out
+    sizes = [*[a_lengths[label] for label in (*batch, *a_only)], *[b_lengths[label] for label in b_only]]
+    return reshape(product, sizes), out
 
 
 def _arrange(x: TensorProxy, labels: Labels, order: list[object], groups: tuple[int, ...]) -> TensorProxy:

@@ -77,17 +77,17 @@ def broadcast_shapes(op: str, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     rank = max(map(len, shapes))
     result: list[Dim] = [1] * rank
     for shape in shapes:
-        for dim, length in enumerate(shape, rank - len(shape)):
-            if statically_true(length == 1):
+        for dim, size in enumerate(shape, rank - len(shape)):
+            if statically_true(size == 1):
                 continue
             if statically_true(result[dim] == 1):
-                result[dim] = length
+                result[dim] = size
             else:
                 torch_check(
-                    same(result[dim], length),
-                    lambda dim=dim, length=length: (
+                    same(result[dim], size),
+                    lambda dim=dim, size=size: (
                         f"{op}: shapes {' and '.join(str(list(shape)) for shape in shapes)} do not broadcast: "
-                        f"The size of tensor a ({result[dim]}) must match the size of tensor b ({length}) "
+                        f"The size of tensor a ({result[dim]}) must match the size of tensor b ({size}) "
                         f"at non-singleton dimension {dim}"
                     ),
                 )

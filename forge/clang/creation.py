@@ -64,14 +64,14 @@ def arange_length(start: Real, end: Real, step: Real) -> Dim:
     """Return the number of elements of an arange; symbolic bounds stay symbolic."""
     if isinstance(start, INT_TYPES) and isinstance(end, INT_TYPES) and isinstance(step, INT_TYPES):
         rounding = step - 1 if step > 0 else step + 1
-        length = (end - start + rounding) // step
-        return length if isinstance(length, int) or prims.statically_true(length >= 0) else torch.sym_max(length, 0)
-    length = math.ceil(cast(float, (end - start) / step))
+        size = (end - start + rounding) // step
+        return size if isinstance(size, int) or prims.statically_true(size >= 0) else torch.sym_max(size, 0)
+    size = math.ceil(cast(float, (end - start) / step))
     torch_check(
-        not isinstance(length, int) or length >= 0,
+        not isinstance(size, int) or size >= 0,
         lambda: f"arange: upper bound and lower bound inconsistent with step sign: {start} to {end} by {step}",
     )
-    return length
+    return size
 
 
 def linspace(

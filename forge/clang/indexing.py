@@ -19,7 +19,7 @@ Undo = Callable[[TensorProxy], TensorProxy]
 _MASK_DTYPES = (torch.bool, torch.uint8)
 
 
-class Reading:
+class IndexedView:
     """A key applied to a tensor as far as it makes views.
 
     `shown` is the view; `indices` holds what is left to do, one entry a dim of `shown` (a mask stands for all of its
@@ -60,21 +60,21 @@ def is_basic(key: Any) -> bool:
     )
 
 
-def read_key(op: str, x: TensorProxy, key: Any) -> Reading:
+def read_key(op: str, x: TensorProxy, key: Any) -> IndexedView:
     """Apply a key's ints, slices and Nones, and collect its index tensors. Raises IndexError as torch does."""
-    reading = Reading(x)
+    result = IndexedView(x)
     for item in _complete(op, x, key):
         if item is None:
-            _read_none(reading)
+            _read_none(result)
         elif isinstance(item, slice):
-            _read_slice(reading, item)
+            _read_slice(result, item)
         elif isinstance(item, TensorProxy):
-            _read_tensor(reading, item)
+            _read_tensor(result, item)
         else:
-            _read_int(op, reading, item)
-    if all(index is None for index in reading.indices):
-        reading.indices = []
-    return reading
+            _read_int(op, result, item)
+    if all(index is None for index in result.indices):
+        result.indices = []
+    return result
 
 
 def _complete(op: str, x: TensorProxy, key: Any) -> list[Any]:
@@ -145,50 +145,50 @@ def _list_index(op: str, x: TensorProxy, items: list[Any]) -> TensorProxy:
     return prims.tensor(items, torch.bool if masked else torch.int64, x.device)
 
 
-def _read_none(reading: Reading) -> None:
-    before, dim = reading.shown, reading.dim
-    reading.view(unsqueeze(before, dim), lambda new: reshape(new, before.shape))
-    reading.index(None)
+def _read_none(result: IndexedView) -> None:
+    before, dim = result.shown, result.dim
+    result.view(unsqueeze(before, dim), lambda new: reshape(new, before.shape))
+    result.index(None)
 
 
-def _read_slice(reading: Reading, item: slice) -> None:
-    before, dim = reading.shown, reading.dim
+def _read_slice(result: IndexedView, item: slice) -> None:
+    before, dim = result.shown, result.dim
     bounds = slice_bounds(before.shape[dim], item.start, item.stop, item.step)
     if not is_whole(before.shape[dim], bounds):
-        reading.view(prims.slice(before, dim, *bounds), lambda new: prims.slice_scatter(before, new, dim, *bounds))
-    reading.index(None)
+        result.view(prims.slice(before, dim, *bounds), lambda new: prims.slice_scatter(before, new, dim, *bounds))
+    result.index(None)
 
 
-def _read_int(op: str, reading: Reading, item: Dim) -> None:
-    before, dim = reading.shown, reading.dim
+def _read_int(op: str, result: IndexedView, item: Dim) -> None:
+    before, dim = result.shown, result.dim
     start = position(op, item, before.shape[dim], dim)
-    reading.view(
+    result.view(
         select(before, dim, start), lambda new: prims.slice_scatter(before, unsqueeze(new, dim), dim, start, start + 1)
     )
 
 
-def _read_tensor(reading: Reading, item: TensorProxy) -> None:
+def _read_tensor(result: IndexedView, item: TensorProxy) -> None:
     if item.ndim > 0:
         if item.dtype in _MASK_DTYPES:
-            _check_mask(reading, item)
-        reading.index(item)
+            _check_mask(result, item)
+        result.index(item)
         return
-    before, dim = reading.shown, reading.dim  # a 0-d index selects, and is not among those that broadcast
+    before, dim = result.shown, result.dim  # a 0-d index selects, and is not among those that broadcast
     indices = (*[None] * dim, reshape(item, (1,)))
-    reading.view(
+    result.view(
         prims.squeeze(prims.index(before, indices), (dim,)),
         lambda new: prims.index_put(before, indices, unsqueeze(new, dim)),
     )
 
 
-def _check_mask(reading: Reading, mask: TensorProxy) -> None:
-    shape = reading.shown.shape[reading.dim : reading.dim + mask.ndim]
+def _check_mask(result: IndexedView, mask: TensorProxy) -> None:
+    shape = result.shown.shape[result.dim : result.dim + mask.ndim]
     for i, (ours, wanted) in enumerate(zip(mask.shape, shape, strict=True)):
         check(
             same(ours, wanted),
             lambda i=i: (
                 f"getitem: The shape of the mask {list(mask.shape)} at index {i} does not match the shape of "
-                f"the indexed tensor {list(reading.shown.shape)} at index {reading.dim + i}"
+                f"the indexed tensor {list(result.shown.shape)} at index {result.dim + i}"
             ),
             IndexError,
         )
@@ -207,10 +207,10 @@ def getitem(x: TensorProxy, key: Any) -> TensorProxy:
         ),
         NotImplementedError,
     )
-    reading = read_key("getitem", x, key)
-    if prims.has_mask(reading.indices):  # made from a list of bools
+    result = read_key("getitem", x, key)
+    if prims.has_mask(result.indices):  # made from a list of bools
         raise NotImplementedError("getitem: a list of bools as an index is not supported; see forge/clang/indexing.py")
-    return prims.index(reading.shown, tuple(_trim(reading.indices))) if reading.indices else reading.shown
+    return prims.index(result.shown, tuple(_trim(result.indices))) if result.indices else result.shown
 
 
 def _trim(indices: Sequence[TensorProxy | None]) -> list[TensorProxy | None]:
@@ -221,21 +221,21 @@ def _trim(indices: Sequence[TensorProxy | None]) -> list[TensorProxy | None]:
 @clangop()
 def with_item(x: TensorProxy, key: Any, value: TensorProxy | Number) -> TensorProxy:
     """x with x[key] replaced by `value`, which is converted to x's dtype and broadcast."""
-    reading = read_key("setitem", x, key)
-    shown = reading.shown
+    result = read_key("setitem", x, key)
+    shown = result.shown
     tensor = value if isinstance(value, TensorProxy) else prims.full((), value, x.dtype, x.device)
     tensor = convert(tensor, x.dtype)
-    if reading.indices:
-        return reading.write(_put(shown, tuple(_trim(reading.indices)), tensor))
-    return reading.write(_fit_value(shown, tensor))
+    if result.indices:
+        return result.write(_put(shown, tuple(_trim(result.indices)), tensor))
+    return result.write(_fit_value(shown, tensor))
 
 
 def item_sum(x: TensorProxy, key: Any, shape: Sequence[Dim]) -> TensorProxy:
     """x[key] summed to `shape`: the gradient of what was written there. A mask may be in the key."""
-    reading = read_key("getitem", x, key)
-    shown = reading.shown
-    if reading.indices:
-        indices = tuple(_trim(reading.indices))
+    result = read_key("getitem", x, key)
+    shown = result.shown
+    if result.indices:
+        indices = tuple(_trim(result.indices))
         if prims.has_mask(indices):
             return prims.index_sum(shown, indices, tuple(shape))
         shown = prims.index(shown, indices)
@@ -246,10 +246,10 @@ def _fit_value(shown: TensorProxy, value: TensorProxy) -> TensorProxy:
     """`value` as what is written to all of `shown`; leading dims of length 1 go, as in torch."""
     extra = builtins.max(value.ndim - shown.ndim, 0)
     torch_check(
-        all(statically_true(length == 1) for length in value.shape[:extra])
+        all(statically_true(size == 1) for size in value.shape[:extra])
         and all(
-            statically_true(length == 1) or same(length, wanted)
-            for length, wanted in zip(reversed(value.shape), reversed(shown.shape), strict=False)
+            statically_true(size == 1) or same(size, wanted)
+            for size, wanted in zip(reversed(value.shape), reversed(shown.shape), strict=False)
         ),
         lambda: (
             f"setitem: shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to "
@@ -268,7 +268,7 @@ def _put(shown: TensorProxy, indices: tuple[TensorProxy | None, ...], value: Ten
     if not single or last.dtype not in _MASK_DTYPES:
         return prims.index_put(shown, indices, value)
     rest = shown.ndim - first - last.ndim
-    if value.ndim > rest and not all(statically_true(length == 1) for length in value.shape):
+    if value.ndim > rest and not all(statically_true(size == 1) for size in value.shape):
         return prims.index_put(shown, indices, value)
     mask = last if last.dtype == torch.bool else last != 0
     mask = reshape(mask, (*[1] * first, *last.shape, *[1] * rest))

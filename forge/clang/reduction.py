@@ -17,7 +17,7 @@ Dims = int | Sequence[int] | None
 
 def keep_dims(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
     """Return a value reduced over `dims` of x, with those dims back at length 1."""
-    shape = tuple(1 if dim in dims else length for dim, length in enumerate(x.shape))
+    shape = tuple(1 if dim in dims else size for dim, size in enumerate(x.shape))
     return prims.broadcast_in_dim(reduced, shape, tuple(dim for dim in range(x.ndim) if dim not in dims))
 
 

@@ -24,11 +24,11 @@ def reshape(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
 
 def infer_length(op: str, x: TensorProxy, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """`shape` with a -1 replaced by the length that x's number of elements leaves."""
-    unknown = [i for i, length in enumerate(shape) if statically_true(length == -1)]
+    unknown = [i for i, size in enumerate(shape) if statically_true(size == -1)]
     if not unknown:
         return shape
     torch_check(len(unknown) == 1, lambda: f"{op}: only one dimension can be inferred, but shape is {shape}")
-    rest = math.prod(length for i, length in enumerate(shape) if i != unknown[0])
+    rest = math.prod(size for i, size in enumerate(shape) if i != unknown[0])
     torch_check(
         not statically_true(rest == 0),
         lambda: (
@@ -110,24 +110,24 @@ def expand(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
         ),
     )
     offset = len(shape) - x.ndim
-    lengths = []
-    for dim, length in enumerate(shape):
-        keep = statically_true(length == -1)
+    sizes = []
+    for dim, size in enumerate(shape):
+        keep = statically_true(size == -1)
         torch_check(
             not keep or dim >= offset,
             lambda dim=dim: f"expand: -1 is not allowed in the new, leading dimension {dim} of {tuple(shape)}",
         )
-        lengths.append(x.shape[dim - offset] if keep else length)
-    for dim, length in enumerate(x.shape):
+        sizes.append(x.shape[dim - offset] if keep else size)
+    for dim, size in enumerate(x.shape):
         torch_check(
-            statically_true(length == 1) or same(length, lengths[dim + offset]),
-            lambda dim=dim, length=length: (
-                f"expand: The expanded size of the tensor ({lengths[dim + offset]}) must match the existing size "
-                f"({length}) at non-singleton dimension {dim + offset}.  Target sizes: {list(shape)}.  "
+            statically_true(size == 1) or same(size, sizes[dim + offset]),
+            lambda dim=dim, size=size: (
+                f"expand: The expanded size of the tensor ({sizes[dim + offset]}) must match the existing size "
+                f"({size}) at non-singleton dimension {dim + offset}.  Target sizes: {list(shape)}.  "
                 f"Tensor sizes: {list(x.shape)}"
             ),
         )
-    return expand_to(x, lengths)
+    return expand_to(x, sizes)
 
 
 @clangop()
@@ -293,11 +293,11 @@ def flip(x: TensorProxy, dims: int | Sequence[int]) -> TensorProxy:
 def roll(x: TensorProxy, shift: Dim, dim: int) -> TensorProxy:
     """x with the elements moved `shift` on along `dim`, those that leave the end put in front."""
     dim = check_dim("roll", dim, x.ndim)
-    length = x.shape[dim]
-    if statically_true(length == 0):
+    size = x.shape[dim]
+    if statically_true(size == 0):
         return prims.clone(x)
-    start = operator.mod(length - shift, length)
-    return prims.cat([prims.slice(x, dim, start, length), prims.slice(x, dim, 0, start)], dim)
+    start = operator.mod(size - shift, size)
+    return prims.cat([prims.slice(x, dim, start, size), prims.slice(x, dim, 0, start)], dim)
 
 
 @clangop()
@@ -369,7 +369,7 @@ def is_whole(length: Dim, bounds: Bounds) -> bool:
 
 
 def clamp_bound(bound: Dim | None, length: Dim, default: Dim) -> Dim:
-    """Return a slice's bound in [0, length]; arithmetic only, so that symbolic lengths stay symbolic."""
+    """Return a slice's bound in [0, length]; arithmetic only, so that symbolic sizes stay symbolic."""
     if bound is None:
         return default
     if isinstance(bound, int) and isinstance(length, int):

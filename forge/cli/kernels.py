@@ -128,7 +128,7 @@ def bench(  # noqa: PLR0913  the command's options
     "kernels lock",
     "forge kernels lock ./my-norms",
     "forge kernels lock acme/my-norms@v1 --all-variants",
-    "forge kernels lock                # all that the lock file holds, anew",
+    "forge kernels lock                # all that the lock file holds, again",
     panel=_USE,
 )
 def lock(
@@ -137,7 +137,7 @@ def lock(
         list[str] | None,
         typer.Argument(
             metavar="[SOURCE...]",
-            help="A folder, org/name@v1 or org/name@REVISION; without any, all that the lock file holds, anew.",
+            help="A folder, org/name@v1 or org/name@REVISION; without any, all that the lock file holds, again.",
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The lock file.")] = Path(LOCK_FILE),
@@ -180,7 +180,7 @@ def build(
         list[str],
         typer.Argument(metavar="SOURCE...", help="A folder with build.toml, or one whose manifest has build:."),
     ],
-    force: Annotated[bool, typer.Option("--force", help="Compile anew what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Rebuild what is there.")] = False,
     output: Annotated[
         Path | None,
         typer.Option(

@@ -3,7 +3,7 @@ registries that they are from."""
 
 from typing import Literal, get_args
 
-EXECUTORS = ("inductor-whole", "inductor", "torch", "torch-prims", "nvfuser", "hub")
+EXECUTORS = ("inductor-whole", "inductor", "cuda", "torch", "torch-prims", "nvfuser", "hub")
 SYSTEMS = ("eager", "torch.compile", "forge")  # that forge bench compares
 Kind = Literal["cpp", "triton"]  # of source trees
 KINDS = get_args(Kind)

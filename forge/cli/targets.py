@@ -36,10 +36,10 @@ def attribute_errors(what: str) -> Iterator[None]:
     except TargetError:
         raise
     except (Exception, SystemExit) as error:
-        raise TargetError(f"{what} raised {in_one_line(error)}{_place(error) or _definition(what)}") from error
+        raise TargetError(f"{what} raised {in_one_line(error)}{_location(error) or _definition(what)}") from error
 
 
-def _place(error: BaseException) -> str:
+def _location(error: BaseException) -> str:
     """Return the user's line at which the error was raised."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_LIBRARIES)]
     known = [each for each in frames if Path(each.filename).exists() and "importlib" not in each.filename]

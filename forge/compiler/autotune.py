@@ -17,7 +17,7 @@ import torch
 
 from forge import clang
 from forge.compiler import autotune_store
-from forge.compiler.autotune_store import Timing
+from forge.compiler.autotune_store import CandidateTime
 from forge.compiler.claim import Candidate, Claim, Excluded, Selection, fusible
 from forge.executors.calls import Meta, NotReproducible, call_of, with_strides
 from forge.executors.executor import Decision, Declined, Executor, FusionExecutor, OperatorExecutor, operators_of
@@ -38,11 +38,11 @@ from forge.torch_internals.pytree import torch_pytree
 PARTS = "its parts"  # the candidate that nobody takes: the calls of its decomposition, each by who takes that
 _PATIENCE = 60.0  # seconds that one thread's measuring waits for another's
 _UNMEASURED = {
-    Tag.RANDOM: "it draws random numbers",
-    Tag.EFFECT: "it has an effect",
-    Tag.OPAQUE: "it is an opaque call",
-    Tag.SYNCHRONIZING: "it reads values back to Python",
-    Tag.UNINITIALIZED: "it gives memory that others write to",
+    Tag.RANDOM: "the call draws random numbers",
+    Tag.EFFECT: "the call has an effect",
+    Tag.OPAQUE: "the call is an opaque call",
+    Tag.SYNCHRONIZING: "the call reads values back to Python",
+    Tag.UNINITIALIZED: "the call gives memory that others write to",
 }
 _torchs = (torchex, torch_prims)
 _measuring = new_lock()
@@ -75,13 +75,13 @@ class Measurement:
     operation: str
     arguments: str
     gradients: bool
-    candidates: list[Timing]
+    candidates: list[CandidateTime]
     kept: str
     calls: int = 1
     why_not: str | None = None
 
     def __post_init__(self) -> None:
-        self.candidates = [Timing(*each) for each in self.candidates]  # JSON has lists
+        self.candidates = [CandidateTime(*each) for each in self.candidates]  # JSON has lists
 
     def __str__(self) -> str:
         count = f"{self.calls} calls of {self.operation}" if self.calls > 1 else self.operation
@@ -90,7 +90,7 @@ class Measurement:
             return f"{what}: {self.kept} by order, since {self.why_not}"
         return f"{what}: {', '.join(map(self._describe, self.candidates))}"
 
-    def _describe(self, timed: Timing) -> str:
+    def _describe(self, timed: CandidateTime) -> str:
         took = timed.reason or (microseconds(timed.seconds) if timed.seconds is not None else "alone")
         return f"{timed.name} {took}{' (kept)' if timed.name == self.kept else ''}"
 
@@ -124,7 +124,7 @@ class _Decision(NamedTuple):
         return {**self.excluded, **{each: self.fusers for each in executors if isinstance(each, FusionExecutor)}}
 
 
-class Measuring:
+class Autotuner:
     """The selection for one program.
 
     build: compiles a program of one call. about: the options that times depend on. found: the list that measurements go
@@ -171,7 +171,7 @@ class Measuring:
 
     def _time_candidates(
         self, bound: BoundSymbol, executors: Sequence[Executor], options: list[_Option], active: list[str]
-    ) -> tuple[str, list[Timing], str]:
+    ) -> tuple[str, list[CandidateTime], str]:
         for tag in bound.all_tags:
             if tag in _UNMEASURED:
                 raise _NotMeasurable(_UNMEASURED[tag])
@@ -197,7 +197,9 @@ class Measuring:
         parts = (*verifier_versions(), *where, *settings(), self._about, *program.words, said, fusers)
         return repr(parts), all(lasting for _, lasting in [*said, *fusers])
 
-    def _measure(self, program: "_Program", executors: Sequence[Executor], options: list[_Option]) -> list[Timing]:
+    def _measure(
+        self, program: "_Program", executors: Sequence[Executor], options: list[_Option]
+    ) -> list[CandidateTime]:
         """Return the times; a candidate that fails is dropped. Raises _NotMeasurable where memory runs out, or timing
         fails."""
         progress.expect(1)
@@ -206,9 +208,9 @@ class Measuring:
         try:
             with disable_current_modes(), torch.no_grad():
                 inputs = program.inputs()
-                for place, option in enumerate(options):
+                for index, option in enumerate(options):
                     try:
-                        runs[option.name] = self._run_of(program, executors, options, place, inputs)
+                        runs[option.name] = self._run_of(program, executors, options, index, inputs)
                     except (MemoryError, torch.OutOfMemoryError):  # of the machine's doing, now
                         raise
                     except Exception as error:  # of the candidate's own code
@@ -218,7 +220,7 @@ class Measuring:
             raise _NotMeasurable(f"measuring failed: {in_one_line(error)}") from error
         finally:
             progress.advance()
-        return [Timing(option.name, seconds.get(option.name), dropped.get(option.name)) for option in options]
+        return [CandidateTime(option.name, seconds.get(option.name), dropped.get(option.name)) for option in options]
 
     def _run_of(
         self, program: "_Program", executors: Sequence[Executor], options: list[_Option], place: int, inputs: list[Any]
@@ -256,7 +258,7 @@ def _forward_and_backward(
 
 
 class _Program:
-    """A program that is one call like one of a trace's: a symbolic length is what it is in this run.
+    """A program that is one call like one of a trace's: a symbolic size is what it is in this run.
 
     Raises _NotMeasurable for a call that cannot be made alone.
     """
@@ -277,7 +279,7 @@ class _Program:
             given = [self._input(leaf, meta, known, active) if isinstance(meta, Meta) else meta for leaf, meta in pairs]
             args, kwargs = torch_pytree.tree_unflatten(given, spec)
             self.trace.output = tuple(tensors(self._record(args, kwargs)))
-        names = {each.name: place for place, each in enumerate(known.values())}
+        names = {each.name: index for index, each in enumerate(known.values())}
         places = [names[each.name] if isinstance(each, TensorProxy) else each for each in given]
         wanted = [each.requires_grad for each in known.values()]
         self.words = (self.symbol.id, str(spec), repr(places), repr(self.metas), repr(wanted), *_tag_names(bound.tags))
@@ -413,14 +415,14 @@ def _check_claims(claims: Sequence[Claim], option: _Option) -> None:
                 raise _NotMeasurable(reason)
 
 
-def _fastest(timed: list[Timing]) -> int:
+def _fastest(timed: list[CandidateTime]) -> int:
     """Its place; where nothing was timed, that of the first that was not dropped."""
     if any(each.seconds is not None for each in timed):
-        return min((each.seconds, place) for place, each in enumerate(timed) if each.seconds is not None)[1]
-    return next((place for place, each in enumerate(timed) if each.reason is None), 0)
+        return min((each.seconds, index) for index, each in enumerate(timed) if each.seconds is not None)[1]
+    return next((index for index, each in enumerate(timed) if each.reason is None), 0)
 
 
-def _reason(timed: Timing, kept: Timing, hint: str) -> str:
+def _reason(timed: CandidateTime, kept: CandidateTime, hint: str) -> str:
     if timed.seconds is None or kept.seconds is None:
         return f"measured{hint}: {timed.reason}"
     return f"measured{hint}: {microseconds(timed.seconds)} against {microseconds(kept.seconds)} of {kept.name}"
@@ -434,9 +436,9 @@ def _decision(options: list[_Option], kept: int, reasons: list[str]) -> _Decisio
 
 
 def _is_symbolic(bound: BoundSymbol) -> bool:
-    lengths = [length for each in tensors((bound.args, bound.kwargs)) for length in each.shape]
+    sizes = [size for each in tensors((bound.args, bound.kwargs)) for size in each.shape]
     numbers = [each for each in proxies((bound.args, bound.kwargs)) if not isinstance(each, TensorProxy)]
-    return bool(numbers) or any(isinstance(length, SYMBOLIC_TYPES) for length in lengths)
+    return bool(numbers) or any(isinstance(size, SYMBOLIC_TYPES) for size in sizes)
 
 
 # identities of candidates

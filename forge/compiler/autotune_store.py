@@ -17,7 +17,7 @@ _noticed: set[str] = set()
 _log = logging.getLogger("forge.select")
 
 
-class Timing(NamedTuple):
+class CandidateTime(NamedTuple):
     """The time of one candidate. seconds: of one call; None where it was dropped, for `reason`."""
 
     name: str
@@ -30,7 +30,7 @@ def folder() -> Path:
     return user_cache() / "times"
 
 
-def read(about: str, *, on_disk: bool) -> list[Timing] | None:
+def read(about: str, *, on_disk: bool) -> list[CandidateTime] | None:
     """Return the measured times of candidates, in their order; None if nothing was measured. about: all that decides
     the choice."""
     found = _known.get(about)
@@ -41,7 +41,7 @@ def read(about: str, *, on_disk: bool) -> list[Timing] | None:
     return found
 
 
-def write(about: str, timed: list[Timing], *, on_disk: bool) -> None:
+def write(about: str, timed: list[CandidateTime], *, on_disk: bool) -> None:
     """Write the measured times; a folder that cannot be written to costs a notice."""
     _known[about] = timed
     if not on_disk:
@@ -57,7 +57,7 @@ def _path(about: str) -> Path:
     return folder() / f"{hashlib.sha256(about.encode()).hexdigest()}.times"
 
 
-def _read(path: Path, about: str) -> list[Timing] | None:
+def _read(path: Path, about: str) -> list[CandidateTime] | None:
     try:
         return _parse(owner_only_store.read(path, FORMAT), about)
     except FileNotFoundError:
@@ -67,16 +67,16 @@ def _read(path: Path, about: str) -> list[Timing] | None:
         return None
 
 
-def _parse(body: bytes, about: str) -> list[Timing]:
+def _parse(body: bytes, about: str) -> list[CandidateTime]:
     """Return the times of these bytes. Raises UntrustedFile for anything but what was written for this."""
     try:
         data = json.loads(body)
-        timed = [Timing(str(name), seconds, reason) for name, seconds, reason in data["timed"]]
+        timed = [CandidateTime(str(name), seconds, reason) for name, seconds, reason in data["timed"]]
         known = data["about"]
     except (ValueError, KeyError, TypeError) as error:
-        raise owner_only_store.UntrustedFile(f"it cannot be read: {error}") from error
+        raise owner_only_store.UntrustedFile(f"the file cannot be read: {error}") from error
     if known != about or not all(isinstance(each.seconds, (float, type(None))) for each in timed):
-        raise owner_only_store.UntrustedFile("it holds something else's times")
+        raise owner_only_store.UntrustedFile("the file holds other times")
     return timed
 
 

@@ -20,7 +20,7 @@ from forge.torchlang.opaque import keeps_graph, run_opaque_backward
 from forge.transforms.dce import live_calls
 from forge.transforms.double import differentiable_backward
 from forge.transforms.grad import Joint, without_gradients
-from forge.transforms.lifetimes import read_places
+from forge.transforms.lifetimes import read_positions
 from forge.transforms.split import Split, backward_of_saved, innermost, seeds_of
 
 Missing = frozenset[tuple[int, int]]  # (the place of the graph of an opaque call, the argument) whose gradient is None
@@ -107,7 +107,7 @@ class BackwardCompiler:
         context.run_passes(trace, own, Form.PROGRAM, Form.CODE)
         function = own.generated
         assert function.trace is not None
-        read = read_places(function.trace) if context.config.is_plain else None
+        read = read_positions(function.trace) if context.config.is_plain else None
         return function._replace(read=read), own
 
     def compile_differentiable(self, key: tuple[Any, ...]) -> DifferentiableBackward:
@@ -133,7 +133,7 @@ class BackwardCompiler:
         read = {name for bound in program.bound_symbols for name in bound.inputs}
         reads = [i for i, proxy in enumerate(trace.inputs) if proxy.name in read]
         saved = [*self._parts.saved_tensors, *self._parts.saved_numbers]
-        places = {proxy.name: place for place, proxy in enumerate(saved)}
+        places = {proxy.name: index for index, proxy in enumerate(saved)}
         drawn = [places[value.name] for each in derived.given for value in each.values or ()]
         return DifferentiableBackward(call, reads, drawn, found)
 
@@ -181,7 +181,7 @@ def _sources(
 ) -> Sources:
     """Return the sources of the inputs that a differentiable backward may read. reached: the inputs that have a
     gradient."""
-    saved = {proxy.name: place for place, proxy in enumerate(parts.forward.output[1])}  # a copy has no history
+    saved = {proxy.name: index for index, proxy in enumerate(parts.forward.output[1])}  # a copy has no history
     live = live_calls(list(innermost(trace.bound_symbols)), names(outputs))
     live += live_calls(trace.bound_symbols, names(outputs))  # a composite is given what its parts may not read
     read = {name for bound in live for name in bound.inputs}

@@ -120,7 +120,7 @@ def choose(
 ) -> tuple[Executor, Implementation] | None:
     """Return the first executor that accepts a call as it stands; the others' reasons go to `declined`."""
     for executor in operators_of(executors):
-        implementation = _accepting(bound, executor, declined, excluded)
+        implementation = _find_implementation(bound, executor, declined, excluded)
         if implementation is not None:
             return executor, implementation
     return None
@@ -190,7 +190,7 @@ class _ClaimPass:
                     self._mark(part, executor, executors[position + 1 :], declined, level + (part is not bound))
                 if parts:
                     return
-            elif (implementation := _accepting(bound, executor, declined, excluded)) is not None:
+            elif (implementation := _find_implementation(bound, executor, declined, excluded)) is not None:
                 name = implementation.name or executor.name
                 calls = call_checker(_calls_of, bound, implementation, name, self.new)
                 if not isinstance(calls, Declined):
@@ -240,7 +240,7 @@ def fusible(
         raise
     if decision:
         return [bound]
-    declined.append((executor.name, getattr(decision, "reason", "it declined without a reason")))
+    declined.append((executor.name, getattr(decision, "reason", "the executor declined without a reason")))
     if isinstance(decision, Declined) and not decision.parts:
         return []
     parts: list[BoundSymbol] = []
@@ -265,12 +265,12 @@ def first_fuser(
         if isinstance(executor, FusionExecutor):
             if fusible(bound, executor, [], excluded):
                 return executor
-        elif _accepting(bound, executor, [], excluded) is not None:
+        elif _find_implementation(bound, executor, [], excluded) is not None:
             return None
     return None
 
 
-def _accepting(
+def _find_implementation(
     bound: BoundSymbol, executor: Executor, declined: Reasons, excluded: Excluded = _NONE_EXCLUDED
 ) -> Implementation | None:
     for implementation in executor.candidates(bound.symbol):

@@ -9,9 +9,9 @@ from forge.runtime.cuda_graphs import Graph, Pool, recorder
 
 _FEWEST = 2  # calls: a graph of one launches as much as the call does
 _OUTSIDE = {
-    Tag.OPAQUE: "it is an opaque call",
-    Tag.EFFECT: "it has an effect",
-    Tag.SYNCHRONIZING: "it reads values back to Python",
+    Tag.OPAQUE: "the call is an opaque call",
+    Tag.EFFECT: "the call has an effect",
+    Tag.SYNCHRONIZING: "the call reads values back to Python",
     Tag.DONATES: "whether it writes to its argument is decided when it runs",
 }
 
@@ -41,11 +41,11 @@ def why_not(bound: BoundSymbol) -> str | None:
             return reason
     found = tensors([bound.args, bound.kwargs, bound.output])
     if not tensors(bound.output):
-        return "it returns no tensor"
+        return "the call returns no tensor"
     for proxy in found:
         if proxy.device.type != recorder().device_type:
             return f"{proxy.name} is on {proxy.device}"
-    return "its tensors are on several devices" if len({proxy.device for proxy in found}) > 1 else None
+    return "the call's tensors are on several devices" if len({proxy.device for proxy in found}) > 1 else None
 
 
 class _Writer:

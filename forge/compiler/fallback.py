@@ -8,7 +8,7 @@ import torch
 
 from forge.ir import BoundSymbol, Proxy, Trace
 from forge.ir.checks import in_one_line
-from forge.ir.printing import Code, compile_function, place_of
+from forge.ir.printing import Code, compile_function, location_of
 from forge.ir.source import Source, warn
 from forge.transforms.lifetimes import delete_last_used
 from forge.transforms.split import free_names
@@ -55,7 +55,7 @@ class Fallback:
 
     def _tell(self, error: Exception) -> None:
         self.reason = f"its region failed: {in_one_line(error)}"
-        sources, _ = place_of(error) or ([], "")
+        sources, _ = location_of(error) or ([], "")
         tell(f"{self.regions[0]} failed", self.executor, error, *sources[:1])
 
 

@@ -20,7 +20,7 @@ def freezing_of(program: Program) -> Freezing:
     if name is not None:
         return Freezing((), left=[f"all weights: gradients are needed (grad mode is on, and {name} requires grad)"])
     still = tensors([inputs[i] for i in program.weights if i not in program.mutated])
-    freezing = Freezing({x.name for x in still if all(isinstance(length, int) for length in x.shape)})
+    freezing = Freezing({x.name for x in still if all(isinstance(size, int) for size in x.shape)})
     changed = [inputs[i].name for i in program.weights if i in program.mutated]
     freezing.left += [f"{name}: the program changes it" for name in changed]
     freezing.left += [f"{inputs[i].name}: no version tells when it changes" for i in program.unversioned]
@@ -44,17 +44,17 @@ def fold_weights(
 ) -> tuple[Trace, FoldedWeights | None]:
     """Return the trace, whose last inputs are what depends on weights alone, and what computes that; `lower` returns
     a trace claimed, and its function."""
-    parted = hoist_weights(trace, freezing.weights)
-    if not parted.values:
+    hoisted = hoist_weights(trace, freezing.weights)
+    if not hoisted.values:
         return trace, None
-    claimed, function = lower(parted.ahead)
+    claimed, function = lower(hoisted.ahead)
     layouts = Layouts.of(claimed)
-    strides = [layouts.values[proxy.name].strides for proxy in parted.values]
+    strides = [layouts.values[proxy.name].strides for proxy in hoisted.values]
     values = [
         TensorProxy(x.name, x.shape, x.dtype, x.device, strides=own)
-        for x, own in zip(parted.values, strides, strict=True)
+        for x, own in zip(hoisted.values, strides, strict=True)
     ]
     reads = [trace.input_names.index(name) for name in claimed.input_names]
-    new = trace.derive("fold_weights", parted.rest, inputs=[*trace.inputs, *values])
+    new = trace.derive("fold_weights", hoisted.rest, inputs=[*trace.inputs, *values])
     freezing.done.append(f"{quantity(len(values), 'value')} of {quantity(len(reads), 'weight')} computed ahead")
     return new, FoldedWeights(function, reads, strides)

@@ -94,9 +94,9 @@ def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[Ran], layouts: Layo
         return "the strides of its results are not known"
     others = [each for each in proxies(claimed.bound.args) if not isinstance(each, (TensorProxy, NumberProxy))]
     if not all(proxy.name in layouts.fixed for proxy in others):
-        return "it reads a value that is known only when the program runs"
+        return "the call reads a value that is known only when the program runs"
     kept = [value for each in ran for value in each.outputs if not isinstance(value, (Layout, *_FIXED))]
-    return "it saves a value that exists only when the program runs" if kept else None
+    return "the call saves a value that exists only when the program runs" if kept else None
 
 
 def _output_aliases(call: BoundSymbol, ran: Ran) -> list[int | None]:
@@ -218,7 +218,7 @@ class _Writer:
 
     def region(self, region: Region) -> None:
         """One call for all of it, or its calls where the executor declines."""
-        escaping = list(self._escaping(region))
+        escaping = list(self._escaping_names(region))
         if not escaping:
             return
         outputs = [name for name in escaping if isinstance(self.layouts.values[name], Layout)]
@@ -278,7 +278,7 @@ class _Writer:
             tell(what, runners(call for node in region.nodes for call in node.calls), error, source)
         without_frames(error)
 
-    def _escaping(self, region: Region) -> Iterator[str]:
+    def _escaping_names(self, region: Region) -> Iterator[str]:
         """Yield the names that something outside reads, through views too."""
         inside = set(map(id, region.nodes))
         for node in region.nodes:
@@ -317,8 +317,8 @@ class _Writer:
                 given[name] = None
         given = {name: None for name in given if name not in self.layouts.fixed}
         body.sort(key=lambda node: self.order[id(node)])
-        lengths = [each for name in given for each in names(self.layouts.values[name]) if each in self.numbers]
-        return body, list(dict.fromkeys([*given, *(each for each in lengths if each in self.there)]))
+        sizes = [each for name in given for each in names(self.layouts.values[name]) if each in self.numbers]
+        return body, list(dict.fromkeys([*given, *(each for each in sizes if each in self.there)]))
 
     def _reads(self, node: Node) -> list[str]:
         return [name for name in node.bound.reads(self.numbers) if name in self.proxies or name in self.trace.constants]
@@ -356,7 +356,7 @@ class _Writer:
     ) -> tuple[tuple[Any, ...] | None, Callable[..., Any] | Declined]:
         """Return a key that identical regions have in common, where there is one, and what runs them."""
         if not outputs:
-            return None, decline("it returns no tensor")
+            return None, decline("the region returns no tensor")
         pays = call_checker(region.fuser.is_profitable, [node.bound for node in region.nodes])
         if not pays:
             size = len(region.nodes)

@@ -1,4 +1,4 @@
-"""Strides of torch's kernels, for the operators of which torch gives others on tensors without values.
+"""Strides of torch's kernels, for the operators of which torch gives others on fake tensors.
 
 The fake implementation of an operator, or its decomposition, need not lay out a result as the kernel does that runs.
 """
@@ -130,7 +130,7 @@ def _operands(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor | Number]:
 
 
 def _is_iterated(func: Any, args: tuple[Any, ...], result: torch.Tensor) -> bool:
-    """Return whether torch gives a pointwise result without values otherwise than TensorIterator does: by a
+    """Return whether torch gives a pointwise result on fake tensors otherwise than TensorIterator does: by a
     decomposition, without a look at dims of length 1 where one of the operands is a number, or in row-major order
     where one of them is expanded."""
     shape = tuple(result.shape)
@@ -244,5 +244,5 @@ def _is_cut(x: torch.Tensor, pads: Sequence[Dim]) -> bool:
 def _broadcast_strides(x: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     missing = len(shape) - x.ndim
     dims = zip(x.shape, shape[missing:], x.stride(), strict=True)
-    steps = [0 if _has((mine,), 1) and not _has((length,), 1) else step for mine, length, step in dims]
+    steps = [0 if _has((mine,), 1) and not _has((size,), 1) else step for mine, size, step in dims]
     return (*[0] * missing, *steps)

@@ -1,4 +1,4 @@
-"""Strides of every value of a claimed trace, and whose memory it is: its calls are run on tensors without values.
+"""Strides of every value of a claimed trace, and whose memory it is: its calls are run on fake tensors.
 
 A trace promises shapes and dtypes; strides come from what runs. A fusion executor's code is made for the strides of a
 region's inputs, so they must be known: a torch function's are found by running it under a FakeTensorMode, once for each
@@ -122,7 +122,7 @@ _CHOSEN_LATER = ATTENTION | {
     aten.max_unpool2d,
     aten.native_channel_shuffle,
 }
-if TORCH < (2, 13):  # where transforms without values are laid out otherwise than those of MKL
+if TORCH < (2, 13):  # where transforms of fake tensors are laid out otherwise than those of MKL
     _CHOSEN_LATER |= {aten._fft_c2c, aten._fft_c2r, aten._fft_r2c}
 _IN_ROW_MAJOR = frozenset(  # where torch says so, whatever they are given
     {aten.addmm, aten.baddbmm, aten.bmm, aten.clone, aten.copy_, aten.empty_strided, aten.mm, aten._unsafe_view}
@@ -141,7 +141,7 @@ class _Operators(TorchDispatchMode):
     ) -> Any:
         self.seen.append(func)
         if func in _LENGTHS_AS_INTEGERS and not self.counts:
-            raise UnresolvedSymInt(f"{func} makes integers of symbolic lengths")  # torch 2.11's matmul asks so
+            raise UnresolvedSymInt(f"{func} makes integers of symbolic sizes")  # torch 2.11's matmul asks so
         with symbolic_dispatch(not self.counts):
             result = func(*args, **(kwargs or {}))
         result = with_kernel_strides(func, args, result)
@@ -315,7 +315,7 @@ class Layouts:
         return ran
 
     def stand_in(self, leaf: Any) -> Any:
-        """Return a tensor without values for a proxy, the value itself for another; to be called under `fake`."""
+        """Return a fake tensor for a proxy, the value itself for another; to be called under `fake`."""
         value = self.values[leaf.name] if isinstance(leaf, Proxy) else leaf
         if not isinstance(value, Layout):
             return value
@@ -332,9 +332,9 @@ class Layouts:
     def _see(self, lengths: Iterable[Any]) -> None:
         """Symbolic lengths, those too that values decide, live in an environment of their own, which is the program's:
         another program may know other things of a symbol of the same name."""
-        for length in lengths:
-            if isinstance(length, SYMBOLIC_TYPES) and not self.is_symbolic:
-                self.fake = FakeTensorMode(shape_env=length.node.shape_env, allow_non_fake_inputs=True)
+        for size in lengths:
+            if isinstance(size, SYMBOLIC_TYPES) and not self.is_symbolic:
+                self.fake = FakeTensorMode(shape_env=size.node.shape_env, allow_non_fake_inputs=True)
                 self._memo = {}
 
     def _run(self, call: BoundSymbol) -> Ran:
@@ -426,7 +426,7 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Oper
 
 
 def _may_differ(made: Layout, given: list[Layout]) -> bool:
-    """Return whether torch's kernel may lay out a tensor otherwise than torch says of tensors without values: it, or
+    """Return whether torch's kernel may lay out a tensor otherwise than torch says of fake tensors: it, or
     an argument of its shape, is not in row-major order, or an argument is an image whose channels lie beside each
     other.
 
@@ -441,13 +441,13 @@ def _may_differ(made: Layout, given: list[Layout]) -> bool:
 def _is_row_major(layout: Layout) -> bool:
     """Return whether strides are those of row-major order, but for dims of one element."""
     steps = zip(layout.shape, layout.strides, contiguous(layout.shape), strict=True)
-    told = [(step, wanted) for length, step, wanted in steps if not isinstance(length, int) or length != 1]
+    told = [(step, wanted) for size, step, wanted in steps if not isinstance(size, int) or size != 1]
     return all(same((step,), (wanted,)) for step, wanted in told)
 
 
 def _has_channels_last(layout: Layout) -> bool:
     """Return whether it is an image whose channels lie beside each other. Where a kernel of torch's gives one, what
-    torch says of its strides without values is not relied on."""
+    torch says of its strides on fake tensors is not relied on."""
     if len(layout.shape) not in (4, 5) or not all(isinstance(each, int) for each in (*layout.shape, *layout.strides)):
         return False
     (_, channels, *_), (_, step, *inner) = layout.shape, layout.strides
@@ -492,7 +492,7 @@ def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None)
 
 
 def _layouts_of(trace: Trace, wanted: list[str], layouts: Layouts | None) -> Layouts:
-    """Return the layouts of a claimed trace's values: `layouts` where it has them all, else computed anew."""
+    """Return the layouts of a claimed trace's values: `layouts` where it has them all, else computed again."""
     if layouts is not None and layouts.values.keys() >= set(wanted):
         return layouts
     layouts = Layouts(trace.inputs)

@@ -186,7 +186,7 @@ def split(trace: Trace, context: Context) -> Trace:
     if derived.epilogue is not None:
         derived.epilogue, parts.forward = write_early(derived.epilogue, parts.forward, derived.joint.active)
     context.returned = names(parts.forward.output[0])
-    context.eager_strides = [name for name in context.returned if name in derived.joint.parted]
+    context.eager_strides = [name for name in context.returned if name in derived.joint.decomposed]
     context.layouts = Layouts(parts.forward.inputs)
     return parts.forward
 

@@ -41,7 +41,7 @@ import torch
 
 from forge import prims
 from forge.compiler import passes
-from forge.compiler.autotune import CompiledCall, Measuring
+from forge.compiler.autotune import Autotuner, CompiledCall
 from forge.compiler.backwards import BackwardCompiler
 from forge.compiler.claim import Claim, Selection
 from forge.compiler.config import Config
@@ -399,7 +399,7 @@ def _with_selection(config: Config, report: CompileReport) -> Config:
     """Return the config of one program: under select="measured", with the selection that measures its calls."""
     if config.select == "order":
         return config
-    measuring = Measuring(
+    measuring = Autotuner(
         partial(_compile_alone, config), config.memory, report.measured, on_disk=config.cache and is_on()
     )
     executors = tuple([each.without_speed_hints() for each in config.executors])

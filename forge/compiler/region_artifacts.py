@@ -106,7 +106,7 @@ def _compile(fuser: FusionExecutor, region: Trace) -> Callable[..., Any] | Decli
 
 def region_key(calls: list[BoundSymbol], inputs: list[str], outputs: list[str], layouts: Layouts) -> tuple[Any, ...]:
     """Return the key of a region under torch's settings, with positions for names."""
-    position = {name: place for place, name in enumerate(inputs)}
+    position = {name: index for index, name in enumerate(inputs)}
     lines: list[Any] = [settings(), tuple([key_of(layouts.values[name]) for name in inputs])]
     for bound in calls:
         given = [key_of(each, lambda proxy: (position[proxy.name],)) for each in (bound.args, bound.kwargs)]

@@ -29,10 +29,10 @@ def with_unspecified(call: BoundSymbol, layouts: Layouts, visible: Collection[st
     op = call.symbol.op
     assert op is not None
     if Tag.UNINITIALIZED in call.all_tags:
-        return _with_op(call, partial(_poisoning, op))
+        return _with_op(call, partial(_call_poisoned, op))
     outputs = call.output if isinstance(call.output, tuple) else (call.output,)
     free = layouts.uncertain - layouts.shown.keys() - set(visible)
-    places = [place for place, leaf in enumerate(outputs) if isinstance(leaf, TensorProxy) and leaf.name in free]
+    places = [index for index, leaf in enumerate(outputs) if isinstance(leaf, TensorProxy) and leaf.name in free]
     return _with_op(call, partial(_with_random_strides, op, places)) if places else call
 
 
@@ -46,7 +46,7 @@ def _meta(*args: Any, **kwargs: Any) -> Any:
     raise AssertionError("a claimed call is not recorded again")
 
 
-def _poisoning(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call_poisoned(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return tree_map(lambda leaf: poison(leaf) if isinstance(leaf, torch.Tensor) else leaf, op(*args, **kwargs))
 
 
@@ -54,7 +54,7 @@ def _with_random_strides(op: Callable[..., Any], places: Collection[int], *args:
     result = op(*args, **kwargs)
     if isinstance(result, torch.Tensor):
         return randomly_strided(result)
-    return tuple([randomly_strided(each) if place in places else each for place, each in enumerate(result)])
+    return tuple([randomly_strided(each) if index in places else each for index, each in enumerate(result)])
 
 
 def randomly_strided(x: torch.Tensor | None) -> torch.Tensor | None:

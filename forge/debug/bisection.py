@@ -52,6 +52,9 @@ def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
 
+    Returns:
+        The name of the transform or executor, and the first difference that it makes.
+
     Raises:
         TypeError: If `jitted` is not a result of forge.jit.
     """
@@ -129,7 +132,7 @@ class _BisectionTarget:
         with same_random_numbers():
             leaves = torch_pytree.tree_leaves(jit(target)(*args, **kwargs))
         results = [each for each in leaves if isinstance(each, torch.Tensor)]
-        found = {f"result {place}": each.detach() for place, each in enumerate(results)}
+        found = {f"result {index}": each.detach() for index, each in enumerate(results)}
         wanted = {f"of input {i}": each for i, each in enumerate(torch_pytree.tree_leaves((args, kwargs)))}
         wanted |= dict(target.named_parameters()) if isinstance(target, torch.nn.Module) else {}
         wanted = {name: each for name, each in wanted.items() if isinstance(each, torch.Tensor) and each.requires_grad}

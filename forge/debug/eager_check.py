@@ -45,12 +45,12 @@ class CheckedTrace:
         self._given: list[torch.Tensor | None] = []  # copies of what the call that runs was given
         by_torch, claims = claim(dce(reference), [torchex])
         self._claims_by_torch = _by_output(claims)
-        self._reference = _noting(by_torch, self._keep, self._before_opaque).python_callable()
+        self._reference = _with_observer(by_torch, self._keep, self._before_opaque).python_callable()
         self._boxed = by_torch.boxed
         self._to_write_to = {
             name for bound in claimed.bound_symbols if Tag.UNINITIALIZED in bound.all_tags for name in bound.outputs
         }
-        self.trace = _noting(claimed, self._compare, self._before)
+        self.trace = _with_observer(claimed, self._compare, self._before)
 
     def wrap(self, function: Callable) -> Callable:
         """Return `function`, which runs `trace`, behind a run of the reference."""
@@ -193,7 +193,7 @@ def _parameter(bound: BoundSymbol, name: str) -> str:
         else:
             named = inspect.signature(op).bind(*bound.args, **bound.kwargs).arguments
     except (TypeError, ValueError):  # a function without a signature
-        named = {**{str(place): value for place, value in enumerate(bound.args)}, **bound.kwargs}
+        named = {**{str(index): value for index, value in enumerate(bound.args)}, **bound.kwargs}
     return next((each for each, value in named.items() if name in names([value])), name)
 
 
@@ -203,7 +203,7 @@ def _advice(bound: BoundSymbol) -> str:
     return "let it copy that first"
 
 
-def _noting(trace: Trace, see: Callable, before: Callable[[BoundSymbol], Note | None] | None = None) -> Trace:
+def _with_observer(trace: Trace, see: Callable, before: Callable[[BoundSymbol], Note | None] | None = None) -> Trace:
     """Return the trace with a call of `see` after each call that gives tensors: the call, how many tensors it gives,
     these, and the tensors that it was given. before: gives what is noted before such a call."""
 
@@ -231,8 +231,8 @@ def in_words_of(tensor: torch.Tensor) -> str:
 def _metadata_differs(proxy: TensorProxy, value: Any) -> str | None:
     if not isinstance(value, torch.Tensor):
         return f"it gave a {type(value).__name__}, its meta function says {in_words(proxy)}"
-    lengths = zip(proxy.shape, value.shape, strict=False)
-    fits = len(proxy.shape) == value.dim() and all(not isinstance(one, int) or one == other for one, other in lengths)
+    sizes = zip(proxy.shape, value.shape, strict=False)
+    fits = len(proxy.shape) == value.dim() and all(not isinstance(one, int) or one == other for one, other in sizes)
     if fits and proxy.dtype == value.dtype:
         return None
     return f"it gave {in_words_of(value)}, its meta function says {in_words(proxy)}"
@@ -283,7 +283,7 @@ def differs(actual: torch.Tensor, expected: torch.Tensor, within: float, around:
 
 def copy_as_leaf(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor as a leaf of its own, in the same layout; one whose elements share memory is dense."""
-    shares = any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
+    shares = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
     if shares:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
     copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)

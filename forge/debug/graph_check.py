@@ -25,7 +25,7 @@ def against_eager(call: Callable, eager: Callable, program: Program) -> Callable
             expected = eager(*copies)
         if wanted and any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs):
             seen = _Gradients(compare, names, copies, _tensors(expected))
-            result = seen.leaving(call(*seen.entering(inputs)))
+            result = seen.hook_outputs(call(*seen.gate_inputs(inputs)))
         else:
             result = call(*inputs)
         compare("result", map(str, range(len(_tensors(result)))), _tensors(result), _tensors(expected))
@@ -76,18 +76,18 @@ class _Gradients:
         self._places: list[int] = []
         self._incoming: dict[int, torch.Tensor] = {}
 
-    def entering(self, inputs: Sequence[Any]) -> list[Any]:
+    def gate_inputs(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the inputs, those that require a gradient through a gate."""
         places = [i for i, each in enumerate(inputs) if isinstance(each, torch.Tensor) and each.requires_grad]
         gated = _In.apply(self, places, *[inputs[i] for i in places])
         given = dict(zip(places, gated, strict=True))
         return [given.get(i, each) for i, each in enumerate(inputs)]
 
-    def leaving(self, result: Any) -> Any:
+    def hook_outputs(self, result: Any) -> Any:
         """Return the result, whose tensors with a gradient tell it."""
-        for place, tensor in enumerate(_tensors(result)):
+        for index, tensor in enumerate(_tensors(result)):
             if tensor.requires_grad:
-                tensor.register_hook(lambda grad, place=place: self._incoming.__setitem__(place, grad))
+                tensor.register_hook(lambda grad, index=index: self._incoming.__setitem__(index, grad))
         return result
 
     def compare(self, places: Sequence[int], grads: Sequence[torch.Tensor | None]) -> None:

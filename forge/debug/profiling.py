@@ -1,7 +1,7 @@
 """forge.explain(profile=True): what each call of a compiled program takes.
 
 The program runs again, on tensors like those that it was compiled for: random floats, zeros where they may be an index,
-a symbolic length as long as it was when the program was captured. A clock is read after each call; on a GPU it is the
+a symbolic size as long as it was when the program was captured. A clock is read after each call; on a GPU it is the
 device's own, so that a call takes until the device has done its work or, where it waits for Python, until the next
 begins. An opaque call runs where it is torch's own and takes such values; else there are values like its results in its
 place, and it is not measured.
@@ -53,16 +53,16 @@ class Opaque:
         self.is_backward = op is run_opaque_backward
         function = bound.args[0] if op is run_opaque_forward else op
         self.name = qualified_name(function) or bound.symbol.id.removeprefix("opaque.")
-        self.left_out = None if self.is_backward or _is_torchs(function) else "it may do more than compute"
+        self.left_out = None if self.is_backward or _is_torchs(function) else "the function may do more than compute"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.is_backward and args[0] is None:
-            self.left_out = "its forward did not run"
+            self.left_out = "the forward did not run"
         if self.left_out is None:
             try:
                 return self._op(*args, **kwargs)
             except Exception as error:  # a matrix that is not positive definite, say
-                self.left_out = f"it takes no random values: {in_one_line(error)}"
+                self.left_out = f"the function takes no random values: {in_one_line(error)}"
         return tree_map(_result, self._output)
 
 
@@ -111,7 +111,7 @@ def can_profile(*traces: Trace) -> Decision:
     """Return whether running a program again does nothing but compute, on tensors of its own."""
     for bound in (bound for trace in traces for bound in trace.bound_symbols):
         if isinstance(bound.symbol.op, Graph):
-            return decline("it runs as CUDA graphs, which are one call")
+            return decline("the program runs as CUDA graphs, which are one call")
         for call in innermost(bound) if Tag.OPAQUE not in bound.all_tags else ():
             if Tag.EFFECT in call.all_tags and call.symbol not in _OWN:
                 return decline(f"{call.symbol.id} has an effect")

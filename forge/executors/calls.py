@@ -104,12 +104,12 @@ def _to_meta(leaf: Any) -> Any:
         return _number(leaf)
     if isinstance(leaf, PLAIN):
         return leaf
-    raise NotReproducible(f"it cannot be verified: its argument {leaf!r} cannot be made in another process")
+    raise NotReproducible(f"the kernel cannot be verified: its argument {leaf!r} cannot be made in another process")
 
 
 def _number(value: Any) -> Any:
     if not isinstance(value, SYMBOLIC_TYPES):
         return value
     if value.node.hint is None:
-        raise NotReproducible(f"it cannot be verified: {value} is not known before the program runs")
+        raise NotReproducible(f"the kernel cannot be verified: {value} is not known before the program runs")
     return value.node.hint

@@ -63,14 +63,14 @@ def _is_like(made: Any, wanted: Any) -> bool:
         return not isinstance(made, torch.Tensor)
     if not isinstance(made, (torch.Tensor, TensorProxy)) or (made.dtype, made.ndim) != (wanted.dtype, wanted.ndim):
         return False
-    lengths = zip(made.shape, wanted.shape, strict=True)
-    return all(one == other for one, other in lengths if type(one) is type(other) is int)
+    sizes = zip(made.shape, wanted.shape, strict=True)
+    return all(one == other for one, other in sizes if type(one) is type(other) is int)
 
 
 # when the program runs
 
 
-class _Expecting:
+class _ContractCheck:
     """A user's function in a generated program, in whose globals it is `name`, until each of its calls has given what
     it says it gives."""
 
@@ -82,7 +82,7 @@ class _Expecting:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         bound = next(self.calls, None)
-        if bound is None or not _fits([args, kwargs], [bound.args, bound.kwargs]):  # the program began anew
+        if bound is None or not _fits([args, kwargs], [bound.args, bound.kwargs]):  # the program began again
             if self.scope[self.name] is self:
                 self.scope[self.name] = self.function
             return self.function(*args, **kwargs)
@@ -141,4 +141,4 @@ def expect(function: Callable, trace: Trace) -> None:
     scope = function.__globals__
     for name, value in list(scope.items()):
         if id(value) in calls:
-            scope[name] = _Expecting(scope, name, value, iter(calls[id(value)]))
+            scope[name] = _ContractCheck(scope, name, value, iter(calls[id(value)]))

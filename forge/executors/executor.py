@@ -57,7 +57,7 @@ from forge.ir.state import state
 from forge.ir.unresolved import UnresolvedSymInt, without_specialization
 from forge.support.deprecation import RenamedMembers
 
-_OWN = frozenset({"torch", "forge", "builtins", "operator", "_operator", "math"})  # run on tensors without values
+_OWN = frozenset({"torch", "forge", "builtins", "operator", "_operator", "math"})  # run on fake tensors
 
 
 def is_own(function: Any) -> bool:
@@ -130,7 +130,7 @@ Checker = Callable[..., Decision]
 
 
 GRADS = ("decompose", "recompute", "none")
-NO_GRADIENT = "it has no gradient, and one is needed"
+NO_GRADIENT = "the implementation has no gradient, and one is needed"
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -172,7 +172,7 @@ class Implementation:
         decision = call_checker(self.checker, *bound.args, **bound.kwargs)
         if isinstance(decision, Declined):
             return decision
-        return True if decision else decline("its checker declined and gave no reason")
+        return True if decision else decline("the checker declined without a reason")
 
 
 class Executor(RenamedMembers):
@@ -224,6 +224,11 @@ class Executor(RenamedMembers):
     def without_speed_hints(self) -> "Executor":
         """Return the executor that takes calls even where they are declared to be slow. Called under select="measured",
         which measures their speed."""
+        return self
+
+    def with_eager_numerics(self) -> "Executor | None":
+        """Return the executor for numerics="eager": each value is rounded to its dtype, as torch's functions do. Called
+        when options are resolved. None is an error for the user. Operator executors round what they return."""
         return self
 
     def __repr__(self) -> str:
@@ -438,7 +443,7 @@ class FusionExecutor(Executor):
         return decline(f"executor {self.name} does not keep its regions for another process")
 
     def load(self, data: bytes) -> Callable:
-        """Return the function that was dumped. Any error makes forge compile the program anew."""
+        """Return the function that was dumped. Any error makes forge compile the program again."""
         raise NotImplementedError
 
     def prepare(self) -> None:
@@ -463,8 +468,6 @@ class FusionExecutor(Executor):
         return self
 
     def with_eager_numerics(self) -> "FusionExecutor | None":
-        """Return the executor for numerics="eager": its regions round each value to its dtype, as torch's functions do.
-        Called when options are resolved. None is an error for the user."""
         return None
 
 

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from forge.hub import compiler, executorch, private, toolchain
+from forge.hub import compiler, executorch, private_copies, toolchain
 from forge.hub.compat import library
 from forge.hub.errors import BuildError, HubNotice, IntegrityError, MalformedError, RefusedError
 from forge.hub.files import read_sources, sha256_of
@@ -85,7 +85,7 @@ def build_kernels(
     skipped = {"prebuilt": prebuilt}
     try:
         plan = _plan(manifest, skipped)
-        built, reason = (None, "it is to be built anew") if force else _cached_library(plan)
+        built, reason = (None, "the library is to be rebuilt") if force else _cached_library(plan)
         if built is None:
             skipped["cached"] = reason
             if not policy.build:
@@ -347,9 +347,9 @@ def _say(text: str) -> None:
 def _private_copy(built: BuiltLibrary) -> Path:
     """Make this process's copy of a library. Raises IntegrityError where it is not what was built."""
     try:
-        target = private.new_folder() / built.path.name
+        target = private_copies.new_folder() / built.path.name
         with built.path.open("rb") as file:
-            _, sha256 = private.copy(file, target)
+            _, sha256 = private_copies.copy(file, target)
     except OSError as error:
         raise BuildError(f"{built.path}: was built, but cannot be loaded: {error}") from error
     if sha256 != built.sha256:

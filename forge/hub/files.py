@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from forge.hub import private
+from forge.hub import private_copies
 from forge.hub.errors import IntegrityError, MalformedError, Place
 from forge.support import owner_only_store
 
@@ -164,7 +164,7 @@ def _read(
             return File(path, location, len(content), hashlib.sha256(content).hexdigest(), content)
         if copy_to is None:
             return File(path, location, size, sha256_of(file))
-        size, sha256 = private.copy(file, copy_to / path)
+        size, sha256 = private_copies.copy(file, copy_to / path)
         return File(path, location, size, sha256, copy=copy_to / path)
 
 

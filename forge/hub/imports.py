@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from forge.hub import reach
+from forge.hub import import_graph
 from forge.hub.errors import MalformedError, Place, RefusedError
 from forge.hub.files import MANIFEST, File
 
@@ -51,7 +51,7 @@ def check_imports(
     manifest = files.get(MANIFEST)
     own = [each.decode() for each in NAMED_MODULES.findall(manifest.read())] if manifest is not None else []
     try:
-        runs = reach.runs_at_import(trees, root, [*own, *named])
+        runs = import_graph.runs_at_import(trees, root, [*own, *named])
     except RecursionError as error:
         raise MalformedError(f"{place}: is nested too deeply to be read") from error
     blocking = []
@@ -76,7 +76,7 @@ def parse(content: bytes, place: Place) -> ast.Module:
 
 
 def problem_of(
-    found: reach.Import, path: str, *, root: str, names: Collection[str], allowed: Collection[str]
+    found: import_graph.Import, path: str, *, root: str, names: Collection[str], allowed: Collection[str]
 ) -> ImportProblem | None:
     """Return the problem of an import of a kernel's file, or None.
 

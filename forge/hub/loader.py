@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from forge.hub import compat, private
+from forge.hub import compat, private_copies
 from forge.hub.errors import HubError, HubNotice, IntegrityError, KernelImportError, MalformedError, Place, RefusedError
 from forge.hub.files import NATIVE, File, check_pins, content_hash, is_opened, read_files
 from forge.hub.imports import check_id, check_imports
@@ -164,12 +164,12 @@ def verify(resolved: ResolvedKernel, *, to_load: bool = False) -> VerifiedKernel
     to_load: what is hashed of a kernel with files that are opened by a path (native libraries, data) is copied for
     this process, and opened there.
     """
-    copy_to = private.new_folder() if to_load and _has_opened(resolved.folder) else None
+    copy_to = private_copies.new_folder() if to_load and _has_opened(resolved.folder) else None
     try:
         return _verify(resolved, to_load, copy_to)
     except BaseException:
         if copy_to is not None:
-            private.drop(copy_to)
+            private_copies.drop(copy_to)
         raise
 
 
@@ -263,7 +263,7 @@ def _with_copies(verified: VerifiedKernel) -> VerifiedKernel:
     hashed. Raises IntegrityError for a file that changed since."""
     if verified.copies is None and not any(map(is_opened, verified.files)):
         return verified
-    folder = verified.copies or private.new_folder()
+    folder = verified.copies or private_copies.new_folder()
     files = {path: _copy_of(file, folder, verified.resolved.place()) for path, file in verified.files.items()}
     return replace(verified, files=files, copies=folder)
 
@@ -273,7 +273,7 @@ def _copy_of(file: File, folder: Path, place: Place) -> File:
         return file
     target = folder / file.path
     with io.BytesIO(file.content) if file.content is not None else file.location.open("rb") as source:
-        _, sha256 = private.copy(source, target)
+        _, sha256 = private_copies.copy(source, target)
     if sha256 != file.sha256:
         raise IntegrityError(f"{place.at(file.path)}: changed after it was hashed")
     return replace(file, copy=target)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from forge.ir.checks import check, check_list
+from forge.support.deprecation import RenamedMember
 
 TRUST = ("locked", "publisher", "any")
 SIGNATURES = ("off", "warn", "enforce")
@@ -51,10 +52,12 @@ class Policy:
                 )
                 object.__setattr__(self, field.name, tuple(value))
 
-    def allowing(self, imports: Sequence[str]) -> "Policy":
+    def with_imports(self, imports: Sequence[str]) -> "Policy":
         """Return this policy, by which kernels may import these modules too. Raises TypeError for one string."""
         check_list(imports, "allow_imports", "the names of modules")
         return replace(self, imports=(*self.imports, *imports)) if imports else self
+
+    allowing = RenamedMember("with_imports")
 
     def names(self, repository: str) -> bool:
         """Return whether the repository needs nobody's word but the user's."""

@@ -210,7 +210,7 @@ def _select_repository(wanted: Source, locked: LockedKernel | None, policy: Poli
     trusted = known.trusted if known is not None else None
     if locked is None and not policy.names(wanted.repository):
         trusted = _check_trust(wanted, trusted, policy)
-    files = known.files if known is not None else _listing(wanted, commit, cache)
+    files = known.files if known is not None else _list_files(wanted, commit, cache)
     record = Record(files, trusted) if files is not None else None
     if record not in (None, known):
         cache.write_record(commit, record)
@@ -265,7 +265,7 @@ def _check_trust(wanted: Source, trusted: bool | None, policy: Policy) -> bool:
     return trusted
 
 
-def _listing(wanted: Source, commit: str, cache: RepositoryCache) -> Mapping[str, client.ListedFile] | None:
+def _list_files(wanted: Source, commit: str, cache: RepositoryCache) -> Mapping[str, client.ListedFile] | None:
     """List what the commit holds; None where the Hub does not answer and another tool filled the cache."""
     try:
         client.refs(wanted.repository)

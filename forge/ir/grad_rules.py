@@ -54,11 +54,11 @@ class RuleCall:
         self.puts: list[tuple[TensorProxy, TensorProxy, tuple[TensorProxy, ...]]] = []
 
 
-class _Current(threading.local):
+class _CurrentCall(threading.local):
     call: RuleCall | None = None
 
 
-_current = _Current()
+_current = _CurrentCall()
 
 
 def run_rule(rule: Callable[..., Any], call: RuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

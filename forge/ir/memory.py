@@ -128,11 +128,11 @@ def _bytes(tensor: TensorProxy) -> int:
 def overlaps(shape: Iterable[Dim], strides: Iterable[Dim]) -> bool:
     """Return whether two elements may be one in memory: a dim's stride is within the reach of the smaller strides."""
     reach: Dim = 0
-    for stride, length in sorted(zip(strides, shape, strict=True)):
-        if length != 1:
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1:
             if stride <= reach:
                 return True
-            reach += (length - 1) * stride
+            reach += (size - 1) * stride
     return False
 
 

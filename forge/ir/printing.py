@@ -369,7 +369,7 @@ _LONGEST_CALL = 100  # characters that are told
 _MOST_LINES = 8
 
 
-def place_of(error: BaseException) -> tuple[list[Source], str] | None:
+def location_of(error: BaseException) -> tuple[list[Source], str] | None:
     """Return the places in the user's program of the generated call that an error came out of, several of a region's,
     and the call itself; None where it came out of none."""
     path, number = None, 0
@@ -384,10 +384,10 @@ def place_of(error: BaseException) -> tuple[list[Source], str] | None:
     return (list(sources.values()), linecache.getline(path, number).strip()) if sources else None
 
 
-def note_place(error: BaseException) -> None:
+def note_location(error: BaseException) -> None:
     """Add a note to an error that came out of a generated function: the user's line, or those of a region's calls, and
     the call as it is generated."""
-    found = place_of(error)
+    found = location_of(error)
     if found is None:
         return
     sources, call = found

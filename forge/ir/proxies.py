@@ -194,8 +194,8 @@ class TensorProxy(Proxy):
     def numel(self) -> Dim:
         """Return the number of elements."""
         count: Dim = 1
-        for length in self._shape:
-            count = count * length
+        for size in self._shape:
+            count = count * size
         return count
 
     def element_size(self) -> int:

@@ -24,8 +24,8 @@ def has_expanded_dim(strides: Iterable[Dim]) -> bool:
 
 def contiguous(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """Return the strides of a contiguous tensor."""
-    lengths = [max(length, 1) if isinstance(length, int) else length for length in shape]
-    return without_gaps(lengths, reversed(range(len(lengths))))
+    sizes = [max(size, 1) if isinstance(size, int) else size for size in shape]
+    return without_gaps(sizes, reversed(range(len(sizes))))
 
 
 def without_gaps(shape: Sequence[D], order: Iterable[int]) -> tuple[D, ...]:
@@ -42,7 +42,7 @@ def extent(tensor: torch.Tensor) -> int:
     """Return the number of elements from the first to the last of a tensor in memory."""
     if tensor.numel() == 0:
         return 0
-    return 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 # torch.as_strided without autograd: the elements of x's memory from `offset` on, with this shape and these strides
@@ -59,7 +59,7 @@ def to_strides(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     if not (x.is_neg() or x.is_conj()):
         if x.stride() == strides:
             return x
-        if all(one == other or length == 1 for one, other, length in zip(x.stride(), strides, x.shape, strict=True)):
+        if all(one == other or size == 1 for one, other, size in zip(x.stride(), strides, x.shape, strict=True)):
             return x.as_strided(x.shape, strides)
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
@@ -67,4 +67,4 @@ def to_strides(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 def is_expanded(x: torch.Tensor) -> bool:
     """Return whether several elements of a dim are one place in memory, as after expand."""
     steps = zip(x.shape, x.stride(), strict=True)
-    return any(type(step) is int and step == 0 and not (type(length) is int and length == 1) for length, step in steps)
+    return any(type(step) is int and step == 0 and not (type(size) is int and size == 1) for size, step in steps)

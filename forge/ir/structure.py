@@ -28,11 +28,11 @@ def metadata_key(bound: BoundSymbol) -> tuple[Any, ...]:
     proxies, by place, under torch's settings. Hashable unless an argument is not."""
     places: dict[str, int] = {}
 
-    def by_place(proxy: Proxy) -> tuple[Any, ...]:
+    def by_position(proxy: Proxy) -> tuple[Any, ...]:
         return (places.setdefault(proxy.name, len(places)), _with_metadata(proxy)[1:])
 
     inside = tuple([sub.symbol for sub in bound.subsymbols])
-    given = [key_of(each, by_place) for each in (bound.args, bound.kwargs)]
+    given = [key_of(each, by_position) for each in (bound.args, bound.kwargs)]
     return (*settings(), bound.symbol, bound.tags, inside, *given)
 
 

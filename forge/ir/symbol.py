@@ -1,6 +1,7 @@
 """Symbols, what a trace can call, and bound symbols, one call each."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Collection
 from enum import Enum, auto
 from typing import Any, Generic
@@ -10,6 +11,7 @@ from typing_extensions import TypeVar
 from forge.ir import pytree
 from forge.ir.source import Source
 from forge.ir.state import recorder
+from forge.support.deprecation import RenamedMember
 
 
 class Tag(Enum):
@@ -31,6 +33,10 @@ class Tag(Enum):
     OPAQUE_TO_PASSES = auto()  # this composite stays one call, whatever is read from inside it
     NO_FUSE = auto()  # in no region: torch's autograd records it, it must share memory or round as in eager
     OPAQUE = auto()  # run by torch, differentiated by torch's autograd
+
+    ATOMIC = RenamedMember("OPAQUE_TO_PASSES")
+    MAY_WRITE = RenamedMember("DONATES")
+    SINGLE = RenamedMember("NO_FUSE")
 
     __hash__ = object.__hash__  # each is one object; Enum's own hashes the name, in Python
 
@@ -212,6 +218,12 @@ class BoundSymbol:
             assert field in _FIELDS, f"a call has no {field}"
             setattr(new, field, union(value, value) if field == "tags" else value)
         return new
+
+    def has_tag(self, tag: Tag) -> bool:
+        """Return whether `all_tags` has `tag`. Deprecated: ask `all_tags`."""
+        message = "BoundSymbol.has_tag(tag) is now tag in BoundSymbol.all_tags; the old name goes with the next version"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return tag in self.all_tags
 
     @property
     def all_tags(self) -> frozenset[Tag]:

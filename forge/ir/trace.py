@@ -13,6 +13,7 @@ from forge.ir.proxies import Dim, NumberProxy, Proxy, TensorProxy
 from forge.ir.source import Source
 from forge.ir.state import LanguageContext, recorder, state
 from forge.ir.symbol import NO_TAGS, BoundSymbol, Tag, union
+from forge.support.deprecation import RenamedMember
 
 P = TypeVar("P", bound=Proxy)
 
@@ -118,6 +119,8 @@ class Trace:
             yield
         finally:
             self.tags, self.source = before
+
+    tagged = RenamedMember("set_tags")
 
     def fresh_name(self, hint: str = "t") -> str:
         """Return a name that nothing in the trace has: `hint` itself for a user's name, else numbered."""

@@ -58,9 +58,9 @@ class _Sites:
         self._places: dict[int, int] = {}
         self._possible: dict[int, list[Node]] = {}
         self._graph = graph
-        for place, (name, node) in enumerate(_visible_roots(trace, graph)):
+        for index, (name, node) in enumerate(_visible_roots(trace, graph)):
             self.by_prim.setdefault(_strip(node).id, []).append((name, node))
-            self.order[name] = self._places[id(node)] = place
+            self.order[name] = self._places[id(node)] = index
 
     def before(self, root: Node, part: Skeleton) -> list[Node]:
         """Yield the candidates for an output besides the root: the values before it that no site has, from the last

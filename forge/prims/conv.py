@@ -77,19 +77,19 @@ def convolution(
     )
     if not transposed and statically_true(x.shape[1] == 0):  # torch's empty convolution
         out_channels = 0
-    lengths = [convolved_length(x, weight, i, lists, transposed=transposed) for i in range(x.ndim - 2)]
-    return like(x, shape=(x.shape[0], out_channels, *lengths))
+    sizes = [convolved_length(x, weight, i, lists, transposed=transposed) for i in range(x.ndim - 2)]
+    return like(x, shape=(x.shape[0], out_channels, *sizes))
 
 
 def convolved_length(
     x: TensorProxy, weight: TensorProxy, i: int, lists: dict[str, Lengths], *, transposed: bool
 ) -> Dim:
     """Return the length of out's spatial dim i."""
-    length, kernel = x.shape[i + 2], weight.shape[i + 2]
+    size, kernel = x.shape[i + 2], weight.shape[i + 2]
     stride, padding, dilation, extra = [values[i] for values in lists.values()]
     reach = dilation * (kernel - 1) + 1
     if transposed:
-        out = (length - 1) * stride - 2 * padding + reach + extra
+        out = (size - 1) * stride - 2 * padding + reach + extra
         torch_check(
             not statically_true(out <= 0),
             lambda: (
@@ -99,13 +99,13 @@ def convolved_length(
         )
         return out
     torch_check(
-        not statically_true(length + 2 * padding < reach),
+        not statically_true(size + 2 * padding < reach),
         lambda: (
-            f"prims.convolution: Calculated padded input size per channel: {length + 2 * padding}. Kernel size: "
+            f"prims.convolution: Calculated padded input size per channel: {size + 2 * padding}. Kernel size: "
             f"{reach}. Kernel size can't be greater than actual input size: x is {x}, weight is {weight}"
         ),
     )
-    return (length + 2 * padding - reach) // stride + 1
+    return (size + 2 * padding - reach) // stride + 1
 
 
 @primitive()

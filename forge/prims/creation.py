@@ -11,10 +11,10 @@ from forge.prims.core import primitive, statically_true, torch_check
 
 def check_lengths(op: str, shape: Sequence[Dim]) -> None:
     """Raise RuntimeError for a shape with a negative length."""
-    for length in shape:
+    for size in shape:
         torch_check(
-            not statically_true(length < 0),
-            lambda length=length: f"{op}: Trying to create tensor with negative dimension {length}: {list(shape)}",
+            not statically_true(size < 0),
+            lambda size=size: f"{op}: Trying to create tensor with negative dimension {size}: {list(shape)}",
         )
 
 

@@ -45,9 +45,9 @@ def _distinct(A: TensorProxy) -> TensorProxy:
 
 def _adjugate_gradient(A: TensorProxy, g: TensorProxy) -> TensorProxy:
     U, S, Vh = linalg_svd(A)
-    length = S.shape[-1]
-    own = identity_like(S, length) > 0
-    others = own.where(1.0, S.unsqueeze(-2).expand((*S.shape, length))).prod(-1)
+    size = S.shape[-1]
+    own = identity_like(S, size) > 0
+    others = own.where(1.0, S.unsqueeze(-2).expand((*S.shape, size))).prod(-1)
     turn = (linalg_det(U) * linalg_det(Vh)).conj() * g
     return (U * (turn.unsqueeze(-1) * others).unsqueeze(-2)) @ Vh
 

@@ -70,10 +70,10 @@ def all_to_all_single(
             f"{tuple(input_split_sizes)} must have a length for each process"
         ),
     )
-    length = output_split_sizes[0]
+    size = output_split_sizes[0]
     for more in output_split_sizes[1:]:
-        length = length + more
-    return current_trace().tensor((length, *x.shape[1:]), x.dtype, x.device)
+        size = size + more
+    return current_trace().tensor((size, *x.shape[1:]), x.dtype, x.device)
 
 
 @primitive(tags=COLLECTIVE)

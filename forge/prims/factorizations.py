@@ -40,7 +40,7 @@ def linalg_solve_triangular(
     """X with A @ X = B, or X @ A = B, of triangular A, of which the other triangle is not read.
 
     Shapes: A (..., n, n), B (..., n, k), or (..., k, n) for left=False; batch dims broadcast. Dtypes: one for both,
-    floating point or complex. torch has no metadata of it for symbolic lengths. Source: torch.linalg.solve_triangular.
+    floating point or complex. torch has no metadata of it for symbolic sizes. Source: torch.linalg.solve_triangular.
     """
     equation = "AX = B" if left else "XA = B"
     return _solution("linalg.solve_triangular", A, B, -2 if left else -1, f"the equation {equation}")
@@ -103,7 +103,7 @@ def cholesky_solve(B: TensorProxy, L: TensorProxy, upper: bool = False) -> Tenso
     """X with L @ L^H @ X = B, of a Cholesky factor L; for `upper`, with L^H @ L.
 
     Shapes: B (..., n, k), L (..., n, n); batch dims broadcast. Dtypes: one for both, floating point or complex.
-    torch has no metadata of it for symbolic lengths. Source: torch.cholesky_solve.
+    torch has no metadata of it for symbolic sizes. Source: torch.cholesky_solve.
     """
     return _solution("cholesky_solve", L, B, -2, "a system")
 
@@ -158,10 +158,10 @@ def _lu_unpack_grad(
 
 def pad_matrices(x: TensorProxy, rows: Dim, columns: Dim) -> TensorProxy:
     """Matrices with zeros below and on the right, so that they have this many rows and columns."""
-    for dim, length in ((x.ndim - 2, rows), (x.ndim - 1, columns)):
-        if not statically_true(x.shape[dim] == length):
+    for dim, size in ((x.ndim - 2, rows), (x.ndim - 1, columns)):
+        if not statically_true(x.shape[dim] == size):
             shape = list(x.shape)
-            shape[dim] = length - x.shape[dim]
+            shape[dim] = size - x.shape[dim]
             x = cat([x, full(shape, 0, x.dtype, x.device)], dim)
     return x
 

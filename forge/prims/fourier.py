@@ -46,7 +46,7 @@ def fft_c2r(x: TensorProxy, dim: list[int], normalization: int, last_dim_size: D
     Dtypes: complex, and out that of the parts.
     """
     check_dtype("prims.fft_c2r", x, COMPLEX)
-    shape = [last_dim_size if i == dim[-1] else length for i, length in enumerate(x.shape)]
+    shape = [last_dim_size if i == dim[-1] else size for i, size in enumerate(x.shape)]
     return like(x, shape=shape, dtype=x.dtype.to_real())
 
 
@@ -71,9 +71,9 @@ def _c2r_grad(x: TensorProxy, dim: list[int], normalization: int, last_dim_size:
     last."""
     out = fft_c2r(x, dim, normalization, last_dim_size)
     half = fft_r2c(get_grad(out), dim, normalization, True)
-    length = half.shape[dim[-1]]
-    place = iota(length, 0, 1, torch.int64, half.device)
-    twice = (place > 0) & (place <= last_dim_size - length)
-    weight = reshape(twice.where(2, 1), tuple(length if i == dim[-1] else 1 for i in range(x.ndim)))
+    size = half.shape[dim[-1]]
+    place = iota(size, 0, 1, torch.int64, half.device)
+    twice = (place > 0) & (place <= last_dim_size - size)
+    weight = reshape(twice.where(2, 1), tuple(size if i == dim[-1] else 1 for i in range(x.ndim)))
     put_grad(x, half * weight)
     return out

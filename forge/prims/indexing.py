@@ -57,7 +57,7 @@ def indexed_shape(op: str, x: TensorProxy, indices: Indices) -> list[Dim]:
         IndexError,
     )
     common = _broadcast(op, [index.shape for index in indices if index is not None])
-    rest = [length for dim, length in enumerate(x.shape) if dim not in places]
+    rest = [size for dim, size in enumerate(x.shape) if dim not in places]
     adjacent = places == list(range(places[0], places[-1] + 1))
     before = places[0] if adjacent else 0
     return [*rest[:before], *common, *rest[before:]]
@@ -66,11 +66,11 @@ def indexed_shape(op: str, x: TensorProxy, indices: Indices) -> list[Dim]:
 def _broadcast(op: str, shapes: Sequence[Sequence[Dim]]) -> list[Dim]:
     result: list[Dim] = [1] * max(map(len, shapes))
     for shape in shapes:
-        for dim, length in enumerate(shape, len(result) - len(shape)):
+        for dim, size in enumerate(shape, len(result) - len(shape)):
             if statically_true(result[dim] == 1):
-                result[dim] = length
+                result[dim] = size
             check(
-                statically_true(length == 1) or same(result[dim], length),
+                statically_true(size == 1) or same(result[dim], size),
                 lambda: (
                     f"{op}: shape mismatch: indexing tensors could not be broadcast together with shapes "
                     + " ".join(str(list(shape)) for shape in shapes)
@@ -119,9 +119,9 @@ def index_put(x: TensorProxy, indices: Indices, values: TensorProxy, accumulate:
 
 def _check_expands(op: str, values: TensorProxy, shape: Sequence[Dim]) -> None:
     extra = values.ndim - len(shape)
-    fits = all(statically_true(length == 1) for length in values.shape[: max(extra, 0)]) and all(
-        statically_true(length == 1) or same(length, wanted)
-        for length, wanted in zip(reversed(values.shape), reversed(shape), strict=False)
+    fits = all(statically_true(size == 1) for size in values.shape[: max(extra, 0)]) and all(
+        statically_true(size == 1) or same(size, wanted)
+        for size, wanted in zip(reversed(values.shape), reversed(shape), strict=False)
     )
     torch_check(
         fits,

@@ -1,6 +1,6 @@
 """Prims that torch's library computes as a whole: factorizations, transforms, rare special functions.
 
-Their metadata is what torch gives of tensors without values, so that shapes, dtypes and what torch refuses are torch's.
+Their metadata is what torch gives of fake tensors, so that shapes, dtypes and what torch refuses are torch's.
 """
 
 import functools
@@ -79,33 +79,35 @@ def operator_symbol(operator: OpOverload) -> Symbol | None:
 
 
 def _metadata(op: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a function's results for tensors without values, as proxies of the current trace.
+    """Return a function's results for fake tensors, as proxies of the current trace.
 
     Raises: what torch raises; NotImplementedError where the result's shape depends on values.
     """
-    without = without_values((args, kwargs))
+    without = fake_tensor_mode((args, kwargs))
     with quiet(), disable_current_modes(), DisableTorchFunction(), torch.no_grad(), without:
         args, kwargs = tree_map(_stand_in, (args, kwargs))
         try:
             result = function(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise NotImplementedError(f"{op}: its result's shape or value depends on the values of tensors") from error
-        except AssertionError as error:  # functions without values assert where torch's kernels raise RuntimeError
+        except AssertionError as error:  # functions of fake tensors assert where torch's kernels raise RuntimeError
             raise RuntimeError(str(error)) from error
     trace = current_trace()
     return tree_map(lambda leaf: trace.tensor(leaf.shape, leaf.dtype, leaf.device), _plain(result))
 
 
 def symbolic_dispatch(symbolic: bool) -> AbstractContextManager[None]:
-    """Where lengths are symbolic, have torch's functions in Python run in place of those in C++ on tensors
-    without values. Those in C++ make integers of lengths: each is guarded, and a program compiled again for every
-    length. Dynamo traces so, too."""
+    """Have torch's functions in Python run in place of those in C++ on fake tensors where sizes are symbolic.
+
+    Those in C++ make integers of sizes: each is guarded, and a program compiled again for every size. Dynamo traces so,
+    too.
+    """
     return enable_python_dispatcher() if symbolic else nullcontext()
 
 
 @contextmanager
-def without_values(tree: Any, **options: Any) -> Iterator[None]:
-    """Enter a mode of tensors without values, in which the symbolic lengths and numbers of a nest keep their meaning.
+def fake_tensor_mode(tree: Any, **options: Any) -> Iterator[None]:
+    """Enter a mode of fake tensors, in which the symbolic sizes and numbers of a nest keep their meaning.
     options: of FakeTensorMode."""
     fake = FakeTensorMode(shape_env=_shape_environment(tree), **options)
     with fake, symbolic_dispatch(fake.shape_env is not None):
@@ -113,9 +115,9 @@ def without_values(tree: Any, **options: Any) -> Iterator[None]:
 
 
 def _shape_environment(tree: Any) -> Any:
-    """Return the ShapeEnv of the first symbolic length or number in a nest, or None."""
-    lengths = (length for leaf in leaves(tree) for length in _lengths(leaf))
-    return next((each.node.shape_env for each in lengths if isinstance(each, SYMBOLIC_TYPES)), None)
+    """Return the ShapeEnv of the first symbolic size or number in a nest, or None."""
+    sizes = (size for leaf in leaves(tree) for size in _lengths(leaf))
+    return next((each.node.shape_env for each in sizes if isinstance(each, SYMBOLIC_TYPES)), None)
 
 
 def _lengths(leaf: Any) -> tuple[Any, ...]:
@@ -146,7 +148,7 @@ def _plain(result: Any) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep torch from logging as an error what fails on tensors without values, nor what ends a graph of Dynamo's:
+    """Keep torch from logging as an error what fails on fake tensors, nor what ends a graph of Dynamo's:
     who asks deals with it."""
     before = [(log, log.disabled) for log in _LOGS]
     for log in _LOGS:

@@ -48,7 +48,7 @@ def _check_rank(op: str, x: TensorProxy, count: int) -> None:
 def _check_not_empty(op: str, x: TensorProxy, first: int) -> None:
     """Raise RuntimeError where a dim of x, from the `first` on, is empty."""
     torch_check(
-        not any(statically_true(length == 0) for length in x.shape[first:]),
+        not any(statically_true(size == 0) for size in x.shape[first:]),
         lambda: f"{op}: Expected input with non-zero sizes from dim {first} on, but got {x}",
     )
 
@@ -84,15 +84,15 @@ def window_count(length: Dim, kernel: Dim, stride: Dim, padding: Dim, dilation: 
 def _pooled_shape(op: str, x: TensorProxy, lists: Sequence[Lengths], ceil_mode: bool) -> list[Dim]:
     count = len(lists[0])
     kernel, stride, padding, dilation = lists
-    lengths = [
+    sizes = [
         window_count(x.shape[x.ndim - count + i], kernel[i], stride[i], padding[i], dilation[i], ceil_mode)
         for i in range(count)
     ]
     torch_check(
-        not any(statically_true(length < 1) for length in lengths),
-        lambda: f"{op}: Given input {x}, the calculated output size is {lengths}: Output size is too small",
+        not any(statically_true(size < 1) for size in sizes),
+        lambda: f"{op}: Given input {x}, the calculated output size is {sizes}: Output size is too small",
     )
-    return [*x.shape[: x.ndim - count], *lengths]
+    return [*x.shape[: x.ndim - count], *sizes]
 
 
 # pooling
@@ -190,7 +190,7 @@ def _adaptive_shape(op: str, x: TensorProxy, output_size: Lengths) -> list[Dim]:
     count = len(output_size)
     _check_rank(op, x, count)
     torch_check(
-        not any(statically_true(length < 0) for length in output_size),
+        not any(statically_true(size < 0) for size in output_size),
         lambda: f"{op}: elements of output_size must be greater than or equal to 0, but got {output_size}",
     )
     return [*x.shape[: x.ndim - count], *output_size]

@@ -23,7 +23,7 @@ from forge.prims.shape import broadcast_in_dim, flip, pad, reshape, slice
 
 
 def _reduced_shape(x: TensorProxy, dims: tuple[int, ...]) -> list[Dim]:
-    return [length for dim, length in enumerate(x.shape) if dim not in dims]
+    return [size for dim, size in enumerate(x.shape) if dim not in dims]
 
 
 def check_not_empty(op: str, x: TensorProxy, dims: tuple[int, ...]) -> None:
@@ -131,9 +131,9 @@ mode = _selection("mode", "the most frequent value")
 def kthvalue(x: TensorProxy, k: int, dim: int) -> tuple[TensorProxy, TensorProxy]:
     """Return the k-th smallest element (from 1) along `dim` and its index. Source: torch.kthvalue."""
     dim = check_dim("prims.kthvalue", dim, x.ndim)
-    length = x.shape[dim] if x.ndim else 1
+    size = x.shape[dim] if x.ndim else 1
     torch_check(
-        statically_true(k >= 1) and not statically_true(k > length),
+        statically_true(k >= 1) and not statically_true(k > size),
         lambda: f"kthvalue: selected number k out of range for dimension {dim}: k is {k}, x is {x}",
     )
     return _pair(x, _reduced_shape(x, (dim,)))
@@ -146,12 +146,12 @@ def topk(
     """Return the k largest (or smallest) elements along `dim` and their indices. Source: torch.topk."""
     check_dtype("prims.topk", x, COUNTING)
     dim = check_dim("prims.topk", dim, x.ndim)
-    length = x.shape[dim] if x.ndim else 1
+    size = x.shape[dim] if x.ndim else 1
     torch_check(
-        not statically_true(k < 0) and not statically_true(k > length),
-        lambda: f"topk: selected index k out of range: k is {k}, dimension {dim} of {x} has length {length}",
+        not statically_true(k < 0) and not statically_true(k > size),
+        lambda: f"topk: selected index k out of range: k is {k}, dimension {dim} of {x} has length {size}",
     )
-    return _pair(x, [k if i == dim else length for i, length in enumerate(x.shape)])
+    return _pair(x, [k if i == dim else size for i, size in enumerate(x.shape)])
 
 
 @primitive()
@@ -308,8 +308,8 @@ def _cumprod_backward_grad(g: TensorProxy, x: TensorProxy, dim: int, out: Tensor
     if not x.ndim:  # the gradient is g itself
         put_grad(g, h)
         return result
-    length, last = x.shape[dim], x.ndim
-    shape = (*[n for i, n in enumerate(x.shape) if i != dim], length, length)
+    size, last = x.shape[dim], x.ndim
+    shape = (*[n for i, n in enumerate(x.shape) if i != dim], size, size)
     ends, rows = (*range(last - 1), last), tuple(range(last))
 
     def to_last(value: TensorProxy) -> TensorProxy:
@@ -319,7 +319,7 @@ def _cumprod_backward_grad(g: TensorProxy, x: TensorProxy, dim: int, out: Tensor
         return value.permute([*range(dim), last - 1, *range(dim, last - 1)])
 
     # row i is x with 1 in the place of element i, which out's elements from i on have as a factor
-    position = iota(length, 0, 1, torch.int64, x.device)
+    position = iota(size, 0, 1, torch.int64, x.device)
     row = broadcast_in_dim(position, shape, (last - 1,))
     column = broadcast_in_dim(position, shape, (last,))
     others = (row == column).where(1, broadcast_in_dim(to_last(x), shape, ends))

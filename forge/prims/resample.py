@@ -35,7 +35,7 @@ def upsample(
         lambda: f"{op}: It is expected output_size equals to {x.ndim - 2}, but got {output_size} for {x}",
     )
     torch_check(
-        not any(statically_true(length <= 0) for length in (*x.shape[1:], *output_size)),
+        not any(statically_true(size <= 0) for size in (*x.shape[1:], *output_size)),
         lambda: f"{op}: Input and output sizes should be greater than 0, but got input {x} and output {output_size}",
     )
     return like(x, shape=(*x.shape[:2], *output_size))

@@ -80,8 +80,8 @@ def slice(x: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> Ten
 
 
 def _slice_shape(shape: Sequence[Dim], dim: int, start: Dim, stop: Dim, step: int) -> list[Dim]:
-    length = stop - start if step == 1 else (stop - start + step - 1) // step
-    return [*shape[:dim], length, *shape[dim + 1 :]]
+    size = stop - start if step == 1 else (stop - start + step - 1) // step
+    return [*shape[:dim], size, *shape[dim + 1 :]]
 
 
 @primitive(tags=[Tag.VIEW])
@@ -90,7 +90,7 @@ def squeeze(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
     check_dims("prims.squeeze", dims, x.ndim)
     for dim in dims:
         check(same(x.shape[dim], 1), lambda dim=dim: f"prims.squeeze: dim {dim} of {x} is not of length 1")
-    return like(x, shape=[length for dim, length in enumerate(x.shape) if dim not in dims])
+    return like(x, shape=[size for dim, size in enumerate(x.shape) if dim not in dims])
 
 
 @primitive()
@@ -129,10 +129,10 @@ def pad(x: TensorProxy, padding: tuple[tuple[Dim, Dim], ...], value: Any) -> Ten
     Source: torch.nn.functional.pad in constant mode.
     """
     check(len(padding) == x.ndim, lambda: f"prims.pad: padding {padding} has not one pair for each dim of {x}")
-    shape = [length + before + after for length, (before, after) in zip(x.shape, padding, strict=True)]
-    for dim, length in enumerate(shape):
+    shape = [size + before + after for size, (before, after) in zip(x.shape, padding, strict=True)]
+    for dim, size in enumerate(shape):
         torch_check(
-            not statically_true(length < 0),
+            not statically_true(size < 0),
             lambda dim=dim: f"prims.pad: padding {padding} leaves dim {dim} of {x} a negative length",
         )
     return like(x, shape=shape)
@@ -193,9 +193,9 @@ def slice_scatter(x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Di
     """
     check(x.dtype == y.dtype, lambda: f"prims.slice_scatter: y is {y}, but must have the dtype of {x}", TypeError)
     check(x.ndim == y.ndim, lambda: f"prims.slice_scatter: y is {y}, but must have the rank of {x}")
-    for i, (length, wanted) in enumerate(zip(y.shape, _slice_shape(x.shape, dim, start, stop, step), strict=True)):
+    for i, (size, wanted) in enumerate(zip(y.shape, _slice_shape(x.shape, dim, start, stop, step), strict=True)):
         check(
-            same(length, wanted),
+            same(size, wanted),
             lambda i=i, wanted=wanted: f"prims.slice_scatter: dim {i} of y, {y}, must have length {wanted}",
         )
     return like(x)
@@ -209,9 +209,9 @@ def diagonal(x: TensorProxy, offset: Dim, dim1: int, dim2: int) -> TensorProxy:
     """
     check_dims("prims.diagonal", (dim1, dim2), x.ndim)
     rows, columns = x.shape[dim1], x.shape[dim2]
-    length = torch.sym_min(rows, columns - offset) if offset >= 0 else torch.sym_min(rows + offset, columns)
-    rest = [length for dim, length in enumerate(x.shape) if dim not in (dim1, dim2)]
-    return like(x, shape=[*rest, torch.sym_max(length, 0)])
+    size = torch.sym_min(rows, columns - offset) if offset >= 0 else torch.sym_min(rows + offset, columns)
+    rest = [size for dim, size in enumerate(x.shape) if dim not in (dim1, dim2)]
+    return like(x, shape=[*rest, torch.sym_max(size, 0)])
 
 
 @primitive()

@@ -76,8 +76,8 @@ def _eig_grad(A: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
     values, vectors = linalg_eig(A)
     put_grad(A, _similar(vectors, diagonal_matrix(get_grad(values))), of=(values,))
     turned = mH(vectors) @ get_grad(vectors)
-    lengths = (mH(vectors) @ vectors) * _diagonal(turned).real.unsqueeze(-2)
-    inner = _without_diagonal(turned - lengths) / _differences(values).conj()
+    norms = (mH(vectors) @ vectors) * _diagonal(turned).real.unsqueeze(-2)
+    inner = _without_diagonal(turned - norms) / _differences(values).conj()
     put_grad(A, _check_phases(_similar(vectors, inner), turned, "linalg_eig_backward"), of=(vectors,))
     return values, vectors
 
@@ -103,17 +103,17 @@ def _svd_grad(
     """
     outputs = linalg_svd(A, full_matrices, driver=driver)
     (U, S, Vh), (gU, gS, gVh) = outputs, map(get_grad, outputs)
-    rows, columns, length = *A.shape[-2:], S.shape[-1]
+    rows, columns, size = *A.shape[-2:], S.shape[-1]
     if full_matrices:
-        U, gU, Vh, gVh = U[..., :length], gU[..., :length], Vh[..., :length, :], gVh[..., :length, :]
+        U, gU, Vh, gVh = U[..., :size], gU[..., :size], Vh[..., :size, :], gVh[..., :size, :]
     put_grad(A, (U * gS.unsqueeze(-2)) @ Vh, of=(outputs[1],))
     of_U, of_V = mH(U) @ gU, Vh @ mH(gVh)
-    squares = (S.unsqueeze(-2) + S.unsqueeze(-1)) * (S.unsqueeze(-2) - S.unsqueeze(-1)) + identity_like(S, length)
+    squares = (S.unsqueeze(-2) + S.unsqueeze(-1)) * (S.unsqueeze(-2) - S.unsqueeze(-1)) + identity_like(S, size)
     from_U = U @ (_skew(of_U) / squares * S.unsqueeze(-2)) @ Vh
-    if not same(rows, length):
+    if not same(rows, size):
         from_U = from_U + ((gU - U @ of_U) / S.unsqueeze(-2)) @ Vh
     from_V = U @ (_skew(of_V) / squares * S.unsqueeze(-1)) @ Vh
-    if not same(columns, length):
+    if not same(columns, size):
         from_V = from_V + U @ ((gVh - mH(of_V) @ Vh) / S.unsqueeze(-1))
     phases = _skew(of_U) + _skew(of_V)
     put_grad(A, _check_phases(from_U, phases, "svd_backward"), of=(outputs[0],))

@@ -12,7 +12,7 @@ from forge.ir import check
 from forge.ir.bounded import BoundedDict
 from forge.ir.interpreter import skip_dynamo
 from forge.ir.locks import new_lock
-from forge.ir.printing import note_place, qualified_name
+from forge.ir.printing import note_location, qualified_name
 from forge.ir.unresolved import specialize_sizes
 from forge.torch_internals.autograd import SavedTensor, raw_saved_tensors
 from forge.torch_internals.autograd import get_current_graph_task_keep_graph as graph_is_kept
@@ -167,7 +167,7 @@ class DifferentiableCall:
                     with torch.no_grad():
                         return function(boxed)
                 except Exception as failure:
-                    note_place(failure)
+                    note_location(failure)
                     raise
 
             @staticmethod
@@ -284,7 +284,7 @@ class _Parts:
             with autocast_mode.disable():
                 return next(self.left, (None,) * count)
         except Exception as failure:
-            note_place(failure)
+            note_location(failure)
             raise
 
 

@@ -23,7 +23,7 @@ _KEPT = 4  # recordings of a function
 _log = logging.getLogger("forge.cuda_graphs")
 
 
-class Recording(Protocol):
+class CapturedGraph(Protocol):
     """A function's recorded graph, which a recorder made and which can be replayed."""
 
     outputs: Sequence[Any]
@@ -49,7 +49,7 @@ class CudaRecorder:
         """Return whether another recording is under way."""
         return torch.cuda.is_current_stream_capturing()
 
-    def record(self, function: Callable, inputs: Sequence[Any], pool: Any) -> Recording:
+    def record(self, function: Callable, inputs: Sequence[Any], pool: Any) -> CapturedGraph:
         """Record a call, which does not run yet. Raises what the call raises, or torch where it cannot be recorded."""
         graph: Any = torch.cuda.CUDAGraph()  # which holds what it computes
         try:
@@ -82,7 +82,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._handle: Any = None
-        self._recordings: list[weakref.ref[_Recording]] = []
+        self._recordings: list[weakref.ref[_GraphCapture]] = []
 
     @property
     def handle(self) -> Any:
@@ -92,11 +92,11 @@ class Pool:
             self._handle = recorder().new_pool()
         return self._handle
 
-    def add(self, recorded: "_Recording") -> None:
+    def add(self, recorded: "_GraphCapture") -> None:
         """Add a new recording in this memory."""
         self._recordings.append(weakref.ref(recorded))
 
-    def is_free_for(self, recorded: "_Recording") -> bool:
+    def is_free_for(self, recorded: "_GraphCapture") -> bool:
         """Return whether no live tensor uses the memory that it would write to."""
         for each in reversed(self._recordings):
             found = each()
@@ -108,10 +108,10 @@ class Pool:
 
 
 # the recordings by the memory of their results
-_owners: "weakref.WeakValueDictionary[int, _Recording]" = weakref.WeakValueDictionary()
+_owners: "weakref.WeakValueDictionary[int, _GraphCapture]" = weakref.WeakValueDictionary()
 
 
-class _Recording:
+class _GraphCapture:
     """One recording: the addresses of its inputs, and its outputs."""
 
     def __init__(self, function: Callable, inputs: Sequence[Any], copied: frozenset[int], pool: Pool) -> None:
@@ -171,7 +171,7 @@ class Graph:
         self._calls = BoundedDict(256)  # by signature, of those that no recording served
         self._last: list[int | None] = []
         self._moves: list[int] = []
-        self._recorded: list[_Recording] = []
+        self._recorded: list[_GraphCapture] = []
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> tuple:
@@ -186,7 +186,7 @@ class Graph:
         finally:
             self._lock.release()
 
-    def _find(self, inputs: Sequence[Any]) -> _Recording | None:
+    def _find(self, inputs: Sequence[Any]) -> _GraphCapture | None:
         """Return a recording that may run now, an old one or a new one; None where the function is to be called."""
         pointers = [each.data_ptr() if isinstance(each, torch.Tensor) else None for each in inputs]
         self._watch(inputs, pointers)
@@ -211,9 +211,9 @@ class Graph:
                 self._moves[place] = 0 if stays else self._moves[place] + 1
         self._last = pointers
 
-    def _record(self, inputs: Sequence[Any], copied: frozenset[int]) -> _Recording | None:
+    def _record(self, inputs: Sequence[Any], copied: frozenset[int]) -> _GraphCapture | None:
         try:
-            made = _Recording(self._function, inputs, copied, self._pool)
+            made = _GraphCapture(self._function, inputs, copied, self._pool)
         except Exception as error:
             self.failed = in_one_line(error)
             _log.debug("%s cannot be recorded", self.__name__, exc_info=True)

@@ -161,7 +161,7 @@ def _cells(weights: list[torch.Tensor]) -> list[Any]:
 
 def _cell(x: torch.Tensor) -> Any:
     if not x.data_ptr():
-        raise RuntimeError("it has no memory")
+        raise RuntimeError(f"a frozen weight of shape {tuple(x.shape)} has no memory on the CPU")
     size = x.element_size()
     extent = size * (1 + sum((length - 1) * stride for length, stride in zip(x.shape, x.stride(), strict=True)))
     if extent <= _WHOLE:

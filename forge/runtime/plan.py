@@ -105,8 +105,8 @@ class Call(NamedTuple):
 
     Attributes:
         plan: The compiled parts.
-        otherwise: Compiles the program anew. It runs where torch chooses another attention kernel than the one that the
-            plan was compiled for, which can happen to a program from the cache and to a second tier.
+        otherwise: Compiles the program again. It runs where torch chooses another attention kernel than the one
+            that the plan was compiled for, which can happen to a program from the cache and to a second tier.
         tiered: Runs the first tier until the second is ready.
         mutated: The positions of inputs that the program changes.
         assumes: True if the program assumes properties of its numbers, and checks them when it runs.

@@ -47,7 +47,7 @@ _RATES = {"cpu": _Rates(5e10, 2e10, 4e-6, 4), "cuda": _Rates(4e14, 3e12, 2e-5, 1
 def is_small(trace: Trace, flops: int) -> bool:
     """Return whether the calls of a claimed trace, which computes `flops`, cost more than a share of what they compute.
 
-    By its metadata, so that the same program is always treated alike; one of symbolic lengths is not small.
+    By its metadata, so that the same program is always treated alike; one of symbolic sizes is not small.
     """
     return hidden_seconds(trace, flops) == 0
 

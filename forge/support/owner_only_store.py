@@ -43,10 +43,10 @@ def read(path: Path, head: bytes) -> bytes:
     check_folder(path.parent)
     content = _own_bytes(path)
     if not content.startswith(head):
-        raise UntrustedFile("it is of another format")
+        raise UntrustedFile("the file is of another format")
     said, _, body = content[len(head) :].partition(b"\n")
     if hashlib.sha256(body).hexdigest().encode() != said:
-        raise UntrustedFile("it is damaged")
+        raise UntrustedFile("the file is damaged")
     with contextlib.suppress(OSError):
         os.utime(path)  # entries that are used are dropped last
     return body

@@ -18,9 +18,9 @@ def leave_current_folder() -> None:
 def _module() -> str:
     """Return the argument of -m on the command line."""
     options = sys.orig_argv[1:]
-    for place, option in enumerate(options):
+    for index, option in enumerate(options):
         if option.startswith("-") and not option.startswith(("--", "-W", "-X")) and "m" in option:
-            return option.partition("m")[2] or "".join(options[place + 1 : place + 2])
+            return option.partition("m")[2] or "".join(options[index + 1 : index + 2])
     return ""
 
 

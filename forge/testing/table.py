@@ -2,7 +2,7 @@
 
     op("roll", [sample(t(2, 3), 1), sample(t(3, 4).t(), (1, -1), (0, 1))], [wrong(t(2), 1, 5, match="out of range")])
 
-A tensor stands in a row by its shape, and is made anew in every row for each device and dtype. Rows that several ops
+A tensor stands in a row by its shape, and is made again in every row for each device and dtype. Rows that several ops
 have are lists with a name, and lists of rows may be nested.
 """
 
@@ -121,7 +121,7 @@ def permutation(*shape: int) -> Value:
     return Value(lambda target: torch.rand(shape, device=target.device).argsort(0))
 
 
-def shared(value: Value) -> Value:
+def shared_value(value: Value) -> Value:
     """Return a value that is made once for all rows of a table, and for all its places in a row."""
 
     def make(target: Target) -> Any:
@@ -282,7 +282,7 @@ def on_a_clone(function: Callable) -> Callable:
     return lambda x, *args, **kwargs: function(x.clone(), *args, **kwargs)
 
 
-def detaching(*which: int | str) -> Callable[[Callable], Callable]:
+def detach_args(*which: int | str) -> Callable[[Callable], Callable]:
     """Return a decorator that detaches a function's arguments at these positions or of these names.
 
     It is for arguments for which torch has no gradient.
@@ -312,20 +312,20 @@ def register_computed(names: Sequence[str]) -> None:
         symbol = torchlang.find(info.op)
         ids = info.symbols if symbol is None else (symbol.id,)
         register_opinfo(
-            replace(info, name=f"{name}.computed", op=_copying(info.op), dtypes=(torch.float32,), symbols=ids)
+            replace(info, name=f"{name}.computed", op=_clone_result(info.op), dtypes=(torch.float32,), symbols=ids)
         )
 
 
-def _copying(op: Callable) -> Callable:
-    def copied(*args: Any, **kwargs: Any) -> Any:
+def _clone_result(op: Callable) -> Callable:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = op(*args, **kwargs)
         return tuple(part.clone() for part in result) if isinstance(result, (tuple, list)) else result.clone()
 
-    copied.__name__ = f"copied_{op.__name__}"
-    return copied
+    wrapper.__name__ = f"copied_{op.__name__}"
+    return wrapper
 
 
-def rounding(
+def tolerance(
     reason: str,
     rtol: float = 2e-2,
     atol: float = 2e-2,

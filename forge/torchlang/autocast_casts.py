@@ -1,7 +1,7 @@
 """torch.autocast: the casts that it makes before a call. The mode itself is in autocast_mode.py.
 
 torch has lists, by device, of operators that autocast runs in lower precision, in float32, or in the widest dtype of
-their arguments. forge does not copy them: a call runs once on tensors without values under autocast, and once for each
+their arguments. forge does not copy them: a call runs once on fake tensors under autocast, and once for each
 way to convert its arguments beforehand; the way is taken whose operators see the same dtypes. A call that no way
 reproduces (it runs some of its operators in lower precision and others in float32) is left to torch.
 """
@@ -19,7 +19,7 @@ from forge.prims.recurrent import KINDS
 from forge.torch_internals.dispatch import TorchDispatchMode, schema_of
 from forge.torch_internals.functions import torch_weight_norm
 from forge.torchlang.autocast_mode import DEVICES, casts_recurrent_layers, disable, state
-from forge.torchlang.trial import run_without_values
+from forge.torchlang.fake_execution import run_on_fake_tensors
 
 Way = Callable[..., torch.dtype]  # of a tensor that autocast may convert, its new dtype
 
@@ -70,7 +70,7 @@ _known: dict[Any, str | None] = BoundedDict(4096)
 
 
 class ReachesInside(NotImplementedError):
-    """Autocast changes what one of torch's own kernels does, which tensors without values do not show."""
+    """Autocast changes what one of torch's own kernels does, which fake tensors do not show."""
 
 
 _INSIDE = frozenset(
@@ -175,9 +175,9 @@ def _trial(run: Callable, args: tuple, kwargs: dict, to: Way | None) -> list[tup
     raises."""
     seen = _DtypeRecorder()
     if to is None:
-        return None if run_without_values(run, args, kwargs, seen) is None else seen.calls
+        return None if run_on_fake_tensors(run, args, kwargs, seen) is None else seen.calls
     found = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorProxy)]
     dtypes = {id(leaf): to(leaf) for leaf in found if _is_eligible(leaf)}
     with disable():
-        converted = run_without_values(run, args, kwargs, seen, lambda leaf: dtypes.get(id(leaf), leaf.dtype))
+        converted = run_on_fake_tensors(run, args, kwargs, seen, lambda leaf: dtypes.get(id(leaf), leaf.dtype))
     return None if converted is None else seen.calls

@@ -22,7 +22,7 @@ def is_enabled() -> bool:
 
 def casts_recurrent_layers() -> bool:
     """Return whether torch.lstm and its like convert inside of their kernel, to float16 whatever dtype autocast has:
-    cuDNN's do, and tensors without values do not show it."""
+    cuDNN's do, and fake tensors do not show it."""
     return torch.is_autocast_enabled("cuda")
 
 

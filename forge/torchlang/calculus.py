@@ -137,11 +137,11 @@ def _derivative(f: TensorProxy, dim: int, spacing: Any, edge_order: int) -> Tens
             spacing.ndim == 1,
             lambda: f"torch.gradient expected each element of spacing to have one dimension, but got {spacing}",
         )
-        return _at_places(f, dim, spacing, edge_order)
-    return _evenly(f, dim, spacing, edge_order)
+        return _at_positions(f, dim, spacing, edge_order)
+    return _gradient_even_spacing(f, dim, spacing, edge_order)
 
 
-def _evenly(f: TensorProxy, dim: int, h: Number, edge_order: int) -> TensorProxy:
+def _gradient_even_spacing(f: TensorProxy, dim: int, h: Number, edge_order: int) -> TensorProxy:
     """Central differences; at the ends one-sided ones."""
 
     def at(start: int, stop: int | None) -> TensorProxy:
@@ -156,7 +156,7 @@ def _evenly(f: TensorProxy, dim: int, h: Number, edge_order: int) -> TensorProxy
     return clang.cat([clang.div(first, h), inner, clang.div(last, h)], dim)
 
 
-def _at_places(f: TensorProxy, dim: int, places: TensorProxy, edge_order: int) -> TensorProxy:
+def _at_positions(f: TensorProxy, dim: int, places: TensorProxy, edge_order: int) -> TensorProxy:
     """Return the slopes of parabolas through three neighbours; at the ends of lines through two, for edge_order 1."""
     shape = [-1 if i == dim else 1 for i in range(f.ndim)]
 

@@ -74,8 +74,8 @@ def constant_pad_nd(input: TensorProxy, pad: Sequence[Dim], value: Number = 0) -
 
 def _as_chunks(tensor: TensorProxy, dim: int, chunks: int) -> TensorProxy:
     """Return one tensor's chunks along `dim`, the last filled up with zeros, each as a row."""
-    length = tensor.shape[dim]
-    missing = -length % chunks
+    size = tensor.shape[dim]
+    missing = -size % chunks
     padded = prims.pad(tensor, tuple((0, missing if i == dim else 0) for i in range(tensor.ndim)), 0)
     return clang.reshape(
         padded, (*tensor.shape[:dim], chunks, padded.numel() // math.prod(tensor.shape[:dim]) // chunks)

@@ -38,14 +38,14 @@ _SHOWN: dict[str, Callable] = {
 }
 
 
-def _own(shown: TensorProxy) -> TensorProxy:
+def _clone(shown: TensorProxy) -> TensorProxy:
     return prims.clone(shown, torch.contiguous_format)
 
 
-def _copying(name: str, view: Callable) -> Symbol:
+def _make_copy_variant(name: str, view: Callable) -> Symbol:
     def body(input: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy | Parts:
         shown = view(input, *args, **kwargs)
-        return _own(shown) if isinstance(shown, TensorProxy) else tuple(_own(part) for part in shown)
+        return _clone(shown) if isinstance(shown, TensorProxy) else tuple(_clone(part) for part in shown)
 
     body.__name__, body.__doc__ = name, f"What torch.{name.removesuffix('_copy')} shows, in memory of its own."
     function = getattr(torch, name)
@@ -53,4 +53,4 @@ def _copying(name: str, view: Callable) -> Symbol:
 
 
 for _name, _view in _SHOWN.items():
-    globals()[_name] = _copying(_name, _view)
+    globals()[_name] = _make_copy_variant(_name, _view)

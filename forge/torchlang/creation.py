@@ -290,10 +290,10 @@ def logspace(
 @with_options(*FACTORY)
 def eye(n: Dim, m: Dim | None = None, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
     """Return an (n, m) matrix with ones on the diagonal; square without m."""
-    for length in (n, m):
+    for size in (n, m):
         torch_check(
-            length is None or not prims.statically_true(length < 0),
-            lambda length=length: f"eye: n and m must be greater or equal to 0, got {length}",
+            size is None or not prims.statically_true(size < 0),
+            lambda size=size: f"eye: n and m must be greater or equal to 0, got {size}",
         )
     device = canonical_device(device)
     rows = prims.iota(n, 0, 1, torch.int64, device)

@@ -47,8 +47,8 @@ def _check_count(op: str, count: Dim) -> None:
 def _resize(x: TensorProxy, dims: Sequence[int], lengths: Sequence[Dim]) -> TensorProxy:
     """x cut, or filled up with zeros, at the end of these dims."""
     padding: list[tuple[Dim, Dim]] = [(0, 0)] * x.ndim
-    for dim, length in zip(dims, lengths, strict=True):
-        padding[dim] = (0, length - x.shape[dim])
+    for dim, size in zip(dims, lengths, strict=True):
+        padding[dim] = (0, size - x.shape[dim])
     return x if all(statically_true(after == 0) for _, after in padding) else prims.pad(x, tuple(padding), 0)
 
 
@@ -84,7 +84,7 @@ fft, ifft = _full("fft", True), _full("ifft", False)
 # several dims
 
 
-def _places(
+def _dims_and_sizes(
     op: str, x: TensorProxy, s: Lengths | None, dim: int | Sequence[int] | None
 ) -> tuple[list[int], list[Dim | None]]:
     """Return the dims, and the length of the transform over each; None is x's own."""
@@ -121,7 +121,7 @@ def _full_of(
     op: str, forward: bool, x: TensorProxy, s: Lengths | None, dim: int | Sequence[int] | None, norm: str | None
 ) -> TensorProxy:
     x = _complex_input(x)
-    dims, sizes = _places(op, x, s, dim)
+    dims, sizes = _dims_and_sizes(op, x, s, dim)
     x = _resize(x, dims, _counts(op, x, dims, sizes))
     how = _normalization(norm, forward)
     return prims.fft_c2c(x, dims, how, forward) if dims else prims.clone(x)
@@ -131,7 +131,7 @@ def _half_of(
     op: str, forward: bool, x: TensorProxy, s: Lengths | None, dim: int | Sequence[int] | None, norm: str | None
 ) -> TensorProxy:
     x = _real_input(op, x)
-    dims, sizes = _places(op, x, s, dim)
+    dims, sizes = _dims_and_sizes(op, x, s, dim)
     _check_some(op, dims)
     x = _resize(x, dims, _counts(op, x, dims, sizes))
     how = _normalization(norm, forward)
@@ -145,7 +145,7 @@ def _real_of(
     op: str, forward: bool, x: TensorProxy, s: Lengths | None, dim: int | Sequence[int] | None, norm: str | None
 ) -> TensorProxy:
     x = _complex_input(x)
-    dims, sizes = _places(op, x, s, dim)
+    dims, sizes = _dims_and_sizes(op, x, s, dim)
     _check_some(op, dims)
     last = (x.shape[dims[-1]] - 1) * 2 if sizes[-1] is None else sizes[-1]
     _check_count(op, last)

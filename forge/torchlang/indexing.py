@@ -143,7 +143,7 @@ def take_along_dim(input: TensorProxy, indices: TensorProxy, dim: int | None = N
     )
     dim = check_dim("take_along_dim", dim, input.ndim)
     indices = clang.where(indices < 0, indices + input.shape[dim], indices)
-    free = [tuple(length for i, length in enumerate(x.shape) if i != dim) for x in (input, indices)]
+    free = [tuple(size for i, size in enumerate(x.shape) if i != dim) for x in (input, indices)]
     shape = clang.broadcast_shapes("take_along_dim", *free)
     wide = [clang.expand_to(x, (*shape[:dim], x.shape[dim], *shape[dim:])) for x in (input, indices)]
     return clang.gather(wide[0], dim, wide[1])

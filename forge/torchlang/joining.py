@@ -124,10 +124,10 @@ def chunk(input: TensorProxy, chunks: int, dim: int = 0) -> Parts:
     """At most `chunks` parts of one length along `dim`; the last may be shorter."""
     torch_check(input.ndim > 0, lambda: f"chunk expects at least a 1-dimensional tensor, but got {input}")
     torch_check(chunks > 0, lambda: f"chunk expects `chunks` to be greater than 0, got: {chunks}")
-    length = input.shape[check_dim("chunk", dim, input.ndim)]
-    if statically_true(length == 0):
+    size = input.shape[check_dim("chunk", dim, input.ndim)]
+    if statically_true(size == 0):
         return _split("chunk", input, [0] * chunks, dim)
-    return _split("chunk", input, (length + chunks - 1) // chunks, dim)
+    return _split("chunk", input, (size + chunks - 1) // chunks, dim)
 
 
 def _tensor_split(op: str, x: TensorProxy, where: Any, dim: int) -> Parts:
@@ -212,7 +212,7 @@ def _repeat(op: str, x: TensorProxy, repeats: Sequence[Dim]) -> TensorProxy:
     shape = [part for pair in zip(repeats, lengths, strict=True) for part in pair]
     offset = len(repeats) - x.ndim
     spread = prims.broadcast_in_dim(x, tuple(shape), tuple(2 * (offset + dim) + 1 for dim in range(x.ndim)))
-    lengths = [count * length for count, length in zip(repeats, lengths, strict=True)]
+    lengths = [count * size for count, size in zip(repeats, lengths, strict=True)]
     return clang.reshape(prims.clone(spread), lengths)  # without the copy, the result may be a view of x
 
 
@@ -272,7 +272,7 @@ def _repeated_by(input: TensorProxy, repeats: TensorProxy | None, dim: int | Non
         lambda: f"repeat_interleave: repeats must be 0-dim or 1-dim tensor of integers, but is {counts}",
     )
     if repeats is None:
-        return clang.convert(_places(counts, size), counts.dtype)
+        return clang.convert(_repeated_indices(counts, size), counts.dtype)
     if dim is None:
         input, dim = clang.reshape(input, (input.numel(),)), 0
     dim = check_dim("repeat_interleave", dim, input.ndim)
@@ -285,10 +285,10 @@ def _repeated_by(input: TensorProxy, repeats: TensorProxy | None, dim: int | Non
             f"but got {counts} for {input} and dim {dim}"
         ),
     )
-    return clang.index_select(input, dim, _places(clang.expand(counts, (length,)), size))
+    return clang.index_select(input, dim, _repeated_indices(clang.expand(counts, (length,)), size))
 
 
-def _places(counts: TensorProxy, size: Dim) -> TensorProxy:
+def _repeated_indices(counts: TensorProxy, size: Dim) -> TensorProxy:
     """0 as often as the first count says, then 1, …; `size` of them."""
     ends = prims.cumsum(clang.convert(counts, torch.int64), 0)
     return prims.searchsorted(ends, prims.iota(size, 0, 1, torch.int64, counts.device), True, torch.int64)

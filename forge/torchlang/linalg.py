@@ -251,9 +251,9 @@ def bilinear(
         input1.ndim == input2.ndim and input1.ndim > 0 and all(map(same, input1.shape[:-1], input2.shape[:-1])),
         lambda: f"bilinear: input batch dimensions do not match: {input1} and {input2}",
     )
-    for name, value, length in (("input1", input1, weight.shape[1]), ("input2", input2, weight.shape[2])):
+    for name, value, size in (("input1", input1, weight.shape[1]), ("input2", input2, weight.shape[2])):
         torch_check(
-            same(value.shape[-1], length),
+            same(value.shape[-1], size),
             lambda name=name, value=value: f"bilinear: {name} is {value}, whose last length does not fit {weight}",
         )
     batch = tuple(range(input1.ndim - 1))
@@ -325,7 +325,7 @@ def linalg_cross(input: TensorProxy, other: TensorProxy, *, dim: int = -1) -> Te
 def cross(input: TensorProxy, other: TensorProxy, dim: int | None = None) -> TensorProxy:
     """Return the cross product of vectors of 3 along `dim`, the first of length 3 by default."""
     if dim is None:
-        found = [i for i, length in enumerate(input.shape) if prims.statically_true(length == 3)]
+        found = [i for i, size in enumerate(input.shape) if prims.statically_true(size == 3)]
         torch_check(bool(found), lambda: f"cross: no dimension of size 3 in input {input}")
         dim = found[0]
     return _cross("cross", input, other, dim)
@@ -354,10 +354,10 @@ def trace(input: TensorProxy) -> TensorProxy:
     """Return the sum of a matrix's diagonal."""
     check_rank("trace", 2, input=input)
     rows, columns = input.shape
-    length: Dim = torch.sym_min(rows, columns)
-    square = clang.slice_in_dim(clang.slice_in_dim(input, 0, 0, length), 1, 0, length)
-    flat = clang.reshape(square, (length * length,))
-    return clang.sum(clang.slice_in_dim(flat, 0, 0, None, length + 1))
+    size: Dim = torch.sym_min(rows, columns)
+    square = clang.slice_in_dim(clang.slice_in_dim(input, 0, 0, size), 1, 0, size)
+    flat = clang.reshape(square, (size * size,))
+    return clang.sum(clang.slice_in_dim(flat, 0, 0, None, size + 1))
 
 
 @torchsymbol(torch.kron, Tensor.kron)
@@ -366,8 +366,8 @@ def kron(input: TensorProxy, other: TensorProxy) -> TensorProxy:
     rank = max(input.ndim, other.ndim)
     a_shape = (1,) * (rank - input.ndim) + tuple(input.shape)
     b_shape = (1,) * (rank - other.ndim) + tuple(other.shape)
-    a = clang.reshape(input, [length for pair in a_shape for length in (pair, 1)])
-    b = clang.reshape(other, [length for pair in b_shape for length in (1, pair)])
+    a = clang.reshape(input, [size for pair in a_shape for size in (pair, 1)])
+    b = clang.reshape(other, [size for pair in b_shape for size in (1, pair)])
     return clang.reshape(clang.mul(a, b), [x * y for x, y in zip(a_shape, b_shape, strict=True)])
 
 

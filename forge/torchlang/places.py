@@ -214,14 +214,14 @@ def unravel_index(indices: TensorProxy, shape: Dim | Sequence[Dim]) -> tuple[Ten
     )
     shape = (shape,) if isinstance(shape, INT_TYPES) else tuple(shape)
     check(
-        not any(statically_true(length < 0) for length in shape),
+        not any(statically_true(size < 0) for size in shape),
         lambda: f"unravel_index: 'shape' cannot have negative values, but got {shape}",
         ValueError,
     )
     rest, found = clang.convert(indices, torch.int64), []
-    for length in reversed(shape):
-        found.append(clang.remainder(rest, length))
-        rest = clang.floor_divide(rest, length)
+    for size in reversed(shape):
+        found.append(clang.remainder(rest, size))
+        rest = clang.floor_divide(rest, size)
     return tuple(reversed(found))
 
 

@@ -19,7 +19,7 @@ from forge.torchlang.core import torchsymbol
 Dims = int | Sequence[int] | None
 
 
-def _summing(name: str) -> Symbol:
+def _make_sum(name: str) -> Symbol:
     """sum, mean, nansum, nanmean: over some dims or all, in a dtype."""
     targets: dict[str, Callable[..., TensorProxy]] = {"sum": clang.sum, "mean": clang.mean}
     target = (targets | {"nansum": _nansum, "nanmean": _nanmean})[name]
@@ -47,10 +47,10 @@ def _nanmean(x: TensorProxy, dims: Dims, keepdim: bool, dtype: torch.dtype | Non
     return clang.div(_nansum(x, dims, keepdim, dtype), numbers)
 
 
-sum = _summing("sum")
-mean = _summing("mean")
-nansum = _summing("nansum")
-nanmean = _summing("nanmean")
+sum = _make_sum("sum")
+mean = _make_sum("mean")
+nansum = _make_sum("nansum")
+nanmean = _make_sum("nanmean")
 
 
 def _register_without_nan(symbol: Symbol) -> None:
@@ -375,7 +375,7 @@ def msort(input: TensorProxy) -> TensorProxy:
 # scans
 
 
-def _running(name: str) -> Symbol:
+def _make_cumulative(name: str) -> Symbol:
     prim = getattr(prims, name)
 
     def body(input: TensorProxy, dim: int, *, dtype: torch.dtype | None = None) -> TensorProxy:
@@ -387,8 +387,8 @@ def _running(name: str) -> Symbol:
     return torchaliases(name)(body)
 
 
-cumsum = _running("cumsum")
-cumprod = _running("cumprod")
+cumsum = _make_cumulative("cumsum")
+cumprod = _make_cumulative("cumprod")
 
 
 @torchaliases("logcumsumexp")
@@ -430,7 +430,7 @@ def diff(
     parts = [part for part in (prepend, input, append) if part is not None]
     out = clang.cat(parts, dim) if len(parts) > 1 else input
     for _ in range(n):
-        length = out.shape[dim]
-        later, earlier = clang.slice_in_dim(out, dim, 1, None), clang.slice_in_dim(out, dim, 0, length - 1)
+        size = out.shape[dim]
+        later, earlier = clang.slice_in_dim(out, dim, 1, None), clang.slice_in_dim(out, dim, 0, size - 1)
         out = clang.bitwise_xor(later, earlier) if out.dtype == torch.bool else clang.sub(later, earlier)
     return prims.clone(out) if out is input else out

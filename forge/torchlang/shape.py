@@ -40,10 +40,10 @@ def row_major(x: TensorProxy) -> bool:
     if x.strides is None:
         return False
     expected: Dim = 1
-    for length, stride in zip(reversed(x.shape), reversed(x.strides), strict=True):
-        if not statically_true(length == 1) and not statically_true(stride == expected):
+    for size, stride in zip(reversed(x.shape), reversed(x.strides), strict=True):
+        if not statically_true(size == 1) and not statically_true(stride == expected):
             return False
-        expected = expected * length
+        expected = expected * size
     return True
 
 

@@ -55,8 +55,8 @@ def _redistribute(calls: _Calls, x: Any, source: Place, target: Place, size: int
     sent = calls.cat(parts(x, target), 0) if target != 0 else x
     if source == "partial":
         return collectives.wait_tensor(collectives.reduce_scatter_tensor(sent, "sum", size, group))
-    lengths = [sent.shape[0] // size] * size
-    received = collectives.wait_tensor(collectives.all_to_all_single(sent, lengths, lengths, group))
+    sizes = [sent.shape[0] // size] * size
+    received = collectives.wait_tensor(collectives.all_to_all_single(sent, sizes, sizes, group))
     return received if source == 0 else calls.cat(parts(received, 0), source)
 
 

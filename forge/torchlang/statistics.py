@@ -88,7 +88,7 @@ def _quantile(name: str, ignore_nan: bool) -> Symbol:
         wanted = wanted if several else clang.reshape(wanted, (1,))
         found = clang.movedim(_at_ranks(ordered, _ranks(ordered, wanted, ignore_nan), interpolation), -1, 0)
         if keepdim:
-            shape = [1 if flat or i == dim else length for i, length in enumerate(input.shape)]
+            shape = [1 if flat or i == dim else size for i, size in enumerate(input.shape)]
             found = clang.reshape(found, (wanted.shape[0], *shape))
         return found if several else clang.select(found, 0, 0)
 

@@ -52,26 +52,26 @@ def _dense(x: TensorProxy) -> bool:
         return True
     assert x.strides is not None, f"{x} is of an unknown layout"
     expected: Dim = 1
-    for step, length in sorted(
+    for step, size in sorted(
         (step, n) for step, n in zip(x.strides, x.shape, strict=True) if not statically_true(n == 1)
     ):
         if not same(step, expected):
             return False
-        expected = expected * length
+        expected = expected * size
     return True
 
 
 def _within(x: TensorProxy, shown: StridedView, offset: Dim) -> bool:
     """Return whether nothing but x is shown; `offset` counts from x."""
     reach: Dim = offset + 1
-    for length, step in zip(shown.size, shown.stride, strict=True):
-        if statically_true(length == 0):
+    for size, step in zip(shown.size, shown.stride, strict=True):
+        if statically_true(size == 0):
             return True
-        reach = reach + (length - 1) * step
+        reach = reach + (size - 1) * step
     return not statically_true(offset < 0) and not statically_true(reach > x.numel()) and _dense(x)
 
 
-def _place_view(
+def _locate_view(
     op: str,
     memory: Memory,
     input: TensorProxy,
@@ -108,15 +108,15 @@ def _elements_before(x: TensorProxy, dtype: torch.dtype) -> Dim:
     return x.offset if x.dtype == dtype else x.offset * x.dtype.itemsize // dtype.itemsize
 
 
-def _with_place(shown: StridedView) -> StridedView:
+def _with_offset(shown: StridedView) -> StridedView:
     """Replace the origin by its place, for a call on a value."""
     return shown if shown.origin is None else shown._replace(origin=prims.byte_offset(shown.origin))
 
 
 def _show(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    input, shown, inside = _place_view("as_strided", memory, *args, **kwargs)
+    input, shown, inside = _locate_view("as_strided", memory, *args, **kwargs)
     with outside_regions(not inside):  # whose code does not look at where memory ends
-        out = symbol(memory.read(input), *_with_place(shown))
+        out = symbol(memory.read(input), *_with_offset(shown))
 
     def invert(x: TensorProxy, new: TensorProxy) -> TensorProxy:
         if not inside:
@@ -134,8 +134,8 @@ def as_strided(input: TensorProxy, *shown: Any) -> TensorProxy:
 
 
 def _copy(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    input, shown, _ = _place_view("as_strided_copy", memory, *args, **kwargs)
-    return symbol(memory.read(input), *_with_place(shown))
+    input, shown, _ = _locate_view("as_strided_copy", memory, *args, **kwargs)
+    return symbol(memory.read(input), *_with_offset(shown))
 
 
 @torchsymbol(torch.as_strided_copy, handler=_copy)

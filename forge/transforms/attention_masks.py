@@ -78,8 +78,8 @@ def _kind(mask: torch.Tensor) -> str | None:
 def _fits(given: dict[str, Any], kinds: dict[str, str]) -> bool:
     kind = kinds.get(given["attn_mask"].name)
     rows, columns = given["query"].shape[-2], given["key"].shape[-2]
-    lengths = isinstance(rows, int) and rows == columns and tuple(given["attn_mask"].shape[-2:]) == (rows, columns)
-    return kind == "open" or (kind == "causal" and lengths)
+    sizes = isinstance(rows, int) and rows == columns and tuple(given["attn_mask"].shape[-2:]) == (rows, columns)
+    return kind == "open" or (kind == "causal" and sizes)
 
 
 def _record(new: Trace, bound: BoundSymbol, given: dict[str, Any], kind: str) -> None:

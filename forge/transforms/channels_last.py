@@ -80,10 +80,10 @@ def _is_contiguous(proxy: TensorProxy, strides: tuple[Dim, ...] | None) -> bool:
     if strides is None:
         return False
     step: Dim = 1
-    for length, stride in zip(reversed(proxy.shape), reversed(strides), strict=True):
-        if not statically_true(length == 1) and not statically_true(stride == step):
+    for size, stride in zip(reversed(proxy.shape), reversed(strides), strict=True):
+        if not statically_true(size == 1) and not statically_true(stride == step):
             return False
-        step = step * length
+        step = step * size
     return True
 
 

@@ -55,10 +55,10 @@ class GivenCall:
         self.values: list[Proxy] | None = found
         if Tag.ZERO_GRAD not in bound.symbol.tags and not active.isdisjoint(bound.outputs):
             redrawn = bound.symbol in _redraws
-            self.values = [proxy for proxy in found if not _floating(proxy)] if redrawn else None
+            self.values = [proxy for proxy in found if not _is_inexact(proxy)] if redrawn else None
 
 
-def _floating(proxy: Proxy) -> bool:
+def _is_inexact(proxy: Proxy) -> bool:
     return isinstance(proxy, TensorProxy) and (proxy.dtype.is_floating_point or proxy.dtype.is_complex)
 
 

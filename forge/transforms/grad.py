@@ -45,14 +45,14 @@ class RuleRun:
 class Joint(NamedTuple):
     """A differentiated trace: `forward` computes its output, `runs` hold what its backward needs, in forward order.
 
-    `active` names the values through which gradients flow, `parted` those of calls that are taken apart, and what is
+    `active` names the values through which gradients flow, `decomposed` those of calls that are decomposed, and what is
     computed from these: their strides may be others than those of the calls' own results.
     """
 
     forward: Trace
     runs: list[RuleRun]
     active: set[str]
-    parted: Collection[str] = frozenset()
+    decomposed: Collection[str] = frozenset()
 
 
 def differentiate(
@@ -67,14 +67,14 @@ def differentiate(
     """
     new = trace.derive("differentiate")
     walker = _Forward(new, set(wanted), choose, again)
-    parted: set[str] = set()
+    decomposed: set[str] = set()
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             calls = walker.visit(bound)
             new.bound_symbols.extend(calls)
-            if not _stays_whole(bound, calls) or not parted.isdisjoint(bound.inputs):
-                parted.update(bound.outputs)
-    return Joint(new, walker.runs, walker.active, parted)
+            if not _stays_whole(bound, calls) or not decomposed.isdisjoint(bound.inputs):
+                decomposed.update(bound.outputs)
+    return Joint(new, walker.runs, walker.active, decomposed)
 
 
 def _reached_names(bound: BoundSymbol, names: Collection[str]) -> set[str]:
@@ -184,7 +184,7 @@ def sums_to(gradient: Sequence[Dim], shape: Sequence[Dim]) -> bool:
     """Return whether autograd sums a gradient of the one shape to the other."""
     extra = len(gradient) - len(shape)
     pairs = zip(shape, gradient[max(extra, 0) :], strict=False)
-    return extra >= 0 and all(prims.same(length, own) or prims.same(length, 1) for length, own in pairs)
+    return extra >= 0 and all(prims.same(size, own) or prims.same(size, 1) for size, own in pairs)
 
 
 def _argument_name(argument: TensorProxy, bound: BoundSymbol) -> str:
@@ -284,9 +284,9 @@ class _Backward:
         extra = gradient.ndim - argument.ndim
         dims = tuple(range(extra)) + tuple(
             dim + extra
-            for dim, length in enumerate(argument.shape)
-            if length is not gradient.shape[dim + extra]
-            and prims.statically_true(length == 1)
+            for dim, size in enumerate(argument.shape)
+            if size is not gradient.shape[dim + extra]
+            and prims.statically_true(size == 1)
             and not prims.statically_true(gradient.shape[dim + extra] == 1)
         )
         if dims and not extra:
@@ -316,13 +316,13 @@ class _Backward:
         if len(parts) < 2:
             return given
         pieces = sorted((bound.args for bound in parts), key=lambda args: (str(args[2]), str(args[3]).zfill(12)))
-        dim, length = pieces[0][2], pieces[0][1][pieces[0][2]]
+        dim, size = pieces[0][2], pieces[0][1][pieces[0][2]]
         position = 0
         for _, _, piece_dim, start, stop, step in (tuple(args) + (1,) * (6 - len(args)) for args in pieces):
             if piece_dim != dim or step != 1 or not isinstance(start, int) or start != position:
                 return given
             position = stop
-        if not isinstance(length, int) or position != length:
+        if not isinstance(size, int) or position != size:
             return given
         joined = prims.cat([args[0] for args in pieces], dim)
         return [joined, *[gradient for gradient in given if gradient.name not in self.slices]]

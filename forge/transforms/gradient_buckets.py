@@ -60,5 +60,5 @@ def _made_by(trace: Trace) -> dict[str, int]:
 
 
 def _bytes(x: TensorProxy) -> int:
-    lengths = [length for length in x.shape if isinstance(length, int)]
-    return math.prod(lengths) * x.dtype.itemsize
+    sizes = [size for size in x.shape if isinstance(size, int)]
+    return math.prod(sizes) * x.dtype.itemsize

@@ -83,14 +83,12 @@ def _find_repetition(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> _Re
         return None
     if source.name not in makers.shown and makers.prim(source.name) is not None:  # the inside of a composite
         return None
-    lengths = [(wide.shape[place], length) for place, length in zip(dims, source.shape, strict=True)]
+    sizes = [(wide.shape[place], size) for place, size in zip(dims, source.shape, strict=True)]
     times = wide.shape[heads + 1]
-    wanted = [length * times if dim == heads else length for dim, length in enumerate(source.shape)]
-    lengths += zip(joined.shape, wanted, strict=True)
+    wanted = [size * times if dim == heads else size for dim, size in enumerate(source.shape)]
+    sizes += zip(joined.shape, wanted, strict=True)
     return (
-        _Repetition(source, order, times)
-        if all(prims.statically_true(one == other) for one, other in lengths)
-        else None
+        _Repetition(source, order, times) if all(prims.statically_true(one == other) for one, other in sizes) else None
     )
 
 

@@ -36,11 +36,11 @@ def hoist(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]], byte_l
     `byte_limit` bytes in all.
     """
     hoisted = independent_calls(trace)
-    parted = _part(trace, hoisted, hoisted, [])
-    if not parted.values or sum(map(_bytes, parted.values)) > byte_limit:
+    partition = _partition(trace, hoisted, hoisted, [])
+    if not partition.values or sum(map(_bytes, partition.values)) > byte_limit:
         return trace
-    new = trace.derive("hoist", parted.rest)
-    new.constants.update(zip(names(parted.values), run(parted.ahead), strict=True))
+    new = trace.derive("hoist", partition.rest)
+    new.constants.update(zip(names(partition.values), run(partition.ahead), strict=True))
     return new
 
 
@@ -53,11 +53,11 @@ def hoist_weights(trace: Trace, weights: Collection[str], byte_limit: int = BYTE
     calls = independent_calls(trace, weights, byte_limit)
     constant = set(map(id, independent_calls(trace)))
     moved = [bound for bound in calls if id(bound) not in constant]
-    parted = _part(trace, moved, calls, [proxy for proxy in trace.inputs if proxy.name in weights])
-    return parted._replace(rest=live_calls(parted.rest, trace.output_names))
+    partition = _partition(trace, moved, calls, [proxy for proxy in trace.inputs if proxy.name in weights])
+    return partition._replace(rest=live_calls(partition.rest, trace.output_names))
 
 
-def _part(trace: Trace, moved: list[BoundSymbol], calls: list[BoundSymbol], inputs: list[Proxy]) -> HoistedProgram:
+def _partition(trace: Trace, moved: list[BoundSymbol], calls: list[BoundSymbol], inputs: list[Proxy]) -> HoistedProgram:
     """Part a program in two. `moved` are the calls that the rest is without, `calls` all those that may run ahead."""
     known = set(map(id, moved))
     rest = [bound for bound in trace.bound_symbols if id(bound) not in known]

@@ -27,8 +27,8 @@ def delete_last_used(trace: Trace, *, own_inputs: bool = False) -> Trace:
     return trace.derive("lifetimes", calls)
 
 
-def read_places(trace: Trace) -> list[int]:
+def read_positions(trace: Trace) -> list[int]:
     """Return the places of the inputs that the trace reads."""
     read = {name for bound in trace.bound_symbols if bound.symbol is not DEL for name in bound.inputs}
     read.update(trace.output_names)
-    return [place for place, name in enumerate(trace.input_names) if name in read]
+    return [index for index, name in enumerate(trace.input_names) if name in read]

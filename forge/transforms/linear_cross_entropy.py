@@ -22,7 +22,7 @@ from forge.ir.proxies import hint_of
 from forge.ir.pytree import tensors
 from forge.ir.symbol import substitute
 from forge.torchlang import linear_cross_entropy
-from forge.torchlang.nn.head import Step
+from forge.torchlang.nn.fused_linear_cross_entropy import Step
 from forge.transforms.dce import live_calls
 from forge.transforms.makers import Makers, innermost
 

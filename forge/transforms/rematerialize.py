@@ -45,8 +45,8 @@ def rematerialize(
     cheap: whether a call may be run twice. copied: values of which only a copy can be saved. unread: values that no
     call reads again. chains: whether chains of calls may lead through the levels, which saves the fewest bytes.
     """
-    lengths = {proxy.name for proxy in forward.inputs if not isinstance(proxy, TensorProxy)}
-    read = set(free_names(backward, lengths))
+    sizes = {proxy.name for proxy in forward.inputs if not isinstance(proxy, TensorProxy)}
+    read = set(free_names(backward, sizes))
     wanted = {*read, *forward.output_names}
     calls = live_calls(unfold(forward.bound_symbols, wanted), wanted)
     exact = {name for bound in backward.bound_symbols if Tag.NO_FUSE in bound.tags for name in bound.inputs}
@@ -148,10 +148,10 @@ class _Network:
 
 
 def _bytes(proxy: Proxy) -> int:
-    """Return a value's bytes; of a symbolic length, what it was when the program was recorded."""
+    """Return a value's bytes; of a symbolic size, what it was when the program was recorded."""
     if not isinstance(proxy, TensorProxy):
         return 8
     count = proxy.element_size()
-    for length in proxy.shape:
-        count *= hint_of(length)
+    for size in proxy.shape:
+        count *= hint_of(size)
     return max(int(count), 1)

@@ -142,11 +142,11 @@ def split(forward: Trace, backward: Trace, copied: Collection[str] = (), also: S
     not saved. The values `copied` (see `backward_of`) are saved as copies, where the backward reads them. The values
     `also` are saved in any case.
     """
-    lengths = _lengths(forward)
+    sizes = _lengths(forward)
     more = [proxy.name for proxy in also]
-    wanted = {*free_names(backward, lengths), *more, *forward.output_names}
+    wanted = {*free_names(backward, sizes), *more, *forward.output_names}
     calls = unfold(forward.bound_symbols, wanted)
-    needed = list(dict.fromkeys([*free_names(recompute(calls, backward), lengths), *more]))
+    needed = list(dict.fromkeys([*free_names(recompute(calls, backward), sizes), *more]))
     wanted = {*needed, *forward.output_names}
     calls = live_calls(unfold(calls, wanted), wanted)
     defined = {proxy.name: proxy for proxy in forward.inputs}
@@ -155,7 +155,7 @@ def split(forward: Trace, backward: Trace, copied: Collection[str] = (), also: S
     missing = [name for name in needed if name not in defined]
     assert not missing, f"the backward reads {missing}, which the forward does not make"
     given = [*tensors_of(backward.inputs), *tensors_of([defined[name] for name in needed])]
-    needed += [name for name in _symbols(forward.inputs, given) if name in lengths and name not in needed]
+    needed += [name for name in _symbols(forward.inputs, given) if name in sizes and name not in needed]
     saved = [defined[name] for name in needed]
     tensors = [proxy for proxy in saved if isinstance(proxy, TensorProxy)]
     numbers = [proxy for proxy in saved if not isinstance(proxy, TensorProxy)]
@@ -184,10 +184,10 @@ def _exposed_names(
     and results. One that gradient rules read is none: eager saves it, too, and a write to it is an error there. Values
     that share memory are alike. every: the backward as the rules make it.
     """
-    lengths = _lengths(forward)
+    sizes = _lengths(forward)
     live = every.derive(every.stage, live_calls(every.bound_symbols, every.output_names))
-    read = set(free_names(live, lengths))
-    read.update(free_names(recompute(unfold(forward.bound_symbols, read), live), lengths))
+    read = set(free_names(live, sizes))
+    read.update(free_names(recompute(unfold(forward.bound_symbols, read), live), sizes))
     return memory.of(mutated) | (memory.of(visible) - memory.of(read))
 
 
@@ -198,7 +198,7 @@ def _read_for_some(forward: Trace, every: Trace, memory: "_SharedMemory", visibl
     Eager takes a change of such a value before a backward from the others alone, which may read it for no reason: no
     call that reads it is computed again. every: the backward as the rules make it, from gradients of several outputs.
     """
-    seeds, lengths = every.input_names, _lengths(forward)
+    seeds, sizes = every.input_names, _lengths(forward)
     if len(seeds) < 2:
         return set()
     flows = {name: {name} for name in seeds}  # the gradients of outputs that a value depends on
@@ -206,7 +206,7 @@ def _read_for_some(forward: Trace, every: Trace, memory: "_SharedMemory", visibl
     read: dict[str, set[str]] = {name: set() for name in seeds}
     made = {*seeds, *every.constants}
     for bound in live_calls(every.bound_symbols, every.output_names):
-        named = bound.reads(lengths)
+        named = bound.reads(sizes)
         origins = set().union(*[flows.get(name, ()) for name in named])
         below = set().union(*[needs.get(name, ()) for name in named], (name for name in named if name not in made))
         for origin in origins:

@@ -1,4 +1,4 @@
-"""Transforms that a user gave: their result is checked, and what a changed call consists of is recorded anew."""
+"""Transforms that a user gave: their result is checked, and what a changed call consists of is recorded again."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -41,11 +41,11 @@ def run_users(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]
 
 def _check_calls(trace: Trace, transform: str) -> None:
     """Raise TypeError where a trace has something else than calls."""
-    for place, bound in enumerate(trace.bound_symbols):
+    for index, bound in enumerate(trace.bound_symbols):
         check(
             isinstance(bound, BoundSymbol),
-            lambda place=place, bound=bound: (
-                f"forge.jit: transform {transform} gives a trace whose call {place} is {bound!r}, a "
+            lambda index=index, bound=bound: (
+                f"forge.jit: transform {transform} gives a trace whose call {index} is {bound!r}, a "
                 f"{type(bound).__name__}, but must be a BoundSymbol"
             ),
             TypeError,

@@ -96,12 +96,12 @@ def test_what_is_used_without_verification_is_for_those_who_trust_it() -> None:
         assert is_cached(jitted) == found
 
 
-@pytest.mark.parametrize("differs", ["shipped", "faster"])
+@pytest.mark.parametrize("differs", ["builtin", "faster"])
 def test_a_kernel_that_nobody_asked_for_makes_other_programs(differs: str) -> None:
     for value, found in ((False, False), (False, True), (True, False), (True, True)):
         torch._dynamo.reset()
         executor = HubExecutor("kernels", faster=value and differs == "faster")
-        executor.add([replace(kernel(faster="input.numel >= 100"), shipped=value and differs == "shipped")])
+        executor.add([replace(kernel(faster="input.numel >= 100"), builtin=value and differs == "builtin")])
         jitted = forge.jit(F.silu, executors=[executor, "torch"])
         jitted(X)
         assert is_cached(jitted) == found

@@ -226,7 +226,7 @@ def test_a_region_that_cannot_be_loaded_is_compiled_anew(
     assert not hits(make=lambda: waves, executors=[KeepingFuser("keeps"), "torch"])
     monkeypatch.setattr(KeepingFuser, "load", lambda self, data: 1 / 0)
     assert not hits(make=lambda: waves, executors=[KeepingFuser("keeps"), "torch"])
-    assert "a program cannot be used, and is compiled anew: ZeroDivisionError" in caplog.text
+    assert "a program cannot be used, and is compiled again: ZeroDivisionError" in caplog.text
 
 
 # programs that cannot be kept

@@ -52,15 +52,15 @@ def of_another(body: bytes) -> bytes:
 
 
 DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "a bit": (flip, "it is damaged"),
-    "cut short": (lambda content: content[:-20], "it is damaged"),
-    "empty": (lambda content: b"", "it is of another format"),
-    "garbage": (lambda content: os.urandom(2000), "it is of another format"),
-    "a pickle": (lambda content: b"\x80\x04\x95garbage.", "it is of another format"),
-    "another format": (lambda content: content.replace(b"program 1", b"program 9", 1), "it is of another format"),
-    "another program": (lambda content: rehashed(content, of_another), "it is another program's"),
-    "no JSON": (lambda content: rehashed(content, lambda body: b"9\n{{{{{{{{{"), "it cannot be read"),
-    "a list": (lambda content: rehashed(content, lambda body: b"2\n[]"), "it cannot be read"),
+    "a bit": (flip, "the file is damaged"),
+    "cut short": (lambda content: content[:-20], "the file is damaged"),
+    "empty": (lambda content: b"", "the file is of another format"),
+    "garbage": (lambda content: os.urandom(2000), "the file is of another format"),
+    "a pickle": (lambda content: b"\x80\x04\x95garbage.", "the file is of another format"),
+    "another format": (lambda content: content.replace(b"program 1", b"program 9", 1), "the file is of another format"),
+    "another program": (lambda content: rehashed(content, of_another), "the file holds another program"),
+    "no JSON": (lambda content: rehashed(content, lambda body: b"9\n{{{{{{{{{"), "the file cannot be read"),
+    "a list": (lambda content: rehashed(content, lambda body: b"2\n[]"), "the file cannot be read"),
 }
 
 
@@ -85,7 +85,7 @@ def test_an_entry_that_names_what_is_not_here_is_written_anew(programs: Path, ca
     file.write_bytes(rehashed(before, lambda body: body.replace(b"torch.relu", b"torch.rely")))
     assert file.read_bytes() != before
     assert not is_hit(run, call, executors=["torch"])
-    assert "a program cannot be used, and is compiled anew: ModuleNotFoundError" in caplog.text
+    assert "a program cannot be used, and is compiled again: ModuleNotFoundError" in caplog.text
     assert is_hit(run, call, executors=["torch"])
 
 
@@ -110,7 +110,7 @@ def test_an_entry_that_others_may_write_to_is_ignored(mode: int, entry: Path, ca
     entry.chmod(mode)
     assert not hits()
     assert "it can be written to by other users" in caplog.text
-    assert stat.S_IMODE(entry.stat().st_mode) == 0o600  # written anew
+    assert stat.S_IMODE(entry.stat().st_mode) == 0o600  # rewritten
     assert hits()
 
 

@@ -365,7 +365,7 @@ def test_random_numbers_of_a_symbolic_length_are_drawn_in_the_order_of_the_progr
             assert torch.equal(actual, expected)
 
 
-# whose kernels in C++ make integers of lengths where they are given tensors without values
+# whose kernels in C++ make integers of sizes where they are given fake tensors
 WITH_KERNELS_IN_CPP = {
     "pad": lambda x: F.pad(x, (1, 1)) * 2,
     "unfold": lambda x: F.unfold(x, 2) * 2,

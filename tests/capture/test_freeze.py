@@ -132,7 +132,7 @@ def test_linear_layers_of_one_input_are_one() -> None:
 
 
 class Scaled(nn.Module):
-    """A weight that is computed anew in each call."""
+    """A weight that is computed again in each call."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -155,7 +155,7 @@ def test_a_transform_whose_call_gives_something_else_is_named():
         ({"transforms": [3]}, "a transform is 3, but must be a function"),
         ({"executors": "torch"}, r"executors is 'torch', but must be a list of names or executors: \['torch'\]"),
         ({"executors": [Executor("mine")]}, "must be a name, an OperatorExecutor or a FusionExecutor"),
-        ({"kernels": "org/name@v1"}, "kernels is 'org/name@v1', but must be a list"),
+        ({"kernels": "org/name@v1"}, "^forge.jit: kernels is 'org/name@v1', but must be a list"),
         ({"allow_imports": "einops"}, "allow_imports is 'einops', but must be a list"),
     ],
 )

@@ -159,7 +159,7 @@ def test_under_autocast_a_layer_is_compiled(kind: Callable, requires_grad: bool)
 
 
 def test_under_autocast_of_cuda_a_recurrent_module_runs_in_eager() -> None:
-    """cuDNN's layers convert to float16 whatever dtype autocast has, which tensors without values do not show."""
+    """cuDNN's layers convert to float16 whatever dtype autocast has, which fake tensors do not show."""
     with autocast_mode.preserve():
         torch.set_autocast_enabled("cuda", True)
         told = same(Tagger(nn.LSTM(8, 16)), torch.randn(X, requires_grad=True))

@@ -267,7 +267,7 @@ NATIVE = {name: function for name, function in FUNCTIONS.items() if name not in 
 }
 
 
-# torch itself cannot run the other one without values
+# torch itself cannot run the other one without data
 CASES = [(name, dynamic) for name in NATIVE for dynamic in (False, True) if (name, dynamic) != ("jacfwd", True)]
 
 
@@ -390,7 +390,7 @@ def test_a_call_without_a_history_has_none_outside() -> None:
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.hessian], ids=["grad", "hessian"])
 def test_what_torch_differentiates_by_values_is_an_opaque_call(transform: Callable) -> None:
-    """torch has two derivatives of a determinant; tensors without values do not say which one is meant."""
+    """torch has two derivatives of a determinant; fake tensors do not say which one is meant."""
 
     def function(A: torch.Tensor) -> torch.Tensor:
         return transform(torch.linalg.det)(A)

@@ -167,8 +167,8 @@ def test_of_a_region_of_many_lines_the_first_ones_are_told() -> None:
     function = printing.compile_function("function", code)
     with pytest.raises(ZeroDivisionError) as raised:
         function(0)
-    printing.note_place(raised.value)
-    printing.note_place(raised.value)  # the second time nothing is new
+    printing.note_location(raised.value)
+    printing.note_location(raised.value)  # the second time nothing is new
     (note,) = raised.value.__notes__
     assert len(note.splitlines()) == 9 and note.endswith("or one of 4 other lines, in return 1 / x")
 

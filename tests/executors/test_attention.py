@@ -1,4 +1,4 @@
-"""Attention's kernels of a GPU, on tensors without values: what they keep has the metadata that programs promise."""
+"""Attention's kernels of a GPU, on fake tensors: what they keep has the metadata that programs promise."""
 
 import struct
 

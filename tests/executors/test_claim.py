@@ -69,7 +69,7 @@ def test_reasons_for_declining_are_kept_down_to_the_parts() -> None:
     mute = executor("mute", torchlang.silu, checker=lambda x: False)
     _, claims = claim(silu(), [no, mute, *resolve_executors(["torch-prims"])])
     assert [found.declined for found in claims] == [
-        [("no", "H = 2 is not a multiple of 8"), ("mute", "its checker declined and gave no reason")]
+        [("no", "H = 2 is not a multiple of 8"), ("mute", "the checker declined without a reason")]
     ] * len(claims)
 
 

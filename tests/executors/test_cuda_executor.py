@@ -14,6 +14,7 @@ from forge import torchlang
 from forge.executors.cudaex import cudaex, head, products
 from forge.executors.executor import Declined
 from forge.ir import Symbol, TensorProxy
+from forge.torchlang import linear_cross_entropy
 
 
 def _proxy(*shape: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> TensorProxy:
@@ -116,3 +117,11 @@ def test_the_kernel_of_the_head_in_the_interpreter() -> None:
 def test_heads_of_language_models_take_precedence_over_padded_products(symbol: Symbol) -> None:
     (implementation,) = cudaex.candidates(symbol)
     assert implementation.low_priority
+
+
+def test_scores_are_rounded_step_by_step_under_eager_numerics() -> None:
+    exact = cudaex.with_eager_numerics()
+    assert cudaex.candidates(linear_cross_entropy)
+    assert not exact.candidates(linear_cross_entropy)
+    assert exact.candidates(torchlang.linear)
+    assert exact.name == cudaex.name

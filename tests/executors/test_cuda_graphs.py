@@ -206,7 +206,7 @@ def test_what_cannot_be_recorded_runs_between_graphs(device: str) -> None:
             torch.testing.assert_close(jitted(batch), module(batch))
     assert len(graphs(jitted)) == 2
     text = str(forge.explain(jitted))
-    assert "CUDA graphs: 2" in text and "torch._assert_async: it is an opaque call" in text
+    assert "CUDA graphs: 2" in text and "torch._assert_async: the call is an opaque call" in text
 
 
 def test_what_fails_while_it_is_recorded_runs_without(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

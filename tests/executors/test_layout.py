@@ -1,4 +1,4 @@
-"""Strides of a claimed program: whose functions are run on tensors without values, and whose are not."""
+"""Strides of a claimed program: whose functions are run on fake tensors, and whose are not."""
 
 import contextlib
 import ctypes
@@ -34,7 +34,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def by_address(input: torch.Tensor) -> torch.Tensor:
-    """As a kernel that is launched on addresses, which a tensor without values does not have."""
+    """As a kernel that is launched on addresses, which a fake tensor does not have."""
     given.append(input)
     out = torch.empty_like(input)
     ctypes.memmove(out.data_ptr(), input.data_ptr(), input.nbytes)
@@ -193,7 +193,7 @@ def _assert_strides(trace: Trace, values: dict[str, Any], uncertain: Collection[
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_region_reads_the_norm_of_a_transposed_value(training: bool) -> None:
-    """torch's kernel gives row-major order; of tensors without values it keeps the order of its argument."""
+    """torch's kernel gives row-major order; of fake tensors it keeps the order of its argument."""
     norm = torch.nn.BatchNorm1d(16)
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -266,7 +266,7 @@ OTHERWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 )
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_strides_are_those_of_kernels_that_compute_values(name: str, shape: tuple, strides: tuple) -> None:
-    """torch's kernels for tensors without values give others."""
+    """torch's kernels for fake tensors give others."""
 
     def run() -> tuple[int, ...]:
         return OTHERWISE[name](torch.empty_strided(shape, strides).fill_(0)).stride()
@@ -286,7 +286,7 @@ def _laid_out_at_random(source: random.Random, shape: Sequence[int], high: int |
 
 
 def test_strides_of_what_tensors_index_are_those_of_the_kernel() -> None:
-    """torch's function for tensors without values gives those of contiguous indices."""
+    """torch's function for fake tensors gives those of contiguous indices."""
     source = random.Random(0)
     for _ in range(200):
         shape = [source.randint(1, 4) for _ in range(source.randint(1, 4))]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import forge
-from forge.executors.torchex import head as runs
+from forge.executors.torchex import linear_cross_entropy as runs
 from forge.ir.pytree import tree_map
 from forge.transforms import linear_cross_entropy
 

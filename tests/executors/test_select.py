@@ -56,7 +56,7 @@ def timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Timer:
 
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known from now on but what is on disk; programs are compiled anew."""
+    """Nothing is known from now on but what is on disk; programs are compiled again."""
     monkeypatch.setattr(autotune_store, "_known", BoundedDict(100))
     shutil.rmtree(autotune_store.folder().parent / "programs", ignore_errors=True)
     torch._dynamo.reset()
@@ -416,9 +416,9 @@ EXECUTOR = mine()
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda content: content[:-9] + b"x" + content[-8:], "it is damaged"),
-        (lambda content: b"", "it is of another format"),
-        (lambda content: content.replace(b"times 1", b"times 9"), "it is of another format"),
+        (lambda content: content[:-9] + b"x" + content[-8:], "the file is damaged"),
+        (lambda content: b"", "the file is of another format"),
+        (lambda content: content.replace(b"times 1", b"times 9"), "the file is of another format"),
     ],
     ids=["a byte", "empty", "format"],
 )
@@ -440,7 +440,7 @@ def test_a_damaged_file_is_ignored_with_a_notice(
     assert f"{file} is ignored: {reason}" in caplog.text
     another_process(monkeypatch)
     measured(F.silu, torch.randn(4), executors=[mine(), "torch"])
-    assert len(timer.asked) == 2  # it was written anew
+    assert len(timer.asked) == 2  # it was rewritten
 
 
 def test_a_file_that_holds_another_calls_times_is_ignored(
@@ -455,7 +455,7 @@ def test_a_file_that_holds_another_calls_times_is_ignored(
     another_process(monkeypatch)
     with caplog.at_level(logging.WARNING, "forge.select"):
         measured(F.silu, torch.randn(8), executors=[mine(), "torch"])
-    assert len(timer.asked) == 3 and "it holds something else's times" in caplog.text
+    assert len(timer.asked) == 3 and "the file holds other times" in caplog.text
 
 
 # candidates that fail, and calls that are not measured
@@ -540,8 +540,8 @@ def test_a_random_call_is_not_measured(timer: Timer) -> None:
     jitted(torch.ones(4))
     told = forge.explain(jitted)
     assert who(told) == ["mine"] and timer.asked == []
-    assert [each.why_not for each in told.measured] == ["it draws random numbers"]
-    assert "mine by order, since it draws random numbers" in str(told)
+    assert [each.why_not for each in told.measured] == ["the call draws random numbers"]
+    assert "mine by order, since the call draws random numbers" in str(told)
 
 
 def test_integers_are_valid_indices(timer: Timer) -> None:

@@ -372,7 +372,7 @@ def test_what_as_strided_shows_of_a_view_of_a_row_shares_its_memory(shape: tuple
 
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
-# whose kernels give other dtypes than torch's functions without values
+# whose kernels give other dtypes than torch's functions on fake tensors
 MIXED = {
     "huber_loss": lambda x, y: F.huber_loss(x, y, reduction="none"),
     "huber_loss, mean": F.huber_loss,

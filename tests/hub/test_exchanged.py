@@ -12,7 +12,7 @@ import pytest
 
 from forge import cli, hub
 from forge.executors.hubex import gather
-from forge.hub import build, loader, private
+from forge.hub import build, loader, private_copies
 from forge.hub.errors import Place
 from forge.hub.files import read_small
 from forge.testing.hub_server import Hub
@@ -83,12 +83,12 @@ def test_copies_are_the_users_alone_and_dropped_where_they_are_not_loaded(tmp_pa
     folder = write(tmp_path / "rms", kernel(files))
     module = hub.load(hub.resolve(folder, policy=LOCAL))
     place = Path(module._native.__file__).parent
-    assert place.is_relative_to(private._root) and private._root.stat().st_mode & 0o077 == 0
-    count = len(list(private._root.iterdir()))
+    assert place.is_relative_to(private_copies._root) and private_copies._root.stat().st_mode & 0o077 == 0
+    count = len(list(private_copies._root.iterdir()))
     (folder / "build" / "torch-universal" / "metadata.json").write_text(metadata("rms", "not a name"))
     with pytest.raises(hub.HubError):
         hub.load(hub.resolve(folder, policy=LOCAL))
-    assert len(list(private._root.iterdir())) == count
+    assert len(list(private_copies._root.iterdir())) == count
 
 
 def test_a_built_library_that_was_exchanged_is_refused(answer: Sources, pretended: list[str]) -> None:

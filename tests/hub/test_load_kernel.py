@@ -97,8 +97,14 @@ def test_a_name_chooses_one() -> None:
 def test_an_operator_without_kernels_or_that_there_is_not() -> None:
     with pytest.raises(ValueError, match=r"no kernel of torch.nn.functional.gelu; there are"):
         forge.load_kernel(F.gelu, kernels=[declaration("mine")])
-    with pytest.raises(ValueError, match="unknown operator 'pattern:swigl'; did you mean 'pattern:swiglu'"):
+    with pytest.raises(
+        ValueError, match=r"^forge\.load_kernel: unknown operator 'pattern:swigl'; did you mean 'pattern:swiglu'"
+    ):
         forge.load_kernel("pattern:swigl", kernels=[declaration("mine")])
+    with pytest.raises(ValueError, match=r"^forge\.load_kernel: unknown operator 'nothing'; name a torch function"):
+        forge.load_kernel("nothing", kernels=[declaration("mine")])
+    with pytest.raises(TypeError, match=r"^forge\.load_kernel: kernels is 'mine', but must be a list"):
+        forge.load_kernel(F.silu, kernels="mine")
 
 
 def test_a_pattern_is_called_by_its_parameters() -> None:

@@ -140,7 +140,7 @@ def test_a_kernel_without_a_gradient_runs_in_inference_and_is_declined_in_traini
     by = executor(made)
     assert claimed(run(gelu, torch.randn(4), by=by), made) == 1
     assert declined(run(gelu, torch.randn(4, requires_grad=True), by=by), made) == (
-        "it has no gradient, and one is needed"
+        "the implementation has no gradient, and one is needed"
     )
     jitted = forge.jit(gelu, executors=[by, "torch"])
     with torch.no_grad():

@@ -101,7 +101,7 @@ def test_like_takes_what_is_not_given_from_a_tensor() -> None:
         assert like(out, shape=()).shape == ()
 
 
-# symbolic lengths
+# symbolic sizes
 
 
 def _lengths(*hints: int) -> list[torch.SymInt]:

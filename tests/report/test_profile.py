@@ -127,7 +127,7 @@ def test_an_opaque_call_that_takes_no_random_values_is_left_out() -> None:
     of_others = [row.operation for row in told.costs]
     assert "torch.exp" in of_others and "torch.mul" in of_others
     (reason,) = told.unprofiled
-    assert "is an opaque call: it takes no random values: " in reason
+    assert "is an opaque call: the function takes no random values: " in reason
     assert {row.phase for row in told.costs} == {"forward", "backward"}
 
 

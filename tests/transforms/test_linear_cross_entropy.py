@@ -21,7 +21,8 @@ Function = Callable[..., torch.Tensor | tuple]
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_cross_entropy, "BYTE_LIMIT", 0)
-    monkeypatch.setattr("forge.executors.torchex.head.CPU_CHUNK_BYTES", 4 * VOCABULARY * 7)  # 7 rows of float32
+    seven_rows = 4 * VOCABULARY * 7  # of float32
+    monkeypatch.setattr("forge.executors.torchex.linear_cross_entropy.CPU_CHUNK_BYTES", seven_rows)
 
 
 def arguments(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:

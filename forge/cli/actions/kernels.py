@@ -60,7 +60,7 @@ def _print_listed(sources: list[str], policy: PolicyOptions, op: str | None, as_
                 raise
         layers += there
     if op is not None:
-        _, kernels = of_operation(op, kernels)
+        _, kernels = of_operation(op, kernels, "--op")
     found = hubex.table_of(kernels, hubex.verifier)
     if as_json:
         print(json.dumps([asdict(row) for row in (*found, *layers)], indent=2))
@@ -250,7 +250,7 @@ def lock(
             f"{output}: a lock file's name must end in {lockfile.SUFFIX}, or it is not read as one: such as {name}"
         )
     if not sources and not (output.exists() and hub.read_lock(output).kernels):
-        held = f"{output} holds none to lock anew"
+        held = f"{output} holds none to lock again"
         print(f"forge: nothing to lock: give a folder or org/name@v1 ({held})", file=sys.stderr)
         return 2
     written = hub.lock_kernels(

@@ -230,6 +230,9 @@ def explain(target: Any = None, *, profile: bool = False) -> Explanation:
         profile: Run each program again for about a second, on random tensors of the same metadata, and report the
             time and memory of each call.
 
+    Returns:
+        The report: it prints as text, has its rows as data, and writes a page with `to_html`.
+
     Raises:
         TypeError: For another target.
     """

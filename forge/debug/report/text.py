@@ -57,7 +57,7 @@ def render(explanation: "Explanation") -> Iterator[RenderableType]:
     for (graph, phase), rows in groupby(explanation.rows, key=lambda row: (row.graph, row.phase)):
         costs = [each for each in explanation.costs if (each.graph, each.phase) == (graph, phase)]
         title = f"graph {graph}, {phase}" if explanation.graphs > 1 else phase
-        yield Text(f"\n{title}{_spent(costs)}", style="bold")
+        yield Text(f"\n{title}{_time_by_executor(costs)}", style="bold")
         by_output = {name: each for each in costs for name in each.outputs}
         folds = fold_layers(lines(list(rows)))
         yield _Table([(*shown, _cost(calls, by_output)) for fold in folds for shown, calls in fold.columns], notes)
@@ -99,7 +99,7 @@ def summary(explanation: "Explanation") -> str:
     return f"{explanation.name}: {', '.join(parts)}"
 
 
-def _spent(costs: Sequence[CostRow]) -> str:
+def _time_by_executor(costs: Sequence[CostRow]) -> str:
     """Return `: 1.2 ms (inductor 60 %, torch 40 %)`; nothing where nothing was measured."""
     total = sum(each.seconds for each in costs)
     if not total:

@@ -17,7 +17,13 @@ class CudaExecutor(OperatorExecutor):
         """Return a key of all that its programs depend on, beside forge's version: Triton compiles at run time."""
         return ""
 
+    def with_eager_numerics(self) -> "CudaExecutor":
+        """Return the executor without the head of a language model, whose steps are not rounded one by one."""
+        return _with_eager_numerics
+
 
 cudaex = register_executor(CudaExecutor("cuda"), default=True, first=True)
+_with_eager_numerics = CudaExecutor("cuda")
 head.register(cudaex)
-products.register(cudaex)
+for _executor in (cudaex, _with_eager_numerics):
+    products.register(_executor)

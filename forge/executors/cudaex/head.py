@@ -1,6 +1,6 @@
 """The head and loss of a language model: one kernel reads a chunk of logits and writes their gradient in its place.
 
-The products are torch's, and so is the order of the chunks (forge/executors/torchex/head.py).
+The products are torch's, and so is the order of the chunks (forge/executors/torchex/linear_cross_entropy.py).
 """
 
 import importlib.util
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from forge.executors.executor import Decision, OperatorExecutor, decline
-from forge.executors.torchex import head
+from forge.executors.torchex import linear_cross_entropy as chunked
 from forge.ir import TensorProxy
 from forge.torch_internals.autograd import get_current_graph_task_keep_graph as graph_is_kept
-from forge.torchlang.nn.head import Step
+from forge.torchlang.nn.fused_linear_cross_entropy import Step
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -47,7 +47,7 @@ def _is_scored(steps: tuple[Step, ...], logits: object, first: int) -> bool:
 
 
 def _cross_entropy(
-    given: head.Rows, rows: slice, weights: head.Weights, logits: torch.Tensor, out: torch.Tensor | None
+    given: chunked.Rows, rows: slice, weights: chunked.Weights, logits: torch.Tensor, out: torch.Tensor | None
 ) -> torch.Tensor:
     from forge.executors.cudaex.kernels import cross_entropy  # Triton is imported where a program runs it
 
@@ -58,15 +58,15 @@ def _cross_entropy(
     return cross_entropy(logits, given.target[rows], weights.of_gradient[rows], out, *options)
 
 
-def _chunk_loss(given: head.Rows, rows: slice, weights: head.Weights, is_reduced: bool) -> torch.Tensor:
-    losses = _cross_entropy(given, rows, weights, head.logits_of(given, rows), None) * weights.of_loss[rows]
+def _chunk_loss(given: chunked.Rows, rows: slice, weights: chunked.Weights, is_reduced: bool) -> torch.Tensor:
+    losses = _cross_entropy(given, rows, weights, chunked.logits_of(given, rows), None) * weights.of_loss[rows]
     return losses.sum() if is_reduced else losses
 
 
 def _differentiate_chunk(
-    given: head.Rows, rows: slice, weights: head.Weights
+    given: chunked.Rows, rows: slice, weights: chunked.Weights
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    logits, out = head.logits_of(given, rows), None
+    logits, out = chunked.logits_of(given, rows), None
     if given.logits is not None:
         out = given.weight.new_empty((logits.shape[0], given.weight.shape[0]))
     losses = _cross_entropy(given, rows, weights, logits, logits if out is None else out)
@@ -104,13 +104,13 @@ def _checker(
 
 
 def _loss(*call: Any) -> torch.Tensor:
-    return head.loss_of(_chunk_loss, *call)
+    return chunked.loss_of(_chunk_loss, *call)
 
 
 def _loss_and_gradients(*call: Any) -> tuple[torch.Tensor | None, ...]:
-    return head.loss_and_gradients_of(_differentiate_chunk, *call)
+    return chunked.loss_and_gradients_of(_differentiate_chunk, *call)
 
 
 def register(executor: OperatorExecutor) -> None:
     """Register the head with an executor."""
-    head.register(executor, _loss, _loss_and_gradients, _scale, _checker)
+    chunked.register(executor, _loss, _loss_and_gradients, _scale, _checker)

@@ -17,7 +17,7 @@ _BEYOND = frozenset(
 
 
 @dataclass(frozen=True)
-class Read:
+class NameRead:
     """A name that is read, and the attributes that are taken of it: Read("torch", ("ops", "acme", "f"))."""
 
     name: str
@@ -38,7 +38,7 @@ class Reads:
     """Names and modules that a function and those defined in it read. `beyond` is the name by which it reaches further
     than its bytecode shows (`globals`, `eval`), or None."""
 
-    names: tuple[Read, ...]
+    names: tuple[NameRead, ...]
     imports: tuple[Import, ...]
     beyond: str | None
 
@@ -60,21 +60,21 @@ def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _nested_codes(each)
 
 
-def _names(code: types.CodeType) -> Iterator[Read]:
+def _names(code: types.CodeType) -> Iterator[NameRead]:
     instructions = list(dis.get_instructions(code))
-    for place, instruction in enumerate(instructions):
+    for index, instruction in enumerate(instructions):
         if instruction.opname in _READS:
             path = []
-            for following in instructions[place + 1 :]:
+            for following in instructions[index + 1 :]:
                 if following.opname not in _ATTRIBUTES:
                     break
                 path.append(following.argval)
-            yield Read(instruction.argval, tuple(path))
+            yield NameRead(instruction.argval, tuple(path))
 
 
 def _imports(code: types.CodeType) -> Iterator[Import]:
     instructions = list(dis.get_instructions(code))
-    for place, instruction in enumerate(instructions):
+    for index, instruction in enumerate(instructions):
         if instruction.opname == "IMPORT_NAME":
-            level, names = (each.argval for each in instructions[place - 2 : place])
+            level, names = (each.argval for each in instructions[index - 2 : index])
             yield Import(instruction.argval, level, tuple(names or ()))

@@ -101,7 +101,7 @@ def fingerprint_of(*values: Any, about: Iterable[str] = ()) -> Fingerprint:
             try:
                 walk.visit(value)
             except Exception:  # of the objects' own code, or one that leads too deep
-                walk.unknown(value)
+                walk.add_unknown(value)
     return Fingerprint(walk.hash.hexdigest(), tuple(walk.local))
 
 
@@ -131,13 +131,13 @@ class Walk:
         elif id(value) in self.seen:
             self.put("seen", str(self.seen[id(value)][0]))
         elif len(self.seen) >= LIMIT:
-            self.unknown(value)
+            self.add_unknown(value)
         else:
             self.seen[id(value)] = len(self.seen), value
             visitor = next((each for types_, each in _VISITORS if isinstance(value, types_)), Walk._instance)
             visitor(self, value)
 
-    def unknown(self, value: Any, state: int = 0) -> None:
+    def add_unknown(self, value: Any, state: int = 0) -> None:
         """Add an object that only this process knows."""
         self.put("unknown", type(value).__qualname__)
         self.local.append((_number_of(value), state))
@@ -220,7 +220,7 @@ class Walk:
         reads = reads_of(code)
         if reads.beyond is not None:
             self.put("beyond", reads.beyond)
-            self.unknown(code)
+            self.add_unknown(code)
         builtins = vars(sys.modules["builtins"])
         for read in reads.names:
             found = (each[read.name] for each in (cells, names, builtins) if read.name in each)
@@ -254,7 +254,7 @@ class Walk:
             if not each.names:
                 self._read_path(module, ())
         elif owner_of_module(name) is None:  # it is imported when the kernel runs
-            self.unknown(each)
+            self.add_unknown(each)
 
     def _method(self, method: types.MethodType) -> None:
         self.put("method")
@@ -286,11 +286,11 @@ class Walk:
             return
         file = getattr(sys.modules.get(module or ""), "__file__", None)
         found = natives.file_hash(file) if file is not None and not file.endswith(".py") else None
-        self.unknown(value) if found is None else self.put("shared object", found)
+        self.add_unknown(value) if found is None else self.put("shared object", found)
 
     def _library(self, library: ctypes.CDLL) -> None:
         found = natives.file_hash(library._name) if library._name else None
-        self.unknown(library) if found is None else self.put("shared object", found)
+        self.add_unknown(library) if found is None else self.put("shared object", found)
 
     # operators
 
@@ -321,7 +321,7 @@ class Walk:
             found = natives.operator_hashes(namespace, base)
             self.put("shared objects", *found)
             if not found:
-                self.unknown(operator)
+                self.add_unknown(operator)
 
     # other objects
 
@@ -344,7 +344,7 @@ class Walk:
         owner = owner_of_module(module.__name__)
         self.put("module", module.__name__, owner or "")
         if isinstance(module, _NAMESPACES) and module.__name__.rpartition(".")[2] not in TORCHS:
-            self.unknown(module)
+            self.add_unknown(module)
         if owner is not None:
             return
         if not getattr(module, "__file__", ".py").endswith(".py"):
@@ -361,7 +361,7 @@ class Walk:
             values = tensor.detach().resolve_conj().resolve_neg().contiguous()
             self.put(repr(tensor.stride()), ctypes.string_at(values.data_ptr(), values.nbytes))
         else:
-            self.unknown(tensor, 0 if tensor.is_inference() else version_of(tensor))
+            self.add_unknown(tensor, 0 if tensor.is_inference() else version_of(tensor))
 
     def _pattern(self, pattern: Pattern) -> None:
         self.put("pattern", pattern.name)
@@ -377,7 +377,7 @@ class Walk:
         self.put(repr((value.pattern, value.flags) if isinstance(value, re.Pattern) else value))
         self.visit(type(value))
 
-    def _nothing(self, value: Any) -> None:
+    def _add_class(self, value: Any) -> None:
         """Add only the class of an object that changes no result."""
         self.put(type(value).__qualname__)
 
@@ -392,7 +392,9 @@ class Walk:
         slots = [name for base in cls.__mro__ for name in _slots(base)]
         if any(not base.__flags__ & _HEAP for base in cls.__mro__[:-1]) or not (slots or hasattr(value, "__dict__")):
             module = getattr(value, "__module__", None)
-            self._shared_object(value, module) if callable(value) and isinstance(module, str) else self.unknown(value)
+            self._shared_object(value, module) if callable(value) and isinstance(module, str) else self.add_unknown(
+                value
+            )
             return
         self.put("instance")
         self.visit(cls)
@@ -408,7 +410,7 @@ class Walk:
         is_numbers = view.nbytes <= VALUE_BYTES and "O" not in view.format
         self.put(type(value).__qualname__, view.format, repr(view.shape), view.tobytes() if is_numbers else b"")
         if not is_numbers:
-            self.unknown(value)
+            self.add_unknown(value)
         return True
 
     def _triton(self, value: Any) -> None:
@@ -447,7 +449,7 @@ _VISITORS: list[tuple[Any, Visitor]] = [
     ((re.Pattern, pathlib.PurePath, enum.Enum, _FIELD, int, float, complex, str, bytes), Walk._text),
     (tuple, Walk._tuple),
     (types.SimpleNamespace, Walk._namespace),
-    (logging.Logger, Walk._nothing),
+    (logging.Logger, Walk._add_class),
 ]
 
 

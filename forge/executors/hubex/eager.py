@@ -61,7 +61,7 @@ class Eager:
         self.executor.add(kept.values())
         self._compiled = {}
 
-    def _cached(self, key: tuple, make: Callable[[], Callable | None]) -> Callable | None:
+    def _cached_call(self, key: tuple, make: Callable[[], Callable | None]) -> Callable | None:
         """Return the cached result of `make` for arguments with this key, which has all that a program knows of
         them."""
         if verifying.active:  # this process verifies a kernel that calls the operator
@@ -82,7 +82,7 @@ class Eager:
                 self.function.reference is not None, lambda: f"a kernel of {self.function.name} calls it", RuntimeError
             )
             return self.function.plain(*args, **kwargs)
-        run = self._cached(_key(values), lambda: self._choose_kernel(values))
+        run = self._cached_call(_key(values), lambda: self._choose_kernel(values))
         return self.function.plain(*args, **kwargs) if run is None else self._run(run, _tensors(values))
 
     def _run(self, kernel: Callable, given: Tensors) -> Any:
@@ -97,7 +97,7 @@ class Eager:
         """Return the gradients of the tensors that are `wanted`, from those of the results."""
         values = self.function.values(args, kwargs)
         given = _tensors(values)
-        run = self._cached((*wanted, _key(values)), lambda: self._gradient(values, wanted))
+        run = self._cached_call((*wanted, _key(values)), lambda: self._gradient(values, wanted))
         needed = [tensor for tensor, want in zip(given, wanted, strict=True) if want]
         assert run is not None, "a gradient is made or raises"
         with _autograd_enabled():  # of kernels that torch's autograd differentiates

@@ -120,7 +120,7 @@ class HubExecutor(OperatorExecutor):
             subject = fingerprint(kernel)
             if not subject.is_lasting:
                 return decline(f"kernel {kernel.name} is known to this process only")
-            found.append((subject.digest, kernel.shipped))
+            found.append((subject.digest, kernel.builtin))
         return repr([self.checked, self.faster, verified, found])
 
     def fingerprint(self, implementation: Implementation) -> Fingerprint:
@@ -150,5 +150,5 @@ def in_order(kernels: Iterable[Kernel]) -> list[Kernel]:
 def _patterns_in_order(found: set[Pattern]) -> tuple[Pattern, ...]:
     """Return a repository's own patterns first, larger references before smaller ones, which they may contain; then the
     shipped ones in their order (a residual's add before a norm must not take a rotary embedding's)."""
-    shipped = {each: place for place, each in enumerate(builtin.ALL)}
-    return tuple(sorted(found, key=lambda each: (shipped.get(each, -1), -each.size, each.name)))
+    order = {each: index for index, each in enumerate(builtin.ALL)}
+    return tuple(sorted(found, key=lambda each: (order.get(each, -1), -each.size, each.name)))

@@ -98,7 +98,7 @@ class KernelExtension:
         """Return the function: of `module` where it is installed, else of build_jit.
 
         A module that is there and does not import (it was compiled for another torch, say) is no reason for silence:
-        there is a warning, and it is built anew, or the error is the reason why the kernel is not used.
+        there is a warning, and it is rebuilt, or the error is the reason why the kernel is not used.
         """
         if self.module is None or not compat.is_installed(self.module):
             return self.build_jit()
@@ -230,7 +230,7 @@ def loader_of(given: Any, resolver: Any) -> tuple[ExtensionLoader, KernelEntry, 
     options["priority"] = extension.priority
     implemented = operation_of(extension)
     op = f"pattern:{implemented.name}" if isinstance(implemented, Pattern) else implemented
-    entry = entry_of(op, found, resolver=resolver, mark=_place_of(type(extension)), **options)
+    entry = entry_of(op, found, resolver=resolver, mark=_location_of(type(extension)), **options)
     return found, entry, options
 
 
@@ -280,7 +280,7 @@ def _check_complete(extension: KernelExtension) -> None:
         _build_of(extension)
 
 
-def _place_of(cls: type) -> Mark:
+def _location_of(cls: type) -> Mark:
     """Return the place of a class in the source."""
     try:
         return Mark(inspect.getsourcefile(cls) or "", inspect.getsourcelines(cls)[1], 1)

@@ -19,7 +19,7 @@ from forge.hub.manifest.validate import NO_META
 from forge.ir import Symbol, Tag, TensorProxy, check, current_trace, set_language
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.prims.library import empty_like, without_values
+from forge.prims.library import empty_like, fake_tensor_mode
 from forge.torch_internals.dispatch import (
     DisableTorchFunction,
     OpOverload,
@@ -231,9 +231,9 @@ def _own(handle: TensorProxy, memory: Memory, taken: list[Any]) -> TensorProxy:
 
 
 def meta_of(function: Callable, args: tuple, kwargs: dict) -> Any:
-    """Return the results of a function of tensors for a call on proxies: it runs on tensors without values."""
+    """Return the results of a function of tensors for a call on proxies: it runs on fake tensors."""
     trace = current_trace()
-    with DisableTorchFunction(), torch.no_grad(), without_values((args, kwargs)):
+    with DisableTorchFunction(), torch.no_grad(), fake_tensor_mode((args, kwargs)):
         args, kwargs = tree_map(empty_like, (args, kwargs))
         returned = function(*args, **kwargs)
     return tree_map(

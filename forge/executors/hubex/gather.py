@@ -66,16 +66,17 @@ def gather(
     policy: hub.Policy | None = None,
     backend: str | None = None,
     allow_imports: Sequence[str] = (),
+    argument: str = "kernels",
 ) -> list[Kernel]:
     """Return the kernels that `sources` name, in order: "org/name@v1", a folder of a repository, a manifest (.yaml), a
     lock file (.lock) with all that it holds, an entry, a class.
 
     A folder or file that is named is thereby allowed; a repository needs the policy's or the lock's word. Nothing of a
     source is imported before it passed every check (forge/hub). allow_imports: modules that kernels may import beyond
-    those that the Hub's rules allow, and the policy.
+    those that the Hub's rules allow, and the policy. argument: what an error calls `sources`.
     Raises HubError, ManifestError or TypeError saying what is wrong with which source.
     """
-    check_list(sources, "kernels", "repositories, folders, manifests or entries")
+    check_list(sources, argument, "repositories, folders, manifests or entries")
     found: list[Kernel] = []
     for source in sources:
         if isinstance(source, Kernel):
@@ -85,9 +86,9 @@ def gather(
         elif is_extension(source):
             found.append(from_extension(source))
         elif not isinstance(source, (str, os.PathLike)):
-            raise TypeError(f"kernels: {source!r} is no repository, folder, manifest, lock file or kernel")
+            raise TypeError(f"{argument}: {source!r} is no repository, folder, manifest, lock file or kernel")
         else:
-            access = (policy or _default_policy(source)).allowing(allow_imports)
+            access = (policy or _default_policy(source)).with_imports(allow_imports)
             found += _from_files(source, Origin(backend=backend, policy=access, lock=lock))
     return found
 

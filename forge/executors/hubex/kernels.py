@@ -69,7 +69,7 @@ class Kernel:
     entry: of its manifest. signature: the operator's. target: the symbol. function: what runs. backward: its gradient
     kernel, where the entry names one; forward: the function that runs instead where a gradient is needed. pattern: what
     finds its calls, where the target is a pattern's symbol. assumes: a predicate of the values of a call; samples:
-    makes such values. declared: the arguments of forge.kernel: (op, fn, options). shipped: whether it comes with forge,
+    makes such values. declared: the arguments of forge.kernel: (op, fn, options). builtin: whether it comes with forge,
     and nobody asked for it. particular: whether it is for the very calls of a program alone, and verified on nothing
     else. extension: of a kernel by class, what loads its function, and until then stands in its place.
     """
@@ -85,7 +85,7 @@ class Kernel:
     assumes: Callable | None = None
     samples: Callable | None = None
     declared: tuple[Any, Callable, dict[str, Any]] | None = field(default=None, compare=False)
-    shipped: bool = field(default=False, compare=False)
+    builtin: bool = field(default=False, compare=False)
     particular: bool = field(default=False, compare=False)
     extension: ExtensionLoader | None = field(default=None, compare=False)
     name: str = field(init=False)
@@ -187,7 +187,7 @@ def implementation(
         grad_transform=method(rules[kind]) if kind in rules else None,
         grad={"none": "none", "composite": "recompute"}.get(kind, "decompose"),
         name=kernel.name,
-        low_priority=kernel.shipped,
+        low_priority=kernel.builtin,
     )
 
 
@@ -237,7 +237,7 @@ class _Caller:
         if any(map(needs_grad, tensors(others))):
             return NotImplemented
         output, saved = self._run(self.forward_op, args, kwargs, bool(grad.saves))
-        incoming = self._incoming(tensors(output))
+        incoming = self._results_and_gradients(tensors(output))
         in_layout = {name: self.in_layout(name, value) for name, value in values.items()}
         gradients = tuple(map(_gradient_like, (values[name] for name in grad.returns)))
         arguments = {
@@ -296,7 +296,7 @@ class _Caller:
         gradients = [value for name, value in values.items() if name.startswith("grad_output")]
         return [*gradients, *args], {**kwargs, **saved}
 
-    def _incoming(self, results: list[TensorProxy]) -> dict[str, TensorProxy]:
+    def _results_and_gradients(self, results: list[TensorProxy]) -> dict[str, TensorProxy]:
         """Return the results and their gradients, by the names that a manifest has for them."""
         found = {}
         for i, result in enumerate(results):

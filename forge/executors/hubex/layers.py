@@ -109,7 +109,7 @@ def layers_of(
     """Yield the layers of a repository or folder, by name. Raises HubError."""
     local = parse_source(source).path is not None
     trust: dict[str, Any] = {"trust": "any"} if trusts is True else {"repositories": trusts or ()}
-    policy = hub.Policy(local=local, **trust).allowing(allow_imports)
+    policy = hub.Policy(local=local, **trust).with_imports(allow_imports)
     resolved = hub.resolve(source, policy=policy)
     package = hub.load(resolved)
     content = next(each.verified.content for each in hub.loaded_kernels() if each.module is package)
@@ -126,9 +126,9 @@ def read_layers(layers: Layers, allow_imports: Sequence[str] = ()) -> list[Offer
     """
     wanted = f"must be a mapping, a list of sources, or {REGISTERED!r}"
     if isinstance(layers, str):
-        check(layers == REGISTERED, lambda: f"layers is {layers!r}, but {wanted}")
+        check(layers == REGISTERED, lambda: f"forge.jit: layers is {layers!r}, but {wanted}")
         return list(_registered_offers(allow_imports))
-    check(isinstance(layers, (Mapping, Sequence)), lambda: f"layers is {layers!r}, but {wanted}", TypeError)
+    check(isinstance(layers, (Mapping, Sequence)), lambda: f"forge.jit: layers is {layers!r}, but {wanted}", TypeError)
     if isinstance(layers, Mapping):
         offers = [offer for name, value in layers.items() for offer in _offers(name, value, allow_imports)]
     else:
@@ -157,7 +157,9 @@ def _offers_of_source(source: Any, allow_imports: Sequence[str]) -> Iterator[Off
         return
     check(
         isinstance(source, (str, os.PathLike)),
-        lambda: f"layers: {source!r} is no repository, folder or layer; say for which modules it is in a mapping",
+        lambda: (
+            f"forge.jit: layers: {source!r} is no repository, folder or layer; say for which modules it is in a mapping"
+        ),
         TypeError,
     )
     found = list(layers_of(os.fspath(source), allow_imports=allow_imports))
@@ -174,7 +176,7 @@ def _is_layer(value: Any) -> bool:
 def _offers(name: str | type, value: Any, allow_imports: Sequence[str]) -> Iterator[Offer]:
     check(
         isinstance(name, (str, type)),
-        lambda: f"layers: {name!r} is no name of a layer and no class of modules",
+        lambda: f"forge.jit: layers: {name!r} is no name of a layer and no class of modules",
         TypeError,
     )
     if not isinstance(value, Mapping):
@@ -198,7 +200,7 @@ def _layer_source(name: str | type, value: Any, allow_imports: Sequence[str]) ->
         return LayerSource(place.source, place.layer, place.trusts, allow_imports)
     check(
         isinstance(value, (str, os.PathLike)),
-        lambda: f"layers: {name!r} is given {value!r}, which is no layer, repository or folder",
+        lambda: f"forge.jit: layers: {name!r} is given {value!r}, which is no layer, repository or folder",
         TypeError,
     )
     source, _, layer = os.fspath(value).rpartition(":")
@@ -319,7 +321,7 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
         try:
             layer = place.load()
         except (hub.HubError, OSError, ValueError) as error:
-            return decline(f"it cannot be loaded: {error}")
+            return decline(f"the layer cannot be loaded: {error}")
         if training and not layer.has_backward:
             return decline(f"{layer.name} has has_backward = False, and a gradient is needed")
         problem = layer.problem(type(module))

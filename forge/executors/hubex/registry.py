@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from forge.executors.hubex.builtin import builtin_kernels
 from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.extension import is_extension
 from forge.executors.hubex.gather import Source, gather, operators
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.listing import KernelTable, table_of
 from forge.executors.hubex.operators import PATTERN
-from forge.executors.hubex.shipped import builtin_kernels
 from forge.executors.hubex.verification.verification_cache import Verifier, verifier
 from forge.executors.registry import register_executor
 from forge.hub import Policy
@@ -45,7 +45,9 @@ def use_kernels(
     Raises:
         HubError, ManifestError, TypeError: If a source cannot be used; none of the kernels is then registered.
     """
-    kernels = gather(sources, lock=lock, policy=policy, allow_imports=allow_imports)
+    kernels = gather(
+        sources, lock=lock, policy=policy, allow_imports=allow_imports, argument="forge.use_kernels: sources"
+    )
     hubex.add(kernels)
     if not verify:
         verifier.trust(kernels)
@@ -91,7 +93,7 @@ def kernel_executor(
     """Return an executor of these kernels alone. verify: whether, or by what, each is verified before it is used."""
     asked = verifier if verify is True else verify or None
     executor = HubExecutor("kernels", asked)
-    executor.add(gather(sources, lock=lock, policy=policy, allow_imports=allow_imports))
+    executor.add(gather(sources, lock=lock, policy=policy, allow_imports=allow_imports, argument="forge.jit: kernels"))
     return executor
 
 
@@ -102,21 +104,24 @@ def kernels(sources: Sequence[Source] | None = None, *, op: str | Callable | Non
         sources: Kernels as forge.jit(kernels=...) takes them; None for the kernels of the process.
         op: Restrict the table to one operator: a torch function, its name, or "pattern:name".
 
+    Returns:
+        The table, which prints as text; its rows stand in the order in which kernels are tried.
+
     Raises:
         ValueError: For an unknown operator.
         HubError, ManifestError, TypeError: As forge.use_kernels.
     """
-    found = hubex.kernels if sources is None else gather(sources)
+    found = hubex.kernels if sources is None else gather(sources, argument="forge.kernels: sources")
     if op is not None:
-        _, found = of_operation(op, found)
+        _, found = of_operation(op, found, "forge.kernels")
     return table_of(found, verifier)
 
 
-def of_operation(op: str | Callable | Pattern, kernels: Iterable[Kernel]) -> tuple[str, list[Kernel]]:
+def of_operation(op: str | Callable | Pattern, kernels: Iterable[Kernel], caller: str) -> tuple[str, list[Kernel]]:
     """Return the name of an operator, and the kernels of it: by whichever of its names they are declared, as torch.add
-    and aten::add.out. Raises ValueError where there is no such operator."""
+    and aten::add.out. Raises ValueError, which names the caller, where there is no such operator."""
     kernels = list(kernels)
-    wanted = operation(op, kernels)
+    wanted = _operation(op, kernels, caller)
     named = [kernel for kernel in kernels if kernel.operation == wanted]
     target = named[0].target if named else None if wanted.startswith(PATTERN) else operators().target(wanted)
     if target is None:
@@ -124,9 +129,8 @@ def of_operation(op: str | Callable | Pattern, kernels: Iterable[Kernel]) -> tup
     return wanted, [kernel for kernel in kernels if kernel.target.symbol is target.symbol]
 
 
-def operation(op: str | Callable | Pattern, kernels: Iterable[Kernel]) -> str:
-    """Return the name of an operator that these kernels, or others, may implement. Raises ValueError where there is
-    none."""
+def _operation(op: str | Callable | Pattern, kernels: Iterable[Kernel], caller: str) -> str:
+    """Return the name of an operator that these kernels, or others, may implement."""
     if isinstance(op, Pattern):
         return f"pattern:{op.name}"
     text = op if isinstance(op, str) else qualified_name(op) or repr(op)
@@ -135,5 +139,6 @@ def operation(op: str | Callable | Pattern, kernels: Iterable[Kernel]) -> str:
     known = operators()
     signature = known.resolve(text)
     if signature is None:
-        raise ValueError(f"unknown operator {text!r}{did_you_mean(text, known.names())}")
+        advice = did_you_mean(text, known.names()) or "; name a torch function, an aten overload or 'pattern:NAME'"
+        raise ValueError(f"{caller}: unknown operator {text!r}{advice}")
     return text if text.startswith(PATTERN) else signature.name

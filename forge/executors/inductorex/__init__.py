@@ -29,10 +29,10 @@ from forge.torch_internals.tensors import has_triton
 
 _NEVER = {
     Tag.RANDOM: "random numbers are drawn by torch, as in eager",
-    Tag.EFFECT: "it has an effect",
-    Tag.OPAQUE: "it is an opaque call",
-    Tag.SYNCHRONIZING: "it reads values back to Python",
-    Tag.UNINITIALIZED: "it gives memory that others write to",
+    Tag.EFFECT: "the call has an effect",
+    Tag.OPAQUE: "the call is an opaque call",
+    Tag.SYNCHRONIZING: "the call reads values back to Python",
+    Tag.UNINITIALIZED: "the call gives memory that others write to",
 }
 
 
@@ -104,7 +104,7 @@ class InductorExecutor(FusionExecutor):
 
     def with_region_checks(self) -> FusionExecutor:
         if self._with_region_checks is None:
-            self._with_region_checks = _Checking(self)
+            self._with_region_checks = _RegionChecks(self)
         return self._with_region_checks
 
     def with_eager_numerics(self) -> "InductorExecutor":
@@ -129,13 +129,15 @@ def _decide(bound: BoundSymbol, *, whole_program: bool, eager_numerics: bool) ->
         if tag in _NEVER:
             return decline(_NEVER[tag])
     if any(isinstance(leaf, (torch.SymFloat, torch.SymBool)) for leaf in leaves((bound.args, bound.kwargs))):
-        return decline("it reads a float or bool that differs from run to run, for which Inductor has no argument")
+        return decline(
+            "the call reads a float or bool that differs from run to run, for which Inductor has no argument"
+        )
     proxies = [*tensors(bound.output), *tensors(bound.args), *tensors(bound.kwargs)]
     if not tensors(bound.output):
-        return decline("it returns no tensor")
+        return decline("the call returns no tensor")
     devices = {proxy.device for proxy in proxies}
     if len(devices) > 1:
-        return decline(f"its tensors are on {' and '.join(sorted(map(str, devices)))}")
+        return decline(f"the call's tensors are on {' and '.join(sorted(map(str, devices)))}")
     for proxy in proxies:
         if proxy.dtype.is_complex:
             return decline(f"Inductor has no code for {proxy.dtype}")
@@ -201,7 +203,7 @@ class _Checks(InductorExecutor):
         return self
 
 
-class _Checking(_Checks):
+class _RegionChecks(_Checks):
     """Regions as Inductor is given them."""
 
     def __init__(self, executor: InductorExecutor) -> None:

@@ -4,7 +4,7 @@ Inductor's own folder has the compiled kernels of a CPU region, as shared object
 hash, and the module is run without what it would spend on finding them itself: Inductor's lowerings, which it imports
 for regions that call none, and a look at what the processor can do. Where one is missing, Inductor loads the module as
 it was, and compiles. So it does for a GPU, whose kernels come from Triton's own folder. Where one is another file than
-it was, it is deleted, since Inductor loads what is there, and the program is compiled anew.
+it was, it is deleted, since Inductor loads what is there, and the program is compiled again.
 
 `torch._inductor.standalone_compile` costs more: see ALTERNATIVES of forge/torch_internals/patch.py.
 
@@ -119,7 +119,7 @@ def load(data: bytes) -> Callable:
     known = json.loads(data)
     are_there = _are_there(known["kernels"])
     if known["short"] is not None and are_there:
-        call = _shortly(known["short"], known["kernels"])
+        call = _call_with_kernels(known["short"], known["kernels"])
     else:
         call = _module(known["source"]).call
     if known["aligned"]:
@@ -140,7 +140,7 @@ def _are_there(kernels: Mapping[str, tuple[str, str, str]]) -> bool:
 
 
 def _module(source: str) -> ModuleType:
-    """Return the module as Inductor loads it: what is in a file of its name is written anew where it is something
+    """Return the module as Inductor loads it: what is in a file of its name is rewritten where it is something
     else."""
     isa_probe.remember()  # it asks for the processor's instructions, before lower.py is imported
     _, path = PyCodeCache.write(source)
@@ -149,7 +149,7 @@ def _module(source: str) -> ModuleType:
     return PyCodeCache.load(source)
 
 
-def _shortly(text: str, kernels: Mapping[str, tuple[str, str, str]]) -> Callable:
+def _call_with_kernels(text: str, kernels: Mapping[str, tuple[str, str, str]]) -> Callable:
     """Return the module's call with kernels that are there already."""
     found = {name: getattr(load_library(path, digest), function) for name, (path, digest, function) in kernels.items()}
     scope = {"__name__": "forge.inductor_region", **found}

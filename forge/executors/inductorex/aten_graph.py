@@ -1,4 +1,4 @@
-"""A region as a graph of aten operators, traced on tensors without values, as Inductor compiles it."""
+"""A region as a graph of aten operators, traced on fake tensors, as Inductor compiles it."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ from forge.torch_internals.sympy import PythonReferenceAnalysis, sympy_interp
 aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)
 _lock = new_lock()
-# indices of known lengths are expanded to a symbolic shape; outside the mode of tensors without values, torch refuses:
+# indices of known sizes are expanded to a symbolic shape; outside the mode of fake tensors, torch refuses:
 # its fake implementation is inside, as that of aten.index is
 fake_impls.op_implementations_dict.setdefault(
     aten._unsafe_index.Tensor, fake_impls.op_implementations_dict[aten.index.Tensor]
@@ -224,7 +224,7 @@ def _is_uniform(node: torch.fx.Node) -> bool:
     if node.target is not aten.full.default:
         return False
     shape, value = arguments(node)[:2]
-    return isinstance(value, (int, float)) and all(isinstance(length, int) for length in shape)
+    return isinstance(value, (int, float)) and all(isinstance(size, int) for size in shape)
 
 
 def _one_element(node: torch.fx.Node) -> torch.Tensor:
@@ -237,7 +237,7 @@ def _only_relabels(node: torch.fx.Node) -> bool:
     pooling of an image whose channels lie beside each other ends so."""
     base, shape, strides = arguments(node)[:3]
     x = base.meta["val"]
-    alike = (length == 1 or one == other for length, one, other in zip(x.shape, x.stride(), strides, strict=True))
+    alike = (size == 1 or one == other for size, one, other in zip(x.shape, x.stride(), strides, strict=True))
     return len(node.args) == 3 and tuple(x.shape) == tuple(shape) and all(alike)
 
 

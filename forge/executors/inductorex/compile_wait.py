@@ -127,7 +127,7 @@ def notice(error: Exception) -> None:
     reason = in_one_line(error)
     deleted = _delete_empty() if _noticed.acquire(blocking=False) else 0
     if deleted:
-        advice = f"{deleted} empty files of its cache are deleted, and a later process compiles anew"
+        advice = f"{deleted} empty files of its cache are deleted, and a later process compiles again"
         _log.warning("forge: Inductor cannot compile a region: %s; %s", reason, advice)
     else:
         _log.info("forge: Inductor cannot compile a region: %s", reason)
@@ -136,7 +136,7 @@ def notice(error: Exception) -> None:
 def _delete_empty() -> int:
     """Delete the empty files that a crash or a full disk left in Inductor's cache, and return how many they were.
 
-    Inductor does not write them anew, so that it would fail in every later process. A new one may be another process's,
+    Inductor does not rewrite them, so that it would fail in every later process. A new one may be another process's,
     which is about to write it.
     """
     deleted, newest = 0, time.time() - _SECONDS_TO_WRITE
@@ -160,7 +160,7 @@ def _in_child() -> None:
     _started.clear()
     units.forget()
     clear = getattr(getattr(AsyncCompile, "pool", None), "cache_clear", None)
-    if clear is not None:  # torch makes the threads anew only if it does not think that they are there
+    if clear is not None:  # torch makes new threads only if it does not think that they are there
         clear()
 
 

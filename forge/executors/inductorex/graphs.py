@@ -81,16 +81,16 @@ def describe(graph: GraphModule, inputs: list[Layout]) -> PlainGraph:
 def rebuild(described: PlainGraph) -> tuple[GraphModule, list[torch.Tensor], FakeTensorMode]:
     """Return the graph, and stand-ins for its inputs with their mode."""
     graph = Graph()
-    nodes = [graph.placeholder(f"input_{place}") for place in range(len(described.inputs))]
+    nodes = [graph.placeholder(f"input_{index}") for index in range(len(described.inputs))]
 
     def value(leaf: Any) -> Any:
         if isinstance(leaf, _Reference):
             return nodes[leaf.place]
         return leaf.find() if isinstance(leaf, _Operator) else leaf
 
-    for place, call in enumerate(described.calls):
+    for index, call in enumerate(described.calls):
         nodes.append(graph.call_function(*tree_map(value, call)))
-        if place in described.rounded:
+        if index in described.rounded:
             nodes[-1].meta[ROUNDED] = True
     graph.output(tree_map(value, described.output))
     module = GraphModule(torch.nn.Module(), graph)

@@ -1,6 +1,6 @@
 """Artifacts of Inductor, of regions.
 
-Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of aten operators on tensors without values.
+Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of aten operators on fake tensors.
 """
 
 import logging
@@ -102,7 +102,7 @@ def compile_region_in_worker(
             graph, given = graph_of(region, layouts, eager_numerics=eager_numerics)
         inputs = [layouts.values[proxy.name] for proxy in region.inputs]
         if not all(isinstance(each, Layout) for each in inputs) or layouts.is_symbolic:
-            return decline("its sizes are not static")
+            return decline("the region's sizes are not static")
         return start(describe(graph, inputs), _other_strides(graph, region, given))
     except CheckError:
         raise
@@ -114,11 +114,11 @@ def compile_region_in_worker(
 def _other_strides(graph: torch.fx.GraphModule, region: Trace, given: list[Any]) -> Strides:
     """Return the strides that torch gives results where a decomposition gives others."""
     made = [tuple(node.meta["val"].stride()) for node in results_of(graph)]
-    wanted = {place: proxy.strides for place, proxy in enumerate(region.output) if not same(made[place], proxy.strides)}
+    wanted = {index: proxy.strides for index, proxy in enumerate(region.output) if not same(made[index], proxy.strides)}
     return Strides.of(wanted, given)
 
 
-def _rounding(graph: torch.fx.GraphModule) -> dict[str, bool]:
+def _precision(graph: torch.fx.GraphModule) -> dict[str, bool]:
     """Inductor computes in float32 what is of half precision, which is within the rounding of its calls; but a program
     that converts to a narrower dtype and back asks for the rounding itself, and a graph may say what is rounded."""
     rounded = [node for node in graph.graph.nodes if _is_narrowing(node) and _is_widened(node)]
@@ -150,13 +150,13 @@ def _width(node: torch.fx.Node) -> int:
     return node.meta["val"].element_size() if node.meta["val"].dtype.is_floating_point else 0
 
 
-def _binding(given: list[Any]) -> dict[str, bool]:
+def _size_binding(given: list[Any]) -> dict[str, bool]:
     """Since torch 2.14, Inductor reads a length that is no input of its own from a tensor only where it asserts sizes,
     and from an empty tensor never."""
-    lengths = {each.node.expr for each in given if isinstance(each, torch.SymInt)}
+    sizes = {each.node.expr for each in given if isinstance(each, torch.SymInt)}
     shapes = [each.shape for each in given if isinstance(each, torch.Tensor)]
     read = {symbol for shape in shapes for size in shape for symbol in _symbols_of(size)}
-    if TORCH < (2, 14) or not read - lengths:
+    if TORCH < (2, 14) or not read - sizes:
         return {}
     if any(isinstance(size, int) and size == 0 for shape in shapes for size in shape):
         raise NotImplementedError("since torch 2.14, it reads no length of an empty tensor")
@@ -174,7 +174,7 @@ def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTen
     assert fake.shape_env is not None
     ranges = fake.shape_env.var_to_range
     bounds = sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(given))
-    rounded = tuple(place for place, node in enumerate(graph.graph.nodes) if node.meta.get(ROUNDED))
+    rounded = tuple(index for index, node in enumerate(graph.graph.nodes) if node.meta.get(ROUNDED))
     return (
         "with barriers, local buffers of untiled loops, functions exact near 0, persistent rows",
         rounded,
@@ -212,7 +212,12 @@ def compile_graph(
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),
         inductor_config.patch(
-            {**_SETTINGS, **(get_cpp_wrapper_config() if whole_program else {}), **_rounding(graph), **_binding(given)}
+            {
+                **_SETTINGS,
+                **(get_cpp_wrapper_config() if whole_program else {}),
+                **_precision(graph),
+                **_size_binding(given),
+            }
         ),
     ):
         warnings.filterwarnings("ignore", module=r"torch\._inductor")  # how it makes its kernels

@@ -154,10 +154,10 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
     a part of a whole program, ones that it calls. eager_numerics: whether its loops must round where torch's kernels
     do."""
     if not all(isinstance(proxy, (TensorProxy, NumberProxy)) for proxy in _proxies_of(bound)):  # attention's state
-        return whole_program or decline("it reads a value that is not a tensor")
+        return whole_program or decline("the call reads a value that is not a tensor")
     results = list(tensors(bound.output))
     if results and all(map(_has_no_elements, results)):
-        return decline("its results have no elements")
+        return decline("the results have no elements")
     operators = _operators(bound)
     if operators is None:
         return decline("torch does not run it on fake tensors")
@@ -182,12 +182,12 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
 
 
 def _has_no_elements(proxy: TensorProxy) -> bool:
-    return any(isinstance(length, int) and length == 0 for length in proxy.shape)
+    return any(isinstance(size, int) and size == 0 for size in proxy.shape)
 
 
 def _is_of_known_size(bound: BoundSymbol) -> bool:
     """Return whether the height and the width of what a call returns are numbers."""
-    return all(isinstance(length, int) for proxy in tensors(bound.output) for length in proxy.shape[-2:])
+    return all(isinstance(size, int) for proxy in tensors(bound.output) for size in proxy.shape[-2:])
 
 
 def _is_half(bound: BoundSymbol) -> bool:
@@ -210,7 +210,7 @@ def _rounds_alike(bound: BoundSymbol, operators: list[Any]) -> Decision:
     except UnresolvedSymInt:
         raise
     except Exception as error:
-        return decline(f"it has no graph: {in_one_line(error)}")
+        return decline(f"torch gives no graph of the call: {in_one_line(error)}")
     inner = next(filter(_rounds_within, graph.graph.nodes), None)
     if inner is not None:
         return decline(f"Inductor makes {inner.target} and others of it, which each round", parts=False)

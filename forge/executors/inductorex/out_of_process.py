@@ -129,7 +129,7 @@ class _Job:
     def result(self) -> bytes | Decision:
         """Return the artifact's bytes, Declined, or False while there is none yet."""
         if self.stopped or self.owner != os.getpid():
-            return decline("its compile process belongs to another process, or was stopped")
+            return decline("the compile process belongs to another process, or was stopped")
         if self._process is None or self.is_running:
             return self.failed
         folder = Path(self._folder.name)
@@ -138,8 +138,8 @@ class _Job:
                 return (folder / "artifact").read_bytes()
             _log.debug("%s", (folder / "log").read_text(errors="replace"))
             known = (folder / "error").exists()
-            why = (folder / "error").read_text() if known else f"its process ended with {self._process.returncode}"
-            return decline(f"it could not be compiled: {why}")
+            why = (folder / "error").read_text() if known else f"the process ended with {self._process.returncode}"
+            return decline(f"the region could not be compiled: {why}")
         finally:
             self._folder.cleanup()
 

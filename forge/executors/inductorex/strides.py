@@ -54,16 +54,16 @@ NO_STRIDES = Strides({}, {})  # where the code gives what torch gives
 
 def sizes_of(inputs: Sequence[Any]) -> dict[str, str]:
     """Return for each symbol that a region's inputs tell the expression of `boxed`, their list, that is its value."""
-    numbers: dict[str, Any] = {f"boxed[{place}]": each for place, each in enumerate(inputs)}
-    lengths = {
-        f"boxed[{place}].{method}({dim})": length
-        for place, each in enumerate(inputs)
+    numbers: dict[str, Any] = {f"boxed[{index}]": each for index, each in enumerate(inputs)}
+    sizes = {
+        f"boxed[{index}].{method}({dim})": size
+        for index, each in enumerate(inputs)
         if isinstance(each, torch.Tensor)
-        for method, lengths in (("size", each.shape), ("stride", each.stride()))
-        for dim, length in enumerate(lengths)
+        for method, sizes in (("size", each.shape), ("stride", each.stride()))
+        for dim, size in enumerate(sizes)
     }
     known: dict[str, str] = {}
-    for text, number in {**numbers, **lengths}.items():
+    for text, number in {**numbers, **sizes}.items():
         if isinstance(number, torch.SymInt) and number.node.expr.is_symbol:
             known.setdefault(str(number.node.expr), text)
     return known

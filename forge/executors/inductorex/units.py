@@ -138,7 +138,7 @@ class _Kernel:
         """Its part of a unit."""
         body = _DIRECTIVE.sub(lambda found: "" if found[1] == _INCLUDE else found[0], self.source)
         types = [each.removeprefix("const ") for each in self.argtypes]
-        arguments = ", ".join(f"read<{each}>(given[{place}])" for place, each in enumerate(types))
+        arguments = ", ".join(f"read<{each}>(given[{index}])" for index, each in enumerate(types))
         return _FUNCTION % {"name": self.name, "body": body, "count": len(types), "arguments": arguments}
 
 

@@ -106,7 +106,7 @@ class Compiler:
         with _lock, disable_current_modes(), torch.no_grad():
             fusion = Fusion(definition, self.library, ())
             given = [_zeros(proxy) for proxy in region.inputs]
-            fusion.laid_out = _different(fusion.execute(given), region.output, definition.outputs)
+            fusion.laid_out = _mismatched_outputs(fusion.execute(given), region.output, definition.outputs)
         return fusion
 
     def dump(self, fusion: Callable) -> bytes | Declined:
@@ -114,7 +114,7 @@ class Compiler:
         assert isinstance(fusion, Fusion)
         inputs = [*fusion.definition.inputs]
         if any(-1 in getattr(each, "shape", (-1,)) for each in inputs):
-            return decline("nvFuser's regions of symbolic lengths are compiled anew")
+            return decline("nvFuser's regions of symbolic sizes are compiled again")
         return dump(fusion.definition, fusion.laid_out)
 
     def load(self, data: bytes) -> Fusion:
@@ -133,16 +133,16 @@ def _zeros(proxy: Proxy) -> Any:
     return torch.empty_strided(shape, strides, dtype=proxy.dtype, device=proxy.device).zero_()
 
 
-def _different(
+def _mismatched_outputs(
     results: Sequence[torch.Tensor], wanted: Sequence[TensorProxy], outputs: Sequence[Output]
 ) -> tuple[int, ...]:
     """Return the results that are not laid out as torch's, or may be other values' memory. Raises TypeError where
     shape, dtype or device is another."""
     found = []
-    for place, (result, proxy, output) in enumerate(zip(results, wanted, outputs, strict=True)):
+    for index, (result, proxy, output) in enumerate(zip(results, wanted, outputs, strict=True)):
         shape, strides = (tuple(map(hint_of, each)) for each in (proxy.shape, strides_in_region(proxy)))
         if (tuple(result.shape), result.dtype, result.device) != (shape, proxy.dtype, proxy.device):
             raise TypeError(f"{proxy} came out as {result.dtype}, {tuple(result.shape)}, on {result.device}")
         if output.moved or result.stride() != strides:
-            found.append(place)
+            found.append(index)
     return tuple(found)

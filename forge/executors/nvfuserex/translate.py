@@ -44,10 +44,10 @@ def _parts_are_taken(bound: BoundSymbol, device: str) -> Decision:
 def _fits(bound: BoundSymbol, device: str) -> Decision:
     """Return whether nvFuser has the dtypes, the ranks and the lengths of a prim's tensors."""
     if any(isinstance(leaf, (torch.SymFloat, torch.SymBool)) for leaf in leaves((bound.args, bound.kwargs))):
-        return decline("it reads a number that differs from run to run and is not whole")
+        return decline("the call reads a number that differs from run to run and is not whole")
     for proxy in tensors(bound.output):
         if proxy.device.type != device:
-            return decline(f"it gives a tensor on {proxy.device}, and nvFuser computes on {device}")
+            return decline(f"the call gives a tensor on {proxy.device}, and nvFuser computes on {device}")
     for proxy in tensors((bound.output, bound.args, bound.kwargs)):
         decision = _is_described(proxy)
         if not decision:
@@ -61,15 +61,15 @@ def _is_described(proxy: TensorProxy) -> Decision:
         return decline(f"nvFuser has no {proxy.dtype} for {proxy}")
     if proxy.ndim > MOST_DIMS:
         return decline(f"nvFuser takes up to {MOST_DIMS} dims, and {proxy} has {proxy.ndim}")
-    if not all(statically_true(length >= 1) for length in proxy.shape):
+    if not all(statically_true(size >= 1) for size in proxy.shape):
         return decline(f"{proxy} may be empty")
     return _are_said(proxy.shape)
 
 
 def _are_said(lengths: Iterable[Dim]) -> Decision:
-    for length in lengths:
-        if not can_say(length):
-            return decline(f"the length {length} has no expression in nvFuser's operators")
+    for size in lengths:
+        if not can_say(size):
+            return decline(f"the length {size} has no expression in nvFuser's operators")
     return True
 
 
@@ -83,7 +83,7 @@ def prims_of(bound: BoundSymbol) -> list[BoundSymbol]:
 def translate(region: Trace, library: Any, device: str) -> Definition:
     """Return nvFuser's definition of a region. Raises Untranslatable with the reason."""
     if not any(isinstance(proxy, TensorProxy) and proxy.device.type == device for proxy in region.inputs):
-        raise Untranslatable(f"it reads no tensor on {device}")
+        raise Untranslatable(f"the call reads no tensor on {device}")
     writer = Writer(region.inputs, lambda proxy: _describe(proxy, library, device))
     for bound in region.bound_symbols:
         for prim in prims_of(bound):
@@ -101,18 +101,18 @@ def _describe(proxy: TensorProxy, library: Any, device: str) -> TensorInput:
     if isinstance(decision, Declined):
         raise Untranslatable(decision.reason)
     if proxy.device.type != device and proxy.ndim:
-        raise Untranslatable(f"it reads {proxy}, and nvFuser computes on {device}")
+        raise Untranslatable(f"the call reads {proxy}, and nvFuser computes on {device}")
     sizes, strides = (list(map(hint_of, each)) for each in (proxy.shape, strides_in_region(proxy)))
     contiguity, order = library.compute_tensor_descriptor(sizes, strides)
     if any(isinstance(each, SYMBOLIC_TYPES) for each in (*proxy.shape, *strides_in_region(proxy))):
         _check_for_all_sizes(proxy, order)
-    shape = tuple(length if isinstance(length, int) else -1 for length in proxy.shape)
+    shape = tuple(size if isinstance(size, int) else -1 for size in proxy.shape)
     return TensorInput(shape, tuple(contiguity), tuple(order), proxy.dtype, proxy.device.type != device)
 
 
 def _check_for_all_sizes(proxy: TensorProxy, order: Sequence[int]) -> None:
     """Check that one descriptor holds for all sizes: the tensor is dense and no size may be 1."""
-    longer = all(isinstance(length, int) or statically_true(length >= 2) for length in proxy.shape)
+    longer = all(isinstance(size, int) or statically_true(size >= 2) for size in proxy.shape)
     if not longer or not _is_dense(proxy, order):
         raise Untranslatable(f"the strides of {proxy} depend on lengths that differ from run to run")
 
@@ -120,7 +120,7 @@ def _check_for_all_sizes(proxy: TensorProxy, order: Sequence[int]) -> None:
 def _is_dense(proxy: TensorProxy, order: Sequence[int]) -> bool:
     """Return whether a tensor is known to have no gaps between its elements, with its dims in this order."""
     pairs = zip(proxy.shape, strides_in_region(proxy), dense_strides(proxy.shape, order), strict=True)
-    return all(statically_true(length == 1) or statically_true(given == step) for length, given, step in pairs)
+    return all(statically_true(size == 1) or statically_true(given == step) for size, given, step in pairs)
 
 
 def strides_in_region(proxy: TensorProxy) -> tuple[Dim, ...]:
@@ -138,7 +138,7 @@ def dense_strides(shape: Sequence[Dim], order: Sequence[int]) -> tuple[Dim, ...]
 
 
 def _outputs(proxies: Sequence[TensorProxy], writer: Writer) -> tuple[Output, ...]:
-    given = {Ref(place) for place in range(len(writer.inputs))}
+    given = {Ref(index) for index in range(len(writer.inputs))}
     outputs = []
     for proxy in proxies:
         ref, order = writer.values[proxy.name], stride_order(proxy)
@@ -163,6 +163,6 @@ def _strides(proxy: TensorProxy, order: Sequence[int]) -> tuple[int, ...] | None
 
 def stride_order(proxy: TensorProxy) -> tuple[int, ...]:
     """Of each dim, how many dims are faster; of equal strides, the dim before is the slower."""
-    lengths, strides = (list(map(hint_of, each)) for each in (proxy.shape, strides_in_region(proxy)))
-    fastest = sorted(range(proxy.ndim), key=lambda dim: (strides[dim], lengths[dim], -dim))
+    sizes, strides = (list(map(hint_of, each)) for each in (proxy.shape, strides_in_region(proxy)))
+    fastest = sorted(range(proxy.ndim), key=lambda dim: (strides[dim], sizes[dim], -dim))
     return tuple(fastest.index(dim) for dim in range(proxy.ndim))

@@ -28,7 +28,7 @@ class Writer:
         given = [(i, inputs[i]) for i in self.places]
         self.inputs = tuple(describe(each) if isinstance(each, TensorProxy) else NumberInput(i) for i, each in given)
         self.operations: list[Operation] = []
-        self.values = {inputs[i].name: Ref(place) for place, i in enumerate(self.places)}
+        self.values = {inputs[i].name: Ref(index) for index, i in enumerate(self.places)}
         self.moved: set[Ref] = set()
         self._lengths = dict(self._known_lengths([inputs[i] for i in self.places]))
         self._sums: dict[sympy.Basic, Ref | int] = {}
@@ -47,7 +47,7 @@ class Writer:
         return self.op(CAST, x, dtype)
 
     def of(self, value: Any) -> Any:
-        """Return an operator's argument: references for proxies and symbolic lengths, tuples for sequences."""
+        """Return an operator's argument: references for proxies and symbolic sizes, tuples for sequences."""
         if isinstance(value, Ref):
             return value
         if isinstance(value, Proxy):
@@ -64,9 +64,9 @@ class Writer:
             if isinstance(proxy, NumberProxy):
                 yield proxy.name, self.values[proxy.name]
         for proxy in reversed(inputs):
-            for dim, length in enumerate(proxy.shape if isinstance(proxy, TensorProxy) else ()):
-                if isinstance(length, torch.SymInt) and length.node.expr.is_Symbol:
-                    yield str(length.node.expr), (self.values[proxy.name], dim)
+            for dim, size in enumerate(proxy.shape if isinstance(proxy, TensorProxy) else ()):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                    yield str(size.node.expr), (self.values[proxy.name], dim)
 
     def _length(self, expression: sympy.Basic) -> Ref | int:
         if expression.is_Integer:

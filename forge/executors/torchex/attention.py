@@ -99,10 +99,10 @@ def _flash_cpu_backward(
 
 
 def _flash(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: None) -> tuple:
-    out, logsumexp, *lengths, seed, offset, _ = aten._scaled_dot_product_flash_attention(
+    out, logsumexp, *sizes, seed, offset, _ = aten._scaled_dot_product_flash_attention(
         q, k, v, call.dropout_p, call.is_causal, False, scale=call.scale
     )
-    return out, logsumexp, (lengths, _seed_and_offset(call, seed, offset))
+    return out, logsumexp, (sizes, _seed_and_offset(call, seed, offset))
 
 
 def _flash_backward(
@@ -116,10 +116,10 @@ def _flash_backward(
     logsumexp: torch.Tensor,
     rest: tuple[list, _SeedAndOffset],
 ) -> tuple[torch.Tensor, ...]:
-    lengths, kept = rest
+    sizes, kept = rest
     seed, offset = kept or (q.new_empty((2,), dtype=torch.uint64), q.new_empty((), dtype=torch.uint64))
     return aten._scaled_dot_product_flash_attention_backward(
-        g, q, k, v, out, logsumexp, *lengths, call.dropout_p, call.is_causal, seed, offset, scale=call.scale
+        g, q, k, v, out, logsumexp, *sizes, call.dropout_p, call.is_causal, seed, offset, scale=call.scale
     )
 
 
@@ -127,7 +127,9 @@ _EFFICIENT_ALIGNMENT = 16  # elements of a mask's row
 _EFFICIENT_MULTIPLE = 32  # of this many queries' logsumexp the memory-efficient kernel keeps, infinite past the last
 
 
-def _efficient(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> tuple:
+def _efficient_forward(
+    call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> tuple:
     out, logsumexp, seed, offset = aten._scaled_dot_product_efficient_attention(
         q, k, v, mask, True, call.dropout_p, call.is_causal, scale=call.scale
     )
@@ -155,10 +157,10 @@ def _efficient_backward(
 
 
 def _cudnn(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> tuple:
-    out, logsumexp, *lengths, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
+    out, logsumexp, *sizes, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
         q, k, v, mask, True, call.dropout_p, call.is_causal, False, scale=call.scale
     )
-    return out, logsumexp.squeeze(-1), (lengths, _seed_and_offset(call, seed, offset))
+    return out, logsumexp.squeeze(-1), (sizes, _seed_and_offset(call, seed, offset))
 
 
 def _cudnn_backward(
@@ -172,8 +174,8 @@ def _cudnn_backward(
     logsumexp: torch.Tensor,
     rest: tuple[list, _SeedAndOffset],
 ) -> tuple[torch.Tensor, ...]:
-    lengths, kept = rest
-    how = (*lengths, call.dropout_p, call.is_causal)
+    sizes, kept = rest
+    how = (*sizes, call.dropout_p, call.is_causal)
     g = to_strides(g, out.stride())
     return aten._scaled_dot_product_cudnn_attention_backward(
         g, q, k, v, out, logsumexp.unsqueeze(-1), *(kept or _unread(q)), mask, *how, scale=call.scale
@@ -203,7 +205,7 @@ def _compose(call: Attention, leaves: Inputs) -> tuple:
 _KERNELS: dict[tuple[str, int], tuple[Callable, Callable]] = {
     ("cpu", SDPBackend.FLASH_ATTENTION.value): (_flash_cpu, _flash_cpu_backward),
     ("cuda", SDPBackend.FLASH_ATTENTION.value): (_flash, _flash_backward),
-    ("cuda", SDPBackend.EFFICIENT_ATTENTION.value): (_efficient, _efficient_backward),
+    ("cuda", SDPBackend.EFFICIENT_ATTENTION.value): (_efficient_forward, _efficient_backward),
     ("cuda", SDPBackend.CUDNN_ATTENTION.value): (_cudnn, _cudnn_backward),
 }
 _OF_GROUPS = frozenset({(_flash_cpu, _flash_cpu_backward), (_flash, _flash_backward), (_cudnn, _cudnn_backward)})
@@ -264,11 +266,11 @@ def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None
         return None
     choice = _choice(call, leaves)
     kernel = _KERNELS.get((query.device.type, choice))
-    if kernel is not None and kernel[0] is _efficient and leaves[1].shape[1] != query.shape[1]:
+    if kernel is not None and kernel[0] is _efficient_forward and leaves[1].shape[1] != query.shape[1]:
         return None  # torch repeats the heads for it
     if kernel is None or mask is None or kernel[0] is _flash_cpu:
         return kernel
-    aligned = mask.shape[-1] % 16 == 0 and mask.ndim == 4 and kernel[0] is _efficient
+    aligned = mask.shape[-1] % 16 == 0 and mask.ndim == 4 and kernel[0] is _efficient_forward
     return kernel if aligned else None
 
 
@@ -283,7 +285,7 @@ def _takes_bias(query: Any, key: Any, value: Any, mask: Any) -> bool:
 
 
 def _choice(call: Attention, leaves: Inputs) -> int:
-    """torch's choice; for tensors without values, what it is for memory like theirs."""
+    """torch's choice; for fake tensors, what it is for memory like theirs."""
     query, key, value, mask = leaves
     if isinstance(query, FakeTensor):
         with disable_current_modes():
@@ -320,13 +322,13 @@ def as_chosen_now(function: Callable, otherwise: Callable) -> Callable:
 
 def _like(proxy: TensorProxy) -> torch.Tensor:
     """Memory for one batch of what a proxy stands for."""
-    shape = [hint_of(length) for length in proxy.shape]
+    shape = [hint_of(size) for size in proxy.shape]
     shape[0] = 1 if len(shape) == 4 else shape[0]
     return torch.empty(shape, dtype=proxy.dtype, device=proxy.device)
 
 
 def _real(fake: torch.Tensor) -> torch.Tensor:
-    shape, strides = [[hint_of(length) for length in lengths] for lengths in (fake.shape, fake.stride())]
+    shape, strides = [[hint_of(size) for size in sizes] for sizes in (fake.shape, fake.stride())]
     real = torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
     return real.requires_grad_(fake.requires_grad)
 

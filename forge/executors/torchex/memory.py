@@ -48,7 +48,7 @@ def _relative(x: torch.Tensor, offset: Dim, origin: torch.Tensor | Dim | None) -
 
 def _reach(shape: tuple, strides: tuple) -> int:
     """Return the number of elements of memory that a tensor spans."""
-    return 0 if 0 in shape else 1 + sum((length - 1) * step for length, step in zip(shape, strides, strict=True))
+    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
 
 
 def _span(shape: tuple, strides: tuple, size: tuple, stride: tuple, offset: Dim) -> tuple[Dim, Dim]:
@@ -74,7 +74,7 @@ def as_strided(
 def _lies_by(x: torch.Tensor, strides: tuple) -> bool:
     """Return whether x's elements lie where these strides say; that of a dim of one element says nothing."""
     dims = zip(x.shape, x.stride(), strides, strict=True)
-    return 0 in x.shape or all(length == 1 or own == step for length, own, step in dims)
+    return 0 in x.shape or all(size == 1 or own == step for size, own, step in dims)
 
 
 def _is_in_memory(x: torch.Tensor, end: Dim) -> bool:
@@ -91,7 +91,7 @@ def _memory_of(x: torch.Tensor, size: tuple, stride: tuple, offset: Dim, strides
     before, count = _span(x.shape, strides, size, stride, offset)
     memory = x.new_zeros(count)
     if overlaps(x.shape, strides):  # elements that are one in memory are equal
-        places = _places(count, x.shape, strides, before, x.device)
+        places = _offsets(count, x.shape, strides, before, x.device)
         return memory.index_copy_(0, places, x.reshape(-1)), before
     return torch.as_strided_scatter(memory, x, x.shape, strides, before), before
 
@@ -112,10 +112,10 @@ def as_strided_backward(
 
 def _added_up(g: torch.Tensor, count: Dim, stride: tuple, offset: Dim) -> torch.Tensor:
     """Return `count` elements of memory, each the sum of the elements of g that a view of these strides has there."""
-    return g.new_zeros(count).index_add_(0, _places(count, g.shape, stride, offset, g.device), g.reshape(-1))
+    return g.new_zeros(count).index_add_(0, _offsets(count, g.shape, stride, offset, g.device), g.reshape(-1))
 
 
-def _places(count: Dim, shape: tuple, stride: tuple, offset: Dim, device: torch.device) -> torch.Tensor:
+def _offsets(count: Dim, shape: tuple, stride: tuple, offset: Dim, device: torch.device) -> torch.Tensor:
     """Return the offsets, in `count` elements of memory, of the elements of a view of this shape and these strides."""
     every = torch.arange(count, device=device)  # type: ignore[arg-type]  # its stub leaves out torch.SymInt
     return every.as_strided(shape, stride, offset).reshape(-1)

@@ -121,7 +121,7 @@ def _native_group_norm_meta(
 
 def _sizes(x: torch.Tensor) -> tuple[int, int, int]:
     batch, channels = x.shape[0], x.shape[1]
-    return batch, channels, math.prod(x.shape[2:])  # torch.Size.numel makes integers of symbolic lengths
+    return batch, channels, math.prod(x.shape[2:])  # torch.Size.numel makes integers of symbolic sizes
 
 
 def _layout(x: torch.Tensor) -> torch.memory_format:
@@ -206,7 +206,7 @@ def aten_batch_norm(
     if x.is_cuda and running_mean is not None and running_var is not None:
         out, mean, rstd, new_mean, new_var = aten._native_batch_norm_legit_functional(
             x, weight, bias, running_mean, running_var, True, momentum, eps
-        )  # of tensors without values, and in code made of them, the new statistics are wider than the kernel's
+        )  # of fake tensors, and in code made of them, the new statistics are wider than the kernel's
         return out, new_mean.to(running_mean.dtype), new_var.to(running_var.dtype), mean, rstd
     new_mean = None if running_mean is None else running_mean.clone()
     new_var = None if running_var is None else running_var.clone()

@@ -86,7 +86,7 @@ def _whole(symbol: Symbol) -> tuple[Callable, Callable]:
     def checker(*args: Any, **kwargs: Any) -> Decision:
         given = symbol.bind(args, kwargs)
         if given["dropout"] and given["train"] and given["num_layers"] > 1 and not given["input"].is_cuda:
-            return decline("its layers run one by one, with dropout between them")
+            return decline("the layers run one by one, with dropout between them")
         return True
 
     def rule(*args: Any, **kwargs: Any) -> tuple:

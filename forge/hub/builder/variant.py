@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.hub import build, toolchain
-from forge.hub.builder.compiling import Compiling
+from forge.hub.builder.compilation import TargetCompilation
 from forge.hub.builder.config import Config, read_config
 from forge.hub.builder.targets import Target, targets
 from forge.hub.errors import BuildError, MalformedError, Place
@@ -61,7 +61,7 @@ def build_tree(
 ) -> BuiltTree:
     """Build the variants of a source tree that this machine can, each into output/<variant>/, whole or not at all.
 
-    output: folder/build by default. jobs: compilers at once, one a core by default. force: builds what is there anew.
+    output: folder/build by default. jobs: compilers at once, one a core by default. force: rebuilds what is there.
     Raises: MalformedError for a build.toml that cannot be read, or a file that it names; BuildError where nothing can
     be built here, with the reason for each backend, or where a compiler fails, with its errors and command.
     """
@@ -83,7 +83,7 @@ def build_tree(
 
 
 def _build(config: Config, target: Target, output: Path, jobs: int, force: bool) -> BuiltVariant:
-    native = Compiling(config, target) if target.components else None
+    native = TargetCompilation(config, target) if target.components else None
     python = _python_files(config)
     told = [part for path, content in python.items() for part in (path.encode(), content)]
     described = repr((target.variant, _metadata(config, target))).encode()

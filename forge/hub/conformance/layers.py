@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from forge.hub.conformance.repository import Finding, Python, Repository, Variant
-from forge.hub.reach import name_of
+from forge.hub.import_graph import name_of
 
 DECLARED = ("has_backward", "can_torch_compile")
 FILES = ("layers.py", "layers/__init__.py")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from forge.hub.conformance.repository import Finding, Python, Repository
-from forge.hub.reach import name_of
+from forge.hub.import_graph import name_of
 
 TORCHS_OWN = frozenset(
     "aten prims prim c10d _c10d_functional c10d_functional fsdp higher_order inductor onednn mkldnn mkl profiler "

@@ -4,7 +4,7 @@ import ast
 import warnings
 from collections.abc import Iterator
 
-from forge.hub import compat, reach
+from forge.hub import compat, import_graph
 from forge.hub.conformance.repository import Finding, Repository, Variant
 from forge.hub.imports import problem_of
 
@@ -30,7 +30,7 @@ def python_floor(repository: Repository) -> Iterator[Finding]:
                 yield variant.finding("python-floor", text, each.path, error.lineno or 1)
             except (ValueError, RecursionError, MemoryError):
                 continue  # nested too deeply for this parse alone
-            for found in reach.imports(each.tree):
+            for found in import_graph.imports(each.tree):
                 if not found.level and (since := ADDED_IN.get(found.module.split(".")[0])):
                     text = f"{found.module} is in the standard library since Python {since}"
                     yield variant.finding("python-floor", text, each.path, found.line)
@@ -45,7 +45,7 @@ def imports(repository: Repository) -> Iterator[Finding]:
         allowed = {*_declared_modules(variant), *repository.policy.imports}
         allowed |= {"kernels"} if variant.value("kernel-depends", list) else set()
         for each in variant.python.values():
-            for found in reach.imports(each.tree) if each.tree is not None else ():
+            for found in import_graph.imports(each.tree) if each.tree is not None else ():
                 problem = problem_of(found, each.path, root=variant.root or "", names=names, allowed=allowed)
                 if problem is not None:
                     yield variant.finding("imports", problem.text, each.path, problem.line)

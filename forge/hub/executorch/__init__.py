@@ -77,7 +77,7 @@ def files_of(manifest: Manifest) -> dict[str, bytes]:
     include = "#pragma once\n#include <" + HEADER + ">\n"
     found = {f"{FOLDER}/executorch/{path}": include.encode() for path in HEADERS}
     found[f"{FOLDER}/{HEADER}"] = Path(__file__).with_name("kernel.h").read_bytes()
-    found[BINDING] = _binding(manifest.library.name, bound).encode()
+    found[BINDING] = _binding_source(manifest.library.name, bound).encode()
     return found
 
 
@@ -117,7 +117,7 @@ def _schema(op: OpEntry) -> Any:
 # C++
 
 
-def _binding(library: str, kernels: list[_BoundKernel]) -> str:
+def _binding_source(library: str, kernels: list[_BoundKernel]) -> str:
     parts = [_one(each) for each in kernels]
     declared = "\n".join(each["declaration"] for each in parts)
     wrapped = "\n".join(each["wrapper"] for each in parts)

@@ -113,7 +113,7 @@ class Checker:
                 yield reason
         if not broken:
             reasons = (condition.reason(known) for condition in self.faster)
-            yield from (f"it is not known to be faster: {reason}" for reason in reasons if reason is not None)
+            yield from (f"the kernel is not known to be faster: {reason}" for reason in reasons if reason is not None)
 
     def _about(self, name: str) -> str:
         """Return the beginning of a reason: the argument's name, unless it is the first tensor of the call."""

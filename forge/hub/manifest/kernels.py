@@ -42,10 +42,10 @@ from forge.hub.manifest.schema import (
     any_node,
     key,
     many,
-    matching,
     number,
     pairs,
     text,
+    text_of_form,
     whole,
 )
 from forge.hub.manifest.shapes import ShapePattern, make_shape, parse_shape
@@ -65,7 +65,7 @@ _MAX_RESULTS = 16
 _GRADS = ("none", "composite", "autograd")
 _OF_NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # in 0.1.0, operators had arguments of these names too
 
-function_name = matching(_FUNCTION, "'function', 'ns::name', 'python:module:function' or 'hub:org/repo:function'")
+function_name = text_of_form(_FUNCTION, "'function', 'ns::name', 'python:module:function' or 'hub:org/repo:function'")
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _shapes(reader: KernelReader, node: Node, what: str) -> dict[str, ShapePatte
 
 
 def _condition(reader: KernelReader, node: Node, what: str) -> Where:
-    return parse_where(text(reader, node, what), key=what).renamed(reader.torch_name)
+    return parse_where(text(reader, node, what), key=what).rename(reader.torch_name)
 
 
 def _device_type(reader: KernelReader, node: Node, what: str) -> str:

@@ -9,7 +9,17 @@ from typing import Any, Protocol
 import torch
 
 from forge.hub.manifest.errors import Mark
-from forge.hub.manifest.schema import file_path, folder_path, key, many, matching, package, text, version_range, whole
+from forge.hub.manifest.schema import (
+    file_path,
+    folder_path,
+    key,
+    many,
+    package,
+    text,
+    text_of_form,
+    version_range,
+    whole,
+)
 from forge.hub.manifest.shapes import ShapePattern
 from forge.hub.manifest.where import Where
 from forge.support.dtypes import dtype_name
@@ -309,7 +319,7 @@ class KernelEntry:
 class Library:
     """The name of a set of kernels, and the priority of those that declare none."""
 
-    name: str = key(matching(_LIBRARY, _LIBRARY_FORM), default="", required=True)
+    name: str = key(text_of_form(_LIBRARY, _LIBRARY_FORM), default="", required=True)
     priority: int = key(whole, default=0)
 
 

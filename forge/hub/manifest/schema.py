@@ -121,7 +121,7 @@ class Reader:
         if not node.is_mapping:
             raise WrongKind(f"a mapping with the keys {', '.join(keys)}")
         unknown = [name for name in node.value if name not in (*keys, *ignored)]
-        meant = "".join(self._unknown(kind, name, node, where) for name in unknown)
+        meant = "".join(self._report_unknown_key(kind, name, node, where) for name in unknown)
         values = {}
         for name, each in keys.items():
             value = self.read(each.read, node.get(name), each.label or prefix + name)
@@ -131,7 +131,7 @@ class Reader:
                 self.problems.add(node.mark, f"{where} has no {name!r}")
         return section(**values)
 
-    def _unknown(self, section: type, name: str, node: Node, where: str) -> str:
+    def _report_unknown_key(self, section: type, name: str, node: Node, where: str) -> str:
         """Report an unknown key; return the names that it is near to."""
         keys = keys_of(section, self.dialect)
         near = did_you_mean(name, keys)
@@ -168,7 +168,7 @@ def text(reader: Reader, node: Node, what: str) -> str:
     raise WrongKind("text; put it in quotes" if quoted else "text")
 
 
-def matching(form: re.Pattern, wanted: str) -> Reading:
+def text_of_form(form: re.Pattern, wanted: str) -> Reading:
     """Return the reading of a text of a form."""
 
     def read(reader: Reader, node: Node, what: str) -> str:

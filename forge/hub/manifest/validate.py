@@ -254,7 +254,7 @@ def _with_binding(entry: KernelEntry, library: str, written: str) -> KernelEntry
 # operators
 
 
-def _existing(reader: _ManifestReader, node: Node, what: str) -> Signature | None:
+def _read_operator(reader: _ManifestReader, node: Node, what: str) -> Signature | None:
     written = text(reader, node, what).strip()
     name = f"aten::{written}" if reader.dialect == EXECUTORCH and "::" not in written else written
     signature = reader.resolve(name)
@@ -297,7 +297,7 @@ def _pattern(reader: _ManifestReader, node: Node, what: str) -> Signature | None
 class OpKeys:
     """The keys of an operator's entry."""
 
-    op: Signature | None = key(_existing, dialects=BOTH)
+    op: Signature | None = key(_read_operator, dialects=BOTH)
     func: Signature | None = key(_new_operator, dialects=BOTH)
     pattern: Signature | None = key(_pattern)
     kernels: Node | None = key(any_node, dialects=BOTH)

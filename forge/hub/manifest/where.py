@@ -38,11 +38,11 @@ class UnknownValue(Exception):
     """An expression whose value is not known, or does not exist, for these arguments."""
 
 
-# equality and truth that put no guard on a symbolic length
+# equality and truth that put no guard on a symbolic size
 
 
 def is_true(condition: Any) -> bool:
-    """Return the truth of a condition. Raises UnknownValue when it depends on a symbolic length."""
+    """Return the truth of a condition. Raises UnknownValue when it depends on a symbolic size."""
     if condition is True or condition is False:
         return condition
     if isinstance(condition, torch.SymBool):
@@ -268,7 +268,7 @@ class Where:
         """The arguments and dims that it is about."""
         return frozenset(part.id for part in ast.walk(self.expression) if isinstance(part, ast.Name))
 
-    def renamed(self, rename: Callable[[str], str]) -> "Where":
+    def rename(self, rename: Callable[[str], str]) -> "Where":
         """Return the condition with other names for its arguments and dims; its text stays."""
         expression = copy.deepcopy(self.expression)
         for part in ast.walk(expression):

@@ -8,7 +8,7 @@ import torch
 
 from forge.testing.opinfo import FLOATS, INTEGERS, NO_COMPLEX_ON_A_GPU, Sample
 from forge.testing.opinfos.elementwise import UNARY
-from forge.testing.table import Row, floats, op, rounding, sample, shared, t, values, wrong
+from forge.testing.table import Row, floats, op, sample, shared_value, t, tolerance, values, wrong
 from forge.torch_internals.functions import nn_elu
 
 
@@ -104,7 +104,7 @@ _backward("aten.softplus_backward", 1.0, 20.0)
 
 
 def _log_sigmoid_row(*shape: int) -> Sample:
-    x = shared(t(*shape))
+    x = shared_value(t(*shape))
     return sample(t(*shape), x, x.abs().then(torch.neg).exp())
 
 
@@ -122,5 +122,5 @@ op(
     "aten.glu_backward",
     [sample(t(2, 3), t(2, 6), -1), sample(t(2, 3), t(4, 3), 0)],
     wrong(t(3), t(3), 0, match=_HALVING),
-    directives=(rounding("eager rounds to half precision between its steps", 2e-2, 1e-3),),
+    directives=(tolerance("eager rounds to half precision between its steps", 2e-2, 1e-3),),
 )

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from forge.testing.opinfo import Directive
-from forge.testing.table import Value, op, rounding, sample, t, values, wrong
+from forge.testing.table import Value, op, sample, t, tolerance, values, wrong
 
-_ROUNDED = rounding(
+_ROUNDED = tolerance(
     "torch's kernels round between blocks of keys, the decomposition not at all", 2e-2, 3e-2, executors=None
 )
 

@@ -3,7 +3,7 @@
 import torch
 
 from forge.testing.opinfo import FLOATS
-from forge.testing.table import op, rounding, sample, t, values, wrong
+from forge.testing.table import op, sample, t, tolerance, values, wrong
 
 _DTYPES = (*FLOATS, torch.int64, torch.complex64)
 _POINTS = (0, 1, 3, 4)
@@ -47,6 +47,6 @@ op(
     wrong(t(3, dtype=torch.uint8), match="does not support uint8"),
     dtypes=_DTYPES,
     directives=(
-        rounding("the three terms at an edge cancel, and are rounded to half precision in another order than eager's"),
+        tolerance("the three terms at an edge cancel, and are rounded to half precision in another order than eager's"),
     ),
 )

@@ -5,14 +5,14 @@ from functools import partial
 import torch
 
 from forge.testing.opinfo import ALL
-from forge.testing.table import DEVICE, Value, ints, op, sample, shared, t, unary, wrong
+from forge.testing.table import DEVICE, Value, ints, op, sample, shared_value, t, unary, wrong
 
 _op = partial(op, dtypes=ALL, domain=(0, 6))
 _UNARY = unary((5,), (2, 3), (), (0, 2))
 _ARITY = [wrong(t(3), 1, 2, 3, error=TypeError, match="takes|argument")]
 _op("Tensor.float Tensor.double Tensor.half Tensor.bfloat16", _UNARY, _ARITY)
 _op("Tensor.int Tensor.long Tensor.bool Tensor.short Tensor.char Tensor.byte", _UNARY, _ARITY, gradient=False)
-_X, _IMAGE = shared(t(2, 3)), shared(t(2, 3, 4, 5))
+_X, _IMAGE = shared_value(t(2, 3)), shared_value(t(2, 3, 4, 5))
 _NOWHERE = [wrong(t(3), "nowhere", match="device")]
 _op(
     "Tensor.to",

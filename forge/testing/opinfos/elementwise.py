@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from forge.testing.opinfo import ALL, BOOL, FLOATS, INTEGERS, REAL, Sample
-from forge.testing.table import Row, Value, Where, floats, ints, op, sample, shared, t, unary, values, wrong
+from forge.testing.table import Row, Value, Where, floats, ints, op, sample, shared_value, t, unary, values, wrong
 from forge.torch_internals.versions import TORCH
 
 UNARY = unary((5,), (2, 3), (), (0, 3))
@@ -119,7 +119,7 @@ op(
     domain=(0.2, 3),
 )
 op("float_power", binary(2, 0.5, second=_small, first=(2,)), BINARY_ERRORS, dtypes=REAL, domain=(0.2, 3))
-_X = shared(t(5))
+_X = shared_value(t(5))
 EXTREMA = [
     *binary(),
     sample(_X, _X.clone()),
@@ -151,7 +151,7 @@ op(
 
 # where
 
-_CONDITION = shared(t(2, 3, dtype=torch.bool))
+_CONDITION = shared_value(t(2, 3, dtype=torch.bool))
 _WHERE = [
     sample(t(5, dtype=torch.bool), t(5), t(5)),
     sample(t(2, 1, dtype=torch.bool), t(3), t(2, 3)),

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from forge.testing.opinfos.matrices import FLAT, OBLONG, hermitian, lower, register, regular
-from forge.testing.table import detaching, ints, sample, t, values, wrong
+from forge.testing.table import detach_args, ints, sample, t, values, wrong
 from forge.torch_internals.versions import TORCH
 
 warnings.filterwarnings("ignore", message=r"torch\.(lu|qr|svd|cholesky|triangular_solve)")
@@ -150,7 +150,7 @@ register(
     [sample(regular(4, 3), "complete"), sample(regular(2, 3, 4), "r")],
     wrong(regular(3, 3), "raw", match="mode"),
     gradient=False,
-    wrap=detaching(0),
+    wrap=detach_args(0),
 )
 if TORCH < (2, 15):  # torch.qr is an error
     register("qr", _SHAPES[:4], sample(regular(3, 4), some=False), FLAT)

@@ -18,10 +18,10 @@ from forge.testing.table import (
     op,
     permutation,
     register_computed,
-    rounding,
     sample,
-    shared,
+    shared_value,
     t,
+    tolerance,
     values,
     wrong,
 )
@@ -51,7 +51,7 @@ _BASIC_KEYS = (
 )
 
 
-_ROWS, _PAIR = shared(ints(0, 2)), shared(ints([1], [-1]))
+_ROWS, _PAIR = shared_value(ints(0, 2)), shared_value(ints([1], [-1]))
 # of a (3, 4, 5) tensor, with index tensors: one, several, broadcast, apart, with slices, ints and None
 _INDEX_KEYS: tuple[Any, ...] = (
     _ROWS,
@@ -166,8 +166,8 @@ _op(
     wrong(t(3), 0, ints(0), t(1).double(), match="same (dtype|scalar type)"),
     dtypes=REAL,
     directives=(
-        rounding("a GPU adds repeated rows in half precision, in no fixed order", devices=("cuda",)),
-        rounding(
+        tolerance("a GPU adds repeated rows in half precision, in no fixed order", devices=("cuda",)),
+        tolerance(
             "the scaled rows are rounded to bfloat16 before they are added, and may cancel",
             1.6e-2,
             1.6e-2,

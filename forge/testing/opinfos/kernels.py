@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from forge.ir import TensorProxy
-from forge.testing.table import Value, op, rounding, sample, t, values, wrong
+from forge.testing.table import Value, op, sample, t, tolerance, values, wrong
 
 aten = torch.ops.aten
 
@@ -34,7 +34,7 @@ op(
 )
 
 
-def _pooled_places(*how: Any) -> Value:
+def _pooled_indices(*how: Any) -> Value:
     return Value(
         lambda target: F.max_pool2d(torch.rand(2, 3, 6, 6, device=target.device), *how, return_indices=True)[1]
     )
@@ -42,9 +42,9 @@ def _pooled_places(*how: Any) -> Value:
 
 op(
     "aten.max_pool2d_with_indices_backward",
-    sample(t(2, 3, 3, 3), t(2, 3, 6, 6), [2, 2], [2, 2], [0, 0], [1, 1], False, _pooled_places(2)),
-    sample(t(2, 3, 3, 3), t(2, 3, 6, 6), [2], [], [0], [1], False, _pooled_places(2)),
-    sample(t(2, 3, 4, 4), t(2, 3, 6, 6), [3, 3], [2, 2], [1, 1], [1, 1], True, _pooled_places(3, 2, 1, 1, True)),
+    sample(t(2, 3, 3, 3), t(2, 3, 6, 6), [2, 2], [2, 2], [0, 0], [1, 1], False, _pooled_indices(2)),
+    sample(t(2, 3, 3, 3), t(2, 3, 6, 6), [2], [], [0], [1], False, _pooled_indices(2)),
+    sample(t(2, 3, 4, 4), t(2, 3, 6, 6), [3, 3], [2, 2], [1, 1], [1, 1], True, _pooled_indices(3, 2, 1, 1, True)),
     wrong(
         t(2, 3, 3, 2),
         t(2, 3, 6, 6),
@@ -53,7 +53,7 @@ op(
         [0, 0],
         [1, 1],
         False,
-        _pooled_places(2),
+        _pooled_indices(2),
         match="of shape|Expected a tensor|size",
     ),
     dtypes=_ONCE,
@@ -90,7 +90,7 @@ op(
     "nn.functional.upsample_bilinear",
     [sample(t(2, 3, 4, 5), 8), sample(t(2, 3, 4, 5), scale_factor=2.0), sample(t(2, 3, 4, 5), (2, 7))],
     wrong(t(2, 3, 4, 5), error=ValueError, match="should be defined"),
-    directives=(rounding("torch rounds to half precision at other places", executors=None),),
+    directives=(tolerance("torch rounds to half precision at other places", executors=None),),
     op=_upsample_bilinear,
 )
 for _name in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):

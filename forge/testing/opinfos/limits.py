@@ -6,9 +6,9 @@ import torch
 
 from forge.testing.opinfo import ALL, REAL
 from forge.testing.opinfos.elementwise import BINARY_ERRORS, EXTREMA, binary
-from forge.testing.table import Where, floats, op, sample, shared, t, values, wrong
+from forge.testing.table import Where, floats, op, sample, shared_value, t, values, wrong
 
-_HIGH = shared(t(3, 1))
+_HIGH = shared_value(t(3, 1))
 op(
     "clamp",
     *(sample(t(3, 5), *limits) for limits in ((-1, 2), (None, 1), (0, None), (2, -1))),

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forge.testing.opinfo import FLOATS, Directive, ErrorSample
-from forge.testing.table import op, rounding, sample, t, wrong
+from forge.testing.table import op, sample, t, tolerance, wrong
 
 WITH_INTEGERS = (*FLOATS, torch.int64)
 
@@ -79,7 +79,7 @@ op(
     [wrong([t(2, 3)], match="at least 2 tensors"), wrong([t(2, 3), t(2, 3)], match="broadcast")],
 )
 
-_ROUNDED = rounding(
+_ROUNDED = tolerance(
     "the decomposition rounds the product to half precision before it adds, torch's kernels round once", 2e-2, 1e-1
 )
 _SCALED: tuple[dict[str, float], ...] = ({}, {"beta": 0.5, "alpha": 2.0})

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from forge.testing.opinfo import ErrorSample, Sample
-from forge.testing.table import detaching, flat, index, ints, op, rounding, sample, t, values, wrong
+from forge.testing.table import detach_args, flat, index, ints, op, sample, t, tolerance, values, wrong
 
 REDUCTIONS = ("none", "mean", "sum")
-_ROUNDED = rounding("the decomposition rounds to half precision at other places than torch's kernels do", 3e-2, 1e-1)
+_ROUNDED = tolerance("the decomposition rounds to half precision at other places than torch's kernels do", 3e-2, 1e-1)
 
 
 def _reductions_of(call: Sample, reductions: Sequence[str] = REDUCTIONS) -> list[Sample]:
@@ -31,7 +31,7 @@ _IGNORED = ints(0, -100, 2, 1)
 _WEIGHTS = values([0.5, 1.0, 2.0, 0.25, 1.5])
 
 
-_FIXED_WEIGHT = detaching(2, "weight")  # torch has no gradient for it
+_FIXED_WEIGHT = detach_args(2, "weight")  # torch has no gradient for it
 _CLASSES = (
     sample(t(4, 5), index(4, high=5)),
     sample(t(4, 5), _IGNORED),
@@ -94,7 +94,7 @@ _op(
     "binary_cross_entropy",
     [sample(t(3, 4), t(3, 4)), sample(t(3, 4), t(3, 4), weight=_FOUR)],
     wrong(t(3), t(4), error=ValueError, match="must be the same as input size"),
-    wrap=detaching("weight"),
+    wrap=detach_args("weight"),
     symbols=("torch.nn.functional.binary_cross_entropy",),
     domain=(0.1, 0.9),
 )
@@ -102,7 +102,7 @@ _op(
     "binary_cross_entropy_with_logits",
     [sample(t(3, 4), t(3, 4, low=0, high=1)), sample(t(3, 4), t(3, 4, low=0, high=1), weight=_FOUR, pos_weight=_FOUR)],
     wrong(t(3), t(4), error=ValueError, match="must be the same as input size"),
-    wrap=detaching("weight", "pos_weight"),
+    wrap=detach_args("weight", "pos_weight"),
     symbols=("torch.nn.functional.binary_cross_entropy_with_logits",),
 )
 op(
@@ -134,7 +134,7 @@ _op(
 _SIGNS = values([1.0, -1.0, 1.0])
 
 
-_FIXED_TARGET = detaching(-1)
+_FIXED_TARGET = detach_args(-1)
 _op(
     "hinge_embedding_loss",
     [sample(t(3), _SIGNS), sample(t(3), _SIGNS, margin=0.5)],

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from forge.testing.opinfo import Directive
-from forge.testing.table import op, rounding, sample, t, wrong
+from forge.testing.table import op, sample, t, tolerance, wrong
 from forge.torch_internals.functions import torch_native_batch_norm_legit
 
 aten = torch.ops.aten
 NUMBERS = (bool, float)
 
-_ROUNDED = rounding(
+_ROUNDED = tolerance(
     "the decomposition computes in float32 what torch's kernels for a CPU round to half precision in between",
     executors=None,
 )
@@ -39,7 +39,7 @@ _op(
 )
 
 
-def _updating(op: Callable) -> Callable:
+def _with_updated_statistics(op: Callable) -> Callable:
     """Return op on clones of the running statistics, which it returns, too."""
 
     def run(*args: Any, **kwargs: Any) -> tuple:
@@ -62,13 +62,13 @@ _samples = (
     sample(t(4, 3), None, None, *_running, True, 0.5, 1e-3),
     sample(t(4, 3, 2, 2), t(3), None, *_running, False, 0.5, 1e-3),
 )
-_op("native_batch_norm", _samples, _mistakes, wrap=_updating)
+_op("native_batch_norm", _samples, _mistakes, wrap=_with_updated_statistics)
 _op(
     "_native_batch_norm_legit",
     _samples,
     [sample(_x, *_parameters, True, 0.1, 1e-5), sample(_x, None, None, training=True, momentum=0.1, eps=1e-5)],
     _mistakes,
-    op=_updating(torch_native_batch_norm_legit),
+    op=_with_updated_statistics(torch_native_batch_norm_legit),
 )
 _op(
     "aten._native_batch_norm_legit.no_stats",
@@ -84,5 +84,5 @@ _op(
         _ROUNDED,
         Directive("skip", "on a GPU it is an opaque call: what cuDNN keeps is not known", devices=("cuda",)),
     ),
-    op=_updating(aten._batch_norm_with_update.default),
+    op=_with_updated_statistics(aten._batch_norm_with_update.default),
 )

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from forge.testing.table import Value, detaching, op, rounding, sample, t, values, wrong
+from forge.testing.table import Value, detach_args, op, sample, t, tolerance, values, wrong
 from forge.torch_internals.functions import torch_weight_norm
 
 _HALF = (torch.bfloat16, torch.float16)
-_ROUNDED = rounding(
+_ROUNDED = tolerance(
     "torch's kernel rounds intermediate values to half precision, the decomposition computes them in float32",
     2e-2,
     5e-2,
@@ -80,7 +80,7 @@ _op(
     sample(t(2, 3, 2, 3, 2), *_statistics(3), t(3), t(3)),
     sample(t(0, 3, 5), *_statistics(3), t(3), t(3)),
     _BATCH_ERRORS[:2],
-    wrap=detaching(1, 2),
+    wrap=detach_args(1, 2),
 )
 _op(
     "nn.functional.batch_norm.train",
@@ -90,7 +90,7 @@ _op(
     sample(t(0, 3), None, None, t(3), t(3), True),
     sample(t(2, 3, 0), None, None, training=True),
     _BATCH_ERRORS,
-    wrap=detaching(),
+    wrap=detach_args(),
     symbols=(),
 )
 
@@ -122,7 +122,7 @@ _op(
     sample(t(4, 3, 5), t(3), t(3), *_statistics(3), False, 0.1, 1e-5, True),
     sample(t(4, 3, 5), t(3), t(3), None, None, True, 0.1, 1e-5, True),
     wrong(t(4, 3), t(2), None, None, None, True, 0.1, 1e-5, True, match="should contain 3 elements"),
-    wrap=detaching(3, 4),
+    wrap=detach_args(3, 4),
 )
 _op(
     "nn.functional.instance_norm",

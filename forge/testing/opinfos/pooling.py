@@ -1,7 +1,7 @@
 """OpInfos of pooling, unfold and fold."""
 
 from forge.testing.opinfo import Sample
-from forge.testing.table import Value, op, rounding, sample, t, wrong
+from forge.testing.table import Value, op, sample, t, tolerance, wrong
 
 _LENGTHS = (8, 7, 6)
 
@@ -74,7 +74,7 @@ for _count in (1, 2, 3):
         sample(_image(_count, 3), 1, 2),
         wrong(t(2, 3, *(4,) * _count), 2, 5, match="too small"),
         domain=(0.1, 3.0),
-        directives=(rounding("the decomposition's powers round at other places", 3e-2, 3e-2),),
+        directives=(tolerance("the decomposition's powers round at other places", 3e-2, 3e-2),),
     )
 
 op(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from forge.testing.opinfo import NO_COMPLEX_ON_A_GPU, Directive, ErrorSample, Sample
-from forge.testing.table import Value, op, rounding, sample, t, wrong
+from forge.testing.table import Value, op, sample, t, tolerance, wrong
 
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _REAL = (torch.float32, torch.float64)
@@ -113,7 +113,7 @@ for _kind in _GATES:
         dtypes=(*_DTYPES[_kind], torch.bfloat16),
         directives=(
             *_DIRECTIVES[_kind],
-            rounding(
+            tolerance(
                 "the decomposition rounds to half precision at other places", dtypes=(torch.bfloat16,), executors=None
             ),
         ),

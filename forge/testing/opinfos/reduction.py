@@ -7,12 +7,25 @@ from typing import Any
 import torch
 
 from forge.testing.opinfo import ALL, FLOATS, INTEGERS, REAL
-from forge.testing.table import DTYPE, Row, Value, Where, floats, op, rounding, sample, shared, t, values, wrong
+from forge.testing.table import (
+    DTYPE,
+    Row,
+    Value,
+    Where,
+    floats,
+    op,
+    sample,
+    shared_value,
+    t,
+    tolerance,
+    values,
+    wrong,
+)
 from forge.torch_internals.versions import TORCH
 
 _SHAPES = ((5,), (2, 3), (2, 3, 4), ())
-_STEPWISE = rounding("eager rounds to half precision after each step, and loses the last bits where terms cancel")
-_X = shared(t(2, 3, 4))
+_STEPWISE = tolerance("eager rounds to half precision after each step, and loses the last bits where terms cancel")
+_X = shared_value(t(2, 3, 4))
 
 
 def _over_dims(*options: dict[str, Any], all_by_default: bool = True, empty: bool = True) -> list[Row]:
@@ -95,7 +108,7 @@ op(
 
 # variance
 
-_XS, _M = [shared(t(*shape)) for shape in _SHAPES[:3]], shared(t(3, 4))
+_XS, _M = [shared_value(t(*shape)) for shape in _SHAPES[:3]], shared_value(t(3, 4))
 op(
     "var std var_mean std_mean",
     *(
@@ -113,7 +126,7 @@ op(
     _DIM,
     wrong(t(3, dtype=torch.int64), match="only support floating point and complex dtypes"),
     directives=(
-        rounding(
+        tolerance(
             "torch sums half precision in another order; one unit in the last place of bfloat16",
             2e-2,
             1e-2,
@@ -125,7 +138,7 @@ op(
 
 # extremes with their indices
 
-_Y = shared(t(2, 3))
+_Y = shared_value(t(2, 3))
 op(
     "max min",
     _over_dim(),
@@ -186,7 +199,7 @@ def _distinct(*shape: int) -> Value:
     return Value(lambda target: torch.randperm(math.prod(shape), device=target.device).reshape(shape).to(target.dtype))
 
 
-_D = shared(_distinct(3, 4))
+_D = shared_value(_distinct(3, 4))
 op(
     "topk",
     *(sample(_D, k) for k in (0, 1, 3)),

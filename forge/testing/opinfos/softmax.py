@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from forge.testing.table import DTYPE, ints, op, rounding, sample, t, wrong
+from forge.testing.table import DTYPE, ints, op, sample, t, tolerance, wrong
 
 _ROWS = [
     sample(t(5), 0),
@@ -24,13 +24,13 @@ _ERRORS = [
     wrong(t(3), 5, error=IndexError, match="Dimension out of range"),
     wrong(t(3, dtype=torch.int64), 0, error=NotImplementedError, match="not implemented"),
 ]
-_LAST_PLACE = rounding(
+_LAST_PLACE = tolerance(
     "one unit in the last place of float16, which eager's vectorized sum may round the other way",
     2e-3,
     1e-3,
     dtypes=(torch.float16,),
 )
-_CANCELS = rounding(
+_CANCELS = tolerance(
     "x and the logarithm of the sum cancel: what is left has the last place of bfloat16 of theirs",
     1.6e-2,
     8e-3,
@@ -45,7 +45,7 @@ _op = partial(op, family=(_ROWS, sample(t(2, 3), 1, 5), sample(t(2, 3), -1, 3, t
 _op("nn.functional.softmax nn.functional.softmin", directives=(_LAST_PLACE,))
 _op("nn.functional.log_softmax", directives=(_LAST_PLACE, _CANCELS))
 
-_ROUNDED_PRODUCT = rounding(
+_ROUNDED_PRODUCT = tolerance(
     "torch's kernel for a GPU rounds the products with the gradient before it adds them up, which may cancel",
     1.6e-2,
     3e-2,

@@ -7,10 +7,10 @@ import torch
 
 from forge.testing.opinfo import FLOATS, INTEGERS
 from forge.testing.opinfos.elementwise import BINARY_ERRORS, UNARY, UNARY_ERRORS, binary
-from forge.testing.table import Row, detaching, floats, op, rounding, sample, shared, t, values, wrong
+from forge.testing.table import Row, detach_args, floats, op, sample, shared_value, t, tolerance, values, wrong
 from forge.torch_internals.versions import TORCH
 
-_STEPWISE = rounding("eager rounds to half precision after each step, and loses the last bits where terms cancel")
+_STEPWISE = tolerance("eager rounds to half precision after each step, and loses the last bits where terms cancel")
 
 _op = partial(op, family=(UNARY, UNARY_ERRORS), dtypes=(*FLOATS, *INTEGERS))
 _op("special.bessel_j0 special.bessel_j1", gradient=TORCH >= (2, 15))
@@ -47,10 +47,10 @@ _op("mvlgamma", [sample(t(2, 3), p) for p in (1, 3)], wrong(t(3), 0, match="grea
 
 
 # torch has a derivative by the second argument alone
-_op("igamma igammac", binary(), BINARY_ERRORS, wrap=detaching(0))
+_op("igamma igammac", binary(), BINARY_ERRORS, wrap=detach_args(0))
 _op("special.zeta", binary(2.5, first=(2.5,)), BINARY_ERRORS, domain=(1.5, 4))
 
-_THREE = [shared(t(3)) for _ in range(3)]
+_THREE = [shared_value(t(3)) for _ in range(3)]
 _TERNARY: list[Row] = [
     sample(t(5), t(5), t(5)),
     sample(t(2, 3), t(3), t(2, 1)),
@@ -67,7 +67,7 @@ op(
     _TERNARY_ERRORS,
     dtypes=(*FLOATS, *INTEGERS),
     directives=(
-        rounding(
+        tolerance(
             "the product is rounded to bfloat16 before it is added, and may cancel what it is added to",
             1.6e-2,
             4e-3,

@@ -11,7 +11,7 @@ import torch
 
 from forge.testing.opinfo import Directive
 from forge.testing.opinfos.matrices import FLAT, OBLONG, SOLVED, hermitian, register, regular, singular
-from forge.testing.table import detaching, sample, t, values, wrong
+from forge.testing.table import detach_args, sample, t, values, wrong
 from forge.torch_internals.versions import WRONG_OPTION
 
 _HERMITIAN = (
@@ -109,5 +109,5 @@ register(
     [sample(values([[0.0, 0.0], [0.0, 0.0]]), 1), sample(values([[1.0, 1.0], [1.0, 1.0]]), "fro")],
     _MISTAKES[1:],
     gradient=False,
-    wrap=detaching(0),
+    wrap=detach_args(0),
 )

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from forge.testing.opinfo import FLOATS, Directive, Sample
-from forge.testing.table import Value, ints, op, rounding, sample, t, values, wrong
+from forge.testing.table import Value, ints, op, sample, t, tolerance, values, wrong
 from forge.torch_internals.versions import TORCH
 
 _DTYPES = (torch.float32, torch.float64)
@@ -102,5 +102,5 @@ op(
     wrong(t(5), "sum", lengths=_LENGTHS, axis=1, error=IndexError, match="out of range"),
     wrong(t(5), "sum", indices=_LENGTHS, match="indices based reduction"),
     dtypes=FLOATS,
-    directives=(rounding("terms that cancel are rounded to half precision in another order"),),
+    directives=(tolerance("terms that cancel are rounded to half precision in another order"),),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from forge.testing.table import op, rounding, sample, t, wrong
+from forge.testing.table import op, sample, t, tolerance, wrong
 
 
 def _beside(function: Callable) -> Callable:
@@ -17,7 +17,7 @@ def _beside(function: Callable) -> Callable:
 
 
 _LENGTHS = (sample(t(1), 7), sample(t(1), 8, False), sample(t(1), 1), sample(t(1), 0), sample(t(1), 6, periodic=True))
-_ROUNDED = rounding("both round to half precision after each step, and the terms of a window cancel near its ends")
+_ROUNDED = tolerance("both round to half precision after each step, and the terms of a window cancel near its ends")
 _ERRORS = [
     wrong(t(1), -1, match="non-negative window_length"),
     wrong(t(1), 3, dtype=torch.int64, match="floating point dtypes"),

@@ -70,7 +70,7 @@ def near_zero(*, as_vec: bool) -> Iterator[None]:
     CppKernel,
     "need_use_acc_helper",
     scope=Scope.COMPILE,
-    why="Inductor asks whether a symbolic length is above 4096, which differs from size to size: a sum is in chunks",
+    why="Inductor asks whether a symbolic size is above 4096, which differs from size to size: a sum is in chunks",
     issue="not reported: torch 2.13 does not have it, which asks what holds for every length",
     upstream="torch/_inductor/codegen/cpp.py:2184@2.11.0, CppKernel.need_use_acc_helper",
     before=(2, 13),

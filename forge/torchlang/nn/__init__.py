@@ -5,7 +5,7 @@ from forge.torchlang.nn.attention import *  # noqa: F403
 from forge.torchlang.nn.conv import *  # noqa: F403
 from forge.torchlang.nn.ctc import *  # noqa: F403
 from forge.torchlang.nn.embedding import *  # noqa: F403
-from forge.torchlang.nn.head import *  # noqa: F403
+from forge.torchlang.nn.fused_linear_cross_entropy import *  # noqa: F403
 from forge.torchlang.nn.kernels import *  # noqa: F403
 from forge.torchlang.nn.loss import *  # noqa: F403
 from forge.torchlang.nn.margins import *  # noqa: F403

@@ -451,12 +451,12 @@ def glu(input: TensorProxy, dim: int = -1) -> TensorProxy:
 def _halves(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
     torch_check(x.ndim > 0, lambda: f"glu: glu does not support 0-dimensional tensors: {x}")
     dim = prims.check_dim("glu", dim, x.ndim)
-    length = x.shape[dim]
+    size = x.shape[dim]
     torch_check(
-        prims.same(length % 2, 0),
-        lambda: f"glu: Halving dimension must be even, but dimension {dim} of {x} is size {length}",
+        prims.same(size % 2, 0),
+        lambda: f"glu: Halving dimension must be even, but dimension {dim} of {x} is size {size}",
     )
-    return clang.slice_in_dim(x, dim, None, length // 2), clang.slice_in_dim(x, dim, length // 2, None)
+    return clang.slice_in_dim(x, dim, None, size // 2), clang.slice_in_dim(x, dim, size // 2, None)
 
 
 @torchsymbol(aten.glu_backward.default)

@@ -130,12 +130,12 @@ Optional = TensorProxy | None
 
 def _bags(input: TensorProxy, offsets: TensorProxy | None, count: Dim) -> TensorProxy:
     """Return the number of the bag that each index is in: bags of one length, or such that begin at `offsets`."""
-    length = input.numel()
-    places = prims.iota(length, 0, 1, torch.int64, input.device)
-    if statically_true(length == 0):
+    size = input.numel()
+    places = prims.iota(size, 0, 1, torch.int64, input.device)
+    if statically_true(size == 0):
         return places
     if offsets is None:
-        return clang.floor_divide(places, length // count)
+        return clang.floor_divide(places, size // count)
     starts = clang.slice_in_dim(clang.convert(offsets, torch.int64), 0, 0, count)
     return prims.searchsorted(starts, places, True, torch.int64) - 1
 

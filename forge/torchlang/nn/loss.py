@@ -429,8 +429,8 @@ def cosine_embedding_loss(
         ),
     )
     product = clang.sum(input1 * input2, -1)
-    lengths = [clang.sum(x * x, -1) + 1e-12 for x in (input1, input2)]
-    cosine = product / clang.sqrt(lengths[0] * lengths[1])
+    squares = [clang.sum(x * x, -1) + 1e-12 for x in (input1, input2)]
+    cosine = product / clang.sqrt(squares[0] * squares[1])
     near = clang.where(target == 1, 1 - cosine, 0)
     far = clang.where(target == -1, clamp_min(cosine - margin, 0), 0)
     return reduce_loss(near + far, reduction)

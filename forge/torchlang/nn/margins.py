@@ -12,7 +12,7 @@ from forge.torchlang.nn.loss import loss_symbol, reduce_loss
 def _check_rows(op: str, input: TensorProxy, least: int) -> None:
     """Check that the input is a matrix of rows, a vector that is one row, or one number."""
     torch_check(
-        input.ndim <= 2 and not any(statically_true(length == 0) for length in input.shape[least:]),
+        input.ndim <= 2 and not any(statically_true(size == 0) for size in input.shape[least:]),
         lambda: f"{op}: Expected non-empty vector or matrix with optional 0-dim batch size, but got: {input}",
     )
 

@@ -32,7 +32,7 @@ Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
 
 def statistics_dtype(x: TensorProxy, *parameters: Parameter) -> torch.dtype:
     """Return the dtype of a norm's statistics: wider than half precision on a GPU, on a CPU where the parameters are.
-    torch's kernels for tensors without values say otherwise."""
+    torch's kernels for fake tensors say otherwise."""
     narrow = x.device.type == "cpu" and all(each is None or each.dtype == x.dtype for each in parameters)
     return x.dtype if narrow else clang.wider(x.dtype)
 

@@ -302,7 +302,7 @@ def _unpool(op: str, input: TensorProxy, indices: TensorProxy, sizes: Sequence[D
         lambda: f"{op}: Expected shape of indices to be same as that of the input tensor ({input}) but got {indices}",
     )
     torch_check(
-        not any(statically_true(length == 0) for length in input.shape[1:]),
+        not any(statically_true(size == 0) for size in input.shape[1:]),
         lambda: f"{op}: Expected input to have non-zero size for non-batch dimensions, but got {input}",
     )
     before = input.shape[:-count]
@@ -323,8 +323,8 @@ def _unpooled_size(
 ) -> tuple[Dim, ...]:
     """Return the lengths whose pooling gives the input's, or those that are asked for."""
     count = len(kernel)
-    lengths = input.shape[-count:]
-    usual = [(lengths[i] - 1) * stride[i] + kernel[i] - 2 * padding[i] for i in range(count)]
+    sizes = input.shape[-count:]
+    usual = [(sizes[i] - 1) * stride[i] + kernel[i] - 2 * padding[i] for i in range(count)]
     if size is None:
         return tuple(usual)
     size = tuple(size)[2:] if len(size) == count + 2 else tuple(size)

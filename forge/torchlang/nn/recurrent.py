@@ -29,8 +29,8 @@ def _gates(
 
 
 def _parts(x: TensorProxy, count: int) -> list[TensorProxy]:
-    length = x.shape[-1] // count
-    return [clang.slice_in_dim(x, x.ndim - 1, i * length, (i + 1) * length) for i in range(count)]
+    size = x.shape[-1] // count
+    return [clang.slice_in_dim(x, x.ndim - 1, i * size, (i + 1) * size) for i in range(count)]
 
 
 @torchsymbol(torch.lstm_cell)

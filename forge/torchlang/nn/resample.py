@@ -153,19 +153,19 @@ def _pad_circular(x: TensorProxy, pad: Sequence[Dim]) -> TensorProxy:
     """Return each dim widened by the other end of it."""
     for i in range(len(pad) // 2):
         dim, before, after = x.ndim - 1 - i, pad[2 * i], pad[2 * i + 1]
-        length = x.shape[dim]
+        size = x.shape[dim]
         torch_check(
-            not (statically_true(before > length) or statically_true(after > length)),
+            not (statically_true(before > size) or statically_true(after > size)),
             lambda x=x, before=before, after=after: (
                 f"pad: Padding value causes wrapping around more than once: ({before}, {after}) of {x}"
             ),
         )
         if statically_true(before < 0) or statically_true(after < 0):
-            x = clang.slice_in_dim(x, dim, torch.sym_max(-before, 0), length - torch.sym_max(-after, 0))
-            length = x.shape[dim]
+            x = clang.slice_in_dim(x, dim, torch.sym_max(-before, 0), size - torch.sym_max(-after, 0))
+            size = x.shape[dim]
         pieces = [x]
         if statically_true(before > 0) or not statically_true(before <= 0):
-            pieces.insert(0, clang.slice_in_dim(x, dim, length - before, length))
+            pieces.insert(0, clang.slice_in_dim(x, dim, size - before, size))
         if statically_true(after > 0) or not statically_true(after <= 0):
             pieces.append(clang.slice_in_dim(x, dim, 0, after))
         x = prims.cat(pieces, dim) if len(pieces) > 1 else x

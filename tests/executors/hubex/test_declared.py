@@ -225,7 +225,7 @@ def test_a_declined_kernel_is_named(tmp_path: Path) -> None:
         pattern="rms_norm", grad="none",
     )  # fmt: skip
     explained = run(norm, torch.randn(3, 8, requires_grad=True), torch.randn(8), by=executor(made))
-    assert declined(explained, made) == "it has no gradient, and one is needed"
+    assert declined(explained, made) == "the implementation has no gradient, and one is needed"
 
 
 def test_two_functions_of_one_name_are_told_apart() -> None:

@@ -193,7 +193,7 @@ def test_what_inductor_is_known_not_to_compile_is_declined(monkeypatch: pytest.M
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("it reads no length of an empty tensor")
 
-    monkeypatch.setattr(lower, "_binding", refuse)
+    monkeypatch.setattr(lower, "_size_binding_config", refuse)
     model, other = pair()
     jitted = forge.jit(model, strict=True)
     found, warned = told(jitted, model)
@@ -208,7 +208,7 @@ def test_larger_regions_that_cannot_be_compiled(strict: bool, monkeypatch: pytes
     """The smaller ones run on."""
     monkeypatch.setattr(out_of_process._Job, "start", lambda job: None)
     monkeypatch.setattr(
-        out_of_process._Job, "result", lambda job: decline("it could not be compiled: RuntimeError: boom")
+        out_of_process._Job, "result", lambda job: decline("the region could not be compiled: RuntimeError: boom")
     )
     model, other = pair()
     jitted = forge.jit(model, strict=strict)

@@ -173,7 +173,7 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("wide", [False, True], ids=["weights in bfloat16", "weights in float32"])
 @pytest.mark.parametrize("name", _marked(NORMS, "batch norm"))
 def test_gradients_of_a_norm_in_half_precision_are_eagers(name: str, wide: bool) -> None:
-    """Its statistics are in half precision where its weights are, whatever torch's tensors without values say."""
+    """Its statistics are in half precision where its weights are, whatever torch's fake tensors say."""
     theirs = NORMS[name]().to(torch.float32 if wide else torch.bfloat16)
     ours = copy.deepcopy(theirs)
     x = torch.randn(3, 4, 5, 5).to(torch.bfloat16)

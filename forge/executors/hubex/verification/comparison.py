@@ -18,7 +18,7 @@ from forge.executors.hubex.kernels import ALLOCATE, Kernel, compares_values
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.process import verifying
 from forge.executors.hubex.verification.samples import call_cases, general_cases, variations
-from forge.executors.hubex.verification.tensors import Failed, GuardedMemory, difference
+from forge.executors.hubex.verification.tensors import GuardedMemory, KernelFailure, difference
 from forge.executors.registry import resolve_executors
 from forge.ir import Symbol, TensorProxy, Trace
 from forge.ir.pytree import tensors
@@ -74,7 +74,7 @@ def _cases_like(kernel: Kernel, case: Case) -> Iterator[Case]:
         return iter(())
 
 
-class Rejected(Exception):
+class InconclusiveSample(Exception):
     """A sample that says nothing: the kernel does not take it, or the reference does not."""
 
 
@@ -106,15 +106,15 @@ class Comparison:
                 self.accepted += 1
                 if self.first is None or _dims(self.first) < _dims(case) <= DIMS:
                     self.first = case
-            except Rejected as reason:
+            except InconclusiveSample as reason:
                 self.rejected.append(f"{text}: {reason}")
-            except Failed as reason:
+            except KernelFailure as reason:
                 self.failed = f"failed verification on {text}: {reason}"
                 return self.failed
         return None
 
     def compare(self, case: Case, text: str) -> None:
-        """Raise Rejected where the kernel does not take a case, and Failed where it is wrong."""
+        """Raise InconclusiveSample where the kernel does not take a case, and KernelFailure where it is wrong."""
         program = _Program(self.kernel, case)
         forward = program.claim(self.executors)
         self._check_assumption(case)
@@ -131,22 +131,22 @@ class Comparison:
             self._compare_gradients(program, expected, case)
 
     def _check_assumption(self, case: Case) -> None:
-        """Raise Rejected where the kernel's assumption does not hold, so that something else would run."""
+        """Raise InconclusiveSample where the kernel's assumption does not hold, so that something else would run."""
         if self.kernel.assumes is None:
             return
         assumption = Assumption(self.kernel.assumes)
         if not assumption.holds(self.kernel.bind(case.args, case.kwargs)):
             known = "" if self.kernel.samples else "; name a function in samples that makes values for which it does"
-            raise Rejected(f"{assumption.name}, which it assumes, does not hold{known}")
+            raise InconclusiveSample(f"{assumption.name}, which it assumes, does not hold{known}")
 
     def _check_outputs(self, outputs: list[torch.Tensor], expected: "_Reference", memory: GuardedMemory) -> None:
         memory.check()
         if len(outputs) != len(expected.outputs):
-            raise Failed(f"it returns {len(outputs)} tensors, and {len(expected.outputs)} is wanted")
+            raise KernelFailure(f"the kernel returns {len(outputs)} tensors, and {len(expected.outputs)} is wanted")
         for i, (actual, wanted) in enumerate(zip(outputs, expected.outputs, strict=True)):
             which = f"result {i}: " if len(outputs) > 1 else ""
             if memory.shares(actual):
-                raise Failed(f"{which}it lies in an input's memory")
+                raise KernelFailure(f"{which}it lies in an input's memory")
             self._check(which, actual, wanted, partial(expected.exact_output, i), expected.passes)
 
     def _compare_gradients(self, program: "_Program", expected: "_Reference", case: Case) -> None:
@@ -162,12 +162,12 @@ class Comparison:
             placed_gradients = [incoming.copy_to_guarded(gradient, 0) for gradient in gradients]
             actual = _attempt(partial(_run_with_backward, joint, memory, placed, placed_gradients))
             if any(not torch.equal(now, before) for now, before in incoming.inputs):
-                raise Failed("the incoming gradient was overwritten")
+                raise KernelFailure("the incoming gradient was overwritten")
             memory.check()
             for name, gradient in zip(names, actual, strict=True):
                 which = f"the gradient of {name}{layout}: "
                 if gradient is None:
-                    raise Failed(f"{which}there is none")
+                    raise KernelFailure(f"{which}there is none")
                 exact = partial(expected.exact_gradient, name, gradients)
                 self._check(which, gradient, wanted[name], exact)
 
@@ -189,14 +189,14 @@ class Comparison:
         exact: Callable[[], torch.Tensor | None],
         passes: Passes = None,
     ) -> None:
-        """Raise Failed where a tensor is not as expected, within the manifest's tolerance or torch.testing's own."""
+        """Raise KernelFailure where a tensor is not as expected, within the manifest's or torch.testing's tolerance."""
         for what in ("shape", "dtype", "device"):
             if getattr(actual, what) != getattr(expected, what):
-                raise Failed(f"{which}{what} is {getattr(actual, what)}, but must be {getattr(expected, what)}")
+                raise KernelFailure(f"{which}{what} is {getattr(actual, what)}, but must be {getattr(expected, what)}")
         tolerance = self.kernel.entry.tolerance.get(actual.dtype, get_tolerances(actual.dtype, rtol=None, atol=None))
         problem = difference(actual, expected, tolerance, exact, passes)
         if problem is not None:
-            raise Failed(f"{which}{problem}")
+            raise KernelFailure(f"{which}{problem}")
 
 
 def _dims(case: Case) -> int:
@@ -230,7 +230,7 @@ def _attempt(run: Callable[[], Any]) -> Any:
         if _is_out_of_memory(error):  # of the machine's doing, now
             raise
         text = str(error).strip().splitlines()
-        raise Failed(f"raises {type(error).__name__}{': ' + text[0] if text else ''}") from error
+        raise KernelFailure(f"raises {type(error).__name__}{': ' + text[0] if text else ''}") from error
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -254,25 +254,25 @@ class _Program:
                 symbol, case.args, case.kwargs, _names(kernel, case), strides_known=case.strides_known
             )
         except Exception as error:
-            raise Rejected(f"the operation does not take it: {error}") from error
+            raise InconclusiveSample(f"the operation does not take it: {error}") from error
         if [bound.symbol for bound in self.trace.bound_symbols] != [symbol]:
-            raise Rejected("the operation has nothing to do there")
+            raise InconclusiveSample("the operation has nothing to do there")
 
     def claim(self, executors: Sequence[Executor]) -> Trace:
-        """Return the trace with the kernel in it. Raises Rejected with the checker's reason."""
+        """Return the trace with the kernel in it. Raises InconclusiveSample with the checker's reason."""
         reasons: list[tuple[str, str]] = []
         if choose(self.trace.bound_symbols[0], executors[:1], reasons) is None:
-            raise Rejected("; ".join(reason for _, reason in reasons))
+            raise InconclusiveSample("; ".join(reason for _, reason in reasons))
         return claim(self.trace, executors)[0]
 
     def outputs(self, result: Any) -> list[torch.Tensor]:
-        """Return the tensors of a result. Raises Failed where something else stands in the place of one."""
+        """Return the tensors of a result. Raises KernelFailure where something else stands in the place of one."""
         spec = torch_pytree.tree_structure(self.trace.output)
         wanted = torch_pytree.tree_leaves(self.trace.output)
         for value, proxy in zip(spec.flatten_up_to(result), wanted, strict=True):
             if isinstance(proxy, TensorProxy) and not isinstance(value, torch.Tensor):
                 advice = "; result: result[i] in the manifest says which of several it is" if _leaves(value) else ""
-                raise Failed(f"it returns a {type(value).__name__}, but must return a tensor{advice}")
+                raise KernelFailure(f"it returns a {type(value).__name__}, but must return a tensor{advice}")
         return _leaves(result)
 
 
@@ -299,7 +299,7 @@ def _run_with_backward(
 
 
 class _Reference:
-    """The results of the reference in eager. Raises Rejected where it does not take the case."""
+    """The results of the reference in eager. Raises InconclusiveSample where it does not take the case."""
 
     def __init__(self, comparison: Comparison, program: _Program, case: Case) -> None:
         self.program = program
@@ -319,14 +319,14 @@ class _Reference:
         except Exception as error:
             if _is_out_of_memory(error):
                 raise
-            raise Rejected(f"the reference raises {type(error).__name__}: {error}") from error
+            raise InconclusiveSample(f"the reference raises {type(error).__name__}: {error}") from error
 
     @cached_property
     def exact(self) -> tuple[list[torch.Tensor], Any] | None:
         """The same in float64, where the reference takes that."""
         try:
             return self._run(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
-        except Rejected:
+        except InconclusiveSample:
             return None
 
     def exact_output(self, i: int) -> torch.Tensor | None:
@@ -369,7 +369,7 @@ class _KernelItself(_Reference):
             for what in ("shape", "dtype", "device"):
                 made, wanted = getattr(actual, what), getattr(declared, what)
                 if made != wanted:
-                    raise Failed(f"{what} is {made}, but the fake implementation says {wanted}")
+                    raise KernelFailure(f"{what} is {made}, but the fake implementation says {wanted}")
 
     def _copies(self) -> list[torch.Tensor]:
         return [tensor.clone(memory_format=torch.contiguous_format) for tensor in self.program.tensors]

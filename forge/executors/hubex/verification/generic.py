@@ -52,7 +52,7 @@ class _Generic:
         """Return the variables of the search, with usual values."""
         values: Values = dict.fromkeys(self.dims, USUAL[0])
         if not self.constraints.names.isdisjoint(map(self._theirs, self.tensors)):
-            values |= {"all rank": RANKS[0], **{f"all dim {place}": length for place, length in enumerate(USUAL[:3])}}
+            values |= {"all rank": RANKS[0], **{f"all dim {index}": size for index, size in enumerate(USUAL[:3])}}
         for name, parameter in self.kernel.target.signature.by_name.items():
             theirs = self._theirs(name)
             if name not in self.tensors:
@@ -61,7 +61,7 @@ class _Generic:
             elif theirs in self.constraints.names:
                 values |= {f"{name} dtype": dtype_of(self.kernel, name, self.dtype)}
                 if theirs not in self.kernel.entry.shape:
-                    values |= {f"{name} rank": None, **{f"{name} dim {place}": None for place in range(4)}}
+                    values |= {f"{name} rank": None, **{f"{name} dim {index}": None for index in range(4)}}
                 if parameter.default is not REQUIRED:
                     values[f"{name} given"] = self._is_passed(name)
         return values
@@ -71,8 +71,8 @@ class _Generic:
         if len({values[name] for name in self.dims}) > 1:
             return {}
         spread = {}
-        for name, length in zip(reversed(self.dims), DISTINCT, strict=False):
-            spread[name] = values[name] if length == DISTINCT[0] else length
+        for name, size in zip(reversed(self.dims), DISTINCT, strict=False):
+            spread[name] = values[name] if size == DISTINCT[0] else size
         return spread
 
     def candidates(self, name: str, values: Values) -> Sequence[Any]:
@@ -90,7 +90,7 @@ class _Generic:
             return lengths(self.constraints, values, values[name])
         suggested = self.constraints.compared_values(self._theirs(name), self.build(values))
         found = [self._usual(name), *suggested, None, True, False, 1, 2, 0.5]
-        return [value for place, value in enumerate(found) if not any(value is each for each in found[:place])]
+        return [value for index, value in enumerate(found) if not any(value is each for each in found[:index])]
 
     def _dtypes_in_conditions(self) -> list[torch.dtype]:
         return [each for each in self.constraints.constants if isinstance(each, torch.dtype)]
@@ -136,15 +136,15 @@ class _Generic:
         rank = values.get(f"{name} rank")
         if rank is None:
             rank = self._declared_rank(name, values)
-        own: list[int | None] = [values.get(f"{name} dim {place}") for place in range(rank)]
-        sizes = [_usual(place, values) if size is None else size for place, size in enumerate(own)]
+        own: list[int | None] = [values.get(f"{name} dim {index}") for index in range(rank)]
+        sizes = [_usual(index, values) if size is None else size for index, size in enumerate(own)]
         return tuple(reversed(sizes))
 
     def _shape_of(self, pattern: ShapePattern, values: Values) -> tuple[int, ...]:
         first, rest = ([_length(dim, values) for dim in dims or ()] for dims in (pattern.first, pattern.rest))
         rank = values.get("all rank", RANKS[0])
         missing = 0 if pattern.rest is None else max(0, rank - len(first) - len(rest))
-        middle = [_usual(place, values) for place in range(len(rest), len(rest) + missing)]
+        middle = [_usual(index, values) for index in range(len(rest), len(rest) + missing)]
         return (*first, *reversed(middle), *rest)
 
     def _declared_rank(self, name: str, values: Values) -> int:
@@ -161,7 +161,7 @@ class _Generic:
         alias = orders.get(self._theirs(name))
         order = DimOrder() if alias is None else alias.orders[values.get("order", 0) % len(alias.orders)]
         dims = range(len(shape)) if order.dims is None or len(order.dims) != len(shape) else order.dims
-        return without_gaps([max(length, 1) for length in shape], reversed(dims))
+        return without_gaps([max(size, 1) for size in shape], reversed(dims))
 
 
 def _usual(place: int, values: Values) -> int:

@@ -42,7 +42,7 @@ Verify = Callable[[Kernel, Question, Callable[[str], None]], Answer]
 _FAULTS = frozenset(getattr(signal, f"SIG{name}", None) for name in "SEGV BUS ILL FPE ABRT TRAP SYS".split())
 
 
-class Verifying(threading.local):
+class VerificationFlag(threading.local):
     """A flag of a thread that runs a kernel to verify it: operators that the kernel calls run no other kernel."""
 
     active = False
@@ -56,7 +56,7 @@ class Forks:
     differentiate = True
 
 
-verifying = Verifying()
+verifying = VerificationFlag()
 forks = Forks()
 
 

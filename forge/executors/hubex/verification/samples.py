@@ -69,7 +69,7 @@ def _calls(templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
 def _allowed_calls(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
     """Return calls that the constraints allow."""
     constraints = Constraints(kernel)
-    return (call for call in _calls(templates) if not constraints.failing(call))
+    return (call for call in _calls(templates) if not constraints.violations(call))
 
 
 def _changed_calls(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
@@ -79,7 +79,7 @@ def _changed_calls(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> I
     if any(parameter.rest for parameter in kernel.target.signature.parameters):
         return
     problems = [_problem(kernel, constraints, template) for template in _distinct(_calls(templates))]
-    problems.sort(key=lambda problem: len(constraints.failing(problem[1](problem[0]))))
+    problems.sort(key=lambda problem: len(constraints.violations(problem[1](problem[0]))))
     for start, build, candidates in problems[:TEMPLATES]:
         found = search(constraints, start, build, candidates, TRIES)
         if found is not None:
@@ -108,14 +108,14 @@ def _problem(
     bound = kernel.target.signature.bind(template.args, template.kwargs)
     typed = {name: _with_dtype(kernel, name, value) for name, value in bound.items()}
     call = arguments(kernel, typed)
-    found = sorted({length for meta in call.metas for length in meta.shape if length > 1})
+    found = sorted({size for meta in call.metas for size in meta.shape if size > 1})
     ours = {theirs: name for name, theirs in kernel.target.names.items()}
     spoken = [ours[name] for name in constraints.names if name in ours]
     numbers = {name: typed[name] for name in spoken if name in typed and not isinstance(typed[name], (Meta, list))}
-    start = {**{f"length {length}": length for length in found}, **numbers}
+    start = {**{f"length {size}": size for size in found}, **numbers}
 
     def build(values: Values) -> Call:
-        changed = with_lengths(call, {length: values[f"length {length}"] for length in found})
+        changed = with_lengths(call, {size: values[f"length {size}"] for size in found})
         by_name = kernel.target.signature.bind(changed.args, changed.kwargs)
         return arguments(kernel, {**by_name, **{n: values[n] for n in numbers if values[n] is not numbers[n]}})
 
@@ -142,7 +142,7 @@ def variations(kernel: Kernel, call: Call) -> Iterator[Case]:
     for note, laid in _layouts(small):
         yield made.case(laid, note)
     yield from made.special(small)
-    yield from made.shared(small)
+    yield from made.with_shared_tensor(small)
     for resized in _resize(kernel, small):
         yield made.case(resized)
         yield made.case(resized, "unaligned", offset=1)
@@ -167,7 +167,7 @@ class _Values:
         made = call.map(lambda leaf: self.tensor(leaf) if isinstance(leaf, Meta) else leaf)
         return Case(made.args, made.kwargs, note, offset, self.known)
 
-    def shared(self, call: Call) -> Iterator[Case]:
+    def with_shared_tensor(self, call: Call) -> Iterator[Case]:
         """One tensor in the place of all that are like the first one."""
         if not call.metas or call.metas.count(call.metas[0]) < 2 or self.kernel.samples or self.kernel.assumes:
             return
@@ -271,7 +271,7 @@ def _smaller(call: Call) -> Call:
     if first is None or prod(first.shape) <= LARGE:
         return call
     kept = first.shape[-1]
-    return with_lengths(call, {length: 5 for length in first.shape[:-1] if length > 16 and length != kept})
+    return with_lengths(call, {size: 5 for size in first.shape[:-1] if size > 16 and size != kept})
 
 
 def _layouts(call: Call) -> Iterator[tuple[str, Call]]:
@@ -324,13 +324,13 @@ def _resize(kernel: Kernel, call: Call) -> Iterator[Call]:
         resized["last dim"] = {last: 1}
     constraints = Constraints(kernel)
     for found in resized.values():
-        odd = [_of_length(call, found, length) for length in ODD]
+        odd = [_of_length(call, found, size) for size in ODD]
         odd = [each for each in odd if all(prod(meta.shape) <= LARGE for meta in each.metas)]
         yield from odd
-        if all(map(constraints.failing, odd)):
-            others = (_of_length(call, found, length) for length in constraints.numbers if length not in found)
+        if all(map(constraints.violations, odd)):
+            others = (_of_length(call, found, size) for size in constraints.numbers if size not in found)
             small = (each for each in others if all(prod(meta.shape) <= LARGE for meta in each.metas))
-            yield from islice((each for each in small if not constraints.failing(each)), len(ODD))
+            yield from islice((each for each in small if not constraints.violations(each)), len(ODD))
 
 
 def _of_length(call: Call, found: Mapping[int, int], length: int) -> Call:
@@ -344,7 +344,7 @@ def with_lengths(call: Call, lengths: Mapping[int, int]) -> Call:
     def change(leaf: Any) -> Any:
         if not isinstance(leaf, Meta) or lengths.keys().isdisjoint(leaf.shape):
             return leaf
-        shape = tuple(lengths.get(length, length) for length in leaf.shape)
+        shape = tuple(lengths.get(size, size) for size in leaf.shape)
         return replace(leaf, shape=shape, strides=None if leaf.strides is None else _dense(shape, leaf.strides))
 
     def numbers(value: Any) -> Any:
@@ -359,4 +359,4 @@ def with_lengths(call: Call, lengths: Mapping[int, int]) -> Call:
 def _dense(shape: Sequence[int], order: Sequence[int] | None) -> tuple[int, ...]:
     """Strides without gaps, the dims lying in the order that other strides say."""
     dims = sorted(range(len(shape)), key=lambda dim: (0 if order is None else order[dim], -dim))
-    return without_gaps([max(length, 1) for length in shape], dims)
+    return without_gaps([max(size, 1) for size in shape], dims)

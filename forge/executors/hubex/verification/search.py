@@ -45,7 +45,7 @@ class Constraints:
         self.constants: list[Any] = [constant.value for constant in constants]
         self.numbers = _numbers(self.constants)
 
-    def failing(self, call: Call) -> frozenset[Any]:
+    def violations(self, call: Call) -> frozenset[Any]:
         """Return the constraints that a call violates."""
         known = self.variables(call)
         others = self.checker.failures(**self.arguments(call))
@@ -135,15 +135,15 @@ def search(
     """Return values of the variables for which every constraint holds; None where none were found."""
     left = iter(range(tries))
 
-    def failing(values: Values) -> frozenset[Any] | None:
+    def violations(values: Values) -> frozenset[Any] | None:
         call = build(values) if next(left, None) is not None else None
         if call is None or any(prod(meta.shape) > LARGEST for meta in call.metas):
             return None
-        return constraints.failing(call)
+        return constraints.violations(call)
 
-    values, reasons = start, failing(start)
+    values, reasons = start, violations(start)
     while reasons:
-        found = _better(values, reasons, failing, candidates)
+        found = _better(values, reasons, violations, candidates)
         if found is None:
             return None
         values, reasons = found

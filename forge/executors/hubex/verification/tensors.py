@@ -12,7 +12,7 @@ POISON = 0xFF  # not a number in every float dtype
 _TIMES = 4  # as far from what is exact as eager's worst value
 
 
-class Failed(Exception):
+class KernelFailure(Exception):
     """A kernel is wrong: how, in words."""
 
 
@@ -44,19 +44,19 @@ class GuardedMemory:
 
     def allocate(self, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return memory for a result, as torch.empty gives."""
-        length = torch.Size(shape).numel() * dtype.itemsize
-        memory = _poison(2 * GUARD + length, device)
-        self.outputs.append((memory, GUARD, GUARD + length))
-        return memory[GUARD : GUARD + length].view(dtype).view(shape)
+        size = torch.Size(shape).numel() * dtype.itemsize
+        memory = _poison(2 * GUARD + size, device)
+        self.outputs.append((memory, GUARD, GUARD + size))
+        return memory[GUARD : GUARD + size].view(dtype).view(shape)
 
     def check(self) -> None:
-        """Raise Failed where an argument or a guard was written to."""
+        """Raise KernelFailure where an argument or a guard was written to."""
         for memory, before in self.inputs:
             if not torch.equal(memory, before):
-                raise Failed("an input, or memory beside it, was changed")
+                raise KernelFailure("an input, or memory beside it, was changed")
         for memory, start, stop in self.outputs:
             if bool((memory[:start] != POISON).any()) or bool((memory[stop:] != POISON).any()):
-                raise Failed("memory beside its output was written to")
+                raise KernelFailure("memory beside its output was written to")
 
     def shares(self, tensor: torch.Tensor) -> bool:
         """Return whether a result lies in an argument's memory."""

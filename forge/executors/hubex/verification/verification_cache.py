@@ -77,7 +77,7 @@ class Verifier:
             return decline(str(reason))
         first = next(iter(call.metas), None)
         if first is None:
-            return decline("it cannot be verified: no argument is a tensor")
+            return decline("the kernel cannot be verified: no argument is a tensor")
         with self._lock:
             return self._decide(kernel, Question(first.device, first.dtype), Question(first.device, first.dtype, call))
 
@@ -117,7 +117,7 @@ class Verifier:
         """Return a key of the kernels that are trusted; Declined for a verifier of a program's own, and while answers
         may pass."""
         if self is not verifier:
-            return decline("its kernels have a verifier of their own")
+            return decline("the kernels of this executor have a verifier of their own")
         if not self.is_lasting:
             return decline("a kernel could not be verified, for a reason that may pass")
         return repr([self.trusts(kernel) for kernel in kernels])

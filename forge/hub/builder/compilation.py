@@ -89,7 +89,7 @@ class Step:
     key: str
 
 
-class Compiling:
+class TargetCompilation:
     """A target's files, and what they are compiled to."""
 
     def __init__(self, config: Config, target: Target) -> None:
@@ -121,7 +121,7 @@ class Compiling:
             (inside / path).write_bytes(content)
         steps = list(self._steps(id))
         logs.mkdir(parents=True, exist_ok=True)
-        outputs = [objects / f"{place}.o" for place in range(len(steps))]
+        outputs = [objects / f"{index}.o" for index in range(len(steps))]
         with _progress(self.target.variant, len(steps)) as done, ThreadPoolExecutor(jobs) as pool:
             compile = partial(_compile, inside=inside, logs=logs, done=done)
             results = [pool.submit(compile, step, output) for step, output in zip(steps, outputs, strict=True)]

@@ -34,7 +34,7 @@ def builtin_kernels(trust: Callable[[Iterable[Kernel]], None]) -> list[Kernel]:
     found = []
     for folder in FOLDERS:
         try:
-            kernels = [replace(kernel, shipped=True) for kernel in gather([folder])]
+            kernels = [replace(kernel, builtin=True) for kernel in gather([folder])]
         except (HubError, ImportError) as error:  # Triton may be there and not load
             _log.warning("forge's own kernels in %s are not used: %s", folder.name, error)
             continue

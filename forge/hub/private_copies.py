@@ -58,7 +58,7 @@ def copy(source: BinaryIO, target: Path) -> tuple[int, str]:
 def _own_root() -> Path:
     global _root
     if _root is None or not _root.is_dir():
-        place = _place()
+        place = _parent_folder()
         _sweep(place)
         _root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
         held = _flock(_root / LOCK, shared=True)
@@ -66,7 +66,7 @@ def _own_root() -> Path:
     return _root
 
 
-def _place() -> Path:
+def _parent_folder() -> Path:
     """Return a folder whose files may be executed: the system's folder for temporary files, else the user's cache."""
     temporary = Path(tempfile.gettempdir())
     if not hasattr(os, "statvfs") or not os.statvfs(temporary).f_flag & getattr(os, "ST_NOEXEC", 0):

@@ -18,7 +18,7 @@ from forge.ir import Tag, TensorProxy, get_grad, needs_grad, put_grad
 from forge.prims.core import like
 from forge.torch_internals.autograd import get_current_graph_task_keep_graph as graph_is_kept
 from forge.torchlang import linear_cross_entropy
-from forge.torchlang.nn.head import Step
+from forge.torchlang.nn.fused_linear_cross_entropy import Step
 
 aten = torch.ops.aten
 
@@ -125,9 +125,9 @@ def _chunks(given: Rows) -> list[slice]:
     limit = CPU_CHUNK_BYTES if given.hidden.device.type == "cpu" else CHUNK_BYTES
     most = max(limit // max(row, 1), 1)
     pieces = max(-(-count // most), 1)
-    length = max(-(-count // pieces), 1)
-    length = min(-(-length // 64) * 64, most) if most >= 64 else length
-    return [slice(start, min(start + length, count)) for start in range(0, max(count, 1), length)]
+    size = max(-(-count // pieces), 1)
+    size = min(-(-size // 64) * 64, most) if most >= 64 else size
+    return [slice(start, min(start + size, count)) for start in range(0, max(count, 1), size)]
 
 
 def logits_of(given: Rows, rows: slice) -> torch.Tensor:
@@ -354,8 +354,8 @@ def _softmax_rows(scores: torch.Tensor, wide: torch.dtype) -> list[slice]:
     count, classes = scores.shape
     if not isinstance(count, int) or not isinstance(classes, int):
         return [slice(0, count)]
-    length = max(SOFTMAX_BYTES // max(classes * wide.itemsize, 1), 1)
-    return [slice(start, min(start + length, count)) for start in range(0, max(count, 1), length)]
+    size = max(SOFTMAX_BYTES // max(classes * wide.itemsize, 1), 1)
+    return [slice(start, min(start + size, count)) for start in range(0, max(count, 1), size)]
 
 
 def _within(rows: slice, some: slice) -> slice:

@@ -1,4 +1,4 @@
-"""A torch function run on tensors without values: which operators it runs, and what they do to its arguments."""
+"""A torch function run on fake tensors: which operators it runs, and what they do to its arguments."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from forge.torch_internals.fake_tensors import FakeTensorMode
 from forge.torch_internals.tensors import storage_id
 
 
-def run_without_values(
+def run_on_fake_tensors(
     function: Callable,
     args: tuple,
     kwargs: dict,
@@ -43,7 +43,7 @@ def _empty(leaf: Any, dtype: Callable[[TensorProxy], torch.dtype]) -> Any:
         return leaf.node.hint
     if not isinstance(leaf, TensorProxy):
         return leaf
-    shape = [hint_of(length) for length in leaf.shape]
+    shape = [hint_of(size) for size in leaf.shape]
     if leaf.strides is None:
         return torch.empty(shape, dtype=dtype(leaf), device=leaf.device)
     return torch.empty_strided(shape, list(map(hint_of, leaf.strides)), dtype=dtype(leaf), device=leaf.device)
@@ -101,7 +101,7 @@ def _layout(tensor: torch.Tensor) -> tuple:
     return tensor.shape, tensor.stride(), _memory(tensor)
 
 
-class Trial(NamedTuple):
+class ObservedEffects(NamedTuple):
     """Side effects of a call.
 
     changed: the leaves of its arguments that it changes, by position; silently: those of them that it changes without
@@ -115,13 +115,13 @@ class Trial(NamedTuple):
     acts: bool
 
 
-def try_without_values(function: Callable, args: tuple, kwargs: dict) -> Trial | None:
-    """Return a call's effects besides its results; None where they cannot be seen without values."""
+def observe_effects(function: Callable, args: tuple, kwargs: dict) -> ObservedEffects | None:
+    """Return a call's effects besides its results; None where they cannot be seen without data."""
     seen = EffectRecorder()
-    given = run_without_values(function, args, kwargs, seen, grad=True)
+    given = run_on_fake_tensors(function, args, kwargs, seen, grad=True)
     if given is None:
         return None
     changed = [i for i, leaf in enumerate(given) if isinstance(leaf, torch.Tensor) and _memory(leaf) in seen.written]
     silently = [i for i in changed if _memory(given[i]) not in seen.tracked]
     reshapes = any(leaf is tensor for tensor in seen.reshaped for leaf in given)
-    return Trial(changed, silently, reshapes, seen.random, seen.acts)
+    return ObservedEffects(changed, silently, reshapes, seen.random, seen.acts)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from forge.executors.hubex import HubExecutor, Kernel, Verifier, shipped
+from forge.executors.hubex import HubExecutor, Kernel, Verifier, builtin
 from forge.hub.manifest import ManifestError
 from forge.transforms import linear_cross_entropy
 from tests.hub.kernels import process_restored
@@ -46,9 +46,9 @@ def chosen(jitted: object, rows: int) -> tuple[str, tuple]:
     return row.executor, row.declined
 
 
-@pytest.mark.parametrize("folder", shipped.FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", builtin.FOLDERS, ids=lambda folder: folder.name)
 def test_the_kernels_are_those_that_were_verified_on_a_gpu(folder: Path) -> None:
-    known, now = shipped.released_digests(folder), shipped.digests(folder)
+    known, now = builtin.released_digests(folder), builtin.digests(folder)
     changed = {name for name, digest in now.items() if known.get(name) != digest}
     assert now and not changed, "verify them again: make release-kernels, on a machine with a GPU"
 
@@ -56,14 +56,14 @@ def test_the_kernels_are_those_that_were_verified_on_a_gpu(folder: Path) -> None
 def test_where_a_kernel_is_faster_may_change_without_verification_and_what_it_does_may_not(tmp_path: Path) -> None:
     made = Repository(tmp_path, "gelu", "def f(x): return F.gelu(x)", faster="input.numel >= 100", **GELU)
     shutil.move(made.folder / "forge_kernels.yaml", made.folder / "build" / "torch-universal")
-    (before,) = shipped.digests(made.folder).values()
+    (before,) = builtin.digests(made.folder).values()
     manifest = made.folder / "build" / "torch-universal" / "forge_kernels.yaml"
     manifest.write_text(manifest.read_text().replace("100", "200"))
-    assert list(shipped.digests(made.folder).values()) == [before]
+    assert list(builtin.digests(made.folder).values()) == [before]
     manifest.write_text(manifest.read_text().replace("approximate == 'none'", "True"))
-    (changed,) = shipped.digests(made.folder).values()
+    (changed,) = builtin.digests(made.folder).values()
     made.write("def f(x): return F.gelu(x) + 1")
-    assert len({before, changed, *shipped.digests(made.folder).values()}) == 3
+    assert len({before, changed, *builtin.digests(made.folder).values()}) == 3
 
 
 def test_a_change_concerns_the_kernels_that_import_it_alone(tmp_path: Path) -> None:
@@ -88,11 +88,11 @@ def test_a_change_concerns_the_kernels_that_import_it_alone(tmp_path: Path) -> N
         (variant / name).write_text(content)
 
     def changed_by(name: str, old: str, new: str) -> list[str]:
-        before = shipped.digests(made.folder)
+        before = builtin.digests(made.folder)
         path = manifest if name == manifest.name else variant / name
         assert old in path.read_text()
         path.write_text(path.read_text().replace(old, new, 1))
-        return [each.split()[0] for each, now in shipped.digests(made.folder).items() if now != before[each]]
+        return [each.split()[0] for each, now in builtin.digests(made.folder).items() if now != before[each]]
 
     assert changed_by("one.py", "helper(x)", "helper(x) + 1") == ["one"]
     assert changed_by("two.py", "return x", "return x + 1") == ["two"]
@@ -109,13 +109,13 @@ def test_a_kernel_is_chosen_where_it_was_measured_to_be_faster() -> None:
     assert chosen(forge.jit(lambda x: F.silu(x), kernels=[threshold()]), 100)[0] == "large"
     executor, declined = chosen(forge.jit(lambda x: F.silu(x), kernels=[threshold()]), 99)
     assert executor != "large"
-    assert declined[0] == ("large", "it is not known to be faster: input.numel = 99 is less than 100")
+    assert declined[0] == ("large", "the kernel is not known to be faster: input.numel = 99 is less than 100")
 
 
 def test_what_it_is_faster_at_decides_neither_a_direct_call_nor_a_verification() -> None:
     x = torch.randn(5)
     torch.testing.assert_close(forge.load_kernel(F.silu, kernels=[threshold()])(x), F.silu(x))
-    found = list(shipped.verify_all(threshold(device="cpu"), Verifier()))
+    found = list(builtin.verify_all(threshold(device="cpu"), Verifier()))
     assert [row[-1] for row in found] == ["ok"] and int(found[0][-2]) > 0  # of samples, which are small
 
 
@@ -143,7 +143,7 @@ def test_kernels_are_looked_for_when_somebody_asks() -> None:
 
 @pytest.mark.skipif(CUDA, reason="there is a GPU")
 def test_without_a_gpu_there_are_none() -> None:
-    assert shipped.builtin_kernels(lambda kernels: None) == []
+    assert builtin.builtin_kernels(lambda kernels: None) == []
 
 
 @pytest.mark.parametrize("changed", [False, True])
@@ -151,14 +151,14 @@ def test_files_that_were_verified_before_release_are_trusted_and_others_are_not(
     changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Repository(tmp_path, "gelu", "def f(x): return F.gelu(x)", **GELU)
-    known = {name: "another" if changed else digest for name, digest in shipped.digests(made.folder).items()}
-    (made.folder / shipped.VERIFIED).write_text(json.dumps({"kernels": known}))
-    monkeypatch.setattr(shipped, "FOLDERS", (made.folder,))
+    known = {name: "another" if changed else digest for name, digest in builtin.digests(made.folder).items()}
+    (made.folder / builtin.VERIFIED).write_text(json.dumps({"kernels": known}))
+    monkeypatch.setattr(builtin, "FOLDERS", (made.folder,))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     found_by = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: name == "triton" or found_by(name, *of))
     trusted: list[Kernel] = []
-    found = shipped.builtin_kernels(trusted.extend)
+    found = builtin.builtin_kernels(trusted.extend)
     assert found and trusted == ([] if changed else found)
 
 
@@ -176,7 +176,7 @@ def test_a_kernel_that_nobody_asked_for_gives_way_to_a_head_in_chunks(monkeypatc
     arguments = torch.randn(6, 4), torch.randn(9, 4), torch.randint(9, (6,))
     for asked_for in (True, False):
         executor = HubExecutor("kernels")
-        executor.add([replace(kernel, shipped=not asked_for)])
+        executor.add([replace(kernel, builtin=not asked_for)])
         jitted = forge.jit(loss, executors=[executor, "torch"])
         torch.testing.assert_close(jitted(*arguments), loss(*arguments))
         operations = [row.operation for row in forge.explain(jitted).rows]
