@@ -87,7 +87,6 @@ class CacheEntry:
             if key_of(self._described, self._config, self._parameter_names) != self.key:  # an executor lost something
                 raise Uncacheable("what decides how it is compiled has changed meanwhile")
             numbers = list(map(self._described.held_number, held))
-            has_second_tier = executable.second_tier is not None
             entry = dump(
                 executable.plan,
                 report,
@@ -95,7 +94,7 @@ class CacheEntry:
                 numbers,
                 self._config.executors,
                 self._described,
-                has_second_tier=has_second_tier,
+                second_tier=executable.second_tier,
             )
             entry.data["guards"] = guards_since(self._described.symbols, self._described.guards)
         except Uncacheable as reason:
@@ -123,7 +122,7 @@ class CacheEntry:
     ) -> None:
         """Write the second tier of a program in the place of the first, which stays where that cannot be."""
         try:
-            entry = dump(plan, report, mutated, numbers, executors, self._described, has_second_tier=False)
+            entry = dump(plan, report, mutated, numbers, executors, self._described, second_tier=None)
             entry.data["guards"] = guards_since(self._described.symbols, self._described.guards)
         except Uncacheable:
             return

@@ -31,7 +31,7 @@ from forge.ir.pytree import names
 from forge.ir.source import Source
 from forge.runtime.autograd import DifferentiableBackward, Sources
 from forge.runtime.plan import Backwards, Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
-from forge.runtime.tiering import TieredProgram, TierResult
+from forge.runtime.tiering import TierResult
 from forge.support.background import is_wanted
 from forge.transforms.split import SavedValue
 
@@ -47,7 +47,7 @@ def dump(
     executors: Sequence[Executor],
     graph: GraphKey,
     *,
-    has_second_tier: bool,
+    second_tier: SecondTier | None,
 ) -> Entry:
     """Return a program as an entry: its plan, with the executors that it was made with. held: numbers of tensors that
     the graph holds, which the program takes last.
@@ -65,7 +65,7 @@ def dump(
         "grad": plan.grad,
         "sets_mode": plan.sets_mode,
         "attends": plan.attends,
-        "has_second_tier": has_second_tier,
+        "hidden_seconds": None if second_tier is None else second_tier.hidden_seconds,
         "training": _training_data(plan.training),
         "mutated": mutated,
         "held": held,
@@ -153,8 +153,9 @@ def load(
     plan = CompiledPlan(made["forward"], data["grad"], data["sets_mode"], attends=data["attends"])
     if data["training"] is not None:
         plan = plan._replace(training=_training_plan(made, program, **data["training"]))
-    second_tier = SecondTier(program.second_tier) if data["has_second_tier"] else None
-    tiered = TieredProgram(second_tier.compile) if second_tier is not None and is_wanted() else None
+    hidden = data["hidden_seconds"]
+    second_tier = None if hidden is None else SecondTier(program.second_tier, hidden)
+    tiered = second_tier.tiered_program() if second_tier is not None and is_wanted() else None
     tensors = list(graph.held.values())
     boundary = boundary._replace(held=[tensors[number] for number in data["held"]])
     parts = Call(plan, program.call, tiered, data["mutated"], boundary=boundary)

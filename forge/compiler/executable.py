@@ -15,15 +15,23 @@ class SecondTier:
     """Compiles a program's larger regions (forge/runtime/tiering.py).
 
     on_promote: called with the plan of the second tier, and its executors, when it takes the place of the first.
+    hidden_seconds: see TieredProgram.
     """
 
-    def __init__(self, compile: Callable[["SecondTier", Callable[..., Any]], TierResult]) -> None:
+    def __init__(
+        self, compile: Callable[["SecondTier", Callable[..., Any]], TierResult], hidden_seconds: float
+    ) -> None:
         self._compile = compile
+        self.hidden_seconds = hidden_seconds
         self.on_promote: OnPromote | None = None
 
     def compile(self, first: Callable[..., Any]) -> TierResult:
         """Return the compiled successor of the first tier's function."""
         return self._compile(self, first)
+
+    def tiered_program(self) -> TieredProgram:
+        """Return the program that runs its first tier until the second is ready."""
+        return TieredProgram(self.compile, self.hidden_seconds)
 
 
 class Executable(NamedTuple):

@@ -57,7 +57,7 @@ from forge.executors.torchex.attention import ATTENDING
 from forge.ir import Tag, Trace
 from forge.ir.interpreter import paused_gc
 from forge.runtime.plan import Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
-from forge.runtime.tiering import TieredProgram, TierResult, is_small
+from forge.runtime.tiering import TierResult, hidden_seconds
 from forge.runtime.torch_state import preserve_torch_state
 from forge.support import progress
 from forge.support.background import is_wanted
@@ -264,7 +264,7 @@ def compile(
     with autocast_mode.disable(), progress.display():
         plan, second_tier = _compile_trace(program.trace, context)
     report.shorten()
-    tiered = TieredProgram(second_tier.compile) if second_tier is not None and is_wanted() else None
+    tiered = second_tier.tiered_program() if second_tier is not None and is_wanted() else None
     parts = Call(plan, None, tiered, program.mutated, _assumes(program), boundary)
     call, wrappers = parts.assemble()
     report.wrappers += wrappers
@@ -355,11 +355,14 @@ def _second_tier(trace: Trace, context: Context, first: LoweredProgram) -> Secon
     """Return the second tier of a program that was lowered, where larger regions are worth their compile time."""
     training, layouts = first.plan.training, first.context.layouts
     assert layouts is not None
-    if not (context.config.has_second_tier and is_small(first.context.stages[-1], layouts.flops)):
+    if not context.config.has_second_tier:
+        return None
+    hidden = hidden_seconds(first.context.stages[-1], layouts.flops)
+    if hidden is None:
         return None
     if training is not None and training.buckets:  # larger regions would give all gradients at their end
         return None
-    return SecondTier(partial(_compile_second_tier, trace, context, first.plan))
+    return SecondTier(partial(_compile_second_tier, trace, context, first.plan), hidden)
 
 
 def _compile_second_tier(

@@ -1,8 +1,12 @@
 """Tiered compilation: a small program that is called often is compiled a second time, as larger regions.
 
-Its calls cost more than what they compute."""
+Its calls cost more than what they compute. A program on a GPU for which that depends on the processor that makes the
+calls is measured: while the GPU waits for it, its call takes as long as its launches do.
+"""
 
 import logging
+import math
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,6 +39,8 @@ class _Rates(NamedTuple):
     share: float
 
 
+_SLOWEST_CALL = 1e-4  # seconds of one call of torch on a slow processor
+
 _RATES = {"cpu": _Rates(5e10, 2e10, 4e-6, 4), "cuda": _Rates(4e14, 3e12, 2e-5, 1.5)}
 
 
@@ -43,6 +49,12 @@ def is_small(trace: Trace, flops: int) -> bool:
 
     By its metadata, so that the same program is always treated alike; one of symbolic sizes is not small.
     """
+    return hidden_seconds(trace, flops) == 0
+
+
+def hidden_seconds(trace: Trace, flops: int) -> float | None:
+    """Return the seconds that the calls of a claimed trace may take without a GPU's waiting for them: 0 where they take
+    longer on any processor, None where they never do."""
     calls = [bound for bound in trace.bound_symbols if bound.symbol is not DEL]
     edges = {
         proxy.name: proxy
@@ -53,14 +65,17 @@ def is_small(trace: Trace, flops: int) -> bool:
     }
     devices = {proxy.device.type for proxy in edges.values()}
     if len(calls) < _FEWEST or len(devices) != 1 or not devices <= _RATES.keys():
-        return False
+        return None
     if any(isinstance(length, SYMBOLIC_TYPES) for proxy in edges.values() for length in proxy.shape):
-        return False
-    rate = _RATES[devices.pop()]
-    threads = torch.get_num_threads() if rate is _RATES["cpu"] else 1
+        return None
+    device = devices.pop()
+    rate = _RATES[device]
+    threads = torch.get_num_threads() if device == "cpu" else 1
     moved = sum(proxy.numel() * proxy.element_size() for proxy in edges.values())
-    work = flops / (rate.flops * threads) + moved / rate.bytes
-    return work < rate.share * len(calls) * rate.call
+    hidden = (flops / (rate.flops * threads) + moved / rate.bytes) / rate.share
+    if hidden < len(calls) * rate.call:
+        return 0.0
+    return hidden if device == "cuda" and hidden < len(calls) * _SLOWEST_CALL else None
 
 
 class TierResult(NamedTuple):
@@ -74,13 +89,19 @@ class TierResult(NamedTuple):
 
 class TieredProgram:
     """A program that runs its first tier until it was called often and what `compile(first tier)` then gives is
-    ready."""
+    ready.
+
+    hidden_seconds: those that a call may take without a GPU's waiting for it; the program is compiled a second time
+    once a call was seen to take longer. 0: without a measurement.
+    """
 
     _function: Callable
 
-    def __init__(self, compile: Callable[[Callable], TierResult]) -> None:
+    def __init__(self, compile: Callable[[Callable], TierResult], hidden_seconds: float = 0.0) -> None:
         self._compile: Callable[[Callable], TierResult] | None = compile
         self._second: TierResult | None = None
+        self._hidden = hidden_seconds
+        self._fastest = math.inf if hidden_seconds else 0.0
         self._left = CALLS
         self._lock = new_lock()
 
@@ -93,28 +114,50 @@ class TieredProgram:
         """Run the program."""
         if self._left:
             self._left -= 1
-            if not self._left and not self.promote():
+            if not self._left and not (self._is_measured() and self.promote()):
                 self._left = CALLS
+            if self._hidden and _gpu_is_idle():
+                return self._measure(inputs)
         return self._function(*inputs)
 
+    def _measure(self, inputs: tuple[Any, ...]) -> Any:
+        """Run the program, and note what its call takes: nothing holds it up, since the GPU has nothing left to do."""
+        start = time.perf_counter()
+        result = self._function(*inputs)
+        self._fastest = min(self._fastest, time.perf_counter() - start)
+        return result
+
+    def _is_measured(self) -> bool:
+        return self._fastest < math.inf
+
     def promote(self) -> bool:
-        """Compile the second tier, or install it where it is ready, without waiting; return whether nothing is left."""
+        """Compile the second tier, or install it where it is ready, without waiting; return whether nothing is left.
+        Nothing is left of a program that does not make its GPU wait, or has not been seen to."""
+        if not self._is_measured():
+            return True
         if not self._lock.acquire(blocking=False):
             return False
         try:
             if self._compile is None:
                 return True
-            if self._second is None:
+            if self._second is None and self._fastest >= self._hidden:
                 self._second = self._compile(self._function)
-            ready = self._second.is_ready()
-            if ready:
-                self._function = self._second.function
-                self._second.install()
-            elif not isinstance(ready, Declined):
-                return False
+            if self._second is not None:
+                ready = self._second.is_ready()
+                if ready:
+                    self._function = self._second.function
+                    self._second.install()
+                elif not isinstance(ready, Declined):
+                    return False
         except Exception:
             _log.debug("a program keeps its first tier", exc_info=True)
         finally:
             self._lock.release()
         self._compile = self._second = None
+        self._hidden = 0.0
         return True
+
+
+def _gpu_is_idle() -> bool:
+    """Return whether the current GPU has done all that it was given."""
+    return not torch.cuda.is_current_stream_capturing() and torch.cuda.current_stream().query()

@@ -19,7 +19,7 @@ from forge.ir import Proxy, Tag, TensorProxy, current_trace, get_grad, needs_gra
 from forge.ir.bounded import BoundedDict
 from forge.ir.proxies import Dim, hint_of
 from forge.ir.strides import to_strides
-from forge.prims.core import like
+from forge.prims.core import like, statically_true
 from forge.torch_internals.attention import (
     get_cudnn_sdp_enabled,
     get_flash_sdp_enabled,
@@ -32,6 +32,7 @@ from forge.torch_internals.fake_tensors import FakeTensor
 from forge.torch_internals.functions import torch_fused_sdp_choice
 
 aten = torch.ops.aten
+_HALVES = (torch.bfloat16, torch.float16)
 
 # torch looks up cuDNN's plan of a backward by query, key, value, mask and options, whose bytes it compares, and runs it
 # for an output's gradient of other strides than it was made for. Those of forge's calls have the output's strides; a
@@ -122,6 +123,7 @@ def _flash_backward(
     )
 
 
+_EFFICIENT_ALIGNMENT = 16  # elements of a mask's row
 _EFFICIENT_MULTIPLE = 32  # of this many queries' logsumexp the memory-efficient kernel keeps, infinite past the last
 
 
@@ -147,11 +149,11 @@ def _efficient_backward(
 ) -> tuple[torch.Tensor, ...]:
     missing = -q.shape[2] % _EFFICIENT_MULTIPLE
     padded = F.pad(logsumexp, (0, missing), value=float("inf")) if missing else logsumexp
-    mask_and_wanted = (*call.wanted[:3], False)
-    how = (call.dropout_p, mask_and_wanted, call.is_causal)
-    return aten._scaled_dot_product_efficient_attention_backward(
+    how = (call.dropout_p, list(call.wanted), call.is_causal)
+    gradients = aten._scaled_dot_product_efficient_attention_backward(
         g, q, k, v, mask, out, padded, *(rest or _unread(q)), *how, scale=call.scale
-    )[:3]
+    )
+    return gradients if call.wanted[3] else gradients[:3]
 
 
 def _cudnn(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> tuple:
@@ -257,7 +259,10 @@ def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None
     query, mask = leaves[0], leaves[3]
     if query.ndim != 4:  # torch 2.14 chooses a kernel for what it makes four dims of
         return None
-    if call.wanted[3] or (query.is_cuda and (query.shape[-1] % 8 or leaves[2].shape[-1] % 8)):
+    if call.wanted[3]:
+        fits = mask is not None and _takes_bias(query, leaves[1], leaves[2], mask) and _efficient_is_on()
+        return (_efficient, _efficient_backward) if fits and not torch.are_deterministic_algorithms_enabled() else None
+    if query.is_cuda and (query.shape[-1] % 8 or leaves[2].shape[-1] % 8):
         return None
     choice = _choice(call, leaves)
     kernel = _KERNELS.get((query.device.type, choice))
@@ -267,6 +272,16 @@ def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None
         return kernel
     aligned = mask.shape[-1] % 16 == 0 and mask.ndim == 4 and kernel[0] is _efficient_forward
     return kernel if aligned else None
+
+
+def _takes_bias(query: Any, key: Any, value: Any, mask: Any) -> bool:
+    """Return whether the memory-efficient kernel gives the gradient of a mask. torch composes such a call, in float32
+    and with all scores in memory."""
+    if not (query.device.type == "cuda" and query.dtype in _HALVES and mask.dtype == query.dtype):
+        return False
+    if not query.ndim == key.ndim == mask.ndim == 4 or not statically_true(query.shape[1] == key.shape[1]):
+        return False
+    return all(statically_true(x.shape[-1] % 8 == 0) for x in (query, value))
 
 
 def _choice(call: Attention, leaves: Inputs) -> int:
@@ -324,7 +339,12 @@ def _additive_mask(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) 
         return None
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
-    return mask.expand(*q.shape[:3], k.shape[2]) if q.is_cuda else mask
+    if not q.is_cuda:
+        return mask
+    missing = -mask.shape[-1] % _EFFICIENT_ALIGNMENT
+    if missing and mask.shape[-1] > 1:  # each row begins where the kernel's widest loads may
+        mask = F.pad(mask, (0, missing))[..., : mask.shape[-1]]
+    return mask.expand(*q.shape[:3], k.shape[2])
 
 
 def _attention(
@@ -363,8 +383,10 @@ def _attention_backward(
         return _composition_backward(g, state, wanted)
     call, backward, rest = state
     mask = _additive_mask(attn_mask, query, key)
-    gradients = backward(call, g, query, key, value, mask, out, logsumexp, rest)
-    return (*gradients, None)
+    *gradients, of_mask = (*backward(call, g, query, key, value, mask, out, logsumexp, rest), None)[:4]
+    if not wanted[3] or attn_mask is None:
+        return (*gradients, None)
+    return (*gradients, of_mask.sum_to_size(attn_mask.shape))
 
 
 def _composition_backward(
@@ -419,7 +441,7 @@ def _attention_grad(
     trace = current_trace()
     with trace.set_tags(trace.tags | {Tag.RANDOM} if dropout_p > 0 else trace.tags):
         out, logsumexp, state = attention(*inputs, dropout_p, is_causal, scale, enable_gqa, wanted)
-    if wanted[3]:  # torch's composition, which saves what it reads itself
+    if wanted[3] and not _takes_bias(*inputs):  # torch's composition, which saves what it reads itself
         shapes = tuple(x.shape if needed and x is not None else None for x, needed in zip(inputs, wanted, strict=True))
         gradients = composition_backward(get_grad(out), state, shapes)
     else:

@@ -286,3 +286,54 @@ def test_a_program_that_keeps_a_gpu_busy_longer_than_its_calls_take_is_not_small
     """2048 wide, the work takes 0.39 ms and the calls 0.16; a CPU, which does one after the other, would gain."""
     assert small(1400, 8, "cuda")
     assert not small(2048, 8, "cuda")
+
+
+def hidden(width: int, layers: int, device: str) -> float | None:
+    """Return the seconds that a chain of products hides of its calls."""
+
+    def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(layers):
+            x = x @ w
+        return x
+
+    with FakeTensorMode():
+        given = [torch.empty(width, width, device=device) for _ in range(2)]
+    return tiering.hidden_seconds(forge.trace(chain, *given), 2 * width**3 * layers)
+
+
+def test_the_processor_decides_whether_a_gpu_waits() -> None:
+    assert hidden(64, 8, "cuda") == 0
+    between = hidden(2048, 8, "cuda")
+    assert between is not None
+    assert 8 * 2e-5 < between < 8 * 1e-4
+    assert hidden(8192, 8, "cuda") is None
+    assert hidden(2048, 8, "cpu") is None
+
+
+@pytest.mark.parametrize(("seconds", "compiled"), [(0.002, True), (0.0005, False)])
+def test_a_program_that_was_seen_to_make_its_gpu_wait_is_compiled_again(
+    seconds: float, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle, now, made = True, 0.0, []
+
+    def first() -> str:
+        nonlocal now
+        now += seconds
+        return "first"
+
+    def compile(function: Callable) -> tiering.TierResult:
+        made.append(function)
+        return tiering.TierResult(lambda: "second", lambda: True, lambda: None)
+
+    monkeypatch.setattr(tiering, "_gpu_is_idle", lambda: idle)
+    monkeypatch.setattr(tiering.time, "perf_counter", lambda: now)
+    program = tiering.TieredProgram(compile, 0.001)
+    call = program.wrap(first)
+    assert program.promote() and not made  # nothing was measured, and there is nothing to wait for
+    idle = False
+    assert {call() for _ in range(3 * tiering.CALLS)} == {"first"}  # nor while the GPU is busy
+    idle = True
+    results = [call() for _ in range(2 * tiering.CALLS)]
+    assert made == ([first] if compiled else [])
+    assert results[-1] == ("second" if compiled else "first")
+    assert program.promote()
