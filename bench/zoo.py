@@ -12,6 +12,7 @@ run that `--minutes` ended.
 import argparse
 import contextlib
 import copy
+import functools
 import gc
 import json
 import math
@@ -48,15 +49,25 @@ def work(name: str, device: str, autotune: bool, rounds: int) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     for mode in MODES:
-        systems, failures = prepared[mode]
+        systems, failures = prepared.pop(mode)
         print(json.dumps({"model": name, "mode": mode, **_measure(systems, failures, device, rounds)}), flush=True)
+        del systems
+        _free(device)  # what graphs hold
 
 
 class _Prepared:
-    """A system's step, compiled, with what its first call showed."""
+    """A system's step, compiled: its first call's seconds, and what waits until it has compiled all."""
 
-    def __init__(self, run: Callable[[], Any], model: Any, first: float, result: Any, gradients: Any) -> None:
-        self.run, self.model, self.first, self.result, self.gradients = run, model, first, result, gradients
+    def __init__(self, run: Callable[[], Any], model: Any, first: float, finish: Callable[[], Any]) -> None:
+        self.run, self.model, self.first, self.finish = run, model, first, finish
+
+    def results(self) -> tuple[list[Any], list[Any]]:
+        """Return copies of the results and of the gradients of a step."""
+        result = _leaves(self.run())
+        gradients = [each.grad.clone() for each in self.model.parameters() if each.grad is not None]
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        return result, gradients
 
 
 def _prepare(name: str, device: str, training: bool, autotune: bool) -> tuple[dict[str, _Prepared], dict[str, str]]:
@@ -65,7 +76,6 @@ def _prepare(name: str, device: str, training: bool, autotune: bool) -> tuple[di
     from bench.zoo_models import MODELS
     from forge.benchmark.model_bench import System, entry, inference, training_step
     from forge.ir.checks import in_one_line
-    from forge.runtime.tiering import CALLS
 
     torch.manual_seed(0)
     model, arguments = MODELS[name](device == "cuda")
@@ -78,7 +88,6 @@ def _prepare(name: str, device: str, training: bool, autotune: bool) -> tuple[di
         arguments = {key: value for key, value in arguments.items() if key not in ("labels", "target")}
     prepared: dict[str, _Prepared] = {}
     failures: dict[str, str] = {}
-    expected: Any = None
     for system in _systems(System, entry, autotune):
         shared = {id(each): each for each in model.parameters()}
         own = copy.deepcopy(model, shared)  # buffers of its own
@@ -88,29 +97,17 @@ def _prepare(name: str, device: str, training: bool, autotune: bool) -> tuple[di
             if training:
                 run = training_step(step, own.parameters(), arguments)
             start = time.perf_counter()
-            result = _leaves(run())
+            run()
             _finish(device)
             first = time.perf_counter() - start
-            gradients = [each.grad for each in own.parameters() if each.grad is not None] if training else []
-            for each in own.parameters():
-                each.grad = None
-            for _ in range(CALLS + 4):  # forge may compile again what is called often
-                run()
-            system.finish(step)
-            if system.name == EAGER:
-                expected = result, gradients
-            else:
-                result, gradients = map(_distance, (result, gradients), expected)
-            prepared[system.name] = _Prepared(run, own, first, result, gradients)
+            prepared[system.name] = _Prepared(run, own, first, functools.partial(system.finish, step))
         except Exception as error:
             failures[system.name] = in_one_line(error)
         print(f"{system.name} {'training' if training else 'inference'}", flush=True)
+        for each in model.parameters():
+            each.grad = None
         run = step = own = None
         _free(device)
-    if EAGER in prepared:
-        prepared[EAGER].result = prepared[EAGER].gradients = None
-    del expected
-    _free(device)
     return prepared, failures
 
 
@@ -166,8 +163,24 @@ def _finish(device: str) -> None:
 
 
 def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device: str, rounds: int) -> dict[str, Any]:
+    from forge.runtime.tiering import CALLS
     from forge.support.timing import in_turn
 
+    for each in systems.values():
+        for _ in range(2 * CALLS):  # forge compiles again what is called often
+            each.run()
+        each.finish()
+        for _ in range(CALLS):
+            each.run()
+    expected = systems[EAGER].results() if EAGER in systems else None
+    errors: dict[str, tuple[float | None, float | None]] = {}
+    for name, each in systems.items():
+        if name != EAGER and expected is not None:
+            result, gradients = each.results()
+            errors[name] = _distance(result, expected[0]), _distance(gradients, expected[1])
+            del result, gradients
+    del expected
+    _free(device)
     seconds = in_turn({name: each.run for name, each in systems.items()}, rounds=rounds, batch_seconds=0.15)
     measured: dict[str, Any] = {}
     for name, each in systems.items():
@@ -175,17 +188,18 @@ def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device:
             "seconds": statistics.median(seconds[name]),
             "rounds": seconds[name],
             "first": each.first,
-            "result_error": each.result,
-            "gradient_error": each.gradients,
-            **(_on_gpu(each) if device == "cuda" else {}),
+            "result_error": errors.get(name, (None, None))[0],
+            "gradient_error": errors.get(name, (None, None))[1],
+            **(_on_gpu(each, own_pools=name == OURS) if device == "cuda" else {}),
         }
         for parameter in each.model.parameters():
             parameter.grad = None
     return {"systems": measured, "failures": failures}
 
 
-def _on_gpu(each: _Prepared) -> dict[str, Any]:
-    """Return a step's peak memory beyond parameters and gradients in bytes, its launches, and its kernels' seconds."""
+def _on_gpu(each: _Prepared, *, own_pools: bool) -> dict[str, Any]:
+    """Return a step's peak memory beyond parameters and gradients in bytes, with that of CUDA graphs, its launches, and
+    its kernels' seconds."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -195,11 +209,13 @@ def _on_gpu(each: _Prepared) -> dict[str, Any]:
         parameter.grad = None
     gc.collect()
     torch.cuda.synchronize()
+    segments = torch.cuda.memory_snapshot() if own_pools else ()
+    of_graphs = sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) != (0, 0))
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     each.run()
     torch.cuda.synchronize()
-    memory = torch.cuda.max_memory_allocated() - before - gradients
+    memory = torch.cuda.max_memory_allocated() - before - gradients + of_graphs
     start = time.perf_counter()
     each.run()
     host = time.perf_counter() - start

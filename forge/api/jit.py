@@ -43,7 +43,7 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     allow_imports: Sequence[str] = (),
     memory: str = "balanced",
     cache: bool = True,
-    cuda_graphs: bool = False,
+    cuda_graphs: bool | str = "auto",
     freeze: bool = False,
     select: str = "order",
     numerics: str = "fast",
@@ -77,9 +77,11 @@ def jit(  # noqa: PLR0913  the options of forge.jit
             or every value that saves bytes ("smallest", slower).
         cache: Keep compiled programs on disk, for other processes that capture the same program with the same options
             and versions. FORGE_CACHE_DIR is the folder; FORGE_CACHE=0 disables the cache.
-        cuda_graphs: On a CUDA device, record the forward and backward as CUDA graphs after a few calls of a shape.
-            Calls that cannot be recorded run between the graphs; forge.explain gives the reasons. Recorded graphs are
-            not cached on disk.
+        cuda_graphs: On a CUDA device, record the forward and backward as CUDA graphs after a few calls of a shape:
+            always (True), never (False), or once a program of fixed sizes was seen to make its device wait for
+            launches, where memory allows ("auto"). Calls that cannot be recorded run between the graphs;
+            forge.explain gives the reasons. Recorded graphs hold the memory of what the forward saves, and are not
+            cached on disk.
         freeze: For inference: compute once the values that depend on parameters and buffers alone, fold batch norms
             into the layers before them, and join linear layers that share an input. A change of a weight triggers
             the computation again; see forge.refold for the changes that go unnoticed. A call that needs gradients
@@ -111,7 +113,7 @@ def jit(  # noqa: PLR0913  the options of forge.jit
         EditError: During a call, for an edited file that is not valid Python.
     """
     refuse_unknown("forge.jit", others, _OPTIONS)
-    for name, flag in {"cache": cache, "cuda_graphs": cuda_graphs, "fullgraph": fullgraph}.items():
+    for name, flag in {"cache": cache, "fullgraph": fullgraph}.items():
         check_flag(flag, f"forge.jit: {name}")  # resolve_options checks the others
     check_flag(dynamic, "forge.jit: dynamic", (True, False, None))
     rejit = functools.partial(
@@ -286,8 +288,9 @@ def refold(jitted: Any) -> None:
 def finish_compiling(jitted: Any, timeout: float | None = None) -> bool:
     """Wait until a jitted function has its final programs.
 
-    A small program is compiled a second time with larger regions, in the background, after it was called often.
-    This function starts the second compilation at once and installs its result.
+    A program whose launches cost more than what they compute is compiled a second time after it was called often: as
+    CUDA graphs, or with larger regions in the background. This function starts the second compilation at once and
+    installs its result.
 
     Args:
         jitted: A result of forge.jit.

@@ -18,6 +18,7 @@ MEMORY = ("speed", "balanced", "smallest")
 SELECT = ("order", "measured")
 CHECK = (None, "eager", "regions")
 NUMERICS = ("fast", "eager")
+CUDA_GRAPHS = (True, False, "auto")
 CHECK_VARIABLE = "FORGE_CHECK"
 
 
@@ -49,7 +50,7 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
     strict: bool = False,
     memory: str = "balanced",
     cache: bool = True,
-    cuda_graphs: bool = False,
+    cuda_graphs: bool | str = "auto",
     freeze: bool = False,
     select: str = "order",
     numerics: str = "fast",
@@ -76,9 +77,9 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
     ):
         _require_one_of(name, value, known)
     _require(isinstance(edit, (str, os.PathLike, type(None))), f"edit is {edit!r}, but must be a folder's path")
-    flags = {"strict": strict, "cache": cache, "cuda_graphs": cuda_graphs, "freeze": freeze}
-    for name, flag in flags.items():
+    for name, flag in {"strict": strict, "cache": cache, "freeze": freeze}.items():
         check_flag(flag, f"forge.jit: {name}")
+    check_flag(cuda_graphs, "forge.jit: cuda_graphs", CUDA_GRAPHS)
     check_list(transforms, "forge.jit: transforms", "functions from a Trace to a Trace")
     for transform in transforms:
         _require(callable(transform), f"a transform is {transform!r}, but must be a function")
@@ -94,7 +95,8 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
         strict=strict,
         memory=memory,
         cache=cache and is_plain,
-        cuda_graphs=cuda_graphs and is_plain,
+        cuda_graphs=cuda_graphs if is_plain else False,
+        records_graphs=cuda_graphs is True and is_plain,
         freeze=freeze,
         select=select,
         numerics=numerics,

@@ -17,7 +17,7 @@ from forge.support.machine import device_name, processor
 
 def key_of(graph: GraphKey, config: Config, parameters: Sequence[str]) -> str:
     """Return the key of a graph's program. Raises Uncacheable where part of it is known to this process only."""
-    if config.cuda_graphs:
+    if config.records_graphs:
         raise Uncacheable("CUDA graphs are of one process")
     if config.freeze:
         raise Uncacheable("what a frozen program computes of its weights is of one process")

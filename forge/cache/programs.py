@@ -340,6 +340,7 @@ _OTHERWISE: dict[str, Callable[[LoadedReport], Any]] = {
     "claims": lambda report: report._claims(0),
     "backward_claims": lambda report: report._claims(1),
     "double_backwards": lambda report: [],
+    "uses_cuda_graphs": lambda report: False,
 }
 for _name, _otherwise in _OTHERWISE.items():
     setattr(LoadedReport, _name, _of_whole(_name, _otherwise))

@@ -33,6 +33,7 @@ class Config:
         strict: a region that fails raises.
         memory: "speed", "balanced" or "smallest".
         cache: programs are written to disk.
+        cuda_graphs: True, False or "auto"; records_graphs: programs are recorded as CUDA graphs, requested or not.
         select: "order" or "measured"; selection: which candidates lose a call that they would take.
         checks: a check is on, under which a region that fails raises, too.
         comparison: instruments each claimed trace.
@@ -44,7 +45,8 @@ class Config:
     strict: bool = False
     memory: str = "balanced"
     cache: bool = True
-    cuda_graphs: bool = False
+    cuda_graphs: bool | str = "auto"
+    records_graphs: bool = False
     freeze: bool = False
     select: str = "order"
     numerics: str = "fast"
@@ -80,11 +82,20 @@ class Config:
     @property
     def has_second_tier(self) -> bool:
         """True if a fusion executor can compile larger regions later. Under CUDA graphs calls cost next to nothing."""
-        if self.cuda_graphs or not self.is_plain:
+        if self.cuda_graphs is True or not self.is_plain:
             return False
         return any(each.second_tier() is not None for each in self.fusion_executors)
 
-    def second_tier(self) -> "Config":
+    @property
+    def may_record_later(self) -> bool:
+        """True if a program that is seen to make its GPU wait is recorded as CUDA graphs."""
+        return self.cuda_graphs == "auto" and self.is_plain and not self.checks
+
+    def with_cuda_graphs(self) -> "Config":
+        """Return the config of programs that are recorded as CUDA graphs."""
+        return self.replace(records_graphs=True)
+
+    def larger_regions(self) -> "Config":
         """Return the config of larger regions, which fusion executors compile in other processes; see `is_ready`."""
         executors = [(isinstance(each, FusionExecutor) and each.second_tier()) or each for each in self.executors]
         return self.replace(executors=tuple(executors))
@@ -109,7 +120,9 @@ class Config:
 
     def _as_generated(self, **changes: Any) -> "Config":
         """Return the config of programs that run as they are generated, with other changes."""
-        return self.replace(cuda_graphs=False, comparison=None, codegen=None, checks=False, **changes)
+        return self.replace(
+            cuda_graphs=False, records_graphs=False, comparison=None, codegen=None, checks=False, **changes
+        )
 
     def may_run_again(self, bound: BoundSymbol) -> bool:
         """Return whether a backward may run a call of the forward again, rather than read what it saved."""

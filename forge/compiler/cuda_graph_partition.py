@@ -1,13 +1,18 @@
 """Partition of a claimed program into CUDA graphs, and the program with those graphs as calls."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
-from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, Trace
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
+from forge.ir.printing import DEL
+from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.pytree import proxies, tensors
 from forge.runtime.cuda_graphs import Graph, Pool, recorder
+from forge.transforms.makers import is_view
 
 _FEWEST = 2  # calls: a graph of one launches as much as the call does
+_OUTSIDE_SHARE = 0.2  # of a program's calls, at most, of one that is recorded without having been asked for
 _OUTSIDE = {
     Tag.OPAQUE: "the call is an opaque call",
     Tag.EFFECT: "the call has an effect",
@@ -19,19 +24,67 @@ _OUTSIDE = {
 Generate = Callable[[Trace], Callable[..., Any]]
 
 
-def record(trace: Trace, pool: Pool, generate: Generate, kept: Iterable[str] = ()) -> Trace:
+def record(
+    trace: Trace,
+    pool: Pool,
+    generate: Generate,
+    kept: Collection[str] = (),
+    trusted: Collection[str] = (),
+    *,
+    is_requested: bool = True,
+) -> Trace:
     """Return the claimed trace with every run of calls that can be recorded as one call of a Graph, whose function is
-    `generate`d. The outputs `kept` are for others to keep: they do not share a graph's memory."""
+    `generate`d.
+
+    Args:
+        trace: The claimed trace.
+        pool: The memory of its graphs.
+        generate: Returns the function of a trace.
+        kept: Outputs that others may keep.
+        trusted: Inputs whose metadata are the same at each call, if their sizes are.
+        is_requested: False if nobody asked for CUDA graphs.
+    """
+    views, others = _views_of_inputs(trace, kept)
     pieces: list[list[BoundSymbol]] = [[]]
-    for bound in trace.bound_symbols:
+    for bound in others:
         if why_not(bound) is None:
             pieces[-1].append(bound)
         else:
             pieces += [[bound], []]
-    writer = _Writer(trace, pool, generate, frozenset(kept))
+    make = partial(Graph, pool=pool, is_requested=is_requested)
+    writer = _Writer(trace, make, generate, frozenset(kept), frozenset(trusted))
+    writer.calls += views
     for piece in pieces:
         writer.piece(piece)
     return trace.derive("cuda_graphs", writer.calls) if writer.graphs else trace
+
+
+def can_record(trace: Trace) -> bool:
+    """Return whether most calls of a claimed trace can be recorded, whose sizes are known."""
+    calls = [bound for bound in trace.bound_symbols if bound.symbol is not DEL and not is_view(bound)]
+    if any(isinstance(length, SYMBOLIC_TYPES) for proxy in tensors([*trace.inputs]) for length in proxy.shape):
+        return False
+    outside = sum(why_not(bound) is not None for bound in calls)
+    return len(calls) >= _FEWEST and outside <= len(calls) * _OUTSIDE_SHARE
+
+
+def _views_of_inputs(trace: Trace, kept: Collection[str]) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
+    """Return the calls that make outputs which are views of inputs, and the others: a graph would return a view of its
+    copy of the input."""
+    makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
+    inputs = {proxy.name for proxy in trace.inputs}
+    views: dict[int, BoundSymbol] = {}
+    for name in kept:
+        chain: list[BoundSymbol] = []
+        while name in makers and is_view(makers[name]) and len(tensors([makers[name].args])) == 1:
+            chain.append(makers[name])
+            name = tensors([makers[name].args])[0].name
+        if name in inputs:
+            views.update((id(bound), bound) for bound in chain)
+    return (
+        [bound for bound in trace.bound_symbols if id(bound) in views],
+        [bound for bound in trace.bound_symbols if id(bound) not in views],
+    )
 
 
 def why_not(bound: BoundSymbol) -> str | None:
@@ -49,11 +102,19 @@ def why_not(bound: BoundSymbol) -> str | None:
 
 
 class _Writer:
-    def __init__(self, trace: Trace, pool: Pool, generate: Generate, kept: frozenset[str]) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        make: Callable[..., Graph],
+        generate: Generate,
+        kept: frozenset[str],
+        trusted: frozenset[str],
+    ) -> None:
         self.trace = trace
-        self.pool = pool
+        self.make = make
         self.generate = generate
         self.kept = kept
+        self.trusted = set(trusted)
         self.calls: list[BoundSymbol] = []
         self.graphs = 0
         self.outputs = set(trace.output_names)
@@ -83,7 +144,15 @@ class _Writer:
         body = self.trace.derive(f"of {name}", calls, name=name, inputs=given, output=results)
         body.boxed = False
         body.constants.clear()
-        graph = Graph(name, self.generate(body), self.pool, [proxy.name in self.kept for proxy in results])
+        checked = [
+            place
+            for place, proxy in enumerate(given)
+            if isinstance(proxy, TensorProxy) and (self.lengths or proxy.name not in self.trusted)
+        ]
+        graph = self.make(
+            name, self.generate(body), kept=[proxy.name in self.kept for proxy in results], checked=checked
+        )
+        self.trusted |= wanted.keys()
         symbol = Symbol(name, f"forge.{name}", meta=lambda *args: results, op=graph)
         self.graphs += 1
         self.calls.append(BoundSymbol(symbol, tuple(given), {}, results, calls, source=calls[0].source))

@@ -242,7 +242,9 @@ def cuda_graphs(trace: Trace, context: Context) -> Trace:
     """Make one call of each run of calls that can be recorded as a CUDA graph."""
     pool = _BACKWARDS if context.kind is Kind.BACKWARD else _FORWARDS
     generate = partial(_generate, form=Form.FUSED, context=context)
-    return cuda_graph_partition.record(trace, pool, generate, context.returned)
+    saved = context.derivative.parts.saved_tensors if context.kind is Kind.BACKWARD else ()
+    is_requested = context.config.cuda_graphs is True
+    return cuda_graph_partition.record(trace, pool, generate, context.returned, names(saved), is_requested=is_requested)
 
 
 def bucket_gradients(trace: Trace, context: Context) -> Trace:

@@ -46,16 +46,18 @@ from forge.compiler.backwards import BackwardCompiler
 from forge.compiler.claim import Claim, Selection
 from forge.compiler.config import Config
 from forge.compiler.context import Context, Form, Kind
+from forge.compiler.cuda_graph_partition import can_record
 from forge.compiler.executable import Executable, SecondTier
 from forge.compiler.freezing import freezing_of
 from forge.compiler.program import Program
 from forge.compiler.region_artifacts import FusedRegion, compile_until_stable
 from forge.compiler.report import CompileReport, LayerUse
 from forge.executors.errors import RegionError
-from forge.executors.executor import Executor
+from forge.executors.executor import Executor, decline
 from forge.executors.torchex.attention import ATTENDING
 from forge.ir import Tag, Trace
 from forge.ir.interpreter import paused_gc
+from forge.runtime.cuda_graphs import recorder
 from forge.runtime.plan import Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
 from forge.runtime.tiering import TierResult, hidden_seconds
 from forge.runtime.torch_state import preserve_torch_state
@@ -161,14 +163,14 @@ def _has_reference(trace: Trace, context: Context) -> bool:
 
 
 def _records_cuda_graphs(trace: Trace, context: Context) -> bool:
-    return context.config.cuda_graphs and context.config.comparison is None
+    return context.config.records_graphs and context.config.comparison is None
 
 
 def _sends_gradients(trace: Trace, context: Context) -> bool:
     """Return whether DistributedDataParallel sends the gradients in buckets; all are tensors, of calls that run one by
     one."""
     config, buckets = context.config, context.buckets
-    if buckets is None or buckets.limit is None or config.cuda_graphs or config.comparison is not None:
+    if buckets is None or buckets.limit is None or config.records_graphs or config.comparison is not None:
         return False
     return not (context.is_batched or context.is_partial or context.derivative.has_opaque_graphs)
 
@@ -254,7 +256,7 @@ def compile(
     report = CompileReport(
         opaque_calls=opaque_calls,
         layers=layers,
-        uses_cuda_graphs=config.cuda_graphs,
+        uses_cuda_graphs=config.records_graphs,
         frozen=freezing.done,
         unfrozen=freezing.left,
         seconds=dict(seconds),
@@ -291,20 +293,18 @@ def _compile_trace(trace: Trace, context: Context) -> tuple[CompiledPlan, Second
     if context.derivative_or_none is not None:
         report.saved += context.derivative.parts.saved_values()
     context.reference = context.program.trace
-    lowered = compile_until_stable(partial(_lower_program, trace, context))
+    lowered = compile_until_stable(partial(_lower_program, trace, context, context.config))
     own = lowered.context
     report.add_lowered(own.stages, own.claims, lowered.backward_stages, lowered.backward_claims)
     return lowered.plan, _second_tier(trace, context, lowered)
 
 
 def _lower_program(
-    trace: Trace, context: Context, first: CompiledPlan | None = None
+    trace: Trace, context: Context, config: Config, first: CompiledPlan | None = None
 ) -> tuple[LoweredProgram, list[FusedRegion]]:
     """Return the program and its fused regions. first: the plan of the first tier, where this is the second: it shares
     the epilogue, and the backwards that are compiled when they are needed."""
-    context = context.attempt(
-        context.config if first is None else context.config.second_tier(), times_passes=first is None
-    )
+    context = context.attempt(config, times_passes=first is None)
     _lower(trace, context)
     forward = context.generated
     if context.derivative_or_none is None:
@@ -352,32 +352,39 @@ def _sets_mode(trace: Trace) -> bool:
 
 
 def _second_tier(trace: Trace, context: Context, first: LoweredProgram) -> SecondTier | None:
-    """Return the second tier of a program that was lowered, where larger regions are worth their compile time."""
-    training, layouts = first.plan.training, first.context.layouts
+    """Return the second tier of a program that was lowered, where launches may cost more than what they compute: CUDA
+    graphs where most of its calls can be recorded, else larger regions."""
+    config, training, layouts = context.config, first.plan.training, first.context.layouts
     assert layouts is not None
-    if not context.config.has_second_tier:
+    if training is not None and training.buckets:  # either would give all gradients at its end
         return None
-    hidden = hidden_seconds(first.context.stages[-1], layouts.flops)
+    lowered = [stages[-1] for stages in (first.context.stages, first.backward_stages) if stages]
+    records = config.may_record_later and all(map(can_record, lowered))
+    hidden = hidden_seconds(lowered[0], layouts.flops) if records or config.has_second_tier else None
     if hidden is None:
         return None
-    if training is not None and training.buckets:  # larger regions would give all gradients at their end
-        return None
-    return SecondTier(partial(_compile_second_tier, trace, context, first.plan), hidden)
+    return SecondTier(partial(_compile_second_tier, trace, context, first.plan, records), hidden)
 
 
 def _compile_second_tier(
-    trace: Trace, context: Context, first: CompiledPlan, tier: SecondTier, call: Callable[..., Any]
+    trace: Trace, context: Context, first: CompiledPlan, records: bool, tier: SecondTier, call: Callable[..., Any]
 ) -> TierResult:
-    report = context.report
-    with paused_gc(), preserve_torch_state(), autocast_mode.disable(), report.time_phase("larger regions"):
-        second = compile_until_stable(partial(_lower_program, trace, context, first))
-    stages, claims, config = second.context.stages, second.context.claims, second.context.config
+    report, config = context.report, context.config
+    records = records and recorder().has_room()
+    if not records and not config.has_second_tier:
+        return TierResult(call, lambda: decline("the device has little memory left"), lambda: None)
+    config = config.with_cuda_graphs() if records else config.larger_regions()
+    phase = "CUDA graphs" if records else "larger regions"
+    with paused_gc(), preserve_torch_state(), autocast_mode.disable(), report.time_phase(phase):
+        second = compile_until_stable(partial(_lower_program, trace, context, config, first))
+    stages, claims = second.context.stages, second.context.claims
     attends = not ATTENDING.isdisjoint(claim.operation for claim in (*claims, *second.backward_claims))
     plan = second.plan._replace(attends=attends)
 
     def install() -> None:
         report.add_lowered(stages, claims, second.backward_stages, second.backward_claims)
-        if tier.on_promote is not None:
+        report.uses_cuda_graphs = records
+        if tier.on_promote is not None and not records:  # graphs are of one process
             tier.on_promote(plan, config.executors)
 
     return TierResult(Call(plan, call).assemble()[0], config.is_ready, install)

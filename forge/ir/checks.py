@@ -22,11 +22,12 @@ def check_list(given: Any, what: str, of: str) -> None:
     check(isinstance(given, (list, tuple)), lambda: f"{what} is {given!r}, but {wanted}", TypeError)
 
 
-def check_flag(given: Any, what: str, wanted: Sequence[bool | None] = (True, False)) -> None:
+def check_flag(given: Any, what: str, wanted: Sequence[bool | str | None] = (True, False)) -> None:
     """Raise TypeError where `given`, which the user knows as `what`, is none of `wanted`: 1 and "no" are no bools."""
-    *others, last = map(str, wanted)
+    *others, last = (repr(each) for each in wanted)
     listed = f"{', '.join(others)} or {last}"
-    check(any(given is each for each in wanted), lambda: f"{what} is {given!r}, but must be {listed}", TypeError)
+    is_known = any(given is each or (isinstance(given, str) and given == each) for each in wanted)
+    check(is_known, lambda: f"{what} is {given!r}, but must be {listed}", TypeError)
 
 
 def in_one_line(error: BaseException) -> str:

@@ -3,12 +3,15 @@
 A graph reads its inputs where they were when it was recorded. One that is elsewhere call after call is copied to where
 it was then; for one that moved once, as a parameter does, the function is recorded again. A graph's results lie in
 memory of its own: it may run again once nobody holds them any more; meanwhile another recording of the function runs.
+Results for the caller, such as gradients, are handed out in that memory too where nothing else is held with them, by
+two recordings that take turns; otherwise, and where the caller holds both, they are copied.
 """
 
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -18,8 +21,11 @@ from forge.ir.checks import in_one_line
 from forge.torch_internals.tensors import storage_address, storage_use_count
 
 _WARM_UP = 3  # calls before a function is recorded: libraries allocate, kernels are compiled
-_MOVES = 2  # of an input between calls, before it is copied
-_KEPT = 4  # recordings of a function
+_MOVES = 2  # of an input between calls, before it is copied; one, if it is a small one and no parameter
+_SMALL = 2**24  # bytes
+_RECORDINGS = 4  # of a function, for one set of inputs
+_ALIASED = 2  # of these hand their results out as they are
+_COPY_BYTES = 2**26  # of inputs a call, under which graphs that nobody asked for are recorded
 _log = logging.getLogger("forge.cuda_graphs")
 
 
@@ -41,9 +47,15 @@ class CudaRecorder:
         """Return new memory that recordings share."""
         return torch.cuda.graph_pool_handle()
 
-    def stream(self) -> int:
-        """Return the stream that a call runs on."""
-        return torch.cuda.current_stream().cuda_stream
+    def stream(self) -> tuple[int, int]:
+        """Return the device and the stream that a call runs on."""
+        stream = torch.cuda.current_stream()
+        return stream.device_index, stream.cuda_stream
+
+    def has_room(self) -> bool:
+        """Return whether the device has memory left for as much as programs use of it while they run."""
+        free, _ = torch.cuda.mem_get_info()
+        return free >= torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
     def is_recording(self) -> bool:
         """Return whether another recording is under way."""
@@ -76,17 +88,22 @@ def recorder() -> Any:
     return _recorder
 
 
-class Pool:
-    """Memory of several functions' recordings, which are known in the order in which they were made: what one uses
-    while it runs, a later one may have been given for its results."""
+class Memory:
+    """The memory of several functions' recordings on one stream, which are known in the order in which they were made:
+    memory that one uses while it runs, a later one may have been given for its results.
+
+    Whoever uses a recording holds `lock` until its results have owners.
+    """
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         self._handle: Any = None
         self._recordings: list[weakref.ref[_GraphCapture]] = []
 
     @property
     def handle(self) -> Any:
-        """The memory's; another one's where no recording is left, since torch gives up a pool with its last graph."""
+        """The memory's handle; a new one where no recording is left, since torch gives up a pool with its last
+        graph."""
         self._recordings = [each for each in self._recordings if each() is not None]
         if not self._recordings:
             self._handle = recorder().new_pool()
@@ -107,132 +124,233 @@ class Pool:
         return True
 
 
+class Pool:
+    """Memory for the recordings of several functions, for each stream its own: streams run at the same time."""
+
+    def __init__(self) -> None:
+        self._memories: dict[Any, Memory] = {}
+
+    def memory(self) -> Memory:
+        """Return the memory of the current stream."""
+        stream = recorder().stream()
+        found = self._memories.get(stream)
+        return self._memories.setdefault(stream, Memory()) if found is None else found
+
+
 # the recordings by the memory of their results
 _owners: "weakref.WeakValueDictionary[int, _GraphCapture]" = weakref.WeakValueDictionary()
 
 
 class _GraphCapture:
-    """One recording: the addresses of its inputs, and its outputs."""
+    """One recording: the addresses of its inputs, and its outputs.
 
-    def __init__(self, function: Callable, inputs: Sequence[Any], copied: frozenset[int], pool: Pool) -> None:
-        self.signature = _signature(inputs, copied)
-        self.copies = {place: _like(inputs[place]) for place in copied if isinstance(inputs[place], torch.Tensor)}
-        self.places = [
-            (place, each.data_ptr())
-            for place, each in enumerate(inputs)
-            if isinstance(each, torch.Tensor) and place not in self.copies
+    key: what it was recorded for beside addresses. copied: places of tensors that are copied before each run.
+    kept: for each result, whether the caller may keep it. may_alias: the caller may be given the memory itself.
+    """
+
+    def __init__(
+        self,
+        function: Callable,
+        inputs: "_Inputs",
+        key: tuple,
+        copied: frozenset[int],
+        kept: Sequence[bool],
+        memory: Memory,
+        *,
+        may_alias: bool,
+    ) -> None:
+        self.key, self.memory, self.copied = key, memory, copied
+        self.copies = {place: _like(inputs.tensors[place]) for place in copied}
+        self._fixed = [place for place in range(len(inputs.tensors)) if place not in copied]
+        self._addresses = [inputs.pointers[place] for place in self._fixed]
+        self._copy(inputs.tensors)
+        self.recording = recorder().record(function, inputs.with_copies(self.copies), memory.handle)
+        self._keep_track_of_results(inputs, kept, may_alias)
+        memory.add(self)
+
+    def _keep_track_of_results(self, inputs: "_Inputs", kept: Sequence[bool], may_alias: bool) -> None:
+        """Note the storages of the results, and which of these are copied for the caller."""
+        outputs, theirs = self.recording.outputs, set(map(_memory, inputs.tensors))
+        copies = set(map(_memory, self.copies.values()))
+        for number, (each, keep) in enumerate(zip(outputs, kept, strict=True)):
+            if keep and _is_tensor(each) and _memory(each) in theirs | copies:
+                raise NotImplementedError(f"result {number} shares the memory of an input")
+        own = {_memory(each): each.untyped_storage() for each in outputs if _is_tensor(each)}
+        self._storages = [storage for memory, storage in own.items() if memory not in theirs]
+        self._use_counters = list(map(storage_address, self._storages))
+        _owners.update((memory, self) for memory in own if memory not in theirs)
+        sizes = [(keep, each.nbytes) for each, keep in zip(outputs, kept, strict=True) if _is_tensor(each)]
+        held_with_them = sum(size for keep, size in sizes if not keep)
+        self.is_aliased = may_alias and held_with_them <= sum(size for keep, size in sizes if keep)
+        self._takes = [
+            _as_it_is if not _is_tensor(each) else _CLONE if keep and not self.is_aliased else _DETACH
+            for each, keep in zip(outputs, kept, strict=True)
         ]
-        self._copy(inputs)
-        given = [self.copies.get(place, each) for place, each in enumerate(inputs)]
-        self.recording = recorder().record(function, given, pool.handle)
-        others = {_memory(each) for each in inputs if isinstance(each, torch.Tensor)}
-        own = {_memory(each): each.untyped_storage() for each in self.recording.outputs if _is_tensor(each)}
-        self._storages = [storage for memory, storage in own.items() if memory not in others]
-        self._uses = [_uses(storage) for storage in self._storages]
-        _owners.update((memory, self) for memory in own if memory not in others)
-        pool.add(self)
+        self._uses = list(map(storage_use_count, self._use_counters))
 
     def is_held(self) -> bool:
         """Return whether memory of its results is referenced from outside."""
-        return any(_uses(storage) > uses for storage, uses in zip(self._storages, self._uses, strict=True))
+        return list(map(storage_use_count, self._use_counters)) != self._uses
 
-    def reads(self, pointers: Sequence[int | None]) -> bool:
+    def reads(self, pointers: Sequence[int]) -> bool:
         """Return whether it reads inputs that are there."""
-        return all(pointers[place] == pointer for place, pointer in self.places)
+        return [pointers[place] for place in self._fixed] == self._addresses
 
-    def _copy(self, inputs: Sequence[Any]) -> None:
+    def _copy(self, tensors: Sequence[torch.Tensor]) -> None:
         for place, copy in self.copies.items():
-            _unique_elements(copy).copy_(_unique_elements(inputs[place]))
+            _unique_elements(copy).copy_(_unique_elements(tensors[place]))
 
-    def run(self, inputs: Sequence[Any], kept: Sequence[bool]) -> tuple:
-        """Return its results: `kept` ones in memory of their own."""
-        self._copy(inputs)
+    def run(self, inputs: "_Inputs") -> tuple:
+        """Return its results."""
+        self._copy(inputs.tensors)
         self.recording.replay()
-        return tuple(
-            (each.clone() if keep else each.detach()) if _is_tensor(each) else each
-            for each, keep in zip(self.recording.outputs, kept, strict=True)
-        )
+        return tuple([take(each) for take, each in zip(self._takes, self.recording.outputs, strict=True)])
+
+
+class _Inputs:
+    """The arguments of a call: tensors, their addresses, and the others.
+
+    checked: places among all arguments whose metadata may differ from call to call; None: all.
+    """
+
+    def __init__(self, values: Sequence[Any], checked: Collection[int] | None) -> None:
+        self.values = values
+        self.tensors = [each for each in values if isinstance(each, torch.Tensor)]
+        self.pointers = list(map(_ADDRESS, self.tensors))
+        self.key = tuple(self._described(range(len(values)) if checked is None else checked))
+        self.count = len(values) - len(self.tensors)
+        if self.count:
+            self.key += tuple(_plain(each) for each in values if not isinstance(each, torch.Tensor))
+
+    def _described(self, places: Collection[int]) -> Iterator[tuple]:
+        for place in places:
+            each = self.values[place]
+            if isinstance(each, torch.Tensor) and type(each) is not torch.nn.Parameter:  # those Dynamo guards
+                yield each.shape, each.stride(), each.dtype
+
+    def with_copies(self, copies: dict[int, torch.Tensor]) -> list[Any]:
+        """Return the arguments with copies in the place of some tensors."""
+        tensors = iter([copies.get(place, each) for place, each in enumerate(self.tensors)])
+        return [next(tensors) if isinstance(each, torch.Tensor) else each for each in self.values]
 
 
 class Graph:
     """A function of tensors and numbers that returns a tuple; recorded after a few calls.
 
-    kept: for each result, whether the caller may keep it for good. `failed` says why it cannot be recorded; such a
-    function is called. `recordings` counts them.
+    kept: for each result, whether the caller may keep it for good. checked: places of arguments whose metadata may
+    differ from call to call; None: all. is_requested: False for a program that is recorded without having been asked
+    for, which is not recorded where memory is short or many inputs would be copied. `failed` says why the function
+    cannot be recorded; it is called then. `recordings` counts them.
     """
 
-    def __init__(self, name: str, function: Callable, pool: Pool, kept: Sequence[bool]) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable,
+        pool: Pool,
+        kept: Sequence[bool],
+        checked: Collection[int] | None = None,
+        *,
+        is_requested: bool = True,
+    ) -> None:
         self.__name__ = name
         self.failed: str | None = None
         self.recordings = 0
         self._function = function
         self._pool = pool
         self._kept = kept
-        self._calls = BoundedDict(256)  # by signature, of those that no recording served
-        self._last: list[int | None] = []
+        self._checked = checked
+        self._is_requested = is_requested
+        self._calls = BoundedDict(256)  # by key, of those that no recording served
+        self._last: list[int] = []
         self._moves: list[int] = []
         self._recorded: list[_GraphCapture] = []
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> tuple:
         """Return the function's results, replayed or computed."""
-        if self.failed is not None or not self._lock.acquire(blocking=False):
+        if self.failed is not None or recorder().is_recording():
             return self._function(*inputs)
-        try:
-            if recorder().is_recording():
-                return self._function(*inputs)
-            found = self._find(inputs)
-            return self._function(*inputs) if found is None else found.run(inputs, self._kept)
-        finally:
-            self._lock.release()
+        memory = self._pool.memory()
+        with _acquired(self._lock) as is_alone, _acquired(memory.lock) as is_free:
+            if is_alone and is_free:
+                described = _Inputs(inputs, self._checked)
+                found = self._find(described, memory)
+                if found is not None:
+                    return found.run(described)
+        return self._function(*inputs)
 
-    def _find(self, inputs: Sequence[Any]) -> _GraphCapture | None:
+    def _find(self, inputs: _Inputs, memory: Memory) -> _GraphCapture | None:
         """Return a recording that may run now, an old one or a new one; None where the function is to be called."""
-        pointers = [each.data_ptr() if isinstance(each, torch.Tensor) else None for each in inputs]
-        self._watch(inputs, pointers)
-        copied = frozenset(place for place, moves in enumerate(self._moves) if moves >= _MOVES)
-        signature = _signature(inputs, copied)
-        alike = [each for each in self._recorded if each.signature == signature and each.reads(pointers)]
+        alike = [
+            each
+            for each in self._recorded
+            if each.memory is memory and each.key == inputs.key and each.reads(inputs.pointers)
+        ]
         for each in alike:
-            if self._pool.is_free_for(each):
+            if memory.is_free_for(each):
                 return each
-        self._calls[signature] = calls = (self._calls.get(signature) or 0) + 1
-        if calls <= _WARM_UP or len(alike) >= _KEPT:
+        self._watch(inputs)
+        self._calls[inputs.key] = calls = (self._calls.get(inputs.key) or 0) + 1
+        if calls <= _WARM_UP or len(alike) >= _RECORDINGS:
             return None
-        return self._record(inputs, copied)
+        return self._record(inputs, memory, alike)
 
-    def _watch(self, inputs: Sequence[Any], pointers: list[int | None]) -> None:
+    def _watch(self, inputs: _Inputs) -> None:
         """Count how often each input was elsewhere than before. Results of other recordings are where they belong."""
-        if not self._last:
-            self._moves = [0] * len(pointers)
-        for place, (before, pointer) in enumerate(zip(self._last, pointers, strict=False)):
+        if len(self._last) != len(inputs.pointers):
+            self._moves = [0] * len(inputs.pointers)
+        for place, (before, pointer) in enumerate(zip(self._last, inputs.pointers, strict=False)):
             if before != pointer:
-                stays = _is_tensor(inputs[place]) and _memory(inputs[place]) in _owners
-                self._moves[place] = 0 if stays else self._moves[place] + 1
-        self._last = pointers
+                self._moves[place] = 0 if _memory(inputs.tensors[place]) in _owners else self._moves[place] + 1
+        self._last = inputs.pointers
 
-    def _record(self, inputs: Sequence[Any], copied: frozenset[int]) -> _GraphCapture | None:
+    def _record(self, inputs: _Inputs, memory: Memory, alike: Sequence[_GraphCapture]) -> _GraphCapture | None:
+        copied = frozenset(place for place, moves in enumerate(self._moves) if _is_copied(inputs.tensors[place], moves))
+        may_alias = sum(each.is_aliased for each in alike) < _ALIASED
         try:
-            made = _GraphCapture(self._function, inputs, copied, self._pool)
+            if not self._is_requested:
+                self._require_little_memory(inputs, copied)
+            made = _GraphCapture(self._function, inputs, inputs.key, copied, self._kept, memory, may_alias=may_alias)
         except Exception as error:
             self.failed = in_one_line(error)
             _log.debug("%s cannot be recorded", self.__name__, exc_info=True)
             self._recorded.clear()
             return None
         self.recordings += 1
-        self._recorded = [made, *self._recorded][: 2 * _KEPT]
+        stale = [each for each in self._recorded if each.key == inputs.key and each not in alike]
+        self._recorded = [made, *(each for each in self._recorded if each not in stale)][: 2 * _RECORDINGS]
         return made
 
+    def _require_little_memory(self, inputs: _Inputs, copied: Collection[int]) -> None:
+        moved = sum(inputs.tensors[place].nbytes for place in copied)
+        if moved > _COPY_BYTES:
+            raise NotImplementedError(f"{moved / 1e6:.0f} MB of inputs are elsewhere at each call")
+        if not recorder().has_room():
+            raise NotImplementedError("the device has little memory left")
 
-def _signature(inputs: Sequence[Any], copied: frozenset[int]) -> tuple:
-    """Return a key of the recording that fits the inputs: their metadata, and the addresses of those that are not
-    copied. Parameters' metadata is guarded by Dynamo."""
-    described = [
-        (each.shape, each.stride(), each.dtype) if isinstance(each, torch.Tensor) else _plain(each)
-        for each in inputs
-        if type(each) is not torch.nn.Parameter
-    ]
-    return (recorder().stream(), copied, *described)
+
+_ADDRESS, _CLONE, _DETACH = torch.Tensor.data_ptr, torch.Tensor.clone, torch.Tensor.detach
+
+
+def _is_copied(tensor: torch.Tensor, moves: int) -> bool:
+    """Return whether an input that moved a few times between calls is copied to where it was."""
+    return moves >= _MOVES or (moves > 0 and type(tensor) is not torch.nn.Parameter and tensor.nbytes <= _SMALL)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+@contextmanager
+def _acquired(lock: threading.Lock) -> Iterator[bool]:
+    """Hold a lock if it is free; give whether it was."""
+    is_free = lock.acquire(blocking=False)
+    try:
+        yield is_free
+    finally:
+        if is_free:
+            lock.release()
 
 
 def _plain(value: Any) -> Any:
@@ -261,7 +379,3 @@ def _unique_elements(tensor: torch.Tensor) -> torch.Tensor:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _uses(storage: torch.UntypedStorage) -> int:
-    return storage_use_count(storage_address(storage))

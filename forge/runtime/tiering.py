@@ -1,7 +1,7 @@
-"""Tiered compilation: a small program that is called often is compiled a second time, as larger regions.
+"""Tiered compilation: a program whose calls cost more than what they compute is compiled a second time once it was
+called often, as CUDA graphs or as larger regions.
 
-Its calls cost more than what they compute. A program on a GPU for which that depends on the processor that makes the
-calls is measured: while the GPU waits for it, its call takes as long as its launches do.
+A program on a GPU for which that depends on the processor that makes the calls is measured.
 """
 
 import logging
@@ -92,7 +92,7 @@ class TieredProgram:
     ready.
 
     hidden_seconds: those that a call may take without a GPU's waiting for it; the program is compiled a second time
-    once a call was seen to take longer. 0: without a measurement.
+    once all calls were seen to take longer. 0: without a measurement.
     """
 
     _function: Callable
@@ -116,12 +116,12 @@ class TieredProgram:
             self._left -= 1
             if not self._left and not (self._is_measured() and self.promote()):
                 self._left = CALLS
-            if self._hidden and _gpu_is_idle():
+            if self._hidden:
                 return self._measure(inputs)
         return self._function(*inputs)
 
     def _measure(self, inputs: tuple[Any, ...]) -> Any:
-        """Run the program, and note what its call takes: nothing holds it up, since the GPU has nothing left to do."""
+        """Run the program, and note the time of its fastest call: one that no full queue of launches held up."""
         start = time.perf_counter()
         result = self._function(*inputs)
         self._fastest = min(self._fastest, time.perf_counter() - start)
@@ -156,8 +156,3 @@ class TieredProgram:
         self._compile = self._second = None
         self._hidden = 0.0
         return True
-
-
-def _gpu_is_idle() -> bool:
-    """Return whether the current GPU has done all that it was given."""
-    return not torch.cuda.is_current_stream_capturing() and torch.cuda.current_stream().query()

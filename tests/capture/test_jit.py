@@ -24,7 +24,7 @@ def test_unknown_option_names_the_near_one():
         forge.jit(lambda x: x, executer=["torch"])
 
 
-FLAGS = {"cache": "/tmp/mine", "cuda_graphs": "yes", "freeze": 1, "strict": "no"}
+FLAGS = {"cache": "/tmp/mine", "freeze": 1, "strict": "no"}
 
 
 @pytest.mark.parametrize(("name", "given"), [*FLAGS.items(), ("fullgraph", "x")])
@@ -32,6 +32,14 @@ def test_what_is_on_or_off_is_a_bool(name, given):
     for more in ({}, {"check": "eager"}):
         with pytest.raises(TypeError, match=f"^forge.jit: {name} is {given!r}, but must be True or False$"):
             forge.jit(lambda x: x, **{name: given}, **more)
+
+
+def test_cuda_graphs_are_on_off_or_automatic():
+    with pytest.raises(TypeError, match=r"^forge.jit: cuda_graphs is 'yes', but must be True, False or 'auto'$"):
+        forge.jit(lambda x: x, cuda_graphs="yes")
+    with pytest.raises(TypeError, match=r"^forge.jit: cuda_graphs is 1, but must be"):
+        forge.jit(lambda x: x, cuda_graphs=1)
+    forge.jit(lambda x: x, cuda_graphs="".join(["au", "to"]))
 
 
 def test_dynamic_is_a_bool_or_none():

@@ -38,6 +38,9 @@ class Double:
     def new_pool(self) -> None:
         return None
 
+    def has_room(self) -> bool:
+        return True
+
     def stream(self) -> int:
         return 0
 
