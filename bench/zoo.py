@@ -166,6 +166,8 @@ def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device:
     from forge.runtime.tiering import CALLS
     from forge.support.timing import in_turn
 
+    other_graphs = _bytes_of_graphs(device)  # of models before this one
+
     for each in systems.values():
         for _ in range(2 * CALLS):  # forge compiles again what is called often
             each.run()
@@ -190,16 +192,25 @@ def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device:
             "first": each.first,
             "result_error": errors.get(name, (None, None))[0],
             "gradient_error": errors.get(name, (None, None))[1],
-            **(_on_gpu(each, own_pools=name == OURS) if device == "cuda" else {}),
+            **(_on_gpu(each) if device == "cuda" else {}),
         }
+        if name == OURS and device == "cuda":
+            measured[name]["memory"] += _bytes_of_graphs(device) - other_graphs
         for parameter in each.model.parameters():
             parameter.grad = None
     return {"systems": measured, "failures": failures}
 
 
-def _on_gpu(each: _Prepared, *, own_pools: bool) -> dict[str, Any]:
-    """Return a step's peak memory beyond parameters and gradients in bytes, with that of CUDA graphs, its launches, and
-    its kernels' seconds."""
+def _bytes_of_graphs(device: str) -> int:
+    """Return the bytes that CUDA graphs hold."""
+    import torch
+
+    segments = torch.cuda.memory_snapshot() if device == "cuda" else ()
+    return sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) != (0, 0))
+
+
+def _on_gpu(each: _Prepared) -> dict[str, Any]:
+    """Return a step's peak memory beyond parameters and gradients in bytes, its launches, and its kernels' seconds."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -209,13 +220,11 @@ def _on_gpu(each: _Prepared, *, own_pools: bool) -> dict[str, Any]:
         parameter.grad = None
     gc.collect()
     torch.cuda.synchronize()
-    segments = torch.cuda.memory_snapshot() if own_pools else ()
-    of_graphs = sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) != (0, 0))
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     each.run()
     torch.cuda.synchronize()
-    memory = torch.cuda.max_memory_allocated() - before - gradients + of_graphs
+    memory = torch.cuda.max_memory_allocated() - before - gradients
     start = time.perf_counter()
     each.run()
     host = time.perf_counter() - start

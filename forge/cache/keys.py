@@ -25,7 +25,7 @@ def key_of(graph: GraphKey, config: Config, parameters: Sequence[str]) -> str:
         *_system(),
         *_devices(graph),
         repr(modes()),
-        repr((config.strict, config.memory, config.select, config.numerics, list(parameters))),
+        repr((config.strict, config.memory, config.select, config.numerics, config.cuda_graphs, list(parameters))),
         *map(_identity, config.executors),
         _of_transforms(config),
         *graph.words,

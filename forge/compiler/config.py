@@ -89,7 +89,7 @@ class Config:
     @property
     def may_record_later(self) -> bool:
         """True if a program that is seen to make its GPU wait is recorded as CUDA graphs."""
-        return self.cuda_graphs == "auto" and self.is_plain and not self.checks
+        return self.cuda_graphs == "auto" and self.is_plain
 
     def with_cuda_graphs(self) -> "Config":
         """Return the config of programs that are recorded as CUDA graphs."""

@@ -144,29 +144,29 @@ _owners: "weakref.WeakValueDictionary[int, _GraphCapture]" = weakref.WeakValueDi
 class _GraphCapture:
     """One recording: the addresses of its inputs, and its outputs.
 
-    key: what it was recorded for beside addresses. copied: places of tensors that are copied before each run.
-    kept: for each result, whether the caller may keep it. may_alias: the caller may be given the memory itself.
+    copied: places of tensors that are copied before each run. kept: for each result, whether the caller may keep it.
+    memories: that of the stream, and the one to record in. may_alias: the caller may be given the memory itself.
     """
 
     def __init__(
         self,
         function: Callable,
         inputs: "_Inputs",
-        key: tuple,
         copied: frozenset[int],
         kept: Sequence[bool],
-        memory: Memory,
+        memories: tuple[Memory, Memory],
         *,
         may_alias: bool,
     ) -> None:
-        self.key, self.memory, self.copied = key, memory, copied
+        self.key, self.copied = inputs.key, copied
+        self.stream_memory, self.memory = memories
         self.copies = {place: _like(inputs.tensors[place]) for place in copied}
         self._fixed = [place for place in range(len(inputs.tensors)) if place not in copied]
         self._addresses = [inputs.pointers[place] for place in self._fixed]
         self._copy(inputs.tensors)
-        self.recording = recorder().record(function, inputs.with_copies(self.copies), memory.handle)
+        self.recording = recorder().record(function, inputs.with_copies(self.copies), self.memory.handle)
         self._keep_track_of_results(inputs, kept, may_alias)
-        memory.add(self)
+        self.memory.add(self)
 
     def _keep_track_of_results(self, inputs: "_Inputs", kept: Sequence[bool], may_alias: bool) -> None:
         """Note the storages of the results, and which of these are copied for the caller."""
@@ -285,10 +285,10 @@ class Graph:
         alike = [
             each
             for each in self._recorded
-            if each.memory is memory and each.key == inputs.key and each.reads(inputs.pointers)
+            if each.stream_memory is memory and each.key == inputs.key and each.reads(inputs.pointers)
         ]
         for each in alike:
-            if memory.is_free_for(each):
+            if each.memory.is_free_for(each):
                 return each
         self._watch(inputs)
         self._calls[inputs.key] = calls = (self._calls.get(inputs.key) or 0) + 1
@@ -308,18 +308,21 @@ class Graph:
     def _record(self, inputs: _Inputs, memory: Memory, alike: Sequence[_GraphCapture]) -> _GraphCapture | None:
         copied = frozenset(place for place, moves in enumerate(self._moves) if _is_copied(inputs.tensors[place], moves))
         may_alias = sum(each.is_aliased for each in alike) < _ALIASED
+        stale = [each for each in self._recorded if each.key == inputs.key and each not in alike]
+        self._recorded = [each for each in self._recorded if each not in stale]
+        del stale  # the new recording may use their memory
+        own = Memory() if may_alias and any(each.is_aliased for each in alike) else memory  # to take turns
         try:
             if not self._is_requested:
                 self._require_little_memory(inputs, copied)
-            made = _GraphCapture(self._function, inputs, inputs.key, copied, self._kept, memory, may_alias=may_alias)
+            made = _GraphCapture(self._function, inputs, copied, self._kept, (memory, own), may_alias=may_alias)
         except Exception as error:
             self.failed = in_one_line(error)
             _log.debug("%s cannot be recorded", self.__name__, exc_info=True)
             self._recorded.clear()
             return None
         self.recordings += 1
-        stale = [each for each in self._recorded if each.key == inputs.key and each not in alike]
-        self._recorded = [made, *(each for each in self._recorded if each not in stale)][: 2 * _RECORDINGS]
+        self._recorded = [made, *self._recorded][: 2 * _RECORDINGS]
         return made
 
     def _require_little_memory(self, inputs: _Inputs, copied: Collection[int]) -> None:

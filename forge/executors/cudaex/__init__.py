@@ -2,7 +2,7 @@
 
 import torch
 
-from forge.executors.cudaex import head, products
+from forge.executors.cudaex import attention, head, products
 from forge.executors.executor import Decision, OperatorExecutor, decline
 from forge.executors.registry import register_executor
 
@@ -18,12 +18,13 @@ class CudaExecutor(OperatorExecutor):
         return ""
 
     def with_eager_numerics(self) -> "CudaExecutor":
-        """Return the executor without the head of a language model, whose steps are not rounded one by one."""
+        """Return the executor without the head of a language model and attention, of which torch rounds each step."""
         return _with_eager_numerics
 
 
 cudaex = register_executor(CudaExecutor("cuda"), default=True, first=True)
 _with_eager_numerics = CudaExecutor("cuda")
 head.register(cudaex)
+attention.register(cudaex)
 for _executor in (cudaex, _with_eager_numerics):
     products.register(_executor)

@@ -337,6 +337,16 @@ def _real(fake: torch.Tensor) -> torch.Tensor:
     return real.requires_grad_(fake.requires_grad)
 
 
+def with_rows(mask: torch.Tensor) -> torch.Tensor:
+    """Return a mask whose rows lie in memory element by element: torch's kernels take no other ones, and it composes
+    attention instead (a relative bias is looked up per head and permuted)."""
+    if mask.stride(-1) in (0, 1) or mask.shape[-1] == 1:
+        return mask
+    broadcast = [dim for dim, stride in enumerate(mask.stride()) if stride == 0]
+    each = mask[tuple(slice(1) if dim in broadcast else slice(None) for dim in range(mask.ndim))]
+    return each.contiguous().expand(mask.shape)
+
+
 def _additive_mask(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
     """Return the mask that kernels add: a bool one as 0 and -inf; on a GPU of the scores' shape."""
     if mask is None:
@@ -345,6 +355,7 @@ def _additive_mask(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) 
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
     if not q.is_cuda:
         return mask
+    mask = with_rows(mask)
     missing = -mask.shape[-1] % _EFFICIENT_ALIGNMENT
     if missing and mask.shape[-1] > 1:  # each row begins where the kernel's widest loads may
         mask = F.pad(mask, (0, missing))[..., : mask.shape[-1]]
@@ -363,6 +374,8 @@ def _attention(
     wanted: tuple[bool, ...],
 ) -> tuple:
     """(out, logsumexp or None, and what else the backward needs)."""
+    if attn_mask is not None and attn_mask.is_cuda:
+        attn_mask = with_rows(attn_mask)
     inputs = (query, key, value, attn_mask)
     call, kernel = _decide(inputs, (dropout_p, is_causal, scale, enable_gqa, wanted))
     if kernel is None:
@@ -430,7 +443,7 @@ composition_backward = torchex.register_operator(
 ATTENDING = frozenset({attention.id, torchlang.scaled_dot_product_attention.id})
 
 
-def _attention_grad(
+def attention_grad(
     query: TensorProxy,
     key: TensorProxy,
     value: TensorProxy,
@@ -440,6 +453,7 @@ def _attention_grad(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> TensorProxy:
+    """Compute attention, and its gradients by the backward of the kernel that torch chooses."""
     inputs = (query, key, value, attn_mask)
     wanted = tuple(needs_grad(x) for x in inputs)
     trace = current_trace()
@@ -455,4 +469,4 @@ def _attention_grad(
     return out
 
 
-run_torchlang(torchlang.scaled_dot_product_attention, grad_transform=_attention_grad)
+run_torchlang(torchlang.scaled_dot_product_attention, grad_transform=attention_grad)

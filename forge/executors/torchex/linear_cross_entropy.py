@@ -4,6 +4,7 @@ Where gradients are needed, the forward makes them too, chunk by chunk: no produ
 loss that is one number only scales what comes in. The gradient of the weight adds up in its products.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -105,14 +106,15 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
 
 def _picker(x: torch.Tensor) -> Callable[[slice], torch.Tensor]:
     """Take rows of (..., V) without a copy of all."""
-    if x.ndim == 2:
-        return x.__getitem__
-    if x.is_contiguous():
+    with contextlib.suppress(RuntimeError):  # dims that are no one dim in memory
         return x.view(-1, x.shape[-1]).__getitem__
 
     def pick(rows: slice) -> torch.Tensor:
-        index = torch.arange(rows.start, rows.stop, device=x.device)
-        return x[torch.unravel_index(index, x.shape[:-1])]
+        left, places = torch.arange(rows.start, rows.stop, device=x.device), []
+        for size in reversed(x.shape[:-1]):  # torch.unravel_index copies the shape to the device, and waits for it
+            places.append(left % size)
+            left = left // size
+        return x[tuple(reversed(places))]
 
     return pick
 

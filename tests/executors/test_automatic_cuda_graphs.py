@@ -1,0 +1,239 @@
+"""cuda_graphs="auto": programs that are called often are recorded without having been asked for. Without a GPU, the
+recorder of tests/executors/test_cuda_graphs.py stands in, for which programs are on the CPU."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import forge
+from forge.capture.handles import handle_of
+from forge.runtime import cuda_graphs
+from forge.runtime.tiering import CALLS
+from tests.executors.test_cuda_graphs import CUDA, Double, data, graphs, train
+
+EXECUTORS = ["torch"]
+MANY = CALLS + 8
+
+
+@pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.skipif(not CUDA, reason="no GPU here"))])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where programs are recorded."""
+    if request.param == "double":
+        monkeypatch.setattr(cuda_graphs, "_recorder", Double())
+    yield "cpu" if request.param == "double" else "cuda"
+    torch._dynamo.reset()
+
+
+def deep(device: str, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Dropout(dropout), nn.Tanh(), nn.Linear(8, 8), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(8, 3)).to(device)
+
+
+def recordings(jitted: Any) -> list[int]:
+    return [each.recordings for each in graphs(jitted)]
+
+
+def call_often(jitted: Callable, function: Callable, *args: torch.Tensor) -> Any:
+    """Return the last result of many calls, each of which is as the function's."""
+    for _ in range(MANY):
+        result = jitted(*args)
+        torch.testing.assert_close(result, function(*args))
+    return result
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_training_follows_eager(device: str, dropout: float, accumulate: int) -> None:
+    ours, theirs = deep(device, dropout), deep(device, dropout)
+    jitted = forge.jit(ours)
+    torch.manual_seed(3)
+    found = train(jitted, ours, data(device, 2 * MANY), accumulate=accumulate)
+    torch.manual_seed(3)
+    expected = train(theirs, theirs, data(device, 2 * MANY), accumulate=accumulate)
+    torch.testing.assert_close(found, expected)
+    assert len(graphs(jitted)) == 2 and all(recordings(jitted))
+    assert all(each.failed is None for each in graphs(jitted))
+    assert "CUDA graphs: 2" in str(forge.explain(jitted))
+
+
+def test_nothing_is_recorded_at_first(device: str) -> None:
+    module, (x,) = deep(device), data(device, 1)
+    jitted = forge.jit(module)
+    with torch.no_grad():
+        for _ in range(CALLS - 1):
+            jitted(x)
+        assert not graphs(jitted)
+        call_often(jitted, module, x)
+    assert recordings(jitted)[0] > 0
+
+
+@pytest.mark.parametrize("option", ["cuda_graphs", "deterministic", "check", "background"])
+def test_it_can_be_turned_off(device: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, (x,) = deep(device), data(device, 1)
+    options = {"cuda_graphs": {"cuda_graphs": False}, "check": {"check": "eager"}}.get(option, {})
+    if option == "background":
+        monkeypatch.setenv("FORGE_BACKGROUND", "0")
+    torch.use_deterministic_algorithms(option == "deterministic")
+    try:
+        jitted = forge.jit(module, executors=EXECUTORS, **options)
+        call_often(jitted, module, x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not graphs(jitted)
+
+
+def test_without_room_a_program_stays_as_it_is(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(cuda_graphs.recorder()), "has_room", lambda recorder: False)
+    module, (x,) = deep(device), data(device, 1)
+    jitted = forge.jit(module, executors=EXECUTORS)
+    call_often(jitted, module, x)
+    assert not graphs(jitted)
+
+
+def test_memory_that_fills_up_later_ends_recording(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, (x,) = deep(device), data(device, 1)
+    jitted = forge.jit(module, executors=EXECUTORS)
+    for _ in range(CALLS):
+        jitted(x)
+    monkeypatch.setattr(type(cuda_graphs.recorder()), "has_room", lambda recorder: False)
+    call_often(jitted, module, x)
+    assert graphs(jitted)[0].recordings == 0
+    assert "the device has little memory left" in str(forge.explain(jitted))
+
+
+def test_large_inputs_that_move_are_not_copied(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "_COPY_BYTES", 8)
+    module = deep(device)
+    jitted = forge.jit(module, executors=EXECUTORS)
+    for x in data(device, 2 * MANY):
+        torch.testing.assert_close(jitted(x), module(x))
+    assert "inputs are elsewhere at each call" in str(graphs(jitted)[0].failed)
+
+
+def test_symbolic_sizes_are_not_recorded(device: str) -> None:
+    module = deep(device)
+    jitted = forge.jit(module, dynamic=True, executors=EXECUTORS)
+    for rows in (5, 3):
+        call_often(jitted, module, *data(device, 1, rows=rows))
+    assert not graphs(jitted)
+
+
+def test_views_of_inputs_stay_views(device: str) -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = ((x @ y).tanh() * 2).exp() @ y
+        return z.relu(), x.t()[1:], y, z.t()
+
+    x, y = (torch.randn(4, 4, device=device) for _ in range(2))
+    jitted = forge.jit(program, executors=EXECUTORS)
+    _, view, same, _ = call_often(jitted, program, x, y)
+    assert recordings(jitted) == [2]
+    assert view.data_ptr() == x.t()[1:].data_ptr() and same.data_ptr() == y.data_ptr()
+
+
+def test_views_of_inputs_that_move_stay_views(device: str) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (((x @ x).tanh() * 2).exp() @ x).relu(), x.view(16)
+
+    jitted = forge.jit(program, executors=EXECUTORS)
+    for _ in range(2 * MANY):
+        x = torch.randn(4, 4, device=device)
+        result, view = jitted(x)
+        torch.testing.assert_close(result, program(x)[0])
+        assert view.data_ptr() == x.data_ptr()
+
+
+def test_inputs_that_change_are_written(device: str) -> None:
+    def program(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        y = ((x @ x).tanh() * 2).exp() @ x
+        total += y
+        return y.relu() + total
+
+    jitted, x = forge.jit(program, executors=EXECUTORS), torch.randn(4, 4, device=device)
+    ours, theirs = (torch.zeros(4, 4, device=device) for _ in range(2))
+    for _ in range(MANY):
+        torch.testing.assert_close(jitted(x, ours), program(x, theirs))
+        torch.testing.assert_close(ours, theirs)
+    assert graphs(jitted)[0].recordings
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_results_and_gradients_may_be_held(device: str, training: bool) -> None:
+    module = deep(device)
+    jitted = forge.jit(module, executors=EXECUTORS)
+    held: list[list[torch.Tensor]] = []
+    for model in (jitted, module):
+        held.append([])
+        for batch in data(device, 2 * MANY):
+            with torch.set_grad_enabled(training):
+                held[-1].append(model(batch))
+            if training:
+                held[-1] += torch.autograd.grad(held[-1][-1].square().sum(), list(module.parameters()))
+    torch.testing.assert_close(*held)
+    assert recordings(jitted) and all(recordings(jitted))
+
+
+def test_results_are_handed_out_in_turn(device: str) -> None:
+    module, (x,) = deep(device).eval(), data(device, 1)
+    jitted = forge.jit(module, executors=EXECUTORS)
+    with torch.no_grad():
+        call_often(jitted, module, x)  # holds a result while the next one is computed
+        assert recordings(jitted) == [2]
+        addresses = {jitted(x).data_ptr() for _ in range(6)}
+        assert len(addresses) == 1  # nobody holds one
+        results = [jitted(x) for _ in range(6)]
+        assert recordings(jitted) == [3]
+    assert len({each.data_ptr() for each in results}) == 6
+
+
+def test_forwards_before_their_backwards(device: str) -> None:
+    ours, theirs = deep(device), deep(device)
+    jitted = forge.jit(ours, executors=EXECUTORS)
+    for model, module in ((jitted, ours), (theirs, theirs)):
+        for batch in data(device, MANY):
+            model(batch).sum().backward()
+        module.zero_grad()
+        losses = [model(batch).square().sum() for batch in data(device, 6)]
+        for loss in losses:
+            loss.backward()
+    gradients = [[parameter.grad for parameter in module.parameters()] for module in (ours, theirs)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_program_from_disk_is_recorded(device: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("FORGE_CACHE", "1")
+    for _ in range(2):
+        torch._dynamo.reset()
+        module, (x,) = deep(device), data(device, 1)
+        jitted = forge.jit(module)
+        call_often(jitted, module, x)
+        assert "CUDA graphs: " in str(forge.explain(jitted))
+    (report,) = handle_of(jitted).reports
+    assert report.cached
+
+
+def test_threads_share_a_recorded_program(device: str) -> None:
+    module, batches = deep(device).eval(), data(device, 8)
+    jitted = forge.jit(module, executors=EXECUTORS)
+    with torch.no_grad():
+        expected = [module(batch) for batch in batches]
+        call_often(jitted, module, batches[0])
+    wrong: list[Any] = []
+
+    def run() -> None:
+        with torch.no_grad():
+            for _ in range(20):
+                found = [jitted(batch) for batch in batches]
+                wrong.extend(1 for a, b in zip(found, expected, strict=True) if not torch.allclose(a, b, atol=1e-5))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not wrong
