@@ -58,8 +58,10 @@ def work(name: str, device: str, autotune: bool, rounds: int) -> None:
 class _Prepared:
     """A system's step, compiled: its first call's seconds, and what waits until it has compiled all."""
 
-    def __init__(self, run: Callable[[], Any], model: Any, first: float, finish: Callable[[], Any]) -> None:
-        self.run, self.model, self.first, self.finish = run, model, first, finish
+    def __init__(
+        self, run: Callable[[], Any], compiled: Any, model: Any, first: float, finish: Callable[[], Any]
+    ) -> None:
+        self.run, self.compiled, self.model, self.first, self.finish = run, compiled, model, first, finish
 
     def results(self) -> tuple[list[Any], list[Any]]:
         """Return copies of the results and of the gradients of a step."""
@@ -100,7 +102,7 @@ def _prepare(name: str, device: str, training: bool, autotune: bool) -> tuple[di
             run()
             _finish(device)
             first = time.perf_counter() - start
-            prepared[system.name] = _Prepared(run, own, first, functools.partial(system.finish, step))
+            prepared[system.name] = _Prepared(run, step, own, first, functools.partial(system.finish, step))
         except Exception as error:
             failures[system.name] = in_one_line(error)
         print(f"{system.name} {'training' if training else 'inference'}", flush=True)
@@ -163,6 +165,7 @@ def _finish(device: str) -> None:
 
 
 def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device: str, rounds: int) -> dict[str, Any]:
+    import forge
     from forge.runtime.tiering import CALLS
     from forge.support.timing import in_turn
 
@@ -195,6 +198,8 @@ def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device:
             **(_on_gpu(each) if device == "cuda" else {}),
         }
         if name == OURS and device == "cuda":
+            explained = forge.explain(each.compiled)
+            measured[name] |= {"recorded": explained.recorded, "unrecorded": explained.unrecorded[:_KERNELS]}
             measured[name]["memory"] += _bytes_of_graphs(device) - other_graphs
         for parameter in each.model.parameters():
             parameter.grad = None

@@ -24,6 +24,7 @@ _WARM_UP = 3  # calls before a function is recorded: libraries allocate, kernels
 _MOVES = 2  # of an input between calls, before it is copied; one, if it is a small one and no parameter
 _SMALL = 2**24  # bytes
 _RECORDINGS = 4  # of a function, for one set of inputs
+_UNREQUESTED = 2  # of one that is recorded without having been asked for: each holds memory of its own
 _ALIASED = 2  # of these hand their results out as they are
 _COPY_BYTES = 2**26  # of inputs a call, under which graphs that nobody asked for are recorded
 _log = logging.getLogger("forge.cuda_graphs")
@@ -292,7 +293,7 @@ class Graph:
                 return each
         self._watch(inputs)
         self._calls[inputs.key] = calls = (self._calls.get(inputs.key) or 0) + 1
-        if calls <= _WARM_UP or len(alike) >= _RECORDINGS:
+        if calls <= _WARM_UP or len(alike) >= (_RECORDINGS if self._is_requested else _UNREQUESTED):
             return None
         return self._record(inputs, memory, alike)
 
