@@ -4,12 +4,13 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
+from forge import prims
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.printing import DEL
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.pytree import proxies, tensors
 from forge.runtime.cuda_graphs import Graph, Pool, recorder
-from forge.transforms.makers import is_view
+from forge.transforms.makers import innermost, is_view
 
 _FEWEST = 2  # calls: a graph of one launches as much as the call does
 _OUTSIDE_SHARE = 0.2  # of a program's calls, at most, of one that is recorded without having been asked for
@@ -76,10 +77,11 @@ def _views_of_inputs(trace: Trace, kept: Collection[str]) -> tuple[list[BoundSym
     views: dict[int, BoundSymbol] = {}
     for name in kept:
         chain: list[BoundSymbol] = []
-        while name in makers and is_view(makers[name]) and len(tensors([makers[name].args])) == 1:
-            chain.append(makers[name])
-            name = tensors([makers[name].args])[0].name
-        if name in inputs:
+        base = name
+        while base in makers and is_view(makers[base]) and len(tensors([makers[base].args])) == 1:
+            chain.append(makers[base])
+            base = tensors([makers[base].args])[0].name
+        if base in inputs:
             views.update((id(bound), bound) for bound in chain)
     return (
         [bound for bound in trace.bound_symbols if id(bound) in views],
@@ -89,16 +91,22 @@ def _views_of_inputs(trace: Trace, kept: Collection[str]) -> tuple[list[BoundSym
 
 def why_not(bound: BoundSymbol) -> str | None:
     """Return why a call is in no graph."""
+    writes = _writes_alone(bound)
     for tag, reason in _OUTSIDE.items():
-        if tag in bound.all_tags:
+        if tag in bound.all_tags and not (writes and tag is Tag.EFFECT):
             return reason
     found = tensors([bound.args, bound.kwargs, bound.output])
-    if not tensors(bound.output):
+    if not tensors(bound.output) and not writes:
         return "the call returns no tensor"
     for proxy in found:
         if proxy.device.type != recorder().device_type:
             return f"{proxy.name} is on {proxy.device}"
     return "the call's tensors are on several devices" if len({proxy.device for proxy in found}) > 1 else None
+
+
+def _writes_alone(bound: BoundSymbol) -> bool:
+    """Return whether a call only copies a tensor into the memory of another one."""
+    return all(call.symbol is prims.copy_ for call in innermost(bound))
 
 
 class _Writer:
@@ -121,6 +129,7 @@ class _Writer:
         self.proxies = {proxy.name: proxy for proxy in trace.inputs}
         self.lengths = {proxy.name for proxy in trace.inputs if isinstance(proxy, NumberProxy)}
         self.readers: dict[str, list[int]] = {}
+        self.makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
         for bound in trace.bound_symbols:
             self.proxies.update((proxy.name, proxy) for proxy in proxies(bound.output))
             for name in bound.reads(self.lengths):
@@ -149,13 +158,24 @@ class _Writer:
             for place, proxy in enumerate(given)
             if isinstance(proxy, TensorProxy) and (self.lengths or proxy.name not in self.trusted)
         ]
+        targets = {self._base(tensors([bound.args])[0].name) for bound in calls if _writes_alone(bound)}
         graph = self.make(
-            name, self.generate(body), kept=[proxy.name in self.kept for proxy in results], checked=checked
+            name,
+            self.generate(body),
+            kept=[proxy.name in self.kept for proxy in results],
+            checked=checked,
+            written=[place for place, proxy in enumerate(given) if proxy.name in targets],
         )
         self.trusted |= wanted.keys()
         symbol = Symbol(name, f"forge.{name}", meta=lambda *args: results, op=graph)
         self.graphs += 1
         self.calls.append(BoundSymbol(symbol, tuple(given), {}, results, calls, source=calls[0].source))
+
+    def _base(self, name: str) -> str:
+        """Return the tensor whose memory a view shows."""
+        while name in self.makers and is_view(self.makers[name]):
+            name = tensors([self.makers[name].args])[0].name
+        return name
 
     def _inputs_of(self, calls: list[BoundSymbol], made: set[str]) -> list[Proxy]:
         read = dict.fromkeys(name for bound in calls for name in bound.reads(self.lengths) if name not in made)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+from torch.autograd.graph import increment_version
 
 from forge.ir.bounded import BoundedDict
 from forge.ir.checks import in_one_line
@@ -229,6 +230,10 @@ class _Inputs:
             if isinstance(each, torch.Tensor) and type(each) is not torch.nn.Parameter:  # those Dynamo guards
                 yield each.shape, each.stride(), each.dtype
 
+    def places_of(self, places: Collection[int]) -> list[int]:
+        """Return the places among the tensors of those at `places` among all arguments."""
+        return [sum(isinstance(each, torch.Tensor) for each in self.values[:place]) for place in places]
+
     def with_copies(self, copies: dict[int, torch.Tensor]) -> list[Any]:
         """Return the arguments with copies in the place of some tensors."""
         tensors = iter([copies.get(place, each) for place, each in enumerate(self.tensors)])
@@ -239,7 +244,7 @@ class Graph:
     """A function of tensors and numbers that returns a tuple; recorded after a few calls.
 
     kept: for each result, whether the caller may keep it for good. checked: places of arguments whose metadata may
-    differ from call to call; None: all. is_requested: False for a program that is recorded without having been asked
+    differ from call to call; None: all. written: places of arguments that the function writes to. is_requested: False for a program that is recorded without having been asked
     for, which is not recorded where memory is short or many inputs would be copied. `failed` says why the function
     cannot be recorded; it is called then. `recordings` counts them.
     """
@@ -251,6 +256,7 @@ class Graph:
         pool: Pool,
         kept: Sequence[bool],
         checked: Collection[int] | None = None,
+        written: Collection[int] = (),
         *,
         is_requested: bool = True,
     ) -> None:
@@ -261,6 +267,7 @@ class Graph:
         self._pool = pool
         self._kept = kept
         self._checked = checked
+        self._written = written
         self._is_requested = is_requested
         self._calls = BoundedDict(256)  # by key, of those that no recording served
         self._last: list[int] = []
@@ -278,7 +285,10 @@ class Graph:
                 described = _Inputs(inputs, self._checked)
                 found = self._find(described, memory)
                 if found is not None:
-                    return found.run(described)
+                    results = found.run(described)
+                    if self._written:
+                        increment_version([inputs[place] for place in self._written])
+                    return results
         return self._function(*inputs)
 
     def _find(self, inputs: _Inputs, memory: Memory) -> _GraphCapture | None:
@@ -314,6 +324,8 @@ class Graph:
         del stale  # the new recording may use their memory
         own = Memory() if may_alias and any(each.is_aliased for each in alike) else memory  # to take turns
         try:
+            if self._written and not copied.isdisjoint(inputs.places_of(self._written)):
+                raise NotImplementedError("an input that is written to is elsewhere at each call")
             if not self._is_requested:
                 self._require_little_memory(inputs, copied)
             made = _GraphCapture(self._function, inputs, copied, self._kept, (memory, own), may_alias=may_alias)

@@ -161,6 +161,40 @@ def test_inputs_that_change_are_written(device: str) -> None:
     assert graphs(jitted)[0].recordings
 
 
+def test_batch_norms_change_their_statistics(device: str) -> None:
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU()) for _ in range(3)))
+
+    ours, theirs = net().to(device), net().to(device)
+    jitted = forge.jit(ours, executors=EXECUTORS)
+    for batch in data(device, 2 * MANY):
+        torch.testing.assert_close(jitted(batch), theirs(batch))
+        torch.testing.assert_close(dict(ours.named_buffers()), dict(theirs.named_buffers()))
+    assert graphs(jitted)[0].recordings and graphs(jitted)[0].failed is None
+    assert len(forge.last_traces(jitted)[-1].bound_symbols) == 1  # the statistics are written in the graph
+    ours.eval()
+    statistics = ours[0][1].running_mean
+    version = statistics._version
+    ours.train()
+    jitted(data(device, 1)[0])
+    assert statistics._version > version
+
+
+def test_an_input_that_is_written_to_and_moves_is_not_copied(device: str) -> None:
+    def program(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        y = ((x @ x).tanh() * 2).exp() @ x
+        total.view(-1).copy_(y.view(-1))
+        return y.relu()
+
+    jitted, x = forge.jit(program, executors=EXECUTORS), torch.randn(4, 4, device=device)
+    for _ in range(2 * MANY):
+        ours, theirs = (torch.zeros(4, 4, device=device) for _ in range(2))
+        torch.testing.assert_close(jitted(x, ours), program(x, theirs))
+        torch.testing.assert_close(ours, theirs)
+    assert "written to" in str(graphs(jitted)[0].failed)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_results_and_gradients_may_be_held(device: str, training: bool) -> None:
     module = deep(device)

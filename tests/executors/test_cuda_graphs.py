@@ -48,8 +48,13 @@ class Double:
         return False
 
     def record(self, function: Callable, inputs: Sequence[Any], pool: None) -> Again:
-        with torch.random.fork_rng(devices=[]):  # recorded calls do not run
-            return Again(function, inputs)
+        before = [each.detach().clone() if isinstance(each, torch.Tensor) else None for each in inputs]
+        with torch.random.fork_rng(devices=[]), torch.no_grad():  # recorded calls do not run
+            recorded = Again(function, inputs)
+            for each, was in zip(inputs, before, strict=True):
+                if was is not None and not torch.equal(each, was):
+                    each.copy_(was)
+        return recorded
 
 
 @pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.skipif(not CUDA, reason="no GPU here"))])
