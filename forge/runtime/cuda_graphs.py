@@ -243,10 +243,14 @@ class _Inputs:
 class Graph:
     """A function of tensors and numbers that returns a tuple; recorded after a few calls.
 
-    kept: for each result, whether the caller may keep it for good. checked: places of arguments whose metadata may
-    differ from call to call; None: all. written: places of arguments that the function writes to. is_requested: False for a program that is recorded without having been asked
-    for, which is not recorded where memory is short or many inputs would be copied. `failed` says why the function
-    cannot be recorded; it is called then. `recordings` counts them.
+    Attributes:
+        kept: For each result, whether the caller may keep it for good.
+        checked: Places of arguments whose metadata may differ from call to call; None: all.
+        written: Places of arguments that the function writes to.
+        is_requested: False for a program that is recorded without having been asked for, which is not recorded where
+            memory is short or many inputs would be copied.
+        failed: The reason why the function cannot be recorded, and is called.
+        recordings: The number of times it was recorded.
     """
 
     def __init__(
