@@ -27,6 +27,7 @@ _SMALL = 2**24  # bytes
 _RECORDINGS = 4  # of a function, for one set of inputs
 _UNREQUESTED = 3  # of one that is recorded without having been asked for: each holds memory of its own
 _ALIASED = 2  # of these hand their results out as they are
+_MOST = 12  # recordings in all, of one that nobody asked for
 _COPY_BYTES = 2**26  # of inputs a call, under which graphs that nobody asked for are recorded
 _log = logging.getLogger("forge.cuda_graphs")
 
@@ -110,6 +111,11 @@ class Memory:
         if not self._recordings:
             self._handle = recorder().new_pool()
         return self._handle
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no recording is left."""
+        return all(each() is None for each in self._recordings)
 
     def add(self, recorded: "_GraphCapture") -> None:
         """Add a new recording in this memory."""
@@ -326,8 +332,11 @@ class Graph:
         stale = [each for each in self._recorded if each.key == inputs.key and each not in alike]
         self._recorded = [each for each in self._recorded if each not in stale]
         del stale  # the new recording may use their memory
-        own = Memory() if may_alias and any(each.is_aliased for each in alike) else memory  # to take turns
+        # a later recording in the same memory would keep those before it from running while its results are held
+        own = Memory() if self.recordings and not memory.is_empty else memory
         try:
+            if not self._is_requested and self.recordings >= _MOST:
+                raise NotImplementedError(f"it was recorded {self.recordings} times, for inputs that move")
             if self._written and not copied.isdisjoint(inputs.places_of(self._written)):
                 raise NotImplementedError("an input that is written to is elsewhere at each call")
             if not self._is_requested:

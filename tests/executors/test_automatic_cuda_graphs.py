@@ -12,6 +12,7 @@ from torch import nn
 import forge
 from forge.capture.handles import handle_of
 from forge.runtime import cuda_graphs
+from forge.runtime.cuda_graphs import Graph, Pool
 from forge.runtime.tiering import CALLS
 from tests.executors.test_cuda_graphs import CUDA, Double, data, graphs, train
 
@@ -271,3 +272,26 @@ def test_threads_share_a_recorded_program(device: str) -> None:
     for each in threads:
         each.join()
     assert not wrong
+
+
+def test_recording_ends_for_inputs_that_keep_moving(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "_SMALL", 0)
+    monkeypatch.setattr(cuda_graphs, "_MOVES", 1000)
+    graph = Graph("graph", lambda x: (x + 1,), Pool(), [True], is_requested=False)
+    inputs = [torch.full((3,), float(i), device=device) for i in range(30)]
+    for x in inputs:
+        torch.testing.assert_close(graph(x)[0], x + 1)
+    assert graph.recordings == 12 and "recorded 12 times" in str(graph.failed)
+
+
+def test_functions_that_are_recorded_again_do_not_hold_each_other_up(device: str) -> None:
+    """The first's results are held while the second runs, and the first is recorded again later."""
+    pool = Pool()
+    first, second = (Graph(name, lambda x: (x.sin() + 1,), pool, [False]) for name in ("first", "second"))
+    x, y, z = (torch.randn(3, device=device) for _ in range(3))
+    for other in [y] * 8 + [z] * 8:
+        (held,) = first(other)
+        (result,) = second(x)
+        torch.testing.assert_close((held, result), (other.sin() + 1, x.sin() + 1))
+        del held, result
+    assert (first.recordings, second.recordings) == (2, 1)

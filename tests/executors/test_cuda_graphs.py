@@ -1,5 +1,6 @@
 """Programs as CUDA graphs. Without a GPU, a recorder that runs the function again into the same memory stands in."""
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,11 +18,24 @@ CUDA = torch.cuda.is_available()
 CALLS = 8
 
 
+def without_owner(value: Any) -> Any:
+    """Return a tensor that shows the memory of another one, and does not hold it, as a graph does not."""
+    if type(value) is not torch.Tensor:
+        return value
+    count = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    if not value.numel():
+        return value.detach()
+    memory = (ctypes.c_char * (count * value.element_size())).from_address(value.data_ptr())
+    shown = torch.frombuffer(memory, dtype=torch.uint8).view(value.dtype)
+    return shown.as_strided(value.shape, value.stride(), 0)
+
+
 class Again:
-    """A recording that is the function itself, with what it gives copied to where it gave it first."""
+    """A recording that is the function itself, on the memory of its first inputs, with what it gives copied to where it
+    gave it first."""
 
     def __init__(self, function: Callable, inputs: Sequence[Any]) -> None:
-        self.function, self.inputs = function, inputs
+        self.function, self.inputs = function, list(map(without_owner, inputs))
         self.outputs = function(*inputs)
 
     def replay(self) -> None:

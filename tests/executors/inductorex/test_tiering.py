@@ -310,9 +310,12 @@ def test_the_processor_decides_whether_a_gpu_waits() -> None:
     assert hidden(2048, 8, "cpu") is None
 
 
-@pytest.mark.parametrize(("seconds", "compiled"), [(0.002, True), (0.0005, False)])
+@pytest.mark.parametrize(
+    ("seconds", "idle", "compiled"),
+    [(0.002, False, True), (0.0007, False, False), (0.0007, True, True), (0.0004, True, False)],
+)
 def test_a_program_that_was_seen_to_make_its_gpu_wait_is_compiled_again(
-    seconds: float, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    seconds: float, idle: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, made, calls = 0.0, [], 0
 
@@ -326,6 +329,7 @@ def test_a_program_that_was_seen_to_make_its_gpu_wait_is_compiled_again(
         made.append(function)
         return tiering.TierResult(lambda: "second", lambda: True, lambda: None)
 
+    monkeypatch.setattr(tiering, "_gpu_is_idle", lambda: idle)
     monkeypatch.setattr(tiering.time, "perf_counter", lambda: now)
     program = tiering.TieredProgram(compile, 0.001)
     call = program.wrap(first)
