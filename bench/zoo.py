@@ -118,6 +118,7 @@ def _free(device: str) -> None:
     import torch
 
     gc.collect()
+    gc.collect()  # what the finalizers of the first left
     if device == "cuda":
         torch.cuda.empty_cache()
 
@@ -169,7 +170,8 @@ def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device:
     from forge.runtime.tiering import CALLS
     from forge.support.timing import in_turn
 
-    other_graphs = _bytes_of_graphs(device)  # of models before this one
+    _free(device)
+    other_graphs = _bytes_of_graphs(device)
 
     for each in systems.values():
         for _ in range(2 * CALLS):  # forge compiles again what is called often
@@ -200,7 +202,7 @@ def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device:
         if name == OURS and device == "cuda":
             explained = forge.explain(each.compiled)
             measured[name] |= {"recorded": explained.recorded, "unrecorded": explained.unrecorded[:_KERNELS]}
-            measured[name]["memory"] += _bytes_of_graphs(device) - other_graphs
+            measured[name]["memory"] += max(_bytes_of_graphs(device) - other_graphs, 0)
         for parameter in each.model.parameters():
             parameter.grad = None
     return {"systems": measured, "failures": failures}
