@@ -11,6 +11,7 @@ from forge.capture.layers import mark_layers
 from forge.executors.modules import ModuleExecutor
 from forge.torch_internals import (  # noqa: F401  # whose patches are in the table
     dynamo_attributes,
+    dynamo_branches,
     dynamo_calls,
     dynamo_functions,
     dynamo_globals,

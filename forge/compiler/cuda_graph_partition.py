@@ -45,7 +45,7 @@ def record(
         trusted: Inputs whose metadata are the same at each call, if their sizes are.
         is_requested: False if nobody asked for CUDA graphs.
     """
-    views, others = _views_of_inputs(trace, kept)
+    first, others = _calls_that_run_first(trace, kept)
     pieces: list[list[BoundSymbol]] = [[]]
     for bound in others:
         if why_not(bound) is None:
@@ -54,7 +54,7 @@ def record(
             pieces += [[bound], []]
     make = partial(Graph, pool=pool, is_requested=is_requested)
     writer = _Writer(trace, make, generate, frozenset(kept), frozenset(trusted))
-    writer.calls += views
+    writer.calls += first
     for piece in pieces:
         writer.piece(piece)
     return trace.derive("cuda_graphs", writer.calls) if writer.graphs else trace
@@ -69,9 +69,13 @@ def can_record(trace: Trace) -> bool:
     return len(calls) >= _FEWEST and outside <= len(calls) * _OUTSIDE_SHARE
 
 
-def _views_of_inputs(trace: Trace, kept: Collection[str]) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
-    """Return the calls that make outputs which are views of inputs, and the others: a graph would return a view of its
-    copy of the input."""
+def _calls_that_run_first(trace: Trace, kept: Collection[str]) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
+    """Return the calls that run before all graphs, so that they do not part them, and the others.
+
+    The first are those that make outputs which are views of inputs, since a graph would return a view of its copy of
+    the input; and those of tensors on other devices that depend on nothing later, such as draws of random numbers on
+    the CPU.
+    """
     makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
     inputs = {proxy.name for proxy in trace.inputs}
     views: dict[int, BoundSymbol] = {}
@@ -83,10 +87,18 @@ def _views_of_inputs(trace: Trace, kept: Collection[str]) -> tuple[list[BoundSym
             base = tensors([makers[base].args])[0].name
         if base in inputs:
             views.update((id(bound), bound) for bound in chain)
-    return (
-        [bound for bound in trace.bound_symbols if id(bound) in views],
-        [bound for bound in trace.bound_symbols if id(bound) not in views],
-    )
+    available = inputs | trace.constants.keys()
+    first: list[BoundSymbol] = []
+    others: list[BoundSymbol] = []
+    for bound in trace.bound_symbols:
+        is_elsewhere = _OUTSIDE.keys().isdisjoint(bound.all_tags) and bool(tensors(bound.output))
+        is_elsewhere = is_elsewhere and all(x.device.type != recorder().device_type for x in tensors([bound.output]))
+        if id(bound) in views or (is_elsewhere and available.issuperset(bound.inputs)):
+            first.append(bound)
+            available |= set(bound.outputs)
+        else:
+            others.append(bound)
+    return first, others
 
 
 def why_not(bound: BoundSymbol) -> str | None:

@@ -286,6 +286,12 @@ def an_assert_of_a_count_holds_for_each() -> bool:
     return True
 
 
+@probe("TensorVariable.as_python_constant")
+def a_layer_that_is_never_dropped_breaks_no_graph() -> bool:
+    jitted = _jit(lambda x: x if torch.rand([]) < 0.0 else x * 2)
+    return jitted(torch.ones(2)).tolist() == [2.0, 2.0] and not forge.explain(jitted).graph_breaks
+
+
 @probe("InstructionTranslatorBase._format_value")
 def a_length_in_a_message_is_that_of_each_call() -> bool:
     def some(x, y):

@@ -196,6 +196,24 @@ def test_an_input_that_is_written_to_and_moves_is_not_copied(device: str) -> Non
     assert "written to" in str(graphs(jitted)[0].failed)
 
 
+def test_draws_on_another_device_do_not_part_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are on the meta device here: what is on the CPU is elsewhere."""
+    double = Double()
+    double.device_type = "meta"
+    monkeypatch.setattr(cuda_graphs, "_recorder", double)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            torch.rand([])
+            x = x.sin() + 1
+        return x.cos() * 2
+
+    jitted = forge.jit(program, executors=EXECUTORS, cuda_graphs=True)
+    jitted(torch.ones(3, device="meta"))
+    final = forge.last_traces(jitted)[-1].bound_symbols
+    assert [isinstance(bound.symbol.op, Graph) for bound in final] == [False, False, False, True]
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_results_and_gradients_may_be_held(device: str, training: bool) -> None:
     module = deep(device)
