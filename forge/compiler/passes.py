@@ -93,6 +93,12 @@ def channels_last(trace: Trace, context: Context) -> Trace:
     return transforms.channels_last(trace, strides=partial(_strides_in_torch, context=context), plain=plain)
 
 
+def row_major(trace: Trace, context: Context) -> Trace:
+    """Lay hidden states out in rows, where what is around them is fused."""
+    plain = partial(_runs_in_torch, context=context)
+    return transforms.row_major(trace, strides=partial(_strides_in_torch, context=context), plain=plain)
+
+
 def hoist(trace: Trace, context: Context) -> Trace:
     """Compute now what depends on no input."""
     return transforms.hoist(trace, run=partial(_run_now, context=context))

@@ -13,6 +13,7 @@ from forge.transforms.joined_products import join_products
 from forge.transforms.lifetimes import delete_last_used
 from forge.transforms.linear_cross_entropy import fused_linear_cross_entropy
 from forge.transforms.rematerialize import rematerialize
+from forge.transforms.row_major import row_major
 
 __all__ = [
     "Freezing",
@@ -28,5 +29,6 @@ __all__ = [
     "hoist_weights",
     "join_products",
     "rematerialize",
+    "row_major",
 ]
 __getattr__ = renamed_attributes(__name__, {"heads": "fused_linear_cross_entropy"}, globals().__getitem__)

@@ -11,20 +11,14 @@ from collections.abc import Callable, Mapping
 import torch
 
 from forge import clang, torchlang
-from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
-from forge.ir.proxies import Dim
-from forge.ir.pytree import tensors
+from forge.ir import BoundSymbol, TensorProxy, Trace, recording
 from forge.ir.symbol import substitute
 from forge.prims.core import statically_true
-
-Strides = Mapping[str, tuple[Dim, ...]]
+from forge.transforms.result_strides import Strides, asks_for_strides, restore, results_to_restore, stand_ins
 
 CONVOLUTIONS = frozenset({torchlang.conv2d, torchlang.conv_transpose2d})
 _CONTIGUOUS = torchlang.contiguous
-_LINEAR = frozenset({torchlang.linear, torchlang.matmul, torchlang.mm, torchlang.addmm})
 _FEWEST_CHANNELS = 32  # from which on a convolution runs on tensor cores as they are meant to
-_LAID_OUT = frozenset({Tag.OPAQUE, Tag.EFFECT})  # who runs may ask for the strides that torch gives
-_STRIDED = frozenset({torchlang.as_strided, torchlang.as_strided_copy})  # reads memory as it lies there
 
 
 def channels_last(
@@ -42,15 +36,10 @@ def channels_last(
     found = [bound for bound in trace.bound_symbols if bound.symbol in CONVOLUTIONS]
     if not found or not _pays(found, device) or not all(map(plain, found)):
         return trace
-    if any(_LAID_OUT & bound.all_tags or bound.symbol in _STRIDED for bound in trace.bound_symbols):
+    if asks_for_strides(trace):
         return trace
-    changed = _laid_out_otherwise(trace)
-    restored = {each.name: each for each in tensors(trace.output) if each.name in changed and each.ndim > 1}
-    if restored:
-        in_eager = strides(trace)
-        if not all(_is_contiguous(proxy, in_eager.get(name)) for name, proxy in restored.items()):
-            return trace
-    return _rewrite(trace, restored)
+    restored = results_to_restore(trace, lambda bound: bound.symbol in CONVOLUTIONS, strides)
+    return trace if restored is None else _rewrite(trace, restored)
 
 
 def _pays(found: list[BoundSymbol], device: str) -> bool:
@@ -66,40 +55,15 @@ def _pays(found: list[BoundSymbol], device: str) -> bool:
     return 2 * wide > len(found)
 
 
-def _laid_out_otherwise(trace: Trace) -> set[str]:
-    """Return the values whose strides may be others once convolutions' are."""
-    names: set[str] = set()
-    for bound in trace.bound_symbols:
-        follows = bound.symbol not in _LINEAR and not names.isdisjoint(bound.inputs)
-        if bound.symbol in CONVOLUTIONS or follows:
-            names.update(bound.outputs)
-    return names
-
-
-def _is_contiguous(proxy: TensorProxy, strides: tuple[Dim, ...] | None) -> bool:
-    if strides is None:
-        return False
-    step: Dim = 1
-    for size, stride in zip(reversed(proxy.shape), reversed(strides), strict=True):
-        if not statically_true(size == 1) and not statically_true(stride == step):
-            return False
-        step = step * size
-    return True
-
-
 def _rewrite(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:
     """Rewrite a call; a result that the caller sees keeps its name."""
     new = trace.derive("channels_last")
-    images = {name: new.tensor(proxy.shape, proxy.dtype, proxy.device) for name, proxy in restored.items()}
+    images = stand_ins(new, restored)
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             bound = substitute(bound, images)
             new.record(_convert(new, bound) if bound.symbol in CONVOLUTIONS else bound)
-        for name, proxy in restored.items():
-            with new.collecting() as recorded:
-                seen = _CONTIGUOUS(images[name])
-            for call in recorded:
-                new.record(substitute(call, {seen.name: proxy}))
+        restore(new, restored, images)
     return new
 
 

@@ -115,7 +115,7 @@ def test_a_pass_that_names_its_stage_otherwise_is_an_error(monkeypatch: pytest.M
 
 def test_the_second_tier_is_the_same_passes_with_another_config() -> None:
     config = forge.api.options.resolve_options()
-    second = config.second_tier()
+    second = config.larger_regions()
     assert type(second) is type(config) and second.memory == config.memory
     assert len(second.executors) == len(config.executors)
 
