@@ -65,7 +65,7 @@ def dump(
         "grad": plan.grad,
         "sets_mode": plan.sets_mode,
         "attends": plan.attends,
-        "hidden_seconds": None if second_tier is None else second_tier.hidden_seconds,
+        "second_tier": None if second_tier is None else [second_tier.hidden_seconds, second_tier.calls],
         "training": _training_data(plan.training),
         "mutated": mutated,
         "held": held,
@@ -153,8 +153,8 @@ def load(
     plan = CompiledPlan(made["forward"], data["grad"], data["sets_mode"], attends=data["attends"])
     if data["training"] is not None:
         plan = plan._replace(training=_training_plan(made, program, **data["training"]))
-    hidden = data["hidden_seconds"]
-    second_tier = None if hidden is None else SecondTier(program.second_tier, hidden)
+    found = data["second_tier"]
+    second_tier = None if found is None else SecondTier(program.second_tier, *found)
     tiered = second_tier.tiered_program() if second_tier is not None and is_wanted() else None
     tensors = list(graph.held.values())
     boundary = boundary._replace(held=[tensors[number] for number in data["held"]])

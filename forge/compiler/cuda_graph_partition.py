@@ -170,7 +170,7 @@ class _Writer:
             for place, proxy in enumerate(given)
             if isinstance(proxy, TensorProxy) and (self.lengths or proxy.name not in self.trusted)
         ]
-        targets = {self._base(tensors([bound.args])[0].name) for bound in calls if _writes_alone(bound)}
+        targets = {self._memory_of(tensors([bound.args])[0].name) for bound in calls if _writes_alone(bound)}
         graph = self.make(
             name,
             self.generate(body),
@@ -183,7 +183,7 @@ class _Writer:
         self.graphs += 1
         self.calls.append(BoundSymbol(symbol, tuple(given), {}, results, calls, source=calls[0].source))
 
-    def _base(self, name: str) -> str:
+    def _memory_of(self, name: str) -> str:
         """Return the tensor whose memory a view shows."""
         while name in self.makers and is_view(self.makers[name]):
             name = tensors([self.makers[name].args])[0].name

@@ -15,14 +15,18 @@ class SecondTier:
     """Compiles a program's larger regions (forge/runtime/tiering.py).
 
     on_promote: called with the plan of the second tier, and its executors, when it takes the place of the first.
-    hidden_seconds: see TieredProgram.
+    hidden_seconds, calls: see TieredProgram.
     """
 
     def __init__(
-        self, compile: Callable[["SecondTier", Callable[..., Any]], TierResult], hidden_seconds: float
+        self,
+        compile: Callable[["SecondTier", Callable[..., Any]], TierResult],
+        hidden_seconds: float,
+        calls: int | None = None,
     ) -> None:
         self._compile = compile
         self.hidden_seconds = hidden_seconds
+        self.calls = calls
         self.on_promote: OnPromote | None = None
 
     def compile(self, first: Callable[..., Any]) -> TierResult:
@@ -31,7 +35,7 @@ class SecondTier:
 
     def tiered_program(self) -> TieredProgram:
         """Return the program that runs its first tier until the second is ready."""
-        return TieredProgram(self.compile, self.hidden_seconds)
+        return TieredProgram(self.compile, self.hidden_seconds, self.calls)
 
 
 class Executable(NamedTuple):

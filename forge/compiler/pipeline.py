@@ -59,7 +59,7 @@ from forge.ir import Tag, Trace
 from forge.ir.interpreter import paused_gc
 from forge.runtime.cuda_graphs import recorder
 from forge.runtime.plan import Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
-from forge.runtime.tiering import TierResult, hidden_seconds
+from forge.runtime.tiering import FEW_CALLS, TierResult, hidden_seconds
 from forge.runtime.torch_state import preserve_torch_state
 from forge.support import progress
 from forge.support.background import is_wanted
@@ -364,7 +364,8 @@ def _second_tier(trace: Trace, context: Context, first: LoweredProgram) -> Secon
     hidden = hidden_seconds(lowered[0], layouts.flops) if records or config.has_second_tier else None
     if hidden is None:
         return None
-    return SecondTier(partial(_compile_second_tier, trace, context, first.plan, records), hidden)
+    calls = FEW_CALLS if records else None
+    return SecondTier(partial(_compile_second_tier, trace, context, first.plan, records), hidden, calls)
 
 
 def _compile_second_tier(

@@ -22,6 +22,7 @@ from forge.ir.checks import in_one_line
 from forge.torch_internals.tensors import storage_address, storage_use_count
 
 _WARM_UP = 3  # calls before a function is recorded: libraries allocate, kernels are compiled
+_WARM = 2  # of one whose program ran before without graphs: it is seen which inputs move
 _MOVES = 2  # of an input between calls, before it is copied; one, if it is a small one and no parameter
 _SMALL = 2**24  # bytes
 _RECORDINGS = 4  # of a function, for one set of inputs
@@ -313,7 +314,9 @@ class Graph:
                 return each
         self._watch(inputs)
         self._calls[inputs.key] = calls = (self._calls.get(inputs.key) or 0) + 1
-        if calls <= _WARM_UP or len(alike) >= (_RECORDINGS if self._is_requested else _UNREQUESTED):
+        if calls <= (_WARM_UP if self._is_requested else _WARM) or len(alike) >= (
+            _RECORDINGS if self._is_requested else _UNREQUESTED
+        ):
             return None
         return self._record(inputs, memory, alike)
 

@@ -21,6 +21,7 @@ from forge.ir.pytree import proxies
 from forge.transforms.makers import is_view
 
 CALLS = 16  # of a program, before it counts as called often
+FEW_CALLS = 6  # before it is recorded as CUDA graphs, which takes less than its first call did
 _FEWEST = 4  # calls of which a larger region makes fewer
 
 _log = logging.getLogger("forge")
@@ -93,18 +94,21 @@ class TieredProgram:
 
     hidden_seconds: those that a call may take without a GPU's waiting for it; the program is compiled a second time
     once all calls were seen to take longer, or half as long where most found their GPU idle: its backward, or what
-    comes between two calls, makes it wait. 0: without a measurement.
+    comes between two calls, makes it wait. 0: without a measurement. calls: those before that.
     """
 
     _function: Callable
 
-    def __init__(self, compile: Callable[[Callable], TierResult], hidden_seconds: float = 0.0) -> None:
+    def __init__(
+        self, compile: Callable[[Callable], TierResult], hidden_seconds: float = 0.0, calls: int | None = None
+    ) -> None:
         self._compile: Callable[[Callable], TierResult] | None = compile
         self._second: TierResult | None = None
         self._hidden = hidden_seconds
         self._fastest = math.inf if hidden_seconds else 0.0
         self._idle = 0  # calls more that found the GPU idle than found it busy
-        self._left = CALLS
+        self._calls = CALLS if calls is None else calls
+        self._left = self._calls
         self._lock = new_lock()
 
     def wrap(self, first: Callable) -> Callable:
@@ -117,7 +121,7 @@ class TieredProgram:
         if self._left:
             self._left -= 1
             if not self._left and not (self._is_measured() and self.promote()):
-                self._left = CALLS
+                self._left = self._calls
             if self._hidden:
                 return self._measure(inputs)
         return self._function(*inputs)

@@ -14,11 +14,11 @@ from forge.capture.handles import handle_of
 from forge.ir.printing import DEL
 from forge.runtime import cuda_graphs
 from forge.runtime.cuda_graphs import Graph, Pool
-from forge.runtime.tiering import CALLS
+from forge.runtime.tiering import FEW_CALLS
 from tests.executors.test_cuda_graphs import CUDA, Double, data, graphs, train
 
 EXECUTORS = ["torch"]
-MANY = CALLS + 8
+MANY = FEW_CALLS + 10
 
 
 @pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.skipif(not CUDA, reason="no GPU here"))])
@@ -67,7 +67,7 @@ def test_nothing_is_recorded_at_first(device: str) -> None:
     module, (x,) = deep(device), data(device, 1)
     jitted = forge.jit(module)
     with torch.no_grad():
-        for _ in range(CALLS - 1):
+        for _ in range(FEW_CALLS - 1):
             jitted(x)
         assert not graphs(jitted)
         call_often(jitted, module, x)
@@ -100,7 +100,7 @@ def test_without_room_a_program_stays_as_it_is(device: str, monkeypatch: pytest.
 def test_memory_that_fills_up_later_ends_recording(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, (x,) = deep(device), data(device, 1)
     jitted = forge.jit(module, executors=EXECUTORS)
-    for _ in range(CALLS):
+    for _ in range(FEW_CALLS):
         jitted(x)
     monkeypatch.setattr(type(cuda_graphs.recorder()), "has_room", lambda recorder: False)
     call_often(jitted, module, x)
