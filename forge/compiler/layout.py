@@ -15,7 +15,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.flop_counter import flop_registry
 
-from forge.compiler.kernel_strides import with_kernel_strides
+from forge.compiler.kernel_strides import fake_result, with_kernel_strides
 from forge.executors.executor import is_own
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.bounded import BoundedDict
@@ -143,7 +143,8 @@ class _Operators(TorchDispatchMode):
         if func in _LENGTHS_AS_INTEGERS and not self.counts:
             raise UnresolvedSymInt(f"{func} makes integers of symbolic sizes")  # torch 2.11's matmul asks so
         with symbolic_dispatch(not self.counts):
-            result = func(*args, **(kwargs or {}))
+            result = fake_result(func, args)
+            result = func(*args, **(kwargs or {})) if result is None else result
         result = with_kernel_strides(func, args, result)
         if self.counts:
             self.flops += _flops(func, args, kwargs or {}, result)

@@ -40,6 +40,7 @@ _TORCHS = frozenset(
         aten.convolution,
         aten.convolution_backward,
         aten.embedding_dense_backward,
+        aten._grouped_mm,
         aten.upsample_bicubic2d,
     }
 )
