@@ -91,21 +91,6 @@ def with_kernel_strides(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     return _laid_out(result, strides)
 
 
-def fake_result(func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
-    """Return the fake result of an operator whose own fake implementation refuses what its kernel takes, else None.
-
-    That of a grouped product takes bfloat16 alone, and pads rows as the kernel does only if torch is built for CUDA.
-    """
-    if func is not aten._grouped_mm.default:
-        return None
-    a, b, *rest = args
-    groups = rest[:1] if a.ndim == b.ndim == 2 else [a] * (a.ndim == b.ndim == 3)
-    rows, columns = a.shape[-2], b.shape[-1]
-    width = columns + -columns % (16 // a.element_size())
-    shape, strides = [*(each.shape[0] for each in groups), rows, columns], [*(rows * width for _ in groups), width, 1]
-    return torch.empty_strided(shape, strides, dtype=a.dtype, device=a.device)
-
-
 def _laid_out(result: torch.Tensor, strides: tuple[Dim, ...]) -> torch.Tensor:
     if result.stride() == strides:
         return result

@@ -15,7 +15,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.flop_counter import flop_registry
 
-from forge.compiler.kernel_strides import fake_result, with_kernel_strides
+from forge.compiler.kernel_strides import with_kernel_strides
 from forge.executors.executor import is_own
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.bounded import BoundedDict
@@ -27,7 +27,7 @@ from forge.ir.structure import key_of, settings
 from forge.ir.unresolved import UnresolvedSymInt, without_specialization
 from forge.prims.library import quiet, symbolic_dispatch
 from forge.torch_internals.dispatch import TorchDispatchMode, disable_current_modes
-from forge.torch_internals.fake_tensors import FakeTensorMode
+from forge.torch_internals.fake_tensors import FakeTensorMode, call_on_fake_tensors
 from forge.torch_internals.functions import torch_neg_view
 from forge.torch_internals.tensors import storage_id
 from forge.torch_internals.versions import TORCH
@@ -143,8 +143,7 @@ class _Operators(TorchDispatchMode):
         if func in _LENGTHS_AS_INTEGERS and not self.counts:
             raise UnresolvedSymInt(f"{func} makes integers of symbolic sizes")  # torch 2.11's matmul asks so
         with symbolic_dispatch(not self.counts):
-            result = fake_result(func, args)
-            result = func(*args, **(kwargs or {})) if result is None else result
+            result = call_on_fake_tensors(func, args, kwargs or {})
         result = with_kernel_strides(func, args, result)
         if self.counts:
             self.flops += _flops(func, args, kwargs or {}, result)

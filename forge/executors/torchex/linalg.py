@@ -54,7 +54,7 @@ def _with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
     missing = -x.shape[-1] % (ROW_BYTES // x.element_size())
     if missing == 0:
         return x.clone(memory_format=torch.contiguous_format)
-    return F.pad(x, (0, missing))[..., : x.shape[-1]]
+    return F.pad(x, (0, missing)).narrow(-1, 0, x.shape[-1])
 
 
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None) -> torch.Tensor:

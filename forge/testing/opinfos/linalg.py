@@ -1,7 +1,6 @@
 """OpInfos of the linalg family: products, contractions, norms and distances."""
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -54,18 +53,7 @@ op(
 )
 _ROWS, _WEIGHTS = t(8, 16), t(3, 16, 24)
 _OFFSETS = values([2, 2, 8], torch.int32)
-_grouped_mm = partial(
-    op,
-    dtypes=(torch.float32, torch.bfloat16, torch.float16),
-    precise=torch.float32,
-    directives=[
-        Directive("skip", "torch's fake tensors, which Dynamo needs, take bfloat16 alone", test="test_jit"),
-        Directive(
-            "skip", "rows after the last group, of equal offsets, are not written", test="test_strided[expanded]"
-        ),
-    ],
-)
-_grouped_mm(
+op(
     "nn.functional.grouped_mm _grouped_mm aten._grouped_mm",
     sample(_ROWS, _WEIGHTS, offs=_OFFSETS),
     sample(_ROWS, t(3, 24, 16).transpose(1, 2), offs=_OFFSETS, out_dtype=DTYPE),
@@ -84,31 +72,14 @@ _grouped_mm(
     wrong(_ROWS, _WEIGHTS, offs=_OFFSETS, bias=t(24), match=r"bias is .*f32\[24\] \w+, but must be None"),
     wrong(_ROWS, _WEIGHTS, offs=_OFFSETS, out_dtype=torch.bfloat16, match="out_dtype is bf16, but must be the dtype"),
     wrong(_ROWS, _WEIGHTS, offs=[2, 2, 8], error=(TypeError, RuntimeError), match="argument 'offs' must be Tensor"),
-)
-
-
-def _multiply_groups(a: Tensor, b: Tensor, *, offs: Tensor) -> Tensor:
-    """F.grouped_mm by a product a group, which takes operands however they lie; rows begin at multiples of 16 bytes."""
-    ends = offs.tolist()
-    groups = list(zip([0, *ends], ends, strict=False))
-    if a.ndim == b.ndim == 2:
-        out = torch.stack([a[:, i:j] @ b[i:j] for i, j in groups])
-    elif a.ndim == 2:
-        out = torch.cat([a[i:j] @ each for (i, j), each in zip(groups, b, strict=True)])
-    else:
-        out = torch.cat([each @ b[:, i:j] for (i, j), each in zip(groups, a, strict=True)], 1)
-    return F.pad(out, (0, -out.shape[-1] % (16 // out.element_size())))[..., : out.shape[-1]]
-
-
-_grouped_mm(
-    "nn.functional.grouped_mm.unaligned",
-    sample(t(8, 3), t(3, 3, 7), offs=_OFFSETS),
-    sample(t(1, 16).expand(8, 16), t(3, 24, 17).transpose(1, 2)[:, 1:], offs=_OFFSETS),
-    sample(t(6, 8), t(8, 7), offs=_OFFSETS),
-    sample(t(3, 6, 5), t(5, 8), offs=_OFFSETS),
-    sample(t(8, 17)[:, 1:], _WEIGHTS, offs=_OFFSETS),
-    wrong(_ROWS, t(3, 8), offs=_OFFSETS, match="must have one size"),
-    reference=_multiply_groups,
+    dtypes=(torch.float32, torch.bfloat16, torch.float16),
+    precise=torch.float32,
+    directives=(
+        Directive("skip", "torch's fake tensors, which Dynamo needs, take bfloat16 alone", test="test_jit"),
+        Directive(
+            "skip", "rows after the last group, of equal offsets, are not written", test="test_strided[expanded]"
+        ),
+    ),
 )
 op("mv", sample(t(2, 3), t(3)), wrong(t(2, 3), t(2), match="cannot be multiplied"))
 op("dot", sample(t(3), t(3)), sample(t(0), t(0)), wrong(t(2), t(3), match="multiplied"))
