@@ -103,9 +103,10 @@ def grouped_mm(
         bias is None,
         lambda: f"grouped_mm: bias is {bias}, but must be None, which is all that torch supports; add it to the result",
     )
+    dtype = out_dtype or mat_a.dtype
     torch_check(
-        out_dtype in (None, mat_a.dtype),
-        lambda: f"grouped_mm: out_dtype is {short_dtype(out_dtype)}, but must be the dtype of mat_a, which is {mat_a}",
+        dtype == mat_a.dtype,
+        lambda: f"grouped_mm: out_dtype is {short_dtype(dtype)}, but must be the dtype of mat_a, which is {mat_a}",
     )
     return prims.grouped_mm(mat_a, mat_b, offs)
 
