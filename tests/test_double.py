@@ -43,7 +43,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_second_gradients(info: OpInfo) -> None:
     """As eager's, and as finite differences say, for every sample whose second gradients eager has."""
-    for sample in samples(info, "cpu", torch.float64):
+    for sample in samples(info, "cpu", info.precise):
         call = _Call(info, sample)
         if not call.inputs or not call.passes(info.reference or info.op):
             continue

@@ -57,7 +57,7 @@ def _one_dtype(info: OpInfo) -> list[torch.dtype]:
 
 def _double(info: OpInfo) -> list[torch.dtype]:
     """The dtypes in which a wrong gradient is no rounding error."""
-    return [torch.float64, torch.complex128] if torch.complex64 in info.dtypes else [torch.float64]
+    return [info.precise, torch.complex128] if torch.complex64 in info.dtypes else [info.precise]
 
 
 def _double_or_one_dtype(info: OpInfo) -> list[torch.dtype]:
@@ -224,7 +224,8 @@ def test_gradient(info: OpInfo, executor: str, device: str, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("every", [pytest.param(False, id="one"), pytest.param(True, id="all", marks=pytest.mark.slow)])
 def test_half_gradient(info: OpInfo, executor: str, device: str, dtype: torch.dtype, every: bool) -> None:
-    """Results and gradients in half precision are as near to float64's as eager's are, but for the dtype's rounding.
+    """Results and gradients in half precision are as near to those of `precise` as eager's are, but for the dtype's
+    rounding.
 
     A random op has nothing to be near to in another dtype: it is compared with eager.
     """
@@ -237,19 +238,19 @@ def test_half_gradient(info: OpInfo, executor: str, device: str, dtype: torch.dt
             continue
         ours = flow_of(Direct(info.op, executors=[executor]), sample, wanted, changed)
         if torch.equal(_generator_state(device), state):
-            exact = flow_of(info.reference or info.op, _as_double(sample, dtype), wanted, changed)
+            exact = flow_of(info.reference or info.op, _as_precise(info, sample, dtype), wanted, changed)
             _assert_as_near(_values(ours), _values(eager), _values(exact), dtype)
         else:
             assert_same_flow(ours, eager, None)
 
 
-def _as_double(sample: Sample, dtype: torch.dtype) -> Sample:
-    """The same numbers in float64; where the call names the dtype, it names float64."""
+def _as_precise(info: OpInfo, sample: Sample, dtype: torch.dtype) -> Sample:
+    """The same numbers in float64, or the op's widest dtype; where the call names the dtype, it names that one."""
 
     def double(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return leaf.double() if leaf.dtype == dtype else leaf
-        return torch.float64 if leaf is dtype else leaf
+            return leaf.to(info.precise) if leaf.dtype == dtype else leaf
+        return info.precise if leaf is dtype else leaf
 
     return Sample(_pytree.tree_map(double, sample.args), _pytree.tree_map(double, sample.kwargs))
 

@@ -132,7 +132,7 @@ def test_directives_apply_to_something() -> None:
                     yield f"{where} names executors {directive.executors}"
                 if not set(directive.devices or ()) <= {"cpu", "cuda"}:
                     yield f"{where} names devices {directive.devices}"
-                if not set(directive.dtypes or ()) <= {*info.dtypes, torch.float64, torch.complex128}:
+                if not set(directive.dtypes or ()) <= {*info.dtypes, info.precise, torch.complex128}:
                     yield f"{where} names dtypes that the op is not tested with"
 
     _report(problems())
@@ -261,7 +261,7 @@ def _in_backwards() -> set[str]:
     """The ids of what the OpInfos' samples record when their gradients are asked for."""
     found: dict[str, list[BoundSymbol]] = {}
     for info in all_opinfos():
-        for sample in info.samples(info, torch.device("cpu"), torch.float64) if info.gradient else ():
+        for sample in info.samples(info, torch.device("cpu"), info.precise) if info.gradient else ():
             inputs = tensors_in((sample.args, sample.kwargs))
             floats = [tensor.requires_grad_() for tensor in inputs if tensor.is_floating_point() and tensor.is_leaf]
             try:

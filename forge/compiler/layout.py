@@ -27,7 +27,7 @@ from forge.ir.structure import key_of, settings
 from forge.ir.unresolved import UnresolvedSymInt, without_specialization
 from forge.prims.library import quiet, symbolic_dispatch
 from forge.torch_internals.dispatch import TorchDispatchMode, disable_current_modes
-from forge.torch_internals.fake_tensors import FakeTensorMode
+from forge.torch_internals.fake_tensors import FakeTensorMode, call_on_fake_tensors
 from forge.torch_internals.functions import torch_neg_view
 from forge.torch_internals.tensors import storage_id
 from forge.torch_internals.versions import TORCH
@@ -143,7 +143,7 @@ class _Operators(TorchDispatchMode):
         if func in _LENGTHS_AS_INTEGERS and not self.counts:
             raise UnresolvedSymInt(f"{func} makes integers of symbolic sizes")  # torch 2.11's matmul asks so
         with symbolic_dispatch(not self.counts):
-            result = func(*args, **(kwargs or {}))
+            result = call_on_fake_tensors(func, args, kwargs or {})
         result = with_kernel_strides(func, args, result)
         if self.counts:
             self.flops += _flops(func, args, kwargs or {}, result)

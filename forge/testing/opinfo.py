@@ -93,7 +93,8 @@ class OpInfo:
     samples: yields calls for a device and dtype. errors: yields calls that must raise.
     reference: what op is compared with; op itself, run in eager, unless given.
     dtypes: those of the forward test; forge/testing/opinfos/complex.py adds complex64. gradient: whether op has one
-    (tested in float64, and in complex128 where complex64 is among the dtypes).
+    (tested in `precise`, and in complex128 where complex64 is among the dtypes). precise: float32 where torch has no
+    kernel of float64.
     domain: (low, high) for the values of float samples, open at None.
     symbols: ids of the torchlang symbols that it covers where op's own is not the only one.
     directives: exceptions, each with a reason.
@@ -106,6 +107,7 @@ class OpInfo:
     reference: Callable | None = None
     dtypes: Sequence[torch.dtype] = FLOATS
     gradient: bool = True
+    precise: torch.dtype = torch.float64
     domain: tuple[float | None, float | None] = (None, None)
     symbols: Sequence[str] = ()
     directives: Sequence[Directive] = ()

@@ -17,6 +17,7 @@ from forge.ir.bounded import BoundedDict
 from forge.ir.pytree import leaves, tree_map
 from forge.prims.recurrent import KINDS
 from forge.torch_internals.dispatch import TorchDispatchMode, schema_of
+from forge.torch_internals.fake_tensors import call_on_fake_tensors
 from forge.torch_internals.functions import torch_weight_norm
 from forge.torchlang.autocast_mode import DEVICES, casts_recurrent_layers, disable, state
 from forge.torchlang.fake_execution import run_on_fake_tensors
@@ -125,7 +126,7 @@ class _DtypeRecorder(TorchDispatchMode):
         self.calls: list[tuple] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = call_on_fake_tensors(func, args, kwargs or {})
         if func.namespace != "prim" and func is not torch.ops.aten._to_copy.default and not _is_view(func):
             self.calls.append((func, *_dtypes(func, list(leaves((args, kwargs or {}))))))
         return result

@@ -21,6 +21,7 @@ from forge.ir import (
     short_dtype,
 )
 from forge.prims.core import check_dim, same, same_shape, torch_check
+from forge.torch_internals.functions import torch_grouped_mm
 from forge.torchlang.aliases import results
 from forge.torchlang.core import check_tensor, torchsymbol
 
@@ -84,6 +85,42 @@ def bmm(input: TensorProxy, mat2: TensorProxy) -> TensorProxy:
         lambda: f"bmm: Expected both batches to have one length, but they are {input} and {mat2}",
     )
     return _product("bmm", input, mat2)
+
+
+@torchsymbol(F.grouped_mm)
+def grouped_mm(
+    mat_a: TensorProxy,
+    mat_b: TensorProxy,
+    *,
+    offs: TensorProxy | None = None,
+    bias: TensorProxy | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> TensorProxy:
+    """Return the products of groups of matrices: of the 2-d operands, group i ends at offs[i]."""
+    if offs is not None:
+        check_tensor("grouped_mm", offs=offs)
+    torch_check(
+        bias is None,
+        lambda: f"grouped_mm: bias is {bias}, but must be None, which is all that torch supports; add it to the result",
+    )
+    dtype = out_dtype or mat_a.dtype
+    torch_check(
+        dtype == mat_a.dtype,
+        lambda: f"grouped_mm: out_dtype is {short_dtype(dtype)}, but must be the dtype of mat_a, which is {mat_a}",
+    )
+    return prims.grouped_mm(mat_a, mat_b, offs)
+
+
+@torchsymbol(torch_grouped_mm)
+def grouped_mm_by_position(
+    input: TensorProxy,
+    mat2: TensorProxy,
+    offs: TensorProxy | None = None,
+    bias: TensorProxy | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> TensorProxy:
+    """grouped_mm by its older name, which takes all arguments by position."""
+    return grouped_mm(input, mat2, offs=offs, bias=bias, out_dtype=out_dtype)
 
 
 @torchsymbol(torch.mv, Tensor.mv)

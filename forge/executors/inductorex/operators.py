@@ -76,6 +76,7 @@ _WRONG = frozenset(
         aten.nextafter,  # of half precision: the next float32, rounded back
         aten._unsafe_masked_index,  # of indices out of range, which torch clamps
         aten._unsafe_masked_index_put_accumulate,
+        aten._grouped_mm,  # of operands without gaps, which its kernel refuses where their rows are unaligned
         *([aten.searchsorted, aten.bucketize] if TORCH < (2, 13) else []),  # among a part of a tensor (issue 182343)
     }
 )

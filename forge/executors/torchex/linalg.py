@@ -1,11 +1,14 @@
 """The torch executor's implementations of the linear algebra family."""
 
 import torch
+from torch.nn import functional as F
 
 from forge import clang, prims, torchlang
-from forge.executors.torchex.core import run_clang, run_torchlang, torch_prims, torchex
-from forge.ir import TensorProxy, get_grad, needs_grad, put_grad
+from forge.executors.torchex.core import as_what_it_calls, run_clang, run_torchlang, torch_prims, torchex
+from forge.executors.torchex.memory import ROW_BYTES
+from forge.ir import Tag, TensorProxy, get_grad, needs_grad, put_grad
 from forge.prims.core import like
+from forge.torch_internals.functions import torch_grouped_mm
 
 run_clang({clang.vector_norm: torch.linalg.vector_norm})
 torch_prims.register_implementation(prims.matmul, torch.matmul)
@@ -26,6 +29,56 @@ def _product(a: TensorProxy, b: TensorProxy) -> TensorProxy:
 
 for _symbol in (prims.matmul, clang.matmul):
     torchex.register_implementation(_symbol, execution_transform=_product)
+
+
+def _has_aligned_rows(x: torch.Tensor) -> bool:
+    """Return whether torch's grouped product takes matrices as they lie: the elements of each row, or of each column,
+    are side by side, and all rows begin at multiples of 16 bytes.
+
+    Source: check_valid_strides_and_return_transposed (aten/src/ATen/native/GroupedMMUtils.h).
+    """
+    *batch, down, right = x.stride()
+    if down == 1 and right >= max(1, x.shape[-2]):
+        step = right
+    elif right == 1 and down >= max(1, x.shape[-1]):
+        step = down
+    else:
+        return False
+    multiple = ROW_BYTES // x.element_size()
+    return all(each % multiple == 0 for each in (*batch, step, x.storage_offset()))
+
+
+def _with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
+    if _has_aligned_rows(x):
+        return x
+    missing = -x.shape[-1] % (ROW_BYTES // x.element_size())
+    if missing == 0:
+        return x.clone(memory_format=torch.contiguous_format)
+    return F.pad(x, (0, missing)).narrow(-1, 0, x.shape[-1])
+
+
+def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None) -> torch.Tensor:
+    """Call torch's function, which refuses operands that its kernels cannot read: those are copied first."""
+    return torch_grouped_mm(_with_aligned_rows(a), _with_aligned_rows(b), offs)
+
+
+grouped_mm = torchex.register_operator("grouped_mm", like=prims.grouped_mm, fn=_grouped_mm)
+grouped_mm_of_host_offsets = torchex.register_operator(
+    "grouped_mm_of_host_offsets", like=prims.grouped_mm, fn=_grouped_mm, tags=[Tag.SYNCHRONIZING]
+)
+
+
+def _choose_grouped_mm(a: TensorProxy, b: TensorProxy, offs: TensorProxy | None = None) -> TensorProxy:
+    """On a GPU, torch's kernel of bfloat16 reads the offsets there; of other dtypes, torch reads them back."""
+    if a.device.type == "cuda" and a.dtype != torch.bfloat16 and offs is not None:
+        return grouped_mm_of_host_offsets(a, b, offs)
+    return grouped_mm(a, b, offs)
+
+
+torchex.register_implementation(prims.grouped_mm, execution_transform=_choose_grouped_mm)
+torch_prims.register_implementation(prims.grouped_mm, _grouped_mm)
+for _symbol in (torchlang.grouped_mm, torchlang.grouped_mm_by_position):
+    run_torchlang(_symbol, checker=as_what_it_calls)
 
 
 def _cdist_backward(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forge.testing.opinfo import FLOATS, Directive, ErrorSample
-from forge.testing.table import op, sample, t, tolerance, wrong
+from forge.testing.table import DTYPE, ints, op, sample, t, tolerance, values, wrong
 
 WITH_INTEGERS = (*FLOATS, torch.int64)
 
@@ -50,6 +50,36 @@ op(
     "bmm",
     [sample(t(5, 2, 3), t(5, 3, 4)), sample(t(3, 4, 2).transpose(0, -1), t(2, 3, 1)), sample(t(0, 2, 3), t(0, 3, 4))],
     [wrong(t(2, 3, 3), t(1, 3, 2), match="batches"), wrong(t(2, 3), t(3, 2), match="to have 3 dims")],
+)
+_ROWS, _WEIGHTS = t(8, 16), t(3, 16, 24)
+_OFFSETS = values([2, 2, 8], torch.int32)
+op(
+    "nn.functional.grouped_mm _grouped_mm aten._grouped_mm",
+    sample(_ROWS, _WEIGHTS, offs=_OFFSETS),
+    sample(_ROWS, t(3, 24, 16).transpose(1, 2), offs=_OFFSETS, out_dtype=DTYPE),
+    sample(t(0, 16), _WEIGHTS, offs=values([0, 0, 0], torch.int32)),
+    sample(t(16, 8), t(8, 24), offs=_OFFSETS),
+    sample(t(3, 24, 16), t(16, 8), offs=_OFFSETS),
+    sample(t(3, 8, 16), _WEIGHTS),
+    wrong(t(8), _WEIGHTS, offs=_OFFSETS, match=r"a is .*f32\[8\] \w+, but must have 2 or 3 dims"),
+    wrong(_ROWS, t(3, 16, 24, dtype=torch.bfloat16), offs=_OFFSETS, match="one dtype of f32, bf16, f16"),
+    wrong(_ROWS, t(3, 8, 24), offs=_OFFSETS, match="must have one size"),
+    wrong(_ROWS, _WEIGHTS, match="without offs both must be batches"),
+    wrong(t(2, 8, 16), _WEIGHTS, match="without offs both must be batches of one size"),
+    wrong(t(3, 8, 16), _WEIGHTS, offs=_OFFSETS, match=r"offs is .*i32\[3\] \w+, but must be None"),
+    wrong(_ROWS, _WEIGHTS, offs=ints(2, 2, 8), match=r"offs is .*i64\[3\] .*the dtype i32"),
+    wrong(_ROWS, _WEIGHTS, offs=values([2, 8], torch.int32), match="an element for each group"),
+    wrong(_ROWS, _WEIGHTS, offs=_OFFSETS, bias=t(24), match=r"bias is .*f32\[24\] \w+, but must be None"),
+    wrong(_ROWS, _WEIGHTS, offs=_OFFSETS, out_dtype=torch.bfloat16, match="out_dtype is bf16, but must be the dtype"),
+    wrong(_ROWS, _WEIGHTS, offs=[2, 2, 8], error=(TypeError, RuntimeError), match="argument 'offs' must be Tensor"),
+    dtypes=(torch.float32, torch.bfloat16, torch.float16),
+    precise=torch.float32,
+    directives=(
+        Directive("skip", "torch's fake tensors, which Dynamo needs, take bfloat16 alone", test="test_jit"),
+        Directive(
+            "skip", "rows after the last group, of equal offsets, are not written", test="test_strided[expanded]"
+        ),
+    ),
 )
 op("mv", sample(t(2, 3), t(3)), wrong(t(2, 3), t(2), match="cannot be multiplied"))
 op("dot", sample(t(3), t(3)), sample(t(0), t(0)), wrong(t(2), t(3), match="multiplied"))
