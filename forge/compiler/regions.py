@@ -2,19 +2,21 @@
 
 A level is how many cuts (calls that no fusion executor takes: matrix products, kernels) stand between a call and the
 program's inputs. All fusible calls of one level are one region: a region reads what was made at earlier levels and the
-cuts of its own, never another region of its level, so that regions cannot depend on each other in a circle. Three
+cuts of its own, never another region of its level, so that regions cannot depend on each other in a circle. Four
 walks find the levels: forward, by inputs; the cuts whose results only leave the program (the gradients of weights) one
-level later, so that they split no region; backward, each fusible call as late as its readers allow. Views belong to no
+level later, so that they split no region; a cut that nothing waits for one level later, where the calls before it read
+what a region of its level reads anyway; backward, each fusible call as late as its readers allow. Views belong to no
 region: each reader makes its own.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from forge.executors.executor import FusionExecutor
 from forge.ir import BoundSymbol, NumberProxy, Tag
 from forge.ir.pytree import names, proxies, tensors
 
+_LARGE = 2**16  # elements of a tensor that is worth reading once
 BARRIERS = frozenset({Tag.EFFECT})
 ORDERED = frozenset({Tag.RANDOM, Tag.OPAQUE, Tag.SYNCHRONIZING})
 
@@ -66,6 +68,7 @@ def find_regions(nodes: Sequence[Node], outputs: Iterable[str]) -> list["Node | 
     makers = _link(nodes)
     _count_cuts(nodes, makers)
     _move_leaves(nodes)
+    _delay_cuts(nodes, makers, set(outputs))
     _move_late(nodes, set(outputs))
     return _plan(nodes)
 
@@ -119,6 +122,90 @@ def _move_leaves(nodes: Sequence[Node]) -> None:
         if all(reader.view and id(reader) in leaving for reader in node.readers):
             leaving.add(id(node))
             node.level += node.cut and not node.has(ORDERED)
+
+
+def _delay_cuts(nodes: Sequence[Node], makers: Mapping[str, Node], outputs: Set[str]) -> None:
+    """Delay cuts by one level where the calls that feed them alone can then be in a region that reads the same memory:
+    the softmax that attention's backward computes again, for a product that waits for nothing, beside its gradient."""
+    if any(node.has(BARRIERS) for node in nodes):
+        return
+    at_level: dict[int, list[Node]] = {}
+    for node in nodes:
+        if not node.cut and not node.view:
+            at_level.setdefault(node.level, []).append(node)
+    latest = _latest_levels(nodes)
+    for cut in nodes:
+        if not cut.cut or cut.level >= latest[id(cut)]:
+            continue
+        feeding = _feeding(cut, makers, outputs)
+        read = set().union(*map(_large, feeding))
+        now, later = (
+            any(node not in feeding and not read.isdisjoint(_large(node)) for node in at_level.get(level, ()))
+            for level in (cut.level - 1, cut.level)
+        )
+        if later and not now:
+            _delay(cut, cut.level + 1)
+
+
+def _latest_levels(nodes: Sequence[Node]) -> dict[int, int]:
+    """Return the last level of each node, by its id, with which there are no more levels than now."""
+    last = max((node.level for node in nodes), default=0)
+    latest: dict[int, int] = {}
+    for node in reversed(nodes):
+        if node.has(ORDERED) or not node.readers:
+            latest[id(node)] = node.level if node.has(ORDERED) else last
+        else:
+            latest[id(node)] = min(
+                latest[id(reader)] - (_first_level(node, reader) - node.level) for reader in node.readers
+            )
+    return latest
+
+
+def _first_level(maker: Node, node: Node) -> int:
+    """Return the first level of a node that reads what another makes."""
+    return _after(maker, node) + node.cut
+
+
+def _delay(node: Node, level: int) -> None:
+    """Bring a node to a later level, and those that read what it makes."""
+    waiting = [(node, level)]
+    while waiting:
+        node, level = waiting.pop()
+        if node.level < level:
+            node.level = level
+            waiting += [(reader, _first_level(node, reader)) for reader in node.readers]
+
+
+def _feeding(cut: Node, makers: Mapping[str, Node], outputs: Set[str]) -> list[Node]:
+    """Return the fusible calls before a cut, through views too, that could be at its own level: their results are read
+    by it, by each other, and by fusible calls of that level or later."""
+    found: dict[int, Node] = {}
+    inside = {id(cut)}
+    waiting = [cut]
+    while waiting:
+        for name in waiting.pop().reads:
+            node = makers.get(name)
+            if node is None or node.cut or id(node) in inside or not outputs.isdisjoint(node.makes):
+                continue
+            if all(id(reader) in inside or _is_at(reader, cut.level) for reader in node.readers):
+                inside.add(id(node))
+                waiting.append(node)
+                if not node.view:
+                    found[id(node)] = node
+    return list(found.values())
+
+
+def _is_at(node: Node, level: int) -> bool:
+    """Return whether all that a fusible call or a view becomes is at a level or later."""
+    if node.view:
+        return all(_is_at(reader, level) for reader in node.readers)
+    return not node.cut and node.level >= level
+
+
+def _large(node: Node) -> list[str]:
+    """Return the names of the large tensors that a call reads."""
+    given = tensors((node.bound.args, node.bound.kwargs))
+    return [x.name for x in given if isinstance(x.numel(), int) and x.numel() >= _LARGE]
 
 
 def _move_late(nodes: Sequence[Node], outputs: set[str]) -> None:

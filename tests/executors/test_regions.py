@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+import forge
 from forge.api.functional import Direct
 from forge.executors import FusionExecutor, claim, decline, resolve_executors
 from forge.ir import BoundSymbol, Trace
@@ -208,3 +209,50 @@ def test_weight_gradients_split_no_region(count: int) -> None:
     expected = torch.autograd.grad(function(X, *weights).sum(), weights)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(q @ k.mT / 8, -1, dtype=torch.float32).to(q.dtype) @ v
+
+
+def test_a_softmax_that_runs_again_is_beside_its_gradient() -> None:
+    """The product for v's gradient waits for nothing: it may run after that of the scores."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 160, 160, dtype=torch.bfloat16, requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return attention(x * 1.5, x * 2, x * 3).tanh()
+
+    jitted = forge.jit(function, executors=["inductor", "torch"], memory="balanced")
+    result = jitted(x)
+    (gradient,) = torch.autograd.grad(result.sum(), x)
+    torch.testing.assert_close(gradient, torch.autograd.grad(function(x).sum(), x)[0], atol=0.1, rtol=0.1)
+    regions = [bound for bound in forge.last_backward_traces(jitted)[-1].bound_symbols if bound.symbol.executor]
+    inside = [[sub.symbol.name for sub in bound.subsymbols] for bound in regions]
+    assert any({"softmax", "softmax_backward"} <= set(names) for names in inside), inside
+
+
+def test_a_product_is_delayed_only_for_memory_that_is_read_anyway() -> None:
+    """exp(a) is read by the later region alone: its product moves; exp(b) is not, and its product stays."""
+    fuser = Taking("exp", "mul", "add")
+    a, b = torch.randn(256, 256), torch.randn(256, 256)
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        first, other = torch.exp(a) @ b, torch.exp(b) @ b
+        second = (b @ b) * a
+        return second @ b + first + other
+
+    run(function, [fuser], a / 16, b / 16)
+    assert [calls_of(region) for region in fuser.regions] == [["exp"], ["exp", "mul"], ["add", "add"]]
+
+
+def test_small_memory_delays_no_product() -> None:
+    fuser = Taking("exp", "mul", "add")
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        first = torch.exp(a) @ b
+        second = (b @ b) * a
+        return second @ b + first
+
+    run(function, [fuser], torch.randn(8, 8), torch.randn(8, 8))
+    assert [calls_of(region) for region in fuser.regions] == [["exp"], ["mul"], ["add"]]
