@@ -11,8 +11,9 @@ import torch
 from torch.nn import functional as F
 
 from forge import torchlang
-from forge.executors.cudaex import cudaex, head, products
+from forge.executors.cudaex import attention, cudaex, head, products
 from forge.executors.executor import Declined
+from forge.executors.torchex.attention import with_rows
 from forge.ir import Symbol, TensorProxy
 from forge.torchlang import linear_cross_entropy
 
@@ -144,3 +145,36 @@ def test_a_loss_in_float64_is_left_to_torch(steps: tuple, taken: bool, monkeypat
         0.0,
     )
     assert (head._checker(*given) is True) == taken
+
+
+def _relative_bias(batch: int | None = None) -> torch.Tensor:
+    """Return a bias of (1 or batch, heads, queries, keys) whose heads are innermost in memory."""
+    bias = torch.randn(5, 6, 4).permute(2, 0, 1).unsqueeze(0)
+    return bias if batch is None else bias.expand(batch, -1, -1, -1)
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+def test_a_mask_is_laid_out_in_rows(batch: int | None) -> None:
+    mask = _relative_bias(batch)
+    rows = with_rows(mask)
+    assert torch.equal(rows, mask)
+    assert rows.stride()[1:] == (30, 6, 1)
+    assert batch is None or rows.stride(0) == 0  # what is expanded stays so
+    plain = torch.randn(1, 1, 5, 6).expand(3, 4, 5, 6)
+    assert with_rows(plain) is plain
+    row = torch.randn(5, 1).expand(5, 6)
+    assert with_rows(row) is row
+
+
+def test_attention_with_a_mask_is_given_rows() -> None:
+    (candidate,) = cudaex.candidates(torchlang.scaled_dot_product_attention)
+    assert candidate.low_priority  # of keys that are repeated, say
+    query, mask = _proxy(2, 4, 5, 8), _proxy(1, 4, 5, 6)
+    assert candidate.checker is not None
+    assert candidate.checker(query, query, query, mask) is True
+    assert isinstance(candidate.checker(query, query, query), Declined)
+    assert isinstance(candidate.checker(_proxy(2, 4, 5, 8, device="cpu"), query, query, mask), Declined)
+    q, k, v, bias = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8), _relative_bias()
+    found = attention._attention(q, k, v, bias, scale=1.0)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v, bias, scale=1.0))
+    assert not cudaex.with_eager_numerics().candidates(torchlang.scaled_dot_product_attention)

@@ -39,4 +39,6 @@ def _checker(
 def register(executor: OperatorExecutor) -> None:
     """Register attention with an executor."""
     symbol = torchlang.scaled_dot_product_attention
-    executor.register_implementation(symbol, _attention, checker=_checker, grad_transform=attention_grad)
+    executor.register_implementation(
+        symbol, _attention, checker=_checker, grad_transform=attention_grad, low_priority=True
+    )
