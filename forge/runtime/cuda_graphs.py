@@ -3,15 +3,17 @@
 A graph reads its inputs where they were when it was recorded. One that is elsewhere call after call is copied to where
 it was then; for one that moved once, as a parameter does, the function is recorded again. A graph's results lie in
 memory of its own: it may run again once nobody holds them any more; meanwhile another recording of the function runs.
-Results for the caller, such as gradients, are handed out in that memory too where nothing else is held with them, by
-two recordings that take turns; otherwise, and where the caller holds both, they are copied.
+Results for the caller are handed out in that memory too where little else is held with them, by two recordings that
+take turns; large ones as long as the caller drops them before the next call; otherwise they are copied.
 """
 
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +29,8 @@ _MOVES = 2  # of an input between calls, before it is copied; one, if it is a sm
 _SMALL = 2**24  # bytes
 _RECORDINGS = 4  # of a function, for one set of inputs
 _UNREQUESTED = 3  # of one that is recorded without having been asked for: each holds memory of its own
-_ALIASED = 2  # of these hand their results out as they are
+_TURNS = 2  # of these hand their results out in turn
+_LARGE = 2**24  # bytes of a result that is handed out as it is
 _MOST = 12  # recordings in all, of one that nobody asked for
 _COPY_BYTES = 2**26  # of inputs a call, under which graphs that nobody asked for are recorded
 _log = logging.getLogger("forge.cuda_graphs")
@@ -150,11 +153,20 @@ class Pool:
 _owners: "weakref.WeakValueDictionary[int, _GraphCapture]" = weakref.WeakValueDictionary()
 
 
+class HandingOut(Enum):
+    """The ways in which a recording gives results that the caller may keep."""
+
+    IN_TURN = "as they are: two recordings take turns, since little else is held with the results"
+    LARGE = "large ones as they are, as long as the caller drops them before the next call"
+    COPIES = "copied"
+
+
 class _GraphCapture:
     """One recording: the addresses of its inputs, and its outputs.
 
     copied: places of tensors that are copied before each run. kept: for each result, whether the caller may keep it.
-    memories: that of the stream, and the one to record in. may_alias: the caller may be given the memory itself.
+    memories: that of the stream, and the one to record in. may_alias: the caller may be given the memory
+    itself.
     """
 
     def __init__(
@@ -190,9 +202,15 @@ class _GraphCapture:
         _owners.update((memory, self) for memory in own if memory not in theirs)
         sizes = [(keep, each.nbytes) for each, keep in zip(outputs, kept, strict=True) if _is_tensor(each)]
         held_with_them = sum(size for keep, size in sizes if not keep)
-        self.is_aliased = may_alias and held_with_them <= sum(size for keep, size in sizes if keep)
+        if not may_alias:
+            self.handing_out = HandingOut.COPIES
+        elif held_with_them <= sum(size for keep, size in sizes if keep):
+            self.handing_out = HandingOut.IN_TURN
+        else:
+            self.handing_out = HandingOut.LARGE
+        smallest = {HandingOut.COPIES: sys.maxsize, HandingOut.LARGE: _LARGE, HandingOut.IN_TURN: 0}[self.handing_out]
         self._takes = [
-            _as_it_is if not _is_tensor(each) else _CLONE if keep and not self.is_aliased else _DETACH
+            _as_it_is if not _is_tensor(each) else _CLONE if keep and each.nbytes < smallest else _DETACH
             for each, keep in zip(outputs, kept, strict=True)
         ]
         self._uses = list(map(storage_use_count, self._use_counters))
@@ -331,7 +349,8 @@ class Graph:
 
     def _record(self, inputs: _Inputs, memory: Memory, alike: Sequence[_GraphCapture]) -> _GraphCapture | None:
         copied = frozenset(place for place, moves in enumerate(self._moves) if _is_copied(inputs.tensors[place], moves))
-        may_alias = sum(each.is_aliased for each in alike) < _ALIASED
+        ways = [each.handing_out for each in alike]
+        may_alias = set(ways) <= {HandingOut.IN_TURN} and len(ways) < _TURNS
         stale = [each for each in self._recorded if each.key == inputs.key and each not in alike]
         self._recorded = [each for each in self._recorded if each not in stale]
         del stale  # the new recording may use their memory
@@ -351,7 +370,8 @@ class Graph:
             self._recorded.clear()
             return None
         self.recordings += 1
-        self._recorded = [made, *self._recorded][: 2 * _RECORDINGS]
+        others = [each for each in self._recorded if each not in alike or each.handing_out is not HandingOut.LARGE]
+        self._recorded = [made, *others][: 2 * _RECORDINGS]
         return made
 
     def _require_little_memory(self, inputs: _Inputs, copied: Collection[int]) -> None:

@@ -244,6 +244,32 @@ def test_results_are_handed_out_in_turn(device: str) -> None:
     assert len({each.data_ptr() for each in results}) == 6
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_large_results_are_handed_out_while_the_caller_drops_them(
+    device: str, held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A language model's logits, with what a forward saves."""
+    monkeypatch.setattr(cuda_graphs, "_LARGE", 32)
+    ours, theirs = deep(device), deep(device)
+    jitted, batches = forge.jit(ours, executors=EXECUTORS), data(device, 2 * MANY)
+    addresses = []
+    for batch in batches:
+        out = jitted(batch)
+        expected = theirs(batch)
+        torch.testing.assert_close(out, expected)
+        addresses.append(out.data_ptr())
+        gradients = [torch.autograd.grad(each.square().sum(), module.parameters())
+                     for each, module in ((out, ours), (expected, theirs))]  # fmt: skip
+        torch.testing.assert_close(*gradients)
+        if not held:
+            del out
+    forward, _ = graphs(jitted)
+    assert forward.recordings == 1 + held
+    (recorded,) = forward._recorded
+    assert recorded.handing_out is (cuda_graphs.HandingOut.COPIES if held else cuda_graphs.HandingOut.LARGE)
+    assert held or len(set(addresses[-4:])) == 1
+
+
 def test_forwards_before_their_backwards(device: str) -> None:
     ours, theirs = deep(device), deep(device)
     jitted = forge.jit(ours, executors=EXECUTORS)
