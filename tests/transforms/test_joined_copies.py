@@ -176,6 +176,25 @@ def test_copies_stay_apart_where_joining_them_changes_something(function: Callab
     assert trace.stage != "join_copies"
 
 
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda b: prims.permute(b, (0, 1)), (N, N)),
+        (lambda b: prims.permute(b, (1, 0)), (N, N)),
+        (lambda b: prims.broadcast_in_dim(b, (2, N, N), (1, 2)), (2, N, N)),
+        (lambda b: prims.broadcast_in_dim(b, (N, N, 1), (0, 1)), (N, N, 1)),
+        (lambda b: prims.broadcast_in_dim(b, (N, N, 2, 2), (0, 1)), (N, N, 2, 2)),
+    ],
+)
+def test_views_by_operators_of_torch_share_memory(make: Callable, shape: tuple[int, ...]) -> None:
+    def function(a: Any, b: Any, y: Any) -> None:
+        prims.copy_(a, make(b))
+        prims.copy_(b, y)
+
+    a, b, y = torch.zeros(shape), torch.ones(N, N), torch.zeros(N, N)
+    assert written(joined(function, a, b, y))[-2:] == ["copy_", "copy_"]
+
+
 def write(a: Any, b: Any, x: Any, y: Any) -> Any:
     prims.copy_(a, x)
     prims.copy_(b, y)
