@@ -17,8 +17,7 @@ from forge.runtime.buckets import bucket_bytes
 from forge.runtime.plan import GeneratedFunction
 from forge.runtime.torch_state import preserve_torch_state
 from forge.torchlang.opaque import keeps_graph, run_opaque_backward
-from forge.transforms.dce import live_calls
-from forge.transforms.double import differentiable_backward
+from forge.transforms.double import differentiable_backward, readable_inputs
 from forge.transforms.grad import Joint, without_gradients
 from forge.transforms.lifetimes import read_positions
 from forge.transforms.split import Split, backward_of_saved, innermost, seeds_of
@@ -121,7 +120,10 @@ class BackwardCompiler:
             wanted = names(trace.differentiable_inputs)
             choose = chooser(config.executors, {}, config.selection)
             unreached = _unreached_results(self._parts, missing)
-            backward = differentiable_backward(trace, wanted, seeds, choose, derived.given, unreached)
+            sources = self.sources()
+            sources_of = {*sources.saved, *sources.remembered, *sources.mutated, *sources.numbers}
+            unavailable = [name for i, name in enumerate(trace.input_names) if i not in sources_of]
+            backward = differentiable_backward(trace, wanted, seeds, choose, derived.given, unreached, unavailable)
             found = [i for i, gradient in enumerate(backward.output) if gradient is not None]
             if not found:
                 return DifferentiableBackward(lambda *given: (), [], [], [])
@@ -182,9 +184,7 @@ def _sources(
     """Return the sources of the inputs that a differentiable backward may read. reached: the inputs that have a
     gradient."""
     saved = {proxy.name: index for index, proxy in enumerate(parts.forward.output[1])}  # a copy has no history
-    live = live_calls(list(innermost(trace.bound_symbols)), names(outputs))
-    live += live_calls(trace.bound_symbols, names(outputs))  # a composite is given what its parts may not read
-    read = {name for bound in live for name in bound.inputs}
+    read = readable_inputs(trace, names(outputs))
     sources = Sources({}, [], [], [], [])
     for position, proxy in enumerate(trace.inputs):
         if reached and isinstance(proxy, TensorProxy) and proxy.requires_grad and position not in reached:

@@ -117,7 +117,7 @@ def why_not(bound: BoundSymbol) -> str | None:
 
 
 def _writes_alone(bound: BoundSymbol) -> bool:
-    """Return whether a call only copies a tensor into the memory of another one."""
+    """Return whether a call only copies tensors into the memory of others."""
     return all(call.symbol is prims.copy_ for call in innermost(bound))
 
 
@@ -170,7 +170,8 @@ class _Writer:
             for place, proxy in enumerate(given)
             if isinstance(proxy, TensorProxy) and (self.lengths or proxy.name not in self.trusted)
         ]
-        targets = {self._memory_of(tensors([bound.args])[0].name) for bound in calls if _writes_alone(bound)}
+        writes = [call for bound in calls if _writes_alone(bound) for call in innermost(bound)]
+        targets = {self._memory_of(call.args[0].name) for call in writes}
         graph = self.make(
             name,
             self.generate(body),

@@ -16,6 +16,7 @@ from forge.compiler.context import Context, Derivative, Form, Kind
 from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
 from forge.compiler.program import inline_epilogue, write_early
+from forge.executors.torchex import memory
 from forge.executors.torchex.attention import takes_groups
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, Trace
@@ -232,6 +233,11 @@ def restride_outputs(trace: Trace, context: Context) -> Trace:
     """Give the strides of eager's to outputs of which they were noted, where other calls than eager's make them."""
     apart = [name for each in context.claims if each.level for name in each.outputs if name in context.returned]
     return layout.with_strides(trace, {*context.eager_strides, *apart}, context.layouts)
+
+
+def join_copies(trace: Trace, context: Context) -> Trace:
+    """Write to inputs of one dtype and device by one call."""
+    return transforms.join_copies(trace, memory.copies)
 
 
 def compare(trace: Trace, context: Context) -> Trace:

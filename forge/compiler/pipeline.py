@@ -66,6 +66,7 @@ from forge.support.background import is_wanted
 from forge.support.owner_only_store import is_on
 from forge.torchlang import autocast_mode
 from forge.transforms import Freezing
+from forge.transforms.joined_copies import is_copy
 from forge.transforms.split import innermost
 
 
@@ -152,6 +153,11 @@ def _has_no_gradients(trace: Trace, context: Context) -> bool:
     return not _is_differentiated(trace, context) and context.kind is not Kind.FOLDED  # which has no effects
 
 
+def _copies_several(trace: Trace, context: Context) -> bool:
+    """Return whether there are copies to join. Those of an epilogue stay: torch's autograd records them."""
+    return context.kind is not Kind.EPILOGUE and sum(map(is_copy, trace.bound_symbols)) > 1
+
+
 def _returns_to_caller(trace: Trace, context: Context) -> bool:
     return bool(context.returned)
 
@@ -200,6 +206,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(passes.claim, Form.PROGRAM, _always, "claim and generate", Form.CLAIMED),
     Pass(passes.fuse, Form.CLAIMED, _always, "claim and generate", Form.FUSED),
     _lowering(passes.restride_outputs, when=_returns_to_caller, is_stage=False),
+    _lowering(passes.join_copies, when=_copies_several),
     _lowering(passes.compare, when=_has_reference, is_stage=False),
     _lowering(passes.cuda_graphs, when=_records_cuda_graphs, is_stage=False),
     _lowering(passes.bucket_gradients, when=_sends_gradients, is_stage=False),

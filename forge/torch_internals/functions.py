@@ -38,6 +38,7 @@ torch_check_type = torch._check_type
 torch_check_value = torch._check_value
 torch_check_with: Callable[..., None] = torch._check_with  # takes None for a message, unlike its annotation
 torch_chunk_cat = torch._chunk_cat
+torch_foreach_copy_ = torch._foreach_copy_
 torch_fused_sdp_choice = torch._fused_sdp_choice
 torch_grouped_mm = torch._grouped_mm
 torch_native_batch_norm_legit = torch._native_batch_norm_legit

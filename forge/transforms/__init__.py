@@ -9,6 +9,7 @@ from forge.transforms.folded_norms import fold_norms
 from forge.transforms.freezing import Freezing
 from forge.transforms.grouped_queries import grouped_queries
 from forge.transforms.hoist import hoist, hoist_weights
+from forge.transforms.joined_copies import join_copies
 from forge.transforms.joined_products import join_products
 from forge.transforms.lifetimes import delete_last_used
 from forge.transforms.linear_cross_entropy import fused_linear_cross_entropy
@@ -27,6 +28,7 @@ __all__ = [
     "grouped_queries",
     "hoist",
     "hoist_weights",
+    "join_copies",
     "join_products",
     "rematerialize",
     "row_major",

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 from forge import clang, prims
 from forge.ir import BoundSymbol, Proxy, Symbol, Tag, TensorProxy, Trace, check, recording
+from forge.ir.grad_rules import grad_rule
 from forge.ir.pytree import proxies, rename, tensors
 from forge.ir.symbol import substitute
 from forge.torchlang.opaque import Pullback, keeps_graph, repeated_rule
-from forge.transforms.dce import dce
+from forge.transforms.dce import dce, live_calls
 from forge.transforms.grad import Choice, Choose, Joint, backward, differentiate, without_gradients
 from forge.transforms.split import free_names, unfold
 
@@ -94,6 +95,23 @@ def _holds_one(bound: BoundSymbol) -> bool:
     return bool(bound.subsymbols) and not bound.all_tags.isdisjoint((Tag.RANDOM, Tag.OPAQUE))
 
 
+def readable_inputs(trace: Trace, outputs: Iterable[str]) -> set[str]:
+    """Return the names of the inputs that a differentiable backward from these outputs may read."""
+    live = live_calls([part for bound in trace.bound_symbols for part in _differentiated_parts(bound)], outputs)
+    return {name for bound in live for name in bound.inputs}.intersection(trace.input_names)
+
+
+def _differentiated_parts(bound: BoundSymbol) -> Iterator[BoundSymbol]:
+    """Yield the prims of a call, and the composites whose gradients are not those of their prims. The rule of such a
+    composite may read all of its arguments."""
+    stays = Tag.OPAQUE_TO_PASSES in bound.tags or Tag.RANDOM in bound.all_tags or grad_rule(bound.symbol) is not None
+    if stays or not bound.subsymbols:
+        yield bound
+        return
+    for sub in bound.subsymbols:
+        yield from _differentiated_parts(sub)
+
+
 def differentiable_backward(
     trace: Trace,
     wanted: Sequence[str],
@@ -101,12 +119,14 @@ def differentiable_backward(
     choose: Choose,
     given: Sequence[GivenCall],
     unreached: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    missing: Collection[str] = (),
 ) -> Trace:
     """Return the backward of `trace` as a program: inputs are the trace's, the values of `given`, and the gradients of
     outputs (`seeds`, by the output's name); its output holds None for an input that no gradient reaches.
 
     choose: the executors' choices, which hold for random calls. given: those of the forward that ran. unreached: by the
-    names of results of opaque calls, which of the gradients that they give are None.
+    names of results of opaque calls, which of the gradients that they give are None. missing: the names of inputs that
+    are None when it runs: no composite is called with one.
     Raises NotImplementedError naming a call that has no gradient rule, or one that would have to draw again.
     """
     repeated: set[str] = set()
@@ -140,7 +160,18 @@ def differentiable_backward(
     program.inputs = [*trace.inputs, *replacer.inputs, *seeds.values()]
     with recording(program):
         program.output = _own_values(program, rename(back.output, copied))
+    program.bound_symbols[:] = _without_arguments(program.bound_symbols, missing)
     return dce(program)
+
+
+def _without_arguments(calls: Iterable[BoundSymbol], missing: Collection[str]) -> Iterator[BoundSymbol]:
+    """Yield the calls, with the parts of a composite in its place where it is called with a missing input: those that
+    read the input are dead code."""
+    for bound in calls:
+        if not bound.subsymbols or bound.symbol.rule is not None or not any(name in missing for name in bound.inputs):
+            yield bound
+        else:
+            yield from _without_arguments(bound.subsymbols, missing)
 
 
 def _unreached_gradients(joint: Joint, unreached: Mapping[str, Sequence[int]]) -> Iterator[str]:

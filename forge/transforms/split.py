@@ -84,7 +84,7 @@ def backward_of(
     """
     every = backward(joint, seeds_of(joint.forward, outputs), wanted)
     visible = {*names(tensors_of(joint.forward.inputs)), *joint.forward.output_names}.difference(parameters)
-    memory = _SharedMemory(innermost(joint.forward.bound_symbols))
+    memory = SharedMemory(innermost(joint.forward.bound_symbols))
     exposed = _exposed_names(joint.forward, every, memory, mutated, visible)
     shown = [bound for bound in joint.forward.bound_symbols if exposed.isdisjoint(bound.outputs)]
     return _simplify(every, shown), exposed, _read_for_some(joint.forward, every, memory, visible)
@@ -175,7 +175,7 @@ def _symbols(inputs: Iterable[Proxy], given: Iterable[TensorProxy]) -> list[str]
 
 
 def _exposed_names(
-    forward: Trace, every: Trace, memory: "_SharedMemory", mutated: Iterable[str], visible: Collection[str]
+    forward: Trace, every: Trace, memory: "SharedMemory", mutated: Iterable[str], visible: Collection[str]
 ) -> set[str]:
     """Return the names of values whose memory may be written to between forward and backward. A backward that reads one
     which eager's would not read is given a copy.
@@ -191,7 +191,7 @@ def _exposed_names(
     return memory.of(mutated) | (memory.of(visible) - memory.of(read))
 
 
-def _read_for_some(forward: Trace, every: Trace, memory: "_SharedMemory", visible: Collection[str]) -> set[str]:
+def _read_for_some(forward: Trace, every: Trace, memory: "SharedMemory", visible: Collection[str]) -> set[str]:
     """Return the names of those values `visible` to the caller that gradient rules read for gradients of some outputs
     and not of others, and of values that share memory with them.
 
@@ -226,8 +226,8 @@ def _lengths(forward: Trace) -> set[str]:
     return {proxy.name for proxy in (*forward.inputs, *made) if isinstance(proxy, NumberProxy)}
 
 
-class _SharedMemory:
-    """Groups of a program's values that may share memory: views and their bases."""
+class SharedMemory:
+    """Groups of a program's values that may share memory: views and their bases. calls: the innermost ones."""
 
     def __init__(self, calls: Iterable[BoundSymbol]) -> None:
         self._groups: dict[str, set[str]] = {}

@@ -15,6 +15,7 @@ from torch.autograd.functional import hessian, hvp, jacobian, jvp, vhp
 from torch.utils.checkpoint import checkpoint
 
 import forge
+from forge.runtime import autograd
 
 Function = Callable[..., Any]
 
@@ -233,6 +234,79 @@ def test_a_program_that_changes_its_input() -> None:
 
     x, jitted = leaf(3), forge.jit(change)
     torch.testing.assert_close(orders(lambda x: jitted(x.sin()), x), orders(lambda x: change(x.sin()), x))
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many inputs each forward copies because it changes them and a differentiable backward may read them."""
+    counts: list[int] = []
+    copy_inputs = autograd._copy
+
+    def count(inputs: tuple, positions: list[int]) -> list[torch.Tensor]:
+        counts.append(len(positions))
+        return copy_inputs(inputs, positions)
+
+    monkeypatch.setattr(autograd, "_copy", count)
+    return counts
+
+
+def second_gradients(run: Function, module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """The gradients of the parameters, those of their squares, and the buffers."""
+    parameters = list(module.parameters())
+    first = torch.autograd.grad(run(x).sin().sum(), parameters, create_graph=True)
+    total = sum((gradient * gradient).sum() for gradient in first)
+    second = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
+    return [*first, *second, *[buffer.clone() for buffer in module.buffers()]]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Linear(4, 6), nn.GELU(), nn.BatchNorm1d(6), nn.Linear(6, 3)),
+        (nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3), nn.Tanh()),  # its result alone is read
+    ],
+    ids=["between", "first"],
+)
+def test_a_batch_norm_copies_no_statistics(layers: tuple[nn.Module, ...], training: bool, copied: list[int]) -> None:
+    ours = copy.deepcopy(nn.Sequential(*layers)).double().train(training)
+    theirs = copy.deepcopy(ours)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    torch.testing.assert_close(second_gradients(forge.jit(ours), ours, x), second_gradients(theirs, theirs, x))
+    assert not copied
+
+
+def test_statistics_that_the_gradient_depends_on_are_copied(copied: list[int]) -> None:
+    norm = nn.BatchNorm1d(4).double().eval()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    expected = second_gradients(norm, norm, x)
+
+    def change(x: torch.Tensor) -> torch.Tensor:
+        out = norm(x)
+        norm.running_mean.add_(1)
+        norm.running_var.mul_(2)
+        return out
+
+    found = second_gradients(forge.jit(change), norm, x)
+    torch.testing.assert_close(found[:4], expected[:4])
+    torch.testing.assert_close(found[4:6], [expected[4] + 1, expected[5] * 2])
+    assert copied == [2]
+
+
+def test_an_input_whose_old_value_the_gradient_depends_on_is_copied(copied: list[int]) -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        out = (x.clone() * w).sin().sum()
+        x.mul_(2)
+        return out
+
+    found = []
+    for function in (forge.jit(program), program):
+        torch.manual_seed(0)
+        x, w = torch.randn(4, dtype=torch.float64), leaf(4)
+        (first,) = torch.autograd.grad(function(x, w), w, create_graph=True)
+        found.append([first, *torch.autograd.grad(first.sum(), w), x])
+    torch.testing.assert_close(*found)
+    assert copied == [1]
 
 
 def test_a_gradient_that_is_not_needed_is_none() -> None:

@@ -215,6 +215,25 @@ def test_draws_on_another_device_do_not_part_a_graph(monkeypatch: pytest.MonkeyP
     assert [isinstance(bound.symbol.op, Graph) for bound in final] == [False, False, False, True]
 
 
+@pytest.mark.parametrize("moves", [0, 1])
+def test_each_input_that_is_written_to_at_once_is_known(device: str, moves: int) -> None:
+    def program(x: torch.Tensor, *totals: torch.Tensor) -> torch.Tensor:
+        y = ((x @ x).tanh() * 2).exp() @ x
+        for total in totals:
+            total += y
+        return y.relu()
+
+    jitted, x = forge.jit(program, executors=EXECUTORS), torch.randn(4, 4, device=device)
+    ours, theirs = ([torch.zeros(4, 4, device=device) for _ in range(2)] for _ in range(2))
+    for _ in range(2 * MANY):
+        for totals in (ours, theirs):
+            totals[moves] = totals[moves].clone()
+        torch.testing.assert_close(jitted(x, *ours), program(x, *theirs))
+        torch.testing.assert_close(ours, theirs)
+    assert "written to" in str(graphs(jitted)[0].failed)
+    assert "join_copies" in [trace.stage for trace in forge.last_traces(jitted)]
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_results_and_gradients_may_be_held(device: str, training: bool) -> None:
     module = deep(device)

@@ -4,9 +4,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from forge import prims
-from forge.executors.torchex.core import run_prim, run_prims
-from forge.ir import Dim
+from forge.executors.torchex.core import run_prim, run_prims, torchex
+from forge.ir import Dim, Tag
 from forge.ir.memory import overlaps
+from forge.torch_internals.functions import torch_foreach_copy_
 
 ROW_BYTES = 16  # the fast kernels of cuBLAS take matrices whose rows begin at multiples of it
 
@@ -31,6 +32,18 @@ run_prims(
 def copy_data_(x: torch.Tensor, y: torch.Tensor) -> None:
     """Write into x's memory, of which x's version says nothing."""
     x.data.copy_(y)
+
+
+def copy_each_(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Write each source into its target's memory, in few kernels."""
+    if not any(map(torch.Tensor.is_neg, targets)):
+        torch_foreach_copy_(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):  # torch's function writes to no negated view
+        target.copy_(source)
+
+
+copies = torchex.register_operator("copy_each_", meta=lambda targets, sources: None, fn=copy_each_, tags=[Tag.EFFECT])
 
 
 @run_prim(prims.byte_offset)

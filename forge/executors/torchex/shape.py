@@ -9,7 +9,7 @@ from forge import clang, prims, torchlang
 from forge.executors.executor import decline
 from forge.executors.torchex.core import run_clang, run_prim, run_prims, run_torchlang, torch_prims, torchex
 from forge.executors.torchex.memory import strided_scatter
-from forge.ir import Dim, Symbol, TensorProxy
+from forge.ir import Dim, Symbol, Tag, TensorProxy
 from forge.prims.core import like
 from forge.torchlang import torch_function_of
 
@@ -74,11 +74,17 @@ def broadcast_in_dim(x: torch.Tensor, shape: tuple, dims: tuple) -> torch.Tensor
 
 torch_prims.register_implementation(prims.broadcast_in_dim, broadcast_in_dim)
 torch_prims.register_implementation(prims.permute, torch.permute)
-_place_and_expand = torchex.register_operator("broadcast_in_dim", like=prims.broadcast_in_dim, fn=broadcast_in_dim)
-_expand = torchex.register_operator("expand", meta=lambda x, shape: like(x, shape=shape), fn=torch.Tensor.expand)
-_unsqueeze = torchex.register_operator("unsqueeze", like=clang.unsqueeze, fn=torch.unsqueeze)
-_permute = torchex.register_operator("permute", like=prims.permute, fn=torch.permute)
-_t = torchex.register_operator("t", meta=lambda x: prims.permute.definition(x, (1, 0)), fn=torch.Tensor.t)
+_place_and_expand = torchex.register_operator(
+    "broadcast_in_dim", like=prims.broadcast_in_dim, fn=broadcast_in_dim, tags=[Tag.VIEW]
+)
+_expand = torchex.register_operator(
+    "expand", meta=lambda x, shape: like(x, shape=shape), fn=torch.Tensor.expand, tags=[Tag.VIEW]
+)
+_unsqueeze = torchex.register_operator("unsqueeze", like=clang.unsqueeze, fn=torch.unsqueeze, tags=[Tag.VIEW])
+_permute = torchex.register_operator("permute", like=prims.permute, fn=torch.permute, tags=[Tag.VIEW])
+_t = torchex.register_operator(
+    "t", meta=lambda x: prims.permute.definition(x, (1, 0)), fn=torch.Tensor.t, tags=[Tag.VIEW]
+)
 
 
 def _broadcast(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[int, ...]) -> TensorProxy:
