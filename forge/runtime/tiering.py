@@ -22,6 +22,7 @@ from forge.transforms.makers import is_view
 
 CALLS = 16  # of a program, before it counts as called often
 FEW_CALLS = 6  # before it is recorded as CUDA graphs, which takes less than its first call did
+_MEASUREMENTS = 3
 _FEWEST = 4  # calls of which a larger region makes fewer
 
 _log = logging.getLogger("forge")
@@ -94,7 +95,8 @@ class TieredProgram:
 
     hidden_seconds: those that a call may take without a GPU's waiting for it; the program is compiled a second time
     once all calls were seen to take longer, or half as long where most found their GPU idle: its backward, or what
-    comes between two calls, makes it wait. 0: without a measurement. calls: those before that.
+    comes between two calls, makes it wait. 0: without a measurement. calls: those that are measured; a program that was
+    not seen to make its GPU wait is measured again later.
     """
 
     _function: Callable
@@ -105,8 +107,9 @@ class TieredProgram:
         self._compile: Callable[[Callable], TierResult] | None = compile
         self._second: TierResult | None = None
         self._hidden = hidden_seconds
-        self._fastest = math.inf if hidden_seconds else 0.0
+        self._fastest = math.inf
         self._idle = 0  # calls more that found the GPU idle than found it busy
+        self._measurements = _MEASUREMENTS
         self._calls = CALLS if calls is None else calls
         self._left = self._calls
         self._lock = new_lock()
@@ -120,11 +123,19 @@ class TieredProgram:
         """Run the program."""
         if self._left:
             self._left -= 1
-            if not self._left and not (self._is_measured() and self.promote()):
-                self._left = self._calls
+            if not self._left:
+                self._end_of_measurement()
             if self._hidden:
                 return self._measure(inputs)
         return self._function(*inputs)
+
+    def _end_of_measurement(self) -> None:
+        """Promote the program, or begin the next measurement."""
+        if self.promote():
+            self._measurements -= 1
+        if self._compile is not None and self._measurements:
+            self._left = self._calls * (4 if self._second is None and self._hidden else 1)
+            self._fastest, self._idle = math.inf, 0
 
     def _measure(self, inputs: tuple[Any, ...]) -> Any:
         """Run the program, and note the time of its fastest call: one that no full queue of launches held up."""
@@ -134,28 +145,29 @@ class TieredProgram:
         self._fastest = min(self._fastest, time.perf_counter() - start)
         return result
 
-    def _is_measured(self) -> bool:
-        return self._fastest < math.inf
+    def _makes_its_gpu_wait(self) -> bool:
+        if not self._hidden:
+            return True
+        return math.inf > self._fastest >= (self._hidden / 2 if self._idle > 0 else self._hidden)
 
     def promote(self) -> bool:
         """Compile the second tier, or install it where it is ready, without waiting; return whether nothing is left.
         Nothing is left of a program that does not make its GPU wait, or has not been seen to."""
-        if not self._is_measured():
-            return True
         if not self._lock.acquire(blocking=False):
             return False
         try:
             if self._compile is None:
                 return True
-            if self._second is None and self._fastest >= (self._hidden / 2 if self._idle > 0 else self._hidden):
+            if self._second is None:
+                if not self._makes_its_gpu_wait():
+                    return True
                 self._second = self._compile(self._function)
-            if self._second is not None:
-                ready = self._second.is_ready()
-                if ready:
-                    self._function = self._second.function
-                    self._second.install()
-                elif not isinstance(ready, Declined):
-                    return False
+            ready = self._second.is_ready()
+            if ready:
+                self._function = self._second.function
+                self._second.install()
+            elif not isinstance(ready, Declined):
+                return False
         except Exception:
             _log.debug("a program keeps its first tier", exc_info=True)
         finally:

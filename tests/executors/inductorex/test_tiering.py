@@ -338,3 +338,30 @@ def test_a_program_that_was_seen_to_make_its_gpu_wait_is_compiled_again(
     assert made == ([first] if compiled else [])
     assert results[-1] == ("second" if compiled else "first")
     assert program.promote()
+
+
+def test_a_program_that_makes_its_gpu_wait_later_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, seconds, made = 0.0, 0.0004, []
+
+    def first() -> str:
+        nonlocal now
+        now += seconds
+        return "first"
+
+    def compile(function: Callable) -> tiering.TierResult:
+        made.append(function)
+        return tiering.TierResult(lambda: "second", lambda: True, lambda: None)
+
+    monkeypatch.setattr(tiering, "_gpu_is_idle", lambda: False)
+    monkeypatch.setattr(tiering.time, "perf_counter", lambda: now)
+    call = tiering.TieredProgram(compile, 0.001, 4).wrap(first)
+    assert {call() for _ in range(8)} == {"first"}
+    seconds = 0.002
+    assert [call() for _ in range(40)][-1] == "second"
+    seconds, made = 0.0004, []
+    program = tiering.TieredProgram(compile, 0.001, 4)
+    call = program.wrap(first)
+    for _ in range(100):  # three measurements, and no more
+        call()
+    seconds = 0.002
+    assert {call() for _ in range(100)} == {"first"} and not made
