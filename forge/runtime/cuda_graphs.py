@@ -64,6 +64,10 @@ class CudaRecorder:
         free, _ = torch.cuda.mem_get_info()
         return free >= torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
+    def is_on(self, device: torch.device) -> bool:
+        """Return whether calls on a device can be recorded now: it is the current one."""
+        return device.type == self.device_type and device.index == torch.cuda.current_device()
+
     def is_recording(self) -> bool:
         """Return whether another recording is under way."""
         return torch.cuda.is_current_stream_capturing()
@@ -204,7 +208,7 @@ class _GraphCapture:
         held_with_them = sum(size for keep, size in sizes if not keep)
         if not may_alias:
             self.handing_out = HandingOut.COPIES
-        elif held_with_them <= sum(size for keep, size in sizes if keep):
+        elif not any(kept) or held_with_them <= sum(size for keep, size in sizes if keep):
             self.handing_out = HandingOut.IN_TURN
         else:
             self.handing_out = HandingOut.LARGE
@@ -335,6 +339,8 @@ class Graph:
         if calls <= (_WARM_UP if self._is_requested else _WARM) or len(alike) >= (
             _RECORDINGS if self._is_requested else _UNREQUESTED
         ):
+            return None
+        if not all(recorder().is_on(each.device) for each in inputs.tensors):
             return None
         return self._record(inputs, memory, alike)
 

@@ -117,6 +117,19 @@ def test_large_inputs_that_move_are_not_copied(device: str, monkeypatch: pytest.
     assert "inputs are elsewhere at each call" in str(graphs(jitted)[0].failed)
 
 
+def test_nothing_is_recorded_for_another_device_than_the_current_one(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, (x,) = deep(device), data(device, 1)
+    jitted = forge.jit(module, executors=EXECUTORS)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(cuda_graphs.recorder()), "is_on", lambda recorder, device: False)
+        call_often(jitted, module, x)
+    assert recordings(jitted)[0] == 0
+    call_often(jitted, module, x)
+    assert recordings(jitted)[0] > 0
+
+
 def test_symbolic_sizes_are_not_recorded(device: str) -> None:
     module = deep(device)
     jitted = forge.jit(module, dynamic=True, executors=EXECUTORS)

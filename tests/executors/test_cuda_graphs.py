@@ -58,6 +58,9 @@ class Double:
     def stream(self) -> int:
         return 0
 
+    def is_on(self, device: torch.device) -> bool:
+        return True
+
     def is_recording(self) -> bool:
         return False
 
