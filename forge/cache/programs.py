@@ -341,6 +341,7 @@ _OTHERWISE: dict[str, Callable[[LoadedReport], Any]] = {
     "backward_claims": lambda report: report._claims(1),
     "double_backwards": lambda report: [],
     "uses_cuda_graphs": lambda report: False,
+    "recorded": lambda report: [],
 }
 for _name, _otherwise in _OTHERWISE.items():
     setattr(LoadedReport, _name, _of_whole(_name, _otherwise))

@@ -391,9 +391,12 @@ def _compile_second_tier(
     plan = second.plan._replace(attends=attends)
 
     def install() -> None:
+        if records:  # graphs are of one process
+            report.uses_cuda_graphs = True
+            report.recorded = [each[-1] for each in (stages, second.backward_stages) if each]
+            return
         report.add_lowered(stages, claims, second.backward_stages, second.backward_claims)
-        report.uses_cuda_graphs = records
-        if tier.on_promote is not None and not records:  # graphs are of one process
+        if tier.on_promote is not None:
             tier.on_promote(plan, config.executors)
 
     return TierResult(Call(plan, call).assemble()[0], config.is_ready, install)

@@ -50,6 +50,8 @@ class CompileReport:
         opaque_calls: the names of functions that torchlang does not have.
         layers: modules for which there are layers.
         uses_cuda_graphs: whether the program was to run as CUDA graphs.
+        recorded: the forward and the backward with graphs in them, where a program is recorded after it ran without:
+            its calls are those of `traces`.
         frozen, unfrozen: what was folded into weights; what was not, and why.
 
     Added by the compiler:
@@ -72,6 +74,7 @@ class CompileReport:
     opaque_calls: Sequence[str] = ()
     layers: Sequence[LayerUse] = ()
     uses_cuda_graphs: bool = False
+    recorded: list[Trace] = field(default_factory=list)
     frozen: Sequence[str] = ()
     unfrozen: Sequence[str] = ()
     traces: list[Trace] = field(default_factory=list)
@@ -96,7 +99,7 @@ class CompileReport:
         requested."""
         if not self.uses_cuda_graphs:
             return 0, []
-        last = [stages[-1] for stages in (self.traces, self.backward_traces) if stages]
+        last = self.recorded or [stages[-1] for stages in (self.traces, self.backward_traces) if stages]
         calls = [bound for trace in last for bound in trace.bound_symbols]
         graphs = [bound.symbol.op for bound in calls if isinstance(bound.symbol.op, Graph)]
         failed = [f"{graph.__name__}: {graph.failed}" for graph in graphs if graph.failed]

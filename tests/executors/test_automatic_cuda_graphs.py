@@ -187,7 +187,7 @@ def test_batch_norms_change_their_statistics(device: str) -> None:
         torch.testing.assert_close(jitted(batch), theirs(batch))
         torch.testing.assert_close(dict(ours.named_buffers()), dict(theirs.named_buffers()))
     assert graphs(jitted)[0].recordings and graphs(jitted)[0].failed is None
-    assert len(forge.last_traces(jitted)[-1].bound_symbols) == 1  # the statistics are written in the graph
+    assert len(handle_of(jitted).reports[-1].recorded[0].bound_symbols) == 1  # the statistics are written in the graph
     ours.eval()
     statistics = ours[0][1].running_mean
     version = statistics._version
@@ -372,3 +372,15 @@ def test_functions_that_are_recorded_again_do_not_hold_each_other_up(device: str
         torch.testing.assert_close((held, result), (other.sin() + 1, x.sin() + 1))
         del held, result
     assert (first.recordings, second.recordings) == (2, 1)
+
+
+def test_a_recorded_program_stays_in_plain_sight(device: str) -> None:
+    module, (x,) = deep(device), data(device, 1)
+    jitted = forge.jit(module, executors=EXECUTORS, cache=False)
+    jitted(x)
+    before = str(forge.last_traces(jitted)[-1]), len(forge.last_traces(jitted))
+    call_often(jitted, module, x)
+    assert recordings(jitted)[0]
+    assert (str(forge.last_traces(jitted)[-1]), len(forge.last_traces(jitted))) == before
+    explained = forge.explain(jitted, profile=True)
+    assert explained.costs and not explained.unprofiled and explained.recorded == 2

@@ -91,7 +91,7 @@ def net(device: str, dropout: float = 0.0) -> nn.Module:
 def graphs(jitted: Any) -> list[Graph]:
     """Return the CUDA graphs of the last program, forward and backward."""
     (*_, compiled) = handle_of(jitted).reports
-    stages = [traces[-1] for traces in (compiled.traces, compiled.backward_traces) if traces]
+    stages = compiled.recorded or [traces[-1] for traces in (compiled.traces, compiled.backward_traces) if traces]
     return [b.symbol.op for trace in stages for b in trace.bound_symbols if isinstance(b.symbol.op, Graph)]
 
 
