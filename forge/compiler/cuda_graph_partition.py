@@ -88,16 +88,20 @@ def _calls_that_run_first(trace: Trace, kept: Collection[str]) -> tuple[list[Bou
         if base in inputs:
             views.update((id(bound), bound) for bound in chain)
     available = inputs | trace.constants.keys()
+    keeps_draws = False  # since one of the calls before, which do not run first, may draw on another device
     first: list[BoundSymbol] = []
     others: list[BoundSymbol] = []
     for bound in trace.bound_symbols:
         is_elsewhere = _OUTSIDE.keys().isdisjoint(bound.all_tags) and bool(tensors(bound.output))
         is_elsewhere = is_elsewhere and all(x.device.type != recorder().device_type for x in tensors([bound.output]))
-        if id(bound) in views or (is_elsewhere and available.issuperset(bound.inputs)):
+        is_draw = Tag.RANDOM in bound.all_tags
+        is_elsewhere = is_elsewhere and available.issuperset(bound.inputs) and not (is_draw and keeps_draws)
+        if id(bound) in views or is_elsewhere:
             first.append(bound)
             available |= set(bound.outputs)
         else:
             others.append(bound)
+            keeps_draws |= (is_draw or Tag.OPAQUE in bound.all_tags) and why_not(bound) is not None
     return first, others
 
 

@@ -21,6 +21,7 @@ from torch.autograd.graph import increment_version
 
 from forge.ir.bounded import BoundedDict
 from forge.ir.checks import in_one_line
+from forge.torch_internals.cuda import clear_cublas_workspaces
 from forge.torch_internals.tensors import storage_address, storage_use_count
 
 _WARM_UP = 3  # calls before a function is recorded: libraries allocate, kernels are compiled
@@ -50,6 +51,9 @@ class CudaRecorder:
 
     device_type = "cuda"
 
+    def __init__(self) -> None:
+        self._streams: dict[int, torch.cuda.Stream] = {}  # to record on; torch's own is of one device
+
     def new_pool(self) -> Any:
         """Return new memory that recordings share."""
         return torch.cuda.graph_pool_handle()
@@ -74,15 +78,32 @@ class CudaRecorder:
 
     def record(self, function: Callable, inputs: Sequence[Any], pool: Any) -> CapturedGraph:
         """Record a call, which does not run yet. Raises what the call raises, or torch where it cannot be recorded."""
+        device = torch.cuda.current_device()
+        _require_on(device, inputs)
         graph: Any = torch.cuda.CUDAGraph()  # which holds what it computes
+        current = torch.cuda.current_stream()
+        stream = self._streams.get(device) or self._streams.setdefault(device, torch.cuda.Stream())
+        clear_cublas_workspaces()
         try:
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 outputs = function(*inputs)
         except Exception:
+            torch.cuda.set_stream(current)  # torch leaves the other one current where a recording cannot end
             _forget_recording()
             raise
+        finally:
+            # each recording has a workspace in its own memory: another's may be freed, or written at the same time
+            clear_cublas_workspaces()
+        _require_on(device, outputs)
         graph.outputs = outputs
         return graph
+
+
+def _require_on(device: int, values: Sequence[Any]) -> None:
+    """Raise where a tensor is on another device than the current one, of which alone the calls are recorded."""
+    for each in values:
+        if isinstance(each, torch.Tensor) and each.device.index != device:
+            raise NotImplementedError(f"a tensor is on {each.device}, and the current device is cuda:{device}")
 
 
 def _forget_recording() -> None:
@@ -92,6 +113,7 @@ def _forget_recording() -> None:
 
 
 _recorder: Any = CudaRecorder()
+_recording = threading.Lock()
 
 
 def recorder() -> Any:
@@ -195,15 +217,20 @@ class _GraphCapture:
 
     def _keep_track_of_results(self, inputs: "_Inputs", kept: Sequence[bool], may_alias: bool) -> None:
         """Note the storages of the results, and which of these are copied for the caller."""
-        outputs, theirs = self.recording.outputs, set(map(_memory, inputs.tensors))
-        copies = set(map(_memory, self.copies.values()))
-        for number, (each, keep) in enumerate(zip(outputs, kept, strict=True)):
-            if keep and _is_tensor(each) and _memory(each) in theirs | copies:
-                raise NotImplementedError(f"result {number} shares the memory of an input")
-        own = {_memory(each): each.untyped_storage() for each in outputs if _is_tensor(each)}
-        self._storages = [storage for memory, storage in own.items() if memory not in theirs]
+        outputs, read = self.recording.outputs, inputs.tensors_with(self.copies)
+        theirs = set(map(_memory, read)) - {0}  # of empty tensors
+        self._views = {
+            place: _input_of(each, place, read)
+            for place, each in enumerate(outputs)
+            if _is_tensor(each) and _memory(each) in theirs
+        }
+        places: dict[int, list[int]] = {}
+        for place, each in enumerate(outputs):
+            if _is_tensor(each) and _memory(each) and place not in self._views:  # an empty one has none
+                places.setdefault(_memory(each), []).append(place)
+        self._storages = [outputs[place].untyped_storage() for place, *_ in places.values()]
         self._use_counters = list(map(storage_address, self._storages))
-        _owners.update((memory, self) for memory in own if memory not in theirs)
+        _owners.update(dict.fromkeys(places, self))
         sizes = [(keep, each.nbytes) for each, keep in zip(outputs, kept, strict=True) if _is_tensor(each)]
         held_with_them = sum(size for keep, size in sizes if not keep)
         if not may_alias:
@@ -217,6 +244,16 @@ class _GraphCapture:
             _as_it_is if not _is_tensor(each) else _CLONE if keep and each.nbytes < smallest else _DETACH
             for each, keep in zip(outputs, kept, strict=True)
         ]
+        self._copied_together = [
+            _require_one_kind([outputs[place] for place in group], group)
+            for group in places.values()
+            if any(self._takes[place] is _CLONE for place in group)
+            and (len(group) > 1 or not _is_cloned_alike(outputs[group[0]]))
+        ]
+        for place in (*self._views, *(place for group in self._copied_together for place in group)):
+            self._takes[place] = _nothing
+        # an input's memory is not held: it would never be free for the next input
+        self.recording.outputs = [None if place in self._views else each for place, each in enumerate(outputs)]
         self._uses = list(map(storage_use_count, self._use_counters))
 
     def is_held(self) -> bool:
@@ -235,7 +272,14 @@ class _GraphCapture:
         """Return its results."""
         self._copy(inputs.tensors)
         self.recording.replay()
-        return tuple([take(each) for take, each in zip(self._takes, self.recording.outputs, strict=True)])
+        outputs = self.recording.outputs
+        results = [take(each) for take, each in zip(self._takes, outputs, strict=True)]
+        for place, (source, *view) in self._views.items():
+            results[place] = _view_of(inputs.tensors[source], *view)
+        for group in self._copied_together:
+            for place, copy in zip(group, _copies([outputs[place] for place in group]), strict=True):
+                results[place] = copy
+        return tuple(results)
 
 
 class _Inputs:
@@ -257,15 +301,19 @@ class _Inputs:
         for place in places:
             each = self.values[place]
             if isinstance(each, torch.Tensor) and type(each) is not torch.nn.Parameter:  # those Dynamo guards
-                yield each.shape, each.stride(), each.dtype
+                yield each.shape, each.stride(), each.dtype, each.is_conj(), each.is_neg()
 
     def places_of(self, places: Collection[int]) -> list[int]:
         """Return the places among the tensors of those at `places` among all arguments."""
         return [sum(isinstance(each, torch.Tensor) for each in self.values[:place]) for place in places]
 
+    def tensors_with(self, copies: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors with copies in the place of some."""
+        return [copies.get(place, each) for place, each in enumerate(self.tensors)]
+
     def with_copies(self, copies: dict[int, torch.Tensor]) -> list[Any]:
         """Return the arguments with copies in the place of some tensors."""
-        tensors = iter([copies.get(place, each) for place, each in enumerate(self.tensors)])
+        tensors = iter(self.tensors_with(copies))
         return [next(tensors) if isinstance(each, torch.Tensor) else each for each in self.values]
 
 
@@ -342,7 +390,8 @@ class Graph:
             return None
         if not all(recorder().is_on(each.device) for each in inputs.tensors):
             return None
-        return self._record(inputs, memory, alike)
+        with _acquired(_recording) as is_alone:  # torch records one graph at a time
+            return self._record(inputs, memory, alike) if is_alone else None
 
     def _watch(self, inputs: _Inputs) -> None:
         """Count how often each input was elsewhere than before. Results of other recordings are where they belong."""
@@ -421,6 +470,55 @@ def _plain(value: Any) -> Any:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == recorder().device_type
+
+
+def _nothing(value: Any) -> None:
+    return None
+
+
+def _kind(tensor: torch.Tensor) -> tuple:
+    return tensor.dtype, tensor.is_conj(), tensor.is_neg()
+
+
+def _extent(tensor: torch.Tensor) -> range:
+    """Return the elements of its storage from its first to its last."""
+    start = tensor.storage_offset()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return range(start, start + last + 1 if tensor.numel() else start)
+
+
+def _input_of(result: torch.Tensor, number: int, read: Sequence[torch.Tensor]) -> tuple:
+    """Return the place of the tensor that a result is a view of, and the result's shape, strides and offset in it."""
+    extent = _extent(result)
+    for place, each in enumerate(read):
+        own = _extent(each)
+        is_inside = own.start <= extent.start and extent.stop <= own.stop
+        if is_inside and _memory(each) == _memory(result) and _kind(each) == _kind(result):
+            return place, result.shape, result.stride(), extent.start - own.start
+    raise NotImplementedError(f"result {number} shares the memory of an input")
+
+
+def _view_of(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:
+    """Return a view of an input: it has the input's version, which tells whether it changed."""
+    return tensor.detach().as_strided(shape, strides, tensor.storage_offset() + offset)
+
+
+def _is_cloned_alike(tensor: torch.Tensor) -> bool:
+    """Return whether its clone has its strides."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
+def _require_one_kind(tensors: Sequence[torch.Tensor], places: list[int]) -> list[int]:
+    if any(_kind(each) != (tensors[0].dtype, False, False) for each in tensors):
+        raise NotImplementedError(f"results {places} share memory, as several kinds of numbers")
+    return places
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return copies of tensors that share memory, which share memory as well."""
+    first = tensors[0]
+    copy = first.as_strided([first.untyped_storage().nbytes() // first.element_size()], [1], 0).clone()
+    return [copy.as_strided(each.shape, each.stride(), each.storage_offset()).detach() for each in tensors]
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:

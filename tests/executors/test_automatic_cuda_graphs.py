@@ -162,6 +162,46 @@ def test_views_of_inputs_that_move_stay_views(device: str) -> None:
         assert view.data_ptr() == x.data_ptr()
 
 
+def test_results_that_share_memory_share_it_in_their_copies(device: str) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = ((x @ x).tanh() * 2).exp() @ x
+        return z, z.t(), z.view(-1)[2:], z[:, ::2]
+
+    jitted, x = forge.jit(program, executors=EXECUTORS), torch.randn(4, 4, device=device)
+    held = []
+    for _ in range(MANY):
+        ours, theirs = jitted(x), program(x)
+        held.append(ours)  # so that results are copied
+        for results in (ours, theirs):
+            results[0].add_(1)
+            results[2].mul_(2)
+        torch.testing.assert_close(ours, theirs)
+        assert [each.stride() for each in ours] == [each.stride() for each in theirs]
+    assert recordings(jitted) == [3]
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_an_input_that_changed_before_the_backward_is_an_error(device: str, moves: bool) -> None:
+    """The backward reads a view of the input; where it does not move, each call has another tensor in its memory."""
+    weight = torch.randn(4, 4, device=device, requires_grad=True)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return ((x.t() @ weight).tanh() * 2).exp() @ weight
+
+    jitted, x = forge.jit(program, executors=EXECUTORS), torch.randn(4, 4, device=device)
+    for change in [False] * 6 * MANY + [True] * 3:
+        x = torch.randn(4, 4, device=device) if moves else x.data
+        ours, theirs = jitted(x), program(x)
+        if change:
+            x.mul_(2)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                ours.sum().backward()
+        else:
+            gradients = [torch.autograd.grad(each.sum(), weight) for each in (ours, theirs)]
+            torch.testing.assert_close(*gradients)
+    assert all(recordings(jitted))
+
+
 def test_inputs_that_change_are_written(device: str) -> None:
     def program(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         y = ((x @ x).tanh() * 2).exp() @ x
@@ -245,6 +285,25 @@ def test_each_input_that_is_written_to_at_once_is_known(device: str, moves: int)
         torch.testing.assert_close(ours, theirs)
     assert "written to" in str(graphs(jitted)[0].failed)
     assert "join_copies" in [trace.stage for trace in forge.last_traces(jitted)]
+
+
+def test_draws_on_another_device_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    double = Double()
+    double.device_type = "meta"
+    monkeypatch.setattr(cuda_graphs, "_recorder", double)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = torch.bernoulli(x.sin().add(1).new_full((3,), 0.5, device="cpu") * x.cos().shape[0] / 6)
+        y = (x.sin() + 1).exp()
+        second = nn.functional.dropout(y.to("cpu"), 0.5)
+        return (y * 2).cos() + 1, first, second, torch.rand(3)
+
+    jitted = forge.jit(program, executors=EXECUTORS, cuda_graphs=True)
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        jitted(torch.ones(3, device="meta"))
+    final = [bound.symbol.name for bound in forge.last_traces(jitted)[-1].bound_symbols]
+    draws = [name for name in final if name in ("bernoulli", "dropout", "rand")]
+    assert draws == ["bernoulli", "dropout", "rand"]
 
 
 @pytest.mark.parametrize("training", [True, False])

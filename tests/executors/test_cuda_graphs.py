@@ -27,7 +27,9 @@ def without_owner(value: Any) -> Any:
         return value.detach()
     memory = (ctypes.c_char * (count * value.element_size())).from_address(value.data_ptr())
     shown = torch.frombuffer(memory, dtype=torch.uint8).view(value.dtype)
-    return shown.as_strided(value.shape, value.stride(), 0)
+    shown = shown.as_strided(value.shape, value.stride(), 0)
+    shown = shown.conj() if value.is_conj() else shown
+    return torch._neg_view(shown) if value.is_neg() else shown
 
 
 class Again:
@@ -306,6 +308,15 @@ def test_memory_that_is_seen_in_another_way_is_another_input(device: str) -> Non
     assert graph.recordings == 4
 
 
+def test_a_conjugate_view_is_another_input(device: str) -> None:
+    graph = Graph("graph", lambda x: (x.imag + 1,), Pool(), [False])
+    x = torch.randn(3, dtype=torch.complex64, device=device)
+    for _ in range(CALLS):
+        for each in (x, x.conj()):
+            torch.testing.assert_close(graph(each)[0], each.imag + 1)
+    assert graph.recordings == 2
+
+
 @pytest.mark.skipif(not CUDA, reason="no GPU here")
 def test_random_numbers_are_drawn_after_a_recording_that_failed() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
@@ -319,3 +330,34 @@ def test_random_numbers_are_drawn_after_a_recording_that_failed() -> None:
         found.append([run(x)[0] for _ in range(CALLS)])
     torch.testing.assert_close(*found)
     assert graph.failed is not None
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_each_device_is_recorded_where_it_is_the_current_one() -> None:
+    for device, is_current in ((0, True), (1, True), (1, False), (0, True)):
+        graph = Graph("graph", lambda x: (x * 2 + 1,), Pool(), [False])
+        with torch.cuda.device(device if is_current else 1 - device):
+            for x in torch.randn(CALLS, 3, device=f"cuda:{device}"):
+                torch.testing.assert_close(graph(x)[0], x * 2 + 1)
+        assert (graph.failed is None) == is_current
+
+
+@pytest.mark.skipif(not CUDA, reason="no GPU here")
+def test_recordings_have_workspaces_of_their_own() -> None:
+    """torch frees the workspace of its matrix products on a stream with any graph that was recorded on it."""
+    a, b = torch.randn(8, 65536, device="cuda"), torch.randn(65536, 8, device="cuda")
+    pools = [Pool(), Pool()]
+    first, second = (Graph(name, lambda a, b: (a @ b,), pool, [True]) for name, pool in zip("ab", pools, strict=True))
+    expected = a @ b
+    for _ in range(CALLS):
+        first(a, b), second(a, b)
+    assert first.recordings and second.recordings
+    first._recorded.clear()
+    later = Graph("later", lambda a: (a * 2 + 1,), pools[0], [False])
+    x = torch.randn(2**22, device="cuda")
+    for _ in range(CALLS):
+        (held,) = later(x)
+        torch.testing.assert_close(second(a, b)[0], expected, rtol=1e-3, atol=1e-2)
+        torch.testing.assert_close(held, x * 2 + 1)
+        del held
