@@ -181,7 +181,7 @@ class _Writer:
             self.generate(body),
             kept=[proxy.name in self.kept for proxy in results],
             checked=checked,
-            written=[place for place, proxy in enumerate(given) if proxy.name in targets],
+            written=[place for place, proxy in enumerate(given) if self._memory_of(proxy.name) in targets],
         )
         self.trusted |= wanted.keys()
         symbol = Symbol(name, f"forge.{name}", meta=lambda *args: results, op=graph)
