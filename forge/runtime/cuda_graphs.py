@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any, Protocol
 
@@ -21,8 +21,9 @@ from torch.autograd.graph import increment_version
 
 from forge.ir.bounded import BoundedDict
 from forge.ir.checks import in_one_line
-from forge.torch_internals.cuda import clear_cublas_workspaces
+from forge.torch_internals.cuda import clear_cublas_workspaces, end_allocate_to_pool, release_pool
 from forge.torch_internals.tensors import storage_address, storage_use_count
+from forge.torch_internals.versions import TORCH
 
 _WARM_UP = 3  # calls before a function is recorded: libraries allocate, kernels are compiled
 _WARM = 2  # of one whose program ran before without graphs: it is seen which inputs move
@@ -89,7 +90,7 @@ class CudaRecorder:
                 outputs = function(*inputs)
         except Exception:
             torch.cuda.set_stream(current)  # torch leaves the other one current where a recording cannot end
-            _forget_recording()
+            _end_failed_recording(device, stream, pool)
             raise
         finally:
             # each recording has a workspace in its own memory: another's may be freed, or written at the same time
@@ -106,10 +107,15 @@ def _require_on(device: int, values: Sequence[Any]) -> None:
             raise NotImplementedError(f"a tensor is on {each.device}, and the current device is cuda:{device}")
 
 
-def _forget_recording() -> None:
-    """Replace the generator's state after a failed recording, which it takes for one that goes on."""
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    generator.graphsafe_set_state(generator.clone_state())
+def _end_failed_recording(device: int, stream: torch.cuda.Stream, pool: Any) -> None:
+    """End what torch takes for a recording that goes on: the allocator, which would give its memory to later ones, and
+    the random generator."""
+    with suppress(RuntimeError):  # torch has ended it
+        end_allocate_to_pool(device, pool)
+        release_pool(device, pool)
+    if TORCH < (2, 13):  # its generator is recording until a recording ends
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+            torch.zeros(1, device=f"cuda:{device}")
 
 
 _recorder: Any = CudaRecorder()
@@ -465,7 +471,9 @@ def _plain(value: Any) -> Any:
     items."""
     if isinstance(value, (tuple, list)):
         return tuple(map(_plain, value))
-    return (value.shape, value.stride(), value.data_ptr()) if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.data_ptr()
+    return type(value), value.hex() if isinstance(value, float) else value  # 1 == 1.0 == True, and 0.0 == -0.0
 
 
 def _is_tensor(value: Any) -> bool:

@@ -308,6 +308,15 @@ def test_memory_that_is_seen_in_another_way_is_another_input(device: str) -> Non
     assert graph.recordings == 4
 
 
+def test_equal_numbers_that_compute_other_results_are_other_inputs(device: str) -> None:
+    graph = Graph("graph", lambda x, number: (torch.ones_like(x).copysign(number), x * number), Pool(), [True, True])
+    x = torch.ones(3, dtype=torch.int32, device=device)
+    for _ in range(CALLS):
+        for number in (0.0, -0.0, 1, True, 1.0):
+            expected = torch.ones_like(x).copysign(number), x * number
+            torch.testing.assert_close(graph(x, number), expected, rtol=0, atol=0)
+
+
 def test_a_conjugate_view_is_another_input(device: str) -> None:
     graph = Graph("graph", lambda x: (x.imag + 1,), Pool(), [False])
     x = torch.randn(3, dtype=torch.complex64, device=device)
@@ -331,6 +340,23 @@ def test_random_numbers_are_drawn_after_a_recording_that_failed() -> None:
     torch.testing.assert_close(*found)
     assert graph.failed is not None
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+@pytest.mark.skipif(not CUDA, reason="no GPU here")
+def test_recordings_follow_the_generator_after_one_that_failed() -> None:
+    x, pool = torch.ones(64, device="cuda"), Pool()
+    first, later = (Graph("graph", lambda x: (nn.functional.dropout(x * 2, 0.5),), pool, [True]) for _ in range(2))
+    for _ in range(CALLS):
+        first(x)
+    failing = Graph("graph", lambda x: (x + x.sum().cpu().to(x.device),), pool, [True])
+    for _ in range(CALLS):
+        failing(x), later(x)
+    assert first.recordings and later.recordings and failing.failed is not None
+    for graph in (first, later):
+        torch.manual_seed(5)
+        found = [graph(x)[0], torch.rand(3, device="cuda")]
+        torch.manual_seed(5)
+        torch.testing.assert_close(found, [nn.functional.dropout(x * 2, 0.5), torch.rand(3, device="cuda")])
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
