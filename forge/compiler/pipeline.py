@@ -169,7 +169,8 @@ def _has_reference(trace: Trace, context: Context) -> bool:
 
 
 def _records_cuda_graphs(trace: Trace, context: Context) -> bool:
-    return context.config.records_graphs and context.config.comparison is None
+    """Return whether calls are recorded. Those of an epilogue are not: torch's autograd records them."""
+    return context.config.records_graphs and context.config.comparison is None and context.kind is not Kind.EPILOGUE
 
 
 def _sends_gradients(trace: Trace, context: Context) -> bool:

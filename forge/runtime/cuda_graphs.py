@@ -225,6 +225,9 @@ class _GraphCapture:
         """Note the storages of the results, and which of these are copied for the caller."""
         outputs, read = self.recording.outputs, inputs.tensors_with(self.copies)
         theirs = set(map(_memory, read)) - {0}  # of empty tensors
+        for place, (each, keep) in enumerate(zip(outputs, kept, strict=True)):
+            if keep and _is_tensor(each) and _memory(each) in theirs:
+                raise NotImplementedError(f"result {place} shares the memory of an input")
         self._views = {
             place: _input_of(each, place, read)
             for place, each in enumerate(outputs)
