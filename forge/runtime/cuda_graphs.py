@@ -80,7 +80,6 @@ class CudaRecorder:
     def record(self, function: Callable, inputs: Sequence[Any], pool: Any) -> CapturedGraph:
         """Record a call, which does not run yet. Raises what the call raises, or torch where it cannot be recorded."""
         device = torch.cuda.current_device()
-        _require_on(device, inputs)
         graph: Any = torch.cuda.CUDAGraph()  # which holds what it computes
         current = torch.cuda.current_stream()
         stream = self._streams.get(device) or self._streams.setdefault(device, torch.cuda.Stream())
@@ -95,16 +94,10 @@ class CudaRecorder:
         finally:
             # each recording has a workspace in its own memory: another's may be freed, or written at the same time
             clear_cublas_workspaces()
-        _require_on(device, outputs)
+        if not all(self.is_on(each.device) for each in outputs if isinstance(each, torch.Tensor)):
+            raise NotImplementedError("a result is on another device than the current one")
         graph.outputs = outputs
         return graph
-
-
-def _require_on(device: int, values: Sequence[Any]) -> None:
-    """Raise where a tensor is on another device than the current one, of which alone the calls are recorded."""
-    for each in values:
-        if isinstance(each, torch.Tensor) and each.device.index != device:
-            raise NotImplementedError(f"a tensor is on {each.device}, and the current device is cuda:{device}")
 
 
 def _end_failed_recording(device: int, stream: torch.cuda.Stream, pool: Any) -> None:
