@@ -181,7 +181,7 @@ def _left_out(handle: JitHandle, written: dict[str, Any]) -> Iterator[str]:
         if missing:
             yield f"{name} ({', '.join(missing)})"
     for name in ("freeze", "cuda_graphs", "check", "edit"):
-        if given.get(name):
+        if given.get(name) and given[name] != "auto":
             yield f"{name}={_label(given[name])}"
 
 

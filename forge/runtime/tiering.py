@@ -121,7 +121,7 @@ class TieredProgram:
 
     def call(self, *inputs: Any) -> Any:
         """Run the program."""
-        if self._left:
+        if self._left and not _is_being_recorded():
             self._left -= 1
             if not self._left:
                 self._end_of_measurement()
@@ -177,6 +177,11 @@ class TieredProgram:
         return True
 
 
+def _is_being_recorded() -> bool:
+    """Return whether the caller records a CUDA graph: nothing is compiled then."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def _gpu_is_idle() -> bool:
     """Return whether the current GPU has done all that it was given."""
-    return not torch.cuda.is_current_stream_capturing() and torch.cuda.current_stream().query()
+    return torch.cuda.current_stream().query()
