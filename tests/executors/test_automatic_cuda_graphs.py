@@ -2,7 +2,7 @@
 recorder of tests/executors/test_cuda_graphs.py stands in, for which programs are on the CPU."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,19 +15,13 @@ from forge.ir.printing import DEL
 from forge.runtime import cuda_graphs
 from forge.runtime.cuda_graphs import Graph, Pool
 from forge.runtime.tiering import FEW_CALLS
-from tests.executors.test_cuda_graphs import CUDA, Double, data, graphs, train
+from tests.executors import test_cuda_graphs
+from tests.executors.test_cuda_graphs import Double, data, graphs, train
+
+device = test_cuda_graphs.device
 
 EXECUTORS = ["torch"]
 MANY = FEW_CALLS + 10
-
-
-@pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.skipif(not CUDA, reason="no GPU here"))])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where programs are recorded."""
-    if request.param == "double":
-        monkeypatch.setattr(cuda_graphs, "_recorder", Double())
-    yield "cpu" if request.param == "double" else "cuda"
-    torch._dynamo.reset()
 
 
 def deep(device: str, dropout: float = 0.0) -> nn.Module:

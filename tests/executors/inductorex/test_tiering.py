@@ -310,6 +310,25 @@ def test_the_processor_decides_whether_a_gpu_waits() -> None:
     assert hidden(2048, 8, "cpu") is None
 
 
+class Timed:
+    """A program whose calls take some seconds each, by the clock that tiering reads, and which is compiled again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float, *, idle: bool) -> None:
+        self.now, self.seconds, self.calls = 0.0, seconds, 0
+        self.compiled: list[Callable] = []
+        monkeypatch.setattr(tiering, "_gpu_is_idle", lambda: idle)
+        monkeypatch.setattr(tiering.time, "perf_counter", lambda: self.now)
+
+    def first(self) -> str:
+        self.calls += 1
+        self.now += self.seconds if self.calls % 4 else 1.0  # a full queue of launches holds some up
+        return "first"
+
+    def compile(self, function: Callable) -> tiering.TierResult:
+        self.compiled.append(function)
+        return tiering.TierResult(lambda: "second", lambda: True, lambda: None)
+
+
 @pytest.mark.parametrize(
     ("seconds", "idle", "compiled"),
     [(0.002, False, True), (0.0007, False, False), (0.0007, True, True), (0.0004, True, False)],
@@ -317,51 +336,28 @@ def test_the_processor_decides_whether_a_gpu_waits() -> None:
 def test_a_program_that_was_seen_to_make_its_gpu_wait_is_compiled_again(
     seconds: float, idle: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, made, calls = 0.0, [], 0
-
-    def first() -> str:
-        nonlocal now, calls
-        calls += 1
-        now += seconds if calls % 4 else 1.0  # a full queue of launches holds some up
-        return "first"
-
-    def compile(function: Callable) -> tiering.TierResult:
-        made.append(function)
-        return tiering.TierResult(lambda: "second", lambda: True, lambda: None)
-
-    monkeypatch.setattr(tiering, "_gpu_is_idle", lambda: idle)
-    monkeypatch.setattr(tiering.time, "perf_counter", lambda: now)
-    program = tiering.TieredProgram(compile, 0.001)
-    call = program.wrap(first)
-    assert program.promote() and not made  # nothing was measured, and there is nothing to wait for
+    timed = Timed(monkeypatch, seconds, idle=idle)
+    program = tiering.TieredProgram(timed.compile, 0.001)
+    call = program.wrap(timed.first)
+    assert program.promote() and not timed.compiled  # nothing was measured, and there is nothing to wait for
     results = [call() for _ in range(2 * tiering.CALLS)]
-    assert made == ([first] if compiled else [])
+    assert timed.compiled == ([timed.first] if compiled else [])
     assert results[-1] == ("second" if compiled else "first")
     assert program.promote()
 
 
 def test_a_program_that_makes_its_gpu_wait_later_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, seconds, made = 0.0, 0.0004, []
-
-    def first() -> str:
-        nonlocal now
-        now += seconds
-        return "first"
-
-    def compile(function: Callable) -> tiering.TierResult:
-        made.append(function)
-        return tiering.TierResult(lambda: "second", lambda: True, lambda: None)
-
-    monkeypatch.setattr(tiering, "_gpu_is_idle", lambda: False)
-    monkeypatch.setattr(tiering.time, "perf_counter", lambda: now)
-    call = tiering.TieredProgram(compile, 0.001, 4).wrap(first)
+    timed = Timed(monkeypatch, 0.0004, idle=False)
+    call = tiering.TieredProgram(timed.compile, 0.001, 4).wrap(timed.first)
     assert {call() for _ in range(8)} == {"first"}
-    seconds = 0.002
+    timed.seconds = 0.002
     assert [call() for _ in range(40)][-1] == "second"
-    seconds, made = 0.0004, []
-    program = tiering.TieredProgram(compile, 0.001, 4)
-    call = program.wrap(first)
-    for _ in range(100):  # three measurements, and no more
+
+
+def test_a_program_is_measured_a_few_times_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = Timed(monkeypatch, 0.0004, idle=False)
+    call = tiering.TieredProgram(timed.compile, 0.001, 4).wrap(timed.first)
+    for _ in range(100):
         call()
-    seconds = 0.002
-    assert {call() for _ in range(100)} == {"first"} and not made
+    timed.seconds = 0.002
+    assert {call() for _ in range(100)} == {"first"} and not timed.compiled
