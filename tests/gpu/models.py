@@ -1,4 +1,5 @@
-"""Models in training, of real widths (zoo.py's constants, where FORGE_ZOO=wide), in bfloat16 and under autocast."""
+"""Models in training, of real widths (zoo.py's constants, where FORGE_ZOO=wide): in bfloat16, under autocast, and
+called so often that their programs are recorded as CUDA graphs."""
 
 import contextlib
 import copy
@@ -13,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 import forge
+from forge.runtime.tiering import FEW_CALLS
 from tests.gpu.cases import Case, Skipped
 from tests.gpu.measure import judge, nudged
 from tests.models.test_models import loss_of, outputs
@@ -25,15 +27,20 @@ SECONDS = 400.0
 def cases(first: bool = False) -> dict[str, Case]:
     """Every case by name; first: those of one model at the widths at which its gradients were once wrong."""
     makers = GEMMAS if first else MODELS
-    kinds = {"bfloat16": (torch.bfloat16, False), "autocast": (torch.float32, True)}
+    kinds = {
+        "bfloat16": (torch.bfloat16, False, 1),
+        "autocast": (torch.float32, True, 1),
+        "recorded": (torch.bfloat16, False, FEW_CALLS + 8),
+    }
     return {
-        f"model/{name}/{kind}": Case(partial(_run, make, dtype, autocast), SECONDS)
+        f"model/{name}/{kind}": Case(partial(_run, make, *how), SECONDS)
         for name, make in makers.items()
-        for kind, (dtype, autocast) in kinds.items()
+        for kind, how in kinds.items()
     }
 
 
-def _run(make: Make, dtype: torch.dtype, autocast: bool, device: torch.device) -> tuple[str, str]:
+def _run(make: Make, dtype: torch.dtype, autocast: bool, calls: int, device: torch.device) -> tuple[str, str]:
+    """Judge the last of some calls of a jitted model."""
     torch.manual_seed(0)
     model, arguments = make()
     model = model.train().to(device, dtype)
@@ -41,6 +48,7 @@ def _run(make: Make, dtype: torch.dtype, autocast: bool, device: torch.device) -
 
     def flow(model: nn.Module, arguments: dict, function: Callable, *, mixed: bool) -> list[torch.Tensor | None]:
         torch.manual_seed(1)
+        model.zero_grad()
         with torch.autocast(device.type, torch.bfloat16) if mixed else contextlib.nullcontext():
             result = function(**arguments)
             loss = loss_of(result)
@@ -54,7 +62,9 @@ def _run(make: Make, dtype: torch.dtype, autocast: bool, device: torch.device) -
     except Exception as error:
         raise Skipped(f"eager refuses it: {str(error).partition(chr(10))[0]}") from error
     try:
-        ours = flow(compiled, arguments, forge.jit(compiled), mixed=autocast)
+        jitted = forge.jit(compiled)
+        for _ in range(calls):
+            ours = flow(compiled, arguments, jitted, mixed=autocast)
     except Exception as error:
         if _fails_in_dynamo(model, arguments, partial(flow, mixed=autocast), type(error)):
             raise Skipped(f"torch.compile fails too: {str(error).partition(chr(10))[0]}") from error
@@ -86,7 +96,8 @@ def _run(make: Make, dtype: torch.dtype, autocast: bool, device: torch.device) -
 
     def again(draw: int) -> list[torch.Tensor | None]:
         near, given = nearby(draw)
-        return flow(near, given, forge.jit(near), mixed=autocast)
+        jitted = forge.jit(near)
+        return [flow(near, given, jitted, mixed=autocast) for _ in range(calls)][-1]
 
     return judge(ours, theirs, reference, neighbour, again)
 
