@@ -12,7 +12,6 @@ run that `--minutes` ended.
 import argparse
 import contextlib
 import copy
-import functools
 import gc
 import json
 import math
@@ -59,7 +58,7 @@ class _Prepared:
     """A system's step, compiled: its first call's seconds, and what waits until it has compiled all."""
 
     def __init__(
-        self, run: Callable[[], Any], compiled: Any, model: Any, first: float, finish: Callable[[], Any]
+        self, run: Callable[[], Any], compiled: Any, model: Any, first: float, finish: Callable[[Any], Any]
     ) -> None:
         self.run, self.compiled, self.model, self.first, self.finish = run, compiled, model, first, finish
 
@@ -102,7 +101,7 @@ def _prepare(name: str, device: str, training: bool, autotune: bool) -> tuple[di
             run()
             _finish(device)
             first = time.perf_counter() - start
-            prepared[system.name] = _Prepared(run, step, own, first, functools.partial(system.finish, step))
+            prepared[system.name] = _Prepared(run, step, own, first, system.finish)
         except Exception as error:
             failures[system.name] = in_one_line(error)
         print(f"{system.name} {'training' if training else 'inference'}", flush=True)
@@ -176,7 +175,7 @@ def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device:
     for each in systems.values():
         for _ in range(2 * CALLS):  # forge compiles again what is called often
             each.run()
-        each.finish()
+        each.finish(each.compiled)
         for _ in range(CALLS):
             each.run()
     expected = systems[EAGER].results() if EAGER in systems else None

@@ -1,6 +1,6 @@
 """Partition of a claimed program into CUDA graphs, and the program with those graphs as calls."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -80,11 +80,7 @@ def _calls_that_run_first(trace: Trace, kept: Collection[str]) -> tuple[list[Bou
     inputs = {proxy.name for proxy in trace.inputs}
     views: dict[int, BoundSymbol] = {}
     for name in kept:
-        chain: list[BoundSymbol] = []
-        base = name
-        while base in makers and is_view(makers[base]) and len(tensors([makers[base].args])) == 1:
-            chain.append(makers[base])
-            base = tensors([makers[base].args])[0].name
+        base, chain = _through_views(name, makers)
         if base in inputs:
             views.update((id(bound), bound) for bound in chain)
     available = inputs | trace.constants.keys()
@@ -103,6 +99,15 @@ def _calls_that_run_first(trace: Trace, kept: Collection[str]) -> tuple[list[Bou
             others.append(bound)
             keeps_draws |= (is_draw or Tag.OPAQUE in bound.all_tags) and why_not(bound) is not None
     return first, others
+
+
+def _through_views(name: str, makers: Mapping[str, BoundSymbol]) -> tuple[str, list[BoundSymbol]]:
+    """Return the tensor whose memory a value shows, and the views between them."""
+    chain: list[BoundSymbol] = []
+    while name in makers and is_view(makers[name]) and len(tensors([makers[name].args])) == 1:
+        chain.append(makers[name])
+        name = tensors([makers[name].args])[0].name
+    return name, chain
 
 
 def why_not(bound: BoundSymbol) -> str | None:
@@ -175,24 +180,20 @@ class _Writer:
             if isinstance(proxy, TensorProxy) and (self.lengths or proxy.name not in self.trusted)
         ]
         writes = [call for bound in calls if _writes_alone(bound) for call in innermost(bound)]
-        targets = {self._memory_of(call.args[0].name) for call in writes}
+        targets = {_through_views(call.args[0].name, self.makers)[0] for call in writes}
         graph = self.make(
             name,
             self.generate(body),
             kept=[proxy.name in self.kept for proxy in results],
             checked=checked,
-            written=[place for place, proxy in enumerate(given) if self._memory_of(proxy.name) in targets],
+            written=[
+                place for place, proxy in enumerate(given) if _through_views(proxy.name, self.makers)[0] in targets
+            ],
         )
         self.trusted |= wanted.keys()
         symbol = Symbol(name, f"forge.{name}", meta=lambda *args: results, op=graph)
         self.graphs += 1
         self.calls.append(BoundSymbol(symbol, tuple(given), {}, results, calls, source=calls[0].source))
-
-    def _memory_of(self, name: str) -> str:
-        """Return the tensor whose memory a view shows."""
-        while name in self.makers and is_view(self.makers[name]):
-            name = tensors([self.makers[name].args])[0].name
-        return name
 
     def _inputs_of(self, calls: list[BoundSymbol], made: set[str]) -> list[Proxy]:
         read = dict.fromkeys(name for bound in calls for name in bound.reads(self.lengths) if name not in made)

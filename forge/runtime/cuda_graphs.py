@@ -295,8 +295,7 @@ class _Inputs:
         self.tensors = [each for each in values if isinstance(each, torch.Tensor)]
         self.pointers = list(map(_ADDRESS, self.tensors))
         self.key = tuple(self._described(range(len(values)) if checked is None else checked))
-        self.count = len(values) - len(self.tensors)
-        if self.count:
+        if len(self.tensors) < len(values):
             self.key += tuple(_plain(each) for each in values if not isinstance(each, torch.Tensor))
 
     def _described(self, places: Collection[int]) -> Iterator[tuple]:

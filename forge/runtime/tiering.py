@@ -46,17 +46,12 @@ _SLOWEST_CALL = 1e-4  # seconds of one call of torch on a slow processor
 _RATES = {"cpu": _Rates(5e10, 2e10, 4e-6, 4), "cuda": _Rates(4e14, 3e12, 2e-5, 1.5)}
 
 
-def is_small(trace: Trace, flops: int) -> bool:
-    """Return whether the calls of a claimed trace, which computes `flops`, cost more than a share of what they compute.
-
-    By its metadata, so that the same program is always treated alike; one of symbolic sizes is not small.
-    """
-    return hidden_seconds(trace, flops) == 0
-
-
 def hidden_seconds(trace: Trace, flops: int) -> float | None:
     """Return the seconds that the calls of a claimed trace may take without a GPU's waiting for them: 0 where they take
-    longer on any processor, None where they never do."""
+    longer on any processor, None where they never do.
+
+    By the trace's metadata, so that the same program is always treated alike; None for one of symbolic sizes.
+    """
     calls = [bound for bound in trace.bound_symbols if bound.symbol is not DEL]
     edges = {
         proxy.name: proxy

@@ -22,6 +22,7 @@ from forge.transforms.result_strides import Strides, asks_for_strides, restore, 
 
 _IMAGES = frozenset({torchlang.conv1d, torchlang.conv2d, torchlang.conv3d})  # whose results are transposed
 _ROWS = frozenset({torchlang.layer_norm, torchlang.linear, torchlang.rms_norm})  # which read rows
+_DIMS = 3  # (N, rows, width)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -39,6 +40,8 @@ def row_major(
     symbols = {bound.symbol for bound in trace.bound_symbols}
     images = [bound for bound in trace.bound_symbols if bound.symbol in _IMAGES]
     if not any(bound.output.device.type == device for bound in images):
+        return trace
+    if not any(isinstance(bound.output, TensorProxy) and bound.output.ndim == _DIMS for bound in trace.bound_symbols):
         return trace
     if _ROWS.isdisjoint(symbols) or asks_for_strides(trace):
         return trace
@@ -61,7 +64,7 @@ def row_major(
 def _is_transposed(x: TensorProxy, strides: Strides, device: str) -> bool:
     """Return whether torch gives a tensor of (N, rows, width) whose elements of a row lie apart."""
     known = strides.get(x.name)
-    if known is None or x.ndim != 3 or x.device.type != device or x.dtype not in _DTYPES:
+    if known is None or x.ndim != _DIMS or x.device.type != device or x.dtype not in _DTYPES:
         return False
     _, rows, width = x.shape
     return statically_true(known[1] == 1) and statically_true(known[2] == rows) and not statically_true(width == 1)

@@ -73,6 +73,17 @@ def test_norms_read_rows() -> None:
     assert {after[name] for name in normed} == {(128, 8, 1)}
 
 
+def stream_to(end: Callable) -> Callable:
+    """Return a program that ends a short stream, which starts as a transposed image."""
+    module = Encoder()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        h = module.patches(x).flatten(2).transpose(1, 2) * 2
+        return end(h + module.linears[0](h))
+
+    return program
+
+
 @pytest.mark.parametrize(
     "end",
     [
@@ -84,12 +95,7 @@ def test_norms_read_rows() -> None:
     ids=["transposed back", "two", "mean", "product"],
 )
 def test_results_have_the_strides_of_eager(end: Callable) -> None:
-    module, x = Encoder(), image()
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        h = module.patches(x).flatten(2).transpose(1, 2) * 2
-        return end(h + module.linears[0](h))
-
+    program, x = stream_to(end), image()
     jitted = forge.jit(program, executors=["torch"], transforms=[AS_ON_A_GPU])
     torch.testing.assert_close(jitted(x), program(x), check_stride=True)
     assert laid_out(jitted)
@@ -106,12 +112,7 @@ def test_results_have_the_strides_of_eager(end: Callable) -> None:
     ids=["returned", "a part is returned", "transposed back", "strides that are asked"],
 )
 def test_a_stream_whose_strides_are_seen_stays(end: Callable) -> None:
-    module, x = Encoder(), image()
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        h = module.patches(x).flatten(2).transpose(1, 2) * 2
-        return end(h + module.linears[0](h))
-
+    program, x = stream_to(end), image()
     jitted = forge.jit(program, executors=["torch"], transforms=[AS_ON_A_GPU])
     torch.testing.assert_close(jitted(x), program(x), check_stride=True)
     assert not laid_out(jitted)

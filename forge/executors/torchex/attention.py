@@ -260,12 +260,9 @@ def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None
     if query.ndim != 4:  # torch 2.14 chooses a kernel for what it makes four dims of
         return None
     if call.wanted[3]:
-        fits = mask is not None and _takes_bias(query, leaves[1], leaves[2], mask) and _efficient_is_on()
-        return (
-            (_efficient_forward, _efficient_backward)
-            if fits and not torch.are_deterministic_algorithms_enabled()
-            else None
-        )
+        is_allowed = _efficient_is_on() and not torch.are_deterministic_algorithms_enabled()
+        fits = is_allowed and mask is not None and _takes_bias(query, leaves[1], leaves[2], mask)
+        return (_efficient_forward, _efficient_backward) if fits else None
     if query.is_cuda and (query.shape[-1] % 8 or leaves[2].shape[-1] % 8):
         return None
     choice = _choice(call, leaves)
