@@ -9,9 +9,12 @@ from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, 
 from forge.ir.printing import DEL
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.pytree import proxies, tensors
-from forge.runtime.cuda_graphs import Graph, Pool, recorder
+from forge.runtime.cuda_graphs import Graph
+from forge.runtime.cuda_memory import Pool
+from forge.runtime.cuda_recorder import recorder
 from forge.transforms.makers import innermost, is_view
 
+LIST = Symbol("list", "python.list", meta=lambda values: None, op=list)  # the arguments of a graph
 _FEWEST = 2  # calls: a graph of one launches as much as the call does
 _OUTSIDE_SHARE = 0.2  # of a program's calls, at most, of one that is recorded without having been asked for
 _OUTSIDE = {
@@ -151,7 +154,9 @@ class _Writer:
         self.lengths = {proxy.name for proxy in trace.inputs if isinstance(proxy, NumberProxy)}
         self.readers: dict[str, list[int]] = {}
         self.makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
+        self.last_readers: dict[str, int] = {}
         for bound in trace.bound_symbols:
+            self.last_readers.update(dict.fromkeys(bound.inputs, id(bound)))
             self.proxies.update((proxy.name, proxy) for proxy in proxies(bound.output))
             for name in bound.reads(self.lengths):
                 self.readers.setdefault(name, []).append(id(bound))
@@ -172,7 +177,7 @@ class _Writer:
         results = tuple(wanted.values())
         name = f"graph{self.graphs}"
         body = self.trace.derive(f"of {name}", calls, name=name, inputs=given, output=results)
-        body.boxed = False
+        body.boxed = True
         body.constants.clear()
         checked = [
             place
@@ -184,16 +189,25 @@ class _Writer:
         graph = self.make(
             name,
             self.generate(body),
-            kept=[proxy.name in self.kept for proxy in results],
+            returned=[proxy.name in self.kept for proxy in results],
             checked=checked,
             written=[
                 place for place, proxy in enumerate(given) if _through_views(proxy.name, self.makers)[0] in targets
             ],
+            last=[place for place, proxy in enumerate(given) if self._dies_in(proxy.name, inside)],
         )
         self.trusted |= wanted.keys()
-        symbol = Symbol(name, f"forge.{name}", meta=lambda *args: results, op=graph)
+        boxed = Proxy(self.trace.fresh_name(f"{name}_inputs"))
+        self.calls.append(BoundSymbol(LIST, (given,), {}, boxed))
+        symbol = Symbol(name, f"forge.{name}", meta=lambda boxed: results, op=graph)
         self.graphs += 1
-        self.calls.append(BoundSymbol(symbol, tuple(given), {}, results, calls, source=calls[0].source))
+        self.calls.append(BoundSymbol(symbol, (boxed,), {}, results, calls, source=calls[0].source))
+
+    def _dies_in(self, name: str, calls: Collection[int]) -> bool:
+        """Return whether one of these calls is the last that reads a value, which the caller does not hold."""
+        is_held = name in self.outputs or name in self.trace.constants
+        is_held |= name in self.trace.input_names and not self.trace.boxed
+        return not is_held and self.last_readers.get(name) in calls
 
     def _inputs_of(self, calls: list[BoundSymbol], made: set[str]) -> list[Proxy]:
         read = dict.fromkeys(name for bound in calls for name in bound.reads(self.lengths) if name not in made)

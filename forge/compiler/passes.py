@@ -23,7 +23,7 @@ from forge.ir import BoundSymbol, Trace
 from forge.ir.proxies import Dim
 from forge.ir.pytree import names
 from forge.patterns import replace_patterns
-from forge.runtime.cuda_graphs import Pool
+from forge.runtime.cuda_memory import Pool
 from forge.runtime.plan import GeneratedFunction
 from forge.transforms import grad
 from forge.transforms.dce import live_calls
@@ -33,7 +33,7 @@ from forge.transforms.split import backward_of
 from forge.transforms.split import split as split_forward
 from forge.transforms.users import run_users
 
-_FORWARDS, _BACKWARDS = Pool(), Pool()  # a forward runs again while the gradients of the last step are alive
+_GRAPHS = Pool()
 
 
 # of torch's functions
@@ -252,11 +252,12 @@ def compare(trace: Trace, context: Context) -> Trace:
 
 def cuda_graphs(trace: Trace, context: Context) -> Trace:
     """Make one call of each run of calls that can be recorded as a CUDA graph."""
-    pool = _BACKWARDS if context.kind is Kind.BACKWARD else _FORWARDS
     generate = partial(_generate, form=Form.FUSED, context=context)
     saved = context.derivative.parts.saved_tensors if context.kind is Kind.BACKWARD else ()
     is_requested = context.config.cuda_graphs is True
-    return cuda_graph_partition.record(trace, pool, generate, context.returned, names(saved), is_requested=is_requested)
+    return cuda_graph_partition.record(
+        trace, _GRAPHS, generate, context.returned, names(saved), is_requested=is_requested
+    )
 
 
 def bucket_gradients(trace: Trace, context: Context) -> Trace:
@@ -271,7 +272,7 @@ def bucket_gradients(trace: Trace, context: Context) -> Trace:
 
 def lifetimes(trace: Trace, context: Context) -> Trace:
     """End each value's life at its last use."""
-    return transforms.delete_last_used(trace, own_inputs=context.kind is Kind.BACKWARD)
+    return transforms.delete_last_used(trace, own_inputs=trace.boxed)
 
 
 def codegen(trace: Trace, context: Context) -> Trace:

@@ -57,7 +57,7 @@ from forge.executors.executor import Executor, decline
 from forge.executors.torchex.attention import ATTENDING
 from forge.ir import Tag, Trace
 from forge.ir.interpreter import paused_gc
-from forge.runtime.cuda_graphs import recorder
+from forge.runtime.cuda_recorder import recorder
 from forge.runtime.plan import Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
 from forge.runtime.tiering import FEW_CALLS, TierResult, hidden_seconds
 from forge.runtime.torch_state import preserve_torch_state

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import forge
 from forge.capture.handles import handle_of
-from forge.runtime import cuda_graphs
+from forge.runtime import cuda_recorder
 from forge.runtime.parameter_aliases import open_aliases
 from tests.executors.test_cuda_graphs import Double
 from tests.models.test_models import build, difference, outputs
@@ -638,7 +638,7 @@ def test_programs_that_are_frozen_are_not_kept_on_disk(tmp_path: object, monkeyp
 
 @pytest.mark.parametrize("change", [in_place, assign, through_data], ids=lambda change: change.__name__)
 def test_cuda_graphs_read_what_was_folded_last(change: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs, "_recorder", Double())
+    monkeypatch.setattr(cuda_recorder, "_recorder", Double())
     model = settled(Convolved())
     jitted = forge.jit(model, freeze=True, cuda_graphs=True)
     for _ in range(6):

@@ -11,12 +11,16 @@ from torch import nn
 
 import forge
 from forge.capture.handles import handle_of
+from forge.compiler.cuda_graph_partition import LIST
+from forge.ir import BoundSymbol, Trace
 from forge.ir.printing import DEL
-from forge.runtime import cuda_graphs
-from forge.runtime.cuda_graphs import Graph, Pool
+from forge.runtime import cuda_graphs, cuda_recorder, cuda_results
+from forge.runtime.cuda_graphs import Graph
+from forge.runtime.cuda_memory import Pool
+from forge.runtime.cuda_results import HandingOut
 from forge.runtime.tiering import FEW_CALLS
 from tests.executors import test_cuda_graphs
-from tests.executors.test_cuda_graphs import Double, data, graphs, train
+from tests.executors.test_cuda_graphs import Called, Double, data, graphs, train
 
 device = test_cuda_graphs.device
 
@@ -32,6 +36,10 @@ def deep(device: str, dropout: float = 0.0) -> nn.Module:
 
 def recordings(jitted: Any) -> list[int]:
     return [each.recordings for each in graphs(jitted)]
+
+
+def calls(trace: Trace) -> list[BoundSymbol]:
+    return [bound for bound in trace.bound_symbols if bound.symbol not in (DEL, LIST)]
 
 
 def call_often(jitted: Callable, function: Callable, *args: torch.Tensor) -> Any:
@@ -171,7 +179,7 @@ def test_results_that_share_memory_share_it_in_their_copies(device: str) -> None
             results[2].mul_(2)
         torch.testing.assert_close(ours, theirs)
         assert [each.stride() for each in ours] == [each.stride() for each in theirs]
-    assert recordings(jitted) == [3]
+    assert recordings(jitted) == [2]
 
 
 @pytest.mark.parametrize("moves", [False, True])
@@ -221,7 +229,7 @@ def test_batch_norms_change_their_statistics(device: str) -> None:
         torch.testing.assert_close(jitted(batch), theirs(batch))
         torch.testing.assert_close(dict(ours.named_buffers()), dict(theirs.named_buffers()))
     assert graphs(jitted)[0].recordings and graphs(jitted)[0].failed is None
-    assert len(handle_of(jitted).reports[-1].recorded[0].bound_symbols) == 1  # the statistics are written in the graph
+    assert len(calls(handle_of(jitted).reports[-1].recorded[0])) == 1  # the statistics are written in the graph
     ours.eval()
     statistics = ours[0][1].running_mean
     version = statistics._version
@@ -248,7 +256,7 @@ def test_draws_on_another_device_do_not_part_a_graph(monkeypatch: pytest.MonkeyP
     """Programs are on the meta device here: what is on the CPU is elsewhere."""
     double = Double()
     double.device_type = "meta"
-    monkeypatch.setattr(cuda_graphs, "_recorder", double)
+    monkeypatch.setattr(cuda_recorder, "_recorder", double)
 
     def program(x: torch.Tensor) -> torch.Tensor:
         for _ in range(3):
@@ -258,7 +266,7 @@ def test_draws_on_another_device_do_not_part_a_graph(monkeypatch: pytest.MonkeyP
 
     jitted = forge.jit(program, executors=EXECUTORS, cuda_graphs=True)
     jitted(torch.ones(3, device="meta"))
-    final = [bound for bound in forge.last_traces(jitted)[-1].bound_symbols if bound.symbol is not DEL]
+    final = calls(forge.last_traces(jitted)[-1])
     assert [isinstance(bound.symbol.op, Graph) for bound in final] == [False, False, False, True]
 
 
@@ -284,7 +292,7 @@ def test_each_input_that_is_written_to_at_once_is_known(device: str, moves: int)
 def test_draws_on_another_device_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     double = Double()
     double.device_type = "meta"
-    monkeypatch.setattr(cuda_graphs, "_recorder", double)
+    monkeypatch.setattr(cuda_recorder, "_recorder", double)
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         first = torch.bernoulli(x.sin().add(1).new_full((3,), 0.5, device="cpu") * x.cos().shape[0] / 6)
@@ -316,16 +324,24 @@ def test_results_and_gradients_may_be_held(device: str, training: bool) -> None:
     assert recordings(jitted) and all(recordings(jitted))
 
 
-def test_results_are_handed_out_in_turn(device: str) -> None:
+@pytest.mark.parametrize("cheap", [True, False])
+def test_results_are_handed_out_in_turn(device: str, cheap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two recordings hold twice the memory: results that are copied at little cost are copied."""
+    if not cheap:
+        monkeypatch.setattr(cuda_results, "_LARGE", 1)
     module, (x,) = deep(device).eval(), data(device, 1)
     jitted = forge.jit(module, executors=EXECUTORS)
     with torch.no_grad():
         call_often(jitted, module, x)  # holds a result while the next one is computed
         assert recordings(jitted) == [2]
         addresses = {jitted(x).data_ptr() for _ in range(6)}
-        assert len(addresses) == 1  # nobody holds one
+        assert cheap or len(addresses) == 1  # nobody holds one
         results = [jitted(x) for _ in range(6)]
-        assert recordings(jitted) == [3]
+        assert recordings(jitted) == [2 if cheap else 3]
+        assert len(graphs(jitted)[0]._recorded) == (1 if cheap else 3)
+        for _ in range(40):
+            jitted(x)
+        assert len(graphs(jitted)[0]._recorded) == 1  # the others were not needed
     assert len({each.data_ptr() for each in results}) == 6
 
 
@@ -334,7 +350,7 @@ def test_large_results_are_handed_out_while_the_caller_drops_them(
     device: str, held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A language model's logits, with what a forward saves."""
-    monkeypatch.setattr(cuda_graphs, "_LARGE", 32)
+    monkeypatch.setattr(cuda_results, "_LARGE", 32)
     ours, theirs = deep(device), deep(device)
     jitted, batches = forge.jit(ours, executors=EXECUTORS), data(device, 2 * MANY)
     addresses = []
@@ -349,10 +365,93 @@ def test_large_results_are_handed_out_while_the_caller_drops_them(
         if not held:
             del out
     forward, _ = graphs(jitted)
-    assert forward.recordings == 1 + held
+    assert forward.recordings == 2 + held  # one more, since gradients are held while it runs
     (recorded,) = forward._recorded
-    assert recorded.handing_out is (cuda_graphs.HandingOut.COPIES if held else cuda_graphs.HandingOut.LARGE)
+    assert recorded.results.handing_out is (HandingOut.COPIES if held else HandingOut.LARGE)
     assert held or len(set(addresses[-4:])) == 1
+
+
+def donated(jitted: Any) -> list[int]:
+    return [len(each._donated) for graph in graphs(jitted) for each in graph._recorded]
+
+
+def test_a_backward_uses_the_memory_of_what_its_forward_saved(device: str) -> None:
+    ours, theirs = deep(device), deep(device)
+    jitted = forge.jit(ours, executors=EXECUTORS)
+    for batch in data(device, 2 * MANY):
+        for model, module in ((jitted, ours), (theirs, theirs)):
+            module.zero_grad()
+            model(batch).square().sum().backward()
+        torch.testing.assert_close(*[[each.grad for each in module.parameters()] for module in (ours, theirs)])
+    assert recordings(jitted) == [1, 1] and donated(jitted)[1] > 1
+
+
+@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("hold", ["graph", "saved", "gradients", "nothing"])
+def test_donated_memory_that_others_hold_is_not_written(device: str, hold: str, once: bool) -> None:
+    """Once what was saved was donated, the graph, a saved tensor, or the gradients are held while others run."""
+    ours, theirs = deep(device), deep(device)
+    jitted = forge.jit(ours, executors=EXECUTORS)
+    other = forge.jit(lambda x: ((x @ x.t()).tanh() * 2).exp(), executors=EXECUTORS)
+    held: list[list[Any]] = [[], []]
+    for step, batch in enumerate(data(device, 4 * MANY)):
+        holds = step > MANY and (not once or step % 7 == 0)
+        for model, module, kept in ((jitted, ours, held[0]), (theirs, theirs, held[1])):
+            if hold == "nothing" or not holds:
+                module.zero_grad()
+                kept.clear()
+            loss = model(batch).square().sum()
+            saved = loss.grad_fn.next_functions[0][0].next_functions[0][0] if model is jitted else None
+            if hold == "saved" and holds and saved is not None:
+                kept.append(saved.saved_tensors)
+                copies = [None if each is None else each.clone() for each in kept[-1]]
+            loss.backward(retain_graph=hold == "graph" and holds)
+            if hold == "graph" and holds:
+                with torch.no_grad():
+                    other(batch)
+                loss.backward()
+        if hold == "saved" and holds:
+            torch.testing.assert_close(list(kept_saved := held[0][-1]), copies)
+            del kept_saved
+        torch.testing.assert_close(*[[each.grad for each in module.parameters()] for module in (ours, theirs)])
+        torch.testing.assert_close(other(batch), ((batch @ batch.t()).tanh() * 2).exp())
+    assert all(each.failed is None for each in graphs(jitted))
+
+
+def test_values_between_graphs_are_donated(device: str) -> None:
+    """A call that is in no graph parts them; the second reads the first's results for the last time."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = (x.sin() + 1).exp() * 2
+        torch._assert_async((y > 0).all())
+        return ((y * 2).cos() + 1) @ y.t()
+
+    (x,) = data(device, 1)
+    jitted = forge.jit(program, executors=EXECUTORS, cuda_graphs=True)
+    for _ in range(MANY):
+        torch.testing.assert_close(jitted(x), program(x))
+    assert donated(jitted) == [0, 1]
+
+
+def test_a_recording_that_fails_gives_its_inputs_back(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = deep(device), deep(device)
+    jitted = forge.jit(ours, executors=EXECUTORS)
+    double = type(cuda_recorder.recorder())
+    record, made = double.record, []
+
+    def fail_later(recorder: Any, *args: Any) -> Any:
+        made.append(record(recorder, *args))
+        if len(made) % 2 == 0:  # of each step, the backward
+            raise RuntimeError("this cannot be recorded")
+        return made[-1]
+
+    monkeypatch.setattr(double, "record", fail_later)
+    for batch in data(device, 2 * MANY):
+        for model, module in ((jitted, ours), (theirs, theirs)):
+            module.zero_grad()
+            model(batch).square().sum().backward()
+        torch.testing.assert_close(*[[each.grad for each in module.parameters()] for module in (ours, theirs)])
+    assert [each.failed for each in graphs(jitted)] == [None, "RuntimeError: this cannot be recorded"]
 
 
 def test_forwards_before_their_backwards(device: str) -> None:
@@ -407,7 +506,7 @@ def test_threads_share_a_recorded_program(device: str) -> None:
 def test_recording_ends_for_inputs_that_keep_moving(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "_SMALL", 0)
     monkeypatch.setattr(cuda_graphs, "_MOVES", 1000)
-    graph = Graph("graph", lambda x: (x + 1,), Pool(), [True], is_requested=False)
+    graph = Called("graph", lambda x: (x + 1,), Pool(), [True], is_requested=False)
     inputs = [torch.full((3,), float(i), device=device) for i in range(30)]
     for x in inputs:
         torch.testing.assert_close(graph(x)[0], x + 1)
@@ -417,7 +516,7 @@ def test_recording_ends_for_inputs_that_keep_moving(device: str, monkeypatch: py
 def test_functions_that_are_recorded_again_do_not_hold_each_other_up(device: str) -> None:
     """The first's results are held while the second runs, and the first is recorded again later."""
     pool = Pool()
-    first, second = (Graph(name, lambda x: (x.sin() + 1,), pool, [False]) for name in ("first", "second"))
+    first, second = (Called(name, lambda x: (x.sin() + 1,), pool, [False]) for name in ("first", "second"))
     x, y, z = (torch.randn(3, device=device) for _ in range(3))
     for other in [y] * 8 + [z] * 8:
         (held,) = first(other)

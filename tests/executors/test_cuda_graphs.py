@@ -1,8 +1,9 @@
 """Programs as CUDA graphs. Without a GPU, a recorder that runs the function again into the same memory stands in."""
 
 import ctypes
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from torch import nn
 
 import forge
 from forge.capture.handles import handle_of
-from forge.runtime import cuda_graphs
-from forge.runtime.cuda_graphs import Graph, Pool
+from forge.runtime import cuda_graphs, cuda_recorder
+from forge.runtime.cuda_graphs import Graph
+from forge.runtime.cuda_memory import Pool
+from forge.runtime.cuda_results import unique_elements
 from forge.transforms import linear_cross_entropy
 
 CUDA = torch.cuda.is_available()
@@ -34,25 +37,31 @@ def without_owner(value: Any) -> Any:
 
 class Again:
     """A recording that is the function itself, on the memory of its first inputs, with what it gives copied to where it
-    gave it first."""
+    gave it first. What others may write to when it was recorded is overwritten by each run."""
 
-    def __init__(self, function: Callable, inputs: Sequence[Any]) -> None:
-        self.function, self.inputs = function, list(map(without_owner, inputs))
-        self.outputs = function(*inputs)
+    def __init__(self, function: Callable, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        self.function, self.inputs, self.outputs = function, inputs, outputs
+        self.overwritten: list[tuple[int, int]] = []
 
     def replay(self) -> None:
-        for place, new in zip(self.outputs, self.function(*self.inputs), strict=True):
+        results = self.function(list(self.inputs))
+        for address, size in self.overwritten:
+            ctypes.memset(address, 255, size)  # numbers that are not a number
+        for place, new in zip(self.outputs, results, strict=True):
             if isinstance(place, torch.Tensor):
-                cuda_graphs._unique_elements(place).copy_(cuda_graphs._unique_elements(new))
+                unique_elements(place).copy_(unique_elements(new))
 
 
 class Double:
-    """A recorder for the CPU."""
+    """A recorder for the CPU. Results lie in memory that stays, as that of graphs does; a pool is a list of what was
+    given up there."""
 
     device_type = "cpu"
 
-    def new_pool(self) -> None:
-        return None
+    memory: ClassVar[list[Any]] = []
+
+    def new_pool(self) -> list[tuple[int, int]]:
+        return []
 
     def has_room(self) -> bool:
         return True
@@ -66,21 +75,64 @@ class Double:
     def is_recording(self) -> bool:
         return False
 
-    def record(self, function: Callable, inputs: Sequence[Any], pool: None) -> Again:
-        before = [each.detach().clone() if isinstance(each, torch.Tensor) else None for each in inputs]
+    def record(self, function: Callable, boxed: list[Any], pool: list[tuple[int, int]]) -> tuple[Again, Sequence[Any]]:
+        before = [each.detach().clone() if isinstance(each, torch.Tensor) else None for each in boxed]
+        inputs = list(map(without_owner, boxed))
+        theirs = {each.untyped_storage().data_ptr() for each in boxed if isinstance(each, torch.Tensor)}
         with torch.random.fork_rng(devices=[]), torch.no_grad():  # recorded calls do not run
-            recorded = Again(function, inputs)
-            for each, was in zip(inputs, before, strict=True):
-                if was is not None and not torch.equal(each, was):
-                    each.copy_(was)
-        return recorded
+            outputs = self._in_memory_that_stays(function(boxed), theirs, pool)
+            recorded = Again(function, inputs, list(map(without_owner, outputs)))
+        recorded.overwritten = list(pool)
+        for each, was in zip(inputs, before, strict=True):
+            if was is not None and not torch.equal(each, was):
+                each.copy_(was)
+        return recorded, outputs
+
+    def _in_memory_that_stays(self, values: Sequence[Any], theirs: set[int], pool: list[tuple[int, int]]) -> list[Any]:
+        moved: dict[int, torch.Tensor] = {}
+        results = []
+        for each in values:
+            address = each.untyped_storage().data_ptr() if type(each) is torch.Tensor else 0
+            if not address or address in theirs or each.is_conj() or each.is_neg():
+                results.append(each)
+                continue
+            if address not in moved:
+                size = each.untyped_storage().nbytes()
+                self.memory.append((ctypes.c_char * size)())
+                ctypes.memmove(self.memory[-1], address, size)
+                moved[address], owner = self.memory_at(ctypes.addressof(self.memory[-1]), size)
+                weakref.finalize(owner, pool.append, (ctypes.addressof(self.memory[-1]), size))
+            storage = moved[address].untyped_storage()
+            results.append(
+                torch.empty(0, dtype=each.dtype).set_(storage, each.storage_offset(), each.shape, each.stride())
+            )
+        return results
+
+    def memory_at(self, address: int, size: int) -> tuple[torch.Tensor, Any]:
+        shown = (ctypes.c_char * size).from_address(address)
+        return torch.frombuffer(shown, dtype=torch.uint8), shown
+
+
+class Called(Graph):
+    """A graph of a function that takes its arguments one by one."""
+
+    def __init__(self, name: str, function: Callable, *args: Any, **options: Any) -> None:
+        def call(boxed: list[Any]) -> Any:
+            values = list(boxed)
+            boxed.clear()
+            return function(*values)
+
+        super().__init__(name, call, *args, **options)
+
+    def __call__(self, *values: Any) -> Sequence[Any]:
+        return super().__call__(list(values))
 
 
 @pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.skipif(not CUDA, reason="no GPU here"))])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where programs are recorded."""
     if request.param == "double":
-        monkeypatch.setattr(cuda_graphs, "_recorder", Double())
+        monkeypatch.setattr(cuda_recorder, "_recorder", Double())
     yield "cpu" if request.param == "double" else "cuda"
     torch._dynamo.reset()
 
@@ -259,7 +311,7 @@ def test_programs_for_other_devices_are_left_as_they_are() -> None:
 
 
 def test_a_graph_whose_results_are_held_is_not_run_again(device: str) -> None:
-    graph = Graph("graph", lambda x: (x + 1,), Pool(), [False])
+    graph = Called("graph", lambda x: (x + 1,), Pool(), [False])
     x = torch.ones(3, device=device)
     results = [graph(x * i) for i in range(CALLS)]
     torch.testing.assert_close([each for (each,) in results], [x * i + 1 for i in range(CALLS)])
@@ -267,7 +319,7 @@ def test_a_graph_whose_results_are_held_is_not_run_again(device: str) -> None:
 
 def test_what_a_kernel_keeps_besides_tensors_may_be_a_list(device: str) -> None:
     x, others = torch.ones(3, device=device), [torch.full((3,), 2.0, device=device) for _ in range(2)]
-    graph = Graph("g", lambda x, kept: (x * kept[1] + kept[2][0],), Pool(), [True])
+    graph = Called("g", lambda x, kept: (x * kept[1] + kept[2][0],), Pool(), [True])
     for _ in range(CALLS):
         assert graph(x, [None, 5, [others[0]]])[0].tolist() == [7.0] * 3
     assert graph.recordings == 1
@@ -300,7 +352,7 @@ def test_a_gradient_that_is_kept_is_scaled_once_a_backward(device: str, monkeypa
 
 
 def test_memory_that_is_seen_in_another_way_is_another_input(device: str) -> None:
-    graph = Graph("graph", lambda x: (x * 2 + 1,), Pool(), [False])
+    graph = Called("graph", lambda x: (x * 2 + 1,), Pool(), [False])
     x = torch.arange(9.0, device=device).view(3, 3)
     for _ in range(CALLS):
         for each in (x, x.t(), x.view(9), x.view(torch.int32)):
@@ -323,7 +375,7 @@ def test_results_that_are_views_of_inputs_have_their_gradients(device: str) -> N
 
 
 def test_equal_numbers_that_compute_other_results_are_other_inputs(device: str) -> None:
-    graph = Graph("graph", lambda x, number: (torch.ones_like(x).copysign(number), x * number), Pool(), [True, True])
+    graph = Called("graph", lambda x, number: (torch.ones_like(x).copysign(number), x * number), Pool(), [True, True])
     x = torch.ones(3, dtype=torch.int32, device=device)
     for _ in range(CALLS):
         for number in (0.0, -0.0, 1, True, 1.0):
@@ -332,7 +384,7 @@ def test_equal_numbers_that_compute_other_results_are_other_inputs(device: str) 
 
 
 def test_a_conjugate_view_is_another_input(device: str) -> None:
-    graph = Graph("graph", lambda x: (x.imag + 1,), Pool(), [False])
+    graph = Called("graph", lambda x: (x.imag + 1,), Pool(), [False])
     x = torch.randn(3, dtype=torch.complex64, device=device)
     for _ in range(CALLS):
         for each in (x, x.conj()):
@@ -346,7 +398,7 @@ def test_random_numbers_are_drawn_after_a_recording_that_failed() -> None:
         return nn.functional.dropout(x, 0.5) + x.sum().cpu().to(x.device)
 
     x = torch.ones(8, device="cuda")
-    graph = Graph("graph", lambda x: (program(x),), Pool(), [True])
+    graph = Called("graph", lambda x: (program(x),), Pool(), [True])
     found = []
     for run in (graph, lambda x: (program(x),)):
         torch.manual_seed(0)
@@ -359,10 +411,10 @@ def test_random_numbers_are_drawn_after_a_recording_that_failed() -> None:
 @pytest.mark.skipif(not CUDA, reason="no GPU here")
 def test_recordings_follow_the_generator_after_one_that_failed() -> None:
     x, pool = torch.ones(64, device="cuda"), Pool()
-    first, later = (Graph("graph", lambda x: (nn.functional.dropout(x * 2, 0.5),), pool, [True]) for _ in range(2))
+    first, later = (Called("graph", lambda x: (nn.functional.dropout(x * 2, 0.5),), pool, [True]) for _ in range(2))
     for _ in range(CALLS):
         first(x)
-    failing = Graph("graph", lambda x: (x + x.sum().cpu().to(x.device),), pool, [True])
+    failing = Called("graph", lambda x: (x + x.sum().cpu().to(x.device),), pool, [True])
     for _ in range(CALLS):
         failing(x), later(x)
     assert first.recordings and later.recordings and failing.failed is not None
@@ -376,7 +428,7 @@ def test_recordings_follow_the_generator_after_one_that_failed() -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_each_device_is_recorded_where_it_is_the_current_one() -> None:
     for device, is_current in ((0, True), (1, True), (1, False), (0, True)):
-        graph = Graph("graph", lambda x: (x * 2 + 1,), Pool(), [False])
+        graph = Called("graph", lambda x: (x * 2 + 1,), Pool(), [False])
         with torch.cuda.device(device if is_current else 1 - device):
             for x in torch.randn(CALLS, 3, device=f"cuda:{device}"):
                 torch.testing.assert_close(graph(x)[0], x * 2 + 1)
@@ -388,13 +440,13 @@ def test_recordings_have_workspaces_of_their_own() -> None:
     """torch frees the workspace of its matrix products on a stream with any graph that was recorded on it."""
     a, b = torch.randn(8, 65536, device="cuda"), torch.randn(65536, 8, device="cuda")
     pools = [Pool(), Pool()]
-    first, second = (Graph(name, lambda a, b: (a @ b,), pool, [True]) for name, pool in zip("ab", pools, strict=True))
+    first, second = (Called(name, lambda a, b: (a @ b,), pool, [True]) for name, pool in zip("ab", pools, strict=True))
     expected = a @ b
     for _ in range(CALLS):
         first(a, b), second(a, b)
     assert first.recordings and second.recordings
     first._recorded.clear()
-    later = Graph("later", lambda a: (a * 2 + 1,), pools[0], [False])
+    later = Called("later", lambda a: (a * 2 + 1,), pools[0], [False])
     x = torch.randn(2**22, device="cuda")
     for _ in range(CALLS):
         (held,) = later(x)

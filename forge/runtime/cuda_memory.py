@@ -1,0 +1,137 @@
+"""The memory of CUDA graphs: who may write to it, and when."""
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from forge.runtime.cuda_recorder import recorder
+from forge.torch_internals.tensors import storage_use_count
+
+
+class Held(Protocol):
+    """Something in memory that others may hold."""
+
+    number: int
+
+    def is_held(self) -> bool:
+        """Return whether others hold it."""
+
+
+class Memory:
+    """The memory of several functions' recordings on one stream, numbered in the order in which they were made: memory
+    that one uses while it runs, a later one may have been given for its results.
+
+    Whoever uses a recording holds `lock` until its results have owners.
+
+    Args:
+        is_private: True if recordings of other functions do not join.
+    """
+
+    def __init__(self, *, is_private: bool = False) -> None:
+        self.lock = threading.Lock()
+        self.is_private = is_private
+        self._handle: Any = None
+        self._recordings: list[weakref.ref[Held]] = []
+        self._donations: list[Donation] = []
+        self._count = 0
+
+    @property
+    def handle(self) -> Any:
+        """The memory's handle; a new one where no recording is left, since torch gives up a pool with its last
+        graph."""
+        self._recordings = [each for each in self._recordings if each() is not None]
+        if not self._recordings:
+            self._handle = recorder().new_pool()
+            self._donations.clear()
+        return self._handle
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no recording is left."""
+        return all(each() is None for each in self._recordings)
+
+    def next_number(self) -> int:
+        """Return the number of a new recording."""
+        self._count += 1
+        return self._count
+
+    def add(self, recorded: Held) -> None:
+        """Add a new recording in this memory."""
+        self._recordings.append(weakref.ref(recorded))
+
+    def add_donation(self, donation: "Donation") -> None:
+        """Add results whose memory recordings from now on may write to."""
+        self._donations = [each for each in self._donations if not each.is_over()]
+        self._donations.append(donation)
+
+    def has_donated(self, counters: Sequence[int]) -> bool:
+        """Return whether one of the storages at these addresses is of donated memory."""
+        return any(not each.is_over() and not each.counters.isdisjoint(counters) for each in self._donations)
+
+    def is_free_for(self, recorded: Held) -> bool:
+        """Return whether no live tensor uses the memory that it would write to: results of its own, those of later
+        recordings, and those whose memory was donated before it was made."""
+        for each in reversed(self._recordings):
+            found = each()
+            if found is not None and found.is_held():
+                return False
+            if found is recorded:
+                break
+        return not any(each.number <= recorded.number and each.is_held() for each in self._donations)
+
+
+class Pool:
+    """Memory for the recordings of several functions, for each stream its own: streams run at the same time."""
+
+    def __init__(self) -> None:
+        self._memories: dict[Any, Memory] = {}
+
+    def memory(self) -> Memory:
+        """Return the memory of the current stream."""
+        stream = recorder().stream()
+        found = self._memories.get(stream)
+        return self._memories.setdefault(stream, Memory()) if found is None else found
+
+
+class Donation:
+    """Results of a recording whose memory a later one uses once it has read them.
+
+    Their storages do not own it any more; the recording writes the results there all the same.
+
+    Args:
+        results: The recording's results, which hold the storages.
+        counters: The storages' addresses in C++.
+        spans: For each storage, an object that lives as long as it.
+        number: That of the recording which the memory was donated to.
+    """
+
+    def __init__(self, results: Any, counters: Sequence[int], spans: Sequence[Any], number: int) -> None:
+        self.number = number
+        self.counters = frozenset(counters)
+        self._results = weakref.ref(results)
+        self._counters = counters
+        self._spans = list(map(weakref.ref, spans))
+        self._uses = list(map(storage_use_count, counters))
+
+    def is_held(self) -> bool:
+        """Return whether others hold one of the storages."""
+        if self._results() is None:
+            return not self.is_over()
+        return list(map(storage_use_count, self._counters)) != self._uses
+
+    def is_over(self) -> bool:
+        """Return whether all storages are gone."""
+        return all(each() is None for each in self._spans)
+
+
+@contextmanager
+def acquired(lock: threading.Lock) -> Iterator[bool]:
+    """Hold a lock if it is free; give whether it was."""
+    is_free = lock.acquire(blocking=False)
+    try:
+        yield is_free
+    finally:
+        if is_free:
+            lock.release()
