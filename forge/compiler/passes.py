@@ -17,7 +17,7 @@ from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
 from forge.compiler.program import inline_epilogue, write_early
 from forge.executors.torchex import memory
-from forge.executors.torchex.attention import takes_groups
+from forge.executors.torchex.attention import takes_broadcast, takes_groups
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, Trace
 from forge.ir.proxies import Dim
@@ -61,8 +61,13 @@ def attention_masks(trace: Trace, context: Context) -> Trace:
 
 def grouped_queries(trace: Trace, context: Context) -> Trace:
     """Give attention keys and values of fewer heads where they were repeated for it."""
-    takes = partial(takes_groups, requires_grad=bool(trace.differentiable_inputs))
-    return transforms.grouped_queries(trace, takes=takes, plain=partial(_runs_in_torch, context=context))
+    requires_grad = bool(trace.differentiable_inputs)
+    return transforms.grouped_queries(
+        trace,
+        takes=partial(takes_groups, requires_grad=requires_grad),
+        takes_broadcast=partial(takes_broadcast, requires_grad=requires_grad),
+        plain=partial(_runs_in_torch, context=context),
+    )
 
 
 def patterns(trace: Trace, context: Context) -> Trace:

@@ -3,7 +3,8 @@
     key = key[:, :, None].expand(batch, heads, times, length, width).reshape(batch, heads * times, length, width)
 
 (or repeat_interleave, or the same before heads and positions change places) makes what torch's kernels read without a
-copy, where they take groups of queries.
+copy, where they take groups of queries. Keys and values of one head, which torch would broadcast in its composition,
+are given to its kernels in the same way, or expanded.
 """
 
 from collections.abc import Callable
@@ -29,33 +30,73 @@ class _Repetition(NamedTuple):
     times: Dim
 
 
+class _Expansion(NamedTuple):
+    """A tensor whose batch and heads are expanded to these sizes."""
+
+    source: TensorProxy
+    sizes: tuple[Dim, ...]
+
+
 def grouped_queries(
     trace: Trace,
     takes: Callable[[TensorProxy, Dim, dict[str, Any]], bool],
+    takes_broadcast: Callable[[dict[str, Any]], tuple[bool, bool]],
     plain: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
     """Return the trace with attention calls given the keys and values that were repeated for them.
 
     takes: whether the kernel of a call runs groups of queries, from the query, how often a head is repeated, and the
-    call's arguments. Calls with dropout stay (another kernel draws other values), and those that do not run as torch
-    runs them (`plain`).
+    call's arguments. takes_broadcast: the same of a call's arguments where keys and values have one head or one batch,
+    and whether a kernel runs them expanded. Calls with dropout stay (another kernel draws other values), and those that
+    do not run as torch runs them (`plain`).
     """
     if all(bound.symbol is not ATTENTION for bound in trace.bound_symbols):
         return trace
     makers = Makers(trace)
-    found: dict[str, tuple[dict[str, Any], _Repetition, _Repetition]] = {}
+    found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     for bound in trace.bound_symbols:
         if bound.symbol is not ATTENTION:
             continue
         given = ATTENTION.bind(bound.args, bound.kwargs)
-        if given["dropout_p"] or given["enable_gqa"] or not _alike(given["query"], given["key"], given["value"]):
+        if given["dropout_p"] or given["enable_gqa"]:
             continue
-        key, value = [_find_repetition(given[name], makers, bound) for name in ("key", "value")]
-        if key is None or value is None or not prims.statically_true(key.times == value.times) or not plain(bound):
-            continue
-        if takes(given["query"], key.times, given):
-            found[bound.output.name] = (given, key, value)
+        change = _shared_heads(given, takes_broadcast) or _repeated_heads(given, makers, bound, takes)
+        if change is not None and plain(bound):
+            found[bound.output.name] = given, change
     return _rewrite(trace, found) if found else trace
+
+
+def _repeated_heads(
+    given: dict[str, Any],
+    makers: Makers,
+    bound: BoundSymbol,
+    takes: Callable[[TensorProxy, Dim, dict[str, Any]], bool],
+) -> dict[str, Any] | None:
+    """Return the arguments that change where a kernel takes the keys and values that were repeated."""
+    if not _alike(given["query"], given["key"], given["value"]):
+        return None
+    key, value = [_find_repetition(given[name], makers, bound) for name in ("key", "value")]
+    if key is None or value is None or not prims.statically_true(key.times == value.times):
+        return None
+    return {"key": key, "value": value, "enable_gqa": True} if takes(given["query"], key.times, given) else None
+
+
+def _shared_heads(
+    given: dict[str, Any], takes_broadcast: Callable[[dict[str, Any]], tuple[bool, bool]]
+) -> dict[str, Any] | None:
+    """Return the arguments that change where a kernel takes keys and values that broadcast to the query's batch and
+    heads."""
+    query, key, value = given["query"], given["key"], given["value"]
+    if any(x.ndim != 4 for x in (query, key, value)) or _alike(query, key, value):
+        return None
+    sizes = [(x.shape[dim], query.shape[dim]) for x in (key, value) for dim in (0, 1)]
+    if not all(prims.statically_true(size == 1) or prims.statically_true(size == wanted) for size, wanted in sizes):
+        return None
+    as_groups, expanded = takes_broadcast(given)
+    if as_groups and _alike(key, value) and prims.statically_true(key.shape[0] == query.shape[0]):
+        return {"enable_gqa": True}
+    wide = {name: _Expansion(given[name], query.shape[:2]) for name in ("key", "value")}
+    return wide if expanded else None
 
 
 def _alike(query: TensorProxy, *others: TensorProxy) -> bool:
@@ -102,7 +143,7 @@ def _maker(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> BoundSymbol |
     return call
 
 
-def _rewrite(trace: Trace, found: dict[str, tuple[dict[str, Any], _Repetition, _Repetition]]) -> Trace:
+def _rewrite(trace: Trace, found: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> Trace:
     new = trace.derive("grouped_queries")
     with recording(new, language):
         for bound in trace.bound_symbols:
@@ -110,9 +151,9 @@ def _rewrite(trace: Trace, found: dict[str, tuple[dict[str, Any], _Repetition, _
             if site is None:
                 new.record(bound)
                 continue
-            given, key, value = site
+            given, change = site
             with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
-                changed = {"key": _in_order(key), "value": _in_order(value), "enable_gqa": True}
+                changed = {name: _as_argument(each) for name, each in change.items()}
                 output = ATTENTION(**{**given, **changed})
             for call in recorded:
                 new.record(substitute(call, {output.name: bound.output}))
@@ -120,7 +161,9 @@ def _rewrite(trace: Trace, found: dict[str, tuple[dict[str, Any], _Repetition, _
     return new
 
 
-def _in_order(repeated: _Repetition) -> TensorProxy:
-    if repeated.order == (0, 1, 2, 3):
-        return repeated.source
-    return prims.permute(repeated.source, repeated.order)
+def _as_argument(value: Any) -> Any:
+    if isinstance(value, _Expansion):
+        return torchlang.expand(value.source, (*value.sizes, *value.source.shape[2:]))
+    if not isinstance(value, _Repetition):
+        return value
+    return value.source if value.order == (0, 1, 2, 3) else prims.permute(value.source, value.order)

@@ -1,6 +1,8 @@
 """Keys and values that are repeated for groups of queries are given to attention as they are."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import forge
 from forge import torchlang
+from forge.compiler import passes
 from forge.executors import OperatorExecutor
 
 SDPA = "torch.nn.functional.scaled_dot_product_attention"
@@ -159,3 +162,43 @@ def test_a_second_backward_is_eagers() -> None:
             results.append(torch.autograd.grad(sum(g.square().sum() for g in first), args))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("as_groups", [True, False])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_one_head_of_keys_and_values(as_groups: bool, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Falcon's: torch would broadcast it in its composition, in float32. Here a kernel is said to take it."""
+    monkeypatch.setattr(passes, "takes_broadcast", lambda given, requires_grad: (as_groups, not as_groups))
+    shapes = [(2, 4, 6, 8), (batch, 1, 6, 8), (batch, 1, 6, 8)]
+    given = attend_to_one_head([torch.randn(shape, requires_grad=True) for shape in shapes])
+    assert given["enable_gqa"] == (as_groups and batch == 2)
+    assert given["key"].shape[:2] == ((2, 4) if not as_groups else (batch, 1))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_one_head_of_keys_and_values_runs_in_a_kernel() -> None:
+    shapes = [(2, 16, 256, 64), (2, 1, 256, 64), (2, 1, 256, 64)]
+    options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+    given = attend_to_one_head([torch.randn(shape, **options) for shape in shapes], rtol=0.02, atol=0.02)
+    assert given["enable_gqa"] or given["key"].shape[1] == 16
+
+
+def attend_to_one_head(inputs: list[torch.Tensor], **tolerance: float) -> dict[str, Any]:
+    """Return the arguments of the attention call; check its result and gradients against eager."""
+    program = partial(F.scaled_dot_product_attention, is_causal=True)
+    jitted = forge.jit(lambda q, k, v: program(q, k, v), executors=["torch"])
+    actual, expected = jitted(*inputs), program(*inputs)
+    torch.testing.assert_close(actual, expected, **tolerance)
+    for ours, theirs in zip(*[torch.autograd.grad(each.sum(), inputs) for each in (actual, expected)], strict=True):
+        torch.testing.assert_close(ours, theirs, **{name: 10 * size for name, size in tolerance.items()})
+    (call,) = [bound for bound in optimized(jitted) if bound.symbol.id == SDPA]
+    return call.symbol.bind(call.args, call.kwargs)
+
+
+def test_one_head_of_keys_stays_where_no_kernel_takes_it() -> None:
+    q, k = (torch.randn(2, heads, 6, 8) for heads in (4, 1))
+    jitted = forge.jit(lambda q, k: F.scaled_dot_product_attention(q, k, k), executors=["torch"])
+    torch.testing.assert_close(jitted(q, k), F.scaled_dot_product_attention(q, k, k), rtol=0, atol=0)
+    (call,) = [bound for bound in optimized(jitted) if bound.symbol.id == SDPA]
+    given = call.symbol.bind(call.args, call.kwargs)
+    assert not given["enable_gqa"] and given["key"].shape[1] == 1

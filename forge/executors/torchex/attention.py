@@ -310,6 +310,24 @@ def takes_groups(query: TensorProxy, times: Dim, given: dict[str, Any], requires
         return choice == of_fewer and _KERNELS.get((query.device.type, choice)) in _OF_GROUPS
 
 
+def takes_broadcast(given: dict[str, Any], requires_grad: bool) -> tuple[bool, bool]:
+    """Return whether torch chooses a fused kernel on a GPU for keys and values of one head, or one batch, that it
+    broadcasts for its composition: with enable_gqa, and of tensors that are expanded."""
+    query, key, value = (given[name] for name in ("query", "key", "value"))
+    if query.device.type != "cuda":
+        return False, False
+    how = (0.0, given["is_causal"], given["scale"])
+    wanted = (requires_grad,) * 3 + (False,)
+    with disable_current_modes():
+        q, k, v = [_like(x).requires_grad_(requires_grad) for x in (query, key, value)]
+        mask = None if given["attn_mask"] is None else _like(given["attn_mask"])
+        grouped = _choice(Attention(*how, True, wanted), (q, k, v, mask))
+        k, v = [x.expand(*q.shape[:2], *x.shape[2:]) for x in (k, v)]
+        expanded = _choice(Attention(*how, False, wanted), (q, k, v, mask))
+    device = query.device.type
+    return _KERNELS.get((device, grouped)) in _OF_GROUPS, (device, expanded) in _KERNELS
+
+
 def as_chosen_now(function: Callable, otherwise: Callable) -> Callable:
     """Return `function`, for which torch's choice of a kernel was made, where the settings of
     torch.nn.attention.sdpa_kernel are what they are now."""
