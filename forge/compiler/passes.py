@@ -93,6 +93,12 @@ def join_products(trace: Trace, context: Context) -> Trace:
     return transforms.join_products(trace, freezing=context.freezing, plain=plain)
 
 
+def contract(trace: Trace, context: Context) -> Trace:
+    """Compute sums of products that broadcast as matrix products, where what is around them is fused."""
+    plain = partial(_runs_in_torch, context=context)
+    return transforms.contract(trace, strides=partial(_strides_in_torch, context=context), plain=plain)
+
+
 def channels_last(trace: Trace, context: Context) -> Trace:
     """Compute convolutions in channels-last where what is around them is fused."""
     plain = partial(_runs_in_torch, context=context)

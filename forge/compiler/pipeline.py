@@ -195,6 +195,7 @@ PIPELINE: tuple[Pass, ...] = (
     _of_torch(passes.fused_linear_cross_entropy, when=_is_program),
     _of_torch(passes.fold_norms, when=_freezes),
     _of_torch(passes.join_products, when=_freezes),
+    _of_torch(passes.contract, when=_fuses),
     _of_torch(passes.channels_last, when=_fuses),
     _of_torch(passes.row_major, when=_fuses),
     _of_torch(passes.hoist, when=_is(Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.FOLDED)),

@@ -3,6 +3,7 @@
 from forge.support.deprecation import renamed_attributes
 from forge.transforms.attention_masks import attention_masks
 from forge.transforms.channels_last import channels_last
+from forge.transforms.contractions import contract
 from forge.transforms.cse import cse
 from forge.transforms.dce import dce
 from forge.transforms.folded_norms import fold_norms
@@ -20,6 +21,7 @@ __all__ = [
     "Freezing",
     "attention_masks",
     "channels_last",
+    "contract",
     "cse",
     "dce",
     "delete_last_used",

@@ -1,0 +1,155 @@
+"""Sums of products that broadcast become matrix products.
+
+    (a[:, :, None, :] * b[:, None, :, :]).sum(-1)
+
+reads and multiplies as many numbers as the product has elements, which no fused kernel holds in its registers twice;
+the same as torch.einsum("bik,bjk->bij", a, b) runs as a batch of matrix products. State space models and pairwise
+scores are often written so.
+
+Source: as opt_einsum has it, dims that both factors have and the sum drops are contracted, those of both that stay are
+of the batch, and those of one are rows or columns.
+"""
+
+from collections.abc import Callable
+from math import prod
+from string import ascii_letters
+from typing import Any, NamedTuple
+
+import torch
+
+from forge import prims, torchlang
+from forge.clang import language
+from forge.ir import BoundSymbol, TensorProxy, Trace, recording
+from forge.ir.proxies import Dim
+from forge.ir.symbol import substitute
+from forge.transforms.cse import MEANINGFUL
+from forge.transforms.dce import live_calls
+from forge.transforms.makers import Makers
+from forge.transforms.result_strides import Strides, asks_for_strides, restore, results_to_restore, stand_ins
+
+SUM, MUL = torchlang.sum, torchlang.mul
+_FEWEST = 8  # rows, columns and contracted elements of a matrix product that is worth it
+_DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
+
+
+class _Contraction(NamedTuple):
+    """A sum over dims of the product of two factors: each without the dims in which it broadcasts, and the dims that
+    it has. dims: those that the sum drops. sizes: of the product."""
+
+    factors: tuple[TensorProxy, TensorProxy]
+    has: tuple[tuple[int, ...], tuple[int, ...]]
+    dims: tuple[int, ...]
+    sizes: tuple[Dim, ...]
+
+
+def contract(
+    trace: Trace,
+    strides: Callable[[Trace], Strides],
+    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+) -> Trace:
+    """Return the trace with sums of products that broadcast as matrix products.
+
+    strides: those that torch gives the values of a trace, by name. plain: whether a call runs as torch runs it. float32
+    stays as it is where torch may round the factors of matrix products (torch.set_float32_matmul_precision), and the
+    trace where the caller would see other strides, or a call may ask for them.
+    """
+    sums = [bound for bound in trace.bound_symbols if bound.symbol is SUM]
+    if not sums:
+        return trace
+    makers = Makers(trace)
+    readers: dict[str, int] = dict.fromkeys(trace.output_names, 2)
+    for bound in trace.bound_symbols:
+        for name in bound.inputs:
+            readers[name] = readers.get(name, 0) + 1
+    found = {}
+    for bound in sums:
+        contraction = _contraction(bound, makers, readers)
+        if contraction is not None and plain(bound) and plain(makers.shown[bound.inputs[0]]):
+            found[bound.output.name] = contraction
+    if not found or asks_for_strides(trace):
+        return trace
+    restored = results_to_restore(trace, lambda bound: found.keys() >= set(bound.outputs) > set(), strides)
+    return trace if restored is None else _rewrite(trace, found, restored)
+
+
+def _contraction(bound: BoundSymbol, makers: Makers, readers: dict[str, int]) -> _Contraction | None:
+    given = SUM.bind(bound.args, bound.kwargs)
+    product, result = given["input"], bound.output
+    made = makers.shown.get(product.name) if isinstance(product, TensorProxy) else None
+    if made is None or made.symbol is not MUL or readers[product.name] > 1:
+        return None
+    if (made.tags & MEANINGFUL) != (bound.tags & MEANINGFUL) or result.dtype != product.dtype:
+        return None
+    factors = list(MUL.bind(made.args, made.kwargs).values())[:2]
+    if not all(isinstance(each, TensorProxy) and each.dtype == product.dtype for each in factors):
+        return None
+    if product.dtype not in _DTYPES or any(each.device != product.device for each in factors):
+        return None
+    if product.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        return None
+    dims = _summed(given.get("dim"), product.ndim)
+    shown = [_without_broadcast(each, product, makers) for each in factors]
+    contraction = _Contraction((shown[0][0], shown[1][0]), (shown[0][1], shown[1][1]), dims, product.shape)
+    return contraction if _is_worth_it(contraction) else None
+
+
+def _summed(dim: Any, ndim: int) -> tuple[int, ...]:
+    """Return the dims that a sum drops, of its argument."""
+    if dim is None or (isinstance(dim, (tuple, list)) and not dim):
+        return tuple(range(ndim))
+    return tuple(sorted(each % ndim for each in (dim if isinstance(dim, (tuple, list)) else (dim,))))
+
+
+def _without_broadcast(
+    factor: TensorProxy, product: TensorProxy, makers: Makers
+) -> tuple[TensorProxy, tuple[int, ...]]:
+    """Return what is expanded to a factor, and the dims of the product in which it has more than one element."""
+    made = makers.shown.get(factor.name)
+    while made is not None and made.symbol in (torchlang.expand, torchlang.expand_as):
+        factor = made.args[0]
+        made = makers.shown.get(factor.name)
+    first = product.ndim - factor.ndim
+    sizes = enumerate(factor.shape)
+    return factor, tuple(first + dim for dim, size in sizes if not prims.statically_true(size == 1))
+
+
+def _is_worth_it(found: _Contraction) -> bool:
+    """Return whether rows, columns and contracted elements are many."""
+    one, other = map(set, found.has)
+    summed = set(found.dims)
+    if not summed.isdisjoint(one ^ other):  # summed in one factor alone
+        return False
+    parts = (one - other, other - one, one & other & summed)
+    sizes = [found.sizes[dim] for part in parts for dim in part]
+    if not all(isinstance(size, int) for size in sizes):
+        return False
+    return all(prod(int(found.sizes[dim]) for dim in part) >= _FEWEST for part in parts)
+
+
+def _rewrite(trace: Trace, found: dict[str, _Contraction], restored: dict[str, TensorProxy]) -> Trace:
+    new = trace.derive("contract")
+    values = stand_ins(new, restored)
+    with recording(new, language):
+        for bound in trace.bound_symbols:
+            contraction = found.get(bound.output.name) if bound.symbol is SUM else None
+            if contraction is None:
+                new.record(substitute(bound, values))
+                continue
+            with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
+                output = _matrix_product(contraction, values, bound.output.shape)
+            for call in recorded:
+                new.record(substitute(call, {output.name: values.get(bound.output.name, bound.output)}))
+        restore(new, restored, values)
+    new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
+    return new
+
+
+def _matrix_product(found: _Contraction, values: dict[str, TensorProxy], shape: tuple[Dim, ...]) -> TensorProxy:
+    factors = [
+        torchlang.reshape(values.get(factor.name, factor), [found.sizes[dim] for dim in has])
+        for factor, has in zip(found.factors, found.has, strict=True)
+    ]
+    terms = ["".join(ascii_letters[dim] for dim in has) for has in found.has]
+    rest = [dim for dim in range(len(found.sizes)) if dim not in found.dims and dim in {*found.has[0], *found.has[1]}]
+    equation = f"{terms[0]},{terms[1]}->{''.join(ascii_letters[dim] for dim in rest)}"
+    return torchlang.reshape(torchlang.einsum(equation, *factors), shape)
