@@ -111,6 +111,12 @@ def row_major(trace: Trace, context: Context) -> Trace:
     return transforms.row_major(trace, strides=partial(_strides_in_torch, context=context), plain=plain)
 
 
+def masks_in_rows(trace: Trace, context: Context) -> Trace:
+    """Lay out attention masks in rows, once for all calls that share one."""
+    plain = partial(_runs_in_torch, context=context)
+    return transforms.masks_in_rows(trace, strides=partial(_strides_in_torch, context=context), plain=plain)
+
+
 def hoist(trace: Trace, context: Context) -> Trace:
     """Compute now what depends on no input."""
     return transforms.hoist(trace, run=partial(_run_now, context=context))

@@ -198,6 +198,7 @@ PIPELINE: tuple[Pass, ...] = (
     _of_torch(passes.contract, when=_fuses),
     _of_torch(passes.channels_last, when=_fuses),
     _of_torch(passes.row_major, when=_fuses),
+    _of_torch(passes.masks_in_rows, when=_fuses),
     _of_torch(passes.hoist, when=_is(Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.FOLDED)),
     _of_torch(passes.fold_weights, when=_freezes),
     Pass(passes.gradient_rules, Form.TORCH, _may_be_differentiated, "gradients", is_stage=False),

@@ -14,6 +14,7 @@ from forge.transforms.joined_copies import join_copies
 from forge.transforms.joined_products import join_products
 from forge.transforms.lifetimes import delete_last_used
 from forge.transforms.linear_cross_entropy import fused_linear_cross_entropy
+from forge.transforms.masks_in_rows import masks_in_rows
 from forge.transforms.rematerialize import rematerialize
 from forge.transforms.row_major import row_major
 
@@ -32,6 +33,7 @@ __all__ = [
     "hoist_weights",
     "join_copies",
     "join_products",
+    "masks_in_rows",
     "rematerialize",
     "row_major",
 ]
