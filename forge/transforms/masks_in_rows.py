@@ -38,18 +38,14 @@ def masks_in_rows(
 
     strides: those that torch gives the values of a trace, by name. plain: whether a call runs as torch runs it.
     """
-    found = {id(bound): mask for bound in trace.bound_symbols if (mask := _mask(bound, device)) is not None}
+    found = [(bound, mask) for bound in trace.bound_symbols if (mask := _mask(bound, device)) is not None]
     if not found:
         return trace
-    masks = {mask.name: mask for mask in found.values()}
+    masks = {mask.name: mask for _, mask in found}
     calls = live_calls(trace.bound_symbols, masks)
     known = strides(trace.derive("masks", calls, output=tuple(masks.values())))
     refused = {name for name in masks if name in known and _is_refused(known[name])}
-    chosen = {
-        id(bound): found[id(bound)]
-        for bound in trace.bound_symbols
-        if id(bound) in found and found[id(bound)].name in refused and plain(bound)
-    }
+    chosen = {id(bound): mask for bound, mask in found if mask.name in refused and plain(bound)}
     return _rewrite(trace, chosen, known) if chosen else trace
 
 

@@ -7,6 +7,7 @@ import torch
 
 from forge.executors.torchex import attention
 from forge.executors.torchex.attention import Attention
+from forge.torch_internals.fake_tensors import FakeTensorMode
 
 CUDA = {each[0].__name__: each for (device, _), each in attention._KERNELS.items() if device == "cuda"}
 
@@ -94,3 +95,57 @@ def test_plans_of_cudnn_are_not_those_of_the_programs_own_calls(dropout_p):
     call = Attention(dropout_p, False, None, False, (True, True, True, False))
     assert call.dropout_p == dropout_p
     assert (struct.pack("d", call.dropout_p) == struct.pack("d", dropout_p)) == (dropout_p > 0)
+
+
+def masks(length):
+    """Return masks of (2, 4, 24, length) in several layouts, by name."""
+    bias = torch.randn(4, 24, length)
+    wide = torch.randn(4, 24, length + 5)[..., :length]
+    turned = torch.randn(24, length, 4).permute(2, 0, 1)
+    for each in (wide, turned):
+        each.copy_(bias)
+    column = torch.randn(1, 4, 24, 1)
+    return {
+        "rows": bias[None],
+        "a part of rows": wide[None],
+        "heads innermost": turned[None],
+        "expanded": turned.expand(2, -1, -1, -1),
+        "a column": column,
+        "one row": torch.randn(1, 1, 1, length),
+    }
+
+
+@pytest.mark.parametrize("length", [32, 35])
+@pytest.mark.parametrize("name", masks(32))
+def test_rows_of_a_mask_begin_at_multiples_of_16_elements(name, length):
+    mask = masks(length)[name]
+    query, key = torch.empty(2, 4, 24, 8), torch.empty(2, 4, length, 8)
+    found = attention._additive_mask(mask, OnAGpu(query), key)
+    assert torch.equal(found, mask.expand(2, 4, 24, length))
+    assert attention._is_aligned(found)
+    assert found.stride(0) == 0  # what is expanded stays so
+    assert attention._additive_mask(found, OnAGpu(query), key).data_ptr() == found.data_ptr()  # it is copied once
+
+
+class OnAGpu:
+    """A tensor that says that it is on a GPU."""
+
+    def __init__(self, x):
+        self.shape, self.dtype, self.is_cuda = x.shape, x.dtype, True
+
+
+@pytest.mark.parametrize("length", [32, 35])
+def test_the_memory_efficient_kernel_reads_aligned_rows_of_any_length(monkeypatch, length):
+    """torch composes attention with others, and its composition keeps a copy of the mask."""
+    efficient = ("cuda", torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION.value)
+    monkeypatch.setattr(attention, "_choice", lambda call, leaves: efficient[1])
+    wanted = (True, True, True, False)
+    call = Attention(0.0, False, None, False, wanted)
+    with FakeTensorMode():
+        q, k = [torch.empty(2, 4, each, 64, device="cuda") for each in (24, length)]
+        apart, aligned = [
+            torch.empty_strided((2, 4, 24, length), (96 * row, 24 * row, row, 1), device="cuda") for row in (35, 48)
+        ]
+        assert attention._choose(call, (q, k, k, aligned)) == attention._KERNELS[efficient]
+        chosen = attention._choose(call, (q, k, k, apart))
+    assert chosen == (attention._KERNELS[efficient] if length == 32 else None)

@@ -70,7 +70,6 @@ _WRONG = frozenset(
         aten.avg_pool2d_backward,  # with ceil_mode
         aten.avg_pool3d_backward,
         aten.fractional_max_pool3d,  # its samples are taken in reverse, as those of an image are
-        aten.scalar_tensor,  # a whole number's dtype
         aten.multilabel_margin_loss_forward,  # of a row with fewer targets than classes
         aten.frexp,  # of a tensor of one value: Inductor folds the call as if it gave one tensor
         aten.nextafter,  # of half precision: the next float32, rounded back
@@ -146,7 +145,19 @@ _BY_STEPS_ON_A_GPU = frozenset({aten._softmax_backward_data})  # which multiply 
 # torch's kernels round the numbers that they are given first; that of a division rounds what is divided alone
 _ROUND_NUMBERS = frozenset({aten.add, aten.fmod, aten.remainder, aten.sub, aten.rsub})
 _ROUND_NUMBERS_ON_A_GPU = frozenset({aten.threshold, aten.threshold_backward})
-_EXACT = frozenset({aten.abs, aten.cat, aten.clone, aten.empty, aten.full, aten.full_like, aten.neg, aten.where})
+_EXACT = frozenset(
+    {
+        aten.abs,
+        aten.cat,
+        aten.clone,
+        aten.empty,
+        aten.full,
+        aten.full_like,
+        aten.neg,
+        aten.scalar_tensor,
+        aten.where,
+    }
+)
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
 
 
@@ -167,6 +178,10 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
             return decline(f"{operator} supports one dtype only", parts=False)
         if not (_is_function(operator) if whole_program else _has_loops(operator)):
             return decline(f"{operator} is left to torch")
+        if operator.overloadpacket is aten.scalar_tensor and not tensors((bound.args, bound.kwargs)):
+            return decline(f"Inductor's {operator} of a whole number has another dtype")  # where no dtype is given
+        if operator.overloadpacket is aten.scalar_tensor and _may_overflow(bound):
+            return decline(f"{operator} raises where a number does not fit its dtype")
         if operator.overloadpacket in _INDEXED and _is_on_cpu(bound):
             return decline(f"{operator} raises where an index is out of range")
         if operator.overloadpacket is aten.upsample_nearest2d_backward and not _is_of_known_size(bound):
@@ -284,6 +299,13 @@ def _may_divide_by_zero(bound: BoundSymbol) -> bool:
         return False
     divisor = bound.args[1] if len(bound.args) > 1 else None
     return not isinstance(divisor, int) or divisor == 0
+
+
+def _may_overflow(bound: BoundSymbol) -> bool:
+    """Return whether a number may be out of the range of the integers that a call returns."""
+    dtypes = [proxy.dtype for proxy in tensors(bound.output) if proxy.dtype != torch.bool and not proxy.dtype.is_floating_point]
+    numbers = [leaf for leaf in leaves((bound.args, bound.kwargs)) if type(leaf) is int]
+    return any(abs(number) > torch.iinfo(dtype).max for dtype in dtypes for number in numbers)
 
 
 def _operators(bound: BoundSymbol) -> list[Any] | None:

@@ -123,7 +123,7 @@ def _flash_backward(
     )
 
 
-_EFFICIENT_ALIGNMENT = 16  # elements of a mask's row
+_EFFICIENT_ALIGNMENT = 16  # elements, of which a mask's strides are multiples
 _EFFICIENT_MULTIPLE = 32  # of this many queries' logsumexp the memory-efficient kernel keeps, infinite past the last
 
 
@@ -271,8 +271,8 @@ def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None
         return None  # torch repeats the heads for it
     if kernel is None or mask is None or kernel[0] is _flash_cpu:
         return kernel
-    aligned = mask.shape[-1] % 16 == 0 and mask.ndim == 4 and kernel[0] is _efficient_forward
-    return kernel if aligned else None
+    aligned = mask.shape[-1] % _EFFICIENT_ALIGNMENT == 0 or (mask.dtype != torch.bool and _is_aligned(mask))
+    return kernel if aligned and mask.ndim == 4 and kernel[0] is _efficient_forward else None
 
 
 def _takes_bias(query: Any, key: Any, value: Any, mask: Any) -> bool:
@@ -370,11 +370,26 @@ def _additive_mask(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) 
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
     if not q.is_cuda:
         return mask
-    mask = with_rows(mask)
-    missing = -mask.shape[-1] % _EFFICIENT_ALIGNMENT
-    if missing and mask.shape[-1] > 1:  # each row begins where the kernel's widest loads may
-        mask = F.pad(mask, (0, missing))[..., : mask.shape[-1]]
-    return mask.expand(*q.shape[:3], k.shape[2])
+    mask = mask.expand(*q.shape[:3], k.shape[2])
+    return mask if _is_aligned(mask) else _aligned(mask)
+
+
+def _is_aligned(mask: torch.Tensor) -> bool:
+    """Return whether each row begins where the kernel's widest loads may."""
+    *steps, step = mask.stride()
+    return step == 1 and all(each % _EFFICIENT_ALIGNMENT == 0 for each in steps)
+
+
+def _aligned(mask: torch.Tensor) -> torch.Tensor:
+    """Return a mask in aligned rows; its expanded dims stay expanded."""
+    length = mask.shape[-1]
+    missing = -length % _EFFICIENT_ALIGNMENT
+    each = mask[tuple([slice(1 if step == 0 else None) for step in mask.stride()[:-1]])]
+    if missing:
+        each = F.pad(each.contiguous(), (0, missing))[..., :length]
+    else:
+        each = each.clone(memory_format=torch.contiguous_format)
+    return each.expand(mask.shape)
 
 
 def _attention(

@@ -200,6 +200,30 @@ def test_integers_that_are_divided_by_zero_raise(divide: Callable) -> None:
         jitted(a, a)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+def test_a_choice_between_a_tensor_and_a_number_is_in_a_region(dtype: torch.dtype) -> None:
+    def choose(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        positive = x > 0
+        return torch.where(positive, x, 3) + x, torch.where(positive, -0.1, x), torch.where(positive, x, True) + x
+
+    x = torch.arange(-4, 8).view(3, 4).to(dtype)
+    jitted = forge.jit(choose, executors=EXECUTORS)
+    for found, expected in zip(jitted(x), choose(x), strict=True):
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
+    assert [bound.symbol.id for bound in forge.last_traces(jitted)[-1].bound_symbols][:1] == ["inductor.fusion0"]
+    assert "torch.where" not in str(forge.last_traces(jitted)[-1])
+
+
+def test_a_number_that_does_not_fit_the_dtype_of_integers_raises() -> None:
+    def choose(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, x, 2**40) + x
+
+    x = torch.ones(3, dtype=torch.int32)
+    for function in (choose, forge.jit(choose, executors=EXECUTORS)):
+        with pytest.raises(RuntimeError, match="without overflow"):
+            function(x)
+
+
 @pytest.mark.parametrize(
     "program",
     [

@@ -41,6 +41,7 @@ PROGRAMS: dict[str, Callable] = {
     "wide in between": lambda x, y, w: ((x * w).float() * y.float()).to(x.dtype) * w + x,
     "chosen": lambda x, y, w: torch.where(x > 0, x * 1.7, y * w) + x.clamp(-1, 1) * w,
     "compared": lambda x, y, w: torch.where(x.clamp(0.1, 0.9) > 0.1, y * w, x) * w + (x.clamp(min=0.3) == 0.3) * y,
+    "chosen numbers": lambda x, y, w: torch.where(x > 0, 0.1, y * w) * 3 + torch.where(y > 0, x, 0.7) * w,
     "filled": lambda x, y, w: (torch.full_like(x, 0.1) * 3 + x) * w + x.new_full(x.shape, 0.7) * 1.3 * y,
     # torch's kernels round once, where Inductor's loops would do so more often, or not at all
     "powers": lambda x, y, w: ((x.abs() + 0.1) ** 1.7 * y + x**3) * w,
