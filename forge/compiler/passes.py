@@ -11,7 +11,7 @@ import torch
 
 from forge import transforms
 from forge.compiler import cuda_graph_partition, freezing, layout
-from forge.compiler.claim import chooser, claim_calls, runs_in_torch
+from forge.compiler.claim import chooser, claim_calls, is_fused, runs_in_torch
 from forge.compiler.context import Context, Derivative, Form, Kind
 from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
@@ -115,6 +115,13 @@ def masks_in_rows(trace: Trace, context: Context) -> Trace:
     """Lay out attention masks in rows, once for all calls that share one."""
     plain = partial(_runs_in_torch, context=context)
     return transforms.masks_in_rows(trace, strides=partial(_strides_in_torch, context=context), plain=plain)
+
+
+def unfuse_addends(trace: Trace, context: Context) -> Trace:
+    """Compute products alone where what is added to them is broadcast, and added in a region."""
+    config, plain = context.config, partial(_runs_in_torch, context=context)
+    fused = partial(is_fused, executors=config.executors, select=config.selection)
+    return transforms.unfuse_addends(trace, fused, strides=partial(_strides_in_torch, context=context), plain=plain)
 
 
 def hoist(trace: Trace, context: Context) -> Trace:

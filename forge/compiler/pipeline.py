@@ -131,6 +131,10 @@ def _fuses(trace: Trace, context: Context) -> bool:
     return _is_program(trace, context) and bool(context.config.fusion_executors)
 
 
+def _may_round_otherwise(trace: Trace, context: Context) -> bool:
+    return _fuses(trace, context) and context.config.numerics == "fast"
+
+
 def _may_be_differentiated(trace: Trace, context: Context) -> bool:
     if context.kind is Kind.FOLDED or not trace.differentiable_inputs:
         return False
@@ -199,6 +203,7 @@ PIPELINE: tuple[Pass, ...] = (
     _of_torch(passes.channels_last, when=_fuses),
     _of_torch(passes.row_major, when=_fuses),
     _of_torch(passes.masks_in_rows, when=_fuses),
+    _of_torch(passes.unfuse_addends, when=_may_round_otherwise),
     _of_torch(passes.hoist, when=_is(Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.FOLDED)),
     _of_torch(passes.fold_weights, when=_freezes),
     Pass(passes.gradient_rules, Form.TORCH, _may_be_differentiated, "gradients", is_stage=False),

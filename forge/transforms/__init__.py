@@ -17,6 +17,7 @@ from forge.transforms.linear_cross_entropy import fused_linear_cross_entropy
 from forge.transforms.masks_in_rows import masks_in_rows
 from forge.transforms.rematerialize import rematerialize
 from forge.transforms.row_major import row_major
+from forge.transforms.unfused_addends import unfuse_addends
 
 __all__ = [
     "Freezing",
@@ -36,5 +37,6 @@ __all__ = [
     "masks_in_rows",
     "rematerialize",
     "row_major",
+    "unfuse_addends",
 ]
 __getattr__ = renamed_attributes(__name__, {"heads": "fused_linear_cross_entropy"}, globals().__getitem__)

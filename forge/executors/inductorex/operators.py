@@ -303,9 +303,10 @@ def _may_divide_by_zero(bound: BoundSymbol) -> bool:
 
 def _may_overflow(bound: BoundSymbol) -> bool:
     """Return whether a number may be out of the range of the integers that a call returns."""
-    dtypes = [proxy.dtype for proxy in tensors(bound.output) if proxy.dtype != torch.bool and not proxy.dtype.is_floating_point]
+    dtypes = [proxy.dtype for proxy in tensors(bound.output)]
+    largest = [torch.iinfo(dtype).max for dtype in dtypes if dtype != torch.bool and not dtype.is_floating_point]
     numbers = [leaf for leaf in leaves((bound.args, bound.kwargs)) if type(leaf) is int]
-    return any(abs(number) > torch.iinfo(dtype).max for dtype in dtypes for number in numbers)
+    return any(abs(number) > limit for number in numbers for limit in largest)
 
 
 def _operators(bound: BoundSymbol) -> list[Any] | None:

@@ -1,0 +1,128 @@
+"""Broadcast tensors that are added to matrix products by one call are added in the region that follows instead.
+
+    baddbmm(input, a, b, beta=beta, alpha=alpha) = beta * input + alpha * bmm(a, b)
+
+For one kernel that adds, torch first copies the input into all of the result, which the product then reads again. The
+sum costs a region nothing that reads the product anyway: attention's softmax after a bias of positions. A row that is
+added to a matrix stays with addmm, whose kernel reads it as it is.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from forge import clang, torchlang
+from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
+from forge.ir.proxies import Dim, hint_of
+from forge.ir.symbol import Symbol, substitute
+from forge.transforms.dce import live_calls
+from forge.transforms.makers import is_view
+from forge.transforms.result_strides import Strides
+
+_FACTORS: dict[Symbol, tuple[str, str]] = {
+    torchlang.addmm: ("mat1", "mat2"),
+    torchlang.baddbmm: ("batch1", "batch2"),
+    torchlang.addbmm: ("batch1", "batch2"),
+}
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_LARGE = 2**16  # elements of a result that is worth writing once
+_REPEATED = 8  # from how often on an input's elements are worth it
+
+
+def unfuse_addends(
+    trace: Trace,
+    is_fused: Callable[[BoundSymbol], bool],
+    strides: Callable[[Trace], Strides],
+    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+    device: str = "cuda",
+) -> Trace:
+    """Return the trace with products computed alone, where a broadcast tensor is added to them and a fused call follows.
+
+    is_fused: whether a call may be in a region. strides: those that torch gives the values of a trace, by name. plain:
+    whether a call runs as torch runs it.
+    """
+    found = {id(bound): given for bound in trace.bound_symbols if (given := _sum_of_product(bound, device)) is not None}
+    if not found:
+        return trace
+    readers: dict[str, list[BoundSymbol]] = {}
+    for bound in trace.bound_symbols:
+        for name in bound.inputs:
+            readers.setdefault(name, []).append(bound)
+    sums = [
+        bound
+        for bound in trace.bound_symbols
+        if id(bound) in found and _feeds_region(bound, readers, is_fused) and plain(bound)
+    ]
+    inputs = {given["input"].name: given["input"] for given in found.values()}
+    repeats = {bound.output.name: _repeats(found[id(bound)]["input"], bound.output) for bound in sums}
+    if any(times < _REPEATED for times in repeats.values()):  # it may be expanded
+        known = strides(trace.derive("addends", live_calls(trace.bound_symbols, inputs), output=tuple(inputs.values())))
+        for bound in sums:
+            input = found[id(bound)]["input"]
+            repeats[bound.output.name] = _repeats(input, bound.output, known.get(input.name))
+    chosen = {id(bound): found[id(bound)] for bound in sums if repeats[bound.output.name] >= _REPEATED}
+    return _rewrite(trace, chosen) if chosen else trace
+
+
+def _sum_of_product(bound: BoundSymbol, device: str) -> dict[str, Any] | None:
+    """Return the arguments of a call that adds to a product, of which no kernel reads the addend as it is."""
+    if bound.symbol not in _FACTORS or Tag.NO_FUSE in bound.all_tags:
+        return None
+    out: TensorProxy = bound.output
+    if out.device.type != device or out.dtype not in _DTYPES or math.prod(map(hint_of, out.shape)) < _LARGE:
+        return None
+    given = bound.symbol.bind(bound.args, bound.kwargs)
+    is_row = bound.symbol is torchlang.addmm and given["input"].ndim == 1
+    plain_numbers = all(isinstance(given[name], (int, float)) for name in ("alpha", "beta"))
+    return given if plain_numbers and given["beta"] != 0 and not is_row else None
+
+
+def _feeds_region(
+    bound: BoundSymbol, readers: dict[str, list[BoundSymbol]], is_fused: Callable[[BoundSymbol], bool]
+) -> bool:
+    """Return whether a fused call reads the result, through views too."""
+    waiting = list(readers.get(bound.output.name, ()))
+    while waiting:
+        reader = waiting.pop()
+        if not is_view(reader):
+            if is_fused(reader):
+                return True
+        else:
+            waiting += [each for name in reader.outputs for each in readers.get(name, ())]
+    return False
+
+
+def _repeats(input: TensorProxy, out: TensorProxy, strides: tuple[Dim, ...] | None = None) -> float:
+    """Return how often each element of an input is added to the result."""
+    expanded = [isinstance(step, int) and step == 0 for step in strides or [1] * input.ndim]
+    own = [hint_of(size) for size, skip in zip(input.shape, expanded, strict=True) if not skip]
+    return math.prod(map(hint_of, out.shape)) / max(1, math.prod(own))
+
+
+def _rewrite(trace: Trace, sums: dict[int, dict[str, Any]]) -> Trace:
+    new = trace.derive("unfuse_addends")
+    with recording(new, clang.language):
+        for bound in trace.bound_symbols:
+            given = sums.get(id(bound))
+            if given is None:
+                new.record(bound)
+                continue
+            with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
+                output = _add(bound.symbol, given)
+            for call in recorded:
+                new.record(substitute(call, {output.name: bound.output}))
+    return new
+
+
+def _add(symbol: Symbol, given: dict[str, Any]) -> TensorProxy:
+    """Record the product and the sum."""
+    input, alpha, beta = given["input"], given["alpha"], given["beta"]
+    a, b = [given[name] for name in _FACTORS[symbol]]
+    if symbol is torchlang.addbmm:  # beta=0: the input is not read
+        product = torchlang.addbmm(input, a, b, beta=0, alpha=alpha)
+    else:
+        product = torchlang.mm(a, b) if symbol is torchlang.addmm else torchlang.bmm(a, b)
+        product = product if alpha == 1 else torchlang.mul(product, alpha)
+    return torchlang.add(product, input if beta == 1 else torchlang.mul(input, beta))
