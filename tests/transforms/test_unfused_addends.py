@@ -1,0 +1,124 @@
+"""Broadcast tensors that are added to products are added in the region that follows, and nothing else is."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+
+import forge
+from forge.compiler.claim import is_fused
+from forge.compiler.config import Config
+from forge.compiler.context import Context, Form, Kind
+from forge.compiler.pipeline import PIPELINE, context_of
+from forge.compiler.program import Program
+from forge.compiler.report import CompileReport
+from forge.executors import resolve_executors
+from forge.ir import Trace
+from forge.transforms import unfuse_addends
+from tests.transforms.test_channels_last import strides_in_torch
+
+FUSED = partial(is_fused, executors=resolve_executors(["inductor", "torch"]))
+AS_ON_A_GPU = partial(unfuse_addends, is_fused=FUSED, strides=strides_in_torch, device="cpu")
+PRODUCTS = ("addmm", "baddbmm", "addbmm")
+
+
+def factors(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return matrices, or batches of them, whose product has 256 rows and columns."""
+    batch = () if name == "addmm" else (3,)
+    return torch.randn(*batch, 256, 4), torch.randn(*batch, 4, 256)
+
+
+def attention(name: str, **numbers: float) -> Callable:
+    def program(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return getattr(torch, name)(input, a, b, **numbers).softmax(-1).square()
+
+    return program
+
+
+def calls(trace: Trace) -> list[str]:
+    return [bound.symbol.name for bound in trace.bound_symbols]
+
+
+def unfused(jitted: Callable) -> list[list[str]]:
+    return [calls(trace) for trace in forge.last_traces(jitted) if trace.stage == "unfuse_addends"]
+
+
+@pytest.mark.parametrize("numbers", [{}, {"alpha": 0.5}, {"beta": 0.25}, {"beta": 2, "alpha": -1.5}], ids=str)
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]])
+def test_gradients_are_those_of_eager(name: str, numbers: dict[str, float], executors: list[str]) -> None:
+    program, given = attention(name, **numbers), (torch.randn(1, 256), *factors(name))
+    for each in given:
+        each.requires_grad_()
+    jitted = forge.jit(program, executors=executors, transforms=[AS_ON_A_GPU])
+    actual, expected = jitted(*given), program(*given)
+    torch.testing.assert_close(actual, expected, check_stride=True)
+    gradients = [torch.autograd.grad(each.sum(), given) for each in (actual, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5, check_stride=True)
+    (names,) = unfused(jitted)
+    assert ("addbmm" if name == "addbmm" else "mm" if name == "addmm" else "bmm") in names
+    assert "add" in names and not {"addmm", "baddbmm"} & {*names}
+
+
+@pytest.mark.parametrize(
+    "input",
+    [
+        lambda: torch.randn(3, 1, 256),
+        lambda: torch.randn(256, 1),
+        lambda: torch.randn(()),
+        lambda: torch.randn(3, 1, 256).expand(3, 256, 256),
+        lambda: torch.randn(256).expand(256, 256),
+    ],
+    ids=["keys", "queries", "a number", "expanded", "an expanded row"],
+)
+def test_inputs_of_all_kinds_are_added_in_a_region(input: Callable) -> None:
+    def program(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.baddbmm(input, a, b).view(3, 4, 64, 256).softmax(-1)  # a view is between
+
+    given = (input(), *factors("baddbmm"))
+    jitted = forge.jit(program, executors=["inductor", "torch"], transforms=[AS_ON_A_GPU])
+    torch.testing.assert_close(jitted(*given), program(*given), check_stride=True)
+    assert len(unfused(jitted)) == 1
+    assert [name for name in calls(forge.last_traces(jitted)[-1]) if name not in ("view", "del")][:2] == [
+        "bmm",
+        "fusion0",
+    ]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda a, b: torch.addmm(a[0, 0].new_zeros(256), a[0], b[0]).softmax(-1),
+        lambda a, b: torch.baddbmm(a.new_zeros(3, 256, 256), a, b).softmax(-1),
+        lambda a, b: torch.baddbmm(a.new_zeros(3, 1, 256), a, b, beta=0).softmax(-1),
+        lambda a, b: torch.baddbmm(a.new_zeros(3, 1, 32), a, b[..., :32]).softmax(-1),
+        lambda a, b: torch.baddbmm(a.new_zeros(3, 1, 256), a, b) @ b.mT,
+        lambda a, b: torch.baddbmm(a.new_zeros(3, 1, 256), a, b).mT,
+        lambda a, b: torch.baddbmm(a.double().new_zeros(3, 1, 256), a.double(), b.double()).softmax(-1),
+    ],
+    ids=["a row", "all elements", "hidden", "small", "a product follows", "nothing follows", "float64"],
+)
+def test_other_sums_stay(program: Callable) -> None:
+    trace = forge.trace(program, *factors("baddbmm"))
+    assert AS_ON_A_GPU(trace) is trace
+
+
+def test_a_sum_that_somebody_else_runs_stays() -> None:
+    trace = forge.trace(attention("baddbmm"), torch.randn(256), *factors("baddbmm"))
+    assert AS_ON_A_GPU(trace) is not trace
+    assert AS_ON_A_GPU(trace, plain=lambda bound: False) is trace
+    assert unfuse_addends(trace, FUSED, strides=strides_in_torch) is trace  # its tensors are not on a GPU
+
+
+@pytest.mark.parametrize(
+    ("executors", "numerics", "runs"),
+    [(["inductor", "torch"], "fast", True), (["torch"], "fast", False), (["inductor", "torch"], "eager", False)],
+)
+def test_programs_that_round_as_eager_keep_their_sums(executors: list[str], numerics: str, runs: bool) -> None:
+    (row,) = [each for each in PIPELINE if each.run.__name__ == "unfuse_addends"]
+    trace = forge.trace(attention("baddbmm"), torch.randn(256), *factors("baddbmm"))
+    config = Config(executors=tuple(resolve_executors(executors)), numerics=numerics)
+    context: Context = context_of(Kind.PROGRAM, config, Program(trace, None, [], grad=False), CompileReport())
+    assert row.takes is Form.TORCH
+    assert row.when(trace, context) is runs
