@@ -38,7 +38,7 @@ def unfuse_addends(
     plain: Callable[[BoundSymbol], bool] = lambda bound: True,
     device: str = "cuda",
 ) -> Trace:
-    """Return the trace with products computed alone, where a broadcast tensor is added to them and a fused call follows.
+    """Return the trace with products computed alone, where the addend is broadcast and a fused call follows.
 
     is_fused: whether a call may be in a region. strides: those that torch gives the values of a trace, by name. plain:
     whether a call runs as torch runs it.
@@ -125,4 +125,5 @@ def _add(symbol: Symbol, given: dict[str, Any]) -> TensorProxy:
     else:
         product = torchlang.mm(a, b) if symbol is torchlang.addmm else torchlang.bmm(a, b)
         product = product if alpha == 1 else torchlang.mul(product, alpha)
-    return torchlang.add(product, input if beta == 1 else torchlang.mul(input, beta))
+    total: TensorProxy = torchlang.add(product, input if beta == 1 else torchlang.mul(input, beta))
+    return total
