@@ -1,4 +1,5 @@
-"""Attention with a mask whose rows torch's kernels do not take: the mask is laid out anew, once a call.
+"""Attention with a mask whose rows torch's kernels do not take: the mask is laid out anew, once a call, where no
+transform did so before (forge/transforms/masks_in_rows.py knows sizes and strides that are no symbols).
 
 A relative position bias is looked up per pair of positions and permuted, so that its heads are innermost in memory;
 torch composes attention with it, in float32 and with all scores in memory.

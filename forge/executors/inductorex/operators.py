@@ -357,4 +357,5 @@ def _is_of(operator: Any, known: frozenset) -> bool:
 
 def count_kernels(bound: BoundSymbol) -> int:
     """Return the number of kernels that torch's function for a call launches."""
-    return len([op for op in _operators(bound) or () if op.namespace != "prim" and op not in _NOTHING])
+    nothing = _NOTHING | {aten.scalar_tensor.default} if _is_on_cpu(bound) else _NOTHING  # which a GPU fills
+    return len([op for op in _operators(bound) or () if op.namespace != "prim" and op not in nothing])

@@ -214,6 +214,15 @@ def test_a_choice_between_a_tensor_and_a_number_is_in_a_region(dtype: torch.dtyp
     assert "torch.where" not in str(forge.last_traces(jitted)[-1])
 
 
+def test_one_choice_is_one_kernel_on_a_cpu() -> None:
+    jitted = forge.jit(lambda x, y: torch.where(x > y, x, 3.0), executors=EXECUTORS)
+    alone = forge.jit(lambda c, x: torch.where(c, x, 3.0), executors=EXECUTORS)
+    x, y = torch.randn(2, 5)
+    jitted(x, y)
+    alone(x > y, x)
+    assert [fused(each) for each in (jitted, alone)] == [1, 0]
+
+
 def test_a_number_that_does_not_fit_the_dtype_of_integers_raises() -> None:
     def choose(x: torch.Tensor) -> torch.Tensor:
         return torch.where(x > 0, x, 2**40) + x
