@@ -126,4 +126,8 @@ class Config:
 
     def may_run_again(self, bound: BoundSymbol) -> bool:
         """Return whether a backward may run a call of the forward again, rather than read what it saved."""
-        return self.memory == "smallest" or is_fused(bound, self.executors, self.selection)
+        return self.memory == "smallest" or self.is_fused(bound)
+
+    def is_fused(self, bound: BoundSymbol) -> bool:
+        """Return whether a fusion executor is the first to take a call."""
+        return is_fused(bound, self.executors, self.selection)

@@ -65,9 +65,10 @@ def record(
 
 def can_record(trace: Trace) -> bool:
     """Return whether most calls of a claimed trace can be recorded, whose sizes are known."""
-    calls = [bound for bound in trace.bound_symbols if bound.symbol is not DEL and not is_view(bound)]
     if any(isinstance(length, SYMBOLIC_TYPES) for proxy in tensors([*trace.inputs]) for length in proxy.shape):
         return False
+    _, others = _calls_that_run_first(trace, ())
+    calls = [bound for bound in others if bound.symbol is not DEL and not is_view(bound)]
     outside = sum(why_not(bound) is not None for bound in calls)
     return len(calls) >= _FEWEST and outside <= len(calls) * _OUTSIDE_SHARE
 

@@ -61,6 +61,8 @@ def hidden_seconds(trace: Trace, flops: int) -> float | None:
         if isinstance(proxy, TensorProxy)
     }
     devices = {proxy.device.type for proxy in edges.values()}
+    if len(devices) > 1:
+        devices.discard("cpu")  # of random numbers that models draw there, which a GPU does not wait for
     if len(calls) < _FEWEST or len(devices) != 1 or not devices <= _RATES.keys():
         return None
     if any(isinstance(length, SYMBOLIC_TYPES) for proxy in edges.values() for length in proxy.shape):
@@ -68,7 +70,7 @@ def hidden_seconds(trace: Trace, flops: int) -> float | None:
     device = devices.pop()
     rate = _RATES[device]
     threads = torch.get_num_threads() if device == "cpu" else 1
-    moved = sum(proxy.numel() * proxy.element_size() for proxy in edges.values())
+    moved = sum(proxy.numel() * proxy.element_size() for proxy in edges.values() if proxy.device.type == device)
     hidden = (flops / (rate.flops * threads) + moved / rate.bytes) / rate.share
     if hidden < len(calls) * rate.call:
         return 0.0

@@ -11,24 +11,40 @@ again is to compute all of them, in one kernel when the backward begins, and to 
 their *level*, the number of calls that run once between the inputs and a value, a chain of calls that run again ends
 where the level rises.
 
+A call that makes statistics and what they normalize is parted (`register_parted`): its statistics are saved, the rest
+is cheap to compute again.
+
 Source: T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016), for computing again; a cut as in the
 partitioners of AOTAutograd (torch._functorch.partitioners).
 """
 
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
 import networkx
 from networkx.algorithms.flow import boykov_kolmogorov
 
-from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace
+from forge import clang
+from forge.ir import BoundSymbol, Proxy, Symbol, Tag, TensorProxy, Trace, recording
 from forge.ir.proxies import hint_of
 from forge.ir.pytree import proxies
+from forge.ir.symbol import substitute
 from forge.transforms.dce import KEPT, live_calls
 from forge.transforms.makers import is_view
 from forge.transforms.split import free_names, unfold
 
 _NEVER = KEPT | {Tag.OPAQUE, Tag.UNINITIALIZED, Tag.SYNCHRONIZING, Tag.OPAQUE_TO_PASSES}
 _SOURCE, _SINK = "source", "sink"
+_parted: dict[Symbol, Callable[[BoundSymbol], TensorProxy | None]] = {}
+
+
+def register_parted(symbol: Symbol, last: Callable[[BoundSymbol], TensorProxy | None]) -> None:
+    """Have calls of a symbol parted in two where the first result is cheap to compute from the others.
+
+    last: records one call, which computes the first result from the others, and returns its result; None where the
+    result would differ.
+    """
+    assert symbol not in _parted
+    _parted[symbol] = last
 
 
 def rematerialize(
@@ -38,24 +54,53 @@ def rematerialize(
     copied: Collection[str] = (),
     unread: Set[str] = frozenset(),
     *,
+    fused: Callable[[BoundSymbol], bool] = lambda bound: False,
     chains: bool = False,
 ) -> Trace:
     """Return the forward with the calls that the backward is to run again tagged Tag.RECOMPUTE.
 
     cheap: whether a call may be run twice. copied: values of which only a copy can be saved. unread: values that no
-    call reads again. chains: whether chains of calls may lead through the levels, which saves the fewest bytes.
+    call reads again. fused: whether a call may be parted, since its parts run as one. chains: whether chains of calls
+    may lead through the levels, which saves the fewest bytes.
     """
     sizes = {proxy.name for proxy in forward.inputs if not isinstance(proxy, TensorProxy)}
     read = set(free_names(backward, sizes))
     wanted = {*read, *forward.output_names}
-    calls = live_calls(unfold(forward.bound_symbols, wanted), wanted)
     exact = {name for bound in backward.bound_symbols if Tag.NO_FUSE in bound.tags for name in bound.inputs}
-    again = [_may_run_again(bound, cheap, exact) and unread.isdisjoint(bound.inputs) for bound in calls]
+    new = forward.derive("rematerialize", [])
+    new.names |= backward.names
+    parted = _part(
+        new,
+        live_calls(unfold(forward.bound_symbols, wanted), wanted),
+        lambda bound: Tag.RECOMPUTE not in bound.tags and fused(bound) and _may_run_again(bound, cheap, exact),
+    )
+    calls = new.bound_symbols
+    again = [
+        id(bound) not in parted and _may_run_again(bound, cheap, exact) and unread.isdisjoint(bound.inputs)
+        for bound in calls
+    ]
     if not any(again):
         return forward
     if not chains:
         links = _links(calls, again)
         again = [twice and links.isdisjoint(bound.outputs) for bound, twice in zip(calls, again, strict=True)]
+    while True:
+        computed = _cut(forward, calls, again, read, copied)
+        partly = [twice and not computed.isdisjoint(bound.outputs) for bound, twice in zip(calls, again, strict=True)]
+        entire = [bool(bound.outputs) and computed.issuperset(bound.outputs) for bound in calls]
+        if partly == entire:
+            break  # else a call runs for all of its results or for none
+        again = [twice and (whole or not part) for twice, part, whole in zip(again, partly, entire, strict=True)]
+    if not computed:
+        return forward
+    tagged = [_to_recompute(bound) if each else bound for bound, each in zip(calls, entire, strict=True)]
+    return new.derive("rematerialize", _join(tagged, parted))
+
+
+def _cut(
+    forward: Trace, calls: Sequence[BoundSymbol], again: Iterable[bool], read: set[str], copied: Collection[str]
+) -> set[str]:
+    """Return the names of the values to compute again."""
     network = _Network(copied)
     for proxy in forward.inputs:
         network.add(proxy, _bytes(proxy) if proxy.name in copied else 0)
@@ -66,12 +111,45 @@ def rematerialize(
     for bound, twice in zip(calls, again, strict=True):
         network.run(bound, twice)
     network.take(name for name in read if name in network.values)
-    computed = network.computed_again()
-    if not computed:
-        return forward
-    again = [bool(bound.outputs) and computed.issuperset(bound.outputs) for bound in calls]
-    calls = [_to_recompute(bound) if each else bound for bound, each in zip(calls, again, strict=True)]
-    return forward.derive("rematerialize", calls)
+    return network.computed_again()
+
+
+def _part(
+    new: Trace, calls: Iterable[BoundSymbol], may_part: Callable[[BoundSymbol], bool]
+) -> dict[int, tuple[BoundSymbol, BoundSymbol]]:
+    """Record the calls, in two parts where the first result is cheap to compute from the others. Return each such call
+    and its last part by the id of its first part, which makes these others and runs once."""
+    parted: dict[int, tuple[BoundSymbol, BoundSymbol]] = {}
+    with recording(new, clang.language):
+        for bound in calls:
+            last = _last_part(new, bound) if bound.symbol in _parted and may_part(bound) else None
+            if last is None:
+                new.record(bound)
+                continue
+            result = last.output
+            first = substitute(bound, {result.name: new.tensor(result.shape, result.dtype, result.device)})
+            new.record(first)
+            new.record(last)
+            parted[id(first)] = bound, last
+    return parted
+
+
+def _last_part(new: Trace, bound: BoundSymbol) -> BoundSymbol | None:
+    """Return the call that makes the first result of another one from its other results, if there is one."""
+    with new.set_tags(bound.tags, bound.source), new.collecting() as recorded:
+        result = _parted[bound.symbol](bound)
+    if result is None:
+        return None
+    (call,) = recorded
+    return substitute(call, {result.name: proxies(bound.output)[0]})
+
+
+def _join(calls: Sequence[BoundSymbol], parted: Mapping[int, tuple[BoundSymbol, BoundSymbol]]) -> list[BoundSymbol]:
+    """Return the calls, those whole whose last part is not computed again: it is the same object then."""
+    same = set(map(id, calls))
+    whole = {first: bound for first, (bound, last) in parted.items() if id(last) in same}
+    dropped = {id(last) for _, last in parted.values() if id(last) in same}
+    return [whole.get(id(bound), bound) for bound in calls if id(bound) not in dropped]
 
 
 def _may_run_again(bound: BoundSymbol, cheap: Callable[[BoundSymbol], bool], exact: set[str]) -> bool:

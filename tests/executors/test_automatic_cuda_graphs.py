@@ -14,7 +14,7 @@ from forge.capture.handles import handle_of
 from forge.compiler.cuda_graph_partition import LIST
 from forge.ir import BoundSymbol, Trace
 from forge.ir.printing import DEL
-from forge.runtime import cuda_graphs, cuda_recorder, cuda_results
+from forge.runtime import cuda_graphs, cuda_recorder, cuda_results, tiering
 from forge.runtime.cuda_graphs import Graph
 from forge.runtime.cuda_memory import Pool
 from forge.runtime.cuda_results import HandingOut
@@ -268,6 +268,27 @@ def test_draws_on_another_device_do_not_part_a_graph(monkeypatch: pytest.MonkeyP
     jitted(torch.ones(3, device="meta"))
     final = calls(forge.last_traces(jitted)[-1])
     assert [isinstance(bound.symbol.op, Graph) for bound in final] == [False, False, False, True]
+
+
+def test_draws_on_another_device_do_not_keep_a_program_from_being_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in speech models, which draw a number on the CPU for each layer."""
+    double = Double()
+    double.device_type = "meta"
+    monkeypatch.setattr(cuda_recorder, "_recorder", double)
+    monkeypatch.setitem(tiering._RATES, "meta", tiering._RATES["cpu"])
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):
+            if torch.rand([]) < 0.0:
+                continue
+            x = x.sin() + 1
+        return x
+
+    jitted = forge.jit(program, executors=EXECUTORS)
+    for _ in range(FEW_CALLS + 1):
+        jitted(torch.ones(3, device="meta"))
+    assert forge.explain(jitted).graphs == 1
+    assert len(graphs(jitted)) == 1
 
 
 @pytest.mark.parametrize("moves", [0, 1])

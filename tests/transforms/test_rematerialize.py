@@ -1,7 +1,10 @@
+import pytest
 import torch
 from torch import nn
 
 import forge
+from forge.compiler.config import Config
+from forge.executors.torchex.norm import native_batch_norm
 from forge.ir import BoundSymbol, Trace
 from forge.ir.symbol import Tag
 
@@ -44,3 +47,64 @@ def test_the_fewest_bytes_are_saved_by_a_chain_through_all_layers() -> None:
         return sum(proxy.numel() * proxy.element_size() for proxy in _backward(memory).inputs)
 
     assert saved("smallest") < saved("balanced") <= saved("speed")
+
+
+class Normalized(nn.Module):
+    """Convolutions, each with a batch norm and a ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(LAYERS)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
+
+
+@pytest.mark.parametrize("memory", ["balanced", "smallest"])
+def test_a_fused_batch_norm_is_computed_again_from_its_statistics(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where it is fused: of each layer, what the convolution gives is saved, and nothing else."""
+    fused = Config.is_fused
+    monkeypatch.setattr(
+        Config, "is_fused", lambda config, bound: bound.symbol is native_batch_norm or fused(config, bound)
+    )
+    torch.manual_seed(0)
+    model, x = Normalized().double(), torch.randn(2, 4, 12, 12, dtype=torch.float64)
+    jitted = forge.jit(model, memory=memory)
+    jitted(x).backward()
+    found = [parameter.grad for parameter in model.parameters()]
+    statistics = [buffer.clone() for buffer in model.buffers()]
+    _, saved, _ = forge.last_traces(jitted)[-1].output
+    images = {proxy.name for proxy in saved if proxy.ndim == 4 and proxy.shape[2] > 3}
+    assert len(images) <= LAYERS + 1  # and the input
+
+    torch.manual_seed(0)
+    eager = Normalized().double()
+    eager(x).backward()
+    torch.testing.assert_close(found, [parameter.grad for parameter in eager.parameters()])
+    torch.testing.assert_close(statistics, list(eager.buffers()))
+
+
+def test_a_batch_norm_that_is_not_fused_stays_whole() -> None:
+    jitted = forge.jit(Normalized(), executors=["torch"])
+    jitted(torch.randn(2, 4, 12, 12)).backward()
+    assert "batch_norm_normalize" not in str(
+        [bound.symbol.name for bound in forge.last_traces(jitted)[-1].bound_symbols]
+    )
+
+
+def test_a_call_is_computed_again_for_all_of_its_results_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its new running statistics are not read again, a batch norm is not: what follows is saved, which is there
+    anyway."""
+    fused = Config.may_run_again
+    monkeypatch.setattr(
+        Config, "may_run_again", lambda config, bound: bound.symbol is native_batch_norm or fused(config, bound)
+    )
+    jitted = forge.jit(Normalized())
+    jitted(torch.randn(2, 4, 12, 12)).backward()
+    trace = forge.last_traces(jitted)[-1]
+    _, saved, _ = trace.output
+    norms = [bound for bound in trace.bound_symbols if bound.symbol is native_batch_norm]
+    normalized = {bound.output[0].name for bound in norms}
+    assert norms
+    assert normalized.isdisjoint(proxy.name for proxy in saved)

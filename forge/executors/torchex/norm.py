@@ -9,10 +9,11 @@ import torch
 
 from forge import clang, torchlang
 from forge.executors.torchex.core import run_torchlang, torchex
-from forge.ir import Dim, TensorProxy, get_grad, needs_grad, put_grad
+from forge.ir import BoundSymbol, Dim, Symbol, TensorProxy, get_grad, needs_grad, put_grad
 from forge.prims.core import like, statically_true
 from forge.torch_internals.tensors import suggest_memory_format
-from forge.torchlang.nn.norm import batch_norm_train, rms_norm_grad
+from forge.torchlang.nn.norm import batch_norm_train, per_channel, rms_norm_grad, scale_and_shift
+from forge.transforms.rematerialize import register_parted
 
 aten = torch.ops.aten
 
@@ -219,6 +220,25 @@ def _batch_norm_outputs(*args: Any) -> tuple[torch.Tensor | None, ...]:
 
 
 native_batch_norm = torchex.register_operator("native_batch_norm", meta=_native_batch_norm_meta, fn=aten_batch_norm)
+
+
+def _normalize(x: TensorProxy, mean: TensorProxy, rstd: TensorProxy, weight: Parameter, bias: Parameter) -> TensorProxy:
+    """(x - mean) * rstd * weight + bias, as Inductor computes a batch norm."""
+    standardized = (x - per_channel(mean, x.ndim)) * per_channel(rstd, x.ndim)
+    return scale_and_shift(standardized, per_channel(weight, x.ndim), per_channel(bias, x.ndim), x.dtype)
+
+
+normalize = Symbol("batch_norm_normalize", "torchex.batch_norm_normalize", body=_normalize)
+
+
+def _normalized(bound: BoundSymbol) -> TensorProxy | None:
+    """Record the first result of a batch norm as computed from its statistics, unless these are rounded."""
+    x, _, _, weight, bias, *_ = bound.args
+    *_, mean, rstd = bound.output
+    return normalize(x, mean, rstd, weight, bias) if mean.dtype == clang.wider(x.dtype) else None
+
+
+register_parted(native_batch_norm, _normalized)
 
 
 def _batch_norm_backward(
