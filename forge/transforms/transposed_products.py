@@ -1,0 +1,162 @@
+"""Products of a backward are computed in the layout of the tensors whose gradients they are.
+
+    y = x @ w.mT:    grad_w = (x.mT @ grad_y).mT
+                            = grad_y.mT @ x
+
+The rule of a product gives the gradient of its operand, and the rule of the operand's transposition transposes that. As
+a view it has other strides than w, so a caller that wants w's copies all of it. The product of the transposed operands,
+in the other order, is laid out like w. The same holds for a weight of which the caller transposed the memory.
+
+torch decides by the strides of the operand when a backward runs (mm_mat2_backward and the rule of _grouped_mm in
+torch/csrc/autograd/FunctionsManual.cpp, each of one product of matrices), here the program tells.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from forge import clang, prims
+from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, recording
+from forge.ir.strides import contiguous, same
+from forge.ir.symbol import substitute
+from forge.transforms.makers import innermost
+
+_PRODUCTS = frozenset({prims.matmul, clang.matmul, prims.grouped_mm})
+_SUMS = frozenset({prims.add, clang.add})
+
+
+def transposed_products(trace: Trace, wanted: Sequence[Proxy | None]) -> Trace:
+    """Return a backward in which a product that only its transposition reads is the product of the transposed operands.
+
+    wanted: the tensors whose gradients are the outputs. A product that is such a gradient is computed in the layout of
+    the tensor.
+    """
+    site = _Sites(trace, wanted)
+    if not site.replaced:
+        return trace
+    new = trace.derive(trace.stage)
+    with recording(new, clang.language):
+        for bound in trace.bound_symbols:
+            if id(bound) in site.replaced:
+                with new.collecting() as recorded:
+                    value = site.laid_out(bound, new)
+                for call in recorded:
+                    new.record(substitute(call, {value.name: bound.output}))
+            elif id(bound) not in site.dropped:
+                new.record(bound)
+    return new
+
+
+class _Sites:
+    """The calls of a backward that are `replaced`, by id, and the products that these alone read, which are `dropped`."""
+
+    def __init__(self, trace: Trace, wanted: Sequence[Proxy | None]) -> None:
+        self.makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
+        self.reads = Counter(name for bound in trace.bound_symbols for name in bound.inputs)
+        self.reads.update(trace.output_names)
+        self.replaced: set[int] = set()
+        self.dropped: set[int] = set()
+        in_columns = {
+            gradient.name
+            for gradient, tensor in zip(trace.output, wanted, strict=True)
+            if isinstance(gradient, TensorProxy) and isinstance(tensor, TensorProxy) and _is_in_columns(tensor)
+        }
+        for bound in trace.bound_symbols:
+            base = base_of_transposition(bound)
+            if base is not None and in_columns.isdisjoint(bound.outputs):
+                self.replace(bound, base.name)
+        for name in in_columns:
+            if name in self.makers:
+                self.replace(self.makers[name], name)
+
+    def replace(self, bound: BoundSymbol, name: str) -> None:
+        """Replace a call if the value `name` can be computed transposed: the call transposes it or makes it."""
+        calls = list(self.calls_to(name))
+        if all(call is not None for call in calls):
+            self.replaced.add(id(bound))
+            self.dropped.update(id(call) for call in calls if call is not bound)
+
+    def calls_to(self, name: str) -> Iterator[BoundSymbol | None]:
+        """Yield the calls that make a value of products; None for another that it is made of."""
+        bound = self.makers.get(name)
+        if bound is None or self.reads[name] != 1:
+            yield None
+        elif bound.symbol in _PRODUCTS:
+            yield bound if _has_transposed_form(bound) else None
+        elif _keeps_positions(bound):
+            yield bound
+            for each in bound.inputs:
+                yield from self.calls_to(each)
+        else:
+            yield None
+
+    def laid_out(self, bound: BoundSymbol, trace: Trace) -> TensorProxy:
+        """Record what replaces a call, and return its result."""
+        base = base_of_transposition(bound)
+        if base is not None:
+            return self.transposed_value(base.name, trace)
+        with trace.set_tags(bound.tags, bound.source):
+            return transposed(self.transposed_value(bound.output.name, trace))
+
+    def transposed_value(self, name: str, trace: Trace) -> TensorProxy:
+        """Record the calls that make a value, transposed."""
+        bound = self.makers[name]
+        with trace.set_tags(bound.tags, bound.source):
+            if bound.symbol in _PRODUCTS:
+                a, b, *rest = bound.args
+                return bound.symbol(self.transposed_operand(b), self.transposed_operand(a), *rest, **bound.kwargs)
+            args = [self.transposed_value(x.name, trace) if isinstance(x, TensorProxy) else x for x in bound.args]
+            return bound.symbol(*args, **bound.kwargs)
+
+    def transposed_operand(self, x: TensorProxy) -> TensorProxy:
+        maker = self.makers.get(x.name)
+        base = None if maker is None or id(maker) in self.replaced else base_of_transposition(maker)
+        return transposed(x) if base is None else base
+
+
+def _is_in_columns(x: TensorProxy) -> bool:
+    """Return whether a tensor is known to be laid out as a contiguous one whose matrices were transposed."""
+    if x.ndim < 2 or x.strides is None:
+        return False
+    *batch, rows, columns = x.shape
+    *steps, down, right = x.strides
+    in_rows = same(tuple(x.strides), contiguous(tuple(x.shape)))
+    return not in_rows and same((*steps, right, down), contiguous((*batch, columns, rows)))
+
+
+def _has_transposed_form(bound: BoundSymbol) -> bool:
+    """Return whether the product of the transposed operands is as good as the product itself.
+
+    On a CPU, torch computes the gradients of a batch of matrices in one order, whatever the strides, and another order
+    may round in another way. A grouped product of a batch and a matrix groups columns, which must lie at multiples of
+    16 bytes; one of a matrix and a batch, rows, which may lie anywhere.
+    """
+    a, b = bound.args[:2]
+    if a.ndim != b.ndim or a.ndim < 2:
+        return False
+    return a.ndim == 2 or a.device.type != "cpu" or bound.symbol is prims.grouped_mm
+
+
+def _keeps_positions(bound: BoundSymbol) -> bool:
+    """Return whether a call computes each element from those at its position, and takes values alone that are as
+    large."""
+    if bound.symbol is prims.convert_element_type:
+        return True
+    return bound.symbol in _SUMS and len(bound.inputs) == 2 and all(x.shape == bound.output.shape for x in bound.args)
+
+
+def transposed(x: TensorProxy) -> TensorProxy:
+    """Return x with its last two dims exchanged."""
+    return prims.permute(x, _exchanged(x.ndim))
+
+
+def base_of_transposition(bound: BoundSymbol) -> TensorProxy | None:
+    """Return the tensor that a call transposes: exchanges the last two dims of."""
+    calls = list(innermost(bound))
+    if len(calls) != 1 or calls[0].symbol is not prims.permute:
+        return None
+    x, dims = (*calls[0].args, *calls[0].kwargs.values())
+    return x if tuple(dims) == _exchanged(x.ndim) else None
+
+
+def _exchanged(ndim: int) -> tuple[int, ...]:
+    return (*range(ndim - 2), ndim - 1, ndim - 2)
