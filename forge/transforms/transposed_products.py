@@ -15,10 +15,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from forge import clang, prims
-from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, recording
+from forge.ir import BoundSymbol, Proxy, Symbol, TensorProxy, Trace, recording
 from forge.ir.strides import contiguous, same
 from forge.ir.symbol import substitute
-from forge.transforms.makers import innermost
 
 _PRODUCTS = frozenset({prims.matmul, clang.matmul, prims.grouped_mm})
 _SUMS = frozenset({prims.add, clang.add})
@@ -47,7 +46,7 @@ def transposed_products(trace: Trace, wanted: Sequence[Proxy | None]) -> Trace:
 
 
 class _Sites:
-    """The calls of a backward that are `replaced`, by id, and the products that these alone read, which are `dropped`."""
+    """The calls of a backward that are `replaced`, by id, and those `dropped`: the products that these alone read."""
 
     def __init__(self, trace: Trace, wanted: Sequence[Proxy | None]) -> None:
         self.makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
@@ -61,19 +60,40 @@ class _Sites:
             if isinstance(gradient, TensorProxy) and isinstance(tensor, TensorProxy) and _is_in_columns(tensor)
         }
         for bound in trace.bound_symbols:
-            base = base_of_transposition(bound)
-            if base is not None and in_columns.isdisjoint(bound.outputs):
-                self.replace(bound, base.name)
+            if in_columns.isdisjoint(bound.outputs):
+                base, between = self.base_of(bound)
+                if base is not None:
+                    self.replace(bound, base.name, between)
         for name in in_columns:
             if name in self.makers:
                 self.replace(self.makers[name], name)
 
-    def replace(self, bound: BoundSymbol, name: str) -> None:
-        """Replace a call if the value `name` can be computed transposed: the call transposes it or makes it."""
+    def replace(self, bound: BoundSymbol, name: str, between: Sequence[BoundSymbol] = ()) -> None:
+        """Replace a call if the value `name` can be computed transposed: the call transposes it or makes it. between:
+        the calls that only lead from the value to the call."""
         calls = list(self.calls_to(name))
         if all(call is not None for call in calls):
             self.replaced.add(id(bound))
-            self.dropped.update(id(call) for call in calls if call is not bound)
+            self.dropped.update(id(call) for call in (*calls, *between) if call is not bound)
+
+    def base_of(self, bound: BoundSymbol) -> tuple[TensorProxy | None, list[BoundSymbol]]:
+        """Return the value that a call transposes, and the calls between the two: a reshape of its rows or columns to
+        several dims, as einsum's."""
+        base = base_of_transposition(bound)
+        if base is not None:
+            return base, []
+        permuted = _only_call(bound, prims.permute)
+        if permuted is None or self.reads[permuted.inputs[0]] != 1:
+            return None, []
+        x, dims = (*permuted.args, *permuted.kwargs.values())
+        maker = self.makers.get(x.name)
+        reshaped = None if maker is None else _only_call(maker, prims.reshape)
+        if maker is None or reshaped is None or reshaped.args[0].ndim != 2:
+            return None, []
+        base, last = reshaped.args[0], x.ndim - 1
+        by_row = tuple(dims) == (*range(1, x.ndim), 0) and prims.same(base.shape[0], x.shape[0])
+        by_column = tuple(dims) == (last, *range(last)) and prims.same(base.shape[1], x.shape[last])
+        return (base, [maker]) if by_row or by_column else (None, [])
 
     def calls_to(self, name: str) -> Iterator[BoundSymbol | None]:
         """Yield the calls that make a value of products; None for another that it is made of."""
@@ -91,9 +111,11 @@ class _Sites:
 
     def laid_out(self, bound: BoundSymbol, trace: Trace) -> TensorProxy:
         """Record what replaces a call, and return its result."""
-        base = base_of_transposition(bound)
+        base, between = self.base_of(bound)
         if base is not None:
-            return self.transposed_value(base.name, trace)
+            value = self.transposed_value(base.name, trace)
+            with trace.set_tags(bound.tags, bound.source):
+                return prims.reshape(value, bound.output.shape) if between else value
         with trace.set_tags(bound.tags, bound.source):
             return transposed(self.transposed_value(bound.output.name, trace))
 
@@ -126,21 +148,24 @@ def _is_in_columns(x: TensorProxy) -> bool:
 def _has_transposed_form(bound: BoundSymbol) -> bool:
     """Return whether the product of the transposed operands is as good as the product itself.
 
-    On a CPU, torch computes the gradients of a batch of matrices in one order, whatever the strides, and another order
-    may round in another way. A grouped product of a batch and a matrix groups columns, which must lie at multiples of
-    16 bytes; one of a matrix and a batch, rows, which may lie anywhere.
+    Torch computes the gradients of batches of matrices, and of einsum, which is made of these, in one order, whatever
+    the strides. On a CPU, where results are eager's in all bits, so does forge: another order may be rounded in another
+    way. A grouped product of a batch and a matrix groups columns, which must lie at multiples of 16 bytes; one of a
+    matrix and a batch groups rows, which may lie anywhere.
     """
     a, b = bound.args[:2]
-    if a.ndim != b.ndim or a.ndim < 2:
-        return False
-    return a.ndim == 2 or a.device.type != "cpu" or bound.symbol is prims.grouped_mm
+    if bound.symbol is prims.grouped_mm:
+        return a.ndim >= b.ndim
+    return a.ndim == b.ndim >= 2 and (a.device.type != "cpu" or (a.ndim == 2 and bound.symbol is clang.matmul))
 
 
 def _keeps_positions(bound: BoundSymbol) -> bool:
-    """Return whether a call computes each element from those at its position, and takes values alone that are as
-    large."""
+    """Return whether a call computes each element of a matrix from those at its position, of matrices as large."""
     if bound.symbol is prims.convert_element_type:
         return True
+    if bound.symbol is prims.sum:
+        x, dims = bound.args[:2]
+        return all(dim < x.ndim - 2 for dim in dims) and bound.output.ndim == x.ndim - len(dims)
     return bound.symbol in _SUMS and len(bound.inputs) == 2 and all(x.shape == bound.output.shape for x in bound.args)
 
 
@@ -151,11 +176,18 @@ def transposed(x: TensorProxy) -> TensorProxy:
 
 def base_of_transposition(bound: BoundSymbol) -> TensorProxy | None:
     """Return the tensor that a call transposes: exchanges the last two dims of."""
-    calls = list(innermost(bound))
-    if len(calls) != 1 or calls[0].symbol is not prims.permute:
+    call = _only_call(bound, prims.permute)
+    if call is None:
         return None
-    x, dims = (*calls[0].args, *calls[0].kwargs.values())
+    x, dims = (*call.args, *call.kwargs.values())
     return x if tuple(dims) == _exchanged(x.ndim) else None
+
+
+def _only_call(bound: BoundSymbol, symbol: Symbol) -> BoundSymbol | None:
+    """Return the call of a prim that a call consists of, if it consists of one."""
+    while len(bound.subsymbols) == 1 and bound.symbol.rule is None:
+        bound = bound.subsymbols[0]
+    return bound if bound.symbol is symbol else None
 
 
 def _exchanged(ndim: int) -> tuple[int, ...]:
