@@ -7,8 +7,8 @@ The rule of a product gives the gradient of its operand, and the rule of the ope
 a view it has other strides than w, so a caller that wants w's copies all of it. The product of the transposed operands,
 in the other order, is laid out like w. The same holds for a weight of which the caller transposed the memory.
 
-torch decides by the strides of the operand when a backward runs (mm_mat2_backward and the rule of _grouped_mm in
-torch/csrc/autograd/FunctionsManual.cpp, each of one product of matrices), here the program tells.
+Torch decides by the strides of the operand when a backward runs (mm_mat2_backward and the rule of _grouped_mm in
+torch/csrc/autograd/FunctionsManual.cpp). Here the program tells.
 """
 
 from collections import Counter
@@ -23,37 +23,37 @@ _PRODUCTS = frozenset({prims.matmul, clang.matmul, prims.grouped_mm})
 _SUMS = frozenset({prims.add, clang.add})
 
 
-def transposed_products(trace: Trace, wanted: Sequence[Proxy | None]) -> Trace:
+def transpose_products(trace: Trace, wanted: Sequence[Proxy | None]) -> Trace:
     """Return a backward in which a product that only its transposition reads is the product of the transposed operands.
 
     wanted: the tensors whose gradients are the outputs. A product that is such a gradient is computed in the layout of
     the tensor.
     """
-    site = _Sites(trace, wanted)
-    if not site.replaced:
+    analysis = _Analysis(trace, wanted)
+    if not analysis.sites:
         return trace
     new = trace.derive(trace.stage)
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
-            if id(bound) in site.replaced:
+            if id(bound) in analysis.sites:
                 with new.collecting() as recorded:
-                    value = site.laid_out(bound, new)
+                    value = analysis.record_replacement(bound, new)
                 for call in recorded:
                     new.record(substitute(call, {value.name: bound.output}))
-            elif id(bound) not in site.dropped:
+            elif id(bound) not in analysis.dead:
                 new.record(bound)
     return new
 
 
-class _Sites:
-    """The calls of a backward that are `replaced`, by id, and those `dropped`: the products that these alone read."""
+class _Analysis:
+    """Calls of a backward, by id: `sites` are replaced, `dead` ones make the products that these alone read."""
 
     def __init__(self, trace: Trace, wanted: Sequence[Proxy | None]) -> None:
         self.makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
         self.reads = Counter(name for bound in trace.bound_symbols for name in bound.inputs)
         self.reads.update(trace.output_names)
-        self.replaced: set[int] = set()
-        self.dropped: set[int] = set()
+        self.sites: set[int] = set()
+        self.dead: set[int] = set()
         in_columns = {
             gradient.name
             for gradient, tensor in zip(trace.output, wanted, strict=True)
@@ -73,8 +73,8 @@ class _Sites:
         the calls that only lead from the value to the call."""
         calls = list(self.calls_to(name))
         if all(call is not None for call in calls):
-            self.replaced.add(id(bound))
-            self.dropped.update(id(call) for call in (*calls, *between) if call is not bound)
+            self.sites.add(id(bound))
+            self.dead.update(id(call) for call in (*calls, *between) if call is not bound)
 
     def base_of(self, bound: BoundSymbol) -> tuple[TensorProxy | None, list[BoundSymbol]]:
         """Return the value that a call transposes, and the calls between the two: a reshape of its rows or columns to
@@ -91,8 +91,8 @@ class _Sites:
         if maker is None or reshaped is None or reshaped.args[0].ndim != 2:
             return None, []
         base, last = reshaped.args[0], x.ndim - 1
-        by_row = tuple(dims) == (*range(1, x.ndim), 0) and prims.same(base.shape[0], x.shape[0])
-        by_column = tuple(dims) == (last, *range(last)) and prims.same(base.shape[1], x.shape[last])
+        by_row = tuple(dims) == (*range(1, x.ndim), 0) and prims.statically_true(base.shape[0] == x.shape[0])
+        by_column = tuple(dims) == (last, *range(last)) and prims.statically_true(base.shape[1] == x.shape[last])
         return (base, [maker]) if by_row or by_column else (None, [])
 
     def calls_to(self, name: str) -> Iterator[BoundSymbol | None]:
@@ -101,7 +101,7 @@ class _Sites:
         if bound is None or self.reads[name] != 1:
             yield None
         elif bound.symbol in _PRODUCTS:
-            yield bound if _has_transposed_form(bound) else None
+            yield bound if _has_transposed_form(bound.symbol, *bound.args[:2]) else None
         elif _keeps_positions(bound):
             yield bound
             for each in bound.inputs:
@@ -109,30 +109,32 @@ class _Sites:
         else:
             yield None
 
-    def laid_out(self, bound: BoundSymbol, trace: Trace) -> TensorProxy:
+    def record_replacement(self, bound: BoundSymbol, trace: Trace) -> TensorProxy:
         """Record what replaces a call, and return its result."""
         base, between = self.base_of(bound)
         if base is not None:
-            value = self.transposed_value(base.name, trace)
+            value = self.record_transpose(base.name, trace)
             with trace.set_tags(bound.tags, bound.source):
                 return prims.reshape(value, bound.output.shape) if between else value
         with trace.set_tags(bound.tags, bound.source):
-            return transposed(self.transposed_value(bound.output.name, trace))
+            return swap_last(self.record_transpose(bound.output.name, trace))
 
-    def transposed_value(self, name: str, trace: Trace) -> TensorProxy:
+    def record_transpose(self, name: str, trace: Trace) -> TensorProxy:
         """Record the calls that make a value, transposed."""
         bound = self.makers[name]
         with trace.set_tags(bound.tags, bound.source):
             if bound.symbol in _PRODUCTS:
                 a, b, *rest = bound.args
-                return bound.symbol(self.transposed_operand(b), self.transposed_operand(a), *rest, **bound.kwargs)
-            args = [self.transposed_value(x.name, trace) if isinstance(x, TensorProxy) else x for x in bound.args]
-            return bound.symbol(*args, **bound.kwargs)
+                args = [self.operand_transpose(b), self.operand_transpose(a), *rest]
+            else:
+                args = [self.record_transpose(x.name, trace) if isinstance(x, TensorProxy) else x for x in bound.args]
+            value: TensorProxy = bound.symbol(*args, **bound.kwargs)
+            return value
 
-    def transposed_operand(self, x: TensorProxy) -> TensorProxy:
+    def operand_transpose(self, x: TensorProxy) -> TensorProxy:
         maker = self.makers.get(x.name)
-        base = None if maker is None or id(maker) in self.replaced else base_of_transposition(maker)
-        return transposed(x) if base is None else base
+        base = None if maker is None or id(maker) in self.sites else base_of_transposition(maker)
+        return swap_last(x) if base is None else base
 
 
 def _is_in_columns(x: TensorProxy) -> bool:
@@ -145,7 +147,7 @@ def _is_in_columns(x: TensorProxy) -> bool:
     return not in_rows and same((*steps, right, down), contiguous((*batch, columns, rows)))
 
 
-def _has_transposed_form(bound: BoundSymbol) -> bool:
+def _has_transposed_form(symbol: Symbol, a: TensorProxy, b: TensorProxy) -> bool:
     """Return whether the product of the transposed operands is as good as the product itself.
 
     Torch computes the gradients of batches of matrices, and of einsum, which is made of these, in one order, whatever
@@ -153,10 +155,9 @@ def _has_transposed_form(bound: BoundSymbol) -> bool:
     way. A grouped product of a batch and a matrix groups columns, which must lie at multiples of 16 bytes; one of a
     matrix and a batch groups rows, which may lie anywhere.
     """
-    a, b = bound.args[:2]
-    if bound.symbol is prims.grouped_mm:
+    if symbol is prims.grouped_mm:
         return a.ndim >= b.ndim
-    return a.ndim == b.ndim >= 2 and (a.device.type != "cpu" or (a.ndim == 2 and bound.symbol is clang.matmul))
+    return a.ndim == b.ndim >= 2 and (a.device.type != "cpu" or (a.ndim == 2 and symbol is clang.matmul))
 
 
 def _keeps_positions(bound: BoundSymbol) -> bool:
@@ -169,7 +170,7 @@ def _keeps_positions(bound: BoundSymbol) -> bool:
     return bound.symbol in _SUMS and len(bound.inputs) == 2 and all(x.shape == bound.output.shape for x in bound.args)
 
 
-def transposed(x: TensorProxy) -> TensorProxy:
+def swap_last(x: TensorProxy) -> TensorProxy:
     """Return x with its last two dims exchanged."""
     return prims.permute(x, _exchanged(x.ndim))
 

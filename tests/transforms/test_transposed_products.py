@@ -14,7 +14,7 @@ from forge.ir import BoundSymbol, TensorProxy, Trace, recording
 from forge.ir.pytree import tensors
 from forge.transforms.grad import backward, differentiate
 from forge.transforms.makers import Makers
-from forge.transforms.transposed_products import transposed_products
+from forge.transforms.transposed_products import transpose_products
 
 PRODUCTS = {prims.matmul, prims.grouped_mm}
 
@@ -116,9 +116,9 @@ def test_a_product_that_is_also_read_as_it_is_stays() -> None:
     with recording(trace, clang.language):
         product = clang.matmul(a, b)
         trace.output = (prims.permute(product, (1, 0)), product)
-    assert transposed_products(trace, trace.inputs) is trace
+    assert transpose_products(trace, trace.inputs) is trace
     trace.output = trace.output[:1]
-    found = transposed_products(trace, trace.inputs[:1])
+    found = transpose_products(trace, trace.inputs[:1])
     assert found.bound_symbols[-1].symbol is clang.matmul
     assert found.bound_symbols[-1].output.name == trace.output[0].name
 
@@ -130,7 +130,7 @@ def test_a_transposition_that_is_a_product_now_is_no_base_of_another_operand() -
     with recording(trace, clang.language):
         left, right = [clang.matmul(x, y).mT for x, y in (inputs[:2], inputs[2:])]
         trace.output = (clang.matmul(left, right).mT,)
-    found = transposed_products(trace, inputs[:1])
+    found = transpose_products(trace, inputs[:1])
     values = [torch.randn(4, 4, dtype=torch.float64) for _ in inputs]
     a, b, c, d = values
     (actual,) = claim(found, resolve_executors(["torch"]))[0].python_callable()(*values)
