@@ -7,7 +7,7 @@ The rule of a product gives the gradient of its operand, and the rule of the ope
 a view it has other strides than w, so a caller that wants w's copies all of it. The product of the transposed operands,
 in the other order, is laid out like w. The same holds for a weight of which the caller transposed the memory.
 
-Torch decides by the strides of the operand when a backward runs (mm_mat2_backward and the rule of _grouped_mm in
+Torch decides by the strides of the operand when a backward runs (mm_mat2_backward and _grouped_mm_mat2_backward in
 torch/csrc/autograd/FunctionsManual.cpp). Here the program tells.
 """
 
