@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from forge import prims
-from forge.clang.linalg import matmul
 from forge.clang.shape import permute, reshape, slice_in_dim
 from forge.ir import Dim, TensorProxy
 from forge.ir.proxies import hint_of
@@ -126,7 +125,7 @@ def _contract_pair(
         return a * b, out
     a = _arrange(a, a_labels, [*batch, *a_only, *summed], (len(batch), len(a_only)))
     b = _arrange(b, b_labels, [*batch, *summed, *b_only], (len(batch), len(summed)))
-    product = matmul(a, b)
+    product = prims.matmul(a, b)
     sizes = [*[a_lengths[label] for label in (*batch, *a_only)], *[b_lengths[label] for label in b_only]]
     return reshape(product, sizes), out
 

@@ -15,6 +15,7 @@ from forge.ir import BoundSymbol, Dim, Proxy, Tag, TensorProxy, Trace, check, di
 from forge.ir.grad_rules import RuleCall, grad_rule, run_rule
 from forge.ir.pytree import tensors
 from forge.ir.symbol import substitute
+from forge.transforms.transposed_products import transpose_products
 
 
 class Choice(NamedTuple):
@@ -245,7 +246,7 @@ def backward(joint: Joint, seeds: dict[str, TensorProxy], wanted: Sequence[Proxy
         for run in reversed(joint.runs):
             walker.visit(run)
         trace.output = tuple(walker.take(proxy) if isinstance(proxy, TensorProxy) else None for proxy in wanted)
-    return trace
+    return transpose_products(trace, wanted)
 
 
 class _Backward:

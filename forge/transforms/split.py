@@ -44,7 +44,8 @@ class Split:
     def saved_values(self) -> list[SavedValue]:
         """Return the saved values, in order."""
         outputs, given, _ = self.forward.output
-        there = {*self.forward.input_names, *names(outputs)}
+        memory = SharedMemory(innermost(self.forward.bound_symbols))
+        there = memory.of([*self.forward.input_names, *names(outputs)])
         makers = {name: bound for bound in self.forward.bound_symbols for name in bound.outputs}
         found = []
         for proxy, value in zip(self.saved_tensors, given, strict=True):

@@ -15,6 +15,7 @@ from forge.compiler.claim import claim_calls, in_order
 from forge.compiler.cuda_graph_partition import why_not
 from forge.compiler.layout import Layouts
 from forge.executors.inductorex.operators import takes
+from forge.executors.torchex import linalg as torchex_linalg
 from forge.executors.torchex.core import torchex
 from forge.executors.torchex.linalg import grouped_mm
 from forge.ir import TensorProxy, Trace
@@ -61,6 +62,28 @@ def test_operands_are_copied_where_torchs_kernel_refuses_them_alone(case: str, d
     torch.testing.assert_close(found, expected)
     assert operators.seen[-1] is aten._grouped_mm.default
     assert len([each for each in operators.seen[:-1] if not each.is_view]) == copies
+
+
+UNALIGNED: dict[str, tuple[tuple, Callable, int]] = {
+    "rows": ((8, 13), lambda x: (x, torch.randn(3, 13, 24)), 0),
+    "contraction, a": ((16, 9), lambda x: (x[:, :8], torch.randn(8, 24)), 1),
+    "contraction, transposed a": ((8, 13), lambda x: (x.t(), torch.randn(8, 24)), 1),
+    "contraction, b": ((8, 13), lambda x: (torch.randn(16, 8), x), 0),
+    "columns": ((16, 13), lambda x: (torch.randn(3, 24, 16), x[:, :8]), 1),
+}
+
+
+@pytest.mark.parametrize("case", UNALIGNED)
+def test_groups_of_a_copied_operand_lie_one_after_another(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's kernel stops the device where uneven groups lie side by side."""
+    shape, operands, axis = UNALIGNED[case]
+    a, b = operands(torch.randn(shape))
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(torchex_linalg, "torch_grouped_mm", lambda a, b, offs: seen.extend((a, b)))
+    torchex_linalg._grouped_mm(a, b, offsets())
+    (copied,) = [ours for ours, theirs in zip(seen, (a, b), strict=True) if ours is not theirs]
+    assert copied.stride(-1 - axis) == 1 and copied.stride(axis - 2) % 4 == 0
+    torch.testing.assert_close(copied, a if copied is seen[0] else b)
 
 
 CASES: dict[str, Callable[[int], tuple]] = {

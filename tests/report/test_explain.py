@@ -75,6 +75,12 @@ def test_what_is_saved_for_the_backward_is_told_in_bytes() -> None:
     assert "saved for the backward" in str(told)
 
 
+def test_a_saved_view_of_an_input_holds_no_memory() -> None:
+    jitted = forge.jit(lambda x, w: (x @ w.t()).sum(), executors=["torch"])
+    jitted(torch.ones(8, 4, requires_grad=True), torch.ones(16, 4))
+    assert [(each.result, each.own) for each in forge.explain(jitted).saved] == [("f32[4, 16]", False)]
+
+
 @pytest.mark.parametrize("count", [3, 5])
 def test_a_call_that_fits_no_graph_is_one_recompile(count: int) -> None:
     jitted = forge.jit(lambda x: x * 2, dynamic=False)

@@ -57,9 +57,20 @@ def _with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
     return F.pad(x, (0, missing)).narrow(-1, 0, x.shape[-1])
 
 
+def _with_aligned_columns(x: torch.Tensor) -> torch.Tensor:
+    return x if _has_aligned_rows(x) else _with_aligned_rows(x.mT).mT
+
+
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None) -> torch.Tensor:
-    """Call torch's function, which refuses operands that its kernels cannot read: those are copied first."""
-    return torch_grouped_mm(_with_aligned_rows(a), _with_aligned_rows(b), offs)
+    """Call torch's function, which refuses operands that its kernels cannot read: those are copied first.
+
+    In a copy, groups lie one after another. Where they lie side by side, in each row, the kernel of a GPU stops if one
+    is empty or does not begin at a multiple of 16 bytes.
+    Source: prepare_grouped_gemm_data (aten/src/ATen/native/cuda/GroupMMCommon.cuh).
+    """
+    align_a = _with_aligned_columns if a.ndim == b.ndim == 2 else _with_aligned_rows
+    align_b = _with_aligned_columns if a.ndim > b.ndim else _with_aligned_rows
+    return torch_grouped_mm(align_a(a), align_b(b), offs)
 
 
 grouped_mm = torchex.register_operator("grouped_mm", like=prims.grouped_mm, fn=_grouped_mm)
