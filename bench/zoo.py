@@ -204,7 +204,7 @@ def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device:
             measured[name]["memory"] += max(_bytes_of_graphs(device) - other_graphs, 0)
         for parameter in each.model.parameters():
             parameter.grad = None
-    return {"systems": measured, "failures": failures}
+    return {"systems": measured, "failures": failures, "where": _where(device)}
 
 
 def _bytes_of_graphs(device: str) -> int:
@@ -446,11 +446,29 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def summary(results: list[dict[str, Any]]) -> str:
+    """Return the ratios to torch.compile as a table in Markdown, a row for each model."""
+    lines = ["| | training | kernels | memory | first call | inference | kernels |", "|---|---|---|---|---|---|---|"]
+    columns = [("training", key) for key in ("seconds", "busy", "memory", "first")]
+    columns += [("inference", key) for key in ("seconds", "busy")]
+    ratios = {(each["model"], each["mode"], key): ratio(each, key) for each in results for _, key in columns}
+
+    def cells(values: Iterable[float | None]) -> str:
+        return " | ".join("" if value is None else f"{value:.2f}" for value in values)
+
+    for name in dict.fromkeys(each["model"] for each in results):
+        lines.append(f"| {name} | {cells(ratios.get((name, mode, key)) for mode, key in columns)} |")
+    means = [
+        geometric_mean(value for (_, mode, key), value in ratios.items() if (mode, key) == column) for column in columns
+    ]
+    return "\n".join([*lines, f"| **geometric mean** | {cells(means)} |"])
+
+
 _BEGIN, _END = "<!-- bench.zoo: begin -->", "<!-- bench.zoo: end -->"
 
 
 def write(page: Path, results: list[dict[str, Any]], title: str, png: Path | None) -> None:
-    """Replace the part of a page between the two marks by the plot and the table.
+    """Replace the part of a page between the two marks by the plot and the ratios.
 
     Raises:
         ValueError: If the page has no marks.
@@ -460,7 +478,7 @@ def write(page: Path, results: list[dict[str, Any]], title: str, png: Path | Non
         raise ValueError(f"{page} has no marks {_BEGIN!r} and {_END!r} to write between")
     image = [] if png is None else [f"![Time of a step, of torch.compile's]({os.path.relpath(png, page.parent)})", ""]
     before, after = text.split(_BEGIN)[0], text.split(_END)[1]
-    page.write_text("\n".join([f"{before}{_BEGIN}", f"**{title}**", "", *image, table(results), f"{_END}{after}"]))
+    page.write_text("\n".join([f"{before}{_BEGIN}", f"**{title}**", "", *image, summary(results), f"{_END}{after}"]))
 
 
 def draw(results: list[dict[str, Any]], title: str, path: Path) -> None:
@@ -483,7 +501,7 @@ def draw(results: list[dict[str, Any]], title: str, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _title(device: str) -> str:
+def _where(device: str) -> str:
     import torch
 
     where = torch.cuda.get_device_name() if device == "cuda" else "CPU, one thread, small sizes"
@@ -521,10 +539,11 @@ def main() -> None:
         run_all(options, names)
     results = [each for each in load(options.results) if each["model"] in chosen]
     print(table(results))
+    title = results[-1]["where"] if results else ""
     if options.png:
-        draw(results, _title(options.device), options.png)
+        draw(results, title, options.png)
     if options.write:
-        write(options.write, results, _title(options.device), options.png)
+        write(options.write, results, title, options.png)
 
 
 if __name__ == "__main__":
