@@ -2,12 +2,13 @@
 
     python -m bench.head [--rounds 5] [--executors torch]
 
-Peaks are of what a step allocates, beside parameters. Where there is a CUDA device, the shapes of Llama-3.2-1B's head
-follow, in bfloat16.
+Peaks are of what a step allocates, beside parameters. Where there is a CUDA device, heads of Qwen3's and Llama-3's
+vocabularies follow, in bfloat16, with torch.compile and, where it is installed, Liger's fused linear cross entropy.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from unittest import mock
 
@@ -24,7 +25,11 @@ from forge.support.timing import in_turn, ratio
 from forge.transforms import linear_cross_entropy
 
 VOCABULARY = 32_000
-Model = Callable[..., Any]
+HEADS = {
+    "Qwen3's": (4096, 1024, 151_936),
+    "Llama-3.2-1B's": (8192, 2048, 128_256),
+    "Llama-3-8B's": (8192, 4096, 128_256),
+}
 
 
 class LossOnly(nn.Module):
@@ -48,6 +53,19 @@ class Head(nn.Module):
 
     def forward(self, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(self.linear(self.hidden).float(), labels)
+
+
+class LigerHead(nn.Module):
+    """The same by Liger's kernel."""
+
+    def __init__(self, head: Head, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.head = head
+        self.function = function
+
+    def forward(self, labels: torch.Tensor) -> torch.Tensor:
+        found = self.function(self.head.hidden, self.head.linear.weight, labels)
+        return found[0] if isinstance(found, tuple) else found
 
 
 def gpt2() -> nn.Module:
@@ -79,8 +97,16 @@ def peak_bytes(run: Callable[[], Any], device: str) -> int:
 
 
 def compare(title: str, model: nn.Module, inputs: dict[str, Any], device: str, args: argparse.Namespace) -> None:
-    """One table: eager, forge with the head whole, forge with it in chunks."""
+    """One table: eager, forge with the head whole, forge with it in chunks; on a GPU the others too."""
     runs: dict[str, Callable[[], Any]] = {"eager": training_step(model, model.parameters(), inputs)}
+    if device == "cuda":
+        runs["torch.compile"] = training_step(torch.compile(model), model.parameters(), inputs)
+        if isinstance(model, Head):
+            with suppress(ImportError):
+                from liger_kernel.transformers import functional
+
+                liger = LigerHead(model, functional.liger_fused_linear_cross_entropy)
+                runs["Liger"] = training_step(liger, model.parameters(), inputs)
     for name, limit in (("forge, whole", 1 << 60), ("forge, in chunks", linear_cross_entropy.BYTE_LIMIT)):
         runs[name] = training_step(forge.jit(model, executors=args.executors), model.parameters(), inputs)
         with mock.patch.object(linear_cross_entropy, "BYTE_LIMIT", limit):
@@ -100,18 +126,21 @@ def compare(title: str, model: nn.Module, inputs: dict[str, Any], device: str, a
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="only this one")
     parser.add_argument("--executors", nargs="+", help="by name; forge's default ones if not given")
     args = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     torch.manual_seed(0)
     ids = torch.randint(VOCABULARY, (8, 256))
     model, inputs = gpt2(), {"input_ids": ids, "labels": ids}
-    compare("GPT-2 6x384, 8x256", LossOnly(model), inputs, "cpu", args)
-    compare("the same, its logits returned", model, inputs, "cpu", args)
-    if torch.cuda.is_available():
-        model = Head(8192, 2048, 128_256).to("cuda", torch.bfloat16)
-        labels = torch.randint(128_256, (8192,), device="cuda")
-        compare("head 8192x2048x128256, bfloat16", model, {"labels": labels}, "cuda", args)
+    if args.device != "cuda":
+        compare("GPT-2 6x384, 8x256", LossOnly(model), inputs, "cpu", args)
+        compare("the same, its logits returned", model, inputs, "cpu", args)
+    if args.device != "cpu" and torch.cuda.is_available():
+        for name, (rows, width, vocabulary) in HEADS.items():
+            model = Head(rows, width, vocabulary).to("cuda", torch.bfloat16)
+            labels = torch.randint(vocabulary, (rows,), device="cuda")
+            compare(f"{name}: {rows} x {width} x {vocabulary}, bfloat16", model, {"labels": labels}, "cuda", args)
 
 
 if __name__ == "__main__":
