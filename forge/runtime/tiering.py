@@ -23,6 +23,7 @@ from forge.transforms.makers import is_view
 CALLS = 16  # of a program, before it counts as called often
 FEW_CALLS = 6  # before it is recorded as CUDA graphs, which takes less than its first call did
 _MEASUREMENTS = 3
+_IDLE = 4  # how much shorter calls may be where most find the GPU idle: its backward takes more calls for its work
 _FEWEST = 4  # calls of which a larger region makes fewer
 
 _log = logging.getLogger("forge")
@@ -145,7 +146,7 @@ class TieredProgram:
     def _makes_its_gpu_wait(self) -> bool:
         if not self._hidden:
             return True
-        return math.inf > self._fastest >= (self._hidden / 2 if self._idle > 0 else self._hidden)
+        return math.inf > self._fastest >= (self._hidden / _IDLE if self._idle > 0 else self._hidden)
 
     def promote(self) -> bool:
         """Compile the second tier, or install it where it is ready, without waiting; return whether nothing is left.

@@ -28,7 +28,7 @@ def channels_last(
     device: str = "cuda",
 ) -> Trace:
     """Return the trace with its convolutions in two dims computed in torch.channels_last, where that is worth it: most
-    of them have many channels, and none has groups.
+    of them have many channels, and none has groups of several channels.
 
     strides: those that torch gives the values of a trace, by name. plain: whether a call runs as torch runs it: with
     one for which the user named another kernel, or one that may ask for strides, the trace stays as it is.
@@ -49,9 +49,13 @@ def _pays(found: list[BoundSymbol], device: str) -> bool:
         x, weight = given["input"], given["weight"]
         if x.device.type != device or x.dtype not in (torch.float16, torch.bfloat16) or x.ndim != 4:
             return False
-        if given["groups"] != 1:
+        if given["groups"] == 1:
+            channels = weight.shape[:2]
+        elif statically_true(weight.shape[0] == given["groups"]) and statically_true(weight.shape[1] == 1):
+            channels = weight.shape[:1]  # cuDNN's kernels of each channel alone read them side by side
+        else:
             return False
-        wide += all(statically_true(channels >= _FEWEST_CHANNELS) for channels in weight.shape[:2])
+        wide += all(statically_true(each >= _FEWEST_CHANNELS) for each in channels)
     return 2 * wide > len(found)
 
 

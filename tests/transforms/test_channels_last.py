@@ -56,6 +56,22 @@ def convolution(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return F.conv2d(x, weight, padding=1)
 
 
+def test_convolutions_of_each_channel_alone_are_converted() -> None:
+    """MobileNet's: cuDNN has kernels for them in this layout alone."""
+    torch.manual_seed(0)
+    wide = (
+        nn.Conv2d(32, 64, 1),
+        nn.ReLU6(),
+        nn.Conv2d(64, 64, 3, padding=1, groups=64),
+        nn.ReLU6(),
+        nn.Conv2d(64, 32, 1),
+    )
+    model, x = nn.Sequential(*wide).bfloat16(), image(2, 32, 8, 8)
+    jitted = forge.jit(model, executors=["torch"], transforms=[AS_ON_A_GPU])
+    torch.testing.assert_close(jitted(x), model(x), rtol=0.05, atol=0.05)
+    assert laid_out(jitted) and jitted(x).stride() == model(x).stride()
+
+
 @pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]])
 def test_a_model_trains_as_in_eager(executors: list[str]) -> None:
     model, x = Net(), image()

@@ -331,7 +331,7 @@ class Timed:
 
 @pytest.mark.parametrize(
     ("seconds", "idle", "compiled"),
-    [(0.002, False, True), (0.0007, False, False), (0.0007, True, True), (0.0004, True, False)],
+    [(0.002, False, True), (0.0007, False, False), (0.0004, True, True), (0.0002, True, False)],
 )
 def test_a_program_that_was_seen_to_make_its_gpu_wait_is_compiled_again(
     seconds: float, idle: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
