@@ -85,12 +85,20 @@ def _contraction(bound: BoundSymbol, makers: Makers, readers: dict[str, int]) ->
         return None
     if product.dtype not in _DTYPES or any(each.device != product.device for each in factors):
         return None
-    if product.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest":
+    if product.dtype is torch.float32 and _may_round_factors():
         return None
     dims = _summed(given.get("dim"), product.ndim)
     shown = [_without_broadcast(each, product, makers) for each in factors]
     contraction = _Contraction((shown[0][0], shown[1][0]), (shown[0][1], shown[1][1]), dims, product.shape)
     return contraction if _is_worth_it(contraction) else None
+
+
+def _may_round_factors() -> bool:
+    """Return whether torch may round the factors of matrix products of float32."""
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # it was set for one library: torch.backends.cuda.matmul.fp32_precision
+        return True
 
 
 def _summed(dim: Any, ndim: int) -> tuple[int, ...]:
@@ -114,10 +122,12 @@ def _without_broadcast(
 
 
 def _is_worth_it(found: _Contraction) -> bool:
-    """Return whether rows, columns and contracted elements are many."""
+    """Return whether rows, columns and contracted elements are many, and each dim is one of a factor."""
     one, other = map(set, found.has)
     summed = set(found.dims)
     if not summed.isdisjoint(one ^ other):  # summed in one factor alone
+        return False
+    if any(not prims.statically_true(found.sizes[dim] == 1) for dim in {*range(len(found.sizes))} - one - other):
         return False
     parts = (one - other, other - one, one & other & summed)
     sizes = [found.sizes[dim] for part in parts for dim in part]

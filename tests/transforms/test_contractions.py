@@ -24,6 +24,12 @@ OTHER: dict[str, Callable[..., torch.Tensor]] = {
     "summed in one factor": lambda a, b, c: (a[:, :, None] * b[:, None]).sum((1, 4)),
     "few columns": lambda a, b, c: (a[:, :, None] * b[:, None, :3]).sum(-1),
     "read twice": lambda a, b, c: (p := a[:, :, None] * b[:, None]).sum(-1) + p.amax(-1),
+    "both expanded": lambda a, b, c: (
+        a[:, :, None].expand(5, 2, 9, 12, 3, 10) * b[:, None].expand(5, 2, 9, 12, 3, 10)
+    ).sum((0, -1)),
+    "both expanded in a dim that stays": lambda a, b, c: (
+        a[:, :, None].expand(5, 2, 9, 12, 3, 10) * b[:, None].expand(5, 2, 9, 12, 3, 10)
+    ).sum(-1),
     "in another dtype": lambda a, b, c: (a[:, :, None] * b[:, None]).sum(-1, dtype=torch.float64),
     "of integers": lambda a, b, c: (a.long()[:, :, None] * b.long()[:, None]).sum(-1),
     "without a gradient": lambda a, b, c: under_no_grad(lambda: a[:, :, None] * b[:, None]).sum(-1) + a.sum(),
@@ -35,12 +41,18 @@ def under_no_grad(function: Callable[[], torch.Tensor]) -> torch.Tensor:
         return function()
 
 
-def compiled(name: str, dtype: torch.dtype, executors: list[str] | None = None, requires_grad: bool = True) -> bool:
+def compiled(
+    name: str,
+    dtype: torch.dtype,
+    executors: list[str] | None = None,
+    requires_grad: bool = True,
+    numerics: str = "fast",
+) -> bool:
     """Return whether a program has a matrix product; check its result and gradients against eager."""
     program = {**PROGRAMS, **OTHER}[name]
     torch.manual_seed(0)
     inputs = [torch.randn(shape, dtype=dtype, requires_grad=requires_grad) for shape in (A, B, C)]
-    jitted = forge.jit(program, executors=executors, cache=False)
+    jitted = forge.jit(program, executors=executors, numerics=numerics, cache=False)
     actual, expected = jitted(*inputs), program(*inputs)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=10 * tolerance)
@@ -73,3 +85,17 @@ def test_products_that_may_be_rounded_stay() -> None:
         assert compiled("scores", torch.bfloat16, requires_grad=False)
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch has no such setting")
+def test_products_that_one_library_may_round_stay() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert not compiled("scores", torch.float32, requires_grad=False)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def test_programs_that_round_as_eager_stay() -> None:
+    assert not compiled("scores", torch.bfloat16, numerics="eager")
