@@ -107,7 +107,9 @@ class _Recording:
         handle = self.memory.handle
         self.number = self.memory.next_number()
         places = inputs.places()
-        released = self._accept_donations(inputs, [place for place in last if place not in copied], places)
+        sources = self._accept_donations(inputs, [place for place in last if place not in copied], places)
+        numbers = {results: {each for source, each in sources if source is results} for results, _ in sources}
+        released = [(results, results.release(of_results)) for results, of_results in numbers.items()]
         try:
             try:
                 self._graph, outputs = recorder().record(function, self._boxed(inputs, places), handle)
@@ -117,8 +119,9 @@ class _Recording:
             read = [self.copies.get(place, each) for place, each in enumerate(inputs.tensors)]
             self.results = Results(outputs, returned, read, before)
         except Exception:
-            self.give_back(inputs)
+            self.give_back(inputs, [results.storage(number) for results, number in sources])
             raise
+        self.storages = self.results.weak_storages
         _owners.update(dict.fromkeys(self.results.addresses, self))
         self.memory.add(self)
 
@@ -134,15 +137,21 @@ class _Recording:
 
     def _accept_donations(
         self, inputs: _Inputs, candidates: Sequence[int], places: Sequence[int]
-    ) -> list[tuple[Results, Any]]:
+    ) -> list[tuple[Results, int]]:
         """Take those candidates out of `inputs` which are results of recordings in this memory, and which nobody else
-        holds. Return these results, with what they show again once this is recorded."""
+        holds. Return for each these results, and the number of its storage among them."""
         found: dict[tuple[Results, int], list[tuple[_Donated, torch.Tensor]]] = {}
         for place in candidates:
             tensor = inputs.tensors[place]
             owner = _owners.get(memory_of(tensor))
             number = None if owner is None else owner.results.donatable.get(storage_id(tensor))
-            if owner is None or number is None or owner.memory is not self.memory:
+            if (
+                owner is None
+                or number is None
+                or owner.memory is not self.memory
+                or tensor.is_conj()
+                or tensor.is_neg()
+            ):
                 continue
             donated = _Donated(place, places[place], Span(tensor))
             found.setdefault((owner.results, number), []).append((donated, tensor.detach()))
@@ -150,27 +159,29 @@ class _Recording:
             inputs.set(place, places[place], None)
         self._donated: list[_Donated] = []
         self._fresh: list[torch.Tensor] = []
-        numbers: dict[Results, list[int]] = {}
+        sources: list[tuple[Results, int]] = []
         for (results, number), donations in found.items():
             if results.users(number) == len(donations):
-                numbers.setdefault(results, []).append(number)
+                sources += [(results, number)] * len(donations)
                 self._donated += [each for each, _ in donations]
                 self._fresh += [tensor for _, tensor in donations]
                 continue
             for each, tensor in donations:
                 inputs.set(each.place, each.among_all, tensor)
-        return [(results, results.release(of_results)) for results, of_results in numbers.items()]
+        return sources
 
-    def take_donated(self, inputs: _Inputs) -> None:
-        """Drop the inputs whose memory it uses, so that it is free if nobody else holds them."""
+    def take_donated(self, inputs: _Inputs) -> list[torch.UntypedStorage]:
+        """Drop the inputs whose memory it uses, so that it is free if nobody else holds them. Return their storages,
+        whose Python objects are those that their results hold: they are not counted as held by them."""
+        storages = [inputs.tensors[each.place].untyped_storage() for each in self._donated]
         for each in self._donated:
             inputs.set(each.place, each.among_all, None)
+        return storages
 
-    def give_back(self, inputs: _Inputs) -> None:
-        """Give the inputs that were dropped back."""
-        for each in self._donated:
-            base, _ = each.span.memory()
-            inputs.set(each.place, each.among_all, each.span.tensor(base))
+    def give_back(self, inputs: _Inputs, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Give the inputs that were dropped back: tensors of the same storages, which tell who holds the memory."""
+        for each, storage in zip(self._donated, storages, strict=True):
+            inputs.set(each.place, each.among_all, each.span.tensor(storage))
 
     def is_held(self) -> bool:
         """Return whether its results are referenced from outside."""
@@ -261,11 +272,12 @@ class Graph:
             if each.stream_memory is memory and each.key == inputs.key and each.reads(inputs.pointers)
         ]
         for each in alike:
-            each.take_donated(inputs)
+            storages = each.take_donated(inputs)
             if each.memory.is_free_for(each):
                 self._drop_unused(each, alike)
                 return each
-            each.give_back(inputs)
+            each.give_back(inputs, storages)
+            del storages
         self._watch(inputs)
         self._calls[inputs.key] = calls = (self._calls.get(inputs.key) or 0) + 1
         if calls <= (_WARM_UP if self._is_requested else _WARM):

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from forge.runtime.cuda_recorder import recorder
-from forge.torch_internals.tensors import storage_use_count
+from forge.torch_internals.tensors import StorageWeakRef, storage_use_count
 
 
 class Held(Protocol):
     """Something in memory that others may hold."""
 
     number: int
+    storages: list[StorageWeakRef]  # of its results
 
     def is_held(self) -> bool:
         """Return whether others hold it."""
@@ -21,7 +22,7 @@ class Held(Protocol):
 
 class Memory:
     """The memory of several functions' recordings on one stream, numbered in the order in which they were made: memory
-    that one uses while it runs, a later one may have been given for its results.
+    that one uses while it runs, a later one may have been given for its results, which outlive it.
 
     Whoever uses a recording holds `lock` until its results have owners.
 
@@ -33,7 +34,7 @@ class Memory:
         self.lock = threading.Lock()
         self.is_private = is_private
         self._handle: Any = None
-        self._recordings: list[weakref.ref[Held]] = []
+        self._recordings: list[tuple[weakref.ref[Held], list[StorageWeakRef]]] = []
         self._donations: list[Donation] = []
         self._count = 0
 
@@ -41,16 +42,17 @@ class Memory:
     def handle(self) -> Any:
         """The memory's handle; a new one where no recording is left, since torch gives up a pool with its last
         graph."""
-        self._recordings = [each for each in self._recordings if each() is not None]
-        if not self._recordings:
+        if self.is_empty:
             self._handle = recorder().new_pool()
+            self._recordings.clear()
             self._donations.clear()
+        self._recordings = [each for each in self._recordings if each[0]() is not None or _are_alive(each[1])]
         return self._handle
 
     @property
     def is_empty(self) -> bool:
         """True if no recording is left."""
-        return all(each() is None for each in self._recordings)
+        return all(recording() is None for recording, _ in self._recordings)
 
     def next_number(self) -> int:
         """Return the number of a new recording."""
@@ -59,7 +61,7 @@ class Memory:
 
     def add(self, recorded: Held) -> None:
         """Add a new recording in this memory."""
-        self._recordings.append(weakref.ref(recorded))
+        self._recordings.append((weakref.ref(recorded), recorded.storages))
 
     def add_donation(self, donation: "Donation") -> None:
         """Add results whose memory recordings from now on may write to."""
@@ -72,14 +74,18 @@ class Memory:
 
     def is_free_for(self, recorded: Held) -> bool:
         """Return whether no live tensor uses the memory that it would write to: results of its own, those of later
-        recordings, and those whose memory was donated before it was made."""
-        for each in reversed(self._recordings):
-            found = each()
-            if found is not None and found.is_held():
+        recordings, gone or not, and those whose memory was donated before it was made."""
+        for recording, storages in reversed(self._recordings):
+            found = recording()
+            if _are_alive(storages) if found is None else found.is_held():
                 return False
             if found is recorded:
                 break
         return not any(each.number <= recorded.number and each.is_held() for each in self._donations)
+
+
+def _are_alive(storages: Sequence[StorageWeakRef]) -> bool:
+    return not all(each.expired() for each in storages)
 
 
 class Pool:

@@ -9,7 +9,7 @@ import torch
 
 from forge.runtime.cuda_memory import Donation, Memory
 from forge.runtime.cuda_recorder import recorder
-from forge.torch_internals.tensors import storage_address, storage_use_count
+from forge.torch_internals.tensors import StorageWeakRef, storage_address, storage_use_count
 
 _LARGE = 2**24  # bytes of a result that is handed out as it is
 _FEW = 8  # results, which are copied at little cost if they are not large
@@ -36,6 +36,7 @@ class Results:
     Attributes:
         addresses: Those of the results' memory.
         donatable: Numbers of storages that no result for the caller is in, by their addresses in C++.
+        weak_storages: All storages that ever showed the results' memory, weakly.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Results:
         self._uses = list(map(storage_use_count, self._counters))
         is_own = [not any(returned[place] or _is_lazy(outputs[place]) for place in group) for group in self._groups]
         self.donatable = {counter: i for i, counter in enumerate(self._counters) if is_own[i]}
+        self.weak_storages = list(map(StorageWeakRef, self._storages))
 
     def is_held(self) -> bool:
         """Return whether memory of the results is referenced from outside."""
@@ -108,16 +110,21 @@ class Results:
             self._storages[number] = None
         return spans
 
+    def storage(self, number: int) -> torch.UntypedStorage:
+        """Return a storage."""
+        return self._storages[number]
+
     def show(self, spans: Mapping[int, list[tuple[int, "Span"]]], memory: Memory, recording: int) -> None:
         """Show the memory of released storages, which was donated to the recording of that number."""
         owners = []
         for number, shown in spans.items():
             base, owner = shown[0][1].memory()
             owners.append(owner)
-            for place, span in shown:
-                self._outputs[place] = span.tensor(base)
-            self._storages[number] = base.untyped_storage()
+            self._storages[number] = storage = base.untyped_storage()
             del base
+            self.weak_storages.append(StorageWeakRef(storage))
+            for place, span in shown:
+                self._outputs[place] = span.tensor(storage)
             self._counters[number] = storage_address(self._storages[number])
             self._uses[number] = storage_use_count(self._counters[number])
         counters = [self._counters[number] for number in spans]
@@ -137,10 +144,10 @@ class Span:
         """Return the bytes of the tensor's storage, and an object that lives as long as the new storage."""
         return recorder().memory_at(*self._storage)
 
-    def tensor(self, base: torch.Tensor) -> torch.Tensor:
-        """Return the tensor in the memory of `base`."""
-        shown = torch.empty(0, dtype=self._dtype, device=base.device)
-        return shown.set_(base.untyped_storage(), self._offset, self._shape, self._strides)
+    def tensor(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Return the tensor in a storage."""
+        shown = torch.empty(0, dtype=self._dtype, device=storage.device)
+        return shown.set_(storage, self._offset, self._shape, self._strides)
 
 
 def _way_to_hand_out(outputs: Sequence[Any], returned: Sequence[bool], before: Collection[HandingOut]) -> HandingOut:

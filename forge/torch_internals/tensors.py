@@ -8,6 +8,7 @@ import torch
 from torch._decomp import core_aten_decompositions as core_aten_decompositions
 from torch._decomp import get_decompositions as get_decompositions
 from torch._prims_common import suggest_memory_format as suggest_memory_format
+from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
 from torch.nn.modules.module import _has_any_global_hook as has_any_global_hook
 from torch.testing._comparison import get_tolerances as get_tolerances
 from torch.utils._device import DeviceContext as DeviceContext

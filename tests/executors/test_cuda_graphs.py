@@ -19,6 +19,7 @@ from forge.transforms import linear_cross_entropy
 
 CUDA = torch.cuda.is_available()
 CALLS = 8
+SCRATCH = 2048  # bytes that a recording of the double uses while it runs
 
 
 def without_owner(value: Any) -> Any:
@@ -37,24 +38,31 @@ def without_owner(value: Any) -> Any:
 
 class Again:
     """A recording that is the function itself, on the memory of its first inputs, with what it gives copied to where it
-    gave it first. What others may write to when it was recorded is overwritten by each run."""
+    gave it first. Each run overwrites `before` it reads its inputs what was free when it was recorded, and `after` it
+    what became free meanwhile."""
 
     def __init__(self, function: Callable, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         self.function, self.inputs, self.outputs = function, inputs, outputs
-        self.overwritten: list[tuple[int, int]] = []
+        self.before: list[tuple[int, int]] = []
+        self.after: list[tuple[int, int]] = []
 
     def replay(self) -> None:
+        _overwrite(self.before)
         results = self.function(list(self.inputs))
-        for address, size in self.overwritten:
-            ctypes.memset(address, 255, size)  # numbers that are not a number
+        _overwrite(self.after)
         for place, new in zip(self.outputs, results, strict=True):
             if isinstance(place, torch.Tensor):
                 unique_elements(place).copy_(unique_elements(new))
 
 
+def _overwrite(memory: Sequence[tuple[int, int]]) -> None:
+    for address, size in memory:
+        ctypes.memset(address, 255, size)  # numbers that are not a number
+
+
 class Double:
-    """A recorder for the CPU. Results lie in memory that stays, as that of graphs does; a pool is a list of what was
-    given up there."""
+    """A recorder for the CPU. Results lie in memory that stays, as that of graphs does; a pool is a list of what is
+    free there: what was given up, and what recordings used while they ran."""
 
     device_type = "cpu"
 
@@ -76,13 +84,17 @@ class Double:
         return False
 
     def record(self, function: Callable, boxed: list[Any], pool: list[tuple[int, int]]) -> tuple[Again, Sequence[Any]]:
+        free = list(pool)
         before = [each.detach().clone() if isinstance(each, torch.Tensor) else None for each in boxed]
         inputs = list(map(without_owner, boxed))
         theirs = {each.untyped_storage().data_ptr() for each in boxed if isinstance(each, torch.Tensor)}
         with torch.random.fork_rng(devices=[]), torch.no_grad():  # recorded calls do not run
-            outputs = self._in_memory_that_stays(function(boxed), theirs, pool)
+            results = function(boxed)
+            after = [each for each in pool if each not in free]
+            outputs = self._in_memory_that_stays(results, theirs, pool)
             recorded = Again(function, inputs, list(map(without_owner, outputs)))
-        recorded.overwritten = list(pool)
+        pool.append(self._allocate(SCRATCH, []))
+        recorded.before, recorded.after = free, [*after, pool[-1]]
         for each, was in zip(inputs, before, strict=True):
             if was is not None and not torch.equal(each, was):
                 each.copy_(was)
@@ -98,15 +110,25 @@ class Double:
                 continue
             if address not in moved:
                 size = each.untyped_storage().nbytes()
-                self.memory.append((ctypes.c_char * size)())
-                ctypes.memmove(self.memory[-1], address, size)
-                moved[address], owner = self.memory_at(ctypes.addressof(self.memory[-1]), size)
-                weakref.finalize(owner, pool.append, (ctypes.addressof(self.memory[-1]), size))
+                place = self._allocate(size, pool)
+                ctypes.memmove(place[0], address, size)
+                moved[address], owner = self.memory_at(place[0], size)
+                weakref.finalize(owner, pool.append, place)
             storage = moved[address].untyped_storage()
             results.append(
                 torch.empty(0, dtype=each.dtype).set_(storage, each.storage_offset(), each.shape, each.stride())
             )
         return results
+
+    def _allocate(self, size: int, pool: list[tuple[int, int]]) -> tuple[int, int]:
+        """Return the address and the size of memory that is free in a pool, or of new memory."""
+        size = -(-size // 64) * 64
+        for place, (address, free) in enumerate(pool):
+            if free >= size:
+                pool[place : place + 1] = [(address + size, free - size)] if free > size else []
+                return address, size
+        self.memory.append((ctypes.c_char * size)())
+        return ctypes.addressof(self.memory[-1]), size
 
     def memory_at(self, address: int, size: int) -> tuple[torch.Tensor, Any]:
         shown = (ctypes.c_char * size).from_address(address)
