@@ -353,7 +353,7 @@ class Graph:
         homes = {id(each.memory): each.memory for each in owners if each is not None and each.stream_memory is memory}
         (home,) = homes.values() if len(homes) == 1 else (memory,)
         is_shared = home is memory and self.recordings and not memory.is_empty
-        if is_shared or home.is_private or home.has_donated(list(map(storage_id, inputs.tensors))):
+        if is_shared or home.is_private or home.is_donated_and_held():
             return Memory()
         return home
 

@@ -68,9 +68,9 @@ class Memory:
         self._donations = [each for each in self._donations if not each.is_over()]
         self._donations.append(donation)
 
-    def has_donated(self, counters: Sequence[int]) -> bool:
-        """Return whether one of the storages at these addresses is of donated memory."""
-        return any(not each.is_over() and not each.counters.isdisjoint(counters) for each in self._donations)
+    def is_donated_and_held(self) -> bool:
+        """Return whether a live tensor uses memory that a new recording may be given."""
+        return any(each.is_held() for each in self._donations)
 
     def is_free_for(self, recorded: Held) -> bool:
         """Return whether no live tensor uses the memory that it would write to: results of its own, those of later
@@ -115,7 +115,6 @@ class Donation:
 
     def __init__(self, results: Any, counters: Sequence[int], spans: Sequence[Any], number: int) -> None:
         self.number = number
-        self.counters = frozenset(counters)
         self._results = weakref.ref(results)
         self._counters = counters
         self._spans = list(map(weakref.ref, spans))

@@ -140,3 +140,17 @@ def test_a_conjugate_view_is_not_donated(device: str) -> None:
         also_held = [*saved] if step > MANY else []
         torch.testing.assert_close(second(saved), sums(x.exp().conj()))
         del also_held
+
+
+def test_what_is_recorded_before_a_backward_leaves_its_memory_alone(device: str) -> None:
+    x, pool = torch.randn(4, 4, device=device), Pool()
+    first, second = graph(forward, pool, [True, False]), graph(backward, pool, [True], last=[0])
+    for _ in range(MANY):
+        run(first, second, x)
+    assert donations(second) == [1]
+    other = graph(forward, pool, [True] * 2)
+    for _ in range(MANY):
+        saved = [*first([x])[1:]]
+        other([x])
+        torch.testing.assert_close(second(saved), backward(forward(x)[1]))
+    assert other.recordings > 0
