@@ -109,26 +109,26 @@ class Donation:
     Args:
         results: The recording's results, which hold the storages.
         counters: The storages' addresses in C++.
-        spans: For each storage, an object that lives as long as it.
+        storages: The storages, weakly.
         number: That of the recording which the memory was donated to.
     """
 
-    def __init__(self, results: Any, counters: Sequence[int], spans: Sequence[Any], number: int) -> None:
+    def __init__(self, results: Any, counters: Sequence[int], storages: Sequence[StorageWeakRef], number: int) -> None:
         self.number = number
         self._results = weakref.ref(results)
         self._counters = counters
-        self._spans = list(map(weakref.ref, spans))
+        self._storages = storages
         self._uses = list(map(storage_use_count, counters))
 
     def is_held(self) -> bool:
         """Return whether others hold one of the storages."""
         if self._results() is None:
-            return not self.is_over()
+            return _are_alive(self._storages)
         return list(map(storage_use_count, self._counters)) != self._uses
 
     def is_over(self) -> bool:
         """Return whether all storages are gone."""
-        return all(each() is None for each in self._spans)
+        return not _are_alive(self._storages)
 
 
 @contextmanager

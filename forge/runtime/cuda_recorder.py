@@ -75,22 +75,6 @@ class CudaRecorder:
             raise NotImplementedError("a result is on another device than the current one")
         return graph, outputs
 
-    def memory_at(self, address: int, size: int) -> tuple[torch.Tensor, Any]:
-        """Return `size` bytes of a recording's memory as a tensor that does not own them, and an object that lives as
-        long as its storage."""
-        span = _Span(address, size)
-        return torch.as_tensor(span, device=f"{self.device_type}:{torch.cuda.current_device()}"), span
-
-
-class _Span:
-    """Bytes on the current device, for torch.as_tensor, whose result holds this object.
-
-    Source: Numba's CUDA array interface, version 3.
-    """
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
-
 
 def _end_failed_recording(device: int, stream: torch.cuda.Stream, pool: Any) -> None:
     """End what torch takes for a recording that goes on: the allocator, which would give its memory to later ones, and

@@ -9,7 +9,7 @@ import torch
 
 from forge.runtime.cuda_memory import Donation, Memory
 from forge.runtime.cuda_recorder import recorder
-from forge.torch_internals.tensors import StorageWeakRef, storage_address, storage_use_count
+from forge.torch_internals.tensors import StorageWeakRef, storage_address, storage_at, storage_use_count
 
 _LARGE = 2**24  # bytes of a result that is handed out as it is
 _FEW = 8  # results, which are copied at little cost if they are not large
@@ -116,19 +116,16 @@ class Results:
 
     def show(self, spans: Mapping[int, list[tuple[int, "Span"]]], memory: Memory, recording: int) -> None:
         """Show the memory of released storages, which was donated to the recording of that number."""
-        owners = []
         for number, shown in spans.items():
-            base, owner = shown[0][1].memory()
-            owners.append(owner)
-            self._storages[number] = storage = base.untyped_storage()
-            del base
-            self.weak_storages.append(StorageWeakRef(storage))
+            self._storages[number] = storage = shown[0][1].storage()
             for place, span in shown:
                 self._outputs[place] = span.tensor(storage)
             self._counters[number] = storage_address(self._storages[number])
             self._uses[number] = storage_use_count(self._counters[number])
         counters = [self._counters[number] for number in spans]
-        memory.add_donation(Donation(self, counters, owners, recording))
+        storages = [StorageWeakRef(self._storages[number]) for number in spans]
+        self.weak_storages += storages
+        memory.add_donation(Donation(self, counters, storages, recording))
 
 
 class Span:
@@ -136,13 +133,13 @@ class Span:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        self._storage = storage.data_ptr(), storage.nbytes()
+        self._storage = storage.data_ptr(), tensor.device, storage.nbytes()
         self._shape, self._strides, self._offset = tensor.shape, tensor.stride(), tensor.storage_offset()
         self._dtype = tensor.dtype
 
-    def memory(self) -> tuple[torch.Tensor, Any]:
-        """Return the bytes of the tensor's storage, and an object that lives as long as the new storage."""
-        return recorder().memory_at(*self._storage)
+    def storage(self) -> torch.UntypedStorage:
+        """Return a storage of the same memory as the tensor's, which it does not own."""
+        return storage_at(*self._storage)
 
     def tensor(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """Return the tensor in a storage."""

@@ -29,6 +29,12 @@ def storage_address(storage: torch.UntypedStorage) -> int:
     return storage._cdata
 
 
+def storage_at(address: int, device: torch.device, size: int) -> torch.UntypedStorage:
+    """Return a storage of memory that it does not own. torch.as_tensor of __cuda_array_interface__ would need NumPy."""
+    storage: Any = torch._C._construct_storage_from_data_pointer(address, device, size)  # the stub's class is another
+    return storage
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's storage: equal for tensors that share it."""
     return tensor.untyped_storage()._cdata

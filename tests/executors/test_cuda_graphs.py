@@ -112,7 +112,7 @@ class Double:
                 size = each.untyped_storage().nbytes()
                 place = self._allocate(size, pool)
                 ctypes.memmove(place[0], address, size)
-                moved[address], owner = self.memory_at(place[0], size)
+                moved[address], owner = self._memory_at(place[0], size)
                 weakref.finalize(owner, pool.append, place)
             storage = moved[address].untyped_storage()
             results.append(
@@ -130,7 +130,7 @@ class Double:
         self.memory.append((ctypes.c_char * size)())
         return ctypes.addressof(self.memory[-1]), size
 
-    def memory_at(self, address: int, size: int) -> tuple[torch.Tensor, Any]:
+    def _memory_at(self, address: int, size: int) -> tuple[torch.Tensor, Any]:
         shown = (ctypes.c_char * size).from_address(address)
         return torch.frombuffer(shown, dtype=torch.uint8), shown
 
