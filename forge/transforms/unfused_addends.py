@@ -76,7 +76,11 @@ def _sum_of_product(bound: BoundSymbol, device: str) -> dict[str, Any] | None:
     given = bound.symbol.bind(bound.args, bound.kwargs)
     is_row = bound.symbol is torchlang.addmm and given["input"].ndim == 1
     plain_numbers = all(isinstance(given[name], (int, float)) for name in ("alpha", "beta"))
-    return given if plain_numbers and given["beta"] != 0 and not is_row else None
+    if not plain_numbers or given["beta"] == 0 or is_row:
+        return None
+    # the product alone may be out of float16's range, where torch multiplies by alpha before it rounds
+    shrinks = out.dtype is torch.float16 and abs(given["alpha"]) < 1 and bound.symbol is not torchlang.addbmm
+    return None if shrinks else given
 
 
 def _feeds_region(

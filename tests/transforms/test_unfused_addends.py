@@ -104,6 +104,13 @@ def test_other_sums_stay(program: Callable) -> None:
     assert AS_ON_A_GPU(trace) is trace
 
 
+def test_products_that_float16_cannot_hold_are_not_computed_alone() -> None:
+    given = torch.randn(256).half(), torch.full((3, 256, 4), 200.0).half(), torch.full((3, 4, 256), 100.0).half()
+    jitted = forge.jit(attention("baddbmm", alpha=0.125), transforms=[AS_ON_A_GPU], cache=False)
+    assert jitted(*given).isfinite().all()
+    assert AS_ON_A_GPU(forge.trace(attention("baddbmm", alpha=2), *given)).stage == "unfuse_addends"
+
+
 def test_a_sum_that_somebody_else_runs_stays() -> None:
     trace = forge.trace(attention("baddbmm"), torch.randn(256), *factors("baddbmm"))
     assert AS_ON_A_GPU(trace) is not trace
