@@ -5,6 +5,7 @@ import struct
 import pytest
 import torch
 
+import forge
 from forge.executors.torchex import attention
 from forge.executors.torchex.attention import Attention
 from forge.torch_internals.fake_tensors import FakeTensorMode
@@ -149,3 +150,14 @@ def test_the_memory_efficient_kernel_reads_aligned_rows_of_any_length(monkeypatc
         assert attention._choose(call, (q, k, k, aligned)) == attention._KERNELS[efficient]
         chosen = attention._choose(call, (q, k, k, apart))
     assert chosen == (attention._KERNELS[efficient] if length == 32 else None)
+
+
+def test_the_mask_of_an_empty_batch_has_a_gradient_of_zeros():
+    q, mask = torch.randn(0, 3, 19, 4, requires_grad=True), torch.randn(3, 19, 19, requires_grad=True)
+    jitted = forge.jit(
+        lambda q, mask: torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask * 2),
+        executors=["torch"],
+        cache=False,
+    )
+    jitted(q, mask).sum().backward()
+    assert q.grad.shape == q.shape and (mask.grad is None or not mask.grad.any())

@@ -441,7 +441,9 @@ def _composition_backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of those inputs that have a shape here, None for the others."""
     g = to_strides(g, state.out.stride())  # it may be a call of cuDNN
-    found = iter(torch.autograd.grad(state.out, state.inputs, g, retain_graph=True))
+    # torch gives none for an empty batch's mask
+    gradients = torch.autograd.grad(state.out, state.inputs, g, retain_graph=True, materialize_grads=True)
+    found = iter(gradients)
     return tuple(next(found) if shape else None for shape in shapes)
 
 
