@@ -315,10 +315,7 @@ class Graph:
         ways = [(each.results.handing_out, each in blocked) for each in alike]
         before = [way for way, is_blocked in ways if way is HandingOut.COPIES or not is_blocked]
         self._is_alone |= bool(blocked)
-        dropped = [each for each in self._recorded if each.key == inputs.key and each not in alike] + blocked
-        self._recorded = [each for each in self._recorded if each not in dropped]
-        del blocked[:], dropped[:]  # the new recording may use their memory
-        alike[:] = [each for each in alike if each in self._recorded]
+        self._drop_useless(inputs, alike, blocked)
         last = [place for place, among_all in enumerate(inputs.places()) if among_all in self._last]
         try:
             if not self._is_requested and self.recordings >= _MOST:
@@ -340,6 +337,13 @@ class Graph:
         others = [each for each in self._recorded if each not in replaced]
         self._recorded = [made, *others][: 2 * _RECORDINGS]
         return made
+
+    def _drop_useless(self, inputs: _Inputs, alike: list[_Recording], blocked: list[_Recording]) -> None:
+        """Drop the recordings whose inputs are elsewhere now, and the blocked ones: a new one may use their memory."""
+        useless = [each for each in self._recorded if each.key == inputs.key and each not in alike] + blocked
+        self._recorded = [each for each in self._recorded if each not in useless]
+        alike[:] = [each for each in alike if each not in blocked]
+        blocked.clear()
 
     def _memory_for(self, inputs: _Inputs, last: Sequence[int], memory: Memory) -> Memory:
         """Return the memory to record in: that of the results which are read for the last time; for a first recording,
