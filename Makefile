@@ -72,7 +72,8 @@ bench: $(INSTALLED)
 
 # 24 models in parts: what `--minutes` ends goes on with the next `make bench-gpu`
 bench-gpu: $(INSTALLED)
-	$(BIN)/python -m bench.zoo --device cuda --minutes $(MINUTES) --png docs/images/zoo.png
+	$(BIN)/python -m bench.zoo --device cuda --minutes $(MINUTES) --png docs/images/zoo.png \
+		--write docs/explanation/performance.md
 	$(BIN)/python -m bench.alone
 
 bench-kernels: $(INSTALLED)

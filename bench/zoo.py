@@ -448,20 +448,20 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def summary(results: list[dict[str, Any]]) -> str:
     """Return the ratios to torch.compile as a table in Markdown, a row for each model."""
-    lines = ["| | training | kernels | memory | first call | inference | kernels |", "|---|---|---|---|---|---|---|"]
+    lines = ["||training|kernels|memory|first call|inference|kernels|", "|---|---|---|---|---|---|---|"]
     columns = [("training", key) for key in ("seconds", "busy", "memory", "first")]
     columns += [("inference", key) for key in ("seconds", "busy")]
     ratios = {(each["model"], each["mode"], key): ratio(each, key) for each in results for _, key in columns}
 
     def cells(values: Iterable[float | None]) -> str:
-        return " | ".join("" if value is None else f"{value:.2f}" for value in values)
+        return "|".join("" if value is None else f"{value:.2f}" for value in values)
 
     for name in dict.fromkeys(each["model"] for each in results):
-        lines.append(f"| {name} | {cells(ratios.get((name, mode, key)) for mode, key in columns)} |")
+        lines.append(f"|{name}|{cells(ratios.get((name, mode, key)) for mode, key in columns)}|")
     means = [
         geometric_mean(value for (_, mode, key), value in ratios.items() if (mode, key) == column) for column in columns
     ]
-    return "\n".join([*lines, f"| **geometric mean** | {cells(means)} |"])
+    return "\n".join([*lines, f"|**geometric mean**|{cells(means)}|"])
 
 
 _BEGIN, _END = "<!-- bench.zoo: begin -->", "<!-- bench.zoo: end -->"
