@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from forge.executors.executor import Decision, Declined
+from forge.executors.torchex.cudnn_rnn import steps
 from forge.ir import TensorProxy, Trace
 from forge.ir.locks import new_lock
 from forge.ir.printing import DEL
@@ -73,9 +74,10 @@ def hidden_seconds(trace: Trace, flops: int) -> float | None:
     threads = torch.get_num_threads() if device == "cpu" else 1
     moved = sum(proxy.numel() * proxy.element_size() for proxy in edges.values() if proxy.device.type == device)
     hidden = (flops / (rate.flops * threads) + moved / rate.bytes) / rate.share
-    if hidden < len(calls) * rate.call:
+    count = sum(map(steps, calls)) if device == "cuda" else len(calls)
+    if hidden < count * rate.call:
         return 0.0
-    return hidden if device == "cuda" and hidden < len(calls) * _SLOWEST_CALL else None
+    return hidden if device == "cuda" and hidden < count * _SLOWEST_CALL else None
 
 
 class TierResult(NamedTuple):

@@ -7,7 +7,8 @@ from typing import Any, cast
 import torch
 
 from forge import prims, torchlang
-from forge.executors.executor import Decision, decline
+from forge.executors.executor import Decision, Declined, decline
+from forge.executors.torchex import cudnn_rnn
 from forge.executors.torchex.core import run_prim, run_torchlang, torch_prims, torchex
 from forge.ir import Symbol, current_trace
 from forge.prims.recurrent import input_count
@@ -77,7 +78,8 @@ torch_prims.register_implementation(prims.recurrent_layer, recurrent_layer)
 
 
 def _whole(symbol: Symbol) -> tuple[Callable, Callable]:
-    """Return the checker of the calls that torch runs as one, and their gradient rule.
+    """Return the checker of the calls that torch runs as one, and their gradient rule: cuDNN's operator where torch
+    takes cuDNN, else torch's autograd.
 
     With dropout between layers each is run by itself, so that what is drawn between them is known; but on a GPU, where
     cuDNN draws other numbers.
@@ -90,6 +92,10 @@ def _whole(symbol: Symbol) -> tuple[Callable, Callable]:
         return True
 
     def rule(*args: Any, **kwargs: Any) -> tuple:
+        given = symbol.bind(args, kwargs)
+        layers = cudnn_rnn.takes(symbol.name, given)
+        if not isinstance(layers, Declined):
+            return cudnn_rnn.cudnn_grad(layers, given)
         with current_trace().collecting():
             output = symbol(*args, **kwargs)
         keep_graph(torch_function_of(symbol), args, kwargs, output)
