@@ -14,7 +14,7 @@ from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 from forge import prims
 from forge.executors.executor import Declined, decline
 from forge.executors.torchex.core import torchex
-from forge.ir import BoundSymbol, Dim, TensorProxy, get_grad, needs_grad, put_grad
+from forge.ir import BoundSymbol, Dim, Tag, TensorProxy, get_grad, needs_grad, put_grad
 from forge.ir.bounded import BoundedDict
 from forge.ir.strides import contiguous
 from forge.prims.core import like
@@ -196,12 +196,16 @@ def _cudnn_rnn_backward_meta(
     return tuple(like(x) if needed and x is not None else None for x, needed in zip(inputs, wanted, strict=True))
 
 
+# In no region: on fake tensors they only make memory, which is what a fusion executor would compile.
 cudnn_rnn_weights = torchex.register_operator(
-    "cudnn_rnn_weights", meta=lambda params, sizes: like(params[0], shape=(sizes[0],)), fn=_flatten
+    "cudnn_rnn_weights",
+    meta=lambda params, sizes: like(params[0], shape=(sizes[0],)),
+    fn=_flatten,
+    tags=(Tag.NO_FUSE,),
 )
-cudnn_rnn = torchex.register_operator("cudnn_rnn", meta=_cudnn_rnn_meta, fn=_cudnn_rnn)
+cudnn_rnn = torchex.register_operator("cudnn_rnn", meta=_cudnn_rnn_meta, fn=_cudnn_rnn, tags=(Tag.NO_FUSE,))
 cudnn_rnn_backward = torchex.register_operator(
-    "cudnn_rnn_backward", meta=_cudnn_rnn_backward_meta, fn=_cudnn_rnn_backward
+    "cudnn_rnn_backward", meta=_cudnn_rnn_backward_meta, fn=_cudnn_rnn_backward, tags=(Tag.NO_FUSE,)
 )
 
 
