@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from forge import prims
+from forge.executors.torchex import recurrent
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.printing import DEL
 from forge.ir.proxies import SYMBOLIC_TYPES
@@ -116,6 +117,9 @@ def _through_views(name: str, makers: Mapping[str, BoundSymbol]) -> tuple[str, l
 
 def why_not(bound: BoundSymbol) -> str | None:
     """Return why a call is in no graph."""
+    declined = recurrent.why_not_recorded(bound)
+    if declined is not None:
+        return declined
     writes = _writes_alone(bound)
     for tag, reason in _OUTSIDE.items():
         if tag in bound.all_tags and not (writes and tag is Tag.EFFECT):

@@ -255,6 +255,14 @@ def test_other_calls_are_run_by_torchs_autograd(device: str, options: Any, monke
             assert not uses_cudnn(jitted)
 
 
+def test_a_call_outside_of_graphs_has_a_reason(device: str) -> None:
+    module = tagger(nn.LSTM, {}, device).eval()
+    jitted = forge.jit(module, cuda_graphs=True)
+    for x in sequences(device, 8):
+        jitted(x)
+    assert "in eval mode cuDNN has no backward" in str(forge.explain(jitted).unrecorded)
+
+
 def train(call: Callable, module: nn.Module, batches: Sequence[torch.Tensor], lr: float = 0.1) -> list[float]:
     optimizer = torch.optim.SGD(module.parameters(), lr=lr)
     losses = []

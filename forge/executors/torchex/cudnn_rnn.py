@@ -38,7 +38,7 @@ class Layers(NamedTuple):
     Attributes:
         kind: A key of prims.recurrent.KINDS.
         weights: The number of weights of a layer in one direction.
-        count: The number of layers.
+        num_layers: The number of layers.
         is_batch_first: True for an input (N, steps, features).
         is_bidirectional: True for layers of two directions.
         sizes: The number of elements of the buffer of weights, the place of each weight in it, and the bytes of the
@@ -47,7 +47,7 @@ class Layers(NamedTuple):
 
     kind: str
     weights: int
-    count: int
+    num_layers: int
     is_batch_first: bool
     is_bidirectional: bool
     sizes: Sizes
@@ -57,7 +57,7 @@ def _arguments(layers: Layers, hx: torch.Tensor, cx: torch.Tensor | None = None)
     """Return the arguments from `mode` to `dropout_state` that both operators take."""
     is_projected = cx is not None and cx.shape[2] != hx.shape[2]
     hidden, projected = (cx.shape[2], hx.shape[2]) if cx is not None and is_projected else (hx.shape[2], 0)
-    how = (layers.count, layers.is_batch_first, 0.0, True, layers.is_bidirectional, [], None)
+    how: tuple[Any, ...] = (layers.num_layers, layers.is_batch_first, 0.0, True, layers.is_bidirectional, [], None)
     return _MODES[layers.kind], hidden, projected, *how
 
 
@@ -214,7 +214,7 @@ def steps(bound: BoundSymbol) -> int:
     if bound.symbol is cudnn_rnn:
         input, layers = bound.args[0], Layers(*bound.args[5])
         length = input.shape[1 if layers.is_batch_first else 0]
-        return int(length) * layers.count * (2 if layers.is_bidirectional else 1)
+        return int(length) * layers.num_layers * (2 if layers.is_bidirectional else 1)
     found = [call.args[2][0].shape[0] for call in innermost(bound) if call.symbol is prims.recurrent_layer]
     return sum(map(int, found)) or 1
 
@@ -253,7 +253,7 @@ def _measure(kind: str, input: TensorProxy, states: Proxies, params: Proxies, ho
             node = _FUNCTIONS[kind](x.requires_grad_(), state, weights, *how)[0].grad_fn
         if type(node).__name__ != "CudnnRnnBackward0":
             return None
-        return flat.numel(), tuple(each.storage_offset() for each in weights), node._saved_result3.numel()
+        return flat.numel(), tuple(int(each.storage_offset()) for each in weights), node._saved_result3.numel()
 
 
 def _weights_of_a_layer(has_biases: bool, states: Sequence[Any]) -> int:
