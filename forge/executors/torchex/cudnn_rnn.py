@@ -18,8 +18,10 @@ from forge.ir import BoundSymbol, Dim, Tag, TensorProxy, get_grad, needs_grad, p
 from forge.ir.bounded import BoundedDict
 from forge.ir.strides import contiguous
 from forge.prims.core import like
+from forge.torch_internals.autograd import cudnn_rnn_reserve
 from forge.torch_internals.dispatch import disable_current_modes
 from forge.torch_internals.fake_tensors import FakeTensor
+from forge.torch_internals.functions import torch_foreach_copy_
 from forge.transforms.makers import innermost
 
 aten = torch.ops.aten
@@ -88,7 +90,7 @@ def _flatten(params: Sequence[torch.Tensor], sizes: Sizes) -> torch.Tensor:
         return buffer
     pairs = zip(params, places, strict=True)
     views = [buffer.as_strided(each.shape, contiguous(each.shape), place) for each, place in pairs]
-    torch._foreach_copy_(views, list(params))
+    torch_foreach_copy_(views, list(params))
     return buffer
 
 
@@ -251,9 +253,10 @@ def _measure(kind: str, input: TensorProxy, states: Proxies, params: Proxies, ho
         with torch.enable_grad():
             state = tuple(zeros) if len(zeros) > 1 else zeros[0]
             node = _FUNCTIONS[kind](x.requires_grad_(), state, weights, *how)[0].grad_fn
-        if type(node).__name__ != "CudnnRnnBackward0":
+        reserve = cudnn_rnn_reserve(node)
+        if reserve is None:
             return None
-        return flat.numel(), tuple(int(each.storage_offset()) for each in weights), node._saved_result3.numel()
+        return flat.numel(), tuple(int(each.storage_offset()) for each in weights), reserve.numel()
 
 
 def _weights_of_a_layer(has_biases: bool, states: Sequence[Any]) -> int:
