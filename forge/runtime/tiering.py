@@ -65,16 +65,18 @@ def hidden_seconds(trace: Trace, flops: int) -> float | None:
     devices = {proxy.device.type for proxy in edges.values()}
     if len(devices) > 1:
         devices.discard("cpu")  # of random numbers that models draw there, which a GPU does not wait for
-    if len(calls) < _FEWEST or len(devices) != 1 or not devices <= _RATES.keys():
+    if len(devices) != 1 or not devices <= _RATES.keys():
         return None
     if any(isinstance(length, SYMBOLIC_TYPES) for proxy in edges.values() for length in proxy.shape):
         return None
     device = devices.pop()
+    count = sum(map(steps, calls)) if device == "cuda" else len(calls)
+    if count < _FEWEST:
+        return None
     rate = _RATES[device]
     threads = torch.get_num_threads() if device == "cpu" else 1
     moved = sum(proxy.numel() * proxy.element_size() for proxy in edges.values() if proxy.device.type == device)
     hidden = (flops / (rate.flops * threads) + moved / rate.bytes) / rate.share
-    count = sum(map(steps, calls)) if device == "cuda" else len(calls)
     if hidden < count * rate.call:
         return 0.0
     return hidden if device == "cuda" and hidden < count * _SLOWEST_CALL else None

@@ -283,7 +283,7 @@ def test_training_is_recorded(
     ours = Scored(tagger(kind, options, device, dtype))
     theirs = copy.deepcopy(ours)
     jitted = forge.jit(ours, cuda_graphs=requested)
-    batches = sequences(device, FEW_CALLS + 20, dtype)
+    batches = sequences(device, FEW_CALLS + 26, dtype)
     exact = dtype is torch.float32
     found, expected = train(jitted, ours, batches), train(theirs, theirs, batches)
     torch.testing.assert_close(found, expected, **({} if exact else {"rtol": 5e-2, "atol": 5e-2}))
@@ -307,11 +307,14 @@ def test_a_backward_that_waits_reads_its_own_reserve(device: str) -> None:
     torch.testing.assert_close(*[[each.grad for each in module.parameters()] for module in (ours, theirs)])
 
 
-def test_inference_is_recorded(device: str) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_inference_is_recorded(device: str, alone: bool) -> None:
     module = tagger(nn.LSTM, OPTIONS[1], device).eval()
-    jitted = forge.jit(module)
+    module = nn.Sequential(module.cell) if alone else module
+    jitted = forge.jit(module, cuda_graphs=True if alone else "auto")
     with torch.no_grad():
         for x in sequences(device, FEW_CALLS + 10):
+            x = x[..., :4].contiguous() if alone else x
             torch.testing.assert_close(jitted(x), module(x))
     assert forge.explain(jitted).recorded == 1
 
@@ -338,10 +341,46 @@ def test_a_step_of_a_layer_counts_as_a_call(device: str) -> None:
     jitted = forge.jit(module, executors=["torch"])
     with torch.no_grad():
         jitted(x)
-    (whole,) = [each for each in forge.last_traces(jitted)[-1].bound_symbols if cudnn_rnn.steps(each) > 1]
+    traces = [forge.last_traces(jitted)[-1]]
     jitted(x)
-    (layers,) = [each for each in forge.last_traces(jitted)[-1].bound_symbols if cudnn_rnn.steps(each) > 1]
-    assert cudnn_rnn.steps(whole) == cudnn_rnn.steps(layers) == x.shape[1] * 4
+    traces += [forge.last_traces(jitted)[-1], forge.last_backward_traces(jitted)[-1]]
+    for trace in traces:
+        (found,) = [count for count in map(cudnn_rnn.steps, trace.bound_symbols) if count > 1]
+        assert found == x.shape[1] * 4
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["cudnn", "others"])
+@pytest.mark.parametrize(("kind", "options"), LAYERS, ids=str)
+def test_cudnn_is_asked_about_the_buffer_of_weights(
+    kind: Callable, options: dict[str, Any], runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sizes are those of a call on zeros, of which autograd keeps the reserve."""
+    cell, (x,) = kind(4, 5, **options), sequences("cpu")
+    asked = []
+
+    class Flattens(Cudnn):
+        def _cudnn_rnn_flatten_weight(self, weights: list[torch.Tensor], *how: Any) -> torch.Tensor:
+            asked.append(how)
+            count, places = places_of([each.shape for each in weights])
+            buffer = torch.zeros(count)
+            for each, place in zip(weights, places, strict=True):
+                each.set_(buffer[place : place + each.numel()].view(each.shape))
+            return buffer
+
+    monkeypatch.setattr(cudnn_rnn, "aten", Flattens())
+    monkeypatch.setattr(cudnn_rnn, "cudnn_rnn_reserve", lambda node: torch.zeros(9) if runs else None)
+    name = cell.mode.lower()
+    width = cell.proj_size or cell.hidden_size
+    layers = cell.num_layers * (2 if cell.bidirectional else 1)
+    states = [torch.zeros(layers, x.shape[0 if cell.batch_first else 1], size) for size in (width, cell.hidden_size)]
+    how = (cell.bias, cell.num_layers, 0.0, True, cell.bidirectional, cell.batch_first)
+    x = x[..., :4]
+    found = cudnn_rnn._measure(name, x, states if name == "lstm" else states[:1], cell._flat_weights, how)
+    count, places = places_of([each.shape for each in cell._flat_weights])
+    assert found == ((count, places, 9) if runs else None)
+    of_a_layer = len(cell._flat_weights) // layers
+    sizes = (4, cudnn_rnn._MODES[name], cell.hidden_size, cell.proj_size)
+    assert asked == [(of_a_layer, *sizes, cell.num_layers, cell.batch_first, cell.bidirectional)]
 
 
 @pytest.mark.parametrize("is_batch_first", [False, True])

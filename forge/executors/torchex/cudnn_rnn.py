@@ -212,13 +212,16 @@ cudnn_rnn_backward = torchex.register_operator(
 
 
 def steps(bound: BoundSymbol) -> int:
-    """Return how often the host launches kernels for a call: for one of recurrent layers, at each step of each."""
-    if bound.symbol is cudnn_rnn:
-        input, layers = bound.args[0], Layers(*bound.args[5])
-        length = input.shape[1 if layers.is_batch_first else 0]
-        return int(length) * layers.num_layers * (2 if layers.is_bidirectional else 1)
-    found = [call.args[2][0].shape[0] for call in innermost(bound) if call.symbol is prims.recurrent_layer]
-    return sum(map(int, found)) or 1
+    """Return how often the host launches kernels for a call: for one of recurrent layers, at each step of each; once
+    where the number of steps is symbolic."""
+    if bound.symbol in (cudnn_rnn, cudnn_rnn_backward):
+        is_forward = bound.symbol is cudnn_rnn
+        input, layers = bound.args[0 if is_forward else 1], Layers(*bound.args[5 if is_forward else 8])
+        lengths = [input.shape[1 if layers.is_batch_first else 0]]
+        lengths *= layers.num_layers * (2 if layers.is_bidirectional else 1)
+    else:
+        lengths = [call.args[2][0].shape[0] for call in innermost(bound) if call.symbol is prims.recurrent_layer]
+    return sum(length if isinstance(length, int) else 1 for length in lengths) or 1
 
 
 # torch's choice, and cuDNN's sizes
