@@ -5,6 +5,8 @@ from functools import partial
 from typing import Any
 
 from forge import prims
+from forge.executors.torchex import recurrent
+from forge.executors.torchex.cudnn_rnn import steps
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.printing import DEL
 from forge.ir.proxies import SYMBOLIC_TYPES
@@ -15,7 +17,7 @@ from forge.runtime.cuda_recorder import recorder
 from forge.transforms.makers import innermost, is_view
 
 LIST = Symbol("list", "python.list", meta=lambda values: None, op=list)  # the arguments of a graph
-_FEWEST = 2  # calls: a graph of one launches as much as the call does
+_FEWEST = 2  # calls: a graph of one launches as much as the call does, unless that has steps
 _OUTSIDE_SHARE = 0.2  # of a program's calls, at most, of one that is recorded without having been asked for
 _OUTSIDE = {
     Tag.OPAQUE: "the call is an opaque call",
@@ -70,7 +72,12 @@ def can_record(trace: Trace) -> bool:
     _, others = _calls_that_run_first(trace, ())
     calls = [bound for bound in others if bound.symbol is not DEL and not is_view(bound)]
     outside = sum(why_not(bound) is not None for bound in calls)
-    return len(calls) >= _FEWEST and outside <= len(calls) * _OUTSIDE_SHARE
+    return not _are_few(calls) and outside <= len(calls) * _OUTSIDE_SHARE
+
+
+def _are_few(calls: list[BoundSymbol]) -> bool:
+    """Return whether calls are too few for a graph."""
+    return len(calls) < _FEWEST and sum(map(steps, calls)) < _FEWEST
 
 
 def _calls_that_run_first(trace: Trace, kept: Collection[str]) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
@@ -116,6 +123,9 @@ def _through_views(name: str, makers: Mapping[str, BoundSymbol]) -> tuple[str, l
 
 def why_not(bound: BoundSymbol) -> str | None:
     """Return why a call is in no graph."""
+    declined = recurrent.why_not_recorded(bound)
+    if declined is not None:
+        return declined
     writes = _writes_alone(bound)
     for tag, reason in _OUTSIDE.items():
         if tag in bound.all_tags and not (writes and tag is Tag.EFFECT):
@@ -164,7 +174,7 @@ class _Writer:
 
     def piece(self, calls: list[BoundSymbol]) -> None:
         """One call for all of them, or they themselves."""
-        if len(calls) < _FEWEST:
+        if _are_few(calls):
             self.calls += calls
             return
         made = [proxy for bound in calls for proxy in proxies(bound.output)]

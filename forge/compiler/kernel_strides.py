@@ -74,6 +74,9 @@ def with_kernel_strides(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     if func.overloadpacket in _BATCH_NORMS and args[0].device.type == "cpu":
         first, *rest = result
         return first if first is None else _in_suggested_order(first), *rest
+    if func is aten._cudnn_rnn.default:
+        first, *rest = result
+        return _with_steps_first(first) if _is_batch_first(args) else first, *rest
     strides: tuple[Dim, ...]
     if func in _ALWAYS_IN_ROW_MAJOR:
         strides = contiguous(tuple(result.shape))
@@ -100,6 +103,18 @@ def _laid_out(result: torch.Tensor, strides: tuple[Dim, ...]) -> torch.Tensor:
 def in_row_major_order(x: torch.Tensor) -> bool:
     """Return whether a tensor has the strides of row-major order, of dims of one element too; nothing is guarded."""
     return same(x.stride(), contiguous(tuple(x.shape)))
+
+
+def _is_batch_first(args: tuple[Any, ...]) -> bool:
+    """Return whether a call of aten._cudnn_rnn has an input (N, steps, features)."""
+    *_, batch_first, _, _, _, batch_sizes, _ = args
+    return batch_first and not batch_sizes
+
+
+def _with_steps_first(x: torch.Tensor) -> torch.Tensor:
+    """Return (N, steps, features) as cuDNN writes it: the steps come first in memory."""
+    steps_first = contiguous((x.shape[1], x.shape[0], x.shape[2]))
+    return _laid_out(x, (steps_first[1], steps_first[0], steps_first[2]))
 
 
 def _in_suggested_order(x: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from forge.executors.executor import Decision, Declined
+from forge.executors.torchex.cudnn_rnn import steps
 from forge.ir import TensorProxy, Trace
 from forge.ir.locks import new_lock
 from forge.ir.printing import DEL
@@ -64,18 +65,21 @@ def hidden_seconds(trace: Trace, flops: int) -> float | None:
     devices = {proxy.device.type for proxy in edges.values()}
     if len(devices) > 1:
         devices.discard("cpu")  # of random numbers that models draw there, which a GPU does not wait for
-    if len(calls) < _FEWEST or len(devices) != 1 or not devices <= _RATES.keys():
+    if len(devices) != 1 or not devices <= _RATES.keys():
         return None
     if any(isinstance(length, SYMBOLIC_TYPES) for proxy in edges.values() for length in proxy.shape):
         return None
     device = devices.pop()
+    count = sum(map(steps, calls)) if device == "cuda" else len(calls)
+    if count < _FEWEST:
+        return None
     rate = _RATES[device]
     threads = torch.get_num_threads() if device == "cpu" else 1
     moved = sum(proxy.numel() * proxy.element_size() for proxy in edges.values() if proxy.device.type == device)
     hidden = (flops / (rate.flops * threads) + moved / rate.bytes) / rate.share
-    if hidden < len(calls) * rate.call:
+    if hidden < count * rate.call:
         return 0.0
-    return hidden if device == "cuda" and hidden < len(calls) * _SLOWEST_CALL else None
+    return hidden if device == "cuda" and hidden < count * _SLOWEST_CALL else None
 
 
 class TierResult(NamedTuple):

@@ -42,6 +42,11 @@ def raw_saved_tensors(ctx: Any) -> tuple[SavedTensor, ...]:
     return ctx._raw_saved_tensors
 
 
+def cudnn_rnn_reserve(node: Any) -> torch.Tensor | None:
+    """Return the reserve that cuDNN's recurrent layers saved in a node of a graph; None for another node."""
+    return node._saved_result3 if type(node).__name__ == "CudnnRnnBackward0" else None
+
+
 record_apply: Hook[[type[torch.autograd.Function], tuple], Any] = Hook("record a torch.autograd.Function")
 is_recorded: Hook[[tuple], bool] = Hook("say whether the arguments of a torch.autograd.Function are proxies")
 

@@ -7,12 +7,13 @@ from typing import Any, cast
 import torch
 
 from forge import prims, torchlang
-from forge.executors.executor import Decision, decline
+from forge.executors.executor import Decision, Declined, decline
+from forge.executors.torchex import cudnn_rnn
 from forge.executors.torchex.core import run_prim, run_torchlang, torch_prims, torchex
-from forge.ir import Symbol, current_trace
+from forge.ir import BoundSymbol, Symbol, Tag, current_trace
 from forge.prims.recurrent import input_count
 from forge.torchlang import torch_function_of
-from forge.torchlang.opaque import keep_graph, track
+from forge.torchlang.opaque import keep_graph, run_opaque_forward, track
 
 Tensors = Sequence[torch.Tensor | None]
 LayerInputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, *tuple[torch.Tensor | None, ...]]
@@ -77,7 +78,8 @@ torch_prims.register_implementation(prims.recurrent_layer, recurrent_layer)
 
 
 def _whole(symbol: Symbol) -> tuple[Callable, Callable]:
-    """Return the checker of the calls that torch runs as one, and their gradient rule.
+    """Return the checker of the calls that torch runs as one, and their gradient rule: cuDNN's operator where torch
+    takes cuDNN, else torch's autograd.
 
     With dropout between layers each is run by itself, so that what is drawn between them is known; but on a GPU, where
     cuDNN draws other numbers.
@@ -90,6 +92,10 @@ def _whole(symbol: Symbol) -> tuple[Callable, Callable]:
         return True
 
     def rule(*args: Any, **kwargs: Any) -> tuple:
+        given = symbol.bind(args, kwargs)
+        layers = cudnn_rnn.takes(symbol.name, given)
+        if not isinstance(layers, Declined):
+            return cudnn_rnn.cudnn_grad(layers, given)
         with current_trace().collecting():
             output = symbol(*args, **kwargs)
         keep_graph(torch_function_of(symbol), args, kwargs, output)
@@ -98,6 +104,18 @@ def _whole(symbol: Symbol) -> tuple[Callable, Callable]:
     return checker, rule
 
 
-for _symbol in (torchlang.lstm, torchlang.gru, torchlang.rnn_tanh, torchlang.rnn_relu):
+_LAYERS = {each.name: each for each in (torchlang.lstm, torchlang.gru, torchlang.rnn_tanh, torchlang.rnn_relu)}
+for _symbol in _LAYERS.values():
     _checker, _rule = _whole(_symbol)
     run_torchlang(_symbol, checker=_checker, grad_transform=_rule)
+
+
+def why_not_recorded(bound: BoundSymbol) -> str | None:
+    """Return why a call of recurrent layers must not be recorded as part of a CUDA graph; None for other calls."""
+    if bound.symbol.op is run_opaque_forward and bound.args[0] in _FUNCTIONS.values():
+        function, args, kwargs, *_ = bound.args
+        decision = cudnn_rnn.takes(function.__name__, _LAYERS[function.__name__].bind(args, kwargs))
+        return decision.reason if isinstance(decision, Declined) else None
+    if bound.symbol.op in _FUNCTIONS.values() and Tag.RANDOM in bound.all_tags:
+        return "cuDNN draws the dropout between layers from a state of its own"
+    return None
