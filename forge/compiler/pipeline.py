@@ -54,7 +54,7 @@ from forge.compiler.region_artifacts import FusedRegion, compile_until_stable
 from forge.compiler.report import CompileReport, LayerUse
 from forge.executors.errors import RegionError
 from forge.executors.executor import Executor, decline
-from forge.executors.torchex.attention import ATTENDING
+from forge.executors.torchex.windows import ATTENDING
 from forge.ir import Tag, Trace
 from forge.ir.interpreter import paused_gc
 from forge.runtime.cuda_recorder import recorder
