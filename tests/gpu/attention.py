@@ -1,6 +1,7 @@
 """Attention between other calls, for each of torch's backends: its forward and its gradients.
 
-Every backend with all groups of heads, head sizes, masks and layouts; dtype, lengths, scale and dropout go round.
+Every backend with all groups of heads, head sizes, masks and layouts; dtype, lengths, scale and dropout go round. So do
+they where the mask is a window of positions that the program makes.
 """
 
 import itertools
@@ -26,6 +27,8 @@ HEADS = {"equal": (4, 4), "grouped": (4, 2), "one": (4, 1)}
 WIDTHS = (32, 64, 96, 128, 192, 256)
 MASKS = ("none", "causal", "bool", "bool_broadcast", "float", "float_broadcast", "float_grad")
 LAYOUTS = ("contiguous", "transposed")
+WINDOWS = {"both": (40, 40), "causal": (200, 0), "own": (0, 0), "uneven": (1, 63)}
+WINDOW_LENGTHS = (1024, 1000, 1500)
 LENGTHS = ((128, 128), (100, 100), (64, 160), (1, 96), (256, 256))
 BATCH = 2
 
@@ -44,7 +47,52 @@ def cases() -> dict[str, Case]:
         name = f"attention/{backend}/{heads}/{width}/{mask}/{layout}/{dtype}"
         run = partial(_run, backend, HEADS[heads], width, mask, layout, DTYPES[dtype], lengths, dropout, scale)
         found[name] = Case(run)
+    return found | _window_cases()
+
+
+def _window_cases() -> dict[str, Case]:
+    found = {}
+    for turn, (heads, width, window, layout) in enumerate(itertools.product(HEADS, WIDTHS, WINDOWS, LAYOUTS)):
+        dtype = ("bfloat16", "float16")[turn % 2]
+        length = WINDOW_LENGTHS[turn % len(WINDOW_LENGTHS)]
+        scale = 0.3 if turn % 5 == 1 else None
+        name = f"attention/window/{heads}/{width}/{window}/{layout}/{dtype}"
+        run = partial(_run_window, HEADS[heads], width, WINDOWS[window], layout, DTYPES[dtype], length, scale)
+        found[name] = Case(run)
     return found
+
+
+def _run_window(
+    heads: tuple[int, int],
+    width: int,
+    window: tuple[int, int],
+    layout: str,
+    dtype: torch.dtype,
+    length: int,
+    scale: float | None,
+    device: torch.device,
+) -> tuple[str, str]:
+    torch.manual_seed(0)
+    *inputs, _, gain = _inputs(heads, width, "none", layout, dtype, (length, length), device)
+    gradient = _heads(heads[0], length, width, layout, dtype, device)
+    masked = _attend(False, 0.0, scale, heads[0] != heads[1])
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(length, device=device)
+        distance = positions - positions[:, None]
+        return masked(query, key, value, (distance >= -window[0]) & (distance <= window[1]), gain)
+
+    def flow(function: Callable, inputs: list, gain: torch.Tensor, gradient: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [each.detach().requires_grad_() for each in inputs]
+        out = function(*leaves, gain)
+        return [out.detach(), *torch.autograd.grad(out, leaves, gradient)]
+
+    def reference(draw: int | None) -> list[torch.Tensor]:
+        with sdpa_kernel([SDPBackend.MATH]):
+            return flow(attend, *nudged((inputs, gain, gradient), dtype, draw))
+
+    eager = flow(attend, inputs, gain, gradient)
+    return judge(flow(forge.jit(attend), inputs, gain, gradient), eager, reference)
 
 
 def _run(
