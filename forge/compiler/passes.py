@@ -75,6 +75,12 @@ def grouped_queries(trace: Trace, context: Context) -> Trace:
     )
 
 
+def attention_blocks(trace: Trace, context: Context) -> Trace:
+    """Compute attention in blocks where its mask hides all but a band."""
+    plain = partial(_runs_in_torch, context=context)
+    return transforms.attention_blocks(trace, run=partial(_run_now, context=context), plain=plain)
+
+
 def patterns(trace: Trace, context: Context) -> Trace:
     """Replace the calls that the patterns of the executors' kernels match."""
     known = [pattern for executor in context.config.executors for pattern in executor.patterns]

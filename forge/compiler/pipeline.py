@@ -195,6 +195,7 @@ PIPELINE: tuple[Pass, ...] = (
     _of_torch(passes.cse, when=_is(Kind.PROGRAM, Kind.DOUBLE_BACKWARD)),
     _of_torch(passes.attention_masks, when=_is_program),
     _of_torch(passes.grouped_queries, when=_is_program),
+    _of_torch(passes.attention_blocks, when=_may_round_otherwise),
     _of_torch(passes.patterns, when=_has_patterns),
     _of_torch(passes.fused_linear_cross_entropy, when=_is_program),
     _of_torch(passes.fold_norms, when=_freezes),
