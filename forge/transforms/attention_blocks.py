@@ -15,6 +15,7 @@ import torch
 
 from forge import clang, torchlang
 from forge.ir import BoundSymbol, TensorProxy, Trace, recording
+from forge.ir.proxies import hint_of
 from forge.ir.symbol import substitute
 from forge.transforms.attention_masks import ATTENTION
 from forge.transforms.cse import MEANINGFUL
@@ -101,9 +102,7 @@ def _is_candidate(given: dict[str, Any], device: str) -> bool:
     return mask.dtype == torch.bool and key.shape[-2] == length and tuple(mask.shape[-2:]) == (length, length)
 
 
-def blocks_of(
-    length: int, left: int, right: int, sizes: Sequence[int] = BLOCKS, step: int = STEP
-) -> Iterator[Blocks]:
+def blocks_of(length: int, left: int, right: int, sizes: Sequence[int] = BLOCKS, step: int = STEP) -> Iterator[Blocks]:
     """Yield the blocks into which queries are divided without a rest."""
     before, after = (-(-side // step) * step for side in (left, right))
     for size in sizes:
@@ -116,11 +115,12 @@ def is_profitable(given: dict[str, Any], blocks: Blocks) -> bool:
     query, key, value = (given[name] for name in ("query", "key", "value"))
     if query.dtype not in _HALVES:
         return False
-    batch, heads, length, width = query.shape
+    batch, heads, length, width = map(hint_of, query.shape)
     gain = _TIMES_OF_FORWARD * 4 * batch * heads * length * (length - blocks.keys) * width / _RATE
-    copied = math.prod(key.shape) + math.prod(value.shape)
+    copied = math.prod(map(hint_of, key.shape)) + math.prod(map(hint_of, value.shape))
     moved = 2 * copied * (1 + blocks.keys / blocks.size) * query.dtype.itemsize
-    return gain > 2 * (moved / _BANDWIDTH + _LAUNCHES)
+    pays: bool = gain > 2 * (moved / _BANDWIDTH + _LAUNCHES)
+    return pays
 
 
 def _reaches(

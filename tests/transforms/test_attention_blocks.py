@@ -9,7 +9,6 @@ import torch
 from torch.nn import functional as F
 
 import forge
-from forge.compiler import passes
 from forge.transforms.attention_blocks import Blocks, attention_blocks, blocks_of, find_reach, is_profitable
 
 SDPA = "torch.nn.functional.scaled_dot_product_attention"
@@ -22,7 +21,7 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of sizes that are tested fast, on the CPU."""
     pays = lambda given, blocks: 2 * blocks.keys <= LENGTH
     as_on_a_gpu = partial(attention_blocks, device="cpu", pays=pays, sizes=SIZES, step=STEP)
-    monkeypatch.setattr(passes.transforms, "attention_blocks", as_on_a_gpu)
+    monkeypatch.setattr("forge.transforms.attention_blocks", as_on_a_gpu)
 
 
 def qkv(heads: tuple[int, int] = (2, 2), batch: int = 2, length: int = LENGTH) -> list[torch.Tensor]:
