@@ -72,23 +72,29 @@ def attention_blocks(
         sizes: The numbers of queries of a block.
         step: The keys before and after a block are multiples of it.
     """
-    calls = [
-        (bound, given)
-        for bound in trace.bound_symbols
-        if bound.symbol is ATTENTION and _is_candidate(given := ATTENTION.bind(bound.args, bound.kwargs), device)
-    ]
+    pays = pays or is_profitable
+    calls = []
+    for bound in trace.bound_symbols:
+        if bound.symbol is ATTENTION and _is_candidate(given := ATTENTION.bind(bound.args, bound.kwargs), device):
+            best = _best(given, (0, 0), sizes, step)
+            if best is not None and pays(given, best):
+                calls.append((bound, given))
     if not calls:
         return trace
     reaches = _reaches(trace, {given["attn_mask"].name: given["attn_mask"] for _, given in calls}, run)
     sites: dict[str, _Site] = {}
     for bound, given in calls:
-        if (reach := reaches.get(given["attn_mask"].name)) is None:
-            continue
-        fitting = blocks_of(given["query"].shape[-2], *reach, sizes, step)
-        best = min(fitting, key=lambda blocks: (blocks.keys, -blocks.size), default=None)
-        if best is not None and (pays or is_profitable)(given, best) and plain(bound):
+        reach = reaches.get(given["attn_mask"].name)
+        best = None if reach is None else _best(given, reach, sizes, step)
+        if best is not None and pays(given, best) and plain(bound):
             sites[bound.output.name] = _Site(given, best)
     return _rewrite(trace, sites) if sites else trace
+
+
+def _best(given: dict[str, Any], reach: tuple[int, int], sizes: Sequence[int], step: int) -> Blocks | None:
+    """Return the blocks that see the fewest keys, the largest of these."""
+    fitting = blocks_of(given["query"].shape[-2], *reach, sizes, step)
+    return min(fitting, key=lambda blocks: (blocks.keys, -blocks.size), default=None)
 
 
 def _is_candidate(given: dict[str, Any], device: str) -> bool:
@@ -169,11 +175,14 @@ def _fixed_operands(mask: TensorProxy, makers: dict[str, BoundSymbol], fixed: se
 def find_reach(mask: torch.Tensor) -> tuple[int, int]:
     """Return how many positions before and after its own a query sees at most."""
     seen = mask.reshape(-1, *mask.shape[-2:]).any(0) if mask.ndim > 2 else mask
-    query, key = seen.nonzero(as_tuple=True)
-    if not len(query):
+    rows = seen.any(-1)
+    if not bool(rows.any()):
         return 0, 0
-    distance = key - query
-    return max(0, -int(distance.min())), max(0, int(distance.max()))
+    own = torch.arange(len(seen), device=seen.device)
+    first = seen.view(torch.uint8).argmax(-1)
+    last = seen.shape[-1] - 1 - seen.flip(-1).view(torch.uint8).argmax(-1)
+    before, after = (own - first)[rows].max(), (last - own)[rows].max()
+    return max(0, int(before)), max(0, int(after))
 
 
 def _rewrite(trace: Trace, sites: dict[str, _Site]) -> Trace:

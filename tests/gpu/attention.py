@@ -107,7 +107,13 @@ def _run_window(
             return flow(attend, *nudged((inputs, gain, gradient), dtype, draw))
 
     eager = flow(attend, inputs, gain, gradient)
-    return judge(flow(forge.jit(attend), inputs, gain, gradient), eager, reference)
+    jitted = forge.jit(attend)
+    ours = flow(jitted, inputs, gain, gradient)
+    stages = forge.last_traces(jitted)
+    found = {bound.symbol.id for stage in stages for bound in stage.bound_symbols} | {stage.stage for stage in stages}
+    if device.type == "cuda" and found.isdisjoint(("forge.window_attention", "attention_blocks")):
+        return "beyond", "it computes what the mask hides"
+    return judge(ours, eager, reference)
 
 
 def _run(

@@ -151,6 +151,9 @@ def test_the_reach_of_a_mask() -> None:
     assert find_reach(torch.stack([band(3, 1, 9), band(1, 4, 9)])[:, None]) == (3, 4)
     assert find_reach(torch.zeros(4, 4, dtype=torch.bool)) == (0, 0)
     assert find_reach(torch.ones(4, 4).triu(2).bool()) == (0, 3)
+    assert find_reach(torch.ones(4, 4).tril(-2).bool()) == (3, 0)
+    assert find_reach(band(3, 1, 9) & (torch.arange(9) % 3 > 0)) == (3, 1)
+    assert find_reach(band(2, 1, 9).expand(2, 1, 9, 9)) == (2, 1)
 
 
 @pytest.mark.parametrize(
