@@ -104,8 +104,10 @@ def _is_candidate(given: dict[str, Any], device: str) -> bool:
     tensors = (query, key, value, mask)
     if any(x.ndim != 4 or not all(isinstance(size, int) for size in x.shape) for x in tensors):
         return False
-    length = query.shape[-2]
-    return mask.dtype == torch.bool and key.shape[-2] == length and tuple(mask.shape[-2:]) == (length, length)
+    batch, _, length, _ = query.shape
+    if not (batch == key.shape[0] == value.shape[0] and mask.shape[0] in (1, batch) and mask.dtype == torch.bool):
+        return False
+    return key.shape[-2] == length and tuple(mask.shape[-2:]) == (length, length)
 
 
 def blocks_of(length: int, left: int, right: int, sizes: Sequence[int] = BLOCKS, step: int = STEP) -> Iterator[Blocks]:

@@ -253,6 +253,7 @@ def _proxy(*shape: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda
         (_proxy(8, 12, 1024, 64, dtype=torch.float32), None, (64, 64), "bfloat16 and float16"),
         (_proxy(8, 12, 1024, 60), None, (64, 64), "a multiple of 8"),
         (_proxy(8, 12, 1024, 64), _proxy(8, 12, 2048, 64), (64, 64), "two lengths"),
+        (_proxy(8, 12, 1024, 64), _proxy(1, 12, 1024, 64), (64, 64), "one batch"),
         (_proxy(8, 12, 1024, 64), None, (511, 0), "pays up to 35%"),
         (_proxy(12, 1024, 64), None, (64, 64), "four dims"),
     ],

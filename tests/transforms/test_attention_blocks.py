@@ -139,6 +139,11 @@ def test_other_calls_stay() -> None:
     assert _stays(attend(16, 16), *qkv(), padding(), dynamic=True)
 
 
+def test_keys_of_one_batch_for_all_stay() -> None:
+    q, k, v = qkv()
+    assert _stays(attend(16, 16), q, k[:1], v[:1], padding())
+
+
 def test_lengths_are_divided_without_a_rest() -> None:
     assert list(blocks_of(128, 16, 0, SIZES, STEP)) == [Blocks(32, 16, 0), Blocks(64, 16, 0)]
     assert list(blocks_of(96, 17, 1, SIZES, STEP)) == [Blocks(32, 32, 16)]

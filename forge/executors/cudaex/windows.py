@@ -59,6 +59,8 @@ def is_profitable(
     length, width = query.shape[-2:]
     if value.shape[-1] != width or width % 8:
         return decline("query and value have other than one width that is a multiple of 8")
+    if not query.shape[0] == key.shape[0] == value.shape[0]:
+        return decline("query, key and value have other than one batch")
     if key.shape[-2] != length:
         return decline("query and key have two lengths")
     share = tile_share(hint_of(length), left, right)
