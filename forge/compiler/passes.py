@@ -11,7 +11,7 @@ import torch
 
 from forge import transforms
 from forge.compiler import cuda_graph_partition, freezing, layout
-from forge.compiler.claim import chooser, claim_calls, is_fused, runs_in_torch
+from forge.compiler.claim import choose, chooser, claim_calls, is_fused, runs_in_torch
 from forge.compiler.context import Context, Derivative, Form, Kind
 from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
@@ -55,8 +55,13 @@ def cse(trace: Trace, context: Context) -> Trace:
 
 
 def attention_masks(trace: Trace, context: Context) -> Trace:
-    """Replace masks that depend on no input by the flags of attention that mean the same."""
-    return transforms.attention_masks(trace, run=partial(_run_now, context=context))
+    """Replace masks that depend on no input by the flags of attention, or the window, that mean the same."""
+    return transforms.attention_masks(
+        trace,
+        run=partial(_run_now, context=context),
+        takes=partial(_is_taken, context=context),
+        plain=partial(_runs_in_torch, context=context),
+    )
 
 
 def grouped_queries(trace: Trace, context: Context) -> Trace:
@@ -68,6 +73,12 @@ def grouped_queries(trace: Trace, context: Context) -> Trace:
         takes_broadcast=partial(takes_broadcast, requires_grad=requires_grad),
         plain=partial(_runs_in_torch, context=context),
     )
+
+
+def attention_blocks(trace: Trace, context: Context) -> Trace:
+    """Compute attention in blocks where its mask hides all but a band."""
+    plain = partial(_runs_in_torch, context=context)
+    return transforms.attention_blocks(trace, run=partial(_run_now, context=context), plain=plain)
 
 
 def patterns(trace: Trace, context: Context) -> Trace:
@@ -161,6 +172,11 @@ def _generate(trace: Trace, form: Form, context: Context) -> Callable[..., Any]:
 def _strides_in_torch(trace: Trace, context: Context) -> dict[str, tuple[Dim, ...]]:
     own = context.of_another(Kind.STANDALONE, context.config.for_standalone([torchex]))
     return Layouts.of(context.run_passes(trace, own, Form.PROGRAM, Form.FUSED)).strides()
+
+
+def _is_taken(bound: BoundSymbol, context: Context) -> bool:
+    """Return whether an executor takes a call as it stands."""
+    return choose(bound, context.config.operator_executors, []) is not None
 
 
 def _runs_in_torch(bound: BoundSymbol, context: Context) -> bool:

@@ -54,7 +54,7 @@ from forge.compiler.region_artifacts import FusedRegion, compile_until_stable
 from forge.compiler.report import CompileReport, LayerUse
 from forge.executors.errors import RegionError
 from forge.executors.executor import Executor, decline
-from forge.executors.torchex.attention import ATTENDING
+from forge.executors.torchex.windows import ATTENDING
 from forge.ir import Tag, Trace
 from forge.ir.interpreter import paused_gc
 from forge.runtime.cuda_recorder import recorder
@@ -195,6 +195,7 @@ PIPELINE: tuple[Pass, ...] = (
     _of_torch(passes.cse, when=_is(Kind.PROGRAM, Kind.DOUBLE_BACKWARD)),
     _of_torch(passes.attention_masks, when=_is_program),
     _of_torch(passes.grouped_queries, when=_is_program),
+    _of_torch(passes.attention_blocks, when=_may_round_otherwise),
     _of_torch(passes.patterns, when=_has_patterns),
     _of_torch(passes.fused_linear_cross_entropy, when=_is_program),
     _of_torch(passes.fold_norms, when=_freezes),

@@ -1,6 +1,7 @@
 """Transforms: functions from traces to traces, one algorithm a file."""
 
 from forge.support.deprecation import renamed_attributes
+from forge.transforms.attention_blocks import attention_blocks
 from forge.transforms.attention_masks import attention_masks
 from forge.transforms.channels_last import channels_last
 from forge.transforms.contractions import contract
@@ -21,6 +22,7 @@ from forge.transforms.unfused_addends import unfuse_addends
 
 __all__ = [
     "Freezing",
+    "attention_blocks",
     "attention_masks",
     "channels_last",
     "contract",

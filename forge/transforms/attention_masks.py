@@ -1,11 +1,12 @@
-"""Attention masks that depend on no input are looked at: a causal one becomes is_causal, one that hides nothing goes.
+"""Attention masks that depend on no input are looked at: a causal one becomes is_causal, one that hides nothing goes,
+and a band of positions becomes the window of window_attention where an executor takes that.
 
 Models make masks from lengths alone while they are traced (transformers leaves its check of a mask's values out then),
 and torch's fastest attention kernels take none.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,10 +19,31 @@ from forge.transforms.hoist import independent_calls
 ATTENTION = torchlang.scaled_dot_product_attention
 
 
-def attention_masks(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]]) -> Trace:
-    """Return the trace with attention calls that need no mask given none; `run` computes the masks.
+class Band(NamedTuple):
+    """The keys that take part for query i: from i - left to i + right; None: all on that side."""
+
+    left: int | None
+    right: int | None
+
+
+_OPEN, _CAUSAL = Band(None, None), Band(None, 0)
+
+
+def attention_masks(
+    trace: Trace,
+    run: Callable[[Trace], tuple[torch.Tensor, ...]],
+    takes: Callable[[BoundSymbol], bool] = lambda bound: False,
+    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+) -> Trace:
+    """Return the trace with attention calls that need no mask given none.
 
     Calls with dropout keep theirs: another kernel of torch's draws other values.
+
+    Args:
+        trace: The program.
+        run: Computes the masks.
+        takes: Returns whether an executor runs a call of window_attention; one with a mask runs in its place otherwise.
+        plain: Returns whether an attention call runs as torch runs it.
     """
     calls = {
         bound.output.name: ATTENTION.bind(bound.args, bound.kwargs)
@@ -31,27 +53,24 @@ def attention_masks(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...
     masks = {given["attn_mask"].name: given["attn_mask"] for given in calls.values() if _has_plain_mask(given)}
     if not masks:
         return trace
-    kinds = _kinds(trace, masks, run)
-    changed = {name: given for name, given in calls.items() if _has_plain_mask(given) and _fits(given, kinds)}
-    if not changed:
-        return trace
-    new = trace.derive("attention_masks")
+    bands = _bands(trace, masks, run)
+    new, changed = trace.derive("attention_masks"), False
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
-            given = changed.get(bound.output.name) if bound.symbol is ATTENTION else None
-            if given is None:
-                new.record(bound)
-            else:
-                _record(new, bound, given, kinds[given["attn_mask"].name])
-    return new
+            given = calls[bound.output.name] if bound.symbol is ATTENTION else None
+            without = None if given is None else _without_mask(new, bound, given, bands, takes, plain)
+            changed |= without is not None
+            for call in without or [bound]:
+                new.record(call)
+    return new if changed else trace
 
 
 def _has_plain_mask(given: dict[str, Any]) -> bool:
     return given["attn_mask"] is not None and not given["dropout_p"] and not given["is_causal"]
 
 
-def _kinds(trace: Trace, masks: dict[str, Any], run: Callable[[Trace], tuple[torch.Tensor, ...]]) -> dict[str, str]:
-    """Return "causal" or "open" for each mask of these kinds that depends on no input."""
+def _bands(trace: Trace, masks: dict[str, Any], run: Callable[[Trace], tuple[torch.Tensor, ...]]) -> dict[str, Band]:
+    """Return the band of each mask that depends on no input and has one."""
     calls = independent_calls(trace)
     made = {name for bound in calls for name in bound.outputs} | trace.constants.keys()
     wanted = {name: mask for name, mask in masks.items() if name in made}
@@ -59,31 +78,58 @@ def _kinds(trace: Trace, masks: dict[str, Any], run: Callable[[Trace], tuple[tor
         return {}
     output = tuple(wanted.values())
     values = run(trace.derive("masks", live_calls(calls, wanted), inputs=[], output=output))
-    found = {name: _kind(value) for name, value in zip(wanted, values, strict=True)}
-    return {name: kind for name, kind in found.items() if kind is not None}
+    found = {name: find_band(value) for name, value in zip(wanted, values, strict=True)}
+    return {name: band for name, band in found.items() if band is not None}
 
 
-def _kind(mask: torch.Tensor) -> str | None:
-    """Return the kind of a mask: all take part, or for each row the columns up to its own."""
+def find_band(mask: torch.Tensor) -> Band | None:
+    """Return the band of positions that take part by a mask, which is the same in each batch and head; None where it is
+    no band, or hides a query's own position.
+
+    A position is hidden by False or, in a mask that is added, by -inf or the lowest number of its dtype: each query
+    sees its own position, beside which the weight of one so much lower is 0.
+    """
     mask = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride()[:-2])]
     taking_part = mask if mask.dtype == torch.bool else mask == 0
-    if mask.dtype != torch.bool and not bool((taking_part | (mask == float("-inf"))).all()):
+    if mask.dtype != torch.bool and not bool((taking_part | (mask <= torch.finfo(mask.dtype).min)).all()):
         return None
     if bool(taking_part.all()):
-        return "open"
-    causal = taking_part.new_ones(taking_part.shape[-2:]).tril()
-    return "causal" if bool((taking_part == causal).all()) else None
+        return _OPEN
+    if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
+        return None
+    first = taking_part[(0,) * (mask.ndim - 2)]
+    below, above = (int(ends.sum()) - 1 for ends in (first[:, 0], first[0]))
+    if below < 0 or above < 0:
+        return None
+    expected = torch.ones_like(first).tril_(above).triu_(-below)
+    if not bool((taking_part == expected).all()):
+        return None
+    last = mask.shape[-1] - 1
+    return Band(None if below == last else below, None if above == last else above)
 
 
-def _fits(given: dict[str, Any], kinds: dict[str, str]) -> bool:
-    kind = kinds.get(given["attn_mask"].name)
+def _without_mask(
+    new: Trace,
+    bound: BoundSymbol,
+    given: dict[str, Any],
+    bands: dict[str, Band],
+    takes: Callable[[BoundSymbol], bool],
+    plain: Callable[[BoundSymbol], bool],
+) -> list[BoundSymbol] | None:
+    """Return the calls that attend without the mask; None where it stays."""
+    if not _has_plain_mask(given) or given["attn_mask"].name not in bands:
+        return None
+    band = bands[given["attn_mask"].name]
     rows, columns = given["query"].shape[-2], given["key"].shape[-2]
-    sizes = isinstance(rows, int) and rows == columns and tuple(given["attn_mask"].shape[-2:]) == (rows, columns)
-    return kind == "open" or (kind == "causal" and sizes)
-
-
-def _record(new: Trace, bound: BoundSymbol, given: dict[str, Any], kind: str) -> None:
+    is_square = isinstance(rows, int) and rows == columns and tuple(given["attn_mask"].shape[-2:]) == (rows, columns)
+    if band != _OPEN and not is_square:
+        return None
     with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
-        output = ATTENTION(**{**given, "attn_mask": None, "is_causal": kind == "causal"})
-    for call in recorded:
-        new.record(substitute(call, {output.name: bound.output}))
+        if band in (_OPEN, _CAUSAL):
+            output = ATTENTION(**{**given, "attn_mask": None, "is_causal": band == _CAUSAL})
+        else:
+            inputs = (given["query"], given["key"], given["value"])
+            output = torchlang.window_attention(*inputs, *band, given["scale"], given["enable_gqa"])
+    if band not in (_OPEN, _CAUSAL) and not (all(map(takes, recorded)) and plain(bound)):
+        return None
+    return [substitute(call, {output.name: bound.output}) for call in recorded]

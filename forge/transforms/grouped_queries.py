@@ -20,6 +20,7 @@ from forge.transforms.dce import live_calls
 from forge.transforms.makers import Makers
 
 ATTENTION = torchlang.scaled_dot_product_attention
+_ATTENDING = frozenset({ATTENTION, torchlang.window_attention})
 
 
 class _Repetition(NamedTuple):
@@ -46,21 +47,24 @@ def grouped_queries(
     """Return the trace with attention calls given the keys and values that were repeated for them.
 
     takes: whether the kernel of a call runs groups of queries, from the query, how often a head is repeated, and the
-    call's arguments. takes_broadcast: the same of a call's arguments where keys and values have one head or one batch,
-    and whether a kernel runs them expanded. Calls with dropout stay (another kernel draws other values), and those that
-    do not run as torch runs them (`plain`).
+    call's arguments; that of a window does. takes_broadcast: the same of a call's arguments where keys and values have
+    one head or one batch, and whether a kernel runs them expanded. Calls with dropout stay (another kernel draws other
+    values), and those that do not run as torch runs them (`plain`).
     """
-    if all(bound.symbol is not ATTENTION for bound in trace.bound_symbols):
+    if all(bound.symbol not in _ATTENDING for bound in trace.bound_symbols):
         return trace
     makers = Makers(trace)
     found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     for bound in trace.bound_symbols:
-        if bound.symbol is not ATTENTION:
+        if bound.symbol not in _ATTENDING:
             continue
-        given = ATTENTION.bind(bound.args, bound.kwargs)
-        if given["dropout_p"] or given["enable_gqa"]:
+        given = bound.symbol.bind(bound.args, bound.kwargs)
+        if given.get("dropout_p") or given["enable_gqa"]:
             continue
-        change = _shared_heads(given, takes_broadcast) or _repeated_heads(given, makers, bound, takes)
+        if bound.symbol is ATTENTION:
+            change = _shared_heads(given, takes_broadcast) or _repeated_heads(given, makers, bound, takes)
+        else:
+            change = _repeated_heads(given, makers, bound, lambda *call: True)
         if change is not None and plain(bound):
             found[bound.output.name] = given, change
     return _rewrite(trace, found) if found else trace
@@ -147,14 +151,14 @@ def _rewrite(trace: Trace, found: dict[str, tuple[dict[str, Any], dict[str, Any]
     new = trace.derive("grouped_queries")
     with recording(new, language):
         for bound in trace.bound_symbols:
-            site = found.get(bound.output.name) if bound.symbol is ATTENTION else None
+            site = found.get(bound.output.name) if bound.symbol in _ATTENDING else None
             if site is None:
                 new.record(bound)
                 continue
             given, change = site
             with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
                 changed = {name: _as_argument(each) for name, each in change.items()}
-                output = ATTENTION(**{**given, **changed})
+                output = bound.symbol(**{**given, **changed})
             for call in recorded:
                 new.record(substitute(call, {output.name: bound.output}))
     new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)

@@ -18,9 +18,9 @@ def test_gradients_of_grouped_attention_have_the_strides_of_its_arguments(
         q, k, v = [
             torch.empty(2, 64, heads, 32, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for heads in (8, 4, 4)
         ]
-        out, logsumexp, state = attention._attention(q, k, v, None, 0.0, False, None, True, wanted)
+        out, logsumexp, state = attention.attend(q, k, v, None, 0.0, False, None, True, wanted)
         forward = operators.flops
-        gradients = attention._attention_backward(torch.empty_like(out), q, k, v, None, out, logsumexp, state, wanted)
+        gradients = attention.attend_backward(torch.empty_like(out), q, k, v, None, out, logsumexp, state, wanted)
     assert [each.stride() for each in (out, *gradients[:3])] == [each.stride() for each in (q, q, k, v)]
     assert forward == 2 * 2 * 2 * 8 * 64 * 64 * 32
     assert operators.flops > 2 * forward

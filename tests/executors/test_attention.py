@@ -85,7 +85,7 @@ def test_a_composition_is_given_a_gradient_of_its_results_strides():
     state = attention.Composition([query], out)
     for g in (torch.ones(2, 4, 40, 64), torch.ones(()).expand(2, 4, 40, 64), torch.ones_like(out)):
         wanted = (True, False, False, False)
-        found, *_ = attention._attention_backward(g, query, query, query, None, out.detach(), None, state, wanted)
+        found, *_ = attention.attend_backward(g, query, query, query, None, out.detach(), None, state, wanted)
         torch.testing.assert_close(found, torch.full_like(query, 2.0))
     assert read == [out.stride()] * 3
 

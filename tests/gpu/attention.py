@@ -1,6 +1,7 @@
 """Attention between other calls, for each of torch's backends: its forward and its gradients.
 
-Every backend with all groups of heads, head sizes, masks and layouts; dtype, lengths, scale and dropout go round.
+Every backend with all groups of heads, head sizes, masks and layouts; dtype, lengths, scale and dropout go round. So do
+they where the mask is a window of positions that the program makes.
 """
 
 import itertools
@@ -26,8 +27,10 @@ HEADS = {"equal": (4, 4), "grouped": (4, 2), "one": (4, 1)}
 WIDTHS = (32, 64, 96, 128, 192, 256)
 MASKS = ("none", "causal", "bool", "bool_broadcast", "float", "float_broadcast", "float_grad")
 LAYOUTS = ("contiguous", "transposed")
+WINDOWS = {"both": (40, 40), "causal": (200, 0), "own": (0, 0), "uneven": (1, 63)}
+WINDOW_LENGTHS = (1024, 1000, 1500)
 LENGTHS = ((128, 128), (100, 100), (64, 160), (1, 96), (256, 256))
-BATCH = 2
+BATCH, MANY = 2, 8
 
 
 def cases() -> dict[str, Case]:
@@ -44,7 +47,73 @@ def cases() -> dict[str, Case]:
         name = f"attention/{backend}/{heads}/{width}/{mask}/{layout}/{dtype}"
         run = partial(_run, backend, HEADS[heads], width, mask, layout, DTYPES[dtype], lengths, dropout, scale)
         found[name] = Case(run)
+    return found | _window_cases()
+
+
+def _window_cases() -> dict[str, Case]:
+    found = {}
+    for turn, (heads, width, window, layout) in enumerate(itertools.product(HEADS, WIDTHS, WINDOWS, LAYOUTS)):
+        dtype = ("bfloat16", "float16")[turn % 2]
+        length = WINDOW_LENGTHS[turn % len(WINDOW_LENGTHS)]
+        scale = 0.3 if turn % 5 == 1 else None
+        name = f"attention/window/{heads}/{width}/{window}/{layout}/{dtype}"
+        run = partial(_run_window, HEADS[heads], width, WINDOWS[window], layout, DTYPES[dtype], length, scale)
+        found[name] = Case(run)
+    for turn, (heads, width, window) in enumerate(itertools.product(HEADS, (64, 128), WINDOWS)):
+        dtype = ("bfloat16", "float16")[turn % 2]
+        name = f"attention/padded_window/{heads}/{width}/{window}/{dtype}"
+        many = tuple(4 * count for count in HEADS[heads])
+        how = (WINDOWS[window], "transposed", DTYPES[dtype], WINDOW_LENGTHS[0], None)
+        found[name] = Case(partial(_run_window, many, width, *how, batch=MANY, padded=True))
     return found
+
+
+def _run_window(
+    heads: tuple[int, int],
+    width: int,
+    window: tuple[int, int],
+    layout: str,
+    dtype: torch.dtype,
+    length: int,
+    scale: float | None,
+    device: torch.device,
+    *,
+    batch: int = BATCH,
+    padded: bool = False,
+) -> tuple[str, str]:
+    torch.manual_seed(0)
+    *inputs, _, gain = _inputs(heads, width, "none", layout, dtype, (length, length), device, batch)
+    gradient = _heads(heads[0], length, width, layout, dtype, device, batch)
+    padding = torch.ones(batch, 1, 1, length, dtype=torch.bool, device=device)
+    padding[0, ..., length * 3 // 4 :] = False
+    masked = _attend(False, 0.0, scale, heads[0] != heads[1])
+
+    def attend(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, gain: torch.Tensor, padding: torch.Tensor
+    ) -> torch.Tensor:
+        positions = torch.arange(length, device=device)
+        distance = positions - positions[:, None]
+        mask = (distance >= -window[0]) & (distance <= window[1])
+        out = masked(query, key, value, mask & padding if padded else mask, gain)
+        return out.masked_fill(~padding.mT, 0) if padded else out  # kernels differ in rows that see nothing
+
+    def flow(function: Callable, inputs: list, gain: torch.Tensor, gradient: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [each.detach().requires_grad_() for each in inputs]
+        out = function(*leaves, gain, padding)
+        return [out.detach(), *torch.autograd.grad(out, leaves, gradient)]
+
+    def reference(draw: int | None) -> list[torch.Tensor]:
+        with sdpa_kernel([SDPBackend.MATH]):
+            return flow(attend, *nudged((inputs, gain, gradient), dtype, draw))
+
+    eager = flow(attend, inputs, gain, gradient)
+    jitted = forge.jit(attend)
+    ours = flow(jitted, inputs, gain, gradient)
+    stages = forge.last_traces(jitted)
+    found = {bound.symbol.id for stage in stages for bound in stage.bound_symbols} | {stage.stage for stage in stages}
+    if device.type == "cuda" and found.isdisjoint(("forge.window_attention", "attention_blocks")):
+        return "beyond", "it computes what the mask hides"
+    return judge(ours, eager, reference)
 
 
 def _run(
@@ -112,11 +181,13 @@ def _attend(causal: bool, dropout: float, scale: float | None, groups: bool) -> 
     return attend
 
 
-def _heads(heads: int, length: int, width: int, layout: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _heads(
+    heads: int, length: int, width: int, layout: str, dtype: torch.dtype, device: torch.device, batch: int = BATCH
+) -> torch.Tensor:
     """Of shape (batch, heads, length, width); transposed: as a view of what a projection gives."""
     if layout == "contiguous":
-        return torch.randn(BATCH, heads, length, width, dtype=dtype, device=device)
-    return torch.randn(BATCH, length, heads, width, dtype=dtype, device=device).transpose(1, 2)
+        return torch.randn(batch, heads, length, width, dtype=dtype, device=device)
+    return torch.randn(batch, length, heads, width, dtype=dtype, device=device).transpose(1, 2)
 
 
 def _inputs(
@@ -127,11 +198,12 @@ def _inputs(
     dtype: torch.dtype,
     lengths: tuple[int, int],
     device: torch.device,
+    batch: int = BATCH,
 ) -> list[Any]:
-    query = _heads(heads[0], lengths[0], width, layout, dtype, device)
-    key, value = (_heads(heads[1], lengths[1], width, layout, dtype, device) for _ in range(2))
+    query = _heads(heads[0], lengths[0], width, layout, dtype, device, batch)
+    key, value = (_heads(heads[1], lengths[1], width, layout, dtype, device, batch) for _ in range(2))
     gain = torch.rand(width, dtype=dtype, device=device) + 0.5
-    shape = (BATCH, 1, *lengths) if mask.endswith("_broadcast") else (BATCH, heads[0], *lengths)
+    shape = (batch, 1, *lengths) if mask.endswith("_broadcast") else (batch, heads[0], *lengths)
     shape = lengths if mask == "bool_broadcast" else shape
     given = None
     if mask.startswith("bool"):

@@ -12,6 +12,7 @@ from tests.gpu.report import BEGIN, END, written
 
 FEW = [
     "attention/math/equal/32/bool/contiguous",
+    "attention/window/grouped/32/both/transposed",
     "reduction/heads/1000x4096/float32",
     "operation/softmax/bfloat16",
     "program/two_outputs_used/float32",

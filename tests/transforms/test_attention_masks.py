@@ -1,12 +1,14 @@
 """Masks that depend on no input: causal ones become is_causal, those that hide nothing go; others stay."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import forge
+from forge.transforms.attention_masks import Band, find_band
 
 SDPA = "torch.nn.functional.scaled_dot_product_attention"
 
@@ -34,7 +36,7 @@ def ran(function: Callable, *args: torch.Tensor, dynamic: bool = False) -> tuple
     return given.get("attn_mask") is not None, bool(given.get("is_causal"))
 
 
-def attend(mask: Callable[[], torch.Tensor], **options: float) -> Callable:
+def attend(mask: Callable[[], torch.Tensor], **options: Any) -> Callable:
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask(), **options)
 
 
@@ -42,6 +44,7 @@ CAUSAL: dict[str, Callable[[], torch.Tensor]] = {
     "tril": lambda: torch.ones(5, 5).tril().bool(),
     "of positions, with a batch": lambda: (torch.arange(5)[:, None] >= torch.arange(5))[None, None].expand(2, 1, 5, 5),
     "added": lambda: torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf")),
+    "added with the lowest number": lambda: torch.full((5, 5), torch.finfo(torch.float32).min).triu(1),
 }
 OTHER: dict[str, Callable[[], torch.Tensor]] = {
     "sliding window": lambda: torch.ones(5, 5).tril().triu(-1).bool(),
@@ -110,3 +113,64 @@ def test_one_mask_for_several_calls() -> None:
     torch.testing.assert_close(jitted(*args), twice(*args))
     text = str(next(stage for stage in forge.last_traces(jitted) if stage.stage == "attention_masks"))
     assert text.count("is_causal=True") == 2
+
+
+def band(left: int, right: int, length: int = 6) -> torch.Tensor:
+    return torch.ones(length, length).bool().triu(-left).tril(right)
+
+
+def added(mask: torch.Tensor, hidden: float = float("-inf"), dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, hidden)
+
+
+BANDS: dict[str, tuple[torch.Tensor, Band]] = {
+    **{f"{left}, {right}": (band(left, right), Band(left, right)) for left in range(5) for right in range(5)},
+    "without a left side": (band(5, 2), Band(None, 2)),
+    "without a left side, farther": (band(9, 0), Band(None, 0)),
+    "without a right side": (band(1, 5), Band(1, None)),
+    "open": (band(5, 5), Band(None, None)),
+    "of each head": (band(2, 1).repeat(2, 3, 1, 1), Band(2, 1)),
+    "expanded": (band(2, 1).expand(2, 3, 6, 6), Band(2, 1)),
+    "expanded batch, own heads": (band(2, 1).repeat(3, 1, 1).expand(2, 3, 6, 6), Band(2, 1)),
+    "-inf": (added(band(2, 0)), Band(2, 0)),
+    "lowest": (added(band(2, 0), torch.finfo(torch.float32).min), Band(2, 0)),
+    "lowest bfloat16": (added(band(2, 0), torch.finfo(torch.bfloat16).min, torch.bfloat16), Band(2, 0)),
+    "lowest float16": (added(band(2, 0), torch.finfo(torch.float16).min, torch.float16), Band(2, 0)),
+    "one position": (torch.ones(1, 1).bool(), Band(None, None)),
+    "of another length, open": (torch.ones(3, 5).bool(), Band(None, None)),
+}
+
+
+def changed(mask: torch.Tensor, *index: int) -> torch.Tensor:
+    mask = mask.clone()
+    mask[index] = ~mask[index] if mask.dtype == torch.bool else -1.0
+    return mask
+
+
+NO_BANDS: dict[str, torch.Tensor] = {
+    **{f"but for {i}, {j}": changed(band(2, 1), i, j) for i in range(6) for j in range(6)},
+    "but for one head": changed(band(2, 1).repeat(2, 3, 1, 1), 1, 2, 5, 5),
+    "of two windows": torch.stack([band(2, 1), band(1, 1)])[:, None],
+    "above the diagonal": torch.ones(6, 6).bool().triu(1),
+    "below the diagonal": torch.ones(6, 6).bool().tril(-1),
+    "of nothing": torch.zeros(6, 6).bool(),
+    "dilated": (torch.arange(6)[:, None] - torch.arange(6)) % 2 == 0,
+    "chunks": torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).bool(),
+    "of other lengths": torch.ones(4, 6).bool().tril(),
+    "added, with a bias": changed(added(band(2, 1)), 3, 3),
+    "added, hidden by less": added(band(2, 1), -1e9),
+    "added, with a NaN": added(band(2, 1), float("nan")),
+    "added, with an infinity": added(band(2, 1), float("inf")),
+    "one row": torch.ones(1, 6).tril().bool(),
+}
+
+
+@pytest.mark.parametrize("name", BANDS)
+def test_a_band_is_found(name: str) -> None:
+    mask, expected = BANDS[name]
+    assert find_band(mask) == expected
+
+
+@pytest.mark.parametrize("name", NO_BANDS)
+def test_no_band_is_found(name: str) -> None:
+    assert find_band(NO_BANDS[name]) is None

@@ -34,6 +34,7 @@ from forge.executors.torchex import (
     solvers,
     spectral,
     strided,
+    windows,
 )
 from forge.executors.torchex.core import torch_prims, torchex
 

@@ -392,7 +392,7 @@ def _aligned(mask: torch.Tensor) -> torch.Tensor:
     return each.expand(mask.shape)
 
 
-def _attention(
+def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -414,7 +414,7 @@ def _attention(
     return out, logsumexp, (call, kernel[1], rest)
 
 
-def _attention_backward(
+def attend_backward(
     g: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -456,13 +456,13 @@ def _attention_meta(query: TensorProxy, key: TensorProxy, value: TensorProxy, *h
     return out, logsumexp, Proxy(trace.fresh_name("attention"))
 
 
-attention = torchex.register_operator("attention", meta=_attention_meta, fn=_attention)
+attention = torchex.register_operator("attention", meta=_attention_meta, fn=attend)
 attention_backward = torchex.register_operator(
     "attention_backward",
     meta=lambda g, query, key, value, mask, *rest: tuple(
         like(x) if needed else None for x, needed in zip((query, key, value, mask), rest[-1], strict=True)
     ),
-    fn=_attention_backward,
+    fn=attend_backward,
 )
 composition_backward = torchex.register_operator(
     "attention_composition_backward",

@@ -16,3 +16,4 @@ from forge.torchlang.nn.pooling import *  # noqa: F403
 from forge.torchlang.nn.recurrent import *  # noqa: F403
 from forge.torchlang.nn.resample import *  # noqa: F403
 from forge.torchlang.nn.softmax import *  # noqa: F403
+from forge.torchlang.nn.window_attention import *  # noqa: F403
