@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from forge import clang, torchlang
+from forge import clang, prims, torchlang
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
 from forge.ir.proxies import Dim, hint_of
 from forge.ir.symbol import Symbol, substitute
 from forge.transforms.dce import live_calls
 from forge.transforms.folded_norms import CONVOLUTIONS, TRANSPOSED
-from forge.transforms.makers import is_view
+from forge.transforms.makers import innermost
 from forge.transforms.result_strides import Strides
 
 _FACTORS: dict[Symbol, tuple[str, str]] = {
@@ -30,6 +30,7 @@ _FACTORS: dict[Symbol, tuple[str, str]] = {
     torchlang.addbmm: ("batch1", "batch2"),
 }
 _CONVOLUTIONS = CONVOLUTIONS | TRANSPOSED | {torchlang.convolution}
+_MAYBE_NOTHING = frozenset({prims.contiguous, prims.reshape})  # for images that are laid out so
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _LARGE = 2**16  # elements of a result that is worth writing once
 _REPEATED = 8  # from how often on an input's elements are worth it
@@ -102,11 +103,11 @@ def _sum_of(bound: BoundSymbol, device: str) -> _Sum | None:
 def _feeds_region(
     bound: BoundSymbol, readers: dict[str, list[BoundSymbol]], is_fused: Callable[[BoundSymbol], bool]
 ) -> bool:
-    """Return whether a fused call reads the result, through views too."""
+    """Return whether a fused call reads the result, through views and calls that may give what they are given."""
     waiting = list(readers.get(bound.output.name, ()))
     while waiting:
         reader = waiting.pop()
-        if not is_view(reader):
+        if not all(Tag.VIEW in call.symbol.tags or call.symbol in _MAYBE_NOTHING for call in innermost(reader)):
             if is_fused(reader):
                 return True
         else:
