@@ -1,24 +1,27 @@
-"""Broadcast tensors that are added to matrix products by one call are added in the region that follows instead.
+"""Broadcast tensors that one call adds to a product or a convolution are added in the region that follows instead.
 
     baddbmm(input, a, b, beta=beta, alpha=alpha) = beta * input + alpha * bmm(a, b)
+    conv2d(input, weight, bias) = conv2d(input, weight) + bias[:, None, None]
 
 For one kernel that adds, torch first copies the input into all of the result, which the product then reads again. The
 sum costs a region nothing that reads the product anyway: attention's softmax after a bias of positions. A row that is
-added to a matrix stays with addmm, whose kernel reads it as it is.
+added to a matrix stays with addmm, whose kernel reads it as it is. The bias of a convolution torch adds in a kernel of
+its own after cuDNN's, and its gradient is a sum in another one; both are then part of what is around: a norm, or relu.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from forge import clang, torchlang
+from forge import clang, prims, torchlang
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
 from forge.ir.proxies import Dim, hint_of
 from forge.ir.symbol import Symbol, substitute
 from forge.transforms.dce import live_calls
-from forge.transforms.makers import is_view
+from forge.transforms.folded_norms import CONVOLUTIONS, TRANSPOSED
+from forge.transforms.makers import innermost
 from forge.transforms.result_strides import Strides
 
 _FACTORS: dict[Symbol, tuple[str, str]] = {
@@ -26,9 +29,18 @@ _FACTORS: dict[Symbol, tuple[str, str]] = {
     torchlang.baddbmm: ("batch1", "batch2"),
     torchlang.addbmm: ("batch1", "batch2"),
 }
+_CONVOLUTIONS = CONVOLUTIONS | TRANSPOSED | {torchlang.convolution}
+_MAYBE_NOTHING = frozenset({prims.contiguous, prims.reshape})  # for images that are laid out so
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _LARGE = 2**16  # elements of a result that is worth writing once
 _REPEATED = 8  # from how often on an input's elements are worth it
+
+
+class _Sum(NamedTuple):
+    """A call that adds, by its arguments, and the tensor that it adds."""
+
+    addend: TensorProxy
+    given: dict[str, Any]
 
 
 def unfuse_addends(
@@ -38,12 +50,13 @@ def unfuse_addends(
     plain: Callable[[BoundSymbol], bool] = lambda bound: True,
     device: str = "cuda",
 ) -> Trace:
-    """Return the trace with products computed alone, where the addend is broadcast and a fused call follows.
+    """Return the trace with products and convolutions computed alone, where the addend is broadcast and a fused call
+    follows.
 
     is_fused: whether a call may be in a region. strides: those that torch gives the values of a trace, by name. plain:
     whether a call runs as torch runs it.
     """
-    found = {id(bound): given for bound in trace.bound_symbols if (given := _sum_of_product(bound, device)) is not None}
+    found = {id(bound): each for bound in trace.bound_symbols if (each := _sum_of(bound, device)) is not None}
     if not found:
         return trace
     readers: dict[str, list[BoundSymbol]] = {}
@@ -55,42 +68,46 @@ def unfuse_addends(
         for bound in trace.bound_symbols
         if id(bound) in found and _feeds_region(bound, readers, is_fused) and plain(bound)
     ]
-    inputs = {given["input"].name: given["input"] for given in found.values()}
-    repeats = {bound.output.name: _repeats(found[id(bound)]["input"], bound.output) for bound in sums}
+    inputs = {each.addend.name: each.addend for each in found.values()}
+    repeats = {bound.output.name: _repeats(found[id(bound)].addend, bound.output) for bound in sums}
     if any(times < _REPEATED for times in repeats.values()):  # it may be expanded
         known = strides(trace.derive("addends", live_calls(trace.bound_symbols, inputs), output=tuple(inputs.values())))
         for bound in sums:
-            input = found[id(bound)]["input"]
-            repeats[bound.output.name] = _repeats(input, bound.output, known.get(input.name))
+            addend = found[id(bound)].addend
+            repeats[bound.output.name] = _repeats(addend, bound.output, known.get(addend.name))
     chosen = {id(bound): found[id(bound)] for bound in sums if repeats[bound.output.name] >= _REPEATED}
     return _rewrite(trace, chosen) if chosen else trace
 
 
-def _sum_of_product(bound: BoundSymbol, device: str) -> dict[str, Any] | None:
-    """Return the arguments of a call that adds to a product, of which no kernel reads the addend as it is."""
-    if bound.symbol not in _FACTORS or Tag.NO_FUSE in bound.all_tags:
+def _sum_of(bound: BoundSymbol, device: str) -> _Sum | None:
+    """Return a call that adds to a product or a convolution, where no kernel reads the addend as it is."""
+    if bound.symbol not in _FACTORS and bound.symbol not in _CONVOLUTIONS:
         return None
     out: TensorProxy = bound.output
-    if out.device.type != device or out.dtype not in _DTYPES or math.prod(map(hint_of, out.shape)) < _LARGE:
+    if Tag.NO_FUSE in bound.all_tags or out.device.type != device or out.dtype not in _DTYPES:
+        return None
+    if math.prod(map(hint_of, out.shape)) < _LARGE:
         return None
     given = bound.symbol.bind(bound.args, bound.kwargs)
+    if bound.symbol in _CONVOLUTIONS:
+        return None if given["bias"] is None else _Sum(given["bias"], given)
     is_row = bound.symbol is torchlang.addmm and given["input"].ndim == 1
     plain_numbers = all(isinstance(given[name], (int, float)) for name in ("alpha", "beta"))
     if not plain_numbers or given["beta"] == 0 or is_row:
         return None
     # the product alone may be out of float16's range, where torch multiplies by alpha before it rounds
     shrinks = out.dtype is torch.float16 and abs(given["alpha"]) < 1 and bound.symbol is not torchlang.addbmm
-    return None if shrinks else given
+    return None if shrinks else _Sum(given["input"], given)
 
 
 def _feeds_region(
     bound: BoundSymbol, readers: dict[str, list[BoundSymbol]], is_fused: Callable[[BoundSymbol], bool]
 ) -> bool:
-    """Return whether a fused call reads the result, through views too."""
+    """Return whether a fused call reads the result, through views and calls that may give what they are given."""
     waiting = list(readers.get(bound.output.name, ()))
     while waiting:
         reader = waiting.pop()
-        if not is_view(reader):
+        if not all(Tag.VIEW in call.symbol.tags or call.symbol in _MAYBE_NOTHING for call in innermost(reader)):
             if is_fused(reader):
                 return True
         else:
@@ -105,23 +122,29 @@ def _repeats(input: TensorProxy, out: TensorProxy, strides: tuple[Dim, ...] | No
     return math.prod(map(hint_of, out.shape)) / max(1, math.prod(own))
 
 
-def _rewrite(trace: Trace, sums: dict[int, dict[str, Any]]) -> Trace:
+def _rewrite(trace: Trace, sums: dict[int, _Sum]) -> Trace:
     new = trace.derive("unfuse_addends")
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
-            given = sums.get(id(bound))
-            if given is None:
+            each = sums.get(id(bound))
+            if each is None:
                 new.record(bound)
                 continue
             with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
-                output = _add(bound.symbol, given)
+                output = _add(bound.symbol, each.given)
             for call in recorded:
                 new.record(substitute(call, {output.name: bound.output}))
     return new
 
 
 def _add(symbol: Symbol, given: dict[str, Any]) -> TensorProxy:
-    """Record the product and the sum."""
+    """Record the product or the convolution, and the sum."""
+    total: TensorProxy
+    if symbol in _CONVOLUTIONS:
+        bias, sides = given["bias"], given["weight"].ndim - 2
+        channels = torchlang.reshape(bias, (*bias.shape, *[1] * sides))
+        total = torchlang.add(symbol(**{**given, "bias": None}), channels)
+        return total
     input, alpha, beta = given["input"], given["alpha"], given["beta"]
     a, b = [given[name] for name in _FACTORS[symbol]]
     if symbol is torchlang.addbmm:  # beta=0: the input is not read
@@ -129,5 +152,5 @@ def _add(symbol: Symbol, given: dict[str, Any]) -> TensorProxy:
     else:
         product = torchlang.mm(a, b) if symbol is torchlang.addmm else torchlang.bmm(a, b)
         product = product if alpha == 1 else torchlang.mul(product, alpha)
-    total: TensorProxy = torchlang.add(product, input if beta == 1 else torchlang.mul(input, beta))
+    total = torchlang.add(product, input if beta == 1 else torchlang.mul(input, beta))
     return total

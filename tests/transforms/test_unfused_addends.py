@@ -1,12 +1,15 @@
-"""Broadcast tensors that are added to products are added in the region that follows, and nothing else is."""
+"""Broadcast tensors that are added to products and convolutions are added in the region that follows, and nothing else
+is."""
 
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 import forge
+from forge import transforms
 from forge.compiler.claim import is_fused
 from forge.compiler.config import Config
 from forge.compiler.context import Context, Form, Kind
@@ -129,3 +132,96 @@ def test_programs_that_round_as_eager_keep_their_sums(executors: list[str], nume
     context: Context = context_of(Kind.PROGRAM, config, Program(trace, None, [], grad=False), CompileReport())
     assert row.takes is Form.TORCH
     assert row.when(trace, context) is runs
+
+
+LAYERS = (
+    (nn.Conv1d(4, 64, 3, padding="same"), (2, 4, 600)),
+    (nn.Conv2d(4, 16, 3, padding=1, groups=2), (2, 4, 64, 64)),
+    (nn.Conv2d(4, 16, 3), (4, 80, 80)),  # without a batch
+    (nn.Conv3d(2, 8, 3, stride=2), (2, 2, 40, 40, 40)),
+    (nn.ConvTranspose1d(4, 64, 2, stride=2), (2, 4, 600)),
+    (nn.ConvTranspose2d(4, 8, 2, stride=2, groups=2, output_padding=1), (2, 4, 64, 64)),
+    (nn.ConvTranspose3d(2, 8, 2, stride=2), (2, 2, 16, 16, 16)),
+)
+
+
+@pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]])
+def test_a_bias_of_a_convolution_is_added_in_the_region_that_follows(
+    layer: nn.Module, shape: tuple[int, ...], executors: list[str]
+) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return layer(x).relu().square()
+
+    x = torch.randn(shape, requires_grad=True)
+    jitted = forge.jit(program, executors=executors, transforms=[AS_ON_A_GPU])
+    actual, expected = jitted(x), program(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, check_stride=True)
+    given = [x, *layer.parameters()]
+    gradients = [torch.autograd.grad(each.mean(), given) for each in (actual, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6, check_stride=True)
+    (names,) = unfused(jitted)
+    assert "add" in names
+    if executors != ["torch"]:
+        assert [name for name in calls(forge.last_traces(jitted)[-1]) if name.startswith("fusion")] == ["fusion0"]
+        (backward,) = [
+            bound
+            for bound in forge.last_backward_traces(jitted)[-1].bound_symbols
+            if bound.symbol.name == "convolution_backward"
+        ]
+        assert backward.args[-1] == (True, True, False)  # the gradient of the bias is a sum in a region
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last], ids=["rows", "channels last"])
+def test_a_norm_after_a_convolution_is_in_the_region_of_its_bias(format: torch.memory_format) -> None:
+    class Block(nn.Module):
+        """The beginning of a block of ConvNeXt."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(32, 32, 7, padding=3, groups=32), nn.LayerNorm(32)
+            self.out = nn.Linear(32, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.norm(self.conv(x).permute(0, 2, 3, 1))).square().sin()
+
+    block, x = Block(), torch.randn(2, 32, 40, 40).to(memory_format=format)
+    jitted = forge.jit(block, executors=["inductor", "torch"], transforms=[AS_ON_A_GPU])
+    actual, expected = jitted(x), block(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    actual.square().mean().backward()
+    gradients = [weight.grad for weight in block.parameters()]
+    wanted = torch.autograd.grad(expected.square().mean(), list(block.parameters()))
+    torch.testing.assert_close(gradients, list(wanted), rtol=1e-3, atol=1e-6)
+    names = [*calls(forge.last_traces(jitted)[-1]), *calls(forge.last_backward_traces(jitted)[-1])]
+    assert not [name for name in names if "norm" in name]
+
+
+def test_the_bias_of_a_folded_norm_is_added_with_relu(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_cpu = partial(unfuse_addends, device="cpu")
+    monkeypatch.setattr(transforms, "unfuse_addends", on_a_cpu)
+    block = nn.Sequential(nn.Conv2d(4, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 1))
+    block.eval()[1].running_mean.uniform_()
+    jitted, x = forge.jit(block, executors=["inductor", "torch"], freeze=True, cache=False), torch.randn(2, 4, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(jitted(x), block(x), rtol=1e-4, atol=1e-5)
+    assert len(unfused(jitted)) == 1
+    (region,) = [each for each in forge.last_traces(jitted)[-1].bound_symbols if each.symbol.name == "fusion0"]
+    assert [call.symbol.name for call in region.subsymbols] == ["add", "relu"]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, w, b: torch.conv2d(torch.conv2d(x, w, b), w),
+        lambda x, w, b: torch.conv2d(torch.conv2d(x, w, b).contiguous(memory_format=torch.channels_last), w),
+        lambda x, w, b: torch.conv2d(x, w, b).reshape(-1, 64) @ x.new_ones(64, 2),
+        lambda x, w, b: torch.conv2d(x, w).relu(),
+        lambda x, w, b: torch.conv2d(x[..., :8], w, b).relu(),
+        lambda x, w, b: torch.conv2d(x.double(), w.double(), b.double()).relu(),
+    ],
+    ids=["a convolution follows", "a layout", "a product of a view", "no bias", "small", "float64"],
+)
+def test_other_convolutions_stay(program: Callable) -> None:
+    trace = forge.trace(program, torch.randn(2, 8, 64, 128), torch.randn(8, 8, 1, 1), torch.randn(8))
+    assert AS_ON_A_GPU(trace) is trace

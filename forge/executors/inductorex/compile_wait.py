@@ -20,10 +20,11 @@ from forge.executors.executor import Declined, decline
 from forge.executors.inductorex import units
 from forge.ir.checks import in_one_line, without_frames
 from forge.support import progress
-from forge.torch_internals.inductor import async_compile
+from forge.torch_internals.inductor import async_compile, shared_kernels
 from forge.torch_internals.inductor.async_compile import AsyncCompile, defer_wait, join_kernels
 from forge.torch_internals.inductor.cache_dir import cache_dir
 from forge.torch_internals.inductor.codecache import PyCodeCache
+from forge.torch_internals.inductor.shared_kernels import share_kernels
 
 
 class PendingArtifact:
@@ -63,7 +64,7 @@ def defer_waits() -> Iterator[PendingArtifact]:
     """
     _this_thread.started = started = PendingArtifact()
     try:
-        with defer_wait, join_kernels:
+        with defer_wait, join_kernels, share_kernels:
             yield started
     finally:
         _this_thread.started = None
@@ -159,6 +160,7 @@ def _in_child() -> None:
             PyCodeCache.modules_no_attr.pop(scope["__file__"], None)
     _started.clear()
     units.forget()
+    shared_kernels.forget()
     clear = getattr(getattr(AsyncCompile, "pool", None), "cache_clear", None)
     if clear is not None:  # torch makes new threads only if it does not think that they are there
         clear()

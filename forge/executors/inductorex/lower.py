@@ -27,7 +27,15 @@ from forge.ir.unresolved import UnresolvedSymInt
 from forge.torch_internals.dynamo import TracingContext, tracing
 from forge.torch_internals.fake_tensors import FakeTensorMode
 from forge.torch_internals.functorch import functorch_config
-from forge.torch_internals.inductor import accuracy, barriers, index_bound, local_buffers, persistent
+from forge.torch_internals.inductor import (
+    accuracy,
+    barriers,
+    index_bound,
+    local_buffers,
+    persistent,
+    shared_kernels,
+    simplified_indices,
+)
 from forge.torch_internals.inductor.codegen import V
 from forge.torch_internals.inductor.compiler import CompiledFxGraph, compile_fx_inner, get_cpp_wrapper_config
 from forge.torch_internals.inductor.config import inductor_config
@@ -203,6 +211,8 @@ def compile_graph(
     with (
         tracing(TracingContext(fake)),
         barriers.insert_barriers,
+        shared_kernels.name_by_text,
+        simplified_indices.remember_simplified,
         local_buffers.share_outer_loops,
         index_bound.bound_index,
         accuracy.near_zero(as_vec=_is_marked(graph)),

@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import Any
 
 from torch._inductor import utils as inductor_utils
+from torch._inductor.codecache import CodeCacheFuture as CodeCacheFuture
 from torch._inductor.codecache import CppPythonBindingsCodeCache as CppPythonBindingsCodeCache
 from torch._inductor.codecache import LambdaFuture as LambdaFuture
 from torch._inductor.codecache import PyCodeCache as PyCodeCache
