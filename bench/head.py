@@ -108,7 +108,7 @@ def compare(title: str, model: nn.Module, inputs: dict[str, Any], device: str, a
                 liger = LigerHead(model, functional.liger_fused_linear_cross_entropy)
                 runs["Liger"] = training_step(liger, model.parameters(), inputs)
     for name, limit in (("forge, whole", 1 << 60), ("forge, in chunks", linear_cross_entropy.BYTE_LIMIT)):
-        runs[name] = training_step(forge.jit(model, executors=args.executors), model.parameters(), inputs)
+        runs[name] = training_step(forge.jit(model, executors=args.executors, cache=False), model.parameters(), inputs)
         with mock.patch.object(linear_cross_entropy, "BYTE_LIMIT", limit):
             runs[name]()
     for parameter in model.parameters():

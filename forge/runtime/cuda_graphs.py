@@ -121,6 +121,7 @@ class _Recording:
         except Exception:
             self.give_back(inputs, [results.storage(number) for results, number in sources])
             raise
+        self.results.outlived_by(self._graph)
         self.storages = self.results.weak_storages
         _owners.update(dict.fromkeys(self.results.addresses, self))
         self.memory.add(self)

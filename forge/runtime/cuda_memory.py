@@ -42,6 +42,7 @@ class Memory:
     def handle(self) -> Any:
         """The memory's handle; a new one where no recording is left, since torch gives up a pool with its last
         graph."""
+        _drop_what_nobody_reads()
         if self.is_empty:
             self._handle = recorder().new_pool()
             self._recordings.clear()
@@ -129,6 +130,28 @@ class Donation:
     def is_over(self) -> bool:
         """Return whether all storages are gone."""
         return not _are_alive(self._storages)
+
+
+# graphs that outlive their recordings: torch gives up the memory of a pool without graphs
+_outliving: list[tuple[list[StorageWeakRef], Any]] = []
+
+
+def outlive(results: Any, counters: list[int], uses: list[int], storages: list[StorageWeakRef], graph: Any) -> None:
+    """Have a graph outlive its results as long as others hold storages that show its memory and do not own it.
+
+    counters, uses: the storages' addresses in C++, and how often each is referenced by the results.
+    """
+    weakref.finalize(results, _outlive, counters, uses, storages, graph).atexit = False
+
+
+def _outlive(counters: list[int], uses: list[int], storages: list[StorageWeakRef], graph: Any) -> None:
+    _drop_what_nobody_reads()
+    if list(map(storage_use_count, counters)) != uses:  # the results hold theirs until this returns
+        _outliving.append((storages, graph))
+
+
+def _drop_what_nobody_reads() -> None:
+    _outliving[:] = [each for each in _outliving if _are_alive(each[0])]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from forge.runtime.cuda_memory import Donation, Memory
+from forge.runtime.cuda_memory import Donation, Memory, outlive
 from forge.runtime.cuda_recorder import recorder
 from forge.torch_internals.tensors import StorageWeakRef, storage_address, storage_at, storage_use_count
 
@@ -80,6 +80,10 @@ class Results:
         is_own = [not any(returned[place] or _is_lazy(outputs[place]) for place in group) for group in self._groups]
         self.donatable = {counter: i for i, counter in enumerate(self._counters) if is_own[i]}
         self.weak_storages = list(map(StorageWeakRef, self._storages))
+
+    def outlived_by(self, graph: Any) -> None:
+        """Have the graph, which writes the results, live as long as others hold their memory."""
+        outlive(self, self._counters, self._uses, self.weak_storages, graph)
 
     def is_held(self) -> bool:
         """Return whether memory of the results is referenced from outside."""

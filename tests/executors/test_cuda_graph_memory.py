@@ -1,6 +1,7 @@
 """Who may write to the memory of CUDA graphs, and when: graphs that use what others hand to them for the last time."""
 
 import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -154,3 +155,37 @@ def test_what_is_recorded_before_a_backward_leaves_its_memory_alone(device: str)
         other([x])
         torch.testing.assert_close(second(saved), backward(forward(x)[1]))
     assert other.recordings > 0
+
+
+def test_donated_memory_outlives_its_recordings(device: str) -> None:
+    """torch gives up a pool with its last graph; tensors that show donated memory do not own it."""
+    x, pool = torch.randn(4, 4, device=device), Pool()
+    first, second = graph(forward, pool, [True, False]), graph(backward, pool, [True], last=[0])
+    for _ in range(MANY):
+        run(first, second, x)
+    assert donations(second) == [1]
+    recorded = weakref.ref(first._recorded[0]._graph)
+    _, saved = first([x])
+    expected = saved.clone()
+    first._recorded.clear(), second._recorded.clear()
+    gc.collect()
+    assert recorded() is not None
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        others = [torch.zeros(2**18, device=device) for _ in range(8)]
+        torch.testing.assert_close(saved, expected)
+        del others
+    del saved
+    for _ in range(MANY):
+        first([x])  # is recorded again
+    gc.collect()
+    assert recorded() is None
+
+
+def test_a_recording_whose_results_nobody_holds_leaves_nothing(device: str) -> None:
+    x, first = torch.randn(4, 4, device=device), graph(forward, Pool(), [True, False])
+    for _ in range(MANY):
+        first([x])
+    recorded = weakref.ref(first._recorded[0]._graph)
+    first._recorded.clear()
+    assert recorded() is None

@@ -339,8 +339,8 @@ def test_flash_attention_within_a_window(
         found = run(jitted, torch.bfloat16)
         assert WINDOW in {bound.symbol.id for each in forge.last_traces(jitted) for bound in each.bound_symbols}
     expected = run(masked, torch.float64)
-    with sdpa_kernel([SDPBackend.MATH]):
-        eager = run(masked, torch.bfloat16)
+    eager = run(masked, torch.bfloat16)
     for own, other, exact in zip(found, eager, expected, strict=True):
         error, allowed = ((x.double() - exact).abs().max().item() for x in (own, other))
-        assert error <= 2 * allowed + 1e-3 * exact.abs().max().item()
+        rounding = torch.finfo(torch.bfloat16).eps * exact.abs().max().item()  # of probabilities, in any kernel
+        assert error <= 2 * allowed + rounding + 1e-5  # a position that sees itself alone has gradients of 0
