@@ -398,7 +398,7 @@ def ratio(result: dict[str, Any], key: str = "seconds", peer: str = PEER) -> flo
     ours, theirs = systems[OURS], systems[peer]
     if key == "seconds":
         return statistics.median(a / b for a, b in zip(ours["rounds"], theirs["rounds"], strict=True))
-    return ours[key] / theirs[key] if ours.get(key) and theirs.get(key) else None
+    return ours[key] / theirs[key] if ours.get(key, 0) > 0 and theirs.get(key, 0) > 0 else None
 
 
 def _summary(result: dict[str, Any]) -> str:
