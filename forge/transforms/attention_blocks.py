@@ -9,6 +9,7 @@ Masks of a band alone are left to forge/transforms/attention_masks.py.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,11 +17,11 @@ import torch
 from forge import clang, torchlang
 from forge.ir import BoundSymbol, TensorProxy, Trace, recording
 from forge.ir.proxies import hint_of
-from forge.ir.symbol import substitute
 from forge.transforms.attention_masks import ATTENTION
 from forge.transforms.cse import MEANINGFUL
 from forge.transforms.dce import live_calls
 from forge.transforms.hoist import independent_calls
+from forge.transforms.replacement import record_as
 
 BLOCKS = (128, 256, 512)  # queries; torch's kernels compute 128 at once
 STEP = 64  # keys that kernels compute at once
@@ -196,14 +197,12 @@ def _rewrite(trace: Trace, sites: dict[str, _Site]) -> Trace:
             if site is None:
                 new.record(bound)
                 continue
-            with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
+            with new.set_tags(bound.tags, bound.source):
                 mask = site.given["attn_mask"]
                 key = mask.name, site.blocks, bound.tags & MEANINGFUL
                 if key not in masks:
                     masks[key] = _mask_of_blocks(mask, site.given["query"].shape[0], site.blocks)
-                output = _attend(site.given, masks[key], site.blocks)
-            for call in recorded:
-                new.record(substitute(call, {output.name: bound.output}))
+                record_as(new, bound.output, partial(_attend, site.given, masks[key], site.blocks))
     new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
     return new
 

@@ -11,6 +11,7 @@ of the batch, and those of one are rows or columns.
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from string import ascii_letters
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from forge.ir.symbol import substitute
 from forge.transforms.cse import MEANINGFUL
 from forge.transforms.dce import live_calls
 from forge.transforms.makers import Makers
+from forge.transforms.replacement import record_as
 from forge.transforms.result_strides import Strides, asks_for_strides, restore, results_to_restore, stand_ins
 
 SUM, MUL = torchlang.sum, torchlang.mul
@@ -145,10 +147,9 @@ def _rewrite(trace: Trace, found: dict[str, _Contraction], restored: dict[str, T
             if contraction is None:
                 new.record(substitute(bound, values))
                 continue
-            with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
-                output = _matrix_product(contraction, values, bound.output.shape)
-            for call in recorded:
-                new.record(substitute(call, {output.name: values.get(bound.output.name, bound.output)}))
+            output = values.get(bound.output.name, bound.output)
+            with new.set_tags(bound.tags, bound.source):
+                record_as(new, output, partial(_matrix_product, contraction, values, bound.output.shape))
         restore(new, restored, values)
     new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
     return new

@@ -8,17 +8,18 @@ alone, so that they are folded like others. Only rounding differs.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from forge import clang, prims, torchlang
 from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, recording
-from forge.ir.symbol import substitute
 from forge.transforms.cse import MEANINGFUL
 from forge.transforms.dce import live_calls
 from forge.transforms.freezing import Freezing
 from forge.transforms.makers import Makers
+from forge.transforms.replacement import record_as
 
 NORMS = frozenset({torchlang.batch_norm, torchlang.torch_batch_norm})
 LINEAR = torchlang.linear
@@ -119,10 +120,8 @@ def _rewrite(trace: Trace, found: dict[str, _Site]) -> Trace:
             if site is None:
                 new.record(bound)
                 continue
-            with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
-                output = _layer_of(site)
-            for call in recorded:
-                new.record(substitute(call, {output.name: bound.output}))
+            with new.set_tags(bound.tags, bound.source):
+                record_as(new, bound.output, partial(_layer_of, site))
     new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
     return new
 

@@ -8,16 +8,17 @@ are given to its kernels in the same way, or expanded.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from forge import prims, torchlang
 from forge.clang import language
 from forge.ir import BoundSymbol, TensorProxy, Trace, recording
 from forge.ir.proxies import Dim
-from forge.ir.symbol import substitute
 from forge.transforms.cse import MEANINGFUL
 from forge.transforms.dce import live_calls
 from forge.transforms.makers import Makers
+from forge.transforms.replacement import record_as
 
 ATTENTION = torchlang.scaled_dot_product_attention
 _ATTENDING = frozenset({ATTENTION, torchlang.window_attention})
@@ -156,11 +157,9 @@ def _rewrite(trace: Trace, found: dict[str, tuple[dict[str, Any], dict[str, Any]
                 new.record(bound)
                 continue
             given, change = site
-            with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
+            with new.set_tags(bound.tags, bound.source):
                 changed = {name: _as_argument(each) for name, each in change.items()}
-                output = bound.symbol(**{**given, **changed})
-            for call in recorded:
-                new.record(substitute(call, {output.name: bound.output}))
+                record_as(new, bound.output, partial(bound.symbol, **{**given, **changed}))
     new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
     return new
 

@@ -1,6 +1,7 @@
 """Strides of results that the caller sees, where a pass lays out values otherwise than torch."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
@@ -8,8 +9,8 @@ from forge import torchlang
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
 from forge.ir.proxies import Dim
 from forge.ir.pytree import tensors
-from forge.ir.symbol import substitute
 from forge.prims.core import statically_true
+from forge.transforms.replacement import record_as
 
 Strides = Mapping[str, tuple[Dim, ...]]
 
@@ -63,7 +64,4 @@ def stand_ins(new: Trace, results: Mapping[str, TensorProxy]) -> dict[str, Tenso
 def restore(new: Trace, results: Mapping[str, TensorProxy], values: Mapping[str, TensorProxy]) -> None:
     """Record the results as contiguous copies of `values`, where they are not contiguous. `new` is being recorded."""
     for name, proxy in results.items():
-        with new.collecting() as recorded:
-            seen = torchlang.contiguous(values[name], memory_format=torch.contiguous_format)
-        for call in recorded:
-            new.record(substitute(call, {seen.name: proxy}))
+        record_as(new, proxy, partial(torchlang.contiguous, values[name], memory_format=torch.contiguous_format))

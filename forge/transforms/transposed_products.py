@@ -13,11 +13,12 @@ torch/csrc/autograd/FunctionsManual.cpp). Here the program tells.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from forge import clang, prims
 from forge.ir import BoundSymbol, Proxy, Symbol, TensorProxy, Trace, recording
 from forge.ir.strides import contiguous, same
-from forge.ir.symbol import substitute
+from forge.transforms.replacement import record_as
 
 _PRODUCTS = frozenset({prims.matmul, clang.matmul, prims.grouped_mm})
 _SUMS = frozenset({prims.add, clang.add})
@@ -36,10 +37,7 @@ def transpose_products(trace: Trace, wanted: Sequence[Proxy | None]) -> Trace:
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             if id(bound) in analysis.sites:
-                with new.collecting() as recorded:
-                    value = analysis.record_replacement(bound, new)
-                for call in recorded:
-                    new.record(substitute(call, {value.name: bound.output}))
+                record_as(new, bound.output, partial(analysis.record_replacement, bound, new))
             elif id(bound) not in analysis.dead:
                 new.record(bound)
     return new

@@ -11,6 +11,7 @@ its own after cuDNN's, and its gradient is a sum in another one; both are then p
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +19,11 @@ import torch
 from forge import clang, prims, torchlang
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
 from forge.ir.proxies import Dim, hint_of
-from forge.ir.symbol import Symbol, substitute
+from forge.ir.symbol import Symbol
 from forge.transforms.dce import live_calls
 from forge.transforms.folded_norms import CONVOLUTIONS, TRANSPOSED
 from forge.transforms.makers import innermost
+from forge.transforms.replacement import record_as
 from forge.transforms.result_strides import Strides
 
 _FACTORS: dict[Symbol, tuple[str, str]] = {
@@ -130,10 +132,8 @@ def _rewrite(trace: Trace, sums: dict[int, _Sum]) -> Trace:
             if each is None:
                 new.record(bound)
                 continue
-            with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
-                output = _add(bound.symbol, each.given)
-            for call in recorded:
-                new.record(substitute(call, {output.name: bound.output}))
+            with new.set_tags(bound.tags, bound.source):
+                record_as(new, bound.output, partial(_add, bound.symbol, each.given))
     return new
 
 
