@@ -30,6 +30,7 @@ from forge.torch_internals.attention import (
 from forge.torch_internals.dispatch import disable_current_modes
 from forge.torch_internals.fake_tensors import FakeTensor
 from forge.torch_internals.functions import torch_fused_sdp_choice
+from forge.transforms.masks_in_rows import ROW_ELEMENTS
 
 aten = torch.ops.aten
 _HALVES = (torch.bfloat16, torch.float16)
@@ -123,7 +124,6 @@ def _flash_backward(
     )
 
 
-_EFFICIENT_ALIGNMENT = 16  # elements, of which a mask's strides are multiples
 _EFFICIENT_MULTIPLE = 32  # of this many queries' logsumexp the memory-efficient kernel keeps, infinite past the last
 
 
@@ -271,7 +271,7 @@ def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None
         return None  # torch repeats the heads for it
     if kernel is None or mask is None or kernel[0] is _flash_cpu:
         return kernel
-    aligned = mask.shape[-1] % _EFFICIENT_ALIGNMENT == 0 or (mask.dtype != torch.bool and _is_aligned(mask))
+    aligned = mask.shape[-1] % ROW_ELEMENTS == 0 or (mask.dtype != torch.bool and _is_aligned(mask))
     return kernel if aligned and mask.ndim == 4 and kernel[0] is _efficient_forward else None
 
 
@@ -377,13 +377,13 @@ def _additive_mask(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) 
 def _is_aligned(mask: torch.Tensor) -> bool:
     """Return whether each row begins where the kernel's widest loads may."""
     *steps, step = mask.stride()
-    return step == 1 and all(each % _EFFICIENT_ALIGNMENT == 0 for each in steps)
+    return step == 1 and all(each % ROW_ELEMENTS == 0 for each in steps)
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
     """Return a mask in aligned rows; its expanded dims stay expanded."""
     length = mask.shape[-1]
-    missing = -length % _EFFICIENT_ALIGNMENT
+    missing = -length % ROW_ELEMENTS
     each = mask[tuple([slice(1 if step == 0 else None) for step in mask.stride()[:-1]])]
     if missing:
         each = F.pad(each.contiguous(), (0, missing))[..., :length]
