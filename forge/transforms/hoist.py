@@ -1,15 +1,18 @@
 """Calls that depend on no input run once: masks, position ids, constants; what depends on weights alone, once for as
 long as those stay as they are (forge.jit(freeze=True))."""
 
-from collections.abc import Callable, Collection
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from forge.ir import BoundSymbol, Dim, Proxy, Tag, TensorProxy, Trace
+from forge import clang
+from forge.ir import BoundSymbol, Dim, Proxy, Tag, TensorProxy, Trace, recording
 from forge.ir.proxies import SYMBOLIC_TYPES
-from forge.ir.pytree import leaves, names, proxies, tensors
+from forge.ir.pytree import leaves, names, proxies, tensors, tree_map
+from forge.ir.symbol import substitute
 from forge.transforms.dce import live_calls
+from forge.transforms.makers import is_view
 
 PINNED = frozenset({Tag.RANDOM, Tag.EFFECT, Tag.UNINITIALIZED, Tag.OPAQUE, Tag.SYNCHRONIZING})
 BYTE_LIMIT = 64 * 2**20
@@ -32,16 +35,80 @@ class HoistedProgram(NamedTuple):
 def hoist(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]], byte_limit: int = BYTE_LIMIT) -> Trace:
     """Return the trace with input-independent calls computed now, by `run`, and kept as constants.
 
-    Outputs are never constants (the caller may change them); nor is anything that would take the constants over
-    `byte_limit` bytes in all.
+    Outputs are never constants (the caller may change them); views that only expand a constant stay; and the largest
+    values are not hoisted where all would take the constants over `byte_limit` bytes.
     """
-    hoisted = independent_calls(trace)
-    partition = _partition(trace, hoisted, hoisted, [])
-    if not partition.values or sum(map(_bytes, partition.values)) > byte_limit:
+    too_large: set[str] = set()
+    while True:
+        calls = independent_calls(trace, left_out=too_large)
+        partition = _partition(trace, _without_expanded_views(calls), calls, [])
+        if sum(map(_bytes, partition.values)) <= byte_limit:
+            break
+        too_large.add(max(partition.values, key=_bytes).name)
+    if not partition.values:
         return trace
     new = trace.derive("hoist", partition.rest)
-    new.constants.update(zip(names(partition.values), run(partition.ahead), strict=True))
+    values = run(partition.ahead)
+    new.constants.update(zip(names(partition.values), values, strict=True))
+    return _with_numbers(new, {x.name: value for x, value in zip(partition.values, values, strict=True)})
+
+
+def _without_expanded_views(calls: Sequence[BoundSymbol]) -> list[BoundSymbol]:
+    """Return the calls but those that show fewer elements more than once, and views of these: they copy nothing."""
+    expanded: set[str] = set()
+    others: list[BoundSymbol] = []
+    for bound in calls:
+        if is_view(bound):
+            read, made = (sum(x.numel() for x in tensors(part)) for part in ([bound.args, bound.kwargs], bound.output))
+            if made > read or not expanded.isdisjoint(bound.inputs):
+                expanded.update(bound.outputs)
+                continue
+        others.append(bound)
+    return others
+
+
+def _with_numbers(trace: Trace, values: Mapping[str, torch.Tensor]) -> Trace:
+    """Return the trace with numbers in the place of constants of one element on the CPU, such as torch.tensor(8.0), in
+    calls of tensors on another device, where that gives the same dtype. A fused region and a CUDA graph read no memory
+    of another device."""
+    numbers = {name: x.item() for name, x in values.items() if not x.ndim and x.device.type == "cpu"}
+    if not any(_meets_other_device(bound, numbers) for bound in trace.bound_symbols):
+        return trace
+    new = trace.derive(trace.stage)
+    with recording(new, clang.language):
+        for bound in trace.bound_symbols:
+            calls = _call_with_numbers(new, bound, numbers) if _meets_other_device(bound, numbers) else None
+            for call in calls or [bound]:
+                new.record(call)
+    for name in numbers.keys() - {name for bound in new.bound_symbols for name in bound.inputs}:
+        del new.constants[name]
     return new
+
+
+def _meets_other_device(bound: BoundSymbol, numbers: Mapping[str, Any]) -> bool:
+    """Return whether a call makes a tensor on another device than the CPU of one of these constants."""
+    made = tensors(bound.output)
+    return not numbers.keys().isdisjoint(bound.inputs) and bool(made) and all(x.device.type != "cpu" for x in made)
+
+
+def _call_with_numbers(new: Trace, bound: BoundSymbol, numbers: Mapping[str, Any]) -> list[BoundSymbol] | None:
+    """Return the calls with numbers; None where the symbol takes none there, or its result would be another."""
+    of_user = bound.symbol.op is not None or bound.symbol.rule is not None
+    if of_user or not isinstance(bound.output, TensorProxy) or not PINNED.isdisjoint(bound.all_tags):
+        return None
+
+    def number(leaf: Any) -> Any:
+        return numbers.get(leaf.name, leaf) if isinstance(leaf, TensorProxy) else leaf
+
+    args, kwargs = tree_map(number, (bound.args, bound.kwargs))
+    try:
+        with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
+            output = bound.symbol(*args, **kwargs)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):  # the symbol's own checks
+        return None
+    if not isinstance(output, TensorProxy) or _metadata(output) != _metadata(bound.output):
+        return None
+    return [substitute(call, {output.name: bound.output}) for call in recorded]
 
 
 def hoist_weights(trace: Trace, weights: Collection[str], byte_limit: int = BYTE_LIMIT) -> HoistedProgram:
@@ -53,14 +120,13 @@ def hoist_weights(trace: Trace, weights: Collection[str], byte_limit: int = BYTE
     calls = independent_calls(trace, weights, byte_limit)
     constant = set(map(id, independent_calls(trace)))
     moved = [bound for bound in calls if id(bound) not in constant]
-    partition = _partition(trace, moved, calls, [proxy for proxy in trace.inputs if proxy.name in weights])
-    return partition._replace(rest=live_calls(partition.rest, trace.output_names))
+    return _partition(trace, moved, calls, [proxy for proxy in trace.inputs if proxy.name in weights])
 
 
 def _partition(trace: Trace, moved: list[BoundSymbol], calls: list[BoundSymbol], inputs: list[Proxy]) -> HoistedProgram:
     """Part a program in two. `moved` are the calls that the rest is without, `calls` all those that may run ahead."""
     known = set(map(id, moved))
-    rest = [bound for bound in trace.bound_symbols if id(bound) not in known]
+    rest = live_calls([bound for bound in trace.bound_symbols if id(bound) not in known], trace.output_names)
     read = {name for bound in rest for name in bound.inputs}
     made = {proxy.name: proxy for bound in moved for proxy in proxies(bound.output)}
     kept = [proxy for name, proxy in made.items() if name in read and isinstance(proxy, TensorProxy)]
@@ -71,9 +137,11 @@ def _partition(trace: Trace, moved: list[BoundSymbol], calls: list[BoundSymbol],
     return HoistedProgram(trace.derive("hoisted", needed, name=name, inputs=given, output=tuple(kept)), rest)
 
 
-def independent_calls(trace: Trace, weights: Collection[str] = (), byte_limit: int = BYTE_LIMIT) -> list[BoundSymbol]:
-    """Return the calls that depend on no input but those of `weights`, and make no output."""
-    outputs = set(trace.output_names)
+def independent_calls(
+    trace: Trace, weights: Collection[str] = (), byte_limit: int = BYTE_LIMIT, left_out: Collection[str] = ()
+) -> list[BoundSymbol]:
+    """Return the calls that depend on no input but those of `weights`, and make no output and none of `left_out`."""
+    outputs = {*trace.output_names, *left_out}
     fixed = {*trace.constants, *weights}
     found: list[BoundSymbol] = []
     for bound in trace.bound_symbols:
@@ -96,6 +164,10 @@ def _expands(bound: BoundSymbol, byte_limit: int) -> bool:
     """Return whether a call makes much more of its arguments than they are."""
     made = sum(map(_bytes, tensors(bound.output)))
     return made > byte_limit and made > 2 * sum(map(_bytes, tensors([bound.args, bound.kwargs])))
+
+
+def _metadata(proxy: TensorProxy) -> tuple[Any, ...]:
+    return proxy.shape, proxy.dtype, proxy.device
 
 
 def _bytes(proxy: TensorProxy) -> Dim:

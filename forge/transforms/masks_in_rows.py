@@ -1,15 +1,16 @@
-"""Attention masks and biases are laid out as attention's kernels read them, once for all calls that share one.
+"""Attention masks and biases are made what attention's kernels read, once for all calls that share one.
 
     scores + bias, of bias = table[positions].permute(2, 0, 1)
            = scores + bias.contiguous()
+    attend(mask) = attend(zeros.masked_fill(~mask, -inf)), of a mask of bools
 
-Kernels take masks whose rows lie in memory element by element, each row at a multiple of 16 elements. A mask in another
-layout would be copied by each call, and by each call's backward. The copy of one that is computed is fused with what
-computes it, and the backward reads the copy alone.
+Kernels add masks of the query's dtype, whose rows lie in memory element by element, each row at a multiple of 16
+elements. Another mask would be converted and copied by each call, and by each call's backward. The copy of one that is
+computed is fused with what computes it, and the backward reads the copy alone.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,38 +29,56 @@ _ABOUT_BACKWARD = frozenset({Tag.NO_GRAD, Tag.RECOMPUTE})  # which calls must ha
 _DETACHED = frozenset({Tag.NO_GRAD, Tag.LEAF_VIEW})
 
 
+class _Mask(NamedTuple):
+    """The mask of an attention call. dtype: the query's."""
+
+    proxy: TensorProxy
+    dtype: torch.dtype
+    device: str
+
+    @property
+    def is_bool(self) -> bool:
+        return self.proxy.dtype == torch.bool
+
+
 def masks_in_rows(
     trace: Trace,
     strides: Callable[[Trace], Strides],
     plain: Callable[[BoundSymbol], bool] = lambda bound: True,
     device: str = "cuda",
 ) -> Trace:
-    """Return the trace with attention calls given masks of floats in rows.
+    """Return the trace with attention calls given masks that are added and, on `device`, lie in rows.
 
     strides: those that torch gives the values of a trace, by name. plain: whether a call runs as torch runs it.
     """
     found = [(bound, mask) for bound in trace.bound_symbols if (mask := _mask(bound, device)) is not None]
     if not found:
         return trace
-    masks = {mask.name: mask for _, mask in found}
+    masks = {mask.proxy.name: mask.proxy for _, mask in found}
     calls = live_calls(trace.bound_symbols, masks)
     known = strides(trace.derive("masks", calls, output=tuple(masks.values())))
     refused = {name for name in masks if name in known and _is_refused(known[name])}
-    chosen = {id(bound): mask for bound, mask in found if mask.name in refused and plain(bound)}
-    return _rewrite(trace, chosen, known) if chosen else trace
+    chosen = {
+        id(bound): mask
+        for bound, mask in found
+        if mask.proxy.name in known and (mask.is_bool or mask.proxy.name in refused) and plain(bound)
+    }
+    return _rewrite(trace, chosen, known, device) if chosen else trace
 
 
-def _mask(bound: BoundSymbol, device: str) -> TensorProxy | None:
-    """Return the mask of floats of an attention call for which torch has a kernel."""
+def _mask(bound: BoundSymbol, device: str) -> _Mask | None:
+    """Return the mask of an attention call for which torch has a kernel: one of bools, or one of floats on `device`."""
     if bound.symbol is not ATTENTION:
         return None
     given = ATTENTION.bind(bound.args, bound.kwargs)
     query, mask = given["query"], given["attn_mask"]
-    if mask is None or query.device.type != device or query.ndim != 4:
+    if mask is None or query.ndim != 4 or query.dtype not in _DTYPES or mask.ndim < 2:
         return None
-    if query.dtype not in _DTYPES or mask.dtype != query.dtype or mask.ndim < 2:
-        return None
-    return None if statically_true(mask.shape[-1] == 1) else mask
+    found = _Mask(mask, query.dtype, query.device.type)
+    if found.is_bool:
+        return found
+    is_added = mask.dtype == query.dtype and found.device == device
+    return None if not is_added or statically_true(mask.shape[-1] == 1) else found
 
 
 def _is_refused(strides: tuple[Dim, ...]) -> bool:
@@ -69,7 +88,7 @@ def _is_refused(strides: tuple[Dim, ...]) -> bool:
     return any(isinstance(step, int) and step % ROW_ELEMENTS for step in strides[:-1])
 
 
-def _rewrite(trace: Trace, masks: dict[int, TensorProxy], strides: Strides) -> Trace:
+def _rewrite(trace: Trace, masks: dict[int, _Mask], strides: Strides, device: str) -> Trace:
     new = trace.derive("masks_in_rows")
     makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
     rows: dict[Any, TensorProxy] = {}
@@ -78,29 +97,39 @@ def _rewrite(trace: Trace, masks: dict[int, TensorProxy], strides: Strides) -> T
             mask = masks.get(id(bound))
             if mask is not None:
                 tags = bound.tags & _ABOUT_BACKWARD
-                key = mask.name, tags
+                key = mask.proxy.name, mask.dtype, tags
                 if key not in rows:
                     with new.set_tags(tags, bound.source):
-                        rows[key] = _in_rows(mask, strides[mask.name], makers)
-                bound = substitute(bound, {mask.name: rows[key]})
+                        rows[key] = _as_kernels_read_it(mask, strides[mask.proxy.name], makers, device)
+                bound = substitute(bound, {mask.proxy.name: rows[key]})
             new.record(bound)
     return new
 
 
-def _in_rows(mask: TensorProxy, strides: tuple[Dim, ...], makers: dict[str, BoundSymbol]) -> TensorProxy:
-    """Record a mask in rows; its expanded dims stay expanded."""
-    each = _before_expand(mask, makers)
-    if each is mask:
+def _as_kernels_read_it(
+    mask: _Mask, strides: tuple[Dim, ...], makers: dict[str, BoundSymbol], device: str
+) -> TensorProxy:
+    """Record a mask as kernels read it; its expanded dims stay expanded."""
+    each = _before_expand(mask.proxy, makers)
+    if each is mask.proxy:
         for dim, step in enumerate(strides[:-1]):
             if isinstance(step, int) and step == 0:
                 each = torchlang.narrow(each, dim, 0, 1)
-    length = each.shape[-1]
+    if mask.is_bool:
+        hidden = torchlang.logical_not(each)
+        each = torchlang.masked_fill(torchlang.zeros_like(each, dtype=mask.dtype), hidden, float("-inf"))
+    if mask.device == device:
+        each = _in_rows(each, is_dense=statically_true(strides[-1] == 1))
+    return each if same_shape(each.shape, mask.proxy.shape) else torchlang.expand(each, mask.proxy.shape)
+
+
+def _in_rows(mask: TensorProxy, is_dense: bool) -> TensorProxy:
+    """Record a mask in rows. is_dense: whether each row lies in memory element by element."""
+    length = mask.shape[-1]
     missing = -length % ROW_ELEMENTS if isinstance(length, int) else 0
-    if not missing or not statically_true(strides[-1] == 1):
-        each = torchlang.contiguous(each)
-    if missing:
-        each = torchlang.narrow(torchlang.pad(each, (0, missing)), -1, 0, length)
-    return each if same_shape(each.shape, mask.shape) else torchlang.expand(each, mask.shape)
+    if not missing or not is_dense:
+        mask = torchlang.contiguous(mask)
+    return torchlang.narrow(torchlang.pad(mask, (0, missing)), -1, 0, length) if missing else mask
 
 
 def _before_expand(mask: TensorProxy, makers: dict[str, BoundSymbol]) -> TensorProxy:

@@ -8,7 +8,8 @@ import torch
 import forge
 from forge import prims
 from forge.executors import claim, resolve_executors
-from forge.ir import Symbol, Tag, TensorProxy, Trace
+from forge.ir import Proxy, Symbol, Tag, TensorProxy, Trace
+from forge.ir.pytree import leaves, tensors
 from forge.prims.core import like
 from forge.transforms import hoist
 
@@ -58,6 +59,64 @@ def test_outputs_are_never_constants() -> None:
 def test_more_bytes_than_the_limit_stay(limit: int, hoisted: bool) -> None:
     trace = forge.trace(lambda x: prims.mul(x, ramp()), torch.ones(4))  # 4 floats of 4 bytes
     assert (ids(hoist(trace, run, byte_limit=limit)) == ["prims.mul"]) is hoisted
+
+
+def test_the_largest_values_stay_where_all_are_too_many() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return x * torch.arange(4.0).exp(), y * torch.ones(4, 4).exp()
+
+    trace = hoist(forge.trace(function, torch.ones(4), torch.ones(4, 4)), run, byte_limit=64)
+    assert [bound.symbol.name for bound in trace.bound_symbols] == ["mul", "ones", "exp", "mul"]
+    assert [tuple(each.shape) for each in trace.constants.values()] == [(4,)]
+
+
+def test_a_view_that_only_expands_a_constant_stays() -> None:
+    """As an index does that is the same for each head: its memory is that of what it shows."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.gather(2, torch.arange(4).flip(0)[None, None].expand(64, 4, 4)[:, :2])
+
+    x = torch.rand(64, 4, 4)
+    trace = hoist(forge.trace(function, x), run, byte_limit=64)
+    assert [bound.symbol.name for bound in trace.bound_symbols] == ["expand", "getitem", "gather"]
+    assert [each.numel() for each in trace.constants.values()] == [4]
+    claimed, _ = claim(trace, resolve_executors(["torch"]))
+    assert torch.equal(claimed.python_callable()(x), function(x))
+
+
+def scalars(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Calls with tensors of one element on the CPU."""
+    scale = torch.full((), 64.0).sqrt()
+    double, integer = torch.full((), 0.1, dtype=torch.float64), torch.full((), 3)
+    positive = x > 0
+    return (
+        x / scale, x * double, torch.where(positive, scale, x), x.masked_fill(positive, scale), x + integer,
+        x**integer, x.clamp(min=scale), x < double,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_constant_of_one_element_meets_another_device_as_a_number(dtype: torch.dtype) -> None:
+    trace = forge.trace(scalars, torch.ones(4, device="meta", dtype=dtype))
+    new = hoist(trace, run)
+    assert not new.constants
+    names = ["gt", "div", "mul", "where", "masked_fill", "add", "pow", "clamp", "lt"]
+    assert [bound.symbol.name for bound in new.bound_symbols] == names
+    found = leaves([(bound.args, bound.kwargs) for bound in new.bound_symbols])
+    assert {leaf for leaf in found if not isinstance(leaf, Proxy)} == {0, 8.0, 0.1, 3}
+    assert [x.dtype for x in tensors(new.output)] == [x.dtype for x in tensors(trace.output)]
+
+
+def test_a_constant_stays_a_tensor_where_a_number_would_give_another_dtype() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.full((), 0.5, dtype=torch.float64)
+
+    new = hoist(forge.trace(function, torch.ones(4, device="meta", dtype=torch.int32)), run)
+    assert new.output.dtype == torch.float64 and len(new.constants) == 1
+
+
+def test_a_constant_beside_tensors_of_its_device_stays() -> None:
+    assert len(hoist(forge.trace(lambda x: x * torch.full((), 0.5).exp(), torch.ones(4)), run).constants) == 1
 
 
 @pytest.mark.parametrize("tag", [Tag.RANDOM, Tag.EFFECT, Tag.UNINITIALIZED, Tag.OPAQUE, Tag.SYNCHRONIZING])

@@ -142,6 +142,61 @@ def test_a_checkpointed_layer_shares_a_mask() -> None:
     assert len(set(masks_read(stage_of(jitted)))) == 1
 
 
+def padding(lengths: torch.Tensor, length: int) -> torch.Tensor:
+    """Return the mask of sequences of some lengths: the same for each head and query."""
+    return (torch.arange(length) < lengths[:, None])[:, None, None].expand(-1, HEADS, length, length)
+
+
+def causal_padding(lengths: torch.Tensor, length: int) -> torch.Tensor:
+    return padding(lengths, length)[:, :1] & torch.ones(length, length).tril().bool()
+
+
+def hides_whole_rows(lengths: torch.Tensor, length: int) -> torch.Tensor:
+    return padding(lengths, length).transpose(-1, -2)
+
+
+@pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]])
+@pytest.mark.parametrize("length", [16, 19])
+@pytest.mark.parametrize("mask_of", [padding, causal_padding, hides_whole_rows])
+def test_a_mask_of_bools_is_converted_once(mask_of: Callable, length: int, executors: list[str]) -> None:
+    def program(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        mask = mask_of(lengths, length)
+        for _ in range(LAYERS):
+            x = x + F.scaled_dot_product_attention(x, x.sin(), x.cos(), attn_mask=mask)
+        return x
+
+    x, lengths = given(length)[0], torch.tensor([length, 5])
+    jitted = forge.jit(program, executors=executors, transforms=[AS_ON_A_GPU])
+    actual, expected = jitted(x, lengths), program(x, lengths)
+    torch.testing.assert_close(actual, expected)
+    gradients = [torch.autograd.grad(each.square().sum(), x) for each in (actual, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    stage = stage_of(jitted)
+    (name,) = set(masks_read(stage))
+    assert sum(bound.symbol is torchlang.masked_fill for bound in stage.bound_symbols) == 1
+    *steps, step = strides_in_torch(stage)[name]
+    assert step == 1 and all(each % 16 == 0 for each in steps)
+    assert mask_of is not padding or steps[1:] == [0, 0]  # what is expanded stays so
+
+
+def test_a_mask_of_bools_is_converted_once_by_default() -> None:
+    def program(x: torch.Tensor, half: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for _ in range(LAYERS):
+            x = x + F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+            half = half + F.scaled_dot_product_attention(half, half, half, attn_mask=mask)
+        return x, half
+
+    jitted = forge.jit(program)
+    for length in (16, 24, 32):
+        x = torch.randn(BATCH, HEADS, length, 8)
+        inputs = (x, x.bfloat16(), padding(torch.tensor([length, 5]), length))
+        for actual, expected in zip(jitted(*inputs), program(*inputs), strict=True):
+            torch.testing.assert_close(actual, expected)
+    stage = stage_of(jitted)
+    assert sum(bound.symbol is torchlang.masked_fill for bound in stage.bound_symbols) == 2  # one for each dtype
+    assert all(call.symbol is not torchlang.pad for call in stage.bound_symbols)  # which a GPU's kernels need
+
+
 @pytest.mark.parametrize(
     "mask",
     [
@@ -149,9 +204,8 @@ def test_a_checkpointed_layer_shares_a_mask() -> None:
         lambda x: torch.randn(1, HEADS, 16, 16),
         lambda x: torch.randn(16, 1).expand(16, 16),
         lambda x: torch.randn(BATCH, 1, 16, 1),
-        lambda x: torch.randn(16, 16, HEADS).permute(2, 0, 1) > 0,
     ],
-    ids=["none", "rows", "one column", "a column", "bool"],
+    ids=["none", "rows", "one column", "a column"],
 )
 def test_a_mask_that_kernels_take_stays(mask: Callable) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,157 @@
+"""Tokens per second of transformers' `generate`: forge against torch.compile as transformers uses it, and eager.
+
+    python -m bench.decoding [--device cpu|cuda] [--batches 1 16] [--prompt N] [--tokens N] [--rounds N] [--profile]
+
+A Llama of random weights (on a GPU 16 layers of 2048 in bfloat16, on a CPU 8 of 512 in float32) decodes greedily with
+a static cache. All systems run in one process, in turn, and give the medians over rounds; tokens are compared with
+eager's.
+"""
+
+import argparse
+import copy
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import forge
+from forge.ir.printing import table
+
+_LLAMA_1B = {
+    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+}  # fmt: skip
+_SMALL = {
+    "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 1024,
+}  # fmt: skip
+EAGER, PEER, OURS = "eager", "torch.compile by transformers", "forge"
+
+
+def model_of(device: str, dtype: torch.dtype) -> LlamaForCausalLM:
+    """Return the model, in evaluation mode."""
+    torch.manual_seed(0)
+    sizes = _LLAMA_1B if device == "cuda" else _SMALL
+    with torch.device(device):
+        return LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=None, bos_token_id=None)).to(dtype).eval()
+
+
+def systems(model: LlamaForCausalLM, device: str, frozen: bool) -> dict[str, Any]:
+    """Return the models whose `generate` is timed, by system, each with the arguments that its user passes."""
+
+    def own() -> LlamaForCausalLM:
+        return copy.deepcopy(model, {id(each): each for each in model.parameters()})
+
+    found = {EAGER: (own(), {"disable_compile": True}), PEER: (own(), {})}
+    if device == "cpu":  # transformers compiles on accelerators alone
+        found[PEER][0].forward = torch.compile(found[PEER][0].forward)
+    found[OURS] = (forge.jit(own()), {})
+    if frozen:
+        found[f"{OURS}, frozen"] = (forge.jit(own(), freeze=True), {})
+    return found
+
+
+def decode(model: Any, prompt: torch.Tensor, tokens: int, **options: Any) -> torch.Tensor:
+    """Return prompts continued by some tokens."""
+    with torch.no_grad():
+        return model.generate(
+            prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, cache_implementation="static",
+            attention_mask=torch.ones_like(prompt), pad_token_id=0, **options,
+        )  # fmt: skip
+
+
+def profile_of(run: Callable[[], Any], tokens: int) -> None:
+    """Print the longest kernels of a decoding, per token, and where its Python spends its time."""
+    import cProfile
+    import pstats
+
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    total: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    for event in profiler.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            total[event.name][0] += 1
+            total[event.name][1] += event.device_time
+    rows = [("kernel", "launches a token", "us a token")]
+    rows.append(("all", *(f"{sum(each[i] for each in total.values()) / tokens:.1f}" for i in (0, 1))))
+    for name, (count, time_) in sorted(total.items(), key=lambda item: -item[1][1])[:16]:
+        rows.append((name[:90], f"{count / tokens:.1f}", f"{time_ / tokens:.1f}"))
+    print(*table(rows), sep="\n")
+    profiler_of_python = cProfile.Profile()
+    profiler_of_python.runcall(run)
+    pstats.Stats(profiler_of_python).sort_stats("tottime").print_stats(28)
+
+
+def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Namespace) -> None:
+    """Print the tokens per second of each system."""
+    model = model_of(device, dtype)
+    prompt = torch.randint(3, model.config.vocab_size, (batch, options.prompt), device=device)
+    finish = torch.cuda.synchronize if device == "cuda" else lambda: None
+    seconds: dict[str, list[float]] = defaultdict(list)
+    first: dict[str, float] = {}
+    written: dict[str, torch.Tensor] = {}
+    models = systems(model, device, options.frozen)
+    runs = {name: partial(decode, each, **arguments) for name, (each, arguments) in models.items()}
+    for name, run in runs.items():
+        start = time.perf_counter()
+        written[name] = run(prompt, 1)
+        finish()
+        first[name] = time.perf_counter() - start
+        for _ in range(2):
+            written[name] = run(prompt, options.tokens)
+        finish()
+    for name, (each, _) in models.items():
+        if name.startswith(OURS):
+            forge.finish_compiling(each)
+    for name, run in runs.items():
+        written[name] = run(prompt, options.tokens)
+    for _ in range(options.rounds):
+        for name, run in runs.items():
+            finish()
+            start = time.perf_counter()
+            run(prompt, options.tokens)
+            finish()
+            seconds[name].append(time.perf_counter() - start)
+    peer = seconds[PEER]
+    rows = [("", "tokens a second", "of torch.compile's", "ms a step", "first token, s", "tokens like eager's")]
+    for name, each in seconds.items():
+        ratio = statistics.median(theirs / ours for theirs, ours in zip(peer, each, strict=True))
+        rate = batch * options.tokens / statistics.median(each)
+        same = (written[name] == written[EAGER])[:, options.prompt :].float().mean().item()
+        step = 1e3 * statistics.median(each) / options.tokens
+        rows.append((name, f"{rate:.0f}", f"{ratio:.2f}", f"{step:.2f}", f"{first[name]:.1f}", f"{same:.0%}"))
+    where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{where}, torch {torch.__version__}, {str(dtype)[6:]}, {batch} x {options.prompt} + {options.tokens} tokens")
+    print(*table(rows), sep="\n", flush=True)
+    if options.profile and device == "cuda":
+        for name in (PEER, OURS):
+            print(name)
+            profile_of(lambda run=runs[name]: run(prompt, options.tokens), options.tokens)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: bfloat16 on a GPU, else float32")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt")
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--frozen", action="store_true", help="one more row: forge.jit(freeze=True)")
+    parser.add_argument("--profile", action="store_true", help="kernels and Python functions of a decoding")
+    options = parser.parse_args()
+    dtype = getattr(torch, options.dtype or ("bfloat16" if options.device == "cuda" else "float32"))
+    for batch in options.batches:
+        compare(options.device, dtype, batch, options)
+
+
+if __name__ == "__main__":
+    main()
