@@ -56,6 +56,8 @@ def jitted_module(module: torch.nn.Module, compiled: Callable, rejit: Callable) 
         "_forge_compiled": staticmethod(compiled),
         "_forge_module": property(lambda self: module),
     }
+    if hasattr(original, "get_compiled_call"):  # by which transformers' generate has torch.compile compile a model
+        members["get_compiled_call"] = lambda self, config: self.__call__
     subclass = type(original.__name__, (original,), members)
     jitted: torch.nn.Module = object.__new__(subclass)
     object.__setattr__(jitted, "__dict__", module.__dict__)
