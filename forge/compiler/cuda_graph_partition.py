@@ -196,6 +196,7 @@ class _Writer:
             if isinstance(proxy, TensorProxy) and (self.lengths or proxy.name not in self.trusted)
         ]
         writes = [call for bound in calls if _writes_alone(bound) for call in innermost(bound)]
+        writes += [bound for bound in calls if Tag.IN_PLACE in bound.all_tags]
         targets = {_through_views(call.args[0].name, self.makers)[0] for call in writes}
         graph = self.make(
             name,

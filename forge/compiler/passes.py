@@ -19,7 +19,8 @@ from forge.compiler.program import inline_epilogue, write_early
 from forge.executors.torchex import memory
 from forge.executors.torchex.attention import takes_broadcast, takes_groups
 from forge.executors.torchex.core import torchex
-from forge.ir import BoundSymbol, Trace
+from forge.executors.torchex.indexing import in_place_operator
+from forge.ir import BoundSymbol, Symbol, Trace
 from forge.ir.proxies import Dim
 from forge.ir.pytree import names
 from forge.patterns import replace_patterns
@@ -247,6 +248,15 @@ def inline_effects(trace: Trace, context: Context) -> Trace:
     context.returned = whole.output_names
     context.layouts = Layouts(whole.inputs)
     return whole
+
+
+def write_in_place(trace: Trace, context: Context) -> Trace:
+    """Update a part of an input where it lies."""
+
+    def operator_of(bound: BoundSymbol) -> Symbol | None:
+        return in_place_operator(bound) if _runs_in_torch(bound, context) else None
+
+    return transforms.write_in_place(trace, operator_of)
 
 
 # to executors' calls

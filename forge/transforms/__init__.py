@@ -19,6 +19,7 @@ from forge.transforms.masks_in_rows import masks_in_rows
 from forge.transforms.rematerialize import rematerialize
 from forge.transforms.row_major import row_major
 from forge.transforms.unfused_addends import unfuse_addends
+from forge.transforms.write_in_place import write_in_place
 
 __all__ = [
     "Freezing",
@@ -40,5 +41,6 @@ __all__ = [
     "rematerialize",
     "row_major",
     "unfuse_addends",
+    "write_in_place",
 ]
 __getattr__ = renamed_attributes(__name__, {"heads": "fused_linear_cross_entropy"}, globals().__getitem__)

@@ -1,9 +1,13 @@
 """The torch executor's implementations of the indexing family."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from forge import clang, prims, torchlang
-from forge.executors.torchex.core import run_clang, run_prim, run_prims, run_torchlang
+from forge.executors.torchex.core import run_clang, run_prim, run_prims, run_torchlang, torchex
+from forge.ir import BoundSymbol, Symbol, Tag
 
 aten = torch.ops.aten
 
@@ -53,3 +57,44 @@ def scatter_reduce(
 def searchsorted(sorted: torch.Tensor, values: torch.Tensor, right: bool, dtype: torch.dtype) -> torch.Tensor:
     """torch.searchsorted has a flag for int32."""
     return torch.searchsorted(sorted, values, right=right, out_int32=dtype == torch.int32)
+
+
+# updates in place, of what nobody reads afterwards (forge/transforms/write_in_place.py)
+
+
+def set_item_(x: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
+    """Write a value to x[key], and return x."""
+    x[key] = value
+    return x
+
+
+def slice_scatter_(
+    x: torch.Tensor, src: torch.Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> torch.Tensor:
+    """Write src to x[start:end:step] along a dim, and return x."""
+    x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)] = src
+    return x
+
+
+def _in_place(name: str, symbol: Symbol, function: Callable[..., torch.Tensor]) -> Symbol:
+    return torchex.register_operator(name, like=symbol, fn=function, tags=[Tag.IN_PLACE])
+
+
+_IN_PLACE = {
+    torchlang.index_copy: _in_place("index_copy_", torchlang.index_copy, torch.Tensor.index_copy_),
+    torchlang.index_put: _in_place("index_put_", torchlang.index_put, aten.index_put_.default),
+    torchlang.scatter: _in_place("scatter_", torchlang.scatter, torch.Tensor.scatter_),
+    torchlang.setitem: _in_place("set_item_", torchlang.setitem, set_item_),
+    prims.slice_scatter: _in_place("prims_slice_scatter_", prims.slice_scatter, slice_scatter_),
+    torchlang.slice_scatter: _in_place("slice_scatter_", torchlang.slice_scatter, slice_scatter_),
+}
+
+
+def in_place_operator(bound: BoundSymbol) -> Symbol | None:
+    """Return the operator that writes to the first argument of a call what the call replaces in a copy of it; None
+    where there is none, and where it would not write the same when it runs again."""
+    operator = _IN_PLACE.get(bound.symbol)
+    if operator is None:
+        return None
+    given = bound.symbol.bind(bound.args, bound.kwargs)
+    return None if given.get("accumulate") or given.get("reduce") else operator
