@@ -70,11 +70,14 @@ class Backend:
 
 
 def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable:
-    """Compile a graph for torch.compile(model, backend="forge", options={...}), with the options of resolve_options.
+    """Compile a graph for torch.compile(model, backend="forge", mode=..., options={...}), with the options of
+    resolve_options.
 
     Raises TypeError for an unknown option, and for a value that should be a bool and is not.
     """
     wanted = options.pop("options", None) or {}
+    if "mode" in options:
+        wanted = {**wanted, "mode": options.pop("mode")}
     refuse_unknown("forge", (*options, *wanted), _OPTIONS)
     handle = handle_of_torch_compile()
     try:

@@ -52,6 +52,7 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     strict: bool = False,
     fullgraph: bool = False,
     dynamic: bool | None = None,
+    mode: str | None = None,
     **others: Any,
 ) -> Any:
     """Return a function or module that compiles `target` when it is first called, and again when a guard fails.
@@ -101,6 +102,9 @@ def jit(  # noqa: PLR0913  the options of forge.jit
             the error of a fused region that fails.
         fullgraph: Raise on a graph break, as torch.compile does, and for a graph that forge cannot compile.
         dynamic: True uses symbolic sizes from the first call, False never does, None does once a size has changed.
+        mode: One of torch.compile's, which sets options that are left at their defaults: "reduce-overhead" is
+            cuda_graphs=True, "max-autotune" is that with select="measured", "max-autotune-no-cudagraphs" is
+            select="measured" with cuda_graphs=False, and "default" and None set nothing.
         others: Unknown options, which raise TypeError.
 
     Returns:
@@ -108,8 +112,8 @@ def jit(  # noqa: PLR0913  the options of forge.jit
 
     Raises:
         TypeError: For an unknown option, a bool option with another value, or a target that is not callable.
-        ValueError: For an unknown executor, `memory`, `select` or `numerics`, or an executor whose regions do not
-            support the numerics.
+        ValueError: For an unknown executor, `memory`, `select`, `numerics` or `mode`, or an executor whose regions do
+            not support the numerics.
         EditError: During a call, for an edited file that is not valid Python.
     """
     refuse_unknown("forge.jit", others, _OPTIONS)
@@ -134,6 +138,7 @@ def jit(  # noqa: PLR0913  the options of forge.jit
         strict=strict,
         fullgraph=fullgraph,
         dynamic=dynamic,
+        mode=mode,
     )
     if target is ...:
         return rejit
@@ -153,6 +158,7 @@ def jit(  # noqa: PLR0913  the options of forge.jit
         numerics,
         check,
         edit,
+        mode,
         first=[each for each in (kernels_named, layers_named) if each is not None],
     )
     handle = JitHandle(name_of(target), _parameters(target))

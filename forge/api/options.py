@@ -19,12 +19,19 @@ SELECT = ("order", "measured")
 CHECK = (None, "eager", "regions")
 NUMERICS = ("fast", "eager")
 CUDA_GRAPHS = (True, False, "auto")
+# torch.compile's modes, as values of options that are left at their defaults
+MODES: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "default": {},
+    "reduce-overhead": {"cuda_graphs": True},
+    "max-autotune": {"cuda_graphs": True, "select": "measured"},
+    "max-autotune-no-cudagraphs": {"cuda_graphs": False, "select": "measured"},
+}
 CHECK_VARIABLE = "FORGE_CHECK"
 
 
 # options of torch.compile that have another name here (docs/how-to/coming-from.md)
 _OF_TORCH_COMPILE = {
-    "mode": 'cuda_graphs=True is its "reduce-overhead", select="measured" its "max-autotune"',
     "backend": 'executors= says who runs calls; torch.compile(model, backend="forge") takes forge as the backend',
     "options": 'they are arguments of forge.jit; torch.compile(model, backend="forge", options={...}) takes them so',
     "disable": "a function that is not given to forge.jit runs in eager",
@@ -56,6 +63,7 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
     numerics: str = "fast",
     check: str | None = None,
     edit: str | os.PathLike[str] | None = None,
+    mode: str | None = None,
     *,
     first: Sequence[Executor] = (),
 ) -> Config:
@@ -64,8 +72,8 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
     first: executors that take priority over `executors`, such as kernels.
 
     Raises:
-        ValueError: for an unknown `memory`, `select`, `numerics` or `check`, an unknown executor, and a fusion executor
-            that has no regions of such numerics.
+        ValueError: for an unknown `memory`, `select`, `numerics`, `check` or `mode`, an unknown executor, and a fusion
+            executor that has no regions of such numerics.
         TypeError: for an option of another type.
     """
     check = default_check(check)
@@ -74,8 +82,11 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
         ("select", select, SELECT),
         ("check", check, CHECK),
         ("numerics", numerics, NUMERICS),
+        ("mode", mode, tuple(MODES)),
     ):
         _require_one_of(name, value, known)
+    cuda_graphs = MODES[mode].get("cuda_graphs", cuda_graphs) if cuda_graphs == "auto" else cuda_graphs
+    select = MODES[mode].get("select", select) if select == "order" else select
     _require(isinstance(edit, (str, os.PathLike, type(None))), f"edit is {edit!r}, but must be a folder's path")
     for name, flag in {"strict": strict, "cache": cache, "freeze": freeze}.items():
         check_flag(flag, f"forge.jit: {name}")

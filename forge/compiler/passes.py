@@ -136,6 +136,13 @@ def unfuse_addends(trace: Trace, context: Context) -> Trace:
     return transforms.unfuse_addends(trace, fused, strides=partial(_strides_in_torch, context=context), plain=plain)
 
 
+def row_products(trace: Trace, context: Context) -> Trace:
+    """Compute linear layers of one row in regions."""
+    config, plain = context.config, partial(_runs_in_torch, context=context)
+    fused = partial(is_fused, executors=config.executors, select=config.selection)
+    return transforms.row_products(trace, fused, plain=plain)
+
+
 def hoist(trace: Trace, context: Context) -> Trace:
     """Compute now what depends on no input."""
     return transforms.hoist(trace, run=partial(_run_now, context=context))

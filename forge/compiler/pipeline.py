@@ -141,6 +141,10 @@ def _may_be_differentiated(trace: Trace, context: Context) -> bool:
     return not all(Tag.NO_GRAD in bound.tags for bound in trace.bound_symbols)
 
 
+def _infers(trace: Trace, context: Context) -> bool:
+    return _may_round_otherwise(trace, context) and not _may_be_differentiated(trace, context)
+
+
 def _has_flowing_gradients(trace: Trace, context: Context) -> bool:
     return context.joint is not None and not context.joint.active.isdisjoint(trace.output_names)
 
@@ -212,6 +216,7 @@ PIPELINE: tuple[Pass, ...] = (
     _of_torch(passes.row_major, when=_fuses),
     _of_torch(passes.masks_in_rows, when=_fuses),
     _of_torch(passes.unfuse_addends, when=_may_round_otherwise),
+    _of_torch(passes.row_products, when=_infers),
     _of_torch(passes.hoist, when=_is(Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.FOLDED)),
     _of_torch(passes.fold_weights, when=_freezes),
     Pass(passes.gradient_rules, Form.TORCH, _may_be_differentiated, "gradients", is_stage=False),

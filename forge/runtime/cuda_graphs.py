@@ -32,7 +32,9 @@ _MOVES = 2  # of an input between calls, before it is copied; one, if it is a sm
 _SMALL = 2**24  # bytes
 _RECORDINGS = 4  # of a function, for one set of inputs
 _UNREQUESTED = 3  # of one that is recorded without having been asked for: each holds memory of its own
-_MOST = 12  # recordings in all, of one that nobody asked for
+_MOST = 12  # recordings in vain, of one that nobody asked for
+_MOST_WRITTEN = 2  # recordings in vain, of one that writes to inputs which are elsewhere
+_PROFITABLE = 8  # runs of a recording, which take less than it and they do without
 _UNUSED = 32  # runs of another recording of the same inputs, after which one is dropped
 _COPY_BYTES = 2**26  # of inputs a call, under which graphs that nobody asked for are recorded
 _log = logging.getLogger("forge.cuda_graphs")
@@ -216,6 +218,7 @@ class Graph:
             memory is short or many inputs would be copied.
         failed: The reason why the function cannot be recorded, and is called.
         recordings: The number of times it was recorded.
+        in_vain: The number of recordings before the last one that ran a few times.
     """
 
     def __init__(  # noqa: PLR0913  a record's fields
@@ -232,7 +235,8 @@ class Graph:
     ) -> None:
         self.__name__ = name
         self.failed: str | None = None
-        self.recordings = 0
+        self.recordings = self.in_vain = 0
+        self._runs = 0  # since the last recording
         self._function = function
         self._pool = pool
         self._returned = returned
@@ -258,6 +262,7 @@ class Graph:
                 found = self._find(inputs, memory)
                 if found is not None:
                     results = found.run(inputs)
+                    self._runs += 1
                     if self._written:
                         increment_version([boxed[place] for place in self._written])
                     boxed.clear()
@@ -297,7 +302,7 @@ class Graph:
             return
         for each in alike:
             each.unused = 0 if each is used else each.unused + 1
-        if self.recordings <= _MOST // 2:
+        if self.in_vain <= _MOST // 2:
             self._recorded = [each for each in self._recorded if each.unused < _UNUSED]
 
     def _watch(self, inputs: _Inputs) -> None:
@@ -312,16 +317,20 @@ class Graph:
     def _record(
         self, inputs: _Inputs, memory: Memory, alike: list[_Recording], blocked: list[_Recording]
     ) -> _Recording | None:
-        copied = frozenset(place for place, moves in enumerate(self._moves) if _is_copied(inputs.tensors[place], moves))
+        written = {place for place, among_all in enumerate(inputs.places()) if among_all in self._written}
+        movable = ((place, moves) for place, moves in enumerate(self._moves) if place not in written)
+        copied = frozenset(place for place, moves in movable if _is_copied(inputs.tensors[place], moves))
+        self.in_vain += bool(self.recordings) and self._runs < _PROFITABLE
+        self._runs = 0
         ways = [(each.results.handing_out, each in blocked) for each in alike]
         before = [way for way, is_blocked in ways if way is HandingOut.COPIES or not is_blocked]
         self._is_alone |= bool(blocked)
         self._drop_useless(inputs, alike, blocked)
         last = [place for place, among_all in enumerate(inputs.places()) if among_all in self._last]
         try:
-            if not self._is_requested and self.recordings >= _MOST:
+            if not self._is_requested and self.in_vain >= _MOST:
                 raise NotImplementedError(f"it was recorded {self.recordings} times, for inputs that move")
-            if any(among_all in self._written and place in copied for place, among_all in enumerate(inputs.places())):
+            if self.in_vain >= _MOST_WRITTEN and any(self._moves[place] for place in written):
                 raise NotImplementedError("an input that is written to is elsewhere at each call")
             if not self._is_requested:
                 self._require_little_memory(inputs, copied)

@@ -16,7 +16,7 @@ from forge.ir.strides import is_expanded
 from forge.runtime.autograd import Backward, DifferentiableBackward, DifferentiableCall, LazyBackward, Sources
 from forge.runtime.frozen import FoldedWeights
 from forge.runtime.tiering import TieredProgram
-from forge.torch_internals.tensors import storage_id
+from forge.torch_internals.tensors import storage_id, storage_ids
 from forge.torchlang import autocast_mode, grad_mode
 
 
@@ -191,7 +191,7 @@ def overlap(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:
     which some of torch's operators refuse to write to and some do not (fill_)."""
     if any(is_expanded(inputs[i]) for i in mutated):
         return True
-    storages = [storage_id(value) for value in inputs if isinstance(value, torch.Tensor)]
+    storages = storage_ids([value for value in inputs if isinstance(value, torch.Tensor)])
     if len(set(storages)) == len(storages):
         return False
     changed = {storage_id(inputs[i]) for i in mutated}

@@ -35,6 +35,11 @@ def storage_at(address: int, device: torch.device, size: int) -> torch.UntypedSt
     return storage
 
 
+def storage_ids(tensors: list[torch.Tensor]) -> list[int]:
+    """Return `storage_id` of each."""
+    return [storage._cdata for storage in map(torch.Tensor.untyped_storage, tensors)]
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's storage: equal for tensors that share it."""
     return tensor.untyped_storage()._cdata

@@ -18,6 +18,7 @@ from forge.transforms.linear_cross_entropy import fused_linear_cross_entropy
 from forge.transforms.masks_in_rows import masks_in_rows
 from forge.transforms.rematerialize import rematerialize
 from forge.transforms.row_major import row_major
+from forge.transforms.row_products import row_products
 from forge.transforms.unfused_addends import unfuse_addends
 from forge.transforms.write_in_place import write_in_place
 
@@ -40,6 +41,7 @@ __all__ = [
     "masks_in_rows",
     "rematerialize",
     "row_major",
+    "row_products",
     "unfuse_addends",
     "write_in_place",
 ]

@@ -322,7 +322,6 @@ def test_where_there_is_nothing_to_jit_or_nobody_to_run_it_jit_says_so():
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ({"mode": "reduce-overhead"}, "'mode' is an option of torch.compile; cuda_graphs=True"),
         ({"backend": "inductor"}, "'backend' is an option of torch.compile; executors="),
         ({"options": {}}, "'options' is an option of torch.compile; they are arguments"),
         ({"disable": True}, "'disable' is an option of torch.compile"),

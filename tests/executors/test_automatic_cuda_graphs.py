@@ -252,6 +252,27 @@ def test_an_input_that_is_written_to_and_moves_is_not_copied(device: str) -> Non
     assert "written to" in str(graphs(jitted)[0].failed)
 
 
+def test_a_cache_that_is_replaced_now_and_then_is_recorded_again(device: str) -> None:
+    """As by each call of generate."""
+
+    def step(x: torch.Tensor, cache: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(0, position, ((x @ x).tanh() * 2).exp()[:1])
+        return (cache.relu() @ x).sin()
+
+    jitted, held = forge.jit(step, executors=EXECUTORS), []
+    with torch.no_grad():
+        for _ in range(2 * cuda_graphs._MOST):
+            ours, theirs = (torch.zeros(8, 4, device=device) for _ in range(2))
+            held.append(ours)  # so that the next one is elsewhere
+            for at in range(MANY):
+                x, position = torch.randn(4, 4, device=device), torch.tensor([at % 8], device=device)
+                torch.testing.assert_close(jitted(x, ours, position), step(x, theirs, position))
+                torch.testing.assert_close(ours, theirs)
+    (graph,) = graphs(jitted)
+    assert graph.failed is None and graph.in_vain == 0
+    assert graph.recordings >= len(held) - 1 and len(graph._recorded) == 1
+
+
 def test_draws_on_another_device_do_not_part_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs are on the meta device here: what is on the CPU is elsewhere."""
     double = Double()

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from forge.compiler.layout import Layouts, pair_leaves
 from forge.compiler.standalone import claim
 from forge.executors.registry import resolve_executors
+from forge.executors.torchex.row_product import in_loops, row_product
 from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
 from forge.ir.locks import new_lock
 from forge.ir.pytree import tree_map
@@ -42,8 +43,8 @@ def claim_by_torch(calls: list[BoundSymbol]) -> list[BoundSymbol]:
 
 
 def decompositions() -> dict[Any, Callable]:
-    """Return Inductor's decompositions, by operator."""
-    return {**select_decomp_table()}
+    """Return Inductor's decompositions and forge's own, by operator."""
+    return {**select_decomp_table(), **_OWN}
 
 
 @contextmanager
@@ -75,7 +76,7 @@ def graph_of(region: Trace, layouts: Layouts, *, eager_numerics: bool) -> tuple[
     rounding = inductor_config.patch(emulate_precision_casts=eager_numerics)
     with layouts.fake, symbolic_dispatch(layouts.is_symbolic), rounding:
         given = [layouts.stand_in(proxy) for proxy in region.inputs]
-        graph = make_fx(run, decomposition_table={**decompositions(), **_OWN})(*given)
+        graph = make_fx(run, decomposition_table=decompositions())(*given)
     for node in graph.graph.nodes:
         if node.target is aten.as_strided_.default and _only_relabels(node):
             node.replace_all_uses_with(node.args[0])
@@ -194,7 +195,7 @@ def _pow(x: torch.Tensor, exponent: Any) -> Any:
 
 
 def _flip(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    return decompositions()[aten.flip.default](x, dims) if x.ndim else x.clone()
+    return select_decomp_table()[aten.flip.default](x, dims) if x.ndim else x.clone()
 
 
 # clamp: Inductor computes in float32, where the bounds are other numbers. view_copy: its decomposition copies no tensor
@@ -204,6 +205,7 @@ _OWN: dict[Any, Callable] = {
     aten.clamp.default: _clamp,
     aten.flip.default: _flip,
     aten.pow.Tensor_Scalar: _pow,
+    row_product: in_loops,
     aten.view_copy.default: _view_copy,
 }
 

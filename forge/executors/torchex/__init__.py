@@ -30,6 +30,7 @@ from forge.executors.torchex import (
     randomized,
     recurrent,
     reduction,
+    row_product,
     shape,
     solvers,
     spectral,

@@ -15,5 +15,6 @@ from forge.torchlang.nn.norm import *  # noqa: F403
 from forge.torchlang.nn.pooling import *  # noqa: F403
 from forge.torchlang.nn.recurrent import *  # noqa: F403
 from forge.torchlang.nn.resample import *  # noqa: F403
+from forge.torchlang.nn.row_product import *  # noqa: F403
 from forge.torchlang.nn.softmax import *  # noqa: F403
 from forge.torchlang.nn.window_attention import *  # noqa: F403

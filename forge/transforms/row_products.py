@@ -1,0 +1,56 @@
+"""Linear layers of one row, as a language model decodes by, are sums in the region of what is around them.
+
+    linear(row, weight, bias) = (weight * row).sum(-1) + bias
+
+Their time is that of reading the weight. forge/executors/torchex/row_product.py says how it is computed.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from forge import clang, torchlang
+from forge.ir import BoundSymbol, Trace, recording
+from forge.ir.symbol import substitute
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def row_products(
+    trace: Trace,
+    is_fused: Callable[[BoundSymbol], bool],
+    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+    device: str = "cuda",
+) -> Trace:
+    """Return a program without gradients whose linear layers of one row may be in regions.
+
+    is_fused: whether a call may be in a region. plain: whether a call runs as torch runs it.
+    """
+    new, changed = trace.derive("row_products"), False
+    with recording(new, clang.language):
+        for bound in trace.bound_symbols:
+            call = _as_row_product(new, bound) if _is_of_one_row(bound, device) and plain(bound) else None
+            is_taken = call is not None and is_fused(call)
+            changed |= is_taken
+            new.record(call if call is not None and is_taken else bound)
+    return new if changed else trace
+
+
+def _is_of_one_row(bound: BoundSymbol, device: str) -> bool:
+    if bound.symbol is not torchlang.linear:
+        return False
+    given = torchlang.linear.bind(bound.args, bound.kwargs)
+    input, weight = given["input"], given["weight"]
+    rows = math.prod(input.shape[:-1])
+    if not isinstance(rows, int) or rows != 1 or weight.ndim != 2 or input.device.type != device:
+        return False
+    return input.dtype in _DTYPES and all(x is None or x.dtype == input.dtype for x in (weight, given["bias"]))
+
+
+def _as_row_product(new: Trace, bound: BoundSymbol) -> BoundSymbol:
+    given = torchlang.linear.bind(bound.args, bound.kwargs)
+    with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
+        output = torchlang.row_product(given["input"], given["weight"], given["bias"])
+    (call,) = recorded
+    return substitute(call, {output.name: bound.output})
