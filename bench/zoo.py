@@ -6,7 +6,7 @@
 Each model is a process of its own. All compile side by side, without anything on disk; once all are ready they are
 measured one at a time, training and inference, by wall clock, kernels, peak memory, first call, and agreement with
 eager. Results are lines of JSON in FILE, and a model that is there is not run again: the same command goes on after a
-run that `--minutes` ended.
+run that `--minutes` ended. `--only` also finds the models of bench/unseen_models.py, on which nothing was tuned.
 """
 
 import argparse
@@ -74,12 +74,12 @@ class _Prepared:
 def _prepare(name: str, device: str, training: bool, autotune: bool) -> tuple[dict[str, _Prepared], dict[str, str]]:
     import torch
 
-    from bench.zoo_models import MODELS
+    from bench import unseen_models, zoo_models
     from forge.benchmark.model_bench import System, entry, inference, training_step
     from forge.ir.checks import in_one_line
 
     torch.manual_seed(0)
-    model, arguments = MODELS[name](device == "cuda")
+    model, arguments = {**zoo_models.MODELS, **unseen_models.MODELS}[name](device == "cuda")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = model.to(device, dtype).train(training)
     arguments = {key: _moved(value, device, dtype) for key, value in arguments.items()}
@@ -529,11 +529,12 @@ def main() -> None:
     if options.worker:
         work(options.worker, options.device, options.autotune, options.rounds)
         return
-    from bench.zoo_models import MODELS
+    from bench import unseen_models, zoo_models
 
     options.results.parent.mkdir(parents=True, exist_ok=True)
     measured = [(each["model"], each["mode"]) for each in load(options.results)]
-    chosen = [name for name in MODELS if not options.only or any(part in name for part in options.only)]
+    known = [*zoo_models.MODELS, *(unseen_models.MODELS if options.only else ())]
+    chosen = [name for name in known if not options.only or any(part in name for part in options.only)]
     names = [name for name in chosen if not all((name, mode) in measured for mode in MODES)]
     if names:
         run_all(options, names)

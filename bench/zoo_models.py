@@ -31,7 +31,7 @@ def _model(name: str) -> Callable[[Callable], Callable]:
     return register
 
 
-def _config(kind: str, **sizes: Any) -> Any:
+def config_of(kind: str, **sizes: Any) -> Any:
     """Return a config without dropout; a size that is None keeps its default."""
     of_kind = getattr(transformers, f"{kind}Config")
     known = of_kind().to_dict()
@@ -39,11 +39,11 @@ def _config(kind: str, **sizes: Any) -> Any:
     return of_kind(**dropouts, **{name: size for name, size in sizes.items() if size is not None})
 
 
-def _ids(vocabulary: int, batch: int, length: int) -> torch.Tensor:
+def ids_of(vocabulary: int, batch: int, length: int) -> torch.Tensor:
     return torch.randint(3, vocabulary, (batch, length))
 
 
-def _causal(
+def causal(
     real: bool,
     kind: str,
     batch: int,
@@ -62,7 +62,7 @@ def _causal(
         heads, kv_heads = max(2, heads // 4), kv_heads and max(1, kv_heads // 4)
         width, inner = head * heads, inner and inner // 4
         batch, length, vocabulary, layers = 2, 128, min(8192, vocabulary), min(3, layers)
-    config = _config(
+    config = config_of(
         kind,
         vocab_size=vocabulary,
         hidden_size=width,
@@ -81,7 +81,7 @@ def _causal(
     of_kind = getattr(transformers, f"{kind}ForCausalLM", None) or getattr(transformers, f"{kind}LMHeadModel")
     model = of_kind(config)
     model.loss_type = "ForCausalLM"
-    ids = _ids(vocabulary, batch, length)
+    ids = ids_of(vocabulary, batch, length)
     return model, {"input_ids": ids, "labels": ids}
 
 
@@ -90,45 +90,45 @@ def _causal(
 
 @_model("Qwen3")
 def qwen3(real: bool) -> tuple[nn.Module, Arguments]:
-    return _causal(real, "Qwen3", 4, 1024, 151_936, 1024, 12, 16, 8, 3072, head_dim=64)
+    return causal(real, "Qwen3", 4, 1024, 151_936, 1024, 12, 16, 8, 3072, head_dim=64)
 
 
 @_model("Llama-3.2-1B")
 def llama(real: bool) -> tuple[nn.Module, Arguments]:
-    return _causal(real, "Llama", 2, 2048, 128_256, 2048, 16, 32, 8, 8192)
+    return causal(real, "Llama", 2, 2048, 128_256, 2048, 16, 32, 8, 8192)
 
 
 @_model("Mistral, sliding window")
 def mistral(real: bool) -> tuple[nn.Module, Arguments]:
-    return _causal(real, "Mistral", 2, 2048, 32_000, 1024, 12, 16, 4, 3584, sliding_window=512 if real else 32)
+    return causal(real, "Mistral", 2, 2048, 32_000, 1024, 12, 16, 4, 3584, sliding_window=512 if real else 32)
 
 
 @_model("Gemma2, soft caps")
 def gemma2(real: bool) -> tuple[nn.Module, Arguments]:
     window = 512 if real else 32
-    return _causal(real, "Gemma2", 2, 1024, 32_000, 1024, 12, 8, 4, 4096, head_dim=128, sliding_window=window)
+    return causal(real, "Gemma2", 2, 1024, 32_000, 1024, 12, 8, 4, 4096, head_dim=128, sliding_window=window)
 
 
 @_model("Gemma3-270M")
 def gemma3(real: bool) -> tuple[nn.Module, Arguments]:
     window = 512 if real else 32
-    return _causal(real, "Gemma3Text", 4, 1024, 262_144, 640, 18, 4, 1, 2048, head_dim=256 if real else 64,
+    return causal(real, "Gemma3Text", 4, 1024, 262_144, 640, 18, 4, 1, 2048, head_dim=256 if real else 64,
                    sliding_window=window)  # fmt: skip
 
 
 @_model("GPT-2")
 def gpt2(real: bool) -> tuple[nn.Module, Arguments]:
-    return _causal(real, "GPT2", 8, 1024, 50_257, 768, 12, 12)
+    return causal(real, "GPT2", 8, 1024, 50_257, 768, 12, 12)
 
 
 @_model("Falcon, MQA")
 def falcon(real: bool) -> tuple[nn.Module, Arguments]:
-    return _causal(real, "Falcon", 4, 1024, 65_024, 1024, 12, 16, ffn_hidden_size=4096 if real else 1024)
+    return causal(real, "Falcon", 4, 1024, 65_024, 1024, 12, 16, ffn_hidden_size=4096 if real else 1024)
 
 
 @_model("Bloom, ALiBi")
 def bloom(real: bool) -> tuple[nn.Module, Arguments]:
-    return _causal(real, "Bloom", 4, 1024, 50_000, 1024, 12, 16)
+    return causal(real, "Bloom", 4, 1024, 50_000, 1024, 12, 16)
 
 
 @_model("Qwen3-MoE")
@@ -138,13 +138,13 @@ def qwen3_moe(real: bool) -> tuple[nn.Module, Arguments]:
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 1024 if real else 64,
     }
-    return _causal(real, "Qwen3Moe", 4, 512, 32_000, 1024, 8, 16, 4, 2048, head_dim=64, **experts)
+    return causal(real, "Qwen3Moe", 4, 512, 32_000, 1024, 8, 16, 4, 2048, head_dim=64, **experts)
 
 
 @_model("Mamba2")
 def mamba2(real: bool) -> tuple[nn.Module, Arguments]:
     heads = {"num_heads": 24, "head_dim": 64} if real else {"num_heads": 6, "head_dim": 64}
-    model, arguments = _causal(real, "Mamba2", 4, 1024, 32_000, 768, 8, 12, state_size=64, n_groups=1, chunk_size=128,
+    model, arguments = causal(real, "Mamba2", 4, 1024, 32_000, 768, 8, 12, state_size=64, n_groups=1, chunk_size=128,
                                **heads)  # fmt: skip
     return model, arguments
 
@@ -152,7 +152,7 @@ def mamba2(real: bool) -> tuple[nn.Module, Arguments]:
 # encoders
 
 
-def _encoder(
+def encoder(
     real: bool, kind: str, head: str, batch: int, length: int, vocabulary: int, layers: int = 12, **changes: Any
 ) -> tuple[nn.Module, Arguments]:
     sizes: dict[str, Any] = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
@@ -160,8 +160,8 @@ def _encoder(
         sizes = {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768}
         batch, length, vocabulary, layers = 4, 128, min(8192, vocabulary), 3
     sizes |= {"vocab_size": vocabulary, "num_hidden_layers": layers, "max_position_embeddings": length + 2}
-    config = _config(kind, **sizes, pad_token_id=1, **changes)
-    ids = _ids(vocabulary, batch, length)
+    config = config_of(kind, **sizes, pad_token_id=1, **changes)
+    ids = ids_of(vocabulary, batch, length)
     mask = torch.ones_like(ids)
     mask[0, -length // 4 :] = 0
     labels = ids if head == "ForMaskedLM" else torch.zeros(batch, dtype=torch.long)
@@ -170,25 +170,25 @@ def _encoder(
 
 @_model("BERT-base, classifier")
 def bert(real: bool) -> tuple[nn.Module, Arguments]:
-    return _encoder(real, "Bert", "ForSequenceClassification", 32, 128, 30_522)
+    return encoder(real, "Bert", "ForSequenceClassification", 32, 128, 30_522)
 
 
 @_model("RoBERTa-base, masked words")
 def roberta(real: bool) -> tuple[nn.Module, Arguments]:
-    return _encoder(real, "Roberta", "ForMaskedLM", 16, 512, 50_265)
+    return encoder(real, "Roberta", "ForMaskedLM", 16, 512, 50_265)
 
 
 @_model("DeBERTa-v3-base")
 def deberta(real: bool) -> tuple[nn.Module, Arguments]:
     changes = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256,
                "norm_rel_ebd": "layer_norm", "share_att_key": True}  # fmt: skip
-    return _encoder(real, "DebertaV2", "ForSequenceClassification", 8, 512, 128_100 if real else 8192, **changes)
+    return encoder(real, "DebertaV2", "ForSequenceClassification", 8, 512, 128_100 if real else 8192, **changes)
 
 
 @_model("ModernBERT-base")
 def modern_bert(real: bool) -> tuple[nn.Module, Arguments]:
     changes = {"cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
-    return _encoder(real, "ModernBert", "ForMaskedLM", 8, 1024, 50_368, layers=22, local_attention=128, **changes)
+    return encoder(real, "ModernBert", "ForMaskedLM", 8, 1024, 50_368, layers=22, local_attention=128, **changes)
 
 
 # encoder-decoders and speech
@@ -199,8 +199,8 @@ def t5(real: bool) -> tuple[nn.Module, Arguments]:
     sizes = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "vocab_size": 32_128}
     if not real:
         sizes = {"d_model": 192, "d_kv": 64, "d_ff": 768, "num_layers": 2, "num_heads": 3, "vocab_size": 8192}
-    config = _config("T5", **sizes, pad_token_id=0, eos_token_id=2, decoder_start_token_id=0, use_cache=False)
-    ids = _ids(sizes["vocab_size"], *((16, 512) if real else (2, 128)))
+    config = config_of("T5", **sizes, pad_token_id=0, eos_token_id=2, decoder_start_token_id=0, use_cache=False)
+    ids = ids_of(sizes["vocab_size"], *((16, 512) if real else (2, 128)))
     return transformers.T5ForConditionalGeneration(config), {"input_ids": ids, "labels": ids}
 
 
@@ -219,26 +219,26 @@ def _encoder_decoder(real: bool, layers: int) -> dict[str, Any]:
 @_model("BART-base")
 def bart(real: bool) -> tuple[nn.Module, Arguments]:
     vocabulary = 50_265 if real else 8192
-    config = _config("Bart", **_encoder_decoder(real, 6), vocab_size=vocabulary, pad_token_id=1, eos_token_id=2)
-    ids = _ids(vocabulary, *((16, 512) if real else (2, 128)))
+    config = config_of("Bart", **_encoder_decoder(real, 6), vocab_size=vocabulary, pad_token_id=1, eos_token_id=2)
+    ids = ids_of(vocabulary, *((16, 512) if real else (2, 128)))
     return transformers.BartForConditionalGeneration(config), {"input_ids": ids, "labels": ids}
 
 
 @_model("Whisper-small")
 def whisper(real: bool) -> tuple[nn.Module, Arguments]:
     frames, vocabulary = (3000, 51_865) if real else (200, 4096)
-    config = _config("Whisper", **_encoder_decoder(real, 12), vocab_size=vocabulary, max_source_positions=frames // 2,
+    config = config_of("Whisper", **_encoder_decoder(real, 12), vocab_size=vocabulary, max_source_positions=frames // 2,
                      pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)  # fmt: skip
     model = transformers.WhisperForConditionalGeneration(config)
     batch, length = (4, 256) if real else (2, 64)
-    return model, {"input_features": torch.randn(batch, 80, frames), "labels": _ids(vocabulary, batch, length)}
+    return model, {"input_features": torch.randn(batch, 80, frames), "labels": ids_of(vocabulary, batch, length)}
 
 
 # vision
 
 
-def _vision(real: bool, kind: str, batch: int, **sizes: Any) -> tuple[nn.Module, Arguments]:
-    model = getattr(transformers, f"{kind}ForImageClassification")(_config(kind, **sizes))
+def vision(real: bool, kind: str, batch: int, **sizes: Any) -> tuple[nn.Module, Arguments]:
+    model = getattr(transformers, f"{kind}ForImageClassification")(config_of(kind, **sizes))
     batch, side = (batch, 224) if real else (2, 224)
     return model, {"pixel_values": torch.randn(batch, 3, side, side), "labels": torch.zeros(batch, dtype=torch.long)}
 
@@ -246,28 +246,28 @@ def _vision(real: bool, kind: str, batch: int, **sizes: Any) -> tuple[nn.Module,
 @_model("ViT-B")
 def vit(real: bool) -> tuple[nn.Module, Arguments]:
     small = {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768, "num_hidden_layers": 3}
-    return _vision(real, "ViT", 32, **({} if real else small))
+    return vision(real, "ViT", 32, **({} if real else small))
 
 
 @_model("Swin-T")
 def swin(real: bool) -> tuple[nn.Module, Arguments]:
-    return _vision(real, "Swin", 64, **({} if real else {"depths": [1, 1], "num_heads": [3, 6]}))
+    return vision(real, "Swin", 64, **({} if real else {"depths": [1, 1], "num_heads": [3, 6]}))
 
 
 @_model("ConvNeXt-T")
 def convnext(real: bool) -> tuple[nn.Module, Arguments]:
-    return _vision(real, "ConvNext", 32, **({} if real else {"depths": [1, 1, 2, 1]}))
+    return vision(real, "ConvNext", 32, **({} if real else {"depths": [1, 1, 2, 1]}))
 
 
 @_model("ResNet-50")
 def resnet(real: bool) -> tuple[nn.Module, Arguments]:
     small = {"depths": [2, 2, 2, 2], "layer_type": "basic", "hidden_sizes": [64, 128, 256, 512]}
-    return _vision(real, "ResNet", 64, **({} if real else small))
+    return vision(real, "ResNet", 64, **({} if real else small))
 
 
 @_model("MobileNetV2")
 def mobilenet(real: bool) -> tuple[nn.Module, Arguments]:
-    return _vision(real, "MobileNetV2", 64, **({} if real else {"depth_multiplier": 0.5}))
+    return vision(real, "MobileNetV2", 64, **({} if real else {"depth_multiplier": 0.5}))
 
 
 # diffusion
@@ -422,5 +422,5 @@ class Recurrent(nn.Module):
 @_model("LSTM")
 def lstm(real: bool) -> tuple[nn.Module, Arguments]:
     vocabulary, width, batch, length = (32_000, 1024, 32, 256) if real else (4096, 128, 4, 64)
-    ids = _ids(vocabulary, batch, length)
+    ids = ids_of(vocabulary, batch, length)
     return Recurrent(vocabulary, width), {"input_ids": ids, "labels": ids}

@@ -311,11 +311,10 @@ def compare(trace: Trace, context: Context) -> Trace:
 def cuda_graphs(trace: Trace, context: Context) -> Trace:
     """Make one call of each run of calls that can be recorded as a CUDA graph."""
     generate = partial(_generate, form=Form.FUSED, context=context)
-    saved = context.derivative.parts.saved_tensors if context.kind is Kind.BACKWARD else ()
+    is_backward = context.kind is Kind.BACKWARD
+    trusted = names(context.derivative.parts.saved_tensors) if is_backward else trace.input_names  # Dynamo guards these
     is_requested = context.config.cuda_graphs is True
-    return cuda_graph_partition.record(
-        trace, _GRAPHS, generate, context.returned, names(saved), is_requested=is_requested
-    )
+    return cuda_graph_partition.record(trace, _GRAPHS, generate, context.returned, trusted, is_requested=is_requested)
 
 
 def bucket_gradients(trace: Trace, context: Context) -> Trace:

@@ -46,12 +46,14 @@ _owners: "WeakValueDictionary[int, _Recording]" = WeakValueDictionary()
 class _Inputs:
     """The arguments of a call: tensors, their addresses, and the others.
 
-    values: all arguments. checked: places among them whose metadata may differ from call to call; None: all.
+    values: all arguments. checked: places among them whose metadata may differ from call to call; None: all. count: how
+    many are tensors, where that is known.
     """
 
-    def __init__(self, values: list[Any], checked: Collection[int] | None) -> None:
+    def __init__(self, values: list[Any], checked: Collection[int] | None, count: int | None = None) -> None:
         self.values = values
-        self.tensors: list[Any] = [each for each in values if isinstance(each, torch.Tensor)]
+        all_are = count == len(values)
+        self.tensors: list[Any] = list(values) if all_are else [x for x in values if isinstance(x, torch.Tensor)]
         self.pointers = list(map(_ADDRESS, self.tensors))
         self.key = tuple(self._described(range(len(values)) if checked is None else checked))
         if len(self.tensors) < len(values):
@@ -236,6 +238,7 @@ class Graph:
         self.__name__ = name
         self.failed: str | None = None
         self.recordings = self.in_vain = 0
+        self._count: int | None = None  # of tensors among its arguments
         self._runs = 0  # since the last recording
         self._function = function
         self._pool = pool
@@ -258,7 +261,8 @@ class Graph:
         memory = self._pool.memory()
         with acquired(self._lock) as is_alone, acquired(memory.lock) as is_free:
             if is_alone and is_free:
-                inputs = _Inputs(boxed, self._checked)
+                inputs = _Inputs(boxed, self._checked, self._count)
+                self._count = len(inputs.tensors)
                 found = self._find(inputs, memory)
                 if found is not None:
                     results = found.run(inputs)
