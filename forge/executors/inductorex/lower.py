@@ -30,6 +30,7 @@ from forge.torch_internals.functorch import functorch_config
 from forge.torch_internals.inductor import (
     accuracy,
     barriers,
+    concatenation,
     index_bound,
     local_buffers,
     persistent,
@@ -211,6 +212,7 @@ def compile_graph(
     with (
         tracing(TracingContext(fake)),
         barriers.insert_barriers,
+        concatenation.write_parts,
         shared_kernels.name_by_text,
         simplified_indices.remember_simplified,
         local_buffers.share_outer_loops,

@@ -1,0 +1,72 @@
+"""Concatenations that leave a region are written part by part.
+
+Inductor computes a concatenation of values that are not in memory as one loop over the whole, which evaluates each part
+for every element and selects one. The two halves of the gradient of a gated layer read the same memory: written by one
+loop over a half, each element is read and computed once, also for what else the region computes of it.
+"""
+
+from typing import Any
+
+from torch._inductor import ir, lowering
+
+from forge.torch_internals.inductor.codegen import V
+from forge.torch_internals.patch import Scope, patch
+
+_VIEWS = frozenset("view _unsafe_view reshape permute transpose t unsqueeze squeeze expand alias".split())
+_SUMS = frozenset({"sum"})  # a bias has one for its gradient
+
+
+@patch(
+    lowering,
+    "pointwise_cat",
+    scope=Scope.COMPILE,
+    why="a concatenation of computed values that a region returns evaluates each part for every element",
+    issue="not reported: it is no bug; torch 2.13 has a like condition for parts that others read",
+    upstream="torch/_inductor/lowering.py:2329@2.13.0, cat",
+    not_probed="it changes no result; test_concatenation.py looks at the generated code",
+)
+def write_parts(inputs: Any, dim: int = 0) -> Any:
+    """Lower a concatenation: by a loop over each part where the parts are of one size and read the same memory, and
+    nothing in the region reads the whole."""
+    if _is_returned(V.current_node) and _reads_alike(inputs):
+        return ir.TensorBox(ir.ConcatKernel.create(inputs, dim))
+    return write_parts.original(inputs, dim)
+
+
+def _is_returned(node: Any) -> bool:
+    """Return whether a graph returns a node, and reads it for sums alone, through views too."""
+    if node is None:
+        return False
+    users, is_returned = list(node.users), False
+    for user in users:
+        name = _name(user.target)
+        if user.op == "output":
+            is_returned = True
+        elif name in _VIEWS:
+            users += user.users
+        elif name not in _SUMS:
+            return False
+    return is_returned
+
+
+def _name(target: Any) -> str:
+    return getattr(getattr(target, "overloadpacket", None), "__name__", "")
+
+
+def _reads_alike(inputs: Any) -> bool:
+    """Return whether parts of one size are computed of memory that two of them read."""
+    first, *others = inputs
+    if not all(_is_computed(each) for each in inputs):
+        return False
+    if any(list(each.get_size()) != list(first.get_size()) for each in others):
+        return False
+    read = first.get_read_names()
+    return all(not read.isdisjoint(each.get_read_names()) for each in others)
+
+
+def _is_computed(tensor: Any) -> bool:
+    """Return whether a value is computed where it is read, and not in memory."""
+    data = tensor
+    while isinstance(data, (ir.TensorBox, ir.StorageBox, ir.BaseView)):
+        data = data.data
+    return isinstance(data, ir.Pointwise)
