@@ -116,7 +116,7 @@ def _as_kernels_read_it(
             if isinstance(step, int) and step == 0:
                 each = torchlang.narrow(each, dim, 0, 1)
     if mask.is_bool:
-        hidden = torchlang.logical_not(each)
+        hidden = clang.logical_not(each)
         each = torchlang.masked_fill(torchlang.zeros_like(each, dtype=mask.dtype), hidden, float("-inf"))
     if mask.device == device:
         each = _in_rows(each, is_dense=statically_true(strides[-1] == 1))
