@@ -446,53 +446,67 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def summary(results: list[dict[str, Any]]) -> str:
-    """Return the ratios to torch.compile as a table in Markdown, a row for each model."""
-    lines = ["||training|kernels|memory|first call|inference|kernels|", "|---|---|---|---|---|---|---|"]
-    columns = [("training", key) for key in ("seconds", "busy", "memory", "first")]
-    columns += [("inference", key) for key in ("seconds", "busy")]
-    ratios = {(each["model"], each["mode"], key): ratio(each, key) for each in results for _, key in columns}
+_COLUMNS = [("training", key) for key in ("seconds", "busy", "memory", "first")]
+_COLUMNS += [("inference", key) for key in ("seconds", "busy")]
+_HEAD = ["||training|kernels|memory|first call|inference|kernels|", "|---|---|---|---|---|---|---|"]
+_MEAN = "**geometric mean**"
+Rows = dict[str, list[float | None]]  # ratios to torch.compile by model, one for each of _COLUMNS
 
-    def cells(values: Iterable[float | None]) -> str:
-        return "|".join("" if value is None else f"{value:.2f}" for value in values)
 
-    for name in dict.fromkeys(each["model"] for each in results):
-        lines.append(f"|{name}|{cells(ratios.get((name, mode, key)) for mode, key in columns)}|")
-    means = [
-        geometric_mean(value for (_, mode, key), value in ratios.items() if (mode, key) == column) for column in columns
-    ]
-    return "\n".join([*lines, f"|**geometric mean**|{cells(means)}|"])
+def rows_of(results: list[dict[str, Any]]) -> Rows:
+    """Return the ratios to torch.compile."""
+    ratios = {(each["model"], each["mode"], key): ratio(each, key) for each in results for _, key in _COLUMNS}
+    return {name: [ratios.get((name, *column)) for column in _COLUMNS] for name, *_ in ratios}
+
+
+def rows_on(page: Path) -> Rows:
+    """Return the ratios that a page has between its marks."""
+    lines = [line[1:-1].split("|") for line in _between_marks(page).splitlines() if line.startswith("|")]
+    cells = {name: values for name, *values in lines[2:] if name != _MEAN}
+    return {name: [float(value) if value else None for value in values] for name, values in cells.items()}
+
+
+def summary(rows: Rows) -> str:
+    """Return ratios as a table in Markdown, with geometric means last."""
+    means = [geometric_mean(values) for values in zip(*rows.values(), strict=True)]
+    lines = list(_HEAD)
+    for name, values in {**rows, _MEAN: means}.items():
+        lines.append(f"|{name}|{'|'.join('' if value is None else f'{value:.2f}' for value in values)}|")
+    return "\n".join(lines)
 
 
 _BEGIN, _END = "<!-- bench.zoo: begin -->", "<!-- bench.zoo: end -->"
 
 
-def write(page: Path, results: list[dict[str, Any]], title: str, png: Path | None) -> None:
+def _between_marks(page: Path) -> str:
+    text = page.read_text()
+    if _BEGIN not in text or _END not in text:
+        raise ValueError(f"{page} has no marks {_BEGIN!r} and {_END!r} to write between")
+    return text.split(_BEGIN)[1].split(_END)[0]
+
+
+def write(page: Path, rows: Rows, title: str, png: Path | None) -> None:
     """Replace the part of a page between the two marks by the plot and the ratios.
 
     Raises:
         ValueError: If the page has no marks.
     """
-    text = page.read_text()
-    if _BEGIN not in text or _END not in text:
-        raise ValueError(f"{page} has no marks {_BEGIN!r} and {_END!r} to write between")
+    text, old = page.read_text(), _between_marks(page)
     image = [] if png is None else [f"![Time of a step, of torch.compile's]({os.path.relpath(png, page.parent)})", ""]
-    before, after = text.split(_BEGIN)[0], text.split(_END)[1]
-    page.write_text("\n".join([f"{before}{_BEGIN}", f"**{title}**", "", *image, summary(results), f"{_END}{after}"]))
+    page.write_text(text.replace(old, "\n".join(["", f"**{title}**", "", *image, summary(rows), ""])))
 
 
-def draw(results: list[dict[str, Any]], title: str, path: Path) -> None:
+def draw(rows: Rows, title: str, path: Path) -> None:
     """Draw the ratios of time to torch.compile's, by model."""
     import matplotlib.pyplot as plt  # only who asks for a picture needs it
 
-    names = list(dict.fromkeys(each["model"] for each in results))
-    figure, axes = plt.subplots(figsize=(8, 0.32 * len(names) + 1.2))
+    figure, axes = plt.subplots(figsize=(8, 0.32 * len(rows) + 1.2))
     for offset, (mode, color) in enumerate(zip(MODES, ("#1f6feb", "#8fb8f6"), strict=True)):
-        ratios = {each["model"]: ratio(each) for each in results if each["mode"] == mode}
-        places = [(i, ratios[name]) for i, name in enumerate(names) if ratios.get(name) is not None]
+        column = _COLUMNS.index((mode, "seconds"))
+        places = [(i, values[column]) for i, values in enumerate(rows.values()) if values[column] is not None]
         axes.barh([i + 0.4 * offset for i, _ in places], [value for _, value in places], 0.36, label=mode, color=color)
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_yticks([i + 0.2 for i in range(len(names))], names)
+    axes.set_yticks([i + 0.2 for i in range(len(rows))], list(rows))
     axes.invert_yaxis()
     axes.set_xlabel("time of a step, of torch.compile's (less is faster)")
     axes.set_title(title, fontsize=9)
@@ -523,7 +537,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--autotune", action="store_true", help="one more row: torch.compile with max-autotune")
     parser.add_argument("--png", type=Path, help="draws the ratios to torch.compile's time")
-    parser.add_argument("--write", type=Path, help="a page whose part between the marks of bench.zoo is written anew")
+    parser.add_argument("--write", type=Path, help="a page whose rows between the marks of bench.zoo are written anew")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -541,10 +555,13 @@ def main() -> None:
     results = [each for each in load(options.results) if each["model"] in chosen]
     print(table(results))
     title = results[-1]["where"] if results else ""
+    rows = rows_of([each for each in results if each["model"] in zoo_models.MODELS])
+    if options.write:  # models that this run left out stay as they are there
+        known = {**rows_on(options.write), **rows}
+        rows = {name: known[name] for name in zoo_models.MODELS if name in known}
+        write(options.write, rows, title, options.png)
     if options.png:
-        draw(results, title, options.png)
-    if options.write:
-        write(options.write, results, title, options.png)
+        draw(rows, title, options.png)
 
 
 if __name__ == "__main__":
