@@ -19,6 +19,7 @@ from forge.compiler.program import inline_epilogue, write_early
 from forge.executors.torchex import memory
 from forge.executors.torchex.attention import takes_broadcast, takes_groups
 from forge.executors.torchex.core import torchex
+from forge.executors.torchex.windows import WINDOWED
 from forge.ir import BoundSymbol, Trace
 from forge.ir.proxies import Dim
 from forge.ir.pytree import names
@@ -272,7 +273,8 @@ def fuse(trace: Trace, context: Context) -> Trace:
 
 def restride_outputs(trace: Trace, context: Context) -> Trace:
     """Give the strides of eager's to outputs of which they were noted, where other calls than eager's make them."""
-    apart = [name for each in context.claims if each.level for name in each.outputs if name in context.returned]
+    others = [each for each in context.claims if each.level or each.operation in WINDOWED]
+    apart = [name for each in others for name in each.outputs if name in context.returned]
     return layout.with_strides(trace, {*context.eager_strides, *apart}, context.layouts)
 
 

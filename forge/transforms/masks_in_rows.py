@@ -16,9 +16,12 @@ import torch
 from forge import clang, torchlang
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
 from forge.ir.proxies import Dim
+from forge.ir.pytree import tensors
+from forge.ir.strides import has_expanded_dim
 from forge.ir.symbol import substitute
 from forge.prims.core import same_shape, statically_true
 from forge.transforms.dce import live_calls
+from forge.transforms.makers import is_view
 from forge.transforms.result_strides import Strides
 
 ATTENTION = torchlang.scaled_dot_product_attention
@@ -80,17 +83,20 @@ def _rewrite(trace: Trace, masks: dict[int, TensorProxy], strides: Strides) -> T
                 tags = bound.tags & _ABOUT_BACKWARD
                 key = mask.name, tags
                 if key not in rows:
+                    is_expanded_before = _is_expanded_before(mask, makers, strides)
                     with new.set_tags(tags, bound.source):
-                        rows[key] = _in_rows(mask, strides[mask.name], makers)
+                        rows[key] = _in_rows(mask, strides[mask.name], makers, is_expanded_before)
                 bound = substitute(bound, {mask.name: rows[key]})
             new.record(bound)
     return new
 
 
-def _in_rows(mask: TensorProxy, strides: tuple[Dim, ...], makers: dict[str, BoundSymbol]) -> TensorProxy:
-    """Record a mask in rows; its expanded dims stay expanded."""
+def _in_rows(
+    mask: TensorProxy, strides: tuple[Dim, ...], makers: dict[str, BoundSymbol], is_expanded_before: bool
+) -> TensorProxy:
+    """Record a mask in rows; its expanded dims stay expanded, unless each element has a gradient of its own."""
     each = _before_expand(mask, makers)
-    if each is mask:
+    if each is mask and not is_expanded_before:
         for dim, step in enumerate(strides[:-1]):
             if isinstance(step, int) and step == 0:
                 each = torchlang.narrow(each, dim, 0, 1)
@@ -101,6 +107,16 @@ def _in_rows(mask: TensorProxy, strides: tuple[Dim, ...], makers: dict[str, Boun
     if missing:
         each = torchlang.narrow(torchlang.pad(each, (0, missing)), -1, 0, length)
     return each if same_shape(each.shape, mask.shape) else torchlang.expand(each, mask.shape)
+
+
+def _is_expanded_before(mask: TensorProxy, makers: dict[str, BoundSymbol], strides: Strides) -> bool:
+    """Return whether a mask shows a value with a gradient that no view of the program expanded: of elements that share
+    memory, each has a gradient of its own."""
+    base = mask
+    while (maker := makers.get(base.name)) is not None and is_view(maker):
+        base = tensors(maker.args)[0]
+    has_gradient = base.name in makers or bool(base.requires_grad)
+    return has_gradient and has_expanded_dim(strides.get(base.name, ()))
 
 
 def _before_expand(mask: TensorProxy, makers: dict[str, BoundSymbol]) -> TensorProxy:
