@@ -53,12 +53,13 @@ def masks_in_rows(
 
 
 def _mask(bound: BoundSymbol, device: str) -> TensorProxy | None:
-    """Return the mask of floats of an attention call for which torch has a kernel."""
+    """Return the mask of floats of an attention call for which torch has a kernel. With dropout it stays: another
+    kernel of torch's draws other values."""
     if bound.symbol is not ATTENTION:
         return None
     given = ATTENTION.bind(bound.args, bound.kwargs)
     query, mask = given["query"], given["attn_mask"]
-    if mask is None or query.device.type != device or query.ndim != 4:
+    if mask is None or given["dropout_p"] or query.device.type != device or query.ndim != 4:
         return None
     if query.dtype not in _DTYPES or mask.dtype != query.dtype or mask.ndim < 2:
         return None
