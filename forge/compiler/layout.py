@@ -116,6 +116,8 @@ ATTENTION = frozenset(
 )
 _LENGTHS_AS_INTEGERS = frozenset({aten.size.default, aten.stride.default})  # which would be guarded
 _CHOSEN_LATER = ATTENTION | {
+    aten._flash_attention_backward,  # another kernel runs in their place where torch.nn.attention does not allow them
+    aten._flash_attention_forward,
     aten.channel_shuffle,
     aten.convolution,
     aten.convolution_backward,
@@ -470,8 +472,7 @@ def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None)
 
     `layouts` learns them: what a backward reads of these names has the same strides."""
     given = set(trace.input_names)
-    outputs = {x.name: x for x in tensors(trace.output)}.values()
-    noted = [x for x in outputs if x.name in wanted and x.strides is not None]
+    noted = list({x.name: x for x in tensors(trace.output) if x.name in wanted and x.strides is not None}.values())
     noted = [x for x in noted if given.issuperset(names(x.strides))]
     if not noted:
         return trace

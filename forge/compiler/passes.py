@@ -17,9 +17,10 @@ from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
 from forge.compiler.program import inline_epilogue, write_early
 from forge.executors.torchex import memory
-from forge.executors.torchex.attention import takes_broadcast, takes_groups
+from forge.executors.torchex.attention import attention, takes_broadcast, takes_groups
 from forge.executors.torchex.core import torchex
 from forge.executors.torchex.indexing import in_place_operator
+from forge.executors.torchex.windows import WINDOWED
 from forge.ir import BoundSymbol, Symbol, Trace
 from forge.ir.proxies import Dim
 from forge.ir.pytree import names
@@ -288,9 +289,13 @@ def fuse(trace: Trace, context: Context) -> Trace:
 
 
 def restride_outputs(trace: Trace, context: Context) -> Trace:
-    """Give the strides of eager's to outputs of which they were noted, where other calls than eager's make them."""
-    apart = [name for each in context.claims if each.level for name in each.outputs if name in context.returned]
-    return layout.with_strides(trace, {*context.eager_strides, *apart}, context.layouts)
+    """Give the strides of eager's to outputs of which they were noted, where other calls than eager's make them.
+
+    Those of attention are eager's, and its backward reads them as its kernel wrote them."""
+    others = [each for each in context.claims if each.level or each.operation in WINDOWED]
+    apart = [name for each in others for name in each.outputs if name in context.returned]
+    chosen = {name for each in context.claims if each.operation == attention.id for name in each.outputs}
+    return layout.with_strides(trace, {*context.eager_strides, *apart} - chosen, context.layouts)
 
 
 def join_copies(trace: Trace, context: Context) -> Trace:

@@ -66,7 +66,10 @@ def attention_masks(
 
 
 def _has_plain_mask(given: dict[str, Any]) -> bool:
-    return given["attn_mask"] is not None and not given["dropout_p"] and not given["is_causal"]
+    if given["attn_mask"] is None or given["dropout_p"] or given["is_causal"]:
+        return False
+    # kernels that are told hide scores before they scale them, where -inf times such a scale hides nothing
+    return given["scale"] is None or (isinstance(given["scale"], (int, float)) and given["scale"] > 0)
 
 
 def _bands(trace: Trace, masks: dict[str, Any], run: Callable[[Trace], tuple[torch.Tensor, ...]]) -> dict[str, Band]:

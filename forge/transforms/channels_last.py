@@ -14,7 +14,7 @@ from forge import clang, torchlang
 from forge.ir import BoundSymbol, TensorProxy, Trace, recording
 from forge.ir.symbol import substitute
 from forge.prims.core import statically_true
-from forge.transforms.result_strides import Strides, asks_for_strides, restore, results_to_restore, stand_ins
+from forge.transforms.result_strides import StandIns, Strides, asks_for_strides, results_to_restore
 
 CONVOLUTIONS = frozenset({torchlang.conv2d, torchlang.conv_transpose2d})
 _CONTIGUOUS = torchlang.contiguous
@@ -62,12 +62,12 @@ def _pays(found: list[BoundSymbol], device: str) -> bool:
 def _rewrite(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:
     """Rewrite a call; a result that the caller sees keeps its name."""
     new = trace.derive("channels_last")
-    images = stand_ins(new, restored)
+    images = StandIns(new, restored)
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
-            bound = substitute(bound, images)
+            bound = images.substitute(bound)
             new.record(_convert(new, bound) if bound.symbol in CONVOLUTIONS else bound)
-        restore(new, restored, images)
+        images.restore()
     return new
 
 

@@ -22,12 +22,11 @@ from forge import prims, torchlang
 from forge.clang import language
 from forge.ir import BoundSymbol, TensorProxy, Trace, recording
 from forge.ir.proxies import Dim
-from forge.ir.symbol import substitute
 from forge.transforms.cse import MEANINGFUL
 from forge.transforms.dce import live_calls
 from forge.transforms.makers import Makers
 from forge.transforms.replacement import record_as
-from forge.transforms.result_strides import Strides, asks_for_strides, restore, results_to_restore, stand_ins
+from forge.transforms.result_strides import StandIns, Strides, asks_for_strides, results_to_restore
 
 SUM, MUL = torchlang.sum, torchlang.mul
 _FEWEST = 8  # rows, columns and contracted elements of a matrix product that is worth it
@@ -140,17 +139,18 @@ def _is_worth_it(found: _Contraction) -> bool:
 
 def _rewrite(trace: Trace, found: dict[str, _Contraction], restored: dict[str, TensorProxy]) -> Trace:
     new = trace.derive("contract")
-    values = stand_ins(new, restored)
+    stand_ins = StandIns(new, restored)
+    values = stand_ins.values
     with recording(new, language):
         for bound in trace.bound_symbols:
             contraction = found.get(bound.output.name) if bound.symbol is SUM else None
             if contraction is None:
-                new.record(substitute(bound, values))
+                new.record(stand_ins.substitute(bound))
                 continue
             output = values.get(bound.output.name, bound.output)
             with new.set_tags(bound.tags, bound.source):
                 record_as(new, output, partial(_matrix_product, contraction, values, bound.output.shape))
-        restore(new, restored, values)
+        stand_ins.restore()
     new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
     return new
 

@@ -17,9 +17,12 @@ import torch
 from forge import clang, torchlang
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
 from forge.ir.proxies import Dim
+from forge.ir.pytree import tensors
+from forge.ir.strides import has_expanded_dim
 from forge.ir.symbol import substitute
 from forge.prims.core import same_shape, statically_true
 from forge.transforms.dce import live_calls
+from forge.transforms.makers import is_view
 from forge.transforms.result_strides import Strides
 
 ATTENTION = torchlang.scaled_dot_product_attention
@@ -30,15 +33,20 @@ _DETACHED = frozenset({Tag.NO_GRAD, Tag.LEAF_VIEW})
 
 
 class _Mask(NamedTuple):
-    """The mask of an attention call. dtype: the query's."""
+    """The mask of an attention call. dtype: the query's. drops: whether the call drops weights out."""
 
     proxy: TensorProxy
     dtype: torch.dtype
     device: str
+    drops: bool
 
     @property
     def is_bool(self) -> bool:
         return self.proxy.dtype == torch.bool
+
+    def is_converted(self, is_refused: bool) -> bool:
+        """Return whether kernels read another one. With dropout, the kernel that eager chooses draws the numbers."""
+        return not (self.drops and is_refused) if self.is_bool else is_refused
 
 
 def masks_in_rows(
@@ -61,23 +69,24 @@ def masks_in_rows(
     chosen = {
         id(bound): mask
         for bound, mask in found
-        if mask.proxy.name in known and (mask.is_bool or mask.proxy.name in refused) and plain(bound)
+        if mask.proxy.name in known and mask.is_converted(mask.proxy.name in refused) and plain(bound)
     }
     return _rewrite(trace, chosen, known, device) if chosen else trace
 
 
 def _mask(bound: BoundSymbol, device: str) -> _Mask | None:
-    """Return the mask of an attention call for which torch has a kernel: one of bools, or one of floats on `device`."""
+    """Return the mask of an attention call for which torch has a kernel: one of bools, or one of floats on `device`.
+    With dropout, floats stay: another kernel of torch's draws other values."""
     if bound.symbol is not ATTENTION:
         return None
     given = ATTENTION.bind(bound.args, bound.kwargs)
     query, mask = given["query"], given["attn_mask"]
     if mask is None or query.ndim != 4 or query.dtype not in _DTYPES or mask.ndim < 2:
         return None
-    found = _Mask(mask, query.dtype, query.device.type)
+    found = _Mask(mask, query.dtype, query.device.type, bool(given["dropout_p"]))
     if found.is_bool:
         return found
-    is_added = mask.dtype == query.dtype and found.device == device
+    is_added = mask.dtype == query.dtype and found.device == device and not found.drops
     return None if not is_added or statically_true(mask.shape[-1] == 1) else found
 
 
@@ -99,19 +108,23 @@ def _rewrite(trace: Trace, masks: dict[int, _Mask], strides: Strides, device: st
                 tags = bound.tags & _ABOUT_BACKWARD
                 key = mask.proxy.name, mask.dtype, tags
                 if key not in rows:
+                    is_expanded_before = not mask.is_bool and _is_expanded_before(mask.proxy, makers, strides)
                     with new.set_tags(tags, bound.source):
-                        rows[key] = _as_kernels_read_it(mask, strides[mask.proxy.name], makers, device)
+                        rows[key] = _as_kernels_read_it(
+                            mask, strides[mask.proxy.name], makers, device, is_expanded_before
+                        )
                 bound = substitute(bound, {mask.proxy.name: rows[key]})
             new.record(bound)
     return new
 
 
 def _as_kernels_read_it(
-    mask: _Mask, strides: tuple[Dim, ...], makers: dict[str, BoundSymbol], device: str
+    mask: _Mask, strides: tuple[Dim, ...], makers: dict[str, BoundSymbol], device: str, is_expanded_before: bool
 ) -> TensorProxy:
-    """Record a mask as kernels read it; its expanded dims stay expanded."""
+    """Record a mask as kernels read it; its expanded dims stay expanded, unless each element has a gradient of its
+    own."""
     each = _before_expand(mask.proxy, makers)
-    if each is mask.proxy:
+    if each is mask.proxy and not is_expanded_before:
         for dim, step in enumerate(strides[:-1]):
             if isinstance(step, int) and step == 0:
                 each = torchlang.narrow(each, dim, 0, 1)
@@ -130,6 +143,16 @@ def _in_rows(mask: TensorProxy, is_dense: bool) -> TensorProxy:
     if not missing or not is_dense:
         mask = torchlang.contiguous(mask)
     return torchlang.narrow(torchlang.pad(mask, (0, missing)), -1, 0, length) if missing else mask
+
+
+def _is_expanded_before(mask: TensorProxy, makers: dict[str, BoundSymbol], strides: Strides) -> bool:
+    """Return whether a mask shows a value with a gradient that no view of the program expanded: of elements that share
+    memory, each has a gradient of its own."""
+    base = mask
+    while (maker := makers.get(base.name)) is not None and is_view(maker):
+        base = tensors(maker.args)[0]
+    has_gradient = base.name in makers or bool(base.requires_grad)
+    return has_gradient and has_expanded_dim(strides.get(base.name, ()))
 
 
 def _before_expand(mask: TensorProxy, makers: dict[str, BoundSymbol]) -> TensorProxy:

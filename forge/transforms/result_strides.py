@@ -1,6 +1,7 @@
-"""Strides of results that the caller sees, where a pass lays out values otherwise than torch."""
+"""Strides of results that the caller sees, where a pass lays out values otherwise than torch; and of operands of draws,
+since random numbers are drawn in the order of memory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 import torch
@@ -9,6 +10,7 @@ from forge import torchlang
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
 from forge.ir.proxies import Dim
 from forge.ir.pytree import tensors
+from forge.ir.symbol import substitute
 from forge.prims.core import statically_true
 from forge.transforms.replacement import record_as
 
@@ -27,22 +29,31 @@ def asks_for_strides(trace: Trace) -> bool:
 def results_to_restore(
     trace: Trace, is_laid_out: Callable[[BoundSymbol], bool], strides: Callable[[Trace], Strides]
 ) -> dict[str, TensorProxy] | None:
-    """Return the results that may have other strides once the results of some calls have, and are contiguous in eager;
-    None where one is not.
+    """Return the results, and the operands of draws, that may have other strides once the results of some calls have,
+    and are contiguous in eager; None where one is not.
 
     is_laid_out: whether a call's results have other strides. strides: those of all values in torch, which may take
     long to find.
     """
     changed: set[str] = set()
+    seen = tensors(trace.output)
     for bound in trace.bound_symbols:
+        if draws(bound):
+            seen += tensors((bound.args, bound.kwargs))
+            continue
         follows = bound.symbol not in _IN_ROWS and not changed.isdisjoint(bound.inputs)
         if is_laid_out(bound) or follows:
             changed.update(bound.outputs)
-    found = {each.name: each for each in tensors(trace.output) if each.name in changed and each.ndim > 1}
+    found = {each.name: each for each in seen if each.name in changed and each.ndim > 1}
     if not found:
         return {}
     in_eager = strides(trace)
     return found if all(_is_contiguous(proxy, in_eager.get(name)) for name, proxy in found.items()) else None
+
+
+def draws(bound: BoundSymbol) -> bool:
+    """Return whether a call draws random numbers."""
+    return Tag.RANDOM in bound.all_tags
 
 
 def _is_contiguous(proxy: TensorProxy, strides: tuple[Dim, ...] | None) -> bool:
@@ -56,12 +67,32 @@ def _is_contiguous(proxy: TensorProxy, strides: tuple[Dim, ...] | None) -> bool:
     return True
 
 
-def stand_ins(new: Trace, results: Mapping[str, TensorProxy]) -> dict[str, TensorProxy]:
-    """Return a new value for each result, under which its call is recorded: `restore` gives the result its name."""
-    return {name: new.tensor(proxy.shape, proxy.dtype, proxy.device) for name, proxy in results.items()}
+class StandIns:
+    """New values in the place of results, under which their calls are recorded.
 
+    Args:
+        new: The trace that is being recorded.
+        results: The results, by name, which are contiguous in eager.
 
-def restore(new: Trace, results: Mapping[str, TensorProxy], values: Mapping[str, TensorProxy]) -> None:
-    """Record the results as contiguous copies of `values`, where they are not contiguous. `new` is being recorded."""
-    for name, proxy in results.items():
-        record_as(new, proxy, partial(torchlang.contiguous, values[name], memory_format=torch.contiguous_format))
+    Attributes:
+        values: The new values, by the names of the results.
+    """
+
+    def __init__(self, new: Trace, results: Mapping[str, TensorProxy]) -> None:
+        self.values = {name: new.tensor(proxy.shape, proxy.dtype, proxy.device) for name, proxy in results.items()}
+        self._new = new
+        self._left = dict(results)
+
+    def substitute(self, bound: BoundSymbol) -> BoundSymbol:
+        """Return a call of the new values; a draw reads the results themselves."""
+        if not draws(bound):
+            return substitute(bound, self.values)
+        with self._new.set_tags(bound.tags & {Tag.RECOMPUTE}, bound.source):  # gradients may flow to other readers
+            self.restore(bound.inputs)
+        return bound
+
+    def restore(self, names: Collection[str] | None = None) -> None:
+        """Record results, all by default, as contiguous copies of the new values, where they are not contiguous."""
+        for name in list(self._left) if names is None else [name for name in self._left if name in names]:
+            copy = partial(torchlang.contiguous, self.values[name], memory_format=torch.contiguous_format)
+            record_as(self._new, self._left.pop(name), copy)

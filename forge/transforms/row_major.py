@@ -18,7 +18,7 @@ from forge.ir.pytree import tensors
 from forge.ir.symbol import substitute
 from forge.prims.core import statically_true
 from forge.transforms.makers import is_view
-from forge.transforms.result_strides import Strides, asks_for_strides, restore, results_to_restore, stand_ins
+from forge.transforms.result_strides import StandIns, Strides, asks_for_strides, draws, results_to_restore
 
 _IMAGES = frozenset({torchlang.conv1d, torchlang.conv2d, torchlang.conv3d})  # whose results are transposed
 _ROWS = frozenset({torchlang.layer_norm, torchlang.linear, torchlang.rms_norm})  # which read rows
@@ -52,7 +52,7 @@ def row_major(
         if isinstance(bound.output, TensorProxy) and _is_transposed(bound.output, in_eager, device)
     }
     made = [bound for bound in transposed.values() if not is_view(bound)]
-    if not made or not all(map(plain, made)):
+    if not made or any(map(draws, made)) or not all(map(plain, made)):
         return trace
     laid_out = set(map(id, made))
     restored = results_to_restore(trace, lambda bound: id(bound) in laid_out, lambda trace: in_eager)
@@ -73,7 +73,7 @@ def _is_transposed(x: TensorProxy, strides: Strides, device: str) -> bool:
 def _rewrite(trace: Trace, transposed: set[str], laid_out: set[int], restored: dict[str, TensorProxy]) -> Trace:
     """Give the calls `laid_out` operands in rows; a result that the caller sees keeps its name."""
     new = trace.derive("row_major")
-    values = stand_ins(new, restored)
+    stand_ins = StandIns(new, restored)
     rows: dict[str, TensorProxy] = {}  # transposed values, laid out anew
     turned: set[str] = set()  # results of calls whose operands are in rows, and their views
     with recording(new, clang.language):
@@ -82,11 +82,11 @@ def _rewrite(trace: Trace, transposed: set[str], laid_out: set[int], restored: d
                 for x in tensors((bound.args, bound.kwargs)):
                     if x.name in transposed - turned and x.name not in rows:
                         with new.set_tags(bound.tags, bound.source):
-                            rows[x.name] = torchlang.contiguous(values.get(x.name, x))
+                            rows[x.name] = torchlang.contiguous(stand_ins.values.get(x.name, x))
                 turned.add(bound.output.name)
                 bound = substitute(bound, {name: rows[name] for name in rows if name in bound.inputs})
             elif is_view(bound) and not turned.isdisjoint(bound.inputs):
                 turned.update(bound.outputs)
-            new.record(substitute(bound, values))
-        restore(new, restored, values)
+            new.record(stand_ins.substitute(bound))
+        stand_ins.restore()
     return new

@@ -161,3 +161,69 @@ def test_the_mask_of_an_empty_batch_has_a_gradient_of_zeros():
     )
     jitted(q, mask).sum().backward()
     assert q.grad.shape == q.shape and (mask.grad is None or not mask.grad.any())
+
+
+def test_a_composition_is_what_the_program_was_made_for(monkeypatch):
+    """Where sizes are symbolic, a kernel may take the call of which it was not known before it ran."""
+    monkeypatch.setattr(attention, "_choose", lambda call, leaves: (attention._efficient_forward, None))
+    function = torch.nn.functional.scaled_dot_product_attention
+    jitted = forge.jit(function, dynamic=True, executors=["torch"], cache=False)
+    for length in (5, 7):
+        q, k, v, mask = (torch.randn(2, 3, length, each, requires_grad=True) for each in (8, 8, 8, length))
+        for each in (jitted, function):
+            each(q, k, v, mask).square().sum().backward()
+        theirs, ours = mask.grad / 2, torch.autograd.grad(function(q, k, v, mask).square().sum(), mask)[0]
+        torch.testing.assert_close(theirs, ours)
+
+
+def test_a_bias_with_a_gradient_leaves_dropout_to_the_composition(monkeypatch):
+    """The numbers are those that eager draws."""
+    monkeypatch.setattr(attention, "_takes_bias", lambda *inputs: True)
+    monkeypatch.setattr(attention, "_choose", lambda call, leaves: (attention._efficient_forward, None))
+    function = lambda q, mask: torch.nn.functional.scaled_dot_product_attention(q, q, q, mask, 0.5)
+    q, mask = torch.randn(2, 3, 5, 8, requires_grad=True), torch.randn(5, 5, requires_grad=True)
+    found = []
+    for each in (forge.jit(function, executors=["torch"], cache=False), function):
+        torch.manual_seed(0)
+        out = each(q, mask)
+        found.append([out, *torch.autograd.grad(out.square().sum(), [q, mask])])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_a_mask_is_laid_out_anew_where_no_numbers_are_drawn(monkeypatch, dropout_p):
+    """In rows it is read by another kernel than eager's."""
+    laid_out = []
+    monkeypatch.setattr(attention, "with_rows", lambda mask: laid_out.append(mask) or mask)
+    monkeypatch.setattr(attention, "_choose", lambda call, leaves: (lambda *call: (call[1], None, None), None))
+    with FakeTensorMode():
+        q = torch.empty(2, 4, 32, 64, device="cuda")
+        mask = torch.empty_strided((2, 4, 32, 32), (4096, 1024, 1, 32), device="cuda")
+        monkeypatch.setattr(attention, "_additive_mask", lambda mask, *others: mask)
+        attention.attend(q, q, q, mask, dropout_p, False, None, False, (True, True, True, False))
+    assert bool(laid_out) == (dropout_p == 0)
+
+
+BIASED = {
+    "one batch, heads and width": ((2, 4, 24, 64), (2, 4, 32, 64), True),
+    "one batch of keys": ((2, 4, 24, 64), (1, 4, 32, 64), False),
+    "one head of keys": ((2, 4, 24, 64), (2, 1, 32, 64), False),
+    "no batch": ((0, 4, 24, 64), (0, 4, 32, 64), False),
+    "no keys": ((2, 4, 24, 64), (2, 4, 0, 64), False),
+    "an odd width": ((2, 4, 24, 60), (2, 4, 32, 60), False),
+}
+
+
+@pytest.mark.parametrize("in_rows", [True, False])
+@pytest.mark.parametrize("name", BIASED)
+def test_the_memory_efficient_kernel_gives_the_gradient_of_a_bias_where_it_takes_the_call(name, in_rows):
+    """Torch does not ask: it composes attention."""
+    of_query, of_key, fits = BIASED[name]
+    call = Attention(0.0, False, None, False, (True,) * 4)
+    with FakeTensorMode():
+        shapes = of_query, of_key, of_key, (*of_query[:3], of_key[2])
+        q, *others = [torch.empty(each, dtype=torch.bfloat16, device="cuda") for each in shapes]
+        strides = q.stride() if in_rows else [2 * step for step in q.stride()]
+        q = torch.empty_strided(q.shape, strides, dtype=torch.bfloat16, device="cuda")
+        chosen = attention._choose(call, (q, *others))
+    assert chosen == ((attention._efficient_forward, attention._efficient_backward) if fits and in_rows else None)

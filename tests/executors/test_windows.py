@@ -9,13 +9,15 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import forge
-from forge import torchlang
+from forge import clang, torchlang
+from forge.compiler.layout import Layouts
 from forge.executors import OperatorExecutor
 from forge.executors.cudaex import cudaex
 from forge.executors.cudaex import windows as choices
 from forge.executors.executor import Declined
 from forge.executors.torchex import windows
-from forge.ir import TensorProxy
+from forge.ir import TensorProxy, Trace, recording
+from forge.torch_internals.fake_tensors import FakeTensor
 
 WINDOW = torchlang.window_attention.id
 
@@ -35,6 +37,11 @@ class FlashDouble:
     def __getattr__(self, name: str) -> Callable:
         return getattr(torch.ops.aten, name)
 
+    def _check_rows(self, *tensors: torch.Tensor) -> None:
+        for x in tensors:
+            assert x.stride(-1) == 1 and all(step * x.element_size() % 16 == 0 for step in x.stride()[:-1])
+            assert isinstance(x, FakeTensor) or x.data_ptr() % 16 == 0
+
     def _attend(self, query: Any, key: Any, value: Any, scale: Any, left: int, right: int) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         sides = [None if side < 0 else side for side in (left, right)]
@@ -46,7 +53,9 @@ class FlashDouble:
         self, query: Any, key: Any, value: Any, *how: Any, scale: Any, window_size_left: int, window_size_right: int
     ) -> tuple:
         assert how == (None, None, query.shape[1], key.shape[1], 0.0, False, False)
-        self.ran.append(("forward", window_size_left, window_size_right))
+        self._check_rows(query, key, value)
+        if not isinstance(query, FakeTensor):
+            self.ran.append(("forward", window_size_left, window_size_right))
         out = self._attend(query, key, value, scale, window_size_left, window_size_right)
         logsumexp = torch.zeros(query.shape[0], query.shape[2], query.shape[1])
         return out.contiguous(), logsumexp, torch.empty(2), torch.empty(()), torch.empty(0)
@@ -66,9 +75,10 @@ class FlashDouble:
     ) -> tuple[torch.Tensor, ...]:
         assert g.shape == out.shape == query.shape
         assert logsumexp.shape == (query.shape[0], query.shape[2], query.shape[1])
-        assert all(x.stride(-1) == 1 for x in (g, query, key, value, out))
+        self._check_rows(g, query, key, value, out)
         assert how[:6] == (None, None, query.shape[1], key.shape[1], 0.0, False)
-        self.ran.append(("backward", window_size_left, window_size_right))
+        if not isinstance(query, FakeTensor):
+            self.ran.append(("backward", window_size_left, window_size_right))
         leaves = [x.detach().requires_grad_() for x in (query, key, value)]
         with torch.enable_grad():
             q, k, v = leaves
@@ -135,6 +145,25 @@ def test_without_gradients(flash: FlashDouble) -> None:
     function, inputs = attend(lambda: band(12, 2, 0)), [x.detach() for x in qkv()]
     torch.testing.assert_close(forge.jit(function, executors=executors())(*inputs), function(*inputs))
     assert flash.ran == [("forward", 2, 0)]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_results_have_the_strides_of_eager(flash: FlashDouble, *, grad: bool) -> None:
+    function = attend(lambda: band(12, 2, 0))
+    inputs = [torch.randn(2, 4, 12, 8, requires_grad=grad) for _ in range(3)]
+    actual, expected = (each(*inputs) for each in (forge.jit(function, executors=executors()), function))
+    assert actual.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("part", [slice(8), slice(1, 9)])
+def test_rows_that_flash_attention_cannot_load_are_copied(flash: FlashDouble, part: slice) -> None:
+    """Of 9 elements of which it is given 8, and of 12 from the second on."""
+    function = attend(lambda: band(12, 2, 0))
+    leaves = [torch.randn(2, 12, 4, 9 if part.start is None else 12, requires_grad=True) for _ in range(3)]
+    views = lambda *leaves: [x[..., part].transpose(1, 2) for x in leaves]
+    jitted = forge.jit(function, executors=executors())
+    check(lambda *leaves: jitted(*views(*leaves)), lambda *leaves: function(*views(*leaves)), leaves)
+    assert [kind for kind, *_ in flash.ran] == ["forward", "backward"]
 
 
 def test_with_a_gradient_of_the_value_alone(flash: FlashDouble) -> None:
@@ -256,6 +285,7 @@ def _proxy(*shape: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda
         (_proxy(8, 12, 1024, 64), _proxy(1, 12, 1024, 64), (64, 64), "one batch"),
         (_proxy(8, 12, 1024, 64), None, (511, 0), "pays up to 35%"),
         (_proxy(12, 1024, 64), None, (64, 64), "four dims"),
+        (_proxy(0, 12, 1024, 64), None, (64, 64), "no empty batch"),
     ],
 )
 def test_a_window_is_taken_where_it_pays(
@@ -292,6 +322,18 @@ def test_torchs_operators_take_these_arguments() -> None:
     assert (logsumexp.shape, logsumexp.dtype) == ((2, 4, 40), torch.float32)
     gradients = windows._window_attention_backward(out, q, k, v, out, logsumexp, state, 3, None, 0.5, wanted)
     assert [None if each is None else each.shape for each in gradients] == [q.shape, k.shape, None]
+
+
+def test_strides_of_results_are_a_promise() -> None:
+    """Another kernel, which may lay them out otherwise, runs where flash attention is not allowed."""
+    trace = Trace()
+    q, k, v, g = [trace.add_input(_proxy(2, 4, 40, 64)) for _ in range(4)]
+    with recording(trace, clang.language):
+        out, logsumexp, state = windows.window_attention(q, k, v, 3, 0, None, False, (True,) * 3)
+        how = (3, 0, None, (True,) * 3)
+        gradients = windows.window_attention_backward(g, q, k, v, out, logsumexp, state, *how)
+    layouts = Layouts.of(trace)
+    assert {each.name for each in (out, *gradients)} <= layouts.uncertain
 
 
 # on a GPU

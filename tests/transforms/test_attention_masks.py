@@ -73,6 +73,13 @@ def test_another_mask_stays(name: str) -> None:
     assert ran(attend(OTHER[name]), *qkv()) == (True, False)
 
 
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+@pytest.mark.parametrize("mask", [*CAUSAL.values(), lambda: torch.ones(5, 5, dtype=torch.bool)])
+def test_with_a_scale_that_turns_scores_the_mask_stays(mask: Callable, scale: float) -> None:
+    """torch's kernels hide a score by -inf before they scale it."""
+    assert ran(attend(mask, scale=scale), *qkv()) == (True, False)
+
+
 def test_a_lower_triangle_of_other_lengths_stays() -> None:
     """is_causal would mean the same there, but for a bottom-right one, which is told apart by its values alone."""
     assert ran(attend(lambda: torch.ones(3, 5).tril().bool()), *qkv(3, 5)) == (True, False)

@@ -122,6 +122,35 @@ def test_what_the_caller_sees_has_the_strides_of_eager(function: Callable) -> No
     assert len(names) == len(set(names))  # those of the calls that make views for the caller are their own
 
 
+def dropped(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return convolution(F.dropout(convolution(x, weight).relu()), weight.transpose(0, 1)).square()
+
+
+def noisy(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = convolution(x, weight)
+    with torch.no_grad():
+        noise = torch.rand_like(y)
+    return y, y.cos() * noise, torch.randn_like(y)
+
+
+@pytest.mark.parametrize("function", [dropped, noisy])
+@pytest.mark.parametrize("grad", [False, True])
+def test_random_numbers_are_those_of_eager(function: Callable, *, grad: bool) -> None:
+    """They are drawn in the order of memory."""
+    x, weight = image(2, 32, 6, 6), image(48, 32, 3, 3).requires_grad_(grad)
+    jitted = forge.jit(function, executors=["torch"], transforms=[AS_ON_A_GPU])
+    found = []
+    for each in (jitted, function):
+        torch.manual_seed(0)
+        results = each(x, weight)
+        results = results if isinstance(results, tuple) else (results,)
+        flowing = [result.float().square().sum() for result in results if result.requires_grad]
+        found.append([*results, *(torch.autograd.grad(sum(flowing), [weight]) if grad else ())])
+    assert laid_out(jitted)
+    torch.testing.assert_close(*found, rtol=0.05, atol=0.5)
+    assert all(torch.equal(ours == 0, theirs == 0) for ours, theirs in zip(*found, strict=True))
+
+
 def grouped(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return F.conv2d(x, weight[:, :16], groups=2)
 

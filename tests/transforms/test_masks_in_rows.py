@@ -92,6 +92,29 @@ def test_a_mask_that_layers_share_is_laid_out_once(bias: Callable, length: int, 
     assert sum(bound.symbol is torchlang.pad for bound in stage.bound_symbols) == (length % 16 > 0)
 
 
+@pytest.mark.parametrize(
+    ("shape", "view"),
+    [
+        ((HEADS, 1, 19), lambda mask: mask),
+        ((19, 19), lambda mask: mask),
+        ((19, 19), lambda mask: mask[:, :1].expand(-1, HEADS, -1, -1)),
+    ],
+    ids=["over queries", "over heads", "and again"],
+)
+def test_an_input_that_is_expanded_has_a_gradient_of_each_element(shape: tuple, view: Callable) -> None:
+    def program(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x.sin(), x.cos(), attn_mask=view(mask))
+
+    x = given(19)[0]
+    mask = torch.randn(shape).expand(BATCH, HEADS, 19, 19).detach().requires_grad_()
+    jitted = forge.jit(program, executors=["torch"], transforms=[AS_ON_A_GPU])
+    actual, expected = jitted(x, mask), program(x, mask)
+    torch.testing.assert_close(actual, expected)
+    gradients = [torch.autograd.grad(each.square().sum(), (x, mask)) for each in (actual, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    assert len(masks_read(stage_of(jitted))) == 1
+
+
 @pytest.mark.parametrize("length", [16, 19])
 def test_the_backward_reads_one_layout(length: int) -> None:
     jitted = forge.jit(attend(hidden, length), executors=["torch"], memory="speed", transforms=[AS_ON_A_GPU])
@@ -212,6 +235,16 @@ def test_a_mask_that_kernels_take_stays(mask: Callable) -> None:
         return F.scaled_dot_product_attention(x, x, x, attn_mask=mask(x))
 
     trace = forge.trace(program, given(16)[0])
+    assert AS_ON_A_GPU(trace) is trace
+
+
+def test_a_call_with_dropout_stays() -> None:
+    """Another kernel of torch's would draw other numbers."""
+
+    def program(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x, permuted(table, 16), 0.5)
+
+    trace = forge.trace(program, *given(16))
     assert AS_ON_A_GPU(trace) is trace
 
 

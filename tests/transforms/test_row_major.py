@@ -108,14 +108,28 @@ def test_results_have_the_strides_of_eager(end: Callable) -> None:
         lambda h: h[:, 1:],
         lambda h: h.transpose(1, 2),
         lambda h: torch.as_strided(h, (4,), (2,)).sum(),
+        lambda h: F.dropout(h, 0.5).sum(1),
     ],
-    ids=["returned", "a part is returned", "transposed back", "strides that are asked"],
+    ids=["returned", "a part is returned", "transposed back", "strides that are asked", "numbers are drawn"],
 )
 def test_a_stream_whose_strides_are_seen_stays(end: Callable) -> None:
     program, x = stream_to(end), image()
     jitted = forge.jit(program, executors=["torch"], transforms=[AS_ON_A_GPU])
-    torch.testing.assert_close(jitted(x), program(x), check_stride=True)
+    with torch.random.fork_rng():
+        actual = jitted(x)
+    torch.testing.assert_close(actual, program(x), check_stride=True)
     assert not laid_out(jitted)
+
+
+def test_a_stream_that_a_draw_begins_stays() -> None:
+    """Numbers are drawn in the order of memory."""
+    linear, x = nn.Linear(8, 8), torch.randn(2, 8, 16)
+    weight = torch.randn(8, 8, 1)
+    program = lambda x: linear(F.dropout(F.conv1d(x, weight).transpose(1, 2))).sum(1)
+    jitted = forge.jit(program, executors=["torch"], transforms=[AS_ON_A_GPU])
+    with torch.random.fork_rng():
+        actual = jitted(x)
+    torch.testing.assert_close(actual, program(x))
 
 
 def test_a_program_without_a_transposed_stream_stays() -> None:

@@ -54,6 +54,8 @@ def is_profitable(
     tensors = (query, key, value)
     if any(x.ndim != 4 or not all(isinstance(size, int) for size in x.shape) for x in tensors):
         return decline("query, key or value has other than four dims, or a size that is a symbol")
+    if 0 in (*query.shape, *key.shape):
+        return decline("query or key has no elements, and flash attention takes no empty batch")
     if query.dtype not in (torch.bfloat16, torch.float16):
         return decline(f"query is {query.dtype}, and flash attention takes bfloat16 and float16")
     length, width = query.shape[-2:]

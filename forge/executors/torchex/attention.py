@@ -261,6 +261,7 @@ def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None
         return None
     if call.wanted[3]:
         is_allowed = _efficient_is_on() and not torch.are_deterministic_algorithms_enabled()
+        is_allowed = is_allowed and all(statically_true(x.stride(-1) == 1) for x in leaves[:3])
         fits = is_allowed and mask is not None and _takes_bias(query, leaves[1], leaves[2], mask)
         return (_efficient_forward, _efficient_backward) if fits else None
     if query.is_cuda and (query.shape[-1] % 8 or leaves[2].shape[-1] % 8):
@@ -280,7 +281,11 @@ def _takes_bias(query: Any, key: Any, value: Any, mask: Any) -> bool:
     and with all scores in memory."""
     if not (query.device.type == "cuda" and query.dtype in _HALVES and mask.dtype == query.dtype):
         return False
-    if not query.ndim == key.ndim == mask.ndim == 4 or not statically_true(query.shape[1] == key.shape[1]):
+    if not query.ndim == key.ndim == value.ndim == mask.ndim == 4:
+        return False
+    if not all(statically_true(x.shape[dim] == query.shape[dim]) for x in (key, value) for dim in (0, 1)):
+        return False
+    if not all(statically_true(size != 0) for size in (*query.shape, *key.shape)):
         return False
     return all(statically_true(x.shape[-1] % 8 == 0) for x in (query, value))
 
@@ -402,12 +407,15 @@ def attend(
     scale: float | None,
     enable_gqa: bool,
     wanted: tuple[bool, ...],
+    is_composed: bool = False,
 ) -> tuple:
-    """(out, logsumexp or None, and what else the backward needs)."""
-    if attn_mask is not None and attn_mask.is_cuda:
+    """(out, logsumexp or None, and what else the backward needs). is_composed: whether the program's backward is that
+    of torch's composition, since it was not known that a kernel takes the call."""
+    if attn_mask is not None and attn_mask.is_cuda and not dropout_p:  # of another kernel, other numbers are drawn
         attn_mask = with_rows(attn_mask)
     inputs = (query, key, value, attn_mask)
-    call, kernel = _decide(inputs, (dropout_p, is_causal, scale, enable_gqa, wanted))
+    options = (dropout_p, is_causal, scale, enable_gqa, wanted)
+    call, kernel = (Attention(*options), None) if is_composed else _decide(inputs, options)
     if kernel is None:
         return _compose(call, _leaves(inputs, wanted))
     out, logsumexp, rest = kernel[0](call, query, key, value, _additive_mask(attn_mask, query, key))
@@ -489,9 +497,10 @@ def attention_grad(
     inputs = (query, key, value, attn_mask)
     wanted = tuple(needs_grad(x) for x in inputs)
     trace = current_trace()
+    is_composed = wanted[3] and (dropout_p > 0 or not _takes_bias(*inputs))  # the kernel draws other numbers
     with trace.set_tags(trace.tags | {Tag.RANDOM} if dropout_p > 0 else trace.tags):
-        out, logsumexp, state = attention(*inputs, dropout_p, is_causal, scale, enable_gqa, wanted)
-    if wanted[3] and not _takes_bias(*inputs):  # torch's composition, which saves what it reads itself
+        out, logsumexp, state = attention(*inputs, dropout_p, is_causal, scale, enable_gqa, wanted, is_composed)
+    if is_composed:  # torch's composition saves what it reads itself
         shapes = tuple(x.shape if needed and x is not None else None for x, needed in zip(inputs, wanted, strict=True))
         gradients = composition_backward(get_grad(out), state, shapes)
     else:

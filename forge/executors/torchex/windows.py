@@ -14,10 +14,12 @@ from forge.executors.torchex.attention import Composition
 from forge.executors.torchex.attention import attend as attend_by_mask
 from forge.executors.torchex.attention import attend_backward as attend_by_mask_backward
 from forge.executors.torchex.core import torchex
+from forge.executors.torchex.memory import ROW_BYTES
 from forge.ir import Proxy, TensorProxy, current_trace, get_grad, needs_grad, put_grad
 from forge.prims.core import like
 from forge.torch_internals.attention import get_flash_sdp_enabled
 from forge.torch_internals.dispatch import disable_current_modes
+from forge.torch_internals.fake_tensors import FakeTensor
 
 aten = torch.ops.aten
 UNBOUNDED = -1  # a side of flash attention's window
@@ -33,9 +35,19 @@ def _mask(query: torch.Tensor, left: int | None, right: int | None) -> torch.Ten
 
 
 def _positions_first(x: torch.Tensor) -> torch.Tensor:
-    """Return a view of shape (batch, length, heads, width), as flash attention takes it, of rows in memory."""
+    """Return a tensor as flash attention takes it: of shape (batch, length, heads, width), in rows that it can load."""
     x = x.transpose(1, 2)
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if _has_loadable_rows(x) else x.clone(memory_format=torch.contiguous_format)
+
+
+def _has_loadable_rows(x: torch.Tensor) -> bool:
+    """Return whether rows lie in memory element by element, each at a multiple of 16 bytes, which are loaded at once:
+    torch does not look whether they do."""
+    *steps, step = x.stride()
+    multiple = ROW_BYTES // x.element_size()
+    if step != 1 or any(each % multiple for each in steps):
+        return False
+    return isinstance(x, FakeTensor) or x.is_meta or x.data_ptr() % ROW_BYTES == 0
 
 
 def _window(left: int | None, right: int | None, scale: float | None) -> dict[str, Any]:
@@ -103,8 +115,10 @@ window_attention_backward = torchex.register_operator(
 )
 
 
+WINDOWED = frozenset({window_attention.id, torchlang.window_attention.id})
+
 # the operations for which torch chooses a kernel, or flash attention has to be allowed
-ATTENDING = _ATTENDING | {window_attention.id, torchlang.window_attention.id}
+ATTENDING = _ATTENDING | WINDOWED
 
 
 def fits_flash(query: TensorProxy, key: TensorProxy, value: TensorProxy, enable_gqa: bool) -> bool:
