@@ -2,7 +2,8 @@
 
 Candidates are the implementations that accept a call (of Hub kernels all that do), and the fusion executors that would
 take it. A call is measured where one of them is neither a fusion executor's nor torch's own: between those two, what a
-call costs alone says little, since a region is worth what it saves together with the calls around it. Each candidate
+call costs alone says little, since a region is worth what it saves together with the calls around it. A product with
+what follows it (forge/transforms/products.py) is a region of its own, and is measured against its parts. Each candidate
 runs as a program of that one call, compiled as though it had been chosen: with its gradient, where one flows through
 the call; a fusion executor's as one region, whether or not one call is worth a region. The others lose the call,
 with the times as the reason.
@@ -20,7 +21,15 @@ from forge.compiler import autotune_store
 from forge.compiler.autotune_store import CandidateTime
 from forge.compiler.claim import Candidate, Claim, Excluded, Selection, fusible
 from forge.executors.calls import Meta, NotReproducible, call_of, with_strides
-from forge.executors.executor import Decision, Declined, Executor, FusionExecutor, OperatorExecutor, operators_of
+from forge.executors.executor import (
+    Decision,
+    Declined,
+    Executor,
+    FusionExecutor,
+    OperatorExecutor,
+    ProductExecutor,
+    operators_of,
+)
 from forge.executors.fingerprint import verifier_versions
 from forge.executors.torchex.core import torch_prims, torchex
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
@@ -156,8 +165,10 @@ class Autotuner:
         try:
             about, timed, arguments = self._time_candidates(bound, executors, options, active)
         except _NotMeasurable as reason:
-            self._found.append(Measurement(bound.symbol.id, "", bool(active), [], options[0].name, why_not=str(reason)))
-            return _Decision({})
+            unmeasured = {each.candidate: f"not measured: {reason}" for each in options if _must_be_measured(each)}
+            kept = next(each.name for each in options if each.candidate not in unmeasured)
+            self._found.append(Measurement(bound.symbol.id, "", bool(active), [], kept, why_not=str(reason)))
+            return _Decision(unmeasured)
         kept = _fastest(timed)
         if about in self._alike:
             self._alike[about].calls += 1
@@ -229,7 +240,8 @@ class Autotuner:
         correct."""
         option = options[place]
         others = {each.candidate: "it is not its turn" for each in options[:place] if each.candidate is not None}
-        given = [ForcedFusion(each) if each is option.candidate else each for each in executors]
+        forced = option.candidate if _gains_with_neighbours(option.executor) else None
+        given = [ForcedFusion(each) if each is forced else each for each in executors]
         symbol = program.symbol
         alone = self._build(
             program.trace, given, lambda bound, executors, active=(): others if bound.symbol is symbol else {}
@@ -367,9 +379,21 @@ def _tag_names(tags: Collection[Tag]) -> list[str]:
 
 
 def _has_kernels(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
-    """Return whether an executor other than torch and the fusion executors may take a call."""
+    """Return whether an executor other than torch and the fusion executors may take a call, or it is a product with
+    what follows it."""
     others = [each for each in operators_of(executors) if each not in _torchs]
-    return any(each.candidates(bound.symbol) for each in others)
+    products = [each for each in executors if isinstance(each, ProductExecutor)]
+    return any(each.candidates(bound.symbol) for each in others) or any(each.can_fuse(bound) for each in products)
+
+
+def _gains_with_neighbours(executor: Executor | None) -> bool:
+    """Return whether an executor's regions have several calls, so that the time of one says little."""
+    return isinstance(executor, FusionExecutor) and not isinstance(executor, ProductExecutor)
+
+
+def _must_be_measured(option: "_Option") -> bool:
+    """Return whether a candidate does not run without having been measured."""
+    return isinstance(option.candidate, ProductExecutor)
 
 
 def _options(bound: BoundSymbol, executors: Sequence[Executor]) -> list[_Option]:
@@ -382,7 +406,7 @@ def _options(bound: BoundSymbol, executors: Sequence[Executor]) -> list[_Option]
         else:
             accepting = [each for each in executor.candidates(bound.symbol) if each.decide(bound)]
             found += [_Option(each.name or executor.name, executor, each) for each in accepting]
-    owned = [each for each in found if isinstance(each.executor, FusionExecutor) or each.executor in _torchs]
+    owned = [each for each in found if _gains_with_neighbours(each.executor) or each.executor in _torchs]
     if len(owned) == len(found):
         return []
     if not owned and bound.subsymbols:

@@ -17,6 +17,7 @@ from forge.executors.executor import (
     Executor,
     FusionExecutor,
     Implementation,
+    ProductExecutor,
     call_checker,
     is_own,
     operators_of,
@@ -186,8 +187,9 @@ class _ClaimPass:
         for position, executor in enumerate(executors):
             if isinstance(executor, FusionExecutor):
                 parts = fusible(bound, executor, declined, excluded)
+                others = executors if isinstance(executor, ProductExecutor) else executors[position + 1 :]
                 for part in parts:
-                    self._mark(part, executor, executors[position + 1 :], declined, level + (part is not bound))
+                    self._mark(part, executor, others, declined, level + (part is not bound))
                 if parts:
                     return
             elif (implementation := _find_implementation(bound, executor, declined, excluded)) is not None:

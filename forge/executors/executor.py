@@ -56,6 +56,7 @@ from forge.ir import BoundSymbol, Symbol, Tag, Trace, check, current_trace
 from forge.ir.state import state
 from forge.ir.unresolved import UnresolvedSymInt, without_specialization
 from forge.support.deprecation import RenamedMembers
+from forge.transforms.products import ProductSymbol
 
 _OWN = frozenset({"torch", "forge", "builtins", "operator", "_operator", "math"})  # run on fake tensors
 
@@ -462,6 +463,10 @@ class FusionExecutor(Executor):
         asks the executors of its second tier while its first tier runs."""
         return True
 
+    def product_executor(self) -> "ProductExecutor | None":
+        """Return the executor of matrix products with what follows them, for select="measured", or None."""
+        return None
+
     def with_region_checks(self) -> "FusionExecutor":
         """Return the executor for check="regions": it cuts the same regions, runs them by torch's operators and checks
         what was promised at their edges. Called when options are resolved. An executor without one returns itself."""
@@ -469,6 +474,28 @@ class FusionExecutor(Executor):
 
     def with_eager_numerics(self) -> "FusionExecutor | None":
         return None
+
+
+class ProductExecutor(FusionExecutor):
+    """A fusion executor of matrix products, each in a region of its own with the calls that follow it.
+
+    Under select="measured" each such region is one call of the trace (forge/transforms/products.py), which this
+    executor runs where it was measured to be faster than the product and its followers by the other executors.
+    """
+
+    def can_fuse(self, bound: BoundSymbol) -> Decision:
+        return isinstance(bound.symbol, ProductSymbol) or decline("the call is no product with what follows it")
+
+    def is_profitable(self, calls: Sequence[BoundSymbol]) -> bool:
+        return True  # as it was measured
+
+    def is_product(self, bound: BoundSymbol) -> Decision:
+        """Return whether a call is a product with which a region may begin."""
+        raise NotImplementedError
+
+    def is_epilogue(self, bound: BoundSymbol) -> Decision:
+        """Return whether a call may follow a product in its region."""
+        raise NotImplementedError
 
 
 def _never(*args: Any, **kwargs: Any) -> Any:
