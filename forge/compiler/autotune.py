@@ -32,7 +32,7 @@ from forge.executors.executor import (
 )
 from forge.executors.fingerprint import verifier_versions
 from forge.executors.torchex.core import torch_prims, torchex
-from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
+from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, Trace, recording
 from forge.ir.checks import in_one_line
 from forge.ir.locks import new_lock
 from forge.ir.proxies import SYMBOLIC_TYPES
@@ -148,22 +148,31 @@ class Autotuner:
         self._decided: dict[tuple[Any, ...], _Decision] = {}
         self._alike: dict[str, Measurement] = {}
 
-    def __call__(self, bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Excluded:
+    def __call__(
+        self,
+        bound: BoundSymbol,
+        executors: Sequence[Executor],
+        active: Collection[str] = (),
+        measured: BoundSymbol | None = None,
+    ) -> Excluded:
         """Return the executors excluded from a call; decided at the first query, which is before differentiation."""
         if bound.symbol.op is not None or not _has_kernels(bound, executors):
             return {}
         known = [(each.name, key_of(each.shape), each.dtype) for each in tensors((bound.args, bound.kwargs))]
         key = (bound.symbol.id, *bound.outputs, *known)
         if key not in self._decided:
-            self._decided[key] = self._decide(bound, executors, [name for name in bound.inputs if name in active])
+            active = [name for name in bound.inputs if name in active]
+            self._decided[key] = self._decide(bound, executors, active, measured or bound)
         return self._decided[key].of(executors)
 
-    def _decide(self, bound: BoundSymbol, executors: Sequence[Executor], active: list[str]) -> _Decision:
+    def _decide(
+        self, bound: BoundSymbol, executors: Sequence[Executor], active: list[str], measured: BoundSymbol
+    ) -> _Decision:
         options = _options(bound, executors)
         if len(options) < 2:
             return _Decision({})
         try:
-            about, timed, arguments = self._time_candidates(bound, executors, options, active)
+            about, timed, arguments = self._time_candidates(bound.symbol, executors, options, active, measured)
         except _NotMeasurable as reason:
             unmeasured = {each.candidate: f"not measured: {reason}" for each in options if _must_be_measured(each)}
             kept = next(each.name for each in options if each.candidate not in unmeasured)
@@ -181,19 +190,24 @@ class Autotuner:
         return _decision(options, kept, reasons)
 
     def _time_candidates(
-        self, bound: BoundSymbol, executors: Sequence[Executor], options: list[_Option], active: list[str]
+        self,
+        symbol: Symbol,
+        executors: Sequence[Executor],
+        options: list[_Option],
+        active: list[str],
+        measured: BoundSymbol,
     ) -> tuple[str, list[CandidateTime], str]:
-        for tag in bound.all_tags:
+        for tag in measured.all_tags:
             if tag in _UNMEASURED:
                 raise _NotMeasurable(_UNMEASURED[tag])
-        program = _Program(bound, active)
+        program = _Program(measured, active)
         about, lasting = self._key(program, executors, options)
         on_disk = self._on_disk and lasting
         waited = _measuring.acquire(timeout=_PATIENCE)  # one at a time: who is measured alone is measured right
         try:
             timed = autotune_store.read(about, on_disk=on_disk)
             if timed is None or [each.name for each in timed] != [each.name for each in options]:
-                timed = self._measure(program, executors, options)
+                timed = self._measure(program, symbol, executors, options)
                 autotune_store.write(about, timed, on_disk=on_disk)
         finally:
             if waited:
@@ -209,7 +223,7 @@ class Autotuner:
         return repr(parts), all(lasting for _, lasting in [*said, *fusers])
 
     def _measure(
-        self, program: "_Program", executors: Sequence[Executor], options: list[_Option]
+        self, program: "_Program", symbol: Symbol, executors: Sequence[Executor], options: list[_Option]
     ) -> list[CandidateTime]:
         """Return the times; a candidate that fails is dropped. Raises _NotMeasurable where memory runs out, or timing
         fails."""
@@ -221,7 +235,7 @@ class Autotuner:
                 inputs = program.inputs()
                 for index, option in enumerate(options):
                     try:
-                        runs[option.name] = self._run_of(program, executors, options, index, inputs)
+                        runs[option.name] = self._run_of(program, symbol, executors, options, index, inputs)
                     except (MemoryError, torch.OutOfMemoryError):  # of the machine's doing, now
                         raise
                     except Exception as error:  # of the candidate's own code
@@ -234,7 +248,13 @@ class Autotuner:
         return [CandidateTime(option.name, seconds.get(option.name), dropped.get(option.name)) for option in options]
 
     def _run_of(
-        self, program: "_Program", executors: Sequence[Executor], options: list[_Option], place: int, inputs: list[Any]
+        self,
+        program: "_Program",
+        symbol: Symbol,
+        executors: Sequence[Executor],
+        options: list[_Option],
+        place: int,
+        inputs: list[Any],
     ) -> Callable[[], Any]:
         """Return the candidate as it would run, after one correct run. Raises _NotMeasurable where it is not
         correct."""
@@ -242,7 +262,6 @@ class Autotuner:
         others = {each.candidate: "it is not its turn" for each in options[:place] if each.candidate is not None}
         forced = option.candidate if _gains_with_neighbours(option.executor) else None
         given = [ForcedFusion(each) if each is forced else each for each in executors]
-        symbol = program.symbol
         alone = self._build(
             program.trace, given, lambda bound, executors, active=(): others if bound.symbol is symbol else {}
         )

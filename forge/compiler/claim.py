@@ -41,11 +41,23 @@ _NONE_EXCLUDED: Excluded = MappingProxyType({})
 class Selection(Protocol):
     """Choice of the candidates excluded from a call, with the reasons: others were measured to be faster."""
 
-    def __call__(self, bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Excluded:
-        """active: the arguments that a gradient flows to, where the call is to be differentiated."""
+    def __call__(
+        self,
+        bound: BoundSymbol,
+        executors: Sequence[Executor],
+        active: Collection[str] = (),
+        measured: BoundSymbol | None = None,
+    ) -> Excluded:
+        """active: the arguments that a gradient flows to, where the call is to be differentiated. measured: a call that
+        consists of the call and of others, to be measured in its place."""
 
 
-def in_order(bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Excluded:
+def in_order(
+    bound: BoundSymbol,
+    executors: Sequence[Executor],
+    active: Collection[str] = (),
+    measured: BoundSymbol | None = None,
+) -> Excluded:
     """Exclude no executor, so that the first one that takes a call gets it."""
     return _NONE_EXCLUDED
 
@@ -234,6 +246,8 @@ def fusible(
         declined.append((executor.name, excluded[executor]))
         return []
     if Tag.NO_FUSE in bound.all_tags:
+        return []
+    if isinstance(executor, ProductExecutor) and not executor.can_fuse(bound):  # which calls it takes is no news
         return []
     try:
         decision = call_checker(executor.can_fuse, bound)

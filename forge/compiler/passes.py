@@ -272,14 +272,19 @@ def products(trace: Trace, context: Context) -> Trace:
     def is_epilogue(bound: BoundSymbol) -> bool:
         return Tag.NO_FUSE not in bound.all_tags and bool(executor.is_epilogue(bound))
 
-    def wins(bound: BoundSymbol) -> bool:
-        excluded = config.selection(layouts.with_strides(bound), config.executors)
+    def wins(bound: BoundSymbol, measured: BoundSymbol) -> bool:
+        excluded = config.selection(bound, config.executors, measured=layouts.with_strides(measured))
         if executor in excluded:
             note(bound.subsymbols[0], excluded[executor])
         return executor not in excluded
 
     return transforms.products(
-        trace, is_product=is_product, is_epilogue=is_epilogue, views=layouts.shown, wins=wins
+        trace,
+        is_product=is_product,
+        is_epilogue=is_epilogue,
+        is_fused=config.is_fused,
+        views=layouts.shown,
+        wins=wins,
     )
 
 

@@ -159,7 +159,8 @@ def _has_no_gradients(trace: Trace, context: Context) -> bool:
 
 def _measures_products(trace: Trace, context: Context) -> bool:
     """Return whether products are measured with what follows them; those of one call that is measured are not."""
-    return bool(context.config.product_executors) and context.kind in (Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.BACKWARD)
+    kinds = (Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.BACKWARD)
+    return bool(context.config.product_executors) and context.kind in kinds
 
 
 def _copies_several(trace: Trace, context: Context) -> bool:

@@ -1,7 +1,7 @@
 """Partition of a program's fusible calls into regions, one for each level.
 
-A level is how many cuts (calls that no fusion executor takes, such as kernels, and matrix products) stand between a
-call and the program's inputs. All fusible calls of one level are one region: a region reads what was made at earlier levels and the
+A level is how many cuts (calls that run by themselves: matrix products, kernels) stand between a call and the
+program's inputs. All fusible calls of one level are one region: a region reads what was made at earlier levels and the
 cuts of its own, never another region of its level, so that regions cannot depend on each other in a circle. Four
 walks find the levels: forward, by inputs; the cuts whose results only leave the program (the gradients of weights) one
 level later, so that they split no region; a cut that nothing waits for one level later, where the calls before it read

@@ -484,7 +484,7 @@ class ProductExecutor(FusionExecutor):
     """
 
     def can_fuse(self, bound: BoundSymbol) -> Decision:
-        return isinstance(bound.symbol, ProductSymbol) or decline("the call is no product with what follows it")
+        return isinstance(bound.symbol, ProductSymbol)
 
     def is_profitable(self, calls: Sequence[BoundSymbol]) -> bool:
         return True  # as it was measured

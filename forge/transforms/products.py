@@ -6,7 +6,7 @@ place of the last of them, so that a follower belongs to the last product that i
 others read: the sum before an activation, where a backward reads that, too.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from forge.ir.structure import key_of
 from forge.prims import statically_true
 
 Asked = Callable[[BoundSymbol], object]
+Readers = Mapping[str, Sequence[int]]
+Row = tuple[Symbol, tuple[Any, ...], dict[str, Any]]  # a call: its symbol and its arguments
 _symbols: BoundedDict = BoundedDict(4096)
 
 
@@ -61,11 +63,24 @@ class _Group:
 
 
 def products(
-    trace: Trace, *, is_product: Asked, is_epilogue: Asked, views: Container[str], wins: Callable[[BoundSymbol], bool]
+    trace: Trace,
+    *,
+    is_product: Asked,
+    is_epilogue: Asked,
+    is_fused: Asked,
+    views: Container[str],
+    wins: Callable[[BoundSymbol, BoundSymbol], bool],
 ) -> Trace:
-    """Return the trace with the products, and what follows them, as one call each where `wins` holds for that call.
+    """Return the trace with the products, and what follows them, as one call each where that wins.
 
-    views: the names of values that are memory of others.
+    Args:
+        trace: The trace.
+        is_product: Whether a call is a product that may be in such a call.
+        is_epilogue: Whether a call may follow it there.
+        is_fused: Whether a call is in a region.
+        views: The names of values that are memory of others.
+        wins: Whether such a call is faster than its parts. It is given the call, and a call of it and of the calls that
+            would be in one region with its followers if these were not in it.
     """
     groups = _find_groups(trace, is_product, is_epilogue)
     readers = _readers(trace)
@@ -73,8 +88,8 @@ def products(
     inside: set[int] = set()
     for group in groups:
         _shorten(group, readers, views)
-        call = _composite(group, readers)
-        if wins(call):
+        call = _call_of(group.calls, _escaping(group.calls, group.places, readers), ProductSymbol)
+        if wins(call, _with_neighbours(trace, group, call, readers, views, is_fused)):
             made[group.places[-1]] = call
             inside.update(group.places)
     if not made:
@@ -113,7 +128,7 @@ def _owner(bound: BoundSymbol, read: list[_Group], is_epilogue: Asked) -> _Group
     return None
 
 
-def _readers(trace: Trace) -> dict[str, list[int]]:
+def _readers(trace: Trace) -> Readers:
     """Return the places of the calls that read each value; the trace's end, as the place after the last, reads its
     output."""
     found: dict[str, list[int]] = {}
@@ -125,21 +140,47 @@ def _readers(trace: Trace) -> dict[str, list[int]]:
     return found
 
 
-def _escaping(group: _Group, readers: dict[str, list[int]]) -> list[str]:
-    """Return the results that calls outside of a group read."""
-    inside = set(group.places)
-    made = [name for call in group.calls for name in call.outputs]
+def _escaping(calls: Sequence[BoundSymbol], places: Collection[int], readers: Readers) -> list[str]:
+    """Return the results of calls that others than those in these places read."""
+    inside = set(places)
+    made = [name for call in calls for name in call.outputs]
     return [name for name in made if not inside.issuperset(readers.get(name, ()))]
 
 
-def _shorten(group: _Group, readers: dict[str, list[int]], views: Container[str]) -> None:
+def _shorten(group: _Group, readers: Readers, views: Container[str]) -> None:
     """Remove followers from the end of a group until it returns no view."""
-    while len(group.calls) > 1 and any(name in views for name in _escaping(group, readers)):
+    while len(group.calls) > 1 and any(name in views for name in _escaping(group.calls, group.places, readers)):
         group.calls.pop()
         group.places.pop()
 
 
-def _composite(group: _Group, readers: dict[str, list[int]]) -> BoundSymbol:
+def _with_neighbours(
+    trace: Trace, group: _Group, call: BoundSymbol, readers: Readers, views: Container[str], is_fused: Asked
+) -> BoundSymbol:
+    """Return the call of a group with the fused calls that read its results, through views too: a follower that costs
+    nothing in their region is not one that the call saves."""
+    if len(group.calls) == 1:
+        return call
+    found: set[int] = set()
+    waiting = list(call.outputs)
+    while waiting:
+        for place in readers.get(waiting.pop(), ()):
+            if place == len(trace.bound_symbols) or place in found:
+                continue
+            reader = trace.bound_symbols[place]
+            if all(name in views for name in reader.outputs):
+                found.add(place)
+                waiting += reader.outputs
+            elif is_fused(reader):
+                found.add(place)
+    if not found:
+        return call
+    calls = [call, *[trace.bound_symbols[place] for place in sorted(found)]]
+    return _call_of(calls, _escaping(calls, [*group.places, *found], readers), Symbol)
+
+
+def _call_of(calls: Sequence[BoundSymbol], escaping: Sequence[str], kind: type[Symbol]) -> BoundSymbol:
+    """Return one call of several, which returns their results of these names."""
     given: list[Any] = []
     known: dict[str, Any] = {}
 
@@ -152,32 +193,31 @@ def _composite(group: _Group, readers: dict[str, list[int]]) -> BoundSymbol:
             given.append(leaf)
         return known[key]
 
-    rows = []
-    results: list[str] = []
-    for call in group.calls:
-        rows.append((call.symbol, *tree_map(described, (tuple(call.args), call.kwargs)), call.tags))
+    rows: list[Row] = []
+    made: list[Proxy] = []
+    for call in calls:
+        rows.append((call.symbol, *tree_map(described, (tuple(call.args), call.kwargs))))
         for proxy in proxies(call.output):
-            known[proxy.name] = _Result(len(results))
-            results.append(proxy.name)
-    escaping = _escaping(group, readers)
-    made = {proxy.name: proxy for call in group.calls for proxy in proxies(call.output)}
-    symbol, text = _symbol_of(rows, [results.index(name) for name in escaping])
-    source = next((call.source for call in group.calls if call.source is not None), None)
-    output = tuple(made[name] for name in escaping)
-    return BoundSymbol(symbol, (text, *given), {}, output, group.calls, source)
+            known[proxy.name] = _Result(len(made))
+            made.append(proxy)
+    places = {proxy.name: place for place, proxy in enumerate(made)}
+    returned = [places[name] for name in escaping]
+    symbol, text = _symbol_of(rows, returned, kind)
+    source = next((call.source for call in calls if call.source is not None), None)
+    return BoundSymbol(symbol, (text, *given), {}, tuple(made[place] for place in returned), list(calls), source)
 
 
-def _symbol_of(rows: Sequence[tuple[Any, ...]], escaping: list[int]) -> tuple[ProductSymbol, str]:
-    """Return the symbol that groups of these calls share, and what tells it from others, as text."""
-    text = "; ".join([f"{row[0].id}{row[1]}{row[2] or ''}" for row in rows]) + f" -> {escaping}"
-    key = (text, *[(row[0], row[3], key_of(row[1]), key_of(row[2])) for row in rows])
+def _symbol_of(rows: Sequence[Row], returned: Sequence[int], kind: type[Symbol]) -> tuple[Symbol, str]:
+    """Return the symbol that calls like these share, and what tells it from others of its name, as text."""
+    text = "; ".join([f"{symbol.id}{args}{kwargs or ''}" for symbol, args, kwargs in rows]) + f" -> {[*returned]}"
+    key = (kind, text, *[(symbol, key_of(args), key_of(kwargs)) for symbol, args, kwargs in rows])
     if key not in _symbols:
-        name = "_".join(row[0].name for row in rows)
-        _symbols[key] = ProductSymbol(name, f"forge.product.{name}", body=_body(rows, escaping))
+        name = "_".join(symbol.name for symbol, _, _ in rows)
+        _symbols[key] = kind(name, f"forge.product.{name}", body=_body(rows, returned))
     return _symbols[key], text
 
 
-def _body(rows: Sequence[tuple[Any, ...]], escaping: list[int]) -> Callable[..., tuple[Any, ...]]:
+def _body(rows: Sequence[Row], returned: Sequence[int]) -> Callable[..., tuple[Any, ...]]:
     def body(text: str, *given: Any) -> tuple[Any, ...]:
         results: list[Any] = []
 
@@ -186,9 +226,9 @@ def _body(rows: Sequence[tuple[Any, ...]], escaping: list[int]) -> Callable[...,
                 return given[leaf.place]
             return results[leaf.place] if isinstance(leaf, _Result) else leaf
 
-        for symbol, args, kwargs, _ in rows:
-            args, kwargs = tree_map(value, (args, kwargs))
-            results += proxies(symbol(*args, **kwargs))
-        return tuple(results[place] for place in escaping)
+        for symbol, args, kwargs in rows:
+            own_args, own_kwargs = tree_map(value, (args, kwargs))
+            results += proxies(symbol(*own_args, **own_kwargs))
+        return tuple(results[place] for place in returned)
 
     return body

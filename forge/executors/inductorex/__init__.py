@@ -1,8 +1,8 @@
 """Inductor, torch's own compiler of kernels, as the default fusion executor on CPUs and CUDA devices.
 
-It takes what torch's function for a call runs as aten operators that Inductor writes loops for; convolutions, attention
-and random numbers stay torch's, and so do matrix products but those that are measured (`Products`). Importing Inductor takes a second, so that it is done when a
-program is first compiled.
+It takes what torch's function for a call runs as aten operators that Inductor writes loops for; matrix products,
+convolutions, attention and random numbers stay torch's, but for products that are measured (`Products`). Importing
+Inductor takes a second, so that it is done when a program is first compiled.
 """
 
 import functools

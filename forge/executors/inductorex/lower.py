@@ -55,6 +55,7 @@ _SEARCH = {
         "max_autotune_gemm": True,
         "max_autotune_gemm_backends": "ATEN,TRITON,CPP",
         "autotune_num_choices_displayed": 0,  # a table on stderr
+        "max_autotune_report_choices_stats": False,  # which the table has
     }.items()
     if hasattr(inductor_config, name)
 }
