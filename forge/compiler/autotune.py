@@ -174,10 +174,10 @@ class Autotuner:
         try:
             about, timed, arguments = self._time_candidates(bound.symbol, executors, options, active, measured)
         except _NotMeasurable as reason:
-            unmeasured = {each.candidate: f"not measured: {reason}" for each in options if _must_be_measured(each)}
-            kept = next(each.name for each in options if each.candidate not in unmeasured)
-            self._found.append(Measurement(bound.symbol.id, "", bool(active), [], kept, why_not=str(reason)))
-            return _Decision(unmeasured)
+            products = [each.candidate for each in options if isinstance(each.candidate, ProductExecutor)]
+            first = next(each.name for each in options if each.candidate not in products)
+            self._found.append(Measurement(bound.symbol.id, "", bool(active), [], first, why_not=str(reason)))
+            return _Decision(dict.fromkeys(products, f"not measured: {reason}"))  # no order is better than the parts
         kept = _fastest(timed)
         if about in self._alike:
             self._alike[about].calls += 1
@@ -263,7 +263,7 @@ class Autotuner:
         forced = option.candidate if _gains_with_neighbours(option.executor) else None
         given = [ForcedFusion(each) if each is forced else each for each in executors]
         alone = self._build(
-            program.trace, given, lambda bound, executors, active=(): others if bound.symbol is symbol else {}
+            program.trace, given, lambda bound, *_, **__: others if bound.symbol is symbol else {}
         )
         _check_claims(alone.claims, option)
         if alone.backward is None:
@@ -408,11 +408,6 @@ def _has_kernels(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
 def _gains_with_neighbours(executor: Executor | None) -> bool:
     """Return whether an executor's regions have several calls, so that the time of one says little."""
     return isinstance(executor, FusionExecutor) and not isinstance(executor, ProductExecutor)
-
-
-def _must_be_measured(option: "_Option") -> bool:
-    """Return whether a candidate does not run without having been measured."""
-    return isinstance(option.candidate, ProductExecutor)
 
 
 def _options(bound: BoundSymbol, executors: Sequence[Executor]) -> list[_Option]:
