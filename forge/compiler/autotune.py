@@ -262,9 +262,7 @@ class Autotuner:
         others = {each.candidate: "it is not its turn" for each in options[:place] if each.candidate is not None}
         forced = option.candidate if _gains_with_neighbours(option.executor) else None
         given = [ForcedFusion(each) if each is forced else each for each in executors]
-        alone = self._build(
-            program.trace, given, lambda bound, *_, **__: others if bound.symbol is symbol else {}
-        )
+        alone = self._build(program.trace, given, lambda bound, *_, **__: others if bound.symbol is symbol else {})
         _check_claims(alone.claims, option)
         if alone.backward is None:
             run = partial(_forward, alone.forward, inputs)

@@ -89,7 +89,8 @@ def compile_region(
         error = inner if isinstance(inner, index_bound.LongIndex) else error
         if isinstance(error, NotImplementedError) and str(error):
             return decline(f"Inductor cannot compile it: {in_one_line(error)}")
-        compile_wait.notice(error)
+        if codegen is not generate_product:  # whose parts run, as fast as they were measured
+            compile_wait.notice(error)
         return decline(f"Inductor failed: {in_one_line(error)}", error=error)
 
 
