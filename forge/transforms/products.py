@@ -165,7 +165,7 @@ def _with_neighbours(
     waiting = list(call.outputs)
     while waiting:
         for place in readers.get(waiting.pop(), ()):
-            if place == len(trace.bound_symbols) or place in found:
+            if place == len(trace.bound_symbols) or place in found or place in group.places:
                 continue
             reader = trace.bound_symbols[place]
             if all(name in views for name in reader.outputs):

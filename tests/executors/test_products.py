@@ -158,7 +158,8 @@ def test_the_pointwise_calls_that_follow_a_product_are_in_its_region(
 def test_what_a_backward_reads_is_returned_as_well(fuser: Fuser) -> None:
     told = measured(feed_forward, *randn(*SHAPES, requires_grad=True), executors=[fuser, "torch"])
     assert who(told) == ["products"]
-    assert fuser.products.regions[0] == ["linear", "gelu"] and ["matmul"] in fuser.products.regions[1:]
+    assert fuser.products.regions.count(["linear", "gelu"]) == 1  # it is measured as it runs
+    assert ["matmul"] in fuser.products.regions[1:]
     assert len(told.saved) > 2  # the product's own result beside the inputs
 
 
