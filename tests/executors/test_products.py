@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,7 +143,7 @@ def test_inductor_has_no_products_where_their_rounding_or_edges_are_checked(opti
         (lambda y, r: (y * 0.5 + r).relu(), ["mul", "add", "relu"]),
         (lambda y, r: y.double(), ["double"]),
         (lambda y, r: y.reshape(2, 2, 8) * 2, ["tensor_reshape", "mul"]),
-        (lambda y, r: y.t(), []),
+        (lambda y, r: y.t().t(), []),
         (lambda y, r: y.sum(), []),
         (lambda y, r: (y * 2).sum(), ["mul"]),
         (lambda y, r: y + torch.ones(3, 4, 8), []),
@@ -190,19 +191,6 @@ def test_a_call_that_follows_two_products_belongs_to_the_last(fuser: Fuser) -> N
     assert fuser.products.regions == [["matmul", "gelu"], ["matmul", "mul"]]
 
 
-def test_no_product_moves_behind_a_change_of_its_operand(fuser: Fuser) -> None:
-    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        y = x @ w
-        x.mul_(2)
-        return y + x
-
-    x, w = randn((4, 8), (8, 8))
-    jitted = forge.jit(function, executors=[fuser, "torch"], select="measured")
-    ours = x.clone()
-    torch.testing.assert_close(jitted(ours, w), function(x, w))
-    torch.testing.assert_close(ours, x)
-
-
 def test_products_of_one_level_are_regions_of_their_own(fuser: Fuser) -> None:
     def function(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return F.gelu(x @ w), (x @ v).relu()
@@ -246,11 +234,9 @@ def test_a_constant_of_the_epilogue_is_part_of_the_call(timer: Timer, fuser: Fus
 
 
 def test_strides_of_an_operand_are_part_of_the_call(timer: Timer, fuser: Fuser) -> None:
-    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return (x @ w) @ w.t()
-
-    measured(function, *randn((8, 8), (8, 8)), executors=[fuser, "torch"])
-    assert len(timer.asked) == 2
+    """A backward's operands are views, whose strides no trace says."""
+    measured(torch.matmul, *randn((8, 8), (8, 8), requires_grad=True), executors=[fuser, "torch"])
+    assert len(timer.asked) == 3
 
 
 def test_reduced_precision_of_products_is_part_of_the_call(timer: Timer, fuser: Fuser) -> None:
@@ -369,7 +355,7 @@ def off(actual: torch.Tensor, exact: torch.Tensor) -> float:
 @pytest.mark.usefixtures("compiled_regions")
 @pytest.mark.skipif(not inductorex.is_available(), reason="there is no C++ compiler for its kernels")
 def test_inductor_writes_a_batch_of_products_with_its_epilogue(
-    template: Callable[[str], None], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    template: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     template("CPP")
     inputs = randn((4, 32, 32), (4, 32, 32), (32,))
@@ -379,7 +365,7 @@ def test_inductor_writes_a_batch_of_products_with_its_epilogue(
 
     with caplog.at_level(logging.WARNING):
         told = measured(function, *inputs, executors=["inductor", "torch"])
-    assert who(told) == ["inductor-products"] and not caplog.records and "AUTOTUNE" not in capfd.readouterr().err
+    assert who(told) == ["inductor-products"] and not caplog.records
     torch._dynamo.reset()
     again = measured(function, *inputs, executors=["inductor", "torch"])
     assert again.cached == 1 and who(again) == ["inductor-products"] and again.measured == told.measured
@@ -394,6 +380,20 @@ def test_a_search_that_keeps_torchs_kernel_is_no_candidate(template: Callable[[s
     told = measured(lambda x: F.gelu(torch.bmm(x, x)), *randn((4, 32, 32)), executors=["inductor", "torch"])
     reason = "measured: torch's kernel is the fastest in Inductor's search"
     assert ("inductor-products", reason) in told.rows[0].declined and timer.asked == []
+
+
+@pytest.mark.usefixtures("compiled_regions")
+@pytest.mark.skipif(not inductorex.is_available(), reason="there is no C++ compiler for its kernels")
+def test_a_search_among_several_prints_nothing(
+    template: Callable[[str], None],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))  # of no earlier search
+    template("CPP,ATEN")
+    measured(lambda x: F.relu(torch.bmm(x, x)), *randn((4, 32, 32)), executors=["inductor", "torch"])
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("compiled_regions")
