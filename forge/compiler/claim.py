@@ -31,6 +31,7 @@ from forge.ir.symbol import substitute
 from forge.torchlang.opaque import opaque_rule
 from forge.transforms.dce import live_calls
 from forge.transforms.grad import Choice, Choose
+from forge.transforms.products import ProductSymbol
 
 Reasons = list[tuple[str, str]]
 Candidate = Implementation | FusionExecutor
@@ -247,7 +248,7 @@ def fusible(
         return []
     if Tag.NO_FUSE in bound.all_tags:
         return []
-    if isinstance(executor, ProductExecutor) and not executor.can_fuse(bound):  # which calls it takes is no news
+    if isinstance(executor, ProductExecutor) and not isinstance(bound.symbol, ProductSymbol):  # that is no news
         return []
     try:
         decision = call_checker(executor.can_fuse, bound)

@@ -16,7 +16,7 @@ from forge.compiler.context import Context, Derivative, Form, Kind
 from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
 from forge.compiler.program import inline_epilogue, write_early
-from forge.executors.executor import Declined
+from forge.executors.executor import Declined, call_checker
 from forge.executors.torchex import memory
 from forge.executors.torchex.attention import takes_broadcast, takes_groups
 from forge.executors.torchex.core import torchex
@@ -264,15 +264,19 @@ def products(trace: Trace, context: Context) -> Trace:
             context.declined[name] = [*context.declined.get(name, ()), (executor.name, reason)]
 
     def is_product(bound: BoundSymbol) -> bool:
-        decision = executor.is_product(bound)
+        decision = call_checker(executor.is_product, bound)
         if isinstance(decision, Declined):
             note(bound, decision.reason)
         return bool(decision) and Tag.NO_FUSE not in bound.all_tags and _runs_in_torch(bound, context)
 
     def is_epilogue(bound: BoundSymbol) -> bool:
-        return Tag.NO_FUSE not in bound.all_tags and bool(executor.is_epilogue(bound))
+        return Tag.NO_FUSE not in bound.all_tags and bool(call_checker(executor.is_epilogue, bound))
 
     def wins(bound: BoundSymbol, measured: BoundSymbol) -> bool:
+        decision = executor.can_fuse(bound)
+        if isinstance(decision, Declined):
+            note(bound.subsymbols[0], decision.reason)
+            return False
         excluded = config.selection(bound, config.executors, measured=layouts.with_strides(measured))
         if executor in excluded:
             note(bound.subsymbols[0], excluded[executor])

@@ -38,6 +38,7 @@ class Products(ProductExecutor):
         super().__init__("products")
         self.regions: list[list[str]] = []
         self.failure: Declined | Exception | None = None
+        self.takes_symbols = True
 
     def identity(self) -> str:
         return "1"
@@ -50,11 +51,13 @@ class Products(ProductExecutor):
     def is_epilogue(self, bound: BoundSymbol) -> Decision:
         return bound.symbol.name in POINTWISE
 
-    def fuse(self, region: Trace) -> Callable | Declined:
+    def fuse_product(self, region: Trace) -> Callable | Declined:
         if isinstance(self.failure, Exception):
             raise self.failure
         if self.failure is not None:
             return self.failure
+        if not self.takes_symbols and any(isinstance(size, torch.SymInt) for size in region.output[0].shape):
+            return decline("its sizes are symbolic")
         (call,) = region.bound_symbols
         self.regions.append([sub.symbol.name for sub in call.subsymbols])
         return _by_torch(region)
@@ -293,6 +296,25 @@ def test_a_search_that_finds_no_template_leaves_the_parts(timer: Timer, fuser: F
     told = measured(feed_forward, *randn(*SHAPES), executors=[fuser, "torch"])
     reason = getattr(failure, "reason", "RuntimeError: no registers left")
     assert who(told) == ["torch", "torch"] and ("products", f"measured: {reason}") in told.rows[0].declined
+
+
+def test_a_region_that_is_declined_once_it_was_measured_leaves_its_parts_to_others(
+    timer: Timer, fuser: Fuser, recwarn: pytest.WarningsRecorder
+) -> None:
+    """As one of symbolic sizes may be, which is measured with sizes that are known."""
+    fuser.products.takes_symbols = False
+    _, w, b = randn(*SHAPES)
+
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.gelu(F.linear(x, w)) * 2 + b
+
+    jitted = forge.jit(function, executors=[fuser, "torch"], select="measured", dynamic=True)
+    for length in (6, 9):
+        x = torch.randn(length, 8)
+        torch.testing.assert_close(jitted(x, w, b), function(x, w, b))
+    told = forge.explain(jitted)
+    assert who(told) == ["torch", "fuser", "fuser", "fuser"] and len({row.region for row in told.rows[1:]}) == 1
+    assert ("products", "its sizes are symbolic") in told.rows[0].declined and not recwarn.list
 
 
 def test_where_measuring_fails_the_parts_run(timer: Timer, fuser: Fuser) -> None:

@@ -204,7 +204,7 @@ class Products(ProductExecutor):
         taken = self._executor.can_fuse(bound)
         return _is_pointwise.get(bound) if taken else taken
 
-    def fuse(self, region: Trace) -> Callable | Declined:
+    def fuse_product(self, region: Trace) -> Callable | Declined:
         return _module("lower").compile_region(region, _module("lower").generate_product)
 
     def identity(self) -> str | Declined:
