@@ -48,8 +48,8 @@ class _Result:
 
 
 class _Group:
-    """The calls of a product and its followers so far. last: the place of the last in the trace. is_open: whether
-    another may follow: no other call has read a result."""
+    """The calls of a product and its followers so far, and their places in the trace. is_open: whether another may
+    follow, since no other call has read a result."""
 
     def __init__(self, product: BoundSymbol, place: int) -> None:
         self.calls = [product]
