@@ -88,7 +88,8 @@ def jit(  # noqa: PLR0913  the options of forge.jit
             the computation again; see forge.refold for the changes that go unnoticed. A call that needs gradients
             runs unfrozen, with a warning.
         select: Where several executors take a call, run the first ("order") or the fastest ("measured"). Each is
-            measured once for each metadata of the arguments; forge.explain reports the times.
+            measured once for each metadata of the arguments; forge.explain reports the times. A matrix product and the
+            pointwise calls after it are measured as one region, too, with the templates of Inductor's max_autotune.
         numerics: "fast" computes bfloat16 and float16 values in float32 within a fused region and rounds the region's
             results. "eager" rounds every value, so that a region gives the results of torch's functions, except for
             the order in which a reduction adds.

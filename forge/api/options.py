@@ -99,6 +99,9 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
         resolved = tuple(map(_round_as_eager, resolved))
     if check == "regions":
         resolved = tuple(each.with_region_checks() if isinstance(each, FusionExecutor) else each for each in resolved)
+    if select == "measured":  # last, where they leave the places of the others as they are
+        products = [each.product_executor() for each in resolved if isinstance(each, FusionExecutor)]
+        resolved = (*resolved, *[each for each in products if each is not None])
     is_plain = check != "eager" and edit is None
     return Config(
         executors=resolved,

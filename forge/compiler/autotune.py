@@ -2,7 +2,8 @@
 
 Candidates are the implementations that accept a call (of Hub kernels all that do), and the fusion executors that would
 take it. A call is measured where one of them is neither a fusion executor's nor torch's own: between those two, what a
-call costs alone says little, since a region is worth what it saves together with the calls around it. Each candidate
+call costs alone says little, since a region is worth what it saves together with the calls around it. A product with
+what follows it (forge/transforms/products.py) is a region of its own, and is measured against its parts. Each candidate
 runs as a program of that one call, compiled as though it had been chosen: with its gradient, where one flows through
 the call; a fusion executor's as one region, whether or not one call is worth a region. The others lose the call,
 with the times as the reason.
@@ -20,10 +21,18 @@ from forge.compiler import autotune_store
 from forge.compiler.autotune_store import CandidateTime
 from forge.compiler.claim import Candidate, Claim, Excluded, Selection, fusible
 from forge.executors.calls import Meta, NotReproducible, call_of, with_strides
-from forge.executors.executor import Decision, Declined, Executor, FusionExecutor, OperatorExecutor, operators_of
+from forge.executors.executor import (
+    Decision,
+    Declined,
+    Executor,
+    FusionExecutor,
+    OperatorExecutor,
+    ProductExecutor,
+    operators_of,
+)
 from forge.executors.fingerprint import verifier_versions
 from forge.executors.torchex.core import torch_prims, torchex
-from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
+from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, Trace, recording
 from forge.ir.checks import in_one_line
 from forge.ir.locks import new_lock
 from forge.ir.proxies import SYMBOLIC_TYPES
@@ -139,25 +148,36 @@ class Autotuner:
         self._decided: dict[tuple[Any, ...], _Decision] = {}
         self._alike: dict[str, Measurement] = {}
 
-    def __call__(self, bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Excluded:
+    def __call__(
+        self,
+        bound: BoundSymbol,
+        executors: Sequence[Executor],
+        active: Collection[str] = (),
+        measured: BoundSymbol | None = None,
+    ) -> Excluded:
         """Return the executors excluded from a call; decided at the first query, which is before differentiation."""
         if bound.symbol.op is not None or not _has_kernels(bound, executors):
             return {}
         known = [(each.name, key_of(each.shape), each.dtype) for each in tensors((bound.args, bound.kwargs))]
         key = (bound.symbol.id, *bound.outputs, *known)
         if key not in self._decided:
-            self._decided[key] = self._decide(bound, executors, [name for name in bound.inputs if name in active])
+            active = [name for name in bound.inputs if name in active]
+            self._decided[key] = self._decide(bound, executors, active, measured or bound)
         return self._decided[key].of(executors)
 
-    def _decide(self, bound: BoundSymbol, executors: Sequence[Executor], active: list[str]) -> _Decision:
+    def _decide(
+        self, bound: BoundSymbol, executors: Sequence[Executor], active: list[str], measured: BoundSymbol
+    ) -> _Decision:
         options = _options(bound, executors)
         if len(options) < 2:
             return _Decision({})
         try:
-            about, timed, arguments = self._time_candidates(bound, executors, options, active)
+            about, timed, arguments = self._time_candidates(bound.symbol, executors, options, active, measured)
         except _NotMeasurable as reason:
-            self._found.append(Measurement(bound.symbol.id, "", bool(active), [], options[0].name, why_not=str(reason)))
-            return _Decision({})
+            products = [each.candidate for each in options if isinstance(each.candidate, ProductExecutor)]
+            first = next(each.name for each in options if each.candidate not in products)
+            self._found.append(Measurement(bound.symbol.id, "", bool(active), [], first, why_not=str(reason)))
+            return _Decision(dict.fromkeys(products, f"not measured: {reason}"))  # no order is better than the parts
         kept = _fastest(timed)
         if about in self._alike:
             self._alike[about].calls += 1
@@ -170,19 +190,24 @@ class Autotuner:
         return _decision(options, kept, reasons)
 
     def _time_candidates(
-        self, bound: BoundSymbol, executors: Sequence[Executor], options: list[_Option], active: list[str]
+        self,
+        symbol: Symbol,
+        executors: Sequence[Executor],
+        options: list[_Option],
+        active: list[str],
+        measured: BoundSymbol,
     ) -> tuple[str, list[CandidateTime], str]:
-        for tag in bound.all_tags:
+        for tag in measured.all_tags:
             if tag in _UNMEASURED:
                 raise _NotMeasurable(_UNMEASURED[tag])
-        program = _Program(bound, active)
+        program = _Program(measured, active)
         about, lasting = self._key(program, executors, options)
         on_disk = self._on_disk and lasting
         waited = _measuring.acquire(timeout=_PATIENCE)  # one at a time: who is measured alone is measured right
         try:
             timed = autotune_store.read(about, on_disk=on_disk)
             if timed is None or [each.name for each in timed] != [each.name for each in options]:
-                timed = self._measure(program, executors, options)
+                timed = self._measure(program, symbol, executors, options)
                 autotune_store.write(about, timed, on_disk=on_disk)
         finally:
             if waited:
@@ -198,7 +223,7 @@ class Autotuner:
         return repr(parts), all(lasting for _, lasting in [*said, *fusers])
 
     def _measure(
-        self, program: "_Program", executors: Sequence[Executor], options: list[_Option]
+        self, program: "_Program", symbol: Symbol, executors: Sequence[Executor], options: list[_Option]
     ) -> list[CandidateTime]:
         """Return the times; a candidate that fails is dropped. Raises _NotMeasurable where memory runs out, or timing
         fails."""
@@ -210,7 +235,7 @@ class Autotuner:
                 inputs = program.inputs()
                 for index, option in enumerate(options):
                     try:
-                        runs[option.name] = self._run_of(program, executors, options, index, inputs)
+                        runs[option.name] = self._run_of(program, symbol, executors, options, index, inputs)
                     except (MemoryError, torch.OutOfMemoryError):  # of the machine's doing, now
                         raise
                     except Exception as error:  # of the candidate's own code
@@ -223,17 +248,21 @@ class Autotuner:
         return [CandidateTime(option.name, seconds.get(option.name), dropped.get(option.name)) for option in options]
 
     def _run_of(
-        self, program: "_Program", executors: Sequence[Executor], options: list[_Option], place: int, inputs: list[Any]
+        self,
+        program: "_Program",
+        symbol: Symbol,
+        executors: Sequence[Executor],
+        options: list[_Option],
+        place: int,
+        inputs: list[Any],
     ) -> Callable[[], Any]:
         """Return the candidate as it would run, after one correct run. Raises _NotMeasurable where it is not
         correct."""
         option = options[place]
         others = {each.candidate: "it is not its turn" for each in options[:place] if each.candidate is not None}
-        given = [ForcedFusion(each) if each is option.candidate else each for each in executors]
-        symbol = program.symbol
-        alone = self._build(
-            program.trace, given, lambda bound, executors, active=(): others if bound.symbol is symbol else {}
-        )
+        forced = option.candidate if _gains_with_neighbours(option.executor) else None
+        given = [ForcedFusion(each) if each is forced else each for each in executors]
+        alone = self._build(program.trace, given, lambda bound, *_, **__: others if bound.symbol is symbol else {})
         _check_claims(alone.claims, option)
         if alone.backward is None:
             run = partial(_forward, alone.forward, inputs)
@@ -367,9 +396,16 @@ def _tag_names(tags: Collection[Tag]) -> list[str]:
 
 
 def _has_kernels(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
-    """Return whether an executor other than torch and the fusion executors may take a call."""
+    """Return whether an executor other than torch and the fusion executors may take a call, or it is a product with
+    what follows it."""
     others = [each for each in operators_of(executors) if each not in _torchs]
-    return any(each.candidates(bound.symbol) for each in others)
+    products = [each for each in executors if isinstance(each, ProductExecutor)]
+    return any(each.candidates(bound.symbol) for each in others) or any(each.can_fuse(bound) for each in products)
+
+
+def _gains_with_neighbours(executor: Executor | None) -> bool:
+    """Return whether an executor's regions have several calls, so that the time of one says little."""
+    return isinstance(executor, FusionExecutor) and not isinstance(executor, ProductExecutor)
 
 
 def _options(bound: BoundSymbol, executors: Sequence[Executor]) -> list[_Option]:
@@ -382,7 +418,7 @@ def _options(bound: BoundSymbol, executors: Sequence[Executor]) -> list[_Option]
         else:
             accepting = [each for each in executor.candidates(bound.symbol) if each.decide(bound)]
             found += [_Option(each.name or executor.name, executor, each) for each in accepting]
-    owned = [each for each in found if isinstance(each.executor, FusionExecutor) or each.executor in _torchs]
+    owned = [each for each in found if _gains_with_neighbours(each.executor) or each.executor in _torchs]
     if len(owned) == len(found):
         return []
     if not owned and bound.subsymbols:

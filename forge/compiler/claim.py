@@ -17,6 +17,7 @@ from forge.executors.executor import (
     Executor,
     FusionExecutor,
     Implementation,
+    ProductExecutor,
     call_checker,
     is_own,
     operators_of,
@@ -30,6 +31,7 @@ from forge.ir.symbol import substitute
 from forge.torchlang.opaque import opaque_rule
 from forge.transforms.dce import live_calls
 from forge.transforms.grad import Choice, Choose
+from forge.transforms.products import ProductSymbol
 
 Reasons = list[tuple[str, str]]
 Candidate = Implementation | FusionExecutor
@@ -40,11 +42,23 @@ _NONE_EXCLUDED: Excluded = MappingProxyType({})
 class Selection(Protocol):
     """Choice of the candidates excluded from a call, with the reasons: others were measured to be faster."""
 
-    def __call__(self, bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Excluded:
-        """active: the arguments that a gradient flows to, where the call is to be differentiated."""
+    def __call__(
+        self,
+        bound: BoundSymbol,
+        executors: Sequence[Executor],
+        active: Collection[str] = (),
+        measured: BoundSymbol | None = None,
+    ) -> Excluded:
+        """active: the arguments that a gradient flows to, where the call is to be differentiated. measured: a call that
+        consists of the call and of others, to be measured in its place."""
 
 
-def in_order(bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Excluded:
+def in_order(
+    bound: BoundSymbol,
+    executors: Sequence[Executor],
+    active: Collection[str] = (),
+    measured: BoundSymbol | None = None,
+) -> Excluded:
     """Exclude no executor, so that the first one that takes a call gets it."""
     return _NONE_EXCLUDED
 
@@ -186,8 +200,9 @@ class _ClaimPass:
         for position, executor in enumerate(executors):
             if isinstance(executor, FusionExecutor):
                 parts = fusible(bound, executor, declined, excluded)
+                others = executors if isinstance(executor, ProductExecutor) else executors[position + 1 :]
                 for part in parts:
-                    self._mark(part, executor, executors[position + 1 :], declined, level + (part is not bound))
+                    self._mark(part, executor, others, declined, level + (part is not bound))
                 if parts:
                     return
             elif (implementation := _find_implementation(bound, executor, declined, excluded)) is not None:
@@ -232,6 +247,8 @@ def fusible(
         declined.append((executor.name, excluded[executor]))
         return []
     if Tag.NO_FUSE in bound.all_tags:
+        return []
+    if isinstance(executor, ProductExecutor) and not isinstance(bound.symbol, ProductSymbol):  # that is no news
         return []
     try:
         decision = call_checker(executor.can_fuse, bound)

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from forge.compiler.claim import Claim, Selection, in_order, is_fused
-from forge.executors.executor import Decision, Declined, Executor, FusionExecutor, OperatorExecutor, operators_of
+from forge.executors.executor import (
+    Decision,
+    Declined,
+    Executor,
+    FusionExecutor,
+    OperatorExecutor,
+    ProductExecutor,
+    operators_of,
+)
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, Trace
 from forge.transforms.users import Transform
@@ -70,6 +78,11 @@ class Config:
         return [each for each in self.executors if isinstance(each, FusionExecutor)]
 
     @property
+    def product_executors(self) -> list[ProductExecutor]:
+        """The executors of matrix products with what follows them; none but under select="measured"."""
+        return [each for each in self.executors if isinstance(each, ProductExecutor)]
+
+    @property
     def is_plain(self) -> bool:
         """True if programs run as they are generated: neither compared with a reference nor edited by a user."""
         return self.comparison is None and self.codegen is None
@@ -97,7 +110,8 @@ class Config:
 
     def larger_regions(self) -> "Config":
         """Return the config of larger regions, which fusion executors compile in other processes; see `is_ready`."""
-        executors = [(isinstance(each, FusionExecutor) and each.second_tier()) or each for each in self.executors]
+        executors = [each for each in self.executors if not isinstance(each, ProductExecutor)]
+        executors = [(isinstance(each, FusionExecutor) and each.second_tier()) or each for each in executors]
         return self.replace(executors=tuple(executors))
 
     def is_ready(self) -> Decision:

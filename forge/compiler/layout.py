@@ -24,6 +24,7 @@ from forge.ir.proxies import SYMBOLIC_TYPES, Dim
 from forge.ir.pytree import leaves, names, tensors, tree_map
 from forge.ir.strides import contiguous, has_expanded_dim, same, to_strides
 from forge.ir.structure import key_of, settings
+from forge.ir.symbol import substitute
 from forge.ir.unresolved import UnresolvedSymInt, without_specialization
 from forge.prims.library import quiet, symbolic_dispatch
 from forge.torch_internals.dispatch import TorchDispatchMode, disable_current_modes
@@ -214,6 +215,16 @@ class Layouts:
     def strides(self) -> dict[str, tuple[Dim, ...]]:
         """Return the strides of the tensors, by name."""
         return {name: value.strides for name, value in self.values.items() if isinstance(value, Layout)}
+
+    def with_strides(self, bound: BoundSymbol) -> BoundSymbol:
+        """Return a call whose arguments say what their strides are."""
+        known = {each.name: (each, self.values.get(each.name)) for each in tensors((bound.args, bound.kwargs))}
+        laid = {
+            name: TensorProxy(name, proxy.shape, proxy.dtype, proxy.device, strides=layout.strides)
+            for name, (proxy, layout) in known.items()
+            if isinstance(layout, Layout)
+        }
+        return substitute(bound, laid)
 
     def copy(self) -> "Layouts":
         """Return the same knowledge, to which more is added elsewhere: a backward's, of a forward."""

@@ -16,12 +16,13 @@ from forge.compiler.context import Context, Derivative, Form, Kind
 from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
 from forge.compiler.program import inline_epilogue, write_early
+from forge.executors.executor import Declined, call_checker
 from forge.executors.torchex import memory
 from forge.executors.torchex.attention import attention, takes_broadcast, takes_groups
 from forge.executors.torchex.core import torchex
 from forge.executors.torchex.indexing import in_place_operator
 from forge.executors.torchex.windows import WINDOWED
-from forge.ir import BoundSymbol, Symbol, Trace
+from forge.ir import BoundSymbol, Symbol, Tag, Trace
 from forge.ir.proxies import Dim
 from forge.ir.pytree import names
 from forge.patterns import replace_patterns
@@ -268,6 +269,56 @@ def write_in_place(trace: Trace, context: Context) -> Trace:
 
 
 # to executors' calls
+
+
+def products(trace: Trace, context: Context) -> Trace:
+    """Make one call of each matrix product and the calls that follow it, where that was measured to be faster."""
+    config = context.config
+    executor = config.product_executors[0]
+    layouts = _layouts_in_torch(trace, context)
+
+    def note(bound: BoundSymbol, reason: str) -> None:
+        for name in bound.outputs:
+            context.declined[name] = [*context.declined.get(name, ()), (executor.name, reason)]
+
+    def is_product(bound: BoundSymbol) -> bool:
+        decision = call_checker(executor.is_product, bound)
+        if isinstance(decision, Declined):
+            note(bound, decision.reason)
+        return bool(decision) and Tag.NO_FUSE not in bound.all_tags and _runs_in_torch(bound, context)
+
+    def is_epilogue(bound: BoundSymbol) -> bool:
+        return Tag.NO_FUSE not in bound.all_tags and bool(call_checker(executor.is_epilogue, bound))
+
+    def wins(bound: BoundSymbol, measured: BoundSymbol) -> bool:
+        decision = executor.can_fuse(bound)
+        if isinstance(decision, Declined):
+            note(bound.subsymbols[0], decision.reason)
+            return False
+        excluded = config.selection(bound, config.executors, measured=layouts.with_strides(measured))
+        if executor in excluded:
+            note(bound.subsymbols[0], excluded[executor])
+        return executor not in excluded
+
+    return transforms.products(
+        trace,
+        is_product=is_product,
+        is_epilogue=is_epilogue,
+        is_fused=config.is_fused,
+        views=layouts.shown,
+        wins=wins,
+    )
+
+
+def _layouts_in_torch(trace: Trace, context: Context) -> Layouts:
+    """Return the layouts of all values of a program, as torch's own functions give them."""
+    assert context.layouts is not None
+    own = context.of_another(Kind.STANDALONE, context.config.for_standalone([torchex]))
+    claimed, layouts = context.run_passes(trace, own, Form.PROGRAM, Form.FUSED), context.layouts.copy()
+    layouts.add_constants(claimed.constants)
+    for call in claimed.bound_symbols:
+        layouts.run(call)
+    return layouts
 
 
 def claim(trace: Trace, context: Context) -> Trace:

@@ -168,6 +168,12 @@ def _writes_inputs(trace: Trace, context: Context) -> bool:
     return any(bound.symbol is prims.copy_ for bound in trace.bound_symbols)
 
 
+def _measures_products(trace: Trace, context: Context) -> bool:
+    """Return whether products are measured with what follows them; those of one call that is measured are not."""
+    kinds = (Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.BACKWARD)
+    return bool(context.config.product_executors) and context.kind in kinds
+
+
 def _copies_several(trace: Trace, context: Context) -> bool:
     """Return whether there are copies to join. Those of an epilogue stay: torch's autograd records them."""
     return context.kind is not Kind.EPILOGUE and sum(map(is_copy, trace.bound_symbols)) > 1
@@ -225,6 +231,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(passes.split, Form.JOINT, _is_differentiated, "split", Form.PROGRAM),
     Pass(passes.inline_effects, Form.JOINT, _has_no_gradients, "optimize", Form.PROGRAM, is_stage=False),
     Pass(passes.write_in_place, Form.PROGRAM, _writes_inputs, "optimize"),
+    Pass(passes.products, Form.PROGRAM, _measures_products, "claim and generate"),
     Pass(passes.claim, Form.PROGRAM, _always, "claim and generate", Form.CLAIMED),
     Pass(passes.fuse, Form.CLAIMED, _always, "claim and generate", Form.FUSED),
     _lowering(passes.restride_outputs, when=_returns_to_caller, is_stage=False),

@@ -1,6 +1,6 @@
 """Partition of a program's fusible calls into regions, one for each level.
 
-A level is how many cuts (calls that no fusion executor takes: matrix products, kernels) stand between a call and the
+A level is how many cuts (calls that run by themselves: matrix products, kernels) stand between a call and the
 program's inputs. All fusible calls of one level are one region: a region reads what was made at earlier levels and the
 cuts of its own, never another region of its level, so that regions cannot depend on each other in a circle. Four
 walks find the levels: forward, by inputs; the cuts whose results only leave the program (the gradients of weights) one
@@ -12,7 +12,7 @@ region: each reader makes its own.
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from forge.executors.executor import FusionExecutor
+from forge.executors.executor import FusionExecutor, ProductExecutor
 from forge.ir import BoundSymbol, NumberProxy, Tag
 from forge.ir.pytree import names, proxies, tensors
 
@@ -42,7 +42,7 @@ class Node:
 
     @property
     def cut(self) -> bool:
-        return self.fuser is None
+        return self.fuser is None or isinstance(self.fuser, ProductExecutor)
 
     def has(self, tags: frozenset[Tag]) -> bool:
         """Return whether it is a call with one of these tags."""
@@ -57,9 +57,9 @@ class Region:
 
     __slots__ = ("fuser", "nodes")
 
-    def __init__(self, fuser: FusionExecutor) -> None:
+    def __init__(self, fuser: FusionExecutor, nodes: Iterable[Node] = ()) -> None:
         self.fuser = fuser
-        self.nodes: list[Node] = []
+        self.nodes = list(nodes)
 
 
 def find_regions(nodes: Sequence[Node], outputs: Iterable[str]) -> list["Node | Region"]:
@@ -226,11 +226,11 @@ def _before(node: Node, reader: Node) -> int:
 
 
 def _plan(nodes: Sequence[Node]) -> list["Node | Region"]:
-    cuts: dict[int, list[Node]] = {}
+    cuts: dict[int, list[Node | Region]] = {}
     regions: dict[int, dict[int, Region]] = {}
     for node in nodes:
         if node.cut:
-            cuts.setdefault(node.level, []).append(node)
+            cuts.setdefault(node.level, []).append(node if node.fuser is None else Region(node.fuser, [node]))
         elif node.fuser is not None and not node.view:
             at_level = regions.setdefault(node.level, {})
             at_level.setdefault(id(node.fuser), Region(node.fuser)).nodes.append(node)

@@ -44,8 +44,10 @@ A fusion executor is given regions of neighbouring calls and makes one function 
     jitted = forge.jit(model, executors=[Elementwise("fuser"), "torch"])
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -53,10 +55,14 @@ import torch
 
 from forge.executors.fingerprint import Fingerprint, fingerprint_of, name_in_torch, owner_of_module
 from forge.ir import BoundSymbol, Symbol, Tag, Trace, check, current_trace
+from forge.ir.bounded import BoundedDict
 from forge.ir.state import state
+from forge.ir.structure import metadata_key
 from forge.ir.unresolved import UnresolvedSymInt, without_specialization
 from forge.support.deprecation import RenamedMembers
+from forge.transforms.products import ProductSymbol
 
+_MAX_DECLINED = 4096  # calls of one executor
 _OWN = frozenset({"torch", "forge", "builtins", "operator", "_operator", "math"})  # run on fake tensors
 
 
@@ -462,6 +468,10 @@ class FusionExecutor(Executor):
         asks the executors of its second tier while its first tier runs."""
         return True
 
+    def product_executor(self) -> "ProductExecutor | None":
+        """Return the executor of matrix products with what follows them, for select="measured", or None."""
+        return None
+
     def with_region_checks(self) -> "FusionExecutor":
         """Return the executor for check="regions": it cuts the same regions, runs them by torch's operators and checks
         what was promised at their edges. Called when options are resolved. An executor without one returns itself."""
@@ -469,6 +479,59 @@ class FusionExecutor(Executor):
 
     def with_eager_numerics(self) -> "FusionExecutor | None":
         return None
+
+
+class ProductExecutor(FusionExecutor):
+    """A fusion executor of matrix products, each in a region of its own with the calls that follow it.
+
+    Under select="measured" each such region is one call of the trace (forge/transforms/products.py), which this
+    executor runs where it was measured to be faster than the product and its followers by the other executors. Of a
+    region that is declined after all, such as one of symbolic sizes, `can_fuse` declines the call from then on, and the
+    program is lowered again: its followers are in the regions of others then.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._declined_calls: BoundedDict = BoundedDict(_MAX_DECLINED)
+        self._declined_regions: weakref.WeakKeyDictionary[Callable, Declined] = weakref.WeakKeyDictionary()
+
+    def is_product(self, bound: BoundSymbol) -> Decision:
+        """Return whether a call is a product with which a region may begin."""
+        raise NotImplementedError
+
+    def is_epilogue(self, bound: BoundSymbol) -> Decision:
+        """Return whether a call may follow a product in its region."""
+        raise NotImplementedError
+
+    def fuse_product(self, region: Trace) -> Callable | Declined:
+        """Return the function of a region, as `fuse` does; the region is one call."""
+        raise NotImplementedError
+
+    def can_fuse(self, bound: BoundSymbol) -> Decision:
+        if not isinstance(bound.symbol, ProductSymbol):
+            return decline("the call is no product with what follows it")
+        declined: Declined | None = self._declined_calls.get(metadata_key(bound))
+        return True if declined is None else declined
+
+    def is_profitable(self, calls: Sequence[BoundSymbol]) -> bool:
+        return True  # as it was measured
+
+    def fuse(self, region: Trace) -> Callable | Declined:
+        function = self.fuse_product(region)
+        if not isinstance(function, Declined):
+            return function
+        (call,) = region.bound_symbols
+        self._declined_calls[metadata_key(call)] = function
+        placeholder = partial(_declined_region, call.symbol.id)
+        self._declined_regions[placeholder] = function
+        return placeholder
+
+    def finish(self) -> Mapping[Callable, Declined]:
+        return self._declined_regions
+
+
+def _declined_region(operation: str, *inputs: Any) -> Any:
+    raise AssertionError(f"the region of {operation} was declined, and its program is lowered again")
 
 
 def _never(*args: Any, **kwargs: Any) -> Any:

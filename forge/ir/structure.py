@@ -38,7 +38,8 @@ def metadata_key(bound: BoundSymbol) -> tuple[Any, ...]:
 
 def settings() -> tuple[Any, ...]:
     """Return the torch settings that, besides its arguments, decide a call's result and its kernel."""
-    return (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled())
+    precision = torch.backends.cuda.matmul.fp32_precision
+    return (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), precision)
 
 
 def _call(bound: BoundSymbol) -> tuple[Any, ...]:

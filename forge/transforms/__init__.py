@@ -16,6 +16,7 @@ from forge.transforms.joined_products import join_products
 from forge.transforms.lifetimes import delete_last_used
 from forge.transforms.linear_cross_entropy import fused_linear_cross_entropy
 from forge.transforms.masks_in_rows import masks_in_rows
+from forge.transforms.products import products
 from forge.transforms.rematerialize import rematerialize
 from forge.transforms.row_major import row_major
 from forge.transforms.row_products import row_products
@@ -39,6 +40,7 @@ __all__ = [
     "join_copies",
     "join_products",
     "masks_in_rows",
+    "products",
     "rematerialize",
     "row_major",
     "row_products",

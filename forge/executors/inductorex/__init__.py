@@ -1,8 +1,8 @@
 """Inductor, torch's own compiler of kernels, as the default fusion executor on CPUs and CUDA devices.
 
 It takes what torch's function for a call runs as aten operators that Inductor writes loops for; matrix products,
-convolutions, attention and random numbers stay torch's. Importing Inductor takes a second, so that it is done when a
-program is first compiled.
+convolutions, attention and random numbers stay torch's, but for products that are measured (`Products`). Importing
+Inductor takes a second, so that it is done when a program is first compiled.
 """
 
 import functools
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from forge.executors.can_fuse_cache import CanFuseCache
-from forge.executors.executor import Decision, Declined, FusionExecutor, decline
+from forge.executors.executor import Decision, Declined, FusionExecutor, ProductExecutor, decline
 from forge.executors.inductorex import isa_probe
 from forge.executors.registry import register_executor
 from forge.ir import BoundSymbol, Tag, Trace
@@ -66,6 +66,7 @@ class InductorExecutor(FusionExecutor):
         )
         self._with_region_checks: FusionExecutor | None = None
         self._with_eager_numerics: InductorExecutor | None = None
+        self._products: Products | None = None
 
     def is_available(self) -> Decision:
         return True if any(map(_can_compile_for, _devices())) else decline("there is no C++ compiler and no Triton")
@@ -102,6 +103,13 @@ class InductorExecutor(FusionExecutor):
     def second_tier(self) -> FusionExecutor | None:
         return _OutOfProcess(eager_numerics=self.eager_numerics)
 
+    def product_executor(self) -> ProductExecutor | None:
+        if self.eager_numerics:  # whose products are rounded before anything follows
+            return None
+        if self._products is None:
+            self._products = Products(f"{self.name}-products", self)
+        return self._products
+
     def with_region_checks(self) -> FusionExecutor:
         if self._with_region_checks is None:
             self._with_region_checks = _RegionChecks(self)
@@ -125,6 +133,19 @@ class InductorExecutor(FusionExecutor):
 
 
 def _decide(bound: BoundSymbol, *, whole_program: bool, eager_numerics: bool) -> Decision:
+    refused = _refuse(bound)
+    if refused is not None:
+        return refused
+    return _module("operators").takes(bound, whole_program=whole_program, eager_numerics=eager_numerics)
+
+
+def _decide_product(bound: BoundSymbol) -> Decision:
+    refused = _refuse(bound)
+    return _module("operators").is_product(bound) if refused is None else refused
+
+
+def _refuse(bound: BoundSymbol) -> Declined | None:
+    """Return why Inductor compiles no call like this one, None if it may."""
     for tag in bound.all_tags:
         if tag in _NEVER:
             return decline(_NEVER[tag])
@@ -143,10 +164,11 @@ def _decide(bound: BoundSymbol, *, whole_program: bool, eager_numerics: bool) ->
             return decline(f"Inductor has no code for {proxy.dtype}")
     if not _can_compile_for(proxies[0].device.type):
         return decline(f"Inductor cannot compile for {proxies[0].device.type} here")
-    return _module("operators").takes(bound, whole_program=whole_program, eager_numerics=eager_numerics)
+    return None
 
 
 _kernels = CanFuseCache(lambda bound: _module("operators").count_kernels(bound))
+_is_pointwise = CanFuseCache(lambda bound: _module("operators").is_pointwise(bound))
 
 
 class WholeProgram(InductorExecutor):
@@ -157,6 +179,42 @@ class WholeProgram(InductorExecutor):
 
     def second_tier(self) -> FusionExecutor | None:
         return None
+
+    def product_executor(self) -> ProductExecutor | None:
+        return None
+
+
+class Products(ProductExecutor):
+    """Matrix products with the pointwise calls that follow them, by the template that Inductor's search finds: kernels
+    in Triton on a GPU, in C++ on a CPU."""
+
+    strided = True
+    boxed = True
+
+    def __init__(self, name: str, executor: InductorExecutor) -> None:
+        """Make an executor. executor: takes the calls that follow."""
+        super().__init__(name)
+        self._executor = executor
+        self._decisions = CanFuseCache(_decide_product)
+
+    def is_product(self, bound: BoundSymbol) -> Decision:
+        return self._decisions.get(bound)
+
+    def is_epilogue(self, bound: BoundSymbol) -> Decision:
+        taken = self._executor.can_fuse(bound)
+        return _is_pointwise.get(bound) if taken else taken
+
+    def fuse_product(self, region: Trace) -> Callable | Declined:
+        return _module("lower").compile_region(region, _module("lower").generate_product)
+
+    def identity(self) -> str | Declined:
+        return self._executor.identity()
+
+    def dump(self, function: Callable) -> bytes | Declined:
+        return self._executor.dump(function)
+
+    def load(self, data: bytes) -> Callable:
+        return self._executor.load(data)
 
 
 class _OutOfProcess(WholeProgram):
@@ -201,6 +259,9 @@ class _Checks(InductorExecutor):
 
     def with_region_checks(self) -> FusionExecutor:
         return self
+
+    def product_executor(self) -> ProductExecutor | None:
+        return None
 
 
 class _RegionChecks(_Checks):

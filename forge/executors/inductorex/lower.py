@@ -4,8 +4,10 @@ Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of a
 """
 
 import logging
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -48,6 +50,17 @@ _log = logging.getLogger("forge.inductor")
 # reduces rows and columns at once leaves results unwritten that lie in another one's memory (torch's issue 193061)
 _OFF = ("size_asserts", "alignment_asserts", "graph_partition", "triton.mix_order_reduction")
 _SETTINGS = {name: False for name in _OFF if hasattr(inductor_config, name)}
+_SEARCH = {
+    name: value
+    for name, value in {
+        "max_autotune_gemm": True,
+        "max_autotune_gemm_backends": "ATEN,TRITON,CPP",
+        "autotune_num_choices_displayed": 0,  # a table on stderr
+        "max_autotune_report_choices_stats": False,  # which the table has
+    }.items()
+    if hasattr(inductor_config, name)
+}
+_TORCHS_PRODUCT = re.compile(r"extern_kernels\.(bias_)?(mm|bmm|addmm|baddbmm)\(")
 _CONVERSIONS = frozenset({torch.ops.prims.convert_element_type.default, aten._to_copy.default})
 _compiler_config: Any = compiler_config  # torch adds `patch` when it is imported
 isa_probe.remember()
@@ -77,7 +90,8 @@ def compile_region(
         error = inner if isinstance(inner, index_bound.LongIndex) else error
         if isinstance(error, NotImplementedError) and str(error):
             return decline(f"Inductor cannot compile it: {in_one_line(error)}")
-        compile_wait.notice(error)
+        if codegen is not generate_product:  # whose parts run, as fast as they were measured
+            compile_wait.notice(error)
         return decline(f"Inductor failed: {in_one_line(error)}", error=error)
 
 
@@ -93,6 +107,21 @@ def generate(
         started.function = strides.wrap(compiled.current_callable)
     artifacts.keep(started.function, compiled, strides)
     return started.function
+
+
+def generate_product(
+    graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode, strides: Strides, *, whole_program: bool
+) -> Callable | Declined:
+    """Inductor's artifact of a product with what follows it, by the template that is fastest in Inductor's search;
+    Declined where that is torch's kernel. The search runs kernels, so no wait for one is deferred."""
+    isa_probe.wait()
+    compiled = compile_graph(graph, given, fake, whole_program=whole_program, settings=_SEARCH)
+    if _TORCHS_PRODUCT.search(compiled.source_code):
+        return decline("torch's kernel is the fastest in Inductor's search")
+    assert compiled.current_callable is not None
+    function = strides.wrap(compiled.current_callable)
+    artifacts.keep(function, compiled, strides)
+    return function
 
 
 Codegen = Callable[..., Callable | Declined]  # of the arguments of `generate`
@@ -203,10 +232,15 @@ def _needs_chunks(ask: Callable[[], bool]) -> bool:
 
 
 def compile_graph(
-    graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode, *, whole_program: bool
+    graph: torch.fx.GraphModule,
+    given: list[Any],
+    fake: FakeTensorMode,
+    *,
+    whole_program: bool,
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> CompiledFxGraph:
     """Inductor's artifact of a graph that returns a list; `given` are stand-ins of the mode `fake` for its inputs.
-    whole: C++ calls all of its kernels."""
+    whole: C++ calls all of its kernels. settings: Inductor's, for this graph."""
     visible = list(range(len(results_of(graph))))
     graph.graph.output_node().meta["user_visible_output_idxs"] = visible  # they keep their strides
     with (
@@ -229,6 +263,7 @@ def compile_graph(
                 **(get_cpp_wrapper_config() if whole_program else {}),
                 **_precision(graph),
                 **_size_binding(given),
+                **settings,
             }
         ),
     ):

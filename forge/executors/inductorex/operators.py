@@ -25,6 +25,20 @@ from forge.torch_internals.inductor.compiler import lowering
 from forge.torch_internals.versions import TORCH
 
 aten = torch.ops.aten
+_TEMPLATES = frozenset({aten.mm, aten.bmm, aten.addmm, aten.baddbmm})  # of these Inductor has templates
+_TEMPLATE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_POINTWISE = frozenset(  # which torch does not tag so
+    {
+        aten._to_copy,
+        aten.elu_backward,
+        aten.hardswish_backward,
+        aten.hardtanh_backward,
+        aten.leaky_relu_backward,
+        aten.log_sigmoid_backward,
+        aten.mish_backward,
+        aten.softplus_backward,
+    }
+)
 # torch's own kernels for these are the ones to run
 _TORCHS = frozenset(
     {
@@ -195,6 +209,35 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
         if operator.overloadpacket is aten.any and tensors(bound.output)[0].dtype == torch.uint8:
             return decline(f"{operator} of uint8 is uint8, and Inductor's is bool")
     return _rounds_alike(bound, operators) if eager_numerics and _is_half(bound) else True
+
+
+def is_product(bound: BoundSymbol) -> Decision:
+    """Return whether a call is one matrix product, with views of its operands and result; Declined for one for which
+    Inductor has no template."""
+    operators = _operators(bound) or ()
+    products = [each for each in operators if each.overloadpacket in _TEMPLATES]
+    if len(products) != 1 or not all(each in products or _maps_elements(each) for each in operators):
+        return False
+    results = tensors(bound.output)
+    if any(map(_has_no_elements, [*results, *tensors((bound.args, bound.kwargs))])):
+        return decline("the product has no elements")
+    if not all(proxy.dtype in _TEMPLATE_DTYPES for proxy in results):
+        return decline(f"Inductor has no template for a product of {results[0].dtype}")
+    if _is_on_cpu(bound) and products[0].overloadpacket is not aten.bmm:
+        return decline(f"Inductor's C++ template for {products[0]} takes constant weights only")
+    return True
+
+
+def is_pointwise(bound: BoundSymbol) -> Decision:
+    """Return whether each element of a call's results depends on one element of each tensor that it reads."""
+    operators = _operators(bound) or ()
+    return all(map(_maps_elements, operators)) or decline(f"{bound.symbol.id} is not pointwise")
+
+
+def _maps_elements(operator: Any) -> bool:
+    if operator.namespace == "prim" or operator in _NOTHING or operator.is_view:
+        return True
+    return torch.Tag.pointwise in operator.tags or _is_of(operator, _POINTWISE)
 
 
 def _has_no_elements(proxy: TensorProxy) -> bool:
