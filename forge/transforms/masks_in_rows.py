@@ -33,20 +33,15 @@ _DETACHED = frozenset({Tag.NO_GRAD, Tag.LEAF_VIEW})
 
 
 class _Mask(NamedTuple):
-    """The mask of an attention call. dtype: the query's. drops: whether the call drops weights out."""
+    """The mask of an attention call. dtype: the query's."""
 
     proxy: TensorProxy
     dtype: torch.dtype
     device: str
-    drops: bool
 
     @property
     def is_bool(self) -> bool:
         return self.proxy.dtype == torch.bool
-
-    def is_converted(self, is_refused: bool) -> bool:
-        """Return whether kernels read another one. With dropout, the kernel that eager chooses draws the numbers."""
-        return not (self.drops and is_refused) if self.is_bool else is_refused
 
 
 def masks_in_rows(
@@ -69,24 +64,23 @@ def masks_in_rows(
     chosen = {
         id(bound): mask
         for bound, mask in found
-        if mask.proxy.name in known and mask.is_converted(mask.proxy.name in refused) and plain(bound)
+        if mask.proxy.name in known and (mask.is_bool or mask.proxy.name in refused) and plain(bound)
     }
     return _rewrite(trace, chosen, known, device) if chosen else trace
 
 
 def _mask(bound: BoundSymbol, device: str) -> _Mask | None:
-    """Return the mask of an attention call for which torch has a kernel: one of bools, or one of floats on `device`.
-    With dropout, floats stay: another kernel of torch's draws other values."""
+    """Return the mask of an attention call for which torch has a kernel: one of bools, or one of floats on `device`."""
     if bound.symbol is not ATTENTION:
         return None
     given = ATTENTION.bind(bound.args, bound.kwargs)
     query, mask = given["query"], given["attn_mask"]
     if mask is None or query.ndim != 4 or query.dtype not in _DTYPES or mask.ndim < 2:
         return None
-    found = _Mask(mask, query.dtype, query.device.type, bool(given["dropout_p"]))
+    found = _Mask(mask, query.dtype, query.device.type)
     if found.is_bool:
         return found
-    is_added = mask.dtype == query.dtype and found.device == device and not found.drops
+    is_added = mask.dtype == query.dtype and found.device == device
     return None if not is_added or statically_true(mask.shape[-1] == 1) else found
 
 

@@ -176,34 +176,6 @@ def test_a_composition_is_what_the_program_was_made_for(monkeypatch):
         torch.testing.assert_close(theirs, ours)
 
 
-def test_a_bias_with_a_gradient_leaves_dropout_to_the_composition(monkeypatch):
-    """The numbers are those that eager draws."""
-    monkeypatch.setattr(attention, "_takes_bias", lambda *inputs: True)
-    monkeypatch.setattr(attention, "_choose", lambda call, leaves: (attention._efficient_forward, None))
-    function = lambda q, mask: torch.nn.functional.scaled_dot_product_attention(q, q, q, mask, 0.5)
-    q, mask = torch.randn(2, 3, 5, 8, requires_grad=True), torch.randn(5, 5, requires_grad=True)
-    found = []
-    for each in (forge.jit(function, executors=["torch"], cache=False), function):
-        torch.manual_seed(0)
-        out = each(q, mask)
-        found.append([out, *torch.autograd.grad(out.square().sum(), [q, mask])])
-    torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
-def test_a_mask_is_laid_out_anew_where_no_numbers_are_drawn(monkeypatch, dropout_p):
-    """In rows it is read by another kernel than eager's."""
-    laid_out = []
-    monkeypatch.setattr(attention, "with_rows", lambda mask: laid_out.append(mask) or mask)
-    monkeypatch.setattr(attention, "_choose", lambda call, leaves: (lambda *call: (call[1], None, None), None))
-    with FakeTensorMode():
-        q = torch.empty(2, 4, 32, 64, device="cuda")
-        mask = torch.empty_strided((2, 4, 32, 32), (4096, 1024, 1, 32), device="cuda")
-        monkeypatch.setattr(attention, "_additive_mask", lambda mask, *others: mask)
-        attention.attend(q, q, q, mask, dropout_p, False, None, False, (True, True, True, False))
-    assert bool(laid_out) == (dropout_p == 0)
-
-
 BIASED = {
     "one batch, heads and width": ((2, 4, 24, 64), (2, 4, 32, 64), True),
     "one batch of keys": ((2, 4, 24, 64), (1, 4, 32, 64), False),

@@ -173,7 +173,7 @@ def test_attention_with_a_mask_is_given_rows() -> None:
     assert candidate.checker is not None
     assert candidate.checker(query, query, query, mask) is True
     assert isinstance(candidate.checker(query, query, query), Declined)
-    assert isinstance(candidate.checker(query, query, query, mask, 0.5), Declined)  # other numbers would be drawn
+    assert candidate.checker(query, query, query, mask, 0.5) is True
     assert isinstance(candidate.checker(_proxy(2, 4, 5, 8, device="cpu"), query, query, mask), Declined)
     q, k, v, bias = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8), _relative_bias()
     found = attention._attention(q, k, v, bias, scale=1.0)

@@ -238,16 +238,6 @@ def test_a_mask_that_kernels_take_stays(mask: Callable) -> None:
     assert AS_ON_A_GPU(trace) is trace
 
 
-def test_a_call_with_dropout_stays() -> None:
-    """Another kernel of torch's would draw other numbers."""
-
-    def program(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(x, x, x, permuted(table, 16), 0.5)
-
-    trace = forge.trace(program, *given(16))
-    assert AS_ON_A_GPU(trace) is trace
-
-
 def test_a_call_that_another_kernel_runs_stays() -> None:
     trace = forge.trace(attend(permuted, 16), *given(16))
     assert AS_ON_A_GPU(trace) is not trace

@@ -27,7 +27,6 @@ def _checker(
     key: TensorProxy,
     value: TensorProxy,
     attn_mask: TensorProxy | None = None,
-    dropout_p: float = 0.0,
     *rest: object,
     **options: object,
 ) -> Decision:
@@ -35,8 +34,6 @@ def _checker(
         return decline(f"query is on {query.device.type}, and its kernels run on CUDA GPUs")
     if attn_mask is None:
         return decline("there is no mask")
-    if dropout_p > 0:
-        return decline("with a mask in other rows another kernel runs, which draws other numbers for dropout")
     return True
 
 

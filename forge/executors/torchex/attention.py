@@ -411,7 +411,7 @@ def attend(
 ) -> tuple:
     """(out, logsumexp or None, and what else the backward needs). is_composed: whether the program's backward is that
     of torch's composition, since it was not known that a kernel takes the call."""
-    if attn_mask is not None and attn_mask.is_cuda and not dropout_p:  # of another kernel, other numbers are drawn
+    if attn_mask is not None and attn_mask.is_cuda:
         attn_mask = with_rows(attn_mask)
     inputs = (query, key, value, attn_mask)
     options = (dropout_p, is_causal, scale, enable_gqa, wanted)
@@ -497,7 +497,7 @@ def attention_grad(
     inputs = (query, key, value, attn_mask)
     wanted = tuple(needs_grad(x) for x in inputs)
     trace = current_trace()
-    is_composed = wanted[3] and (dropout_p > 0 or not _takes_bias(*inputs))  # the kernel draws other numbers
+    is_composed = wanted[3] and not _takes_bias(*inputs)
     with trace.set_tags(trace.tags | {Tag.RANDOM} if dropout_p > 0 else trace.tags):
         out, logsumexp, state = attention(*inputs, dropout_p, is_causal, scale, enable_gqa, wanted, is_composed)
     if is_composed:  # torch's composition saves what it reads itself
