@@ -99,6 +99,7 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
     first: dict[str, float] = {}
     written: dict[str, torch.Tensor] = {}
     models = systems(model, device, options.frozen)
+    models = {name: each for name, each in models.items() if not options.only or name in (PEER, *options.only)}
     runs = {name: partial(decode, each, **arguments) for name, (each, arguments) in models.items()}
     for name, run in runs.items():
         start = time.perf_counter()
@@ -125,7 +126,7 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
     for name, each in seconds.items():
         ratio = statistics.median(theirs / ours for theirs, ours in zip(peer, each, strict=True))
         rate = batch * options.tokens / statistics.median(each)
-        same = (written[name] == written[EAGER])[:, options.prompt :].float().mean().item()
+        same = (written[name] == written.get(EAGER, written[name]))[:, options.prompt :].float().mean().item()
         step = 1e3 * statistics.median(each) / options.tokens
         rows.append((name, f"{rate:.0f}", f"{ratio:.2f}", f"{step:.2f}", f"{first[name]:.1f}", f"{same:.0%}"))
     where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", default=[], help=f"systems beside torch.compile: {EAGER}, {OURS}")
     parser.add_argument("--frozen", action="store_true", help="one more row: forge.jit(freeze=True)")
     parser.add_argument("--profile", action="store_true", help="kernels and Python functions of a decoding")
     options = parser.parse_args()

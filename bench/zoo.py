@@ -136,6 +136,10 @@ def _systems(System: Any, entry: Callable, autotune: bool) -> Iterable[Any]:
 
 
 def _moved(value: Any, device: str, dtype: Any) -> Any:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value
     return value.to(device, dtype if value.is_floating_point() else None)
 
 
