@@ -57,6 +57,7 @@ from forge.executors.executor import Executor, decline
 from forge.executors.torchex.windows import ATTENDING
 from forge.ir import Tag, Trace
 from forge.ir.interpreter import paused_gc
+from forge.ir.pytree import names
 from forge.runtime.cuda_recorder import recorder
 from forge.runtime.plan import Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
 from forge.runtime.tiering import FEW_CALLS, TierResult, hidden_seconds
@@ -138,7 +139,15 @@ def _may_round_otherwise(trace: Trace, context: Context) -> bool:
 def _may_be_differentiated(trace: Trace, context: Context) -> bool:
     if context.kind is Kind.FOLDED or not trace.differentiable_inputs:
         return False
-    return not all(Tag.NO_GRAD in bound.tags for bound in trace.bound_symbols)
+    active = set(names(trace.differentiable_inputs))
+    for bound in trace.bound_symbols:
+        if active.isdisjoint(bound.inputs):
+            continue
+        if Tag.NO_GRAD not in bound.tags:
+            return True
+        if Tag.LEAF_VIEW in bound.tags:
+            active.update(bound.outputs)
+    return False
 
 
 def _infers(trace: Trace, context: Context) -> bool:

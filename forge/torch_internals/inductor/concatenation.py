@@ -22,7 +22,7 @@ _SUMS = frozenset({"sum"})  # a bias has one for its gradient
     scope=Scope.COMPILE,
     why="a concatenation of computed values that a region returns evaluates each part for every element",
     issue="not reported: it is no bug; torch 2.13 has a like condition for parts that others read",
-    upstream="torch/_inductor/lowering.py:2329@2.13.0, cat",
+    upstream="torch/_inductor/lowering.py:2160@2.13.0, cat",
     not_probed="it changes no result; test_concatenation.py looks at the generated code",
 )
 def write_parts(inputs: Any, dim: int = 0) -> Any:
