@@ -139,7 +139,7 @@ def unfuse_addends(trace: Trace, context: Context) -> Trace:
 
 
 def row_products(trace: Trace, context: Context) -> Trace:
-    """Compute linear layers of one row in regions."""
+    """Compute linear layers of few rows in regions."""
     config, plain = context.config, partial(_runs_in_torch, context=context)
     fused = partial(is_fused, executors=config.executors, select=config.selection)
     return transforms.row_products(trace, fused, plain=plain)

@@ -1,4 +1,4 @@
-"""Linear layers of one row, as a language model decodes by, are sums in the region of what is around them.
+"""Linear layers of a row or a few, as a language model decodes by, are sums in the region of what is around them.
 
     linear(row, weight, bias) = (weight * row).sum(-1) + bias
 
@@ -15,35 +15,39 @@ from forge.ir import BoundSymbol, Trace, recording
 from forge.ir.symbol import substitute
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_DEVICES = ("cpu", "cuda")
+_MOST_ROWS = {("cpu", torch.float32): 4}  # for which torch's kernel was seen to take longer; of others, one
 
 
 def row_products(
     trace: Trace,
     is_fused: Callable[[BoundSymbol], bool],
     plain: Callable[[BoundSymbol], bool] = lambda bound: True,
-    device: str = "cuda",
 ) -> Trace:
-    """Return a program without gradients whose linear layers of one row may be in regions.
+    """Return a program without gradients whose linear layers of few rows may be in regions.
 
     is_fused: whether a call may be in a region. plain: whether a call runs as torch runs it.
     """
     new, changed = trace.derive("row_products"), False
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
-            call = _as_row_product(new, bound) if _is_of_one_row(bound, device) and plain(bound) else None
+            call = _as_row_product(new, bound) if _is_of_few_rows(bound) and plain(bound) else None
             is_taken = call is not None and is_fused(call)
             changed |= is_taken
             new.record(call if call is not None and is_taken else bound)
     return new if changed else trace
 
 
-def _is_of_one_row(bound: BoundSymbol, device: str) -> bool:
+def _is_of_few_rows(bound: BoundSymbol) -> bool:
     if bound.symbol is not torchlang.linear:
         return False
     given = torchlang.linear.bind(bound.args, bound.kwargs)
     input, weight = given["input"], given["weight"]
     rows = math.prod(input.shape[:-1])
-    if not isinstance(rows, int) or rows != 1 or weight.ndim != 2 or input.device.type != device:
+    device = input.device.type
+    if not isinstance(rows, int) or weight.ndim != 2 or device not in _DEVICES:
+        return False
+    if not 0 < rows <= _MOST_ROWS.get((device, input.dtype), 1):
         return False
     return input.dtype in _DTYPES and all(x is None or x.dtype == input.dtype for x in (weight, given["bias"]))
 

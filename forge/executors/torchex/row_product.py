@@ -1,4 +1,4 @@
-"""A linear layer of one row as an operator: torch's kernel, or loops in a region.
+"""A linear layer of a row or a few as an operator: torch's kernel, or loops in a region.
 
 torch's products read the weight in tiles that are made for many rows. A loop that sums along each row of the weight
 reads it once at the memory's rate, and computes what follows (a bias, an activation, a residual) on the way.
@@ -19,11 +19,11 @@ run_torchlang(torchlang.row_product, row_product)
 
 
 def in_loops(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the product as a sum in float32 along each row of the weight."""
-    row = input.reshape(-1).float()
-    if row.dtype != input.dtype:
-        row = row.as_strided(row.shape, (1,))  # Inductor writes it to memory, once for all rows of the weight
-    sums = (weight.float() * row).sum(-1)
+    """Return the product as sums in float32 along the rows of the weight, each of which is read once."""
+    rows = input.reshape(-1, input.shape[-1]).float()
+    rows = rows.clone() if rows.dtype == input.dtype else rows
+    rows = rows.as_strided(rows.shape, (rows.shape[-1], 1))  # Inductor writes them to memory, once for all sums
+    sums = (weight.float()[:, None] * rows).sum(-1)
     if bias is not None:
-        sums = sums + bias.float()
-    return sums.to(input.dtype).reshape(*input.shape[:-1], -1)
+        sums = sums + bias.float()[:, None]
+    return sums.t().to(input.dtype).reshape(*input.shape[:-1], weight.shape[0])

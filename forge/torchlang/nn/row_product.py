@@ -1,13 +1,13 @@
-"""A linear layer of one row; forge/transforms/row_products.py finds it."""
+"""A linear layer of a row or a few; forge/transforms/row_products.py finds it."""
 
 from forge.ir import Symbol, TensorProxy
 from forge.torchlang.linalg import linear
 
 
 def _row_product(input: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> TensorProxy:
-    """torch.nn.functional.linear of one row, as a sum along each row of the weight.
+    """torch.nn.functional.linear of few rows, as sums along the rows of the weight.
 
-    Shapes: input (1, ..., 1, in), weight (out, in), bias (out); returns (1, ..., 1, out).
+    Shapes: input (..., in), weight (out, in), bias (out); returns (..., out).
     """
     return linear(input, weight, bias)
 
