@@ -20,9 +20,8 @@ run_torchlang(torchlang.row_product, row_product)
 
 def in_loops(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return the product as sums in float32 along the rows of the weight, each of which is read once."""
-    rows = input.reshape(-1, input.shape[-1]).float()
-    rows = rows.clone() if rows.dtype == input.dtype else rows
-    rows = rows.as_strided(rows.shape, (rows.shape[-1], 1))  # Inductor writes them to memory, once for all sums
+    rows = input.reshape(-1, input.shape[-1]).to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    rows = rows.as_strided(rows.shape, rows.stride())  # Inductor writes them to memory, once for all sums
     sums = (weight.float()[:, None] * rows).sum(-1)
     if bias is not None:
         sums = sums + bias.float()[:, None]
