@@ -1,6 +1,7 @@
 """Calls that depend on no input run once: masks, position ids, constants; what depends on weights alone, once for as
 long as those stay as they are (forge.jit(freeze=True))."""
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -96,6 +97,8 @@ def _call_with_numbers(new: Trace, bound: BoundSymbol, numbers: Mapping[str, Any
     of_user = bound.symbol.op is not None or bound.symbol.rule is not None
     if of_user or not isinstance(bound.output, TensorProxy) or not PINNED.isdisjoint(bound.all_tags):
         return None
+    if not all(_has_range_of(bound.output.dtype, numbers[name]) for name in bound.inputs if name in numbers):
+        return None
 
     def number(leaf: Any) -> Any:
         return numbers.get(leaf.name, leaf) if isinstance(leaf, TensorProxy) else leaf
@@ -109,6 +112,17 @@ def _call_with_numbers(new: Trace, bound: BoundSymbol, numbers: Mapping[str, Any
     if not isinstance(output, TensorProxy) or _metadata(output) != _metadata(bound.output):
         return None
     return [substitute(call, {output.name: bound.output}) for call in recorded]
+
+
+def _has_range_of(dtype: torch.dtype, value: float | complex) -> bool:
+    """Return whether a number is in the range of a dtype: some functions of torch refuse another, of which a tensor is
+    converted (clamp, where)."""
+    size = abs(value)
+    if dtype == torch.bool or not math.isfinite(size):
+        return True
+    if dtype.is_floating_point or dtype.is_complex:
+        return size <= torch.finfo(dtype).max
+    return isinstance(value, int) and torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
 
 
 def hoist_weights(trace: Trace, weights: Collection[str], byte_limit: int = BYTE_LIMIT) -> HoistedProgram:

@@ -47,6 +47,8 @@ def _is_of_few_rows(bound: BoundSymbol) -> bool:
     device = input.device.type
     if not isinstance(rows, int) or weight.ndim != 2 or device not in _DEVICES:
         return False
+    if given["bias"] is not None and given["bias"].ndim != 1:  # torch takes what broadcasts to the result
+        return False
     if not 0 < rows <= _MOST_ROWS.get((device, input.dtype), 1):
         return False
     return input.dtype in _DTYPES and all(x is None or x.dtype == input.dtype for x in (weight, given["bias"]))

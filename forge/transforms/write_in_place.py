@@ -98,4 +98,12 @@ class _Finder:
         return takes_tensor_first and self.operator_of(call) is not None
 
     def _is_read_by_these_alone(self, name: str, calls: list[BoundSymbol]) -> bool:
-        return all(any(reader is call for call in calls) for reader in self.readers.get(name, ()))
+        return all(
+            any(reader is call for call in calls) and not _is_read_by_what_it_writes(name, reader)
+            for reader in self.readers.get(name, ())
+        )
+
+
+def _is_read_by_what_it_writes(name: str, call: BoundSymbol) -> bool:
+    """Return whether an update reads a value for its index or for what it writes: it would read what changes."""
+    return call.symbol not in _METADATA_FIRST and name in names([call.args[1:], call.kwargs])

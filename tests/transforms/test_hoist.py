@@ -115,6 +115,13 @@ def test_a_constant_stays_a_tensor_where_a_number_would_give_another_dtype() -> 
     assert new.output.dtype == torch.float64 and len(new.constants) == 1
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, -1e9), (torch.uint8, 300), (torch.int32, 2**40)])
+def test_a_constant_out_of_the_range_of_a_dtype_stays_a_tensor(dtype: torch.dtype, bound: float) -> None:
+    """clamp refuses such a number."""
+    trace = forge.trace(lambda x: x.clamp(min=torch.tensor(bound)), torch.ones(4, device="meta", dtype=dtype))
+    assert len(hoist(trace, run).constants) == 1
+
+
 def test_a_constant_beside_tensors_of_its_device_stays() -> None:
     assert len(hoist(forge.trace(lambda x: x * torch.full((), 0.5).exp(), torch.ones(4)), run).constants) == 1
 

@@ -76,8 +76,10 @@ def test_a_layer_alone_is_right() -> None:
         lambda x, w: F.linear(x[:0], w),
         lambda x, w: F.linear(x.double(), w.double()),
         lambda x, w: x @ w.t(),
+        lambda x, w: F.linear(x, w, w[:1, :1].expand(1, w.shape[0])),
+        lambda x, w: F.linear(x, w, w[0, 0]),
     ],
-    ids=["five rows", "two rows of bfloat16", "no rows", "float64", "matmul"],
+    ids=["five rows", "two rows of bfloat16", "no rows", "float64", "matmul", "bias of a row", "bias of no dims"],
 )
 def test_other_products_stay(case: Callable) -> None:
     trace = forge.trace(case, torch.randn(1, WIDTH), torch.randn(INNER, WIDTH))

@@ -106,6 +106,17 @@ def copied(cache: torch.Tensor, new: torch.Tensor, position: torch.Tensor) -> to
     return other
 
 
+def permuted(cache: torch.Tensor, new: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    cache.copy_(torch.index_copy(cache, 2, torch.arange(8).flip(0), cache))
+    return cache.sum(-1)
+
+
+def written_with_what_was_there(cache: torch.Tensor, new: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    changed = torch.index_copy(cache, 2, position, new)
+    cache.copy_(torch.index_copy(changed, 2, torch.arange(8).flip(0), cache))
+    return cache.sum(-1)
+
+
 IN_PLACE = [
     index_copy,
     tensor_key,
@@ -118,7 +129,7 @@ IN_PLACE = [
     twice,
     nothing_read,
 ]
-COPIED = [accumulated, reduced, read_before, of_itself, read_between, copied]
+COPIED = [accumulated, reduced, read_before, of_itself, read_between, copied, permuted, written_with_what_was_there]
 
 
 def given(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
