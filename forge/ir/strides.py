@@ -73,8 +73,8 @@ def is_expanded(x: torch.Tensor) -> bool:
 
 
 def may_overlap_itself(x: torch.Tensor) -> bool:
-    """Return whether two elements may be one place in memory: a step along a dim does not pass all that those of smaller
-    steps show."""
+    """Return whether two elements may be one place in memory: a step along a dim does not pass all that smaller steps
+    show."""
     if x.is_contiguous():
         return False
     shown = 0
