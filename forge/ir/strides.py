@@ -70,3 +70,16 @@ def is_expanded(x: torch.Tensor) -> bool:
         return False
     steps = zip(x.shape, x.stride(), strict=True)
     return any(type(step) is int and step == 0 and not (type(size) is int and size == 1) for size, step in steps)
+
+
+def may_overlap_itself(x: torch.Tensor) -> bool:
+    """Return whether two elements may be one place in memory: a step along a dim does not pass all that smaller steps
+    show."""
+    if x.is_contiguous():
+        return False
+    shown = 0
+    for step, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and step <= shown:
+            return True
+        shown += (size - 1) * step
+    return False

@@ -12,7 +12,7 @@ from forge import prims
 from forge.executors.contracts import expect
 from forge.executors.torchex.attention import as_chosen_now
 from forge.ir import Trace
-from forge.ir.strides import is_expanded
+from forge.ir.strides import may_overlap_itself
 from forge.runtime.autograd import Backward, DifferentiableBackward, DifferentiableCall, LazyBackward, Sources
 from forge.runtime.frozen import FoldedWeights
 from forge.runtime.tiering import TieredProgram
@@ -187,9 +187,9 @@ def _unless_overlapping(call: Callable, operand: tuple[Callable, Sequence[int]])
 
 
 def overlap(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:
-    """Return whether an input that a program changes shares memory with another one, or several of its elements do,
+    """Return whether an input that a program changes shares memory with another one, or several of its elements may,
     which some of torch's operators refuse to write to and some do not (fill_)."""
-    if any(is_expanded(inputs[i]) for i in mutated):
+    if any(may_overlap_itself(inputs[i]) for i in mutated):
         return True
     storages = storage_ids([value for value in inputs if isinstance(value, torch.Tensor)])
     if len(set(storages)) == len(storages):

@@ -168,6 +168,20 @@ def test_what_is_written_is_converted() -> None:
     assert writes(forge.last_traces(jitted)[-1]) == 1
 
 
+@pytest.mark.parametrize("steps", [(4, 1), (1, 4), (2, 3), (2, 1), (3, 2), (8, 2)])
+def test_an_input_whose_elements_share_memory_is_changed_as_in_eager(steps: tuple[int, int]) -> None:
+    def function(cache: torch.Tensor, new: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        cache[rows] = new
+        return cache * 1
+
+    jitted, rows = forge.jit(function, executors=["torch"]), torch.tensor([0, 2])
+    for _ in range(2):
+        memory, new = torch.randn(32), torch.randn(4)
+        own = memory.clone()
+        expected = function(memory.as_strided((4, 4), steps), new, rows)
+        torch.testing.assert_close((jitted(own.as_strided((4, 4), steps), new, rows), own), (expected, memory))
+
+
 def test_a_program_with_gradients_leaves_writes_to_autograd() -> None:
     def function(cache: torch.Tensor, new: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         return index_copy(cache, new, position)
