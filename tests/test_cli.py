@@ -385,9 +385,9 @@ def test_stages_are_chosen_by_number_by_a_part_of_the_name_or_all(capsys: pytest
         out = run(capsys, "trace", "programs:make", *which)[1]
         return [line.partition(", ")[2].partition(":")[0] for line in out.splitlines() if line.startswith("# comp")]
 
-    every = ["recorded from Dynamo", "dce", "cse", "claim", "fuse", "lifetimes"]
+    every = ["recorded from Dynamo", "dce", "cse", "row_products", "claim", "fuse", "lifetimes"]
     assert stages("--stage", "all") == every
-    assert stages("--stage", "1") == stages("--stage", "-5") == stages("--stage", "dce") == ["dce"]
+    assert stages("--stage", "1") == stages("--stage", "-6") == stages("--stage", "dce") == ["dce"]
     assert stages() == ["lifetimes"]
     listed = run(capsys, "trace", "programs:make", "--stage", "list")[1].splitlines()
     assert [line.split(maxsplit=3)[2:] for line in listed[1:]] == [[str(n), name] for n, name in enumerate(every)]

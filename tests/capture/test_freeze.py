@@ -65,7 +65,7 @@ def settled(model: nn.Module) -> nn.Module:
 
 
 IMAGE = torch.linspace(-2, 2, 2 * 3 * 8 * 8).view(2, 3, 8, 8)
-ROWS = torch.linspace(-1, 1, 24).view(3, 8)
+ROWS = torch.linspace(-1, 1, 48).view(6, 8)
 
 
 def folded_times(jitted: Callable) -> int:

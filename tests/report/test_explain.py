@@ -323,7 +323,7 @@ def test_json_has_all_of_it(tmp_path) -> None:
 def test_layers_that_are_alike_are_one_in_the_text() -> None:
     jitted = forge.jit(Blocks(6))
     with torch.no_grad():
-        jitted(X)
+        jitted(torch.ones(8, 4))
     shown = str(forge.explain(jitted))
     assert shown.count("layers.{0..5}.up") == 1 and "layers.1" not in shown
 
