@@ -218,7 +218,7 @@ def test_a_small_program_gets_its_larger_region_at_once(monkeypatch):
     monkeypatch.delenv("FORGE_BACKGROUND", raising=False)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).requires_grad_(False)
     jitted = forge.jit(model, check="regions")
-    x = torch.randn(2, 4)
+    x = torch.randn(8, 4)
     for _ in range(40):
         assert_close(jitted(x), model(x))
     assert {row.executor for row in forge.explain(jitted).rows} == {"inductor-whole"}

@@ -60,7 +60,7 @@ def gradients(module: nn.Module, result: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.slow
 def test_a_small_program_runs_as_one_region_in_the_end() -> None:
-    module, x = Chain(), torch.randn(4, 8)
+    module, x = Chain(), torch.randn(8, 8)
     jitted = forge.jit(module, executors=EXECUTORS)
     with torch.no_grad():
         first = jitted(x)
@@ -73,7 +73,7 @@ def test_a_small_program_runs_as_one_region_in_the_end() -> None:
 
 
 def test_training_goes_on_with_larger_regions() -> None:
-    module, x = Chain(), torch.randn(4, 8)
+    module, x = Chain(), torch.randn(8, 8)
     jitted = forge.jit(module, executors=EXECUTORS)
     expected = gradients(module, module(x))
     before = jitted(x)  # its backward runs after the forward was replaced
@@ -124,7 +124,7 @@ def test_a_programs_writes_and_views_stay() -> None:
 @pytest.mark.slow
 def test_a_call_often_enough_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiering, "CALLS", 3)
-    module, x = Chain(), torch.randn(4, 8)
+    module, x = Chain(), torch.randn(8, 8)
     jitted = forge.jit(module, executors=EXECUTORS)
     until = time.monotonic() + TIMEOUT
     with torch.no_grad():
@@ -177,7 +177,7 @@ def test_what_stays_as_it_is(setting: str, monkeypatch: pytest.MonkeyPatch) -> N
     if setting == "environment":
         monkeypatch.setenv("FORGE_BACKGROUND", "0")
     monkeypatch.setattr(tiering, "CALLS", 1)
-    module, x = Chain(), torch.randn(4, 8)
+    module, x = Chain(), torch.randn(8, 8)
     jitted = forge.jit(module, executors=EXECUTORS, dynamic=setting == "dynamic" or None)
     torch.use_deterministic_algorithms(setting == "deterministic")
     try:
@@ -191,7 +191,7 @@ def test_what_stays_as_it_is(setting: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_graph_that_cannot_be_compiled_elsewhere_keeps_its_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    module, x = Chain(), torch.randn(4, 8)
+    module, x = Chain(), torch.randn(8, 8)
     jitted = forge.jit(module, executors=EXECUTORS)
     with torch.no_grad():
         jitted(x)
@@ -212,7 +212,7 @@ def test_an_artifact_that_cannot_be_loaded_declines(data: bytes, monkeypatch: py
 
 @pytest.mark.slow
 def test_a_forked_child_keeps_its_regions() -> None:
-    module, x = Chain(), torch.randn(4, 8)
+    module, x = Chain(), torch.randn(8, 8)
     jitted = forge.jit(module, executors=EXECUTORS)
     with torch.no_grad():
         expected = jitted(x)
@@ -240,7 +240,7 @@ def test_a_module_of_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: 
     (tmp_path / "torch.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    module, x = Chain(), torch.randn(4, 8)
+    module, x = Chain(), torch.randn(8, 8)
     jitted = forge.jit(module, executors=EXECUTORS)
     with torch.no_grad():
         jitted(x)
