@@ -387,7 +387,8 @@ def test_inductor_writes_a_batch_of_products_with_its_epilogue(
 
     with caplog.at_level(logging.WARNING):
         told = measured(function, *inputs, executors=["inductor", "torch"])
-    assert who(told) == ["inductor-products"] and not caplog.records
+    assert who(told) == ["inductor-products"]
+    assert not [each for each in caplog.records if each.name.startswith(("forge", "torch._inductor"))]
     torch._dynamo.reset()
     again = measured(function, *inputs, executors=["inductor", "torch"])
     assert again.cached == 1 and who(again) == ["inductor-products"] and again.measured == told.measured
