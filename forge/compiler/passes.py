@@ -367,8 +367,11 @@ def compare(trace: Trace, context: Context) -> Trace:
 def cuda_graphs(trace: Trace, context: Context) -> Trace:
     """Make one call of each run of calls that can be recorded as a CUDA graph."""
     generate = partial(_generate, form=Form.FUSED, context=context)
-    is_backward = context.kind is Kind.BACKWARD
-    trusted = names(context.derivative.parts.saved_tensors) if is_backward else trace.input_names  # Dynamo guards these
+    trusted: list[str] = []
+    if context.kind is Kind.PROGRAM:
+        trusted = trace.input_names  # Dynamo guards these
+    elif context.kind is Kind.BACKWARD:
+        trusted = names(context.derivative.parts.saved_tensors)
     is_requested = context.config.cuda_graphs is True
     return cuda_graph_partition.record(trace, _GRAPHS, generate, context.returned, trusted, is_requested=is_requested)
 

@@ -66,8 +66,6 @@ def to_strides(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 def is_expanded(x: torch.Tensor) -> bool:
     """Return whether several elements of a dim are one place in memory, as after expand."""
-    if x.is_contiguous():
-        return False
     steps = zip(x.shape, x.stride(), strict=True)
     return any(type(step) is int and step == 0 and not (type(size) is int and size == 1) for size, step in steps)
 

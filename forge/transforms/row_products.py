@@ -55,8 +55,7 @@ def _is_of_few_rows(bound: BoundSymbol) -> bool:
 
 
 def _as_row_product(new: Trace, bound: BoundSymbol) -> BoundSymbol:
-    given = torchlang.linear.bind(bound.args, bound.kwargs)
     with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
-        output = torchlang.row_product(given["input"], given["weight"], given["bias"])
+        output = torchlang.row_product(*bound.args, **bound.kwargs)
     (call,) = recorded
     return substitute(call, {output.name: bound.output})
