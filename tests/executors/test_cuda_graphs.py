@@ -475,3 +475,21 @@ def test_recordings_have_workspaces_of_their_own() -> None:
         torch.testing.assert_close(second(a, b)[0], expected, rtol=1e-3, atol=1e-2)
         torch.testing.assert_close(held, x * 2 + 1)
         del held
+
+
+def test_a_gradient_of_a_differentiable_backward_may_lie_otherwise(device: str) -> None:
+    """At the same place, where no guard of Dynamo looks at it."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x @ x).sin() * x
+
+    jitted = forge.jit(program, cuda_graphs=True)
+    x, g = (torch.randn(4, 4, device=device) for _ in range(2))
+    x.requires_grad_()
+    for call in range(2 * CALLS):
+        gradient = g if call < CALLS else g.t()
+        found = []
+        for each in (jitted, program):
+            (once,) = torch.autograd.grad(each(x), x, gradient, create_graph=True)
+            found.append((once.detach().clone(), *torch.autograd.grad(once.square().sum(), x)))
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
