@@ -177,13 +177,33 @@ def _unless_violated(call: Callable, eager: Callable) -> Callable:
 
 
 def _unless_overlapping(call: Callable, operand: tuple[Callable, Sequence[int]]) -> Callable:
-    """Run eager where changed inputs overlap: the trace knows every input's memory as its own."""
+    """Run eager where changed inputs overlap: the trace knows every input's memory as its own.
+
+    Inputs that are where those of the last call were do not overlap if those did not: their sizes and strides are
+    guarded, or follow from numbers among them. Only those that moved are looked at.
+    """
     eager, mutated = operand
+    separate: list[Any] = []  # the places of the last call's inputs
 
     def call_or_fall_back(*inputs: Any) -> Any:
-        return eager(*inputs) if overlap(inputs, mutated) else call(*inputs)
+        nonlocal separate
+        places = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in inputs]
+        moved = [i for i, place in enumerate(places) if place != separate[i]] if separate else range(len(places))
+        if moved:
+            if _overlap_after_moves(inputs, mutated, moved):
+                return eager(*inputs)
+            separate = places
+        return call(*inputs)
 
     return call_or_fall_back
+
+
+def _overlap_after_moves(inputs: Sequence[Any], mutated: Sequence[int], moved: Sequence[int]) -> bool:
+    """Return `overlap`, of inputs of which only some are elsewhere than those of a call that did not overlap."""
+    others = [inputs[i] for i in moved]
+    if not all(isinstance(each, torch.Tensor) for each in others) or not set(moved).isdisjoint(mutated):
+        return overlap(inputs, mutated)
+    return not set(storage_ids([inputs[i] for i in mutated])).isdisjoint(storage_ids(others))
 
 
 def overlap(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:

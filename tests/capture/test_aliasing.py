@@ -525,6 +525,22 @@ def test_inputs_that_share_memory_run_as_in_eager():
         torch.testing.assert_close(actual, expected)
 
 
+def test_inputs_that_move_onto_a_changed_one_run_as_in_eager():
+    def function(x, y):
+        x.add_(1)
+        return y * 2
+
+    jitted = forge.jit(function)
+    memory, other = torch.arange(8.0), torch.arange(4.0)
+    calls = [(memory[:4], other), (memory[:4], memory[2:6]), (memory[:4], memory[4:]), (memory[2:6], memory[:4])]
+    for inputs in [*calls, calls[0], calls[1]]:
+        before = memory.clone()
+        copies = [torch.as_strided(before, x.shape, x.stride(), x.storage_offset()) for x in inputs if x is not other]
+        expected = function(copies[0], copies[1] if len(copies) > 1 else other.clone())
+        torch.testing.assert_close(jitted(*inputs), expected, rtol=0, atol=0)
+        torch.testing.assert_close(memory, before, rtol=0, atol=0)
+
+
 EXPANDED = {
     "a fill": lambda x: x.diagonal().zero_(),
     "a fill of all": lambda x: x.fill_(2),
