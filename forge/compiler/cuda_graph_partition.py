@@ -197,7 +197,7 @@ class _Writer:
         ]
         writes = [call for bound in calls if _writes_alone(bound) for call in innermost(bound)]
         writes += [bound for bound in calls if Tag.IN_PLACE in bound.all_tags]
-        targets = {_through_views(call.args[0].name, self.makers)[0] for call in writes}
+        targets = {_through_views(each.name, self.makers)[0] for call in writes for each in tensors([call.args[0]])}
         graph = self.make(
             name,
             self.generate(body),

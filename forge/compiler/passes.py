@@ -20,7 +20,7 @@ from forge.executors.executor import Declined, call_checker
 from forge.executors.torchex import memory
 from forge.executors.torchex.attention import attention, takes_broadcast, takes_groups
 from forge.executors.torchex.core import torchex
-from forge.executors.torchex.indexing import in_place_operator
+from forge.executors.torchex.indexing import INDEX_COPY, in_place_operator
 from forge.executors.torchex.windows import WINDOWED
 from forge.ir import BoundSymbol, Symbol, Tag, Trace
 from forge.ir.proxies import Dim
@@ -266,6 +266,17 @@ def write_in_place(trace: Trace, context: Context) -> Trace:
         return in_place_operator(bound) if _runs_in_torch(bound, context) else None
 
     return transforms.write_in_place(trace, operator_of)
+
+
+def decoding_attention(trace: Trace, context: Context) -> Trace:
+    """Attend by few queries in kernels of their own, which write a static cache as well."""
+    executors = context.config.operator_executors
+
+    def takes(bound: BoundSymbol) -> bool:
+        return choose(bound, executors, []) is not None
+
+    plain = partial(_runs_in_torch, context=context)
+    return transforms.decoding_attention(trace, INDEX_COPY, takes, plain)
 
 
 # to executors' calls

@@ -22,7 +22,7 @@ class Tag(Enum):
     EFFECT = auto()  # changes something outside the trace: kept, in order
     UNINITIALIZED = auto()  # two calls give different memory: never merged or hoisted
     DONATES = auto()  # writes to an argument's memory where it knows, when it runs, that nobody reads that again
-    IN_PLACE = auto()  # writes to its first argument, which it returns and nobody else reads
+    IN_PLACE = auto()  # writes to its first argument, a tensor or several, which nobody else reads
     SYNCHRONIZING = auto()  # reads a tensor's data back to Python
     NOT_DIFFERENTIABLE = auto()  # no gradient flows through it, as in eager
     ZERO_GRAD = auto()  # the gradients of its arguments are zeros, and its result a constant, as in eager

@@ -7,6 +7,7 @@ from forge.transforms.channels_last import channels_last
 from forge.transforms.contractions import contract
 from forge.transforms.cse import cse
 from forge.transforms.dce import dce
+from forge.transforms.decoding_attention import decoding_attention
 from forge.transforms.folded_norms import fold_norms
 from forge.transforms.freezing import Freezing
 from forge.transforms.grouped_queries import grouped_queries
@@ -31,6 +32,7 @@ __all__ = [
     "contract",
     "cse",
     "dce",
+    "decoding_attention",
     "delete_last_used",
     "fold_norms",
     "fused_linear_cross_entropy",

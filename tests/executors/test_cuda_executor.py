@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from forge import torchlang
-from forge.executors.cudaex import attention, cudaex, head, products
+from forge.executors.cudaex import attention, cudaex, decoding, head, products
 from forge.executors.executor import Declined
 from forge.executors.torchex.attention import with_rows
 from forge.ir import Symbol, TensorProxy
@@ -179,3 +179,73 @@ def test_attention_with_a_mask_is_given_rows() -> None:
     found = attention._attention(q, k, v, bias, scale=1.0)
     torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v, bias, scale=1.0))
     assert not cudaex.with_eager_numerics().candidates(torchlang.scaled_dot_product_attention)
+
+
+_DECODING_KERNEL = """
+    import itertools, torch, torch.nn.functional as F
+    from forge.executors.cudaex.decoding_kernels import attend
+
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtypes = (torch.float16, torch.bfloat16) if device == "cuda" else (torch.float16,)
+    shapes = ((2, 8, 2, 1, 70, 64), (1, 4, 4, 3, 300, 16), (1, 2, 1, 1, 1000, 32), (3, 6, 2, 2, 515, 128))
+    cases = itertools.product(shapes, ("none", "bools", "added", "hidden"), dtypes, (False, True))
+    for (batch, heads, of_keys, queries, length, width), kind, dtype, writes in cases:
+        new = lambda *shape: torch.randn(*shape, dtype=dtype, device=device)
+        query = new(batch, queries, heads, width).transpose(1, 2)
+        key, value = new(batch, of_keys, length, width), new(batch, length, of_keys, width).transpose(1, 2)
+        expected_key, expected_value, update = key.clone(), value.clone(), None
+        if writes:
+            position = torch.randperm(length, device=device)[:queries]
+            update = position, new(batch, queries, of_keys, width).transpose(1, 2), new(batch, of_keys, queries, width)
+            expected_key.index_copy_(2, position, update[1])
+            expected_value.index_copy_(2, position, update[2])
+        mask = None
+        if kind == "bools":
+            mask = torch.rand(batch, 1, queries, length, device=device) < 0.5
+        if kind == "added":
+            mask = new(1, heads, queries, length)
+        if kind == "hidden":  # whole tiles, and one row whole
+            mask = (torch.arange(length, device=device) < 20).expand(1, 1, queries, length).clone()
+            mask[..., 0, :] = False
+        out = attend(query, key, value, mask, 0.1, update)
+        as_float = mask.float() if kind == "added" else mask
+        inputs = query.float(), expected_key.float(), expected_value.float(), as_float
+        expected = F.scaled_dot_product_attention(*inputs, scale=0.1, enable_gqa=True)
+        torch.testing.assert_close(out.float(), expected, atol=2e-3 if dtype == torch.float16 else 2e-2, rtol=1e-2)
+        assert torch.equal(key, expected_key) and torch.equal(value, expected_value)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_the_kernel_of_few_queries() -> None:
+    interprets = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    program = [sys.executable, "-c", textwrap.dedent(_DECODING_KERNEL)]
+    subprocess.run(program, env={**os.environ, **interprets}, check=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"query": _proxy(2, 8, 9, 64)}, "more than 64 queries share a head of keys"),
+        ({"query": _proxy(2, 8, 1, 48)}, "the kernel takes queries and values of one width, of"),
+        ({"query": _proxy(2, 8, 1, 64, dtype=torch.float32)}, "the kernel takes four dims of bfloat16 or float16"),
+        ({"value": _proxy(2, 3, 640, 64)}, "query, key and value have other than one batch, or heads that do not fit"),
+        ({"attn_mask": _proxy(64, dtype=torch.float16)}, "the mask is torch.float16"),
+        ({"query": _proxy(2, 8, 1, 64, device="cpu")}, "query is on cpu, and its kernel runs on CUDA GPUs"),
+    ],
+)
+def test_attention_of_few_queries_has_a_kernel(
+    change: dict[str, TensorProxy], reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding.importlib.util, "find_spec", lambda name: object())
+    (implementation,) = cudaex.candidates(torchlang.decoding_attention)
+    given = {"query": _proxy(2, 8, 1, 64), "key": _proxy(2, 1, 640, 64), "value": _proxy(2, 1, 640, 64)} | change
+    assert implementation.checker is not None
+    decision = implementation.checker(**given)
+    if reason is None:
+        assert decision is True
+    else:
+        assert isinstance(decision, Declined)
+        assert decision.reason.startswith(reason)

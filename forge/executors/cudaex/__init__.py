@@ -2,7 +2,7 @@
 
 import torch
 
-from forge.executors.cudaex import attention, head, products, windows
+from forge.executors.cudaex import attention, decoding, head, products, windows
 from forge.executors.executor import Decision, OperatorExecutor, decline
 from forge.executors.registry import register_executor
 
@@ -26,6 +26,7 @@ cudaex = register_executor(CudaExecutor("cuda"), default=True, first=True)
 _with_eager_numerics = CudaExecutor("cuda")
 head.register(cudaex)
 attention.register(cudaex)
+decoding.register(cudaex)
 windows.register(cudaex)
 for _executor in (cudaex, _with_eager_numerics):
     products.register(_executor)

@@ -80,8 +80,9 @@ def _in_place(name: str, symbol: Symbol, function: Callable[..., torch.Tensor]) 
     return torchex.register_operator(name, like=symbol, fn=function, tags=[Tag.IN_PLACE])
 
 
+INDEX_COPY = _in_place("index_copy_", torchlang.index_copy, torch.Tensor.index_copy_)
 _IN_PLACE = {
-    torchlang.index_copy: _in_place("index_copy_", torchlang.index_copy, torch.Tensor.index_copy_),
+    torchlang.index_copy: INDEX_COPY,
     torchlang.index_put: _in_place("index_put_", torchlang.index_put, aten.index_put_.default),
     torchlang.scatter: _in_place("scatter_", torchlang.scatter, torch.Tensor.scatter_),
     torchlang.setitem: _in_place("set_item_", torchlang.setitem, set_item_),

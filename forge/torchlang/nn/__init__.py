@@ -4,6 +4,7 @@ from forge.torchlang.nn.activation import *  # noqa: F403
 from forge.torchlang.nn.attention import *  # noqa: F403
 from forge.torchlang.nn.conv import *  # noqa: F403
 from forge.torchlang.nn.ctc import *  # noqa: F403
+from forge.torchlang.nn.decoding_attention import *  # noqa: F403
 from forge.torchlang.nn.embedding import *  # noqa: F403
 from forge.torchlang.nn.fused_linear_cross_entropy import *  # noqa: F403
 from forge.torchlang.nn.kernels import *  # noqa: F403

@@ -1,0 +1,113 @@
+"""Attention of few queries to many keys, by which a language model decodes, has kernels of its own; they also write the
+new keys and values to a static cache.
+
+    keys.index_copy_(2, position, key)
+    values.index_copy_(2, position, value)      ->  out = attend_to_cache((keys, values), position, key, value, query)
+    out = attend(query, keys, values, mask)
+
+Each of these calls is of a few elements: their time is that of starting three kernels.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from forge import clang, torchlang
+from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, recording
+from forge.ir.symbol import substitute
+
+ATTENTION = torchlang.scaled_dot_product_attention
+
+
+def decoding_attention(
+    trace: Trace,
+    index_copy: Symbol | None,
+    takes: Callable[[BoundSymbol], bool],
+    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+) -> Trace:
+    """Return a program without gradients with the attention calls that an executor takes as such of few queries.
+
+    Args:
+        trace: The program, whose caches are updated in place (forge/transforms/write_in_place.py).
+        index_copy: The operator that updates them.
+        takes: Returns whether an executor runs a call of decoding_attention or attend_to_cache.
+        plain: Returns whether a call runs as torch runs it.
+    """
+    found = [bound for bound in trace.bound_symbols if bound.symbol is ATTENTION and _is_weighted_sum(bound)]
+    found = [bound for bound in found if plain(bound)]
+    if not found:
+        return trace
+    updates = {name: bound for bound in trace.bound_symbols for name in bound.outputs if bound.symbol is index_copy}
+    readers = dict.fromkeys(trace.output_names, 1)
+    for bound in trace.bound_symbols if updates else ():
+        for name in bound.inputs:
+            readers[name] = readers.get(name, 0) + 1
+    new = trace.derive("decoding_attention", [])
+    replaced: dict[int, BoundSymbol] = {}
+    removed: set[int] = set()
+    with recording(new, clang.language):
+        for bound in found:
+            given = ATTENTION.bind(bound.args, bound.kwargs)
+            options = given["attn_mask"], given["scale"], given["enable_gqa"]
+            writes = _updates(given, updates, readers)
+            if writes is not None:
+                caches, (position, new_key, new_value) = _arguments(writes)
+                args = (caches, position, new_key, new_value, given["query"], *options)
+                call = _call(new, bound, torchlang.attend_to_cache, *args)
+                if takes(call):
+                    replaced[id(bound)] = call
+                    removed |= {id(each) for each in writes}
+                    continue
+            call = _call(
+                new, bound, torchlang.decoding_attention, given["query"], given["key"], given["value"], *options
+            )
+            if takes(call):
+                replaced[id(bound)] = call
+    if not replaced:
+        return trace
+    new.bound_symbols[:] = [replaced.get(id(bound), bound) for bound in trace.bound_symbols if id(bound) not in removed]
+    return new
+
+
+def _is_weighted_sum(bound: BoundSymbol) -> bool:
+    given = ATTENTION.bind(bound.args, bound.kwargs)
+    return not given["dropout_p"] and not given["is_causal"]
+
+
+def _updates(
+    given: dict[str, Any], updates: dict[str, BoundSymbol], readers: dict[str, int]
+) -> tuple[BoundSymbol, BoundSymbol] | None:
+    """Return the updates of the keys and values of an attention call, which alone reads them; both are at the same
+    position of each query."""
+    key, value = given["key"], given["value"]
+    if (
+        key.name == value.name
+        or not {key.name, value.name} <= updates.keys()
+        or readers[key.name] + readers[value.name] > 2
+    ):
+        return None
+    pair = updates[key.name], updates[value.name]
+    first, second = (torchlang.index_copy.bind(each.args, each.kwargs) for each in pair)
+    if first["index"].name != second["index"].name:
+        return None
+    return pair if all(_is_of_positions(each, given["query"]) for each in (first, second)) else None
+
+
+def _is_of_positions(write: dict[str, Any], query: TensorProxy) -> bool:
+    """Return whether a cache of four dims is written at one position for each query."""
+    cache, new = write["input"], write["source"]
+    return cache.ndim == new.ndim == query.ndim == 4 and write["dim"] in (2, -2) and new.shape[2] == query.shape[2]
+
+
+def _arguments(
+    updates: tuple[BoundSymbol, BoundSymbol],
+) -> tuple[tuple[TensorProxy, TensorProxy], tuple[TensorProxy, TensorProxy, TensorProxy]]:
+    """Return the caches that are updated, and the position, the new keys and the new values."""
+    first, second = (torchlang.index_copy.bind(each.args, each.kwargs) for each in updates)
+    return (first["input"], second["input"]), (first["index"], first["source"], second["source"])
+
+
+def _call(new: Trace, bound: BoundSymbol, symbol: Symbol, *args: Any) -> BoundSymbol:
+    with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
+        output = symbol(*args)
+    (call,) = recorded
+    return substitute(call, {output.name: bound.output})
