@@ -1,10 +1,11 @@
 """Tokens per second of transformers' `generate`: forge against torch.compile as transformers uses it, and eager.
 
-    python -m bench.decoding [--device cpu|cuda] [--batches 1 16] [--prompt N] [--tokens N] [--rounds N] [--profile]
+    python -m bench.decoding [--device cpu|cuda] [--batches 1 16] [--prompt N] [--tokens N] [--cache static|dynamic]
+                             [--rounds N] [--profile]
 
 A Llama of random weights (on a GPU 16 layers of 2048 in bfloat16, on a CPU 8 of 512 in float32) decodes greedily with
-a static cache. All systems run in one process, in turn, and give the medians over rounds; tokens are compared with
-eager's.
+a static cache, or with transformers' default, which grows. All systems run in one process, in turn, and give the
+medians over rounds; tokens are compared with eager's.
 """
 
 import argparse
@@ -30,6 +31,7 @@ _SMALL = {
     "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8,
     "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 1024,
 }  # fmt: skip
+STATIC, DYNAMIC = "static", "dynamic"
 EAGER, PEER, OURS = "eager", "torch.compile by transformers", "forge"
 
 
@@ -41,14 +43,14 @@ def model_of(device: str, dtype: torch.dtype) -> LlamaForCausalLM:
         return LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=None, bos_token_id=None)).to(dtype).eval()
 
 
-def systems(model: LlamaForCausalLM, device: str, frozen: bool) -> dict[str, Any]:
+def systems(model: LlamaForCausalLM, device: str, frozen: bool, cache: str) -> dict[str, Any]:
     """Return the models whose `generate` is timed, by system, each with the arguments that its user passes."""
 
     def own() -> LlamaForCausalLM:
         return copy.deepcopy(model, {id(each): each for each in model.parameters()})
 
     found = {EAGER: (own(), {"disable_compile": True}), PEER: (own(), {})}
-    if device == "cpu":  # transformers compiles on accelerators alone
+    if device == "cpu" or cache != STATIC:  # transformers compiles on accelerators, for static caches alone
         found[PEER][0].forward = torch.compile(found[PEER][0].forward)
     found[OURS] = (forge.jit(own()), {})
     if frozen:
@@ -56,11 +58,11 @@ def systems(model: LlamaForCausalLM, device: str, frozen: bool) -> dict[str, Any
     return found
 
 
-def decode(model: Any, prompt: torch.Tensor, tokens: int, **options: Any) -> torch.Tensor:
+def decode(model: Any, prompt: torch.Tensor, tokens: int, cache: str, **options: Any) -> torch.Tensor:
     """Return prompts continued by some tokens."""
     with torch.no_grad():
         return model.generate(
-            prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, cache_implementation="static",
+            prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, cache_implementation=cache,
             attention_mask=torch.ones_like(prompt), pad_token_id=0, **options,
         )  # fmt: skip
 
@@ -98,9 +100,9 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
     seconds: dict[str, list[float]] = defaultdict(list)
     first: dict[str, float] = {}
     written: dict[str, torch.Tensor] = {}
-    models = systems(model, device, options.frozen)
+    models = systems(model, device, options.frozen, options.cache)
     models = {name: each for name, each in models.items() if not options.only or name in (PEER, *options.only)}
-    runs = {name: partial(decode, each, **arguments) for name, (each, arguments) in models.items()}
+    runs = {name: partial(decode, each, cache=options.cache, **arguments) for name, (each, arguments) in models.items()}
     for name, run in runs.items():
         start = time.perf_counter()
         written[name] = run(prompt, 1)
@@ -130,7 +132,8 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
         step = 1e3 * statistics.median(each) / options.tokens
         rows.append((name, f"{rate:.0f}", f"{ratio:.2f}", f"{step:.2f}", f"{first[name]:.1f}", f"{same:.0%}"))
     where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{where}, torch {torch.__version__}, {str(dtype)[6:]}, {batch} x {options.prompt} + {options.tokens} tokens")
+    sizes = f"{batch} x {options.prompt} + {options.tokens} tokens, {options.cache} cache"
+    print(f"{where}, torch {torch.__version__}, {str(dtype)[6:]}, {sizes}")
     print(*table(rows), sep="\n", flush=True)
     if options.profile and device == "cuda":
         print(OURS)
@@ -144,6 +147,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: bfloat16 on a GPU, else float32")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens")
+    parser.add_argument("--cache", choices=(STATIC, DYNAMIC), default=STATIC)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=[], help=f"systems beside torch.compile: {EAGER}, {OURS}")
     parser.add_argument("--frozen", action="store_true", help="one more row: forge.jit(freeze=True)")
