@@ -65,10 +65,13 @@ def record(
     return trace.derive("cuda_graphs", writer.calls) if writer.graphs else trace
 
 
+def has_symbolic_sizes(trace: Trace) -> bool:
+    """Return whether an input's size is a symbol."""
+    return any(isinstance(length, SYMBOLIC_TYPES) for proxy in tensors([*trace.inputs]) for length in proxy.shape)
+
+
 def can_record(trace: Trace) -> bool:
-    """Return whether most calls of a claimed trace can be recorded, whose sizes are known."""
-    if any(isinstance(length, SYMBOLIC_TYPES) for proxy in tensors([*trace.inputs]) for length in proxy.shape):
-        return False
+    """Return whether most calls of a claimed trace can be recorded."""
     _, others = _calls_that_run_first(trace, ())
     calls = [bound for bound in others if bound.symbol is not DEL and not is_view(bound)]
     outside = sum(why_not(bound) is not None for bound in calls)
@@ -193,7 +196,7 @@ class _Writer:
         checked = [
             place
             for place, proxy in enumerate(given)
-            if isinstance(proxy, TensorProxy) and (self.lengths or proxy.name not in self.trusted)
+            if isinstance(proxy, TensorProxy) and (proxy.name not in self.trusted or _may_differ(proxy))
         ]
         writes = [call for bound in calls if _writes_alone(bound) for call in innermost(bound)]
         writes += [bound for bound in calls if Tag.IN_PLACE in bound.all_tags]
@@ -207,6 +210,7 @@ class _Writer:
                 place for place, proxy in enumerate(given) if _through_views(proxy.name, self.makers)[0] in targets
             ],
             last=[place for place, proxy in enumerate(given) if self._dies_in(proxy.name, inside)],
+            has_symbolic_sizes=bool(self.lengths),
         )
         self.trusted |= wanted.keys()
         boxed = Proxy(self.trace.fresh_name(f"{name}_inputs"))
@@ -227,3 +231,8 @@ class _Writer:
 
     def _proxy(self, name: str) -> Proxy:
         return self.proxies[name] if name in self.proxies else self.trace.constant_proxy(name)
+
+
+def _may_differ(proxy: TensorProxy) -> bool:
+    """Return whether sizes or strides are symbols, or unknown."""
+    return proxy.strides is None or any(isinstance(each, SYMBOLIC_TYPES) for each in (*proxy.shape, *proxy.strides))

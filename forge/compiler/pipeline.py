@@ -46,7 +46,7 @@ from forge.compiler.backwards import BackwardCompiler
 from forge.compiler.claim import Claim, Selection
 from forge.compiler.config import Config
 from forge.compiler.context import Context, Form, Kind
-from forge.compiler.cuda_graph_partition import can_record
+from forge.compiler.cuda_graph_partition import can_record, has_symbolic_sizes
 from forge.compiler.executable import Executable, SecondTier
 from forge.compiler.freezing import freezing_of
 from forge.compiler.program import Program
@@ -406,8 +406,12 @@ def _second_tier(trace: Trace, context: Context, first: LoweredProgram) -> Secon
     if training is not None and training.buckets:  # either would give all gradients at its end
         return None
     lowered = [stages[-1] for stages in (first.context.stages, first.backward_stages) if stages]
+    is_symbolic = any(map(has_symbolic_sizes, lowered))
     records = config.may_record_later and all(map(can_record, lowered))
-    hidden = hidden_seconds(lowered[0], layouts.flops) if records or config.has_second_tier else None
+    records = records and not (is_symbolic and len(lowered) > 1)  # what each size saves would stay in memory
+    hidden = None
+    if records or config.has_second_tier:
+        hidden = hidden_seconds(lowered[0], layouts.flops, may_be_symbolic=records)
     if hidden is None:
         return None
     calls = FEW_CALLS if records else None

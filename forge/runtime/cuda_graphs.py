@@ -11,6 +11,7 @@ again by the graph that reads them, as a backward does with what its forward sav
 """
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ from forge.torch_internals.tensors import storage_id
 
 _WARM_UP = 3  # calls before a function is recorded: libraries allocate, kernels are compiled
 _WARM = 2  # of one whose program ran before without graphs: it is seen which inputs move
+_WARM_SIZES = 4  # of one of symbolic sizes that nobody asked for, with the same ones
+_MOST_SIZES = 64  # calls of such a one without a recording: its sizes are others at each call
 _MOVES = 2  # of an input between calls, before it is copied; one, if it is a small one and no parameter
 _SMALL = 2**24  # bytes
 _RECORDINGS = 4  # of a function, for one set of inputs
@@ -218,6 +221,7 @@ class Graph:
         last: Places of arguments that nobody reads afterwards.
         is_requested: False for a program that is recorded without having been asked for, which is not recorded where
             memory is short or many inputs would be copied.
+        has_symbolic_sizes: Whether sizes may differ from call to call; each set of sizes is recorded.
         failed: The reason why the function cannot be recorded, and is called.
         recordings: The number of times it was recorded.
         in_vain: The number of recordings before the last one that ran a few times.
@@ -234,6 +238,7 @@ class Graph:
         last: Collection[int] = (),
         *,
         is_requested: bool = True,
+        has_symbolic_sizes: bool = False,
     ) -> None:
         self.__name__ = name
         self.failed: str | None = None
@@ -247,6 +252,9 @@ class Graph:
         self._written = written
         self._last = frozenset(last).difference(written)
         self._is_requested = is_requested
+        self._warm_up = _WARM_UP if is_requested else _WARM_SIZES if has_symbolic_sizes else _WARM
+        self._most_unserved = sys.maxsize if is_requested or not has_symbolic_sizes else _MOST_SIZES
+        self._unserved = 0  # calls
         self._calls = BoundedDict(256)  # by key, of those that no recording served
         self._pointers: list[int] = []  # of the last call
         self._moves: list[int] = []
@@ -290,7 +298,10 @@ class Graph:
             del storages
         self._watch(inputs)
         self._calls[inputs.key] = calls = (self._calls.get(inputs.key) or 0) + 1
-        if calls <= (_WARM_UP if self._is_requested else _WARM):
+        if calls <= self._warm_up:
+            self._unserved += 1
+            if self._unserved > self._most_unserved and not self.recordings:
+                self.failed = "its sizes are others at each call"
             return None
         if not all(recorder().is_on(each.device) for each in inputs.tensors):
             return None

@@ -17,7 +17,7 @@ from forge.executors.torchex.cudnn_rnn import steps
 from forge.ir import TensorProxy, Trace
 from forge.ir.locks import new_lock
 from forge.ir.printing import DEL
-from forge.ir.proxies import SYMBOLIC_TYPES
+from forge.ir.proxies import SYMBOLIC_TYPES, hint_of
 from forge.ir.pytree import proxies
 from forge.transforms.makers import is_view
 
@@ -48,11 +48,12 @@ _SLOWEST_CALL = 1e-4  # seconds of one call of torch on a slow processor
 _RATES = {"cpu": _Rates(5e10, 2e10, 4e-6, 4), "cuda": _Rates(4e14, 3e12, 2e-5, 1.5)}
 
 
-def hidden_seconds(trace: Trace, flops: int) -> float | None:
+def hidden_seconds(trace: Trace, flops: int, *, may_be_symbolic: bool = False) -> float | None:
     """Return the seconds that the calls of a claimed trace may take without a GPU's waiting for them: 0 where they take
     longer on any processor, None where they never do.
 
-    By the trace's metadata, so that the same program is always treated alike; None for one of symbolic sizes.
+    By the trace's metadata, so that the same program is always treated alike. Sizes that are symbols are taken as
+    they were when the program was recorded, where they may be symbols; such a program is always measured on a GPU.
     """
     calls = [bound for bound in trace.bound_symbols if bound.symbol is not DEL]
     edges = {
@@ -67,17 +68,19 @@ def hidden_seconds(trace: Trace, flops: int) -> float | None:
         devices.discard("cpu")  # of random numbers that models draw there, which a GPU does not wait for
     if len(devices) != 1 or not devices <= _RATES.keys():
         return None
-    if any(isinstance(length, SYMBOLIC_TYPES) for proxy in edges.values() for length in proxy.shape):
-        return None
     device = devices.pop()
+    is_symbolic = any(isinstance(length, SYMBOLIC_TYPES) for proxy in edges.values() for length in proxy.shape)
+    if is_symbolic and not may_be_symbolic:
+        return None
     count = sum(map(steps, calls)) if device == "cuda" else len(calls)
     if count < _FEWEST:
         return None
     rate = _RATES[device]
     threads = torch.get_num_threads() if device == "cpu" else 1
-    moved = sum(proxy.numel() * proxy.element_size() for proxy in edges.values() if proxy.device.type == device)
+    elements = ((math.prod(map(hint_of, proxy.shape)), proxy) for proxy in edges.values())
+    moved = sum(count * proxy.element_size() for count, proxy in elements if proxy.device.type == device)
     hidden = (flops / (rate.flops * threads) + moved / rate.bytes) / rate.share
-    if hidden < count * rate.call:
+    if hidden < count * rate.call and not (is_symbolic and device == "cuda"):
         return 0.0
     return hidden if device == "cuda" and hidden < count * _SLOWEST_CALL else None
 

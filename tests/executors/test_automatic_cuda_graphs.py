@@ -132,7 +132,33 @@ def test_nothing_is_recorded_for_another_device_than_the_current_one(
     assert recordings(jitted)[0] > 0
 
 
-def test_symbolic_sizes_are_not_recorded(device: str) -> None:
+def test_sizes_that_come_again_are_recorded(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiering, "_gpu_is_idle", lambda: True)
+    module = deep(device)
+    jitted = forge.jit(module, dynamic=True, executors=EXECUTORS)
+    inputs = {rows: data(device, 1, rows=rows) for rows in (5, 3)}
+    counts = []
+    with torch.no_grad():
+        for rows in (5, 3, 5):
+            call_often(jitted, module, *inputs[rows])
+            counts += recordings(jitted)
+    assert 0 < counts[0] < counts[1] == counts[2]
+
+
+def test_sizes_that_never_come_again_are_not_recorded(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiering, "_gpu_is_idle", lambda: True)
+    module = deep(device)
+    jitted = forge.jit(module, dynamic=True, executors=EXECUTORS)
+    with torch.no_grad():
+        for rows in range(2, 90):
+            (x,) = data(device, 1, rows=rows)
+            torch.testing.assert_close(jitted(x), module(x))
+    (graph,) = graphs(jitted)
+    assert not graph.recordings
+    assert graph.failed == "its sizes are others at each call"
+
+
+def test_training_with_symbolic_sizes_is_not_recorded(device: str) -> None:
     module = deep(device)
     jitted = forge.jit(module, dynamic=True, executors=EXECUTORS)
     for rows in (5, 3):
