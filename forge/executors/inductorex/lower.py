@@ -214,7 +214,7 @@ def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTen
     bounds = sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(given))
     rounded = tuple(index for index, node in enumerate(graph.graph.nodes) if node.meta.get(ROUNDED))
     return (
-        "with barriers, local buffers of untiled loops, functions exact near 0, persistent rows",
+        "with barriers, local buffers of untiled loops, functions exact near 0, persistent rows, blocks of products",
         rounded,
         torch.get_default_dtype(),
         *bounds,

@@ -1,0 +1,77 @@
+"""Inductor's choices of how a Triton kernel reduces rows."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import sympy
+import torch
+from torch._inductor.dependencies import MemoryDep
+from torch.nn import functional as F
+
+import forge
+from forge.torch_internals.inductor import persistent
+from forge.torch_internals.inductor.persistent import RowChoices, is_matrix_vector_product
+
+ROW, COLUMN = sympy.symbols("d0 d1", integer=True, nonnegative=True)
+
+
+def read(name: str, index: Any, rows: int = 512, length: int = 2048) -> MemoryDep:
+    return MemoryDep(name, sympy.sympify(index), (ROW, COLUMN), (sympy.Integer(rows), sympy.Integer(length)))
+
+
+def features(*reads: MemoryDep, kind: str = "sum", rows: int = 512, length: int = 2048) -> Any:
+    node = SimpleNamespace(
+        node=SimpleNamespace(get_reduction_type=lambda: kind), read_writes=SimpleNamespace(reads=set(reads))
+    )
+    return SimpleNamespace(
+        is_reduction=lambda: True,
+        numel=sympy.Integer(rows),
+        reduction_numel=sympy.Integer(length),
+        reduction_nodes=lambda: [node],
+    )
+
+
+MATRIX, VECTOR = read("matrix", 2048 * ROW + COLUMN), read("vector", COLUMN)
+KERNELS = {
+    "a product": (features(MATRIX, VECTOR), True),
+    "a product and a bias": (features(MATRIX, VECTOR, read("bias", ROW)), True),
+    "sums of rows": (features(MATRIX), False),
+    "a matrix that is transposed": (features(read("matrix", ROW + 512 * COLUMN), VECTOR), False),
+    "maxima": (features(MATRIX, VECTOR, kind="max"), False),
+    "few rows": (features(read("matrix", 2048 * ROW + COLUMN, 8), read("vector", COLUMN, 8), rows=8), False),
+    "short rows": (
+        features(read("matrix", 64 * ROW + COLUMN, length=64), read("vector", COLUMN, length=64), length=64),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_products_of_a_matrix_and_a_vector_have_blocks_of_their_own(kernel: str) -> None:
+    of_kernel, expected = KERNELS[kernel]
+    assert is_matrix_vector_product(of_kernel) is expected
+    chosen = RowChoices().triton_kernel_kwargs(object, of_kernel, [{"x": 512, "r0_": 2048}], {"pid_cache": None})
+    assert ("fixed_config" in chosen) is expected
+    assert "pid_cache" in chosen
+    tiled = RowChoices().triton_kernel_kwargs(object, of_kernel, [{"x": 16, "y": 32, "r0_": 2048}], {})
+    assert "fixed_config" not in tiled
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("length", [1536, 2048, 8192])
+@pytest.mark.parametrize("rows", [300, 512])
+def test_a_product_with_blocks_of_its_own_is_the_product(
+    rows: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided: list[bool] = []
+
+    def decide(of_kernel: Any) -> bool:
+        decided.append(is_matrix_vector_product(of_kernel))
+        return decided[-1]
+
+    monkeypatch.setattr(persistent, "is_matrix_vector_product", decide)
+    x, weight = torch.randn(1, length, device="cuda").bfloat16(), torch.randn(rows, length, device="cuda").bfloat16()
+    jitted = forge.jit(lambda x, weight: F.linear(x.sin(), weight).cos(), cache=False)
+    torch.testing.assert_close(jitted(x, weight), F.linear(x.sin(), weight).cos(), atol=0.1, rtol=0.1)
+    assert True in decided
