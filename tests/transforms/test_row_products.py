@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 
 import forge
 from forge.compiler.claim import is_fused
+from forge.executors.inductorex import lower
+from forge.executors.inductorex.aten_graph import HAS_ROW_PRODUCTS
 from forge.executors.registry import resolve_executors
 from forge.ir import Trace
 from forge.torch_internals.versions import TORCH
@@ -58,6 +61,36 @@ def test_few_rows_are_multiplied_in_one_region(dtype: torch.dtype, bias: bool) -
         is_region = len(forge.last_traces(jitted)[-1].bound_symbols) == 1
         assert is_region or (dtype != torch.float32 and TORCH < (2, 13))  # whose C++ forgets roundings
         assert any(names(trace).count("row_product") == 3 for trace in forge.last_traces(jitted))
+
+
+@pytest.mark.usefixtures("compiled_regions")
+def test_a_row_is_written_once_and_none_that_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def compile_graph(graph: torch.fx.GraphModule, *rest: Any, **options: Any) -> Any:
+        graphs.append(graph)
+        return original(graph, *rest, **options)
+
+    original = lower.compile_graph
+    monkeypatch.setattr(lower, "compile_graph", compile_graph)
+    weight, x, other = torch.randn(72, 56) / 8, torch.randn(1, 5, 56)[:, 2:3], torch.randn(56, 56)
+
+    def gated(x: torch.Tensor) -> torch.Tensor:
+        normed = F.rms_norm(x, (56,))
+        return F.linear(F.linear(normed, weight).sin() * F.linear(normed, weight), weight.t())
+
+    programs: dict[Callable, int] = {
+        gated: 2,  # two products read one row
+        lambda x: F.linear(x, weight).sin(): 0,
+        lambda x: F.linear(x, weight) + F.linear(x + 1, weight): 1,
+        lambda x: F.linear(x @ other, weight).tanh(): 0,  # torch's product is in memory
+    }
+    for program, count in programs.items():
+        graphs.clear()
+        with torch.no_grad():
+            torch.testing.assert_close(forge.jit(program, cache=False)(x), program(x))
+        (graph,) = [graph for graph in graphs if HAS_ROW_PRODUCTS in graph.meta]
+        assert sum(node.target is torch.ops.aten.as_strided.default for node in graph.graph.nodes) == count
 
 
 def test_a_layer_alone_is_right() -> None:

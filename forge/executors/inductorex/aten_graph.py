@@ -27,6 +27,9 @@ from forge.torch_internals.sympy import PythonReferenceAnalysis, sympy_interp
 
 aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)
+HAS_ROW_PRODUCTS = "has row products"  # in a graph's metadata
+_COPIES = frozenset({aten._to_copy.default, aten.clone.default, torch.ops.prims.convert_element_type.default})
+_SHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim})
 _lock = new_lock()
 # indices of known sizes are expanded to a symbolic shape; outside the mode of fake tensors, torch refuses:
 # its fake implementation is inside, as that of aten.index is
@@ -77,6 +80,9 @@ def graph_of(region: Trace, layouts: Layouts, *, eager_numerics: bool) -> tuple[
     with layouts.fake, symbolic_dispatch(layouts.is_symbolic), rounding:
         given = [layouts.stand_in(proxy) for proxy in region.inputs]
         graph = make_fx(run, decomposition_table=decompositions())(*given)
+    if any(call.symbol.op is row_product for call in calls):
+        _share_rows(graph.graph)
+        graph.meta[HAS_ROW_PRODUCTS] = True
     for node in graph.graph.nodes:
         if node.target is aten.as_strided_.default and _only_relabels(node):
             node.replace_all_uses_with(node.args[0])
@@ -222,6 +228,25 @@ def _fold(node: torch.fx.Node) -> None:
     node.target, node.args, node.kwargs = aten.full.default, (list(made.shape), value), options
 
 
+def _share_rows(graph: torch.fx.Graph) -> None:
+    """Write a row that several products read once, and one that is in memory already not at all: as_strided is what has
+    Inductor write it (in_loops)."""
+    written: dict[tuple[Any, ...], torch.fx.Node] = {}
+    for node in graph.nodes:
+        if node.target is not aten.as_strided.default or not _only_relabels(node):
+            continue
+        copy = root = arguments(node)[0]
+        dtypes = []  # each rounds
+        while root.target in _COPIES or root.target in _SHAPES:
+            dtypes.append(root.meta["val"].dtype)
+            root = arguments(root)[0]
+        key = (root, tuple(copy.meta["val"].shape), *dtypes)
+        first = copy if root.op == "placeholder" else written.setdefault(key, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
 def _is_uniform(node: torch.fx.Node) -> bool:
     if node.target is not aten.full.default:
         return False
@@ -235,8 +260,8 @@ def _one_element(node: torch.fx.Node) -> torch.Tensor:
 
 
 def _only_relabels(node: torch.fx.Node) -> bool:
-    """Return whether as_strided_ gives a tensor of the same elements other strides where they say nothing: adaptive
-    pooling of an image whose channels lie beside each other ends so."""
+    """Return whether as_strided gives a tensor of the same elements other strides where they say nothing: adaptive
+    pooling of an image whose channels lie beside each other ends so, in place."""
     base, shape, strides = arguments(node)[:3]
     x = base.meta["val"]
     alike = (size == 1 or one == other for size, one, other in zip(x.shape, x.stride(), strides, strict=True))

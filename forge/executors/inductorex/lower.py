@@ -18,7 +18,7 @@ from forge.compiler.layout import Layout, Layouts
 from forge.executors.errors import CheckError
 from forge.executors.executor import Declined, decline
 from forge.executors.inductorex import artifacts, compile_wait, isa_probe
-from forge.executors.inductorex.aten_graph import arguments, exclusive, graph_of, is_view, results_of
+from forge.executors.inductorex.aten_graph import HAS_ROW_PRODUCTS, arguments, exclusive, graph_of, is_view, results_of
 from forge.executors.inductorex.graphs import ROUNDED, describe
 from forge.executors.inductorex.out_of_process import Compilation
 from forge.executors.inductorex.strides import Strides, sizes_of
@@ -60,6 +60,7 @@ _SEARCH = {
     }.items()
     if hasattr(inductor_config, name)
 }
+_FEW_LAUNCHES = {"combo_kernels": True}  # independent kernels of one step are one launch
 _TORCHS_PRODUCT = re.compile(r"extern_kernels\.(bias_)?(mm|bmm|addmm|baddbmm)\(")
 _CONVERSIONS = frozenset({torch.ops.prims.convert_element_type.default, aten._to_copy.default})
 _compiler_config: Any = compiler_config  # torch adds `patch` when it is imported
@@ -102,11 +103,23 @@ def generate(
     results get where the graph gives others. whole: C++ calls all kernels."""
     isa_probe.wait()
     with compile_wait.defer_waits() as started:
-        compiled = compile_graph(graph, given, fake, whole_program=whole_program)
+        settings = _FEW_LAUNCHES if _waits_for_launches(graph, given) else {}
+        compiled = compile_graph(graph, given, fake, whole_program=whole_program, settings=settings)
         assert compiled.current_callable is not None
         started.function = strides.wrap(compiled.current_callable)
     artifacts.keep(started.function, compiled, strides)
     return started.function
+
+
+def _waits_for_launches(graph: torch.fx.GraphModule, given: list[Any]) -> bool:
+    """Return whether a graph's kernels take about as long as it takes to launch them: on a GPU, with one row of hidden
+    states."""
+    are_static = not any(isinstance(each, torch.SymInt) for each in given)
+    return HAS_ROW_PRODUCTS in graph.meta and are_static and any(_is_on_gpu(each) for each in given)
+
+
+def _is_on_gpu(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cuda"
 
 
 def generate_product(
