@@ -14,8 +14,11 @@ import triton.language as tl
 from forge.torch_internals.fake_tensors import FakeTensor
 
 TILE = 64  # keys that a program reads at once
-_CHUNK = 256  # fewest keys of a program
-_PROGRAMS = 264  # two for each multiprocessor of an H100
+_ALONE = 256  # keys up to which one program has all
+_CHUNK = 128  # fewest keys of a program otherwise
+_LOOKED_AT = 1024  # keys at most whose mask a program looks at before it reads them
+_PROGRAMS = 528  # four for each multiprocessor of an H100
+_SPLITS = 128  # at most
 _LOG2_E = 1 / math.log(2)
 
 
@@ -46,7 +49,6 @@ def _attend(
     scale,  # times log2(e)
     queries,
     length,
-    chunk,  # keys of a split
     key_heads,
     group,  # heads of queries that share one of keys
     sq_b, sq_h, sq_l,
@@ -64,13 +66,14 @@ def _attend(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
+    CHUNK: tl.constexpr,  # keys of a split
 ):  # fmt: skip
     program = tl.program_id(0)
     split = tl.program_id(1)
     batch = (program // key_heads).to(tl.int64)
     key_head = program % key_heads
-    start = split * chunk
-    end = tl.minimum(start + chunk, length)
+    start = split * CHUNK
+    end = tl.minimum(start + CHUNK, length)
     key += batch * sk_b + key_head * sk_h
     value += batch * sv_b + key_head * sv_h
     if WRITES:
@@ -87,37 +90,36 @@ def _attend(
     is_row = r < group * queries
     q = tl.load(query + batch * sq_b + (head * sq_h + i * sq_l)[:, None] + d[None, :], mask=is_row[:, None], other=0.0)
     masks = mask + batch * sm_b + (head * sm_h + i * sm_l)[:, None]
+    if SKIPS:
+        at = start + tl.arange(0, CHUNK)
+        seen = is_row[:, None] & (at < end)[None, :]
+        shown = tl.load(masks + at[None, :] * sm_s, mask=seen, other=0 if MASK == 1 else -float("inf"))
+        seen = seen & (shown != 0 if MASK == 1 else shown > -float("inf"))
+        start = tl.min(tl.min(tl.where(seen, at[None, :], end), 1), 0) // TILE * TILE
+        end = tl.max(tl.max(tl.where(seen, at[None, :] + 1, 0), 1), 0)
     high = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
-    for first in range(start, end, TILE):
+    for first in tl.range(start, end, TILE):
         at = first + s
         inside = at < end
         seen = is_row[:, None] & inside[None, :]
+        k = tl.load(key + at.to(tl.int64)[None, :] * sk_s + d[:, None], mask=inside[None, :], other=0.0)
+        scores = tl.dot(q, k) * scale
         if MASK == 1:
             seen = seen & (tl.load(masks + at[None, :] * sm_s, mask=seen, other=0) != 0)
         if MASK == 2:
-            added = (
-                tl.load(masks + at[None, :] * sm_s, mask=seen, other=-float("inf")).to(tl.float32) * 1.4426950408889634
-            )
-            seen = seen & (added > -float("inf"))
-        is_read = True
-        if SKIPS:
-            is_read = tl.max(tl.max(seen.to(tl.int32), 1), 0) > 0
-        if is_read:
-            k = tl.load(key + at.to(tl.int64)[None, :] * sk_s + d[:, None], mask=inside[None, :], other=0.0)
-            v = tl.load(value + at.to(tl.int64)[:, None] * sv_s + d[None, :], mask=inside[:, None], other=0.0)
-            scores = tl.dot(q, k) * scale
-            if MASK == 2:
-                scores += added
-            scores = tl.where(seen, scores, -float("inf"))
-            new = tl.maximum(high, tl.max(scores, 1))
-            shift = tl.where(new == -float("inf"), 0.0, new)
-            weights = tl.exp2(scores - shift[:, None])
-            before = tl.exp2(high - shift)
-            total = total * before + tl.sum(weights, 1)
-            acc = acc * before[:, None] + tl.dot(weights.to(v.dtype), v)
-            high = new
+            added = tl.load(masks + at[None, :] * sm_s, mask=seen, other=-float("inf")).to(tl.float32)
+            scores += added * 1.4426950408889634  # log2(e)
+        scores = tl.where(seen, scores, -float("inf"))
+        new = tl.maximum(high, tl.max(scores, 1))
+        shift = tl.where(new == -float("inf"), 0.0, new)
+        weights = tl.exp2(scores - shift[:, None])
+        before = tl.exp2(high - shift)
+        v = tl.load(value + at.to(tl.int64)[:, None] * sv_s + d[None, :], mask=inside[:, None], other=0.0)
+        total = total * before + tl.sum(weights, 1)
+        acc = acc * before[:, None] + tl.dot(weights.to(v.dtype), v)
+        high = new
     if SPLITS:
         row = (batch * key_heads * group + head) * queries + i
         place = row * tl.num_programs(1) + split
@@ -179,9 +181,11 @@ def attend(
     if isinstance(query, FakeTensor):
         return out
     group = heads // key_heads
-    splits = max(1, min(-(-length // _CHUNK), _PROGRAMS // max(1, batch * key_heads)))
-    chunk = -(-length // (splits * TILE)) * TILE
-    splits = -(-length // chunk) if length else 1
+    chunk = triton.next_power_of_2(max(TILE, length))
+    if length > _ALONE:
+        of_programs = max(length * batch * key_heads // _PROGRAMS, length // _SPLITS, _CHUNK)
+        chunk = triton.next_power_of_2(of_programs)
+    splits = max(1, triton.cdiv(length, chunk))
     parts, sums = out, out
     if splits > 1:
         parts = query.new_empty((batch * heads * queries, splits, width), dtype=torch.float32)
@@ -196,17 +200,18 @@ def attend(
     with torch.cuda.device_of(query):
         _attend[(batch * key_heads, splits)](
             *(parts, sums, query, key, value, masks, position, new_key, new_value),
-            *(scale * _LOG2_E, queries, length, chunk, key_heads, group),
+            *(scale * _LOG2_E, queries, length, key_heads, group),
             *(*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *mask_strides, *out.stride()[:3]),
             *(*new_key.stride()[:3], *new_value.stride()[:3]),
             MASK=0 if mask is None else 1 if mask.dtype == torch.bool else 2,
-            SKIPS=mask is not None and length > 4 * TILE,
+            SKIPS=mask is not None and length > _ALONE and chunk <= _LOOKED_AT,
             WRITES=update is not None,
             NEW=triton.next_power_of_2(queries),
             SPLITS=splits > 1,
             ROWS=max(16, triton.next_power_of_2(group * queries)),
             WIDTH=width,
             TILE=TILE,
+            CHUNK=chunk,
             num_warps=4,
         )
         if splits > 1:
