@@ -118,15 +118,14 @@ def test_attention_that_needs_gradients_is_torch_s() -> None:
     assert "decoding_attention" not in names(jitted)
 
 
-@pytest.mark.usefixtures("device")
-def test_a_cuda_graph_that_attends_to_a_cache_writes_it() -> None:
+def test_a_cuda_graph_that_attends_to_a_cache_writes_it(device: str) -> None:
     jitted = forge.jit(decode, executors=[decoder, *resolve_executors(None)], cuda_graphs=True)
-    ours, theirs = inputs(), inputs()
+    ours, theirs = inputs(device=device), inputs(device=device)
     with torch.no_grad():
         for step in range(8):
             for each in (ours, theirs):
                 torch.manual_seed(step)
-                each[2:6] = [torch.tensor([step]), *(torch.randn_like(x) for x in each[3:6])]
+                each[2:6] = [torch.tensor([step], device=device), *(torch.randn_like(x) for x in each[3:6])]
             before = ours[0]._version
             torch.testing.assert_close(jitted(*ours), decode(*theirs))
             assert ours[0]._version > before

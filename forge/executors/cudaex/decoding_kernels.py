@@ -91,12 +91,15 @@ def _attend(
     q = tl.load(query + batch * sq_b + (head * sq_h + i * sq_l)[:, None] + d[None, :], mask=is_row[:, None], other=0.0)
     masks = mask + batch * sm_b + (head * sm_h + i * sm_l)[:, None]
     if SKIPS:
-        at = start + tl.arange(0, CHUNK)
-        seen = is_row[:, None] & (at < end)[None, :]
-        shown = tl.load(masks + at[None, :] * sm_s, mask=seen, other=0 if MASK == 1 else -float("inf"))
-        seen = seen & (shown != 0 if MASK == 1 else shown > -float("inf"))
-        start = tl.min(tl.min(tl.where(seen, at[None, :], end), 1), 0) // TILE * TILE
-        end = tl.max(tl.max(tl.where(seen, at[None, :] + 1, 0), 1), 0)
+        of_chunk = start + tl.arange(0, CHUNK)
+        is_key = is_row[:, None] & (of_chunk < end)[None, :]
+        if MASK == 1:
+            is_shown = tl.load(masks + of_chunk[None, :] * sm_s, mask=is_key, other=0) != 0
+        else:
+            is_shown = tl.load(masks + of_chunk[None, :] * sm_s, mask=is_key, other=-float("inf")) > -float("inf")
+        is_shown = is_shown & is_key
+        start = tl.min(tl.min(tl.where(is_shown, of_chunk[None, :], end), 1), 0) // TILE * TILE
+        end = tl.max(tl.max(tl.where(is_shown, of_chunk[None, :] + 1, 0), 1), 0)
     high = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)

@@ -24,6 +24,7 @@ from forge.torch_internals.inductor.config import inductor_config
 
 _LONGEST = 1024  # elements of a row, as Inductor has it of contiguous ones
 _FEWEST_ROWS = 256  # of a matrix whose product with a vector has blocks of its own
+_LONGEST_PRODUCT = 4096  # elements of a row; of longer ones, Inductor's own blocks are as fast
 _PRODUCT = {"XBLOCK": 2, "R0_BLOCK": 2048, "num_warps": 8, "num_stages": 1}
 _LOOPS = {"x", "r0_"}  # rows, and their elements
 
@@ -76,7 +77,7 @@ def is_matrix_vector_product(features: Any) -> bool:
     rows, length = features.numel, features.reduction_numel
     if not isinstance(rows, (int, sympy.Integer)) or not isinstance(length, (int, sympy.Integer)):
         return False
-    if rows < _FEWEST_ROWS or length <= _LONGEST:
+    if rows < _FEWEST_ROWS or not _LONGEST < length <= _LONGEST_PRODUCT:
         return False
     return all(
         _sums_products(node, rows * length, length)

@@ -40,6 +40,10 @@ KERNELS = {
     "a matrix that is transposed": (features(read("matrix", ROW + 512 * COLUMN), VECTOR), False),
     "maxima": (features(MATRIX, VECTOR, kind="max"), False),
     "few rows": (features(read("matrix", 2048 * ROW + COLUMN, 8), read("vector", COLUMN, 8), rows=8), False),
+    "long rows": (
+        features(read("matrix", 8192 * ROW + COLUMN, length=8192), read("vector", COLUMN, length=8192), length=8192),
+        False,
+    ),
     "short rows": (
         features(read("matrix", 64 * ROW + COLUMN, length=64), read("vector", COLUMN, length=64), length=64),
         False,
@@ -59,7 +63,7 @@ def test_products_of_a_matrix_and_a_vector_have_blocks_of_their_own(kernel: str)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("length", [1536, 2048, 8192])
+@pytest.mark.parametrize("length", [1536, 2048, 4096])
 @pytest.mark.parametrize("rows", [300, 512])
 def test_a_product_with_blocks_of_its_own_is_the_product(
     rows: int, length: int, monkeypatch: pytest.MonkeyPatch
