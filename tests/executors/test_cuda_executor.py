@@ -9,6 +9,7 @@ import textwrap
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from forge import torchlang
 from forge.executors.cudaex import attention, cudaex, decoding, head, products
@@ -222,6 +223,18 @@ def test_the_kernel_of_few_queries() -> None:
     interprets = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     program = [sys.executable, "-c", textwrap.dedent(_DECODING_KERNEL)]
     subprocess.run(program, env={**os.environ, **interprets}, check=True)
+
+
+def test_attention_of_few_queries_is_a_kind_of_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding.importlib.util, "find_spec", lambda name: object())
+    checker = cudaex.candidates(torchlang.decoding_attention)[0].checker
+    given = _proxy(2, 8, 1, 64), _proxy(2, 1, 640, 64), _proxy(2, 1, 640, 64)
+    assert checker is not None
+    with sdpa_kernel(SDPBackend.MATH):
+        decision = checker(*given)
+    assert isinstance(decision, Declined)
+    assert "no flash attention" in decision.reason
+    assert checker(*given) is True
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from forge import torchlang
 from forge.executors.executor import Decision, OperatorExecutor, decline
 from forge.ir import TensorProxy
 from forge.ir.proxies import hint_of
+from forge.torch_internals.attention import get_flash_sdp_enabled
 
 _DTYPES = (torch.bfloat16, torch.float16)
 _WIDTHS = (16, 32, 64, 128, 256)
@@ -68,6 +69,8 @@ def _checker(
         return decline(f"query is on {query.device.type}, and its kernel runs on CUDA GPUs")
     if torch.version.hip is not None or not importlib.util.find_spec("triton"):
         return decline("the kernel needs an NVIDIA GPU and Triton")
+    if not get_flash_sdp_enabled():
+        return decline("torch.nn.attention.sdpa_kernel allows no flash attention, of which the kernel is a kind")
     if any(x.ndim != 4 for x in (query, key, value)) or query.dtype not in _DTYPES:
         return decline("the kernel takes four dims of bfloat16 or float16")
     if query.shape[-1] not in _WIDTHS or value.shape[-1] != query.shape[-1]:

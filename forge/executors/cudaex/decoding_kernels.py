@@ -15,10 +15,11 @@ from forge.torch_internals.fake_tensors import FakeTensor
 
 TILE = 64  # keys that a program reads at once
 _ALONE = 256  # keys up to which one program has all
-_CHUNK = 128  # fewest keys of a program otherwise
-_LOOKED_AT = 1024  # keys at most whose mask a program looks at before it reads them
+_CHUNK, _LONGEST_CHUNK = 128, 512  # keys of a program otherwise, at least, and at most up to 65,536
+_LOOKED_AT = 4096  # elements of a mask at most that a program looks at before it reads keys
 _PROGRAMS = 528  # four for each multiprocessor of an H100
 _SPLITS = 128  # at most
+_ASSERTING = {"debug": True, "sanitize_overflow": False}  # positions alone, not whether integers overflow
 _LOG2_E = 1 / math.log(2)
 
 
@@ -61,7 +62,7 @@ def _attend(
     MASK: tl.constexpr,  # 0: none, 1: of bools, 2: added
     SKIPS: tl.constexpr,
     WRITES: tl.constexpr,
-    NEW: tl.constexpr,
+    NEW: tl.constexpr,  # queries, to the next power of two
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -71,7 +72,7 @@ def _attend(
     program = tl.program_id(0)
     split = tl.program_id(1)
     batch = (program // key_heads).to(tl.int64)
-    key_head = program % key_heads
+    key_head = (program % key_heads).to(tl.int64)
     start = split * CHUNK
     end = tl.minimum(start + CHUNK, length)
     key += batch * sk_b + key_head * sk_h
@@ -90,13 +91,15 @@ def _attend(
     is_row = r < group * queries
     q = tl.load(query + batch * sq_b + (head * sq_h + i * sq_l)[:, None] + d[None, :], mask=is_row[:, None], other=0.0)
     masks = mask + batch * sm_b + (head * sm_h + i * sm_l)[:, None]
-    if SKIPS:
+    if SKIPS:  # the mask is the same for all heads
+        of_queries = tl.arange(0, NEW)
         of_chunk = start + tl.arange(0, CHUNK)
-        is_key = is_row[:, None] & (of_chunk < end)[None, :]
+        is_key = (of_queries < queries)[:, None] & (of_chunk < end)[None, :]
+        looked_at = mask + batch * sm_b + (of_queries * sm_l)[:, None] + of_chunk[None, :] * sm_s
         if MASK == 1:
-            is_shown = tl.load(masks + of_chunk[None, :] * sm_s, mask=is_key, other=0) != 0
+            is_shown = tl.load(looked_at, mask=is_key, other=0) != 0
         else:
-            is_shown = tl.load(masks + of_chunk[None, :] * sm_s, mask=is_key, other=-float("inf")) > -float("inf")
+            is_shown = tl.load(looked_at, mask=is_key, other=-float("inf")) > -float("inf")
         is_shown = is_shown & is_key
         start = tl.min(tl.min(tl.where(is_shown, of_chunk[None, :], end), 1), 0) // TILE * TILE
         end = tl.max(tl.max(tl.where(is_shown, of_chunk[None, :] + 1, 0), 1), 0)
@@ -186,8 +189,8 @@ def attend(
     group = heads // key_heads
     chunk = triton.next_power_of_2(max(TILE, length))
     if length > _ALONE:
-        of_programs = max(length * batch * key_heads // _PROGRAMS, length // _SPLITS, _CHUNK)
-        chunk = triton.next_power_of_2(of_programs)
+        of_programs = min(length * batch * key_heads // _PROGRAMS, _LONGEST_CHUNK)
+        chunk = triton.next_power_of_2(max(of_programs, length // _SPLITS, _CHUNK))
     splits = max(1, triton.cdiv(length, chunk))
     parts, sums = out, out
     if splits > 1:
@@ -199,6 +202,7 @@ def attend(
         masks, mask_strides = expanded, [*expanded.stride()]
         if mask.dtype == torch.bool:
             masks = expanded.view(torch.uint8)
+    of_queries = triton.next_power_of_2(queries)
     position, new_key, new_value = (query, query, query) if update is None else update
     with torch.cuda.device_of(query):
         _attend[(batch * key_heads, splits)](
@@ -207,15 +211,16 @@ def attend(
             *(*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *mask_strides, *out.stride()[:3]),
             *(*new_key.stride()[:3], *new_value.stride()[:3]),
             MASK=0 if mask is None else 1 if mask.dtype == torch.bool else 2,
-            SKIPS=mask is not None and length > _ALONE and chunk <= _LOOKED_AT,
+            SKIPS=length > _ALONE and mask_strides[1] == 0 and mask is not None and of_queries * chunk <= _LOOKED_AT,
             WRITES=update is not None,
-            NEW=triton.next_power_of_2(queries),
+            NEW=of_queries,
             SPLITS=splits > 1,
             ROWS=max(16, triton.next_power_of_2(group * queries)),
             WIDTH=width,
             TILE=TILE,
             CHUNK=chunk,
             num_warps=4,
+            **_ASSERTING,
         )
         if splits > 1:
             _join[(batch * heads * queries,)](

@@ -117,8 +117,10 @@ window_attention_backward = torchex.register_operator(
 
 WINDOWED = frozenset({window_attention.id, torchlang.window_attention.id})
 
+_DECODING = frozenset({torchlang.decoding_attention.id, torchlang.attend_to_cache.id})
+
 # the operations for which torch chooses a kernel, or flash attention has to be allowed
-ATTENDING = _ATTENDING | WINDOWED
+ATTENDING = _ATTENDING | WINDOWED | _DECODING
 
 
 def fits_flash(query: TensorProxy, key: TensorProxy, value: TensorProxy, enable_gqa: bool) -> bool:
