@@ -80,9 +80,9 @@ def jit(  # noqa: PLR0913  the options of forge.jit
             and versions. FORGE_CACHE_DIR is the folder; FORGE_CACHE=0 disables the cache.
         cuda_graphs: On a CUDA device, record the forward and backward as CUDA graphs after a few calls of a shape:
             always (True), never (False), or once a program was seen to make its device wait for launches, where memory
-            allows and sizes are fixed or, in inference, come again ("auto"). Calls that cannot be recorded run between the graphs;
-            forge.explain gives the reasons. Recorded graphs hold the memory of what the forward saves, and are not
-            cached on disk.
+            allows and sizes are fixed or, in inference, come again ("auto"). Calls that cannot be recorded run between
+            the graphs; forge.explain gives the reasons. Recorded graphs hold the memory of what the forward saves, and
+            are not cached on disk.
         freeze: For inference: compute once the values that depend on parameters and buffers alone, fold batch norms
             into the layers before them, and join linear layers that share an input. A change of a weight triggers
             the computation again; see forge.refold for the changes that go unnoticed. A call that needs gradients
