@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from forge.api.backend import Backend
-from forge.api.options import refuse_unknown, resolve_options
+from forge.api.options import check_transforms, refuse_unknown, resolve_options
 from forge.api.unused_options import UnusedOptions, idle_options, look_at_module
 from forge.capture.entry import enter
 from forge.capture.handles import JitHandle, handle_of, name_of
@@ -27,6 +27,7 @@ from forge.ir import Trace
 from forge.ir import check as require
 from forge.ir.checks import check_flag, check_list
 from forge.runtime.module import jitted_module
+from forge.runtime.module_transforms import ModuleTransform, transform_module, without_module_transforms
 from forge.runtime.torch_state import dynamo_disable
 from forge.torch_internals.dynamo import disable, reset_code
 from forge.transforms.users import Transform
@@ -37,7 +38,7 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     target: Callable | torch.nn.Module | types.EllipsisType = ...,
     *,
     executors: Sequence[str | Executor] | None = None,
-    transforms: Sequence[Transform] = (),
+    transforms: Sequence[Transform | ModuleTransform] = (),
     kernels: Sequence[Source] = (),
     layers: Layers = (),
     allow_imports: Sequence[str] = (),
@@ -144,6 +145,11 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     if target is ...:
         return rejit
     require(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
+    check_transforms(transforms)
+    if any(isinstance(each, ModuleTransform) for each in transforms):
+        target = transform_module(_module_of(target), [each for each in transforms if isinstance(each, ModuleTransform)])
+        transforms = without_module_transforms(transforms)
+        rejit = functools.partial(rejit, transforms=transforms)
     check_list(allow_imports, "forge.jit: allow_imports", "the names of modules")
     kernels_named = kernel_executor(kernels, allow_imports=allow_imports) if kernels else None
     layers_named = layer_executor(layers, allow_imports=allow_imports) if layers else None
@@ -186,6 +192,22 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     functools.update_wrapper(compiled, target, updated=())
     compiled.__dict__ = {**getattr(target, "__dict__", {}), **compiled.__dict__}  # Dynamo's own marks stay
     return compiled
+
+
+def _module_of(target: Callable) -> torch.nn.Module:
+    """Return a target whose parameters are to be replaced. Raises TypeError for a function, which may read any, and for
+    what is jitted already."""
+    is_jitted = hasattr(type(target), "_forge_compiled")
+    require(
+        isinstance(target, torch.nn.Module) and not is_jitted,
+        lambda: (
+            "forge.jit: a transform replaces parameters, and needs a module that is not jitted yet; "
+            f"it was given {f'a jitted {type(target).__name__}' if is_jitted else repr(target)}"
+        ),
+        TypeError,
+    )
+    assert isinstance(target, torch.nn.Module)
+    return target
 
 
 _OPTIONS = [each.name for each in inspect.signature(jit).parameters.values() if each.kind is each.KEYWORD_ONLY]

@@ -1,0 +1,228 @@
+"""Linear layers whose weight is stored in 8 or 4 bits an element, and computed with in the dtype of their input.
+
+    linear_int8(input, weight, scale, bias)              weight: int8 (out, in)
+    linear_fp8(input, weight, scale, bias)               weight: float8_e4m3fn or float8_e5m2 (out, in)
+    linear_int4(input, weight, scale, zero_point, bias)  weight: uint8 (out, in / 2), two elements in a byte
+
+Each is linear(input, dequantized, bias), where dequantized = (element - zero_point) * scale, computed in float32 and
+rounded to the input's dtype. scale is (out,), or (out, groups) for groups of in / groups elements that lie side by side;
+so is zero_point, of linear_int4 alone, which is 8 where it is None. The low half of a byte is the element before.
+
+They are operators of torch.library, too: eager runs them, and Dynamo makes one call of each.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forge import clang
+from forge.ir import Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad, short_dtype
+from forge.prims.core import same, torch_check
+from forge.torchlang.core import torchsymbol
+from forge.torchlang.linalg import linear
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+INPUTS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+# the values of a quantized weight, of tensors as of proxies
+
+
+def _scaled(elements: Any, scale: Any, dtype: torch.dtype) -> Any:
+    """Return elements of (out, in) times their scales, rounded to `dtype`."""
+    wide = torch.promote_types(scale.dtype, torch.float32)
+    rows, columns = elements.shape
+    if scale.ndim == 1:
+        return (elements.to(wide) * scale.to(wide).reshape((rows, 1))).to(dtype)
+    groups = scale.shape[1]
+    grouped = elements.to(wide).reshape((rows, groups, columns // groups))
+    return (grouped * scale.to(wide).reshape((rows, groups, 1))).reshape((rows, columns)).to(dtype)
+
+
+def _shifted(weight: Any, zero_point: Any, scale: Any, stack: Callable) -> Any:
+    """Return the elements of a weight of 4 bits, less their zero points, as (out, in)."""
+    wide = torch.promote_types(scale.dtype, torch.float32)
+    rows, columns = weight.shape[0], 2 * weight.shape[1]
+    elements = stack([weight & 15, weight >> 4], -1).reshape((rows, columns)).to(wide)
+    if zero_point is None:
+        return elements - 8
+    if zero_point.ndim == 1:
+        return elements - zero_point.to(wide).reshape((rows, 1))
+    groups = zero_point.shape[1]
+    grouped = elements.reshape((rows, groups, columns // groups)) - zero_point.to(wide).reshape((rows, groups, 1))
+    return grouped.reshape((rows, columns))
+
+
+def dequantize(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values of a weight of 8 bits an element."""
+    return _scaled(weight, scale, dtype)
+
+
+def dequantize_packed(weight: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the values of a weight of 4 bits an element."""
+    return _scaled(_shifted(weight, zero_point, scale, torch.stack), scale, dtype)
+
+
+# the operators
+
+
+def _linear(input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.linear(input, dequantize(weight, scale, input.dtype), bias)
+
+
+def _linear_packed(
+    input: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    return F.linear(input, dequantize_packed(weight, scale, zero_point, input.dtype), bias)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    input, weight, *scales, bias = inputs
+    ctx.save_for_backward(weight, *scales)
+    ctx.dtype, ctx.has_bias = input.dtype, bias is not None
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    weight, *scales = ctx.saved_tensors
+    values = (dequantize if len(scales) == 1 else dequantize_packed)(weight, *scales, ctx.dtype)
+    bias = grad.sum(tuple(range(grad.ndim - 1))) if ctx.has_bias and ctx.needs_input_grad[-1] else None
+    return (grad @ values if ctx.needs_input_grad[0] else None, *[None for _ in ctx.saved_tensors], bias)
+
+
+_library = torch.library.Library("forge", "FRAGMENT")
+for _name, _arguments, _function in (
+    ("linear_int8", "Tensor scale", _linear),
+    ("linear_fp8", "Tensor scale", _linear),
+    ("linear_int4", "Tensor scale, Tensor? zero_point=None", _linear_packed),
+):
+    _library.define(f"{_name}(Tensor input, Tensor weight, {_arguments}, Tensor? bias=None) -> Tensor")
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+    torch.library.register_autograd(f"forge::{_name}", _backward, setup_context=_save, lib=_library)
+OPERATORS: dict[str, Any] = {
+    name: getattr(torch.ops.forge, name).default for name in ("linear_int8", "linear_fp8", "linear_int4")
+}
+
+
+# the symbols
+
+
+def _check_scales(op: str, rows: Any, columns: Any, **scales: TensorProxy | None) -> None:
+    for name, scale in scales.items():
+        if scale is None:
+            continue
+        check(scale.dtype.is_floating_point, lambda n=name, s=scale: f"{op}: {n} is {s}, but must be of floats", TypeError)
+        torch_check(
+            scale.ndim in (1, 2) and same(scale.shape[0], rows),
+            lambda n=name, s=scale: f"{op}: {n} is {s}, but must have the shape ({rows},) or ({rows}, groups)",
+        )
+        torch_check(
+            scale.ndim == 1 or (scale.shape[1] > 0 and columns % scale.shape[1] == 0),
+            lambda n=name, s=scale: f"{op}: {n} is {s}, whose groups do not divide the {columns} elements of a row",
+        )
+
+
+def _check_call(
+    op: str, input: TensorProxy, weight: TensorProxy, dtypes: tuple[torch.dtype, ...], packed: int = 1
+) -> None:
+    check(
+        weight.dtype in dtypes,
+        lambda: f"{op}: weight is {weight}, but must have the dtype {' or '.join(map(short_dtype, dtypes))}",
+        TypeError,
+    )
+    check(
+        input.dtype in INPUTS,
+        lambda: f"{op}: input is {input}, but must have the dtype {', '.join(map(short_dtype, INPUTS))}",
+        TypeError,
+    )
+    torch_check(
+        weight.ndim == 2 and input.ndim > 0 and same(input.shape[-1], packed * weight.shape[-1]),
+        lambda: f"{op}: shapes cannot be multiplied: input is {input}, weight is {weight}",
+    )
+
+
+def _dequantize(weight: TensorProxy, scale: TensorProxy, like: TensorProxy) -> TensorProxy:
+    """The values of a weight of 8 bits an element, in the dtype of `like`.
+
+    It reads no more of `like`, and waits for it: the values of all weights of a program, computed first, would need the
+    memory that quantized weights save.
+    """
+    return _scaled(weight, scale, like.dtype)
+
+
+def _dequantize_packed(
+    weight: TensorProxy, scale: TensorProxy, zero_point: TensorProxy | None, like: TensorProxy
+) -> TensorProxy:
+    """The values of a weight of 4 bits an element, in the dtype of `like`, for which it waits."""
+    return _scaled(_shifted(weight, zero_point, scale, clang.stack), scale, like.dtype)
+
+
+dequantized = Symbol("dequantize", "forge.dequantize", body=_dequantize)
+dequantized_packed = Symbol("dequantize_int4", "forge.dequantize_int4", body=_dequantize_packed)
+
+
+@torchsymbol(OPERATORS["linear_int8"], id="torch.ops.forge.linear_int8")
+def linear_int8(
+    input: TensorProxy, weight: TensorProxy, scale: TensorProxy, bias: TensorProxy | None = None
+) -> TensorProxy:
+    """linear by a weight of int8 with scales.
+
+    Shapes: input (..., in), weight (out, in), scale (out,) or (out, groups), bias (out,); out is (..., out).
+    """
+    _check_call("linear_int8", input, weight, (torch.int8,))
+    _check_scales("linear_int8", *weight.shape, scale=scale)
+    return linear(input, dequantized(weight, scale, input), bias)
+
+
+@torchsymbol(OPERATORS["linear_fp8"], id="torch.ops.forge.linear_fp8")
+def linear_fp8(
+    input: TensorProxy, weight: TensorProxy, scale: TensorProxy, bias: TensorProxy | None = None
+) -> TensorProxy:
+    """linear by a weight of floats of 8 bits with scales. Shapes: as linear_int8."""
+    _check_call("linear_fp8", input, weight, FLOAT8)
+    _check_scales("linear_fp8", *weight.shape, scale=scale)
+    return linear(input, dequantized(weight, scale, input), bias)
+
+
+@torchsymbol(OPERATORS["linear_int4"], id="torch.ops.forge.linear_int4")
+def linear_int4(
+    input: TensorProxy,
+    weight: TensorProxy,
+    scale: TensorProxy,
+    zero_point: TensorProxy | None = None,
+    bias: TensorProxy | None = None,
+) -> TensorProxy:
+    """linear by a weight of 4 bits an element, with scales and zero points.
+
+    Shapes: as linear_int8, but weight (out, in / 2), and zero_point as scale.
+    """
+    _check_call("linear_int4", input, weight, (torch.uint8,), packed=2)
+    _check_scales("linear_int4", weight.shape[0], 2 * weight.shape[1], scale=scale, zero_point=zero_point)
+    torch_check(
+        zero_point is None or (zero_point.ndim == scale.ndim and all(map(same, zero_point.shape, scale.shape))),
+        lambda: f"linear_int4: zero_point is {zero_point}, but must have the shape of scale, which is {scale}",
+    )
+    return linear(input, dequantized_packed(weight, scale, zero_point, input), bias)
+
+
+# Scales are constants: eager has no gradient of them either. The gradient's values are computed anew, after `g` is
+# there; saving them would need the memory that the quantized weight saves.
+
+
+def _by_values(symbol: Symbol, values: Callable[..., TensorProxy]) -> None:
+    @register_grad(symbol)
+    def rule(input: TensorProxy, weight: TensorProxy, *rest: Any, **named: Any) -> TensorProxy:
+        out = symbol(input, weight, *rest, **named)
+        given, g = symbol.bind((input, weight, *rest), named), get_grad(out)
+        put_grad(given["bias"], g)  # summed to the bias's shape
+        if needs_grad(input):
+            scales = [each for name, each in given.items() if name in ("scale", "zero_point")]
+            put_grad(input, clang.matmul(g, values(weight, *scales, g)))
+        return out
+
+
+_by_values(linear_int8, dequantized)
+_by_values(linear_fp8, dequantized)
+_by_values(linear_int4, dequantized_packed)
