@@ -38,9 +38,12 @@ def linear_in_loops(
 ) -> torch.Tensor:
     """Return the product as sums in float32 along the rows of the weight, each of which is read once."""
     rows = _in_memory(_rows_of(input))
-    groups = _Groups(weight, scale, input.device)
-    x, elements = groups.cut(rows), groups.cut(weight, dim=1)
-    return groups.finish(input, bias, lambda part: _floats(elements[:, :, part]) * x[:, part])
+    if scale.ndim == 1:
+        return _finish((_floats(weight)[:, None] * rows).sum(-1) * scale.float()[:, None], input, bias)
+    shape = (-1, scale.shape[1], weight.shape[1] // scale.shape[1])
+    scales = _in_memory(scale.float())[:, None, :, None]
+    products = _floats(weight).reshape(shape)[:, None] * rows.reshape(shape)
+    return _finish((products * scales).sum((-2, -1)), input, bias)
 
 
 def linear_int4_in_loops(
@@ -54,23 +57,21 @@ def linear_int4_in_loops(
 
     Of a byte b of the elements low and high = floor(b / 16), low = b - 16 * high:
 
-        (low - z) * x + (high - z) * y = b * x + high * (y - 16 * x) - z * (x + y)
+        low * x + high * y = b * x + high * (y - 16 * x)
 
-    in which all is arithmetic of floats: Inductor's C++ does not vectorize shifts of bytes.
+    in which all is arithmetic of floats: Inductor's C++ does not vectorize shifts of bytes. What zero points subtract
+    is computed from the sums of the groups of the input.
     """
-    x, y = (_rows_of(input)[:, start::2] for start in (0, 1))
-    terms = _in_memory(torch.stack([x, y - 16 * x, x + y]))
-    groups = _Groups(weight, scale, input.device)
-    first, second, both = (groups.cut(each) for each in terms)
-    bytes = groups.cut(weight, dim=1)
-    zeros = None if zero_point is None else groups.per_group(zero_point)
-
-    def product(part: slice) -> torch.Tensor:
-        b = bytes[:, :, part].float()
-        zero = 8.0 if zeros is None else zeros[:, :, part]
-        return b * first[:, part] + (b * 0.0625).floor() * second[:, part] - zero * both[:, part]
-
-    return groups.finish(input, bias, product)
+    groups = 1 if scale.ndim == 1 else scale.shape[1]
+    rows, scales = _rows_of(input), _in_memory(scale.float().reshape(-1, groups))
+    x, y = rows[:, ::2], rows[:, 1::2]
+    shape = (-1, groups, weight.shape[1] // groups)
+    first, second = (each.reshape(shape) for each in _in_memory(torch.stack([x, y - 16 * x])))
+    bytes = weight.reshape(shape)[:, None].float()
+    products = bytes * first + (bytes * 0.0625).floor() * second
+    zeros = scales * (8.0 if zero_point is None else zero_point.float().reshape(-1, groups))
+    shifts = (zeros[:, None] * rows.reshape(-1, groups, weight.shape[1] // groups * 2).sum(-1)).sum(-1)
+    return _finish((products * scales[:, None, :, None]).sum((-2, -1)) - shifts, input, bias)
 
 
 def _rows_of(input: torch.Tensor) -> torch.Tensor:
@@ -78,49 +79,14 @@ def _rows_of(input: torch.Tensor) -> torch.Tensor:
 
 
 def _in_memory(x: torch.Tensor) -> torch.Tensor:
-    """Return x, which Inductor writes to memory, once for all sums."""
+    """Return x, which Inductor writes to memory, once for all sums. A loop that converts half precision has vectors of
+    32 elements, for which torch's loads of bytes are slow."""
     return x.as_strided(x.shape, x.stride())
 
 
-class _Groups:
-    """The groups of a weight's rows that have scales; for a scale per row, as many as Inductor's C++ should add.
-
-    It adds to one vector, each sum after the one before: on a CPU each sum is one of several parts first.
-    """
-
-    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, device: torch.device) -> None:
-        self.columns = weight.shape[1]
-        self.scale = scale.float()
-        several = (4, 2) if device.type == "cpu" else ()
-        size = self.columns if scale.ndim == 1 else scale.shape[1]
-        self.parts = next((each for each in several if size % each == 0), 1)
-        self.count = self.parts if scale.ndim == 1 else scale.shape[1]
-
-    def cut(self, x: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-        """Return the rows of x in groups, with a new dim."""
-        cut = x.reshape(x.shape[0], self.count, self.columns // self.count)
-        return cut if dim is None else cut.unsqueeze(dim)
-
-    def per_group(self, x: torch.Tensor) -> torch.Tensor:
-        """Return numbers of each group, or of each row, by (out, rows, group, element)."""
-        return x.float().reshape(x.shape[0], 1, -1, 1).expand(-1, -1, self.count, -1)
-
-    def finish(
-        self, input: torch.Tensor, bias: torch.Tensor | None, product: Callable[[slice], torch.Tensor]
-    ) -> torch.Tensor:
-        """Return the sums of the products of each element, of which `product` gives those of some groups."""
-        is_grouped = self.scale.ndim == 2
-        scale = self.per_group(self.scale)
-        total = None
-        for start in range(self.parts):
-            part = slice(start, None, self.parts)
-            found = product(part) * scale[:, :, part] if is_grouped else product(part)
-            total = found if total is None else total + found
-        assert total is not None
-        sums = total.sum((-2, -1))
-        sums = sums if is_grouped else sums * self.scale[:, None]
-        sums = sums if bias is None else sums + bias.float()[:, None]
-        return sums.t().to(input.dtype).reshape(*input.shape[:-1], sums.shape[0])
+def _finish(sums: torch.Tensor, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    sums = sums if bias is None else sums + bias.float()[:, None]
+    return sums.t().to(input.dtype).reshape(*input.shape[:-1], sums.shape[0])
 
 
 # floats of 8 bits as those of 32: how far to shift their bits, which are the sign's copies, and the bias of exponents
