@@ -3,8 +3,7 @@
 from forge.support import startup  # before all that imports torch
 
 # isort: split
-from forge import optim
-from forge.api import quantize
+from forge import optim, quantize
 from forge.api.bundle import bundle
 from forge.api.functional import grad, trace, value_and_grad, vjp
 from forge.api.jit import finish_compiling, jit, last_backward_traces, last_traces, refold

@@ -69,13 +69,66 @@ def dequantize_packed(weight: Tensor, scale: Tensor, zero_point: Tensor | None, 
 # the operators
 
 
-def _linear(input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+def _check(op: str, input: Any, weight: Any, scale: Any, zero_point: Any = None) -> None:
+    """Raise TypeError for wrong dtypes, and RuntimeError for shapes that do not fit, of tensors as of proxies."""
+    dtypes, packed = _STORED[op]
+    for name, value, allowed in (("input", input, INPUTS), ("weight", weight, dtypes)):
+        listed = ", ".join(map(short_dtype, allowed))
+        check(
+            value.dtype in allowed,
+            lambda n=name, v=value, wanted=listed: f"{op}: {n} is {_brief(v)}, but must have a dtype of {wanted}",
+            TypeError,
+        )
+    torch_check(
+        weight.ndim == 2 and input.ndim > 0 and same(input.shape[-1], packed * weight.shape[1]),
+        lambda: f"{op}: shapes cannot be multiplied: input is {_brief(input)}, weight is {_brief(weight)}",
+    )
+    check(
+        scale.dtype.is_floating_point,
+        lambda: f"{op}: scale is {_brief(scale)}, but must have a dtype of floats",
+        TypeError,
+    )
+    rows, columns = weight.shape[0], packed * weight.shape[1]
+    torch_check(
+        scale.ndim in (1, 2) and same(scale.shape[0], rows),
+        lambda: f"{op}: scale is {_brief(scale)}, but must have the shape ({rows},) or ({rows}, groups)",
+    )
+    torch_check(
+        scale.ndim == 1 or (scale.shape[1] > 0 and columns % (packed * scale.shape[1]) == 0),
+        lambda: f"{op}: scale is {_brief(scale)}, whose groups do not divide the {columns} elements of a row",
+    )
+    torch_check(
+        zero_point is None or (zero_point.ndim == scale.ndim and all(map(same, zero_point.shape, scale.shape))),
+        lambda: f"{op}: zero_point is {_brief(zero_point)}, but must have the shape of scale, which is {_brief(scale)}",
+    )
+
+
+def _brief(x: Any) -> str:
+    return f"{short_dtype(x.dtype)}{list(x.shape)}"
+
+
+# of each operator: the dtypes of its weight, and how many elements one of these holds
+_STORED: dict[str, tuple[tuple[torch.dtype, ...], int]] = {
+    "linear_int8": ((torch.int8,), 1),
+    "linear_fp8": (FLOAT8, 1),
+    "linear_int4": ((torch.uint8,), 2),
+}
+
+
+def _linear_int8(input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    _check("linear_int8", input, weight, scale)
     return F.linear(input, dequantize(weight, scale, input.dtype), bias)
 
 
-def _linear_packed(
+def _linear_fp8(input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    _check("linear_fp8", input, weight, scale)
+    return F.linear(input, dequantize(weight, scale, input.dtype), bias)
+
+
+def _linear_int4(
     input: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
+    _check("linear_int4", input, weight, scale, zero_point)
     return F.linear(input, dequantize_packed(weight, scale, zero_point, input.dtype), bias)
 
 
@@ -88,59 +141,24 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     weight, *scales = ctx.saved_tensors
     values = (dequantize if len(scales) == 1 else dequantize_packed)(weight, *scales, ctx.dtype)
-    bias = grad.sum(tuple(range(grad.ndim - 1))) if ctx.has_bias and ctx.needs_input_grad[-1] else None
+    bias = grad.sum_to_size(grad.shape[-1]) if ctx.has_bias and ctx.needs_input_grad[-1] else None
     return (grad @ values if ctx.needs_input_grad[0] else None, *[None for _ in ctx.saved_tensors], bias)
 
 
 _library = torch.library.Library("forge", "FRAGMENT")
+OPERATORS: dict[str, Any] = {}
 for _name, _arguments, _function in (
-    ("linear_int8", "Tensor scale", _linear),
-    ("linear_fp8", "Tensor scale", _linear),
-    ("linear_int4", "Tensor scale, Tensor? zero_point=None", _linear_packed),
+    ("linear_int8", "Tensor scale", _linear_int8),
+    ("linear_fp8", "Tensor scale", _linear_fp8),
+    ("linear_int4", "Tensor scale, Tensor? zero_point=None", _linear_int4),
 ):
     _library.define(f"{_name}(Tensor input, Tensor weight, {_arguments}, Tensor? bias=None) -> Tensor")
     _library.impl(_name, _function, "CompositeExplicitAutograd")
     torch.library.register_autograd(f"forge::{_name}", _backward, setup_context=_save, lib=_library)
-OPERATORS: dict[str, Any] = {
-    name: getattr(torch.ops.forge, name).default for name in ("linear_int8", "linear_fp8", "linear_int4")
-}
+    OPERATORS[_name] = getattr(torch.ops.forge, _name).default
 
 
 # the symbols
-
-
-def _check_scales(op: str, rows: Any, columns: Any, **scales: TensorProxy | None) -> None:
-    for name, scale in scales.items():
-        if scale is None:
-            continue
-        check(scale.dtype.is_floating_point, lambda n=name, s=scale: f"{op}: {n} is {s}, but must be of floats", TypeError)
-        torch_check(
-            scale.ndim in (1, 2) and same(scale.shape[0], rows),
-            lambda n=name, s=scale: f"{op}: {n} is {s}, but must have the shape ({rows},) or ({rows}, groups)",
-        )
-        torch_check(
-            scale.ndim == 1 or (scale.shape[1] > 0 and columns % scale.shape[1] == 0),
-            lambda n=name, s=scale: f"{op}: {n} is {s}, whose groups do not divide the {columns} elements of a row",
-        )
-
-
-def _check_call(
-    op: str, input: TensorProxy, weight: TensorProxy, dtypes: tuple[torch.dtype, ...], packed: int = 1
-) -> None:
-    check(
-        weight.dtype in dtypes,
-        lambda: f"{op}: weight is {weight}, but must have the dtype {' or '.join(map(short_dtype, dtypes))}",
-        TypeError,
-    )
-    check(
-        input.dtype in INPUTS,
-        lambda: f"{op}: input is {input}, but must have the dtype {', '.join(map(short_dtype, INPUTS))}",
-        TypeError,
-    )
-    torch_check(
-        weight.ndim == 2 and input.ndim > 0 and same(input.shape[-1], packed * weight.shape[-1]),
-        lambda: f"{op}: shapes cannot be multiplied: input is {input}, weight is {weight}",
-    )
 
 
 def _dequantize(weight: TensorProxy, scale: TensorProxy, like: TensorProxy) -> TensorProxy:
@@ -171,8 +189,7 @@ def linear_int8(
 
     Shapes: input (..., in), weight (out, in), scale (out,) or (out, groups), bias (out,); out is (..., out).
     """
-    _check_call("linear_int8", input, weight, (torch.int8,))
-    _check_scales("linear_int8", *weight.shape, scale=scale)
+    _check("linear_int8", input, weight, scale)
     return linear(input, dequantized(weight, scale, input), bias)
 
 
@@ -181,8 +198,7 @@ def linear_fp8(
     input: TensorProxy, weight: TensorProxy, scale: TensorProxy, bias: TensorProxy | None = None
 ) -> TensorProxy:
     """linear by a weight of floats of 8 bits with scales. Shapes: as linear_int8."""
-    _check_call("linear_fp8", input, weight, FLOAT8)
-    _check_scales("linear_fp8", *weight.shape, scale=scale)
+    _check("linear_fp8", input, weight, scale)
     return linear(input, dequantized(weight, scale, input), bias)
 
 
@@ -198,12 +214,7 @@ def linear_int4(
 
     Shapes: as linear_int8, but weight (out, in / 2), and zero_point as scale.
     """
-    _check_call("linear_int4", input, weight, (torch.uint8,), packed=2)
-    _check_scales("linear_int4", weight.shape[0], 2 * weight.shape[1], scale=scale, zero_point=zero_point)
-    torch_check(
-        zero_point is None or (zero_point.ndim == scale.ndim and all(map(same, zero_point.shape, scale.shape))),
-        lambda: f"linear_int4: zero_point is {zero_point}, but must have the shape of scale, which is {scale}",
-    )
+    _check("linear_int4", input, weight, scale, zero_point)
     return linear(input, dequantized_packed(weight, scale, zero_point, input), bias)
 
 

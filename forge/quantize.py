@@ -43,12 +43,13 @@ class Quantization(ModuleTransform):
         """
         declined: dict[str, str] = {}
         quantized: dict[nn.Module, QuantizedLinear] = {}
-        trains_parts = len({each.requires_grad for each in module.parameters()}) == 2
+        stored = {id(each) for _, layer in _quantized_layers(module) for each in layer.stored}
+        trained = {each.requires_grad for each in module.parameters() if id(each) not in stored}
         for name, each in list(module.named_modules(remove_duplicate=False)):
             if isinstance(each, QuantizedLinear) or not (isinstance(each, nn.Linear) and self._wants(each, name)):
                 continue
             parent = module.get_submodule(name.rpartition(".")[0]) if name else None
-            reason = self._problem_with(each, parent, trains_parts)
+            reason = self._problem_with(each, parent, trains_parts=len(trained) == 2)
             if reason is not None:
                 declined[name] = reason
                 continue
@@ -72,7 +73,7 @@ class Quantization(ModuleTransform):
     def _wants(self, linear: nn.Linear, name: str) -> bool:
         return self.filter_fn is None or bool(self.filter_fn(linear, name))
 
-    def _problem_with(self, linear: nn.Linear, parent: nn.Module | None, trains_parts: bool) -> str | None:
+    def _problem_with(self, linear: nn.Linear, parent: nn.Module | None, *, trains_parts: bool) -> str | None:
         """Return why a layer is not quantized, None if it is."""
         if type(linear) is not nn.Linear:
             return f"its class is {type(linear).__name__}, and not torch.nn.Linear"
