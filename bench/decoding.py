@@ -131,14 +131,26 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
             seconds[name].append(time.perf_counter() - start)
     peer = seconds[PEER]
     base = seconds.get(OURS, peer)
-    rows = [("", "tokens a second", "of torch.compile's", "of forge's", "ms a step", "first token, s", "tokens like eager's")]
+    rows = [
+        (
+            "",
+            "tokens a second",
+            "of torch.compile's",
+            "of forge's",
+            "ms a step",
+            "first token, s",
+            "tokens like eager's",
+        )
+    ]
     for name, each in seconds.items():
         ratio = statistics.median(theirs / ours for theirs, ours in zip(peer, each, strict=True))
         to_ours = statistics.median(theirs / ours for theirs, ours in zip(base, each, strict=True))
         rate = batch * options.tokens / statistics.median(each)
         same = (written[name] == written.get(EAGER, written[name]))[:, options.prompt :].float().mean().item()
         step = 1e3 * statistics.median(each) / options.tokens
-        rows.append((name, f"{rate:.0f}", f"{ratio:.2f}", f"{to_ours:.2f}", f"{step:.2f}", f"{first[name]:.1f}", f"{same:.0%}"))
+        rows.append(
+            (name, f"{rate:.0f}", f"{ratio:.2f}", f"{to_ours:.2f}", f"{step:.2f}", f"{first[name]:.1f}", f"{same:.0%}")
+        )
     where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"{where}, torch {torch.__version__}, {str(dtype)[6:]}, {batch} x {options.prompt} + {options.tokens} tokens")
     print(*table(rows), sep="\n", flush=True)

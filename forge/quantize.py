@@ -184,3 +184,37 @@ def _group_size(size: Any) -> int | None:
         TypeError if not isinstance(size, int) else ValueError,
     )
     return size
+
+
+def from_torchao(config: Any, *, filter_fn: Filter | None = None) -> Quantization:
+    """Return the transform that stores weights as a config of torchao says.
+
+    Args:
+        config: torchao's Int8WeightOnlyConfig, Int4WeightOnlyConfig or Float8WeightOnlyConfig.
+        filter_fn: A function of (module, name), as of torchao's quantize_; layers for which it is False stay as they
+            are.
+
+    Returns:
+        A transform for forge.jit.
+
+    Raises:
+        TypeError: For another config.
+    """
+    name = type(config).__name__
+    is_torchaos = type(config).__module__.partition(".")[0] == "torchao" and name in _OF_TORCHAO
+    check(
+        is_torchaos,
+        lambda: (
+            f"forge.quantize.from_torchao: config is {config!r}, but must be one of torchao's "
+            f"{', '.join(_OF_TORCHAO)}; a model that torchao quantized is jitted as it is"
+        ),
+        TypeError,
+    )
+    return _OF_TORCHAO[name](config, filter_fn)
+
+
+_OF_TORCHAO: dict[str, Callable[[Any, Filter | None], Quantization]] = {
+    "Int8WeightOnlyConfig": lambda config, filter_fn: Int8WeightOnly(config.group_size, filter_fn=filter_fn),
+    "Int4WeightOnlyConfig": lambda config, filter_fn: Int4WeightOnly(config.group_size, filter_fn=filter_fn),
+    "Float8WeightOnlyConfig": lambda config, filter_fn: Float8WeightOnly(config.weight_dtype, filter_fn=filter_fn),
+}

@@ -147,7 +147,9 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     require(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
     check_transforms(transforms)
     if any(isinstance(each, ModuleTransform) for each in transforms):
-        target = transform_module(_module_of(target), [each for each in transforms if isinstance(each, ModuleTransform)])
+        target = transform_module(
+            _module_of(target), [each for each in transforms if isinstance(each, ModuleTransform)]
+        )
         transforms = without_module_transforms(transforms)
         rejit = functools.partial(rejit, transforms=transforms)
     check_list(allow_imports, "forge.jit: allow_imports", "the names of modules")

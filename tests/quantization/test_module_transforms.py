@@ -89,7 +89,9 @@ def test_a_transform_must_return_a_module() -> None:
         def transform_module(self, module: nn.Module) -> nn.Module:
             return None
 
-    with pytest.raises(TypeError, match="transform Broken: transform_module returned NoneType, but must return a module"):
+    with pytest.raises(
+        TypeError, match="transform Broken: transform_module returned NoneType, but must return a module"
+    ):
         forge.jit(nn.Linear(4, 3), transforms=[Broken()])
 
 

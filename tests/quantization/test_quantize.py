@@ -255,7 +255,9 @@ def test_freezing_leaves_the_stored_weight(name: str) -> None:
     with torch.no_grad():
         for rows in (1, 9):
             torch.testing.assert_close(frozen(tokens(rows)), dequantized(frozen)(tokens(rows)))
-    folded = [tensor for each in handle_of(frozen).folded_weights() for s in each._states.values() for tensor in s.values]
+    folded = [
+        tensor for each in handle_of(frozen).folded_weights() for s in each._states.values() for tensor in s.values
+    ]
     assert all(each.shape != (96, 64) for each in folded)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from forge import torchlang
 from forge.executors.executor import Decision, decline
+from forge.executors.fingerprint.walk import register_operators
 from forge.executors.torchex.core import run_torchlang
 from forge.ir import TensorProxy
 from forge.torchlang.nn.quantized import OPERATORS
@@ -30,6 +31,14 @@ for _symbol in (torchlang.linear_int8, torchlang.linear_fp8, torchlang.linear_in
     run_torchlang(_symbol, checker=_has_few_rows)
 
 
+def _parts_of(operator: str) -> tuple[()] | None:
+    """Return nothing for an operator of this package, whose code is in the key of every program on disk."""
+    return () if operator.removeprefix("forge::") in OPERATORS else None
+
+
+register_operators(_parts_of)
+
+
 # the loops
 
 
@@ -38,7 +47,8 @@ def linear_in_loops(
 ) -> torch.Tensor:
     """Return the product as sums in float32 along the rows of the weight, each of which is read once."""
     rows = _in_memory(_rows_of(input))
-    if scale.ndim == 1:
+    if scale.ndim == 1 or scale.shape[1] == 1:
+        scale = scale.reshape(-1)
         return _finish((_floats(weight)[:, None] * rows).sum(-1) * scale.float()[:, None], input, bias)
     shape = (-1, scale.shape[1], weight.shape[1] // scale.shape[1])
     scales = _in_memory(scale.float())[:, None, :, None]

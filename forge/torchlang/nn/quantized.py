@@ -5,8 +5,8 @@
     linear_int4(input, weight, scale, zero_point, bias)  weight: uint8 (out, in / 2), two elements in a byte
 
 Each is linear(input, dequantized, bias), where dequantized = (element - zero_point) * scale, computed in float32 and
-rounded to the input's dtype. scale is (out,), or (out, groups) for groups of in / groups elements that lie side by side;
-so is zero_point, of linear_int4 alone, which is 8 where it is None. The low half of a byte is the element before.
+rounded to the input's dtype. scale is (out,), or (out, groups) for groups of in / groups elements that lie side by
+side; so is zero_point, of linear_int4 alone, which is 8 where it is None. The low half of a byte is the element before.
 
 They are operators of torch.library, too: eager runs them, and Dynamo makes one call of each.
 """
@@ -162,7 +162,7 @@ for _name, _arguments, _function in (
 
 
 def _dequantize(weight: TensorProxy, scale: TensorProxy, like: TensorProxy) -> TensorProxy:
-    """The values of a weight of 8 bits an element, in the dtype of `like`.
+    """Return the values of a weight of 8 bits an element, in the dtype of `like`.
 
     It reads no more of `like`, and waits for it: the values of all weights of a program, computed first, would need the
     memory that quantized weights save.
@@ -173,7 +173,7 @@ def _dequantize(weight: TensorProxy, scale: TensorProxy, like: TensorProxy) -> T
 def _dequantize_packed(
     weight: TensorProxy, scale: TensorProxy, zero_point: TensorProxy | None, like: TensorProxy
 ) -> TensorProxy:
-    """The values of a weight of 4 bits an element, in the dtype of `like`, for which it waits."""
+    """Return the values of a weight of 4 bits an element, in the dtype of `like`, for which it waits."""
     return _scaled(_shifted(weight, zero_point, scale, clang.stack), scale, like.dtype)
 
 
