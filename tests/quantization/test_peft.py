@@ -1,4 +1,4 @@
-"""Models with LoRA adapters of peft: compiled whole, switched without compiling again, trained over quantized weights."""
+"""Models with LoRA adapters of peft: compiled whole, switched without compiling again, trained on quantized weights."""
 
 import copy
 import warnings

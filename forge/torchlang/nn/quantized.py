@@ -11,7 +11,7 @@ side; so is zero_point, of linear_int4 alone, which is 8 where it is None. The l
 They are operators of torch.library, too: eager runs them, and Dynamo makes one call of each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +64,23 @@ def dequantize(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 def dequantize_packed(weight: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return the values of a weight of 4 bits an element."""
     return _scaled(_shifted(weight, zero_point, scale, torch.stack), scale, dtype)
+
+
+def _gradients_of_scales(g: Any, weight: Any, scales: Sequence[Any], stack: Callable) -> list[Any]:
+    """Return the gradients of a scale, and of a zero point where there is one, from that of the weight's values."""
+    scale, *rest = scales
+    zero_point = rest[0] if rest else None
+    wide = torch.promote_types(scale.dtype, torch.float32)
+    elements = _shifted(weight, zero_point, scale, stack) if rest else weight.to(wide)
+    rows, columns = elements.shape
+    groups = 1 if scale.ndim == 1 else scale.shape[1]
+    shape = (rows, groups, columns // groups)
+    g, step = g.to(wide).reshape(shape), scale.to(wide).reshape((rows, groups))
+    found = [(g * elements.reshape(shape)).sum(-1), None if zero_point is None else -(g.sum(-1) * step)]
+    return [
+        None if x is None else x.reshape(tuple(each.shape)).to(each.dtype)
+        for each, x in zip((scale, zero_point), found, strict=True)
+    ][: len(scales)]
 
 
 # the operators
@@ -134,15 +151,19 @@ def _linear_int4(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, weight, *scales, bias = inputs
-    ctx.save_for_backward(weight, *scales)
+    ctx.save_for_backward(input if any(ctx.needs_input_grad[2:-1]) else None, weight, *scales)
     ctx.dtype, ctx.has_bias = input.dtype, bias is not None
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    weight, *scales = ctx.saved_tensors
+    input, weight, *scales = ctx.saved_tensors
     values = (dequantize if len(scales) == 1 else dequantize_packed)(weight, *scales, ctx.dtype)
+    of_scales: list[Any] = [None for _ in scales]
+    if input is not None:
+        g = grad.reshape(-1, grad.shape[-1]).mT @ input.reshape(-1, input.shape[-1])
+        of_scales = _gradients_of_scales(g, weight, scales, torch.stack)
     bias = grad.sum_to_size(grad.shape[-1]) if ctx.has_bias and ctx.needs_input_grad[-1] else None
-    return (grad @ values if ctx.needs_input_grad[0] else None, *[None for _ in ctx.saved_tensors], bias)
+    return (grad @ values if ctx.needs_input_grad[0] else None, None, *of_scales, bias)
 
 
 _library = torch.library.Library("forge", "FRAGMENT")
@@ -218,8 +239,8 @@ def linear_int4(
     return linear(input, dequantized_packed(weight, scale, zero_point, input), bias)
 
 
-# Scales are constants: eager has no gradient of them either. The gradient's values are computed anew, after `g` is
-# there; saving them would need the memory that the quantized weight saves.
+# The gradient's values are computed anew, after `g` is there; saving them would need the memory that the quantized
+# weight saves.
 
 
 def _by_values(symbol: Symbol, values: Callable[..., TensorProxy]) -> None:
@@ -227,10 +248,16 @@ def _by_values(symbol: Symbol, values: Callable[..., TensorProxy]) -> None:
     def rule(input: TensorProxy, weight: TensorProxy, *rest: Any, **named: Any) -> TensorProxy:
         out = symbol(input, weight, *rest, **named)
         given, g = symbol.bind((input, weight, *rest), named), get_grad(out)
+        scales = [each for name, each in given.items() if name in ("scale", "zero_point")]
         put_grad(given["bias"], g)  # summed to the bias's shape
         if needs_grad(input):
-            scales = [each for name, each in given.items() if name in ("scale", "zero_point")]
             put_grad(input, clang.matmul(g, values(weight, *scales, g)))
+        if any(map(needs_grad, scales)):
+            of_values = clang.matmul(clang.transpose(clang.as_rows(g), 0, 1), clang.as_rows(input))
+            for scale, gradient in zip(
+                scales, _gradients_of_scales(of_values, weight, scales, clang.stack), strict=True
+            ):
+                put_grad(scale, gradient)
         return out
 
 
