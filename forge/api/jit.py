@@ -65,7 +65,9 @@ def jit(  # noqa: PLR0913  the options of forge.jit
         target: A callable or a torch.nn.Module.
         executors: Names or Executor objects in order of priority. None takes every available executor.
         transforms: Functions from Trace to Trace that run on each recorded trace before forge's own passes. They do
-            not run again where the cache has a program that the same transforms produced.
+            not run again where the cache has a program that the same transforms produced. A forge.ModuleTransform,
+            such as those of forge.quantize, replaces parameters in a copy of the module, which is jitted; the
+            module keeps its own, and shares the others.
         kernels: Kernel repositories ("org/name@v1"), folders of repositories, manifest files, or kernels declared in
             Python. They take priority over all executors. forge.use_kernels registers kernels for the whole process.
         layers: Layers of the Kernel Hub that replace the forward of the model's modules, in this program alone: a
@@ -146,18 +148,17 @@ def jit(  # noqa: PLR0913  the options of forge.jit
         return rejit
     require(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
     check_transforms(transforms)
-    if any(isinstance(each, ModuleTransform) for each in transforms):
-        target = transform_module(
-            _module_of(target), [each for each in transforms if isinstance(each, ModuleTransform)]
-        )
-        transforms = without_module_transforms(transforms)
-        rejit = functools.partial(rejit, transforms=transforms)
+    of_programs = without_module_transforms(transforms)
+    of_modules = [each for each in transforms if isinstance(each, ModuleTransform)]
+    if of_modules:
+        target = transform_module(_module_of(target), of_modules)
+        rejit = functools.partial(rejit, transforms=of_programs)
     check_list(allow_imports, "forge.jit: allow_imports", "the names of modules")
     kernels_named = kernel_executor(kernels, allow_imports=allow_imports) if kernels else None
     layers_named = layer_executor(layers, allow_imports=allow_imports) if layers else None
     config = resolve_options(
         executors,
-        transforms,
+        of_programs,
         strict,
         memory,
         cache,

@@ -38,7 +38,8 @@ def to_plain_graph(graph: GraphModule) -> LocalGraph | None:
     operators = {node: name for node in inputs if (name := _operator_of(node)) is not None}
     if not operators:
         return None
-    new, env = Graph(), {}
+    new = Graph()
+    env: dict[Any, Any] = {}
     for node in graph.graph.nodes:
         if node in operators:
             env[node] = [_part(new, node, name) for name in _PARTS]
@@ -60,7 +61,7 @@ def to_plain_graph(graph: GraphModule) -> LocalGraph | None:
 
 def _operator_of(node: Node) -> str | None:
     """Return the operator that takes the place of linear for an input, None for one that stays."""
-    value = node.meta.get("example_value")
+    value: Any = node.meta.get("example_value")
     name = _OPERATORS.get(type(value).__name__)
     if name is None or not type(value).__module__.startswith("torchao.") or value.requires_grad:
         return None

@@ -148,7 +148,7 @@ class QuantizedLinear(nn.Linear):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        weight = self._parameters["weight"].view(self.scheme.dtype)
+        weight = self.weight.view(self.scheme.dtype)
         self._parameters = {**self._parameters, "weight": nn.Parameter(weight, requires_grad=False)}
 
     def extra_repr(self) -> str:

@@ -63,40 +63,50 @@ def linear_int4_in_loops(
     zero_point: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the product as sums along the bytes of the weight, each of which is read once.
-
-    All is arithmetic of floats: Inductor's C++ does not vectorize shifts of bytes. Of a byte b:
-
-        low * x + high * y = b * x + high * (y - 16 * x), high = floor(b / 16)
-
-    These are the fewest steps; their terms are up to 30 times larger than the result's, which rounds less than half
-    precision does. For float32, of c = b - 136 = low - 8 + 16 * (high - 8):
-
-        (low - 8) * x + (high - 8) * y, high - 8 = floor(c / 16 + 1 / 2), low - 8 = c - 16 * (high - 8)
-
-    What zero points subtract is computed from the sums of the groups of the input.
-    """
+    """Return the product as sums along the bytes of the weight, each of which is read once."""
     groups = 1 if scale.ndim == 1 else scale.shape[1]
     shape = (-1, groups, weight.shape[1] // groups)
-    rows, scales = _rows_of(input), _in_memory(scale.float().reshape(-1, groups))
-    x, y = rows[:, ::2], rows[:, 1::2]
-    bytes = weight.reshape(shape)[:, None].float()
-    if input.dtype == torch.float32:
-        center = 8.0
-        x, y = (each.reshape(shape) for each in _in_memory(torch.stack([x, y])))
-        bytes = bytes - 136
-        high = (bytes * 0.0625 + 0.5).floor()
-        products = (bytes - 16 * high) * x + high * y
-    else:
-        center = 0.0
-        x, z = (each.reshape(shape) for each in _in_memory(torch.stack([x, y - 16 * x])))
-        products = bytes * x + (bytes * 0.0625).floor() * z
+    rows, scales, packed = (
+        _rows_of(input),
+        _in_memory(scale.float().reshape(-1, groups)),
+        weight.reshape(shape)[:, None],
+    )
+    zeros = None if zero_point is None else zero_point.float().reshape(-1, groups)
+    if input.device.type != "cpu":
+        x, y = (each.reshape(shape) for each in _in_memory(torch.stack([rows[:, ::2], rows[:, 1::2]])))
+        least = 8.0 if zeros is None else zeros[:, None, :, None]
+        products = ((packed & 15).float() - least) * x + ((packed >> 4).float() - least) * y
+        return _finish((products * scales[:, None, :, None]).sum((-2, -1)), input, bias)
+    products, center = _products_of_bytes(packed.float(), rows, is_exact=input.dtype == torch.float32)
     sums = (products * scales[:, None, :, None]).sum((-2, -1))
-    zeros = 8.0 if zero_point is None else zero_point.float().reshape(-1, groups)
-    if zero_point is not None or center != zeros:
-        of_groups = rows.reshape(-1, groups, 2 * shape[-1]).sum(-1)
-        sums = sums - ((scales * (zeros - center))[:, None] * of_groups).sum(-1)
+    if zeros is not None or not center:
+        shifts = scales * ((8.0 if zeros is None else zeros) - center)
+        of_groups = rows.reshape(-1, groups, 2 * shape[-1]).sum(-1)  # what zero points subtract
+        sums = sums - (shifts[:, None] * of_groups).sum(-1)
     return _finish(sums, input, bias)
+
+
+def _products_of_bytes(b: torch.Tensor, rows: torch.Tensor, *, is_exact: bool) -> tuple[torch.Tensor, float]:
+    """Return low * x + high * y of bytes b, less what the zero point `center`, which is returned too, subtracts.
+
+    All is arithmetic of floats, since Inductor's C++ does not vectorize shifts of bytes. The fewest steps are
+
+        b * x + high * (y - 16 * x), high = floor(b / 16)
+
+    Their terms are up to 30 times larger than the result's, which rounds less than half precision does. For float32
+    (`is_exact`), of c = b - 136 = low - 8 + 16 * (high - 8):
+
+        (low - 8) * x + (high - 8) * y, high - 8 = floor(c / 16 + 1 / 2), low - 8 = c - 16 * (high - 8)
+    """
+    x, y = rows[:, ::2], rows[:, 1::2]
+    shape = (-1, *b.shape[-2:])
+    if is_exact:
+        x, y = (each.reshape(shape) for each in _in_memory(torch.stack([x, y])))
+        c = b - 136
+        high = (c * 0.0625 + 0.5).floor()
+        return (c - 16 * high) * x + high * y, 8.0
+    x, z = (each.reshape(shape) for each in _in_memory(torch.stack([x, y - 16 * x])))
+    return b * x + (b * 0.0625).floor() * z, 0.0
 
 
 def _rows_of(input: torch.Tensor) -> torch.Tensor:

@@ -157,13 +157,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     input, weight, *scales = ctx.saved_tensors
-    values = (dequantize if len(scales) == 1 else dequantize_packed)(weight, *scales, ctx.dtype)
+    values: Callable[..., Tensor] = dequantize if len(scales) == 1 else dequantize_packed
     of_scales: list[Any] = [None for _ in scales]
     if input is not None:
         g = grad.reshape(-1, grad.shape[-1]).mT @ input.reshape(-1, input.shape[-1])
         of_scales = _gradients_of_scales(g, weight, scales, torch.stack)
     bias = grad.sum_to_size(grad.shape[-1]) if ctx.has_bias and ctx.needs_input_grad[-1] else None
-    return (grad @ values if ctx.needs_input_grad[0] else None, None, *of_scales, bias)
+    return (grad @ values(weight, *scales, ctx.dtype) if ctx.needs_input_grad[0] else None, None, *of_scales, bias)
 
 
 _library = torch.library.Library("forge", "FRAGMENT")
