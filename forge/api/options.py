@@ -93,6 +93,9 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
         check_flag(flag, f"forge.jit: {name}")
     check_flag(cuda_graphs, "forge.jit: cuda_graphs", CUDA_GRAPHS)
     check_transforms(transforms)
+    for transform in transforms:
+        replaces = isinstance(transform, ModuleTransform)
+        _require(not replaces, f"{type(transform).__name__} replaces parameters, which forge.jit(module) alone can do")
     resolved = (*first, *resolve_executors(executors))
     if numerics == "eager":
         resolved = tuple(map(_round_as_eager, resolved))
@@ -124,7 +127,7 @@ def check_transforms(transforms: Any) -> None:
     check_list(transforms, "forge.jit: transforms", "functions from a Trace to a Trace")
     for transform in transforms:
         is_one = callable(transform) or isinstance(transform, ModuleTransform)
-        _require(is_one, f"a transform is {transform!r}, but must be a function")
+        _require(is_one, f"a transform is {transform!r}, but must be a function or a forge.ModuleTransform")
 
 
 def _require(holds: bool, problem: str) -> None:

@@ -124,10 +124,11 @@ class QuantizedLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the product with the values of the weight, in the dtype of the input or of autocast."""
         device = input.device.type
+        bias: torch.Tensor | None = self.bias
         if torch.is_autocast_enabled(device):
             input = input.to(torch.get_autocast_dtype(device))
+            bias = None if bias is None else bias.to(input.dtype)
         zero_point = () if self.scheme.dtype != torch.uint8 else (self.zero_point,)
-        bias = None if self.bias is None else self.bias.to(input.dtype)
         return OPERATORS[self.scheme.operator](input, self.weight, self.scale, *zero_point, bias)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "QuantizedLinear":

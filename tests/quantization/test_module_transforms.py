@@ -103,3 +103,9 @@ def test_an_error_of_a_transform_names_it() -> None:
     with pytest.raises(KeyError) as caught:
         forge.jit(nn.Linear(4, 3), transforms=[Broken()])
     assert caught.value.__notes__ == ["raised by forge.jit's transform Broken: transform_module"]
+
+
+def test_torch_compile_cannot_be_given_one() -> None:
+    compiled = torch.compile(nn.Linear(4, 3), backend="forge", options={"transforms": [Doubled()]})
+    with pytest.raises(Exception, match=r"Doubled replaces parameters, which forge\.jit\(module\) alone can do"):
+        compiled(torch.randn(2, 4))

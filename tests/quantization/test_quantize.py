@@ -373,3 +373,17 @@ def test_trained_layers_of_a_frozen_model_stay() -> None:
 def test_wrong_options_are_errors(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+def test_an_exported_program_calls_the_operators() -> None:
+    jitted = forge.jit(Model(), transforms=[Int8WeightOnly()])
+    exported = torch.export.export(jitted, (tokens(9),))
+    assert "forge.linear_int8" in str(exported.graph)
+    with torch.no_grad():
+        torch.testing.assert_close(exported.module()(tokens(9)), jitted(tokens(9)))
+
+
+def test_a_bias_of_another_dtype_is_torchs_error() -> None:
+    jitted = forge.jit(nn.Linear(64, 32), transforms=[Int8WeightOnly()])
+    with pytest.raises(RuntimeError, match="dtype"):
+        jitted(torch.randn(9, 64).bfloat16())
