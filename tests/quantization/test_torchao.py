@@ -69,6 +69,7 @@ def test_other_uses_of_a_quantized_tensor_run_by_torch() -> None:
     jitted, x = forge.jit(quantized, cache=False), torch.randn(3, 64).bfloat16()
     with torch.no_grad():
         torch.testing.assert_close(jitted(x), quantized(x), rtol=0.05, atol=0.02)
+    assert "torch.nn.functional.linear" in [row.operation for row in forge.explain(jitted).rows]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def linear_in_loops(
         scale = scale.reshape(-1)
         return _finish((_floats(weight)[:, None] * rows).sum(-1) * scale.float()[:, None], input, bias)
     shape = (-1, scale.shape[1], weight.shape[1] // scale.shape[1])
-    scales = _in_memory(scale.float())[:, None, :, None]
+    scales = _floats_of(scale)[:, None, :, None]
     products = _floats(weight).reshape(shape)[:, None] * rows.reshape(shape)
     return _finish((products * scales).sum((-2, -1)), input, bias)
 
@@ -68,7 +68,7 @@ def linear_int4_in_loops(
     shape = (-1, groups, weight.shape[1] // groups)
     rows, scales, packed = (
         _rows_of(input),
-        _in_memory(scale.float().reshape(-1, groups)),
+        _floats_of(scale).reshape(-1, groups),
         weight.reshape(shape)[:, None],
     )
     zeros = None if zero_point is None else zero_point.float().reshape(-1, groups)
@@ -114,9 +114,15 @@ def _rows_of(input: torch.Tensor) -> torch.Tensor:
 
 
 def _in_memory(x: torch.Tensor) -> torch.Tensor:
-    """Return x, which Inductor writes to memory, once for all sums. A loop that converts half precision has vectors of
-    32 elements, for which torch's loads of bytes are slow."""
+    """Return x, which Inductor writes to memory, once for all sums."""
     return x.as_strided(x.shape, x.stride())
+
+
+def _floats_of(scale: torch.Tensor) -> torch.Tensor:
+    """Return scales as float32. On a CPU they are converted before the loop: one that reads half precision has vectors
+    of 32 elements, for which torch's loads of bytes are slow."""
+    wide = scale.float()
+    return _in_memory(wide) if wide is not scale and scale.device.type == "cpu" else wide
 
 
 def _finish(sums: torch.Tensor, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

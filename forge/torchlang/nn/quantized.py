@@ -182,20 +182,16 @@ for _name, _arguments, _function in (
 # the symbols
 
 
-def _dequantize(weight: TensorProxy, scale: TensorProxy, like: TensorProxy) -> TensorProxy:
-    """Return the values of a weight of 8 bits an element, in the dtype of `like`.
-
-    It reads no more of `like`, and waits for it: the values of all weights of a program, computed first, would need the
-    memory that quantized weights save.
-    """
-    return _scaled(weight, scale, like.dtype)
+def _dequantize(weight: TensorProxy, scale: TensorProxy, dtype: torch.dtype) -> TensorProxy:
+    """Return the values of a weight of 8 bits an element."""
+    return _scaled(weight, scale, dtype)
 
 
 def _dequantize_packed(
-    weight: TensorProxy, scale: TensorProxy, zero_point: TensorProxy | None, like: TensorProxy
+    weight: TensorProxy, scale: TensorProxy, zero_point: TensorProxy | None, dtype: torch.dtype
 ) -> TensorProxy:
-    """Return the values of a weight of 4 bits an element, in the dtype of `like`, for which it waits."""
-    return _scaled(_shifted(weight, zero_point, scale, clang.stack), scale, like.dtype)
+    """Return the values of a weight of 4 bits an element."""
+    return _scaled(_shifted(weight, zero_point, scale, clang.stack), scale, dtype)
 
 
 dequantized = Symbol("dequantize", "forge.dequantize", body=_dequantize)
@@ -211,7 +207,7 @@ def linear_int8(
     Shapes: input (..., in), weight (out, in), scale (out,) or (out, groups), bias (out,); out is (..., out).
     """
     _check("linear_int8", input, weight, scale)
-    return linear(input, dequantized(weight, scale, input), bias)
+    return linear(input, dequantized(weight, scale, input.dtype), bias)
 
 
 @torchsymbol(OPERATORS["linear_fp8"], id="torch.ops.forge.linear_fp8")
@@ -220,7 +216,7 @@ def linear_fp8(
 ) -> TensorProxy:
     """linear by a weight of floats of 8 bits with scales. Shapes: as linear_int8."""
     _check("linear_fp8", input, weight, scale)
-    return linear(input, dequantized(weight, scale, input), bias)
+    return linear(input, dequantized(weight, scale, input.dtype), bias)
 
 
 @torchsymbol(OPERATORS["linear_int4"], id="torch.ops.forge.linear_int4")
@@ -236,11 +232,10 @@ def linear_int4(
     Shapes: as linear_int8, but weight (out, in / 2), and zero_point as scale.
     """
     _check("linear_int4", input, weight, scale, zero_point)
-    return linear(input, dequantized_packed(weight, scale, zero_point, input), bias)
+    return linear(input, dequantized_packed(weight, scale, zero_point, input.dtype), bias)
 
 
-# The gradient's values are computed anew, after `g` is there; saving them would need the memory that the quantized
-# weight saves.
+# The gradient's values are computed anew: saving them would need the memory that the quantized weight saves.
 
 
 def _by_values(symbol: Symbol, values: Callable[..., TensorProxy]) -> None:
@@ -251,7 +246,7 @@ def _by_values(symbol: Symbol, values: Callable[..., TensorProxy]) -> None:
         scales = [each for name, each in given.items() if name in ("scale", "zero_point")]
         put_grad(given["bias"], g)  # summed to the bias's shape
         if needs_grad(input):
-            put_grad(input, clang.matmul(g, values(weight, *scales, g)))
+            put_grad(input, clang.matmul(g, values(weight, *scales, g.dtype)))
         if any(map(needs_grad, scales)):
             of_values = clang.matmul(clang.transpose(clang.as_rows(g), 0, 1), clang.as_rows(input))
             for scale, gradient in zip(
