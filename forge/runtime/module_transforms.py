@@ -85,10 +85,14 @@ def without_module_transforms(transforms: Sequence[Any]) -> list[Callable[[Trace
 def transform_module(module: nn.Module, transforms: Sequence[ModuleTransform]) -> nn.Module:
     """Return a copy of a module after the transforms, which remembers them for its state_dict.
 
-    Raises TypeError where a transform returns no module. An error of a transform has a note with its name.
+    Raises TypeError where a transform returns no module. An error of a transform, or of the copy, has a note.
     """
     tensors = (*module.parameters(), *module.buffers())
-    new = copy.deepcopy(module, {id(each): each for each in tensors})
+    try:
+        new = copy.deepcopy(module, {id(each): each for each in tensors})
+    except Exception as error:
+        error.add_note("raised by copy.deepcopy of the module, in whose copy forge.jit's transforms replace parameters")
+        raise
     applied = [*getattr(new, _APPLIED, ())]
     for each in transforms:
         name = type(each).__name__

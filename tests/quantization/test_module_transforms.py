@@ -109,3 +109,13 @@ def test_torch_compile_cannot_be_given_one() -> None:
     compiled = torch.compile(nn.Linear(4, 3), backend="forge", options={"transforms": [Doubled()]})
     with pytest.raises(Exception, match=r"Doubled replaces parameters, which forge\.jit\(module\) alone can do"):
         compiled(torch.randn(2, 4))
+
+
+def test_a_module_that_cannot_be_copied_is_named() -> None:
+    model = nn.Linear(4, 3)
+    model.generator = (x for x in ())
+    with pytest.raises(TypeError, match="cannot pickle") as caught:
+        forge.jit(model, transforms=[Doubled()])
+    assert caught.value.__notes__ == [
+        "raised by copy.deepcopy of the module, in whose copy forge.jit's transforms replace parameters"
+    ]
