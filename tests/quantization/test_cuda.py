@@ -58,8 +58,9 @@ _KERNEL = """
 
     torch.manual_seed(0)
     symmetric = Int4WeightOnly(64, symmetric=True)
+    sizes = ((48, 256, 2, False), (40, 320, 16, True), (16, 128, 33, True), (40, 2048, 3, True))
     for transform in (Int8WeightOnly(), Int8WeightOnly(64), Int4WeightOnly(32), symmetric, Float8WeightOnly()):
-        for outputs, columns, rows, has_bias in ((48, 256, 2, False), (40, 320, 16, True), (16, 128, 33, True)):
+        for outputs, columns, rows, has_bias in sizes:
             scheme = transform.scheme
             stored = scheme.quantize(torch.randn(outputs, columns))
             x, bias = torch.randn(1, rows, columns).half(), torch.randn(outputs).half() if has_bias else None

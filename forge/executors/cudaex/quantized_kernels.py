@@ -8,6 +8,7 @@ from forge.torch_internals.fake_tensors import FakeTensor
 
 COLUMNS = 128  # elements of a row of the weight in a step
 _OUTPUTS, _WARPS, _STAGES = 16, 4, 4
+_PROGRAMS, _STEPS = 1024, 4  # so many keep a GPU's memory busy; the fewest steps of one
 
 
 @triton.jit
@@ -22,6 +23,7 @@ def _linear(
     outputs,
     columns,
     groups,
+    span,
     IS_PACKED: tl.constexpr,
     HAS_ZERO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -30,14 +32,15 @@ def _linear(
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Compute OUTPUTS columns of the result, for all rows. A step multiplies elements of one group, and scales the
-    product."""
+    """Compute OUTPUTS columns of the result, for all rows: the part of their sums over `span` elements. A step
+    multiplies elements of one group, and scales the product."""
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     m = tl.arange(0, ROWS)
     has_output, has_row = n < outputs, m < rows
     n_wide = n.to(tl.int64)
     total = tl.zeros([ROWS, OUTPUTS], tl.float32)
-    for start in range(0, columns, COLUMNS):
+    first = tl.program_id(1) * span
+    for start in range(first, min(first + span, columns), COLUMNS):
         group = start // GROUP
         s = tl.load(scale + n_wide * groups + group, mask=has_output, other=0.0).to(tl.float32)
         if IS_PACKED:
@@ -66,7 +69,7 @@ def _linear(
         total += product * s[None, :]
     if HAS_BIAS:
         total += tl.load(bias + n, mask=has_output, other=0.0).to(tl.float32)[None, :]
-    at = out + m[:, None] * outputs + n[None, :]
+    at = out + (tl.program_id(1) * rows + m[:, None]) * outputs + n[None, :]
     tl.store(at, total.to(out.dtype.element_ty), mask=has_row[:, None] & has_output[None, :])
 
 
@@ -96,8 +99,14 @@ def linear(
         return out.view(*input.shape[:-1], outputs)
     groups = 1 if scale.ndim == 1 else scale.shape[1]
     group = max(columns // groups, 1)
-    _linear[(triton.cdiv(outputs, _OUTPUTS),)](
-        out,
+    step = COLUMNS if groups == 1 else min(COLUMNS, group)
+    programs, steps = triton.cdiv(outputs, _OUTPUTS), triton.cdiv(columns, step)
+    parts = max(1, min(_PROGRAMS // programs, steps // _STEPS))
+    span = triton.cdiv(steps, parts) * step
+    parts = triton.cdiv(columns, span)
+    sums = out if parts == 1 else x.new_empty((parts, rows, outputs), dtype=torch.float32)
+    _linear[(programs, parts)](
+        sums,
         x,
         weight.contiguous(),
         scale.contiguous(),
@@ -107,14 +116,18 @@ def linear(
         outputs,
         columns,
         groups,
+        span,
         IS_PACKED=weight.dtype == torch.uint8,
         HAS_ZERO=zero_point is not None,
-        HAS_BIAS=bias is not None,
+        HAS_BIAS=bias is not None and parts == 1,
         ROWS=max(16, triton.next_power_of_2(rows)),
         OUTPUTS=_OUTPUTS,
-        COLUMNS=COLUMNS if groups == 1 else min(COLUMNS, group),
+        COLUMNS=step,
         GROUP=group if groups > 1 else triton.next_power_of_2(columns),
         num_warps=_WARPS,
         num_stages=_STAGES,
     )
+    if parts > 1:
+        total = sums.sum(0)
+        out = (total if bias is None else total + bias).to(x.dtype)
     return out.view(*input.shape[:-1], outputs)
