@@ -1,7 +1,7 @@
 """Tokens per second of transformers' `generate`: forge against torch.compile as transformers uses it, and eager.
 
     python -m bench.decoding [--device cpu|cuda] [--batches 1 16] [--prompt N] [--tokens N] [--cache static|dynamic]
-                             [--rounds N] [--profile]
+                             [--weights int8 int4 fp8] [--rounds N] [--profile]
 
 A Llama of random weights (on a GPU 16 layers of 2048 in bfloat16, on a CPU 8 of 512 in float32) decodes greedily with
 a static cache, or with transformers' default, which grows. All systems run in one process, in turn, and give the
@@ -13,7 +13,7 @@ import copy
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,11 @@ _SMALL = {
     "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 1024,
 }  # fmt: skip
 STATIC, DYNAMIC = "static", "dynamic"
+WEIGHTS = {
+    "int8": forge.quantize.Int8WeightOnly,
+    "int4": forge.quantize.Int4WeightOnly,
+    "fp8": forge.quantize.Float8WeightOnly,
+}
 EAGER, PEER, OURS = "eager", "torch.compile by transformers", "forge"
 
 
@@ -43,7 +48,9 @@ def model_of(device: str, dtype: torch.dtype) -> LlamaForCausalLM:
         return LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=None, bos_token_id=None)).to(dtype).eval()
 
 
-def systems(model: LlamaForCausalLM, device: str, frozen: bool, cache: str) -> dict[str, Any]:
+def systems(
+    model: LlamaForCausalLM, device: str, frozen: bool, cache: str, weights: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the models whose `generate` is timed, by system, each with the arguments that its user passes."""
 
     def own() -> LlamaForCausalLM:
@@ -55,6 +62,8 @@ def systems(model: LlamaForCausalLM, device: str, frozen: bool, cache: str) -> d
     found[OURS] = (forge.jit(own()), {})
     if frozen:
         found[f"{OURS}, frozen"] = (forge.jit(own(), freeze=True), {})
+    for name in weights:
+        found[f"{OURS}, {name}"] = (forge.jit(own(), transforms=[WEIGHTS[name]()]), {})
     return found
 
 
@@ -101,7 +110,7 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
     first: dict[str, float] = {}
     cold: dict[str, float] = {}  # the first token, and all tokens once
     written: dict[str, torch.Tensor] = {}
-    models = systems(model, device, options.frozen, options.cache)
+    models = systems(model, device, options.frozen, options.cache, options.weights)
     models = {name: each for name, each in models.items() if not options.only or name in (PEER, *options.only)}
     runs = {name: partial(decode, each, cache=options.cache, **arguments) for name, (each, arguments) in models.items()}
     for name, run in runs.items():
@@ -126,11 +135,13 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
             finish()
             seconds[name].append(time.perf_counter() - start)
     peer = seconds[PEER]
+    base = seconds.get(OURS, peer)
     rows = [
         (
             "",
             "tokens a second",
             "of torch.compile's",
+            "of forge's",
             "ms a step",
             "first token, s",
             "and all, s",
@@ -139,6 +150,7 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
     ]
     for name, each in seconds.items():
         ratio = statistics.median(theirs / ours for theirs, ours in zip(peer, each, strict=True))
+        to_ours = statistics.median(theirs / ours for theirs, ours in zip(base, each, strict=True))
         rate = batch * options.tokens / statistics.median(each)
         same = (written[name] == written.get(EAGER, written[name]))[:, options.prompt :].float().mean().item()
         step = 1e3 * statistics.median(each) / options.tokens
@@ -147,6 +159,7 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
                 name,
                 f"{rate:.0f}",
                 f"{ratio:.2f}",
+                f"{to_ours:.2f}",
                 f"{step:.2f}",
                 f"{first[name]:.1f}",
                 f"{cold[name]:.1f}",
@@ -173,6 +186,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=[], help=f"systems beside torch.compile: {EAGER}, {OURS}")
     parser.add_argument("--frozen", action="store_true", help="one more row: forge.jit(freeze=True)")
+    parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=[], help="more rows: quantized weights")
     parser.add_argument("--profile", action="store_true", help="kernels and Python functions of a decoding")
     options = parser.parse_args()
     dtype = getattr(torch, options.dtype or ("bfloat16" if options.device == "cuda" else "float32"))

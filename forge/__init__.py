@@ -3,7 +3,7 @@
 from forge.support import startup  # before all that imports torch
 
 # isort: split
-from forge import optim
+from forge import optim, quantize
 from forge.api.bundle import bundle
 from forge.api.functional import grad, trace, value_and_grad, vjp
 from forge.api.jit import finish_compiling, jit, last_backward_traces, last_traces, refold
@@ -17,6 +17,7 @@ from forge.executors.errors import CheckError
 from forge.executors.hubex import KernelExtension, kernel, register_kernel, use_kernels
 from forge.executors.hubex.registry import kernels
 from forge.patterns import Pattern, pattern
+from forge.runtime.module_transforms import ModuleTransform, original_state_dict
 from forge.torch_internals import versions
 from forge.version import __version__
 
@@ -27,6 +28,7 @@ __all__ = [
     "Explanation",
     "KernelExtension",
     "LoadedKernel",
+    "ModuleTransform",
     "Pattern",
     "StrictError",
     "bisect",
@@ -41,7 +43,9 @@ __all__ = [
     "last_traces",
     "load_kernel",
     "optim",
+    "original_state_dict",
     "pattern",
+    "quantize",
     "refold",
     "register_kernel",
     "repro",

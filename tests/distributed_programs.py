@@ -1,6 +1,8 @@
 """Programs of the two processes of tests/distributed: functions of the rank, which return values for the test."""
 
 import contextlib
+import copy
+import functools
 import io
 import linecache
 import sys
@@ -453,3 +455,21 @@ def documented(rank: int, name: str, code: str) -> str:
         module = sys.modules[name] = types.ModuleType(name)
         exec(compile(code, f"{name}.py", "exec"), vars(module))
     return "".join(f"{line.rstrip()}\n" for line in printed.getvalue().splitlines())
+
+
+def quantized(rank: int, name: str) -> dict[str, Any]:
+    """Gradients of a data parallel model whose weights are quantized, jitted and in eager, and whether the processes
+    have the same weights."""
+    transform = {"int8": forge.quantize.Int8WeightOnly, "int4": functools.partial(forge.quantize.Int4WeightOnly, 16)}[
+        name
+    ]()
+    torch.manual_seed(rank)
+    jitted = forge.jit(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)), transforms=[transform])
+    eager = copy.deepcopy(jitted._forge_module)
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(rank))
+    found = {}
+    for key, each in (("forge", jitted), ("eager", eager)):
+        model = DistributedDataParallel(each)
+        model(x).square().sum().backward()
+        found[key] = {path: p.grad for path, p in each.named_parameters() if p.grad is not None}
+    return {**found, "weights": {path: p.detach().float() for path, p in jitted.named_parameters()}}

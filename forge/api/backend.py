@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from forge.capture.higher_order import runnable
 from forge.capture.inputs import display_name, note_inputs
 from forge.capture.layers import decide
 from forge.capture.python_dispatch import find_dispatched_value
+from forge.capture.quantized_tensors import to_plain_graph
 from forge.compiler import pipeline
 from forge.compiler.config import Config
 from forge.compiler.executable import Executable
@@ -100,8 +101,12 @@ if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="forg
 def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> Compilation:
     """Compile a graph of tensors, of DTensors by the tensors inside of them, or of subclasses by torch's functions."""
     note_inputs(graph)
-    local = to_local_graph(graph)
-    graph = graph if local is None else local.graph
+    rewritten = []
+    for rewrite in (to_plain_graph, to_local_graph):
+        found = rewrite(graph)
+        if found is not None:
+            graph = found.graph
+            rewritten.append(found.wrap)
     assumptions_last(graph)
     subclass = find_dispatched_value(graph)
     if subclass is not None:
@@ -109,7 +114,7 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
     layers = decide(graph, next((each for each in config.executors if isinstance(each, ModuleExecutor)), None))
     run, entry = runnable(graph), CacheEntry(graph, config, handle.parameters)
     count = len(graph.graph.find_nodes(op="placeholder"))
-    boundary = CallBoundary(lambda *inputs: run(*inputs[:count]), to_local=None if local is None else local.wrap)
+    boundary = CallBoundary(lambda *inputs: run(*inputs[:count]), to_local=_compose(rewritten))
     compiled = entry.load(boundary, layers)
     while compiled is None:
         equal = entry.equal_lengths
@@ -133,6 +138,12 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
     if subclass is not None:
         _warn_of_subclass(*subclass, handle)
     return compiled
+
+
+def _compose(wraps: Sequence[Callable[[Callable], Callable]]) -> Callable[[Callable], Callable] | None:
+    """Return the function that makes a call of the captured graph of one of the graph that was rewritten several
+    times."""
+    return reduce(lambda outer, inner: lambda call: outer(inner(call)), wraps) if wraps else None
 
 
 def _record(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> tuple[dynamo.Capture, float]:

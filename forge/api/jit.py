@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from forge.api.backend import Backend
-from forge.api.options import refuse_unknown, resolve_options
+from forge.api.options import check_transforms, refuse_unknown, resolve_options
 from forge.api.unused_options import UnusedOptions, idle_options, look_at_module
 from forge.capture.entry import enter
 from forge.capture.handles import JitHandle, handle_of, name_of
@@ -27,6 +27,7 @@ from forge.ir import Trace
 from forge.ir import check as require
 from forge.ir.checks import check_flag, check_list
 from forge.runtime.module import jitted_module
+from forge.runtime.module_transforms import ModuleTransform, transform_module, without_module_transforms
 from forge.runtime.torch_state import dynamo_disable
 from forge.torch_internals.dynamo import disable, reset_code
 from forge.transforms.users import Transform
@@ -37,7 +38,7 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     target: Callable | torch.nn.Module | types.EllipsisType = ...,
     *,
     executors: Sequence[str | Executor] | None = None,
-    transforms: Sequence[Transform] = (),
+    transforms: Sequence[Transform | ModuleTransform] = (),
     kernels: Sequence[Source] = (),
     layers: Layers = (),
     allow_imports: Sequence[str] = (),
@@ -64,7 +65,9 @@ def jit(  # noqa: PLR0913  the options of forge.jit
         target: A callable or a torch.nn.Module.
         executors: Names or Executor objects in order of priority. None takes every available executor.
         transforms: Functions from Trace to Trace that run on each recorded trace before forge's own passes. They do
-            not run again where the cache has a program that the same transforms produced.
+            not run again where the cache has a program that the same transforms produced. A forge.ModuleTransform,
+            such as those of forge.quantize, replaces parameters in a copy of the module, which is jitted; the
+            module keeps its own, and shares the others.
         kernels: Kernel repositories ("org/name@v1"), folders of repositories, manifest files, or kernels declared in
             Python. They take priority over all executors. forge.use_kernels registers kernels for the whole process.
         layers: Layers of the Kernel Hub that replace the forward of the model's modules, in this program alone: a
@@ -144,12 +147,18 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     if target is ...:
         return rejit
     require(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
+    check_transforms(transforms)
+    of_programs = without_module_transforms(transforms)
+    of_modules = [each for each in transforms if isinstance(each, ModuleTransform)]
+    if of_modules:
+        target = transform_module(_module_of(target), of_modules)
+        rejit = functools.partial(rejit, transforms=of_programs)
     check_list(allow_imports, "forge.jit: allow_imports", "the names of modules")
     kernels_named = kernel_executor(kernels, allow_imports=allow_imports) if kernels else None
     layers_named = layer_executor(layers, allow_imports=allow_imports) if layers else None
     config = resolve_options(
         executors,
-        transforms,
+        of_programs,
         strict,
         memory,
         cache,
@@ -186,6 +195,22 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     functools.update_wrapper(compiled, target, updated=())
     compiled.__dict__ = {**getattr(target, "__dict__", {}), **compiled.__dict__}  # Dynamo's own marks stay
     return compiled
+
+
+def _module_of(target: Callable) -> torch.nn.Module:
+    """Return a target whose parameters are to be replaced. Raises TypeError for a function, which may read any, and for
+    what is jitted already."""
+    is_jitted = hasattr(type(target), "_forge_compiled")
+    require(
+        isinstance(target, torch.nn.Module) and not is_jitted,
+        lambda: (
+            "forge.jit: a transform replaces parameters, and needs a module that is not jitted yet; "
+            f"it was given {f'a jitted {type(target).__name__}' if is_jitted else repr(target)}"
+        ),
+        TypeError,
+    )
+    assert isinstance(target, torch.nn.Module)
+    return target
 
 
 _OPTIONS = [each.name for each in inspect.signature(jit).parameters.values() if each.kind is each.KEYWORD_ONLY]

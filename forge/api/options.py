@@ -12,6 +12,7 @@ from forge.executors.executor import Executor, FusionExecutor
 from forge.executors.registry import resolve_executors, unknown
 from forge.ir import check as require
 from forge.ir.checks import check_flag, check_list
+from forge.runtime.module_transforms import ModuleTransform
 from forge.transforms.users import Transform
 
 MEMORY = ("speed", "balanced", "smallest")
@@ -91,9 +92,10 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
     for name, flag in {"strict": strict, "cache": cache, "freeze": freeze}.items():
         check_flag(flag, f"forge.jit: {name}")
     check_flag(cuda_graphs, "forge.jit: cuda_graphs", CUDA_GRAPHS)
-    check_list(transforms, "forge.jit: transforms", "functions from a Trace to a Trace")
+    check_transforms(transforms)
     for transform in transforms:
-        _require(callable(transform), f"a transform is {transform!r}, but must be a function")
+        replaces = isinstance(transform, ModuleTransform)
+        _require(not replaces, f"{type(transform).__name__} replaces parameters, which forge.jit(module) alone can do")
     resolved = (*first, *resolve_executors(executors))
     if numerics == "eager":
         resolved = tuple(map(_round_as_eager, resolved))
@@ -118,6 +120,14 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
         comparison=CheckedTrace if check == "eager" else None,
         codegen=None if edit is None else partial(apply_edits, folder=edit),
     )
+
+
+def check_transforms(transforms: Any) -> None:
+    """Raise TypeError where transforms are no list of functions and module transforms."""
+    check_list(transforms, "forge.jit: transforms", "functions from a Trace to a Trace")
+    for transform in transforms:
+        is_one = callable(transform) or isinstance(transform, ModuleTransform)
+        _require(is_one, f"a transform is {transform!r}, but must be a function or a forge.ModuleTransform")
 
 
 def _require(holds: bool, problem: str) -> None:

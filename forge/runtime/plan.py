@@ -91,7 +91,7 @@ class CallBoundary(NamedTuple):
 
     eager: runs in its place where what the program assumes of its inputs does not hold. held: tensors that the captured
     graph holds, which the program takes last. compare: makes a call that is compared with eager (check="eager").
-    to_local: makes a call on DTensors of one on the tensors inside.
+    to_local: makes a call on DTensors, or quantized tensors, of one on the tensors inside.
     """
 
     eager: Callable | None = None
@@ -244,5 +244,5 @@ WRAPPERS: tuple[Wrapper, ...] = (
     ),
     Wrapper("check", lambda of: of.boundary.compare, lambda call, compare: compare(call)),
     Wrapper("held tensors", lambda of: of.boundary.held or None, _with_held),
-    Wrapper("DTensors", lambda of: of.boundary.to_local, lambda call, to_local: to_local(call)),
+    Wrapper("subclasses", lambda of: of.boundary.to_local, lambda call, to_local: to_local(call)),
 )

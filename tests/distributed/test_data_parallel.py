@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from distributed_programs import accumulated, compiled_at, in_buckets, parts_again
+from distributed_programs import accumulated, compiled_at, in_buckets, parts_again, quantized
 from two_processes import Pair
 
 
@@ -70,3 +70,12 @@ def test_a_sharded_model_that_calls_its_blocks_in_a_loop_runs_in_eager_itself_an
         (reason,) = found["skipped"]
         assert reason.startswith("Blocks.forward (distributed_programs.py:") and "a graph break in a loop: " in reason
         assert "no graph of: Blocks.forward" in found["text"]
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_quantized_weights_are_sent_once_and_biases_are_trained(name: str, pair: Pair) -> None:
+    first, second = pair.run(quantized, name)
+    torch.testing.assert_close(first["weights"], second["weights"], rtol=0, atol=0)
+    for found in (first, second):
+        assert set(found["forge"]) == {"0.bias", "2.bias"}
+        torch.testing.assert_close(found["forge"], found["eager"])

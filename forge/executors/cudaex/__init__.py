@@ -2,7 +2,7 @@
 
 import torch
 
-from forge.executors.cudaex import attention, decoding, head, products, windows
+from forge.executors.cudaex import attention, decoding, head, products, quantized, windows
 from forge.executors.executor import Decision, OperatorExecutor, decline
 from forge.executors.registry import register_executor
 
@@ -18,7 +18,8 @@ class CudaExecutor(OperatorExecutor):
         return ""
 
     def with_eager_numerics(self) -> "CudaExecutor":
-        """Return the executor without the head of a language model and attention, of which torch rounds each step."""
+        """Return the executor without the head of a language model, attention and quantized weights, of which torch
+        rounds each step."""
         return _with_eager_numerics
 
 
@@ -28,5 +29,6 @@ head.register(cudaex)
 attention.register(cudaex)
 decoding.register(cudaex)
 windows.register(cudaex)
+quantized.register(cudaex)
 for _executor in (cudaex, _with_eager_numerics):
     products.register(_executor)

@@ -97,8 +97,11 @@ def _function_target(function: Function) -> Target:
 
 
 def _dispatcher_name(name: str) -> str:
-    """'acme::f' for 'torch.ops.acme.f'."""
-    if not name.startswith(TORCH_OPS) or name in torchlang.all_symbols():
+    """Return 'acme::f' for 'torch.ops.acme.f', and the symbol's name for an operator that torchlang has."""
+    own = TORCH_OPS + name.replace("::", ".") if "::" in name else name
+    if own in torchlang.all_symbols():
+        return own
+    if not name.startswith(TORCH_OPS):
         return name
     namespace, _, operator = name.removeprefix(TORCH_OPS).partition(".")
     return f"{namespace}::{operator.removesuffix('.default')}"

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from forge.compiler.layout import Layouts, pair_leaves
 from forge.compiler.standalone import claim
 from forge.executors.registry import resolve_executors
+from forge.executors.torchex.quantized import IN_LOOPS
 from forge.executors.torchex.row_product import in_loops, row_product
 from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
 from forge.ir.locks import new_lock
@@ -212,6 +213,7 @@ _OWN: dict[Any, Callable] = {
     aten.flip.default: _flip,
     aten.pow.Tensor_Scalar: _pow,
     row_product: in_loops,
+    **IN_LOOPS,
     aten.view_copy.default: _view_copy,
 }
 

@@ -17,6 +17,7 @@ from forge.executors.inductorex.aten_graph import (
     round_to_half,
 )
 from forge.executors.inductorex.graphs import ROUNDED
+from forge.executors.torchex.quantized import IN_LOOPS
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace
 from forge.ir.checks import in_one_line
 from forge.ir.pytree import leaves, proxies, tensors
@@ -187,6 +188,8 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
     operators = _operators(bound)
     if operators is None:
         return decline("torch does not run it on fake tensors")
+    if eager_numerics and any(operator in IN_LOOPS for operator in operators):
+        return decline("loops do not round the values of a quantized weight", parts=False)
     for operator in operators:
         if operator.overloadpacket in _OF_ONE_DTYPE | _NORMS and _mixes_dtypes(bound, operator):
             return decline(f"{operator} supports one dtype only", parts=False)
@@ -400,5 +403,8 @@ def _is_of(operator: Any, known: frozenset) -> bool:
 
 def count_kernels(bound: BoundSymbol) -> int:
     """Return the number of kernels that torch's function for a call launches."""
+    operators = _operators(bound) or ()
+    if any(op in IN_LOOPS for op in operators):
+        return 2  # torch dequantizes the weight first
     nothing = _NOTHING | {aten.scalar_tensor.default} if _is_on_cpu(bound) else _NOTHING  # which a GPU fills
-    return len([op for op in _operators(bound) or () if op.namespace != "prim" and op not in nothing])
+    return len([op for op in operators if op.namespace != "prim" and op not in nothing])

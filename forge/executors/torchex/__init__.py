@@ -26,6 +26,7 @@ from forge.executors.torchex import (
     native_norms,
     norm,
     pooling,
+    quantized,
     random,
     randomized,
     recurrent,

@@ -14,6 +14,7 @@ from forge.torchlang.nn.multi_head import *  # noqa: F403
 from forge.torchlang.nn.native_norms import *  # noqa: F403
 from forge.torchlang.nn.norm import *  # noqa: F403
 from forge.torchlang.nn.pooling import *  # noqa: F403
+from forge.torchlang.nn.quantized import *  # noqa: F403
 from forge.torchlang.nn.recurrent import *  # noqa: F403
 from forge.torchlang.nn.resample import *  # noqa: F403
 from forge.torchlang.nn.row_product import *  # noqa: F403

@@ -1,0 +1,60 @@
+"""Linear layers with quantized weights of a few rows, as a language model decodes a batch by: one Triton kernel reads
+the weight as it is stored. A row alone is a sum in a region (forge/executors/torchex/quantized.py)."""
+
+import importlib.util
+import math
+
+import torch
+
+from forge import torchlang
+from forge.executors.executor import Decision, OperatorExecutor, decline
+from forge.executors.torchex.quantized import MOST_ROWS as MOST_IN_LOOPS
+from forge.ir import TensorProxy
+
+MOST_ROWS = 64
+_LEAST_GROUP = 32  # elements: a product of tensor cores adds 16 at least, and a byte holds two
+
+
+def _linear(
+    input: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    return _linear_int4(input, weight, scale, None, bias)
+
+
+def _linear_int4(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    from forge.executors.cudaex.quantized_kernels import linear  # Triton is imported where a program runs it
+
+    return linear(input, weight, scale, zero_point, bias)
+
+
+def _checker(
+    input: TensorProxy, weight: TensorProxy, scale: TensorProxy, *rest: TensorProxy | None, **named: TensorProxy | None
+) -> Decision:
+    if input.device.type != "cuda":
+        return decline(f"input is on {input.device.type}, and Triton's kernels run on CUDA GPUs")
+    if not importlib.util.find_spec("triton"):
+        return decline("triton is not installed")
+    if input.dtype not in (torch.bfloat16, torch.float16):
+        return decline(f"input is {input.dtype}, but must be bfloat16 or float16")
+    if weight.dtype == torch.float8_e5m2 and input.dtype == torch.bfloat16:
+        return decline("Triton has no conversion of float8_e5m2 to bfloat16 on all GPUs")
+    rows, least = math.prod(input.shape[:-1]), MOST_IN_LOOPS["cuda"]
+    if not isinstance(rows, int) or not least < rows <= MOST_ROWS:
+        return decline(f"the input has {rows} rows, and the kernel is for {least + 1} to {MOST_ROWS}")
+    size = input.shape[-1] // scale.shape[1] if scale.ndim == 2 and scale.shape[1] > 1 else _LEAST_GROUP
+    if size < _LEAST_GROUP or size & (size - 1):
+        return decline(f"groups have {size} elements, but must have a power of two, {_LEAST_GROUP} or more")
+    return True
+
+
+def register(executor: OperatorExecutor) -> None:
+    """Register the kernel with an executor."""
+    for symbol in (torchlang.linear_int8, torchlang.linear_fp8):
+        executor.register_implementation(symbol, _linear, checker=_checker)
+    executor.register_implementation(torchlang.linear_int4, _linear_int4, checker=_checker)

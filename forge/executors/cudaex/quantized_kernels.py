@@ -1,0 +1,133 @@
+"""A Triton kernel of linear layers with quantized weights, for few rows. This module imports Triton."""
+
+import torch
+import triton
+import triton.language as tl
+
+from forge.torch_internals.fake_tensors import FakeTensor
+
+COLUMNS = 128  # elements of a row of the weight in a step
+_OUTPUTS, _WARPS, _STAGES = 16, 4, 4
+_PROGRAMS, _STEPS = 1024, 4  # so many keep a GPU's memory busy; the fewest steps of one
+
+
+@triton.jit
+def _linear(
+    out,
+    x,
+    weight,
+    scale,
+    zero_point,
+    bias,
+    rows,
+    outputs,
+    columns,
+    groups,
+    span,
+    IS_PACKED: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Compute OUTPUTS columns of the result, for all rows: the part of their sums over `span` elements. A step
+    multiplies elements of one group, and scales the product."""
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    m = tl.arange(0, ROWS)
+    has_output, has_row = n < outputs, m < rows
+    n_wide = n.to(tl.int64)
+    total = tl.zeros([ROWS, OUTPUTS], tl.float32)
+    first = tl.program_id(1) * span
+    for start in range(first, min(first + span, columns), COLUMNS):
+        group = start // GROUP
+        s = tl.load(scale + n_wide * groups + group, mask=has_output, other=0.0).to(tl.float32)
+        if IS_PACKED:
+            z = tl.full([OUTPUTS], 8.0, tl.float32)
+            if HAS_ZERO:
+                z = tl.load(zero_point + n_wide * groups + group, mask=has_output, other=0.0).to(tl.float32)
+            j = start // 2 + tl.arange(0, COLUMNS // 2)
+            inside = j < columns // 2
+            at = weight + n_wide[:, None] * (columns // 2) + j[None, :]
+            bytes = tl.load(at, mask=has_output[:, None] & inside[None, :], other=0).to(tl.int32)
+            low = ((bytes & 15).to(tl.float32) - z[:, None]).to(x.dtype.element_ty)
+            high = ((bytes >> 4).to(tl.float32) - z[:, None]).to(x.dtype.element_ty)
+            of_x = x + m[:, None] * columns + 2 * j[None, :]
+            mask = has_row[:, None] & inside[None, :]
+            even = tl.load(of_x, mask=mask, other=0.0)
+            odd = tl.load(of_x + 1, mask=mask, other=0.0)
+            product = tl.dot(even, tl.trans(low))
+            product = tl.dot(odd, tl.trans(high), product)
+        else:
+            j = start + tl.arange(0, COLUMNS)
+            inside = j < columns
+            at = weight + n_wide[:, None] * columns + j[None, :]
+            values = tl.load(at, mask=has_output[:, None] & inside[None, :], other=0.0).to(tl.float32)
+            row = tl.load(x + m[:, None] * columns + j[None, :], mask=has_row[:, None] & inside[None, :], other=0.0)
+            product = tl.dot(row, tl.trans(values.to(x.dtype.element_ty)))
+        total += product * s[None, :]
+    if HAS_BIAS:
+        total += tl.load(bias + n, mask=has_output, other=0.0).to(tl.float32)[None, :]
+    at = out + (tl.program_id(1) * rows + m[:, None]) * outputs + n[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=has_row[:, None] & has_output[None, :])
+
+
+def linear(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the product of a few rows with a quantized weight, which is read once, as it is stored.
+
+    Args:
+        input: (..., in), of bfloat16 or float16.
+        weight: (out, in) of 8 bits an element, or (out, in / 2) of uint8, which holds two.
+        scale: (out,) or (out, groups). A group has as many elements as COLUMNS, or as divide them or it divides.
+        zero_point: As scale, of a weight of 4 bits; None: 8.
+        bias: (out,), or None.
+
+    Returns:
+        (..., out), of input's dtype.
+    """
+    x = input.reshape(-1, input.shape[-1]).contiguous()
+    (rows, columns), outputs = x.shape, weight.shape[0]
+    out = x.new_empty((rows, outputs))
+    if isinstance(out, FakeTensor):
+        return out.view(*input.shape[:-1], outputs)
+    groups = 1 if scale.ndim == 1 else scale.shape[1]
+    group = max(columns // groups, 1)
+    step = COLUMNS if groups == 1 else min(COLUMNS, group)
+    programs, steps = triton.cdiv(outputs, _OUTPUTS), triton.cdiv(columns, step)
+    parts = max(1, min(_PROGRAMS // programs, steps // _STEPS))
+    span = triton.cdiv(steps, parts) * step
+    parts = triton.cdiv(columns, span)
+    sums = out if parts == 1 else x.new_empty((parts, rows, outputs), dtype=torch.float32)
+    _linear[(programs, parts)](
+        sums,
+        x,
+        weight.contiguous(),
+        scale.contiguous(),
+        scale if zero_point is None else zero_point.contiguous(),
+        x if bias is None else bias.contiguous(),
+        rows,
+        outputs,
+        columns,
+        groups,
+        span,
+        IS_PACKED=weight.dtype == torch.uint8,
+        HAS_ZERO=zero_point is not None,
+        HAS_BIAS=bias is not None and parts == 1,
+        ROWS=max(16, triton.next_power_of_2(rows)),
+        OUTPUTS=_OUTPUTS,
+        COLUMNS=step,
+        GROUP=group if groups > 1 else triton.next_power_of_2(columns),
+        num_warps=_WARPS,
+        num_stages=_STAGES,
+    )
+    if parts > 1:
+        total = sums.sum(0)
+        out = (total if bias is None else total + bias).to(x.dtype)
+    return out.view(*input.shape[:-1], outputs)

@@ -1,0 +1,112 @@
+"""Linear layers with quantized weights on a CUDA GPU: loops for a row, a Triton kernel for a few, values for many."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+import forge
+from forge.executors.cudaex import quantized
+from forge.ir import TensorProxy
+from forge.quantize import Float8WeightOnly, Int4WeightOnly, Int8WeightOnly, Quantization
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+TRANSFORMS = {
+    "int8": Int8WeightOnly(),
+    "int8 in groups": Int8WeightOnly(64),
+    "int4": Int4WeightOnly(128),
+    "int4 symmetric": Int4WeightOnly(32, symmetric=True),
+    "fp8": Float8WeightOnly(),
+}
+
+
+@NEEDS_GPU
+@pytest.mark.usefixtures("compiled_regions")
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_results_are_those_of_the_dequantized_weights(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = _model()
+    jitted = forge.jit(model.to("cuda", dtype), transforms=[TRANSFORMS[name]], cache=False)
+    eager = _model().to("cuda", dtype)
+    eager.load_state_dict(forge.original_state_dict(jitted))
+    exact = _model().to("cuda", torch.float64)
+    exact.load_state_dict(eager.state_dict())
+    for rows in (1, 2, 7, 16, 33, 64, 100):
+        x = torch.randn(rows, 256, device="cuda", dtype=dtype)
+        with torch.no_grad():
+            actual, by_torch, expected = jitted(x), eager(x), exact(x.double())
+        error, eagers = ((each.double() - expected).abs().max() for each in (actual, by_torch))
+        assert error <= 2 * eagers + 1e-6
+        by = {row.executor for row in forge.explain(jitted).rows if "linear" in row.operation}
+        assert by == ({"inductor"} if rows == 1 else {"cuda"} if rows <= 64 else {"torch"})
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Linear(256, 384), nn.SiLU(), nn.Linear(384, 256, bias=False))
+
+
+_KERNEL = """
+    import torch
+    from forge.executors.cudaex.quantized_kernels import linear
+    from forge.quantize import Float8WeightOnly, Int4WeightOnly, Int8WeightOnly
+
+    torch.manual_seed(0)
+    symmetric = Int4WeightOnly(64, symmetric=True)
+    sizes = ((48, 256, 2, False), (40, 320, 16, True), (16, 128, 33, True), (40, 2048, 3, True))
+    for transform in (Int8WeightOnly(), Int8WeightOnly(64), Int4WeightOnly(32), symmetric, Float8WeightOnly()):
+        for outputs, columns, rows, has_bias in sizes:
+            scheme = transform.scheme
+            stored = scheme.quantize(torch.randn(outputs, columns))
+            x, bias = torch.randn(1, rows, columns).half(), torch.randn(outputs).half() if has_bias else None
+            actual = linear(x, stored.weight, stored.scale, stored.zero_point, bias)
+            values = scheme.dequantize(stored, torch.float64)
+            expected = torch.nn.functional.linear(x.double(), values, bias if bias is None else bias.double())
+            assert actual.shape == expected.shape
+            assert torch.allclose(actual.double(), expected, rtol=1e-3, atol=2e-2), (actual - expected).abs().max()
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_the_kernel_in_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(_KERNEL)], env=environment, check=True)
+
+
+def _proxy(*shape: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> TensorProxy:
+    return TensorProxy("x", shape, dtype, torch.device(device))
+
+
+def _decision(input: TensorProxy, scale: TensorProxy, transform: Quantization) -> object:
+    return quantized._checker(input, _proxy(64, 256, dtype=transform.scheme.dtype), scale)
+
+
+@pytest.mark.parametrize(
+    ("input", "scale", "reason"),
+    [
+        (_proxy(8, 256, device="cpu"), _proxy(64), "input is on cpu"),
+        (_proxy(8, 256, dtype=torch.float32), _proxy(64), "must be bfloat16 or float16"),
+        (_proxy(1, 256), _proxy(64), "the input has 1 rows, and the kernel is for 2 to 64"),
+        (_proxy(5, 13, 256), _proxy(64), "the input has 65 rows"),
+        (_proxy(8, 256), _proxy(64, 16), "groups have 16 elements, but must have a power of two, 32 or more"),
+        (_proxy(8, 192), _proxy(64, 2), "groups have 96 elements"),
+        (_proxy(8, 256), _proxy(64, 2), None),
+        (_proxy(2, 4, 256), _proxy(64), None),
+    ],
+)
+def test_the_kernel_takes_a_few_rows_on_a_gpu(
+    input: TensorProxy, scale: TensorProxy, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantized.importlib.util, "find_spec", lambda name: True)
+    decision = _decision(input, scale, Int8WeightOnly())
+    assert decision is True if reason is None else reason in decision.reason
+
+
+def test_without_triton_the_kernel_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized.importlib.util, "find_spec", lambda name: None)
+    assert "triton is not installed" in _decision(_proxy(8, 256), _proxy(64), Int8WeightOnly()).reason
