@@ -11,7 +11,7 @@ from torch import nn
 
 import forge
 from forge.compiler.claim import is_fused
-from forge.executors.inductorex import lower
+from forge.executors.inductorex import aten_graph, lower
 from forge.executors.inductorex.aten_graph import HAS_ROW_PRODUCTS
 from forge.executors.registry import resolve_executors
 from forge.ir import Trace
@@ -73,6 +73,7 @@ def test_a_row_is_written_once_and_none_that_is_in_memory(monkeypatch: pytest.Mo
 
     original = lower.compile_graph
     monkeypatch.setattr(lower, "compile_graph", compile_graph)
+    monkeypatch.setattr(aten_graph, "_LAUNCHES", "cpu")
     weight, x, other = torch.randn(72, 56) / 8, torch.randn(1, 5, 56)[:, 2:3], torch.randn(56, 56)
 
     def gated(x: torch.Tensor) -> torch.Tensor:

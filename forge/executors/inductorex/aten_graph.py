@@ -28,6 +28,7 @@ from forge.torch_internals.sympy import PythonReferenceAnalysis, sympy_interp
 
 aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)
+_LAUNCHES = "cuda"  # devices on which a kernel is a launch
 HAS_ROW_PRODUCTS = "has row products"  # in a graph's metadata
 _COPIES = frozenset({aten._to_copy.default, aten.clone.default, torch.ops.prims.convert_element_type.default})
 _SHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim})
@@ -81,7 +82,7 @@ def graph_of(region: Trace, layouts: Layouts, *, eager_numerics: bool) -> tuple[
     with layouts.fake, symbolic_dispatch(layouts.is_symbolic), rounding:
         given = [layouts.stand_in(proxy) for proxy in region.inputs]
         graph = make_fx(run, decomposition_table=decompositions())(*given)
-    if any(call.symbol.op is row_product for call in calls):
+    if any(call.symbol.op in _ROW_LOOPS for call in calls):
         _share_rows(graph.graph)
         graph.meta[HAS_ROW_PRODUCTS] = True
     for node in graph.graph.nodes:
@@ -205,6 +206,8 @@ def _flip(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     return select_decomp_table()[aten.flip.default](x, dims) if x.ndim else x.clone()
 
 
+_ROW_LOOPS: dict[Any, Callable] = {row_product: in_loops, **IN_LOOPS}
+
 # clamp: Inductor computes in float32, where the bounds are other numbers. view_copy: its decomposition copies no tensor
 # that has no view of that shape. pow: torch's kernel takes the root, whose values of -0.0 and -inf are others.
 # flip: before torch 2.13, Inductor has no index for the dim that a 0-d tensor does not have
@@ -212,8 +215,7 @@ _OWN: dict[Any, Callable] = {
     aten.clamp.default: _clamp,
     aten.flip.default: _flip,
     aten.pow.Tensor_Scalar: _pow,
-    row_product: in_loops,
-    **IN_LOOPS,
+    **_ROW_LOOPS,
     aten.view_copy.default: _view_copy,
 }
 
@@ -231,8 +233,8 @@ def _fold(node: torch.fx.Node) -> None:
 
 
 def _share_rows(graph: torch.fx.Graph) -> None:
-    """Write a row that several products read once, and one that is in memory already not at all: as_strided is what has
-    Inductor write it (in_loops)."""
+    """Write a row that several products read once, and one that is in a GPU's memory already not at all, which would be
+    a launch: as_strided is what has Inductor write it (in_loops)."""
     written: dict[tuple[Any, ...], torch.fx.Node] = {}
     for node in graph.nodes:
         if node.target is not aten.as_strided.default or not _only_relabels(node):
@@ -243,7 +245,8 @@ def _share_rows(graph: torch.fx.Graph) -> None:
             dtypes.append(root.meta["val"].dtype)
             root = arguments(root)[0]
         key = (root, tuple(copy.meta["val"].shape), *dtypes)
-        first = copy if root.op == "placeholder" else written.setdefault(key, node)
+        is_there = root.op == "placeholder" and root.meta["val"].device.type == _LAUNCHES
+        first = copy if is_there else written.setdefault(key, node)
         if first is not node:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
