@@ -331,6 +331,14 @@ def _assumes(program: Program) -> bool:
 
 def _compile_trace(trace: Trace, context: Context) -> tuple[CompiledPlan, SecondTier | None]:
     """Optimize, differentiate and lower a trace of torch's functions; its stages and claims go to the report."""
+    trace = optimize(trace, context)
+    lowered = lower(trace, context)
+    return lowered.plan, _second_tier(trace, context, lowered)
+
+
+def optimize(trace: Trace, context: Context) -> Trace:
+    """Return a trace of torch's functions optimized, and differentiated where gradients flow; its stages go to the
+    report."""
     report = context.report
     context.stages.append(trace)
     trace = run_passes(trace, context, Form.TORCH, Form.PROGRAM)
@@ -339,10 +347,15 @@ def _compile_trace(trace: Trace, context: Context) -> tuple[CompiledPlan, Second
     if context.derivative_or_none is not None:
         report.saved += context.derivative.parts.saved_values()
     context.reference = context.program.trace
+    return trace
+
+
+def lower(trace: Trace, context: Context) -> LoweredProgram:
+    """Return an optimized trace as code; its stages and claims go to the report."""
     lowered = compile_until_stable(partial(_lower_program, trace, context, context.config))
     own = lowered.context
-    report.add_lowered(own.stages, own.claims, lowered.backward_stages, lowered.backward_claims)
-    return lowered.plan, _second_tier(trace, context, lowered)
+    context.report.add_lowered(own.stages, own.claims, lowered.backward_stages, lowered.backward_claims)
+    return lowered
 
 
 def _lower_program(
