@@ -32,8 +32,8 @@ def find_unmet(wanted: Mapping[str, Any], device: torch.device) -> str | None:
     """Return what this process lacks, None where it lacks nothing."""
     if device.type != wanted["device"]:
         return f"is for {wanted['device']}, but was asked for on {device}"
-    if device.type == "cuda" and not torch.cuda.is_available():
-        return "is for cuda, but this process has no CUDA device"
+    if device.type not in _available():
+        return f"is for {device.type}, but this process has {' and '.join(_available())} alone"
     here = requirements(device.type, {"forge"})
     for name, value in wanted.items():
         if name == "processor":
@@ -42,6 +42,10 @@ def find_unmet(wanted: Mapping[str, Any], device: torch.device) -> str | None:
         elif here[name] != value:
             return f"was exported with {name} {value}, but this process has {here[name]}; export it again"
     return None
+
+
+def _available() -> list[str]:
+    return ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def _is_as_capable(own: str, wanted: str) -> bool:
