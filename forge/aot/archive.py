@@ -93,6 +93,11 @@ class Archive:
         self._zip.close()
         self._file.close()
 
+    @property
+    def members(self) -> list[str]:
+        """The names of the members that the index lists."""
+        return list(self.index["members"])
+
     def error(self, problem: str) -> ExportError:
         """Return the error of this file."""
         return ExportError(f"forge.load: {self.path} {problem}")

@@ -15,6 +15,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 
 from forge.aot import tree
 from forge.aot.errors import ExportError
+from forge.aot.kernels import kernels_of
 from forge.aot.package import find_failure
 from forge.aot.signature import ConstantInput, Input, NumberInput, Signature, TensorInput
 from forge.cache.graphs import Uncacheable
@@ -29,12 +30,14 @@ from forge.compiler.freezing import freezing_of
 from forge.compiler.program import EagerFallback, Unsupported
 from forge.compiler.report import CompileReport
 from forge.executors.executor import Declined, Executor, FusionExecutor, decline
+from forge.executors.hubex import Kernel
 from forge.executors.inductorex import inductorex
 from forge.ir import NumberProxy, TensorProxy, Trace
 from forge.ir.interpreter import paused_gc
 from forge.ir.printing import symbolic_expression
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.pytree import tensors
+from forge.ir.unresolved import refuse_guards
 from forge.runtime.torch_state import preserve_torch_state
 from forge.support import progress
 from forge.torch_internals.sympy import PythonPrinter, int_oo
@@ -51,6 +54,7 @@ class CompiledEntry:
     form: AOTINDUCTOR or FORGE. reason: why it is not AOTINDUCTOR. weights: (name in the program, tensor, whether the
     program writes to it) of those that it takes. files: the contents of files by name. data: what else `load` needs.
     text: the program, as Python. claims: (executor, number of calls). executors: those that it was compiled by.
+    kernels: those of repositories that it calls.
     """
 
     form: str
@@ -64,6 +68,7 @@ class CompiledEntry:
     files: dict[str, bytes] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     device: str = "cpu"
+    kernels: list[Kernel] = field(default_factory=list)
 
 
 def compile_entry(
@@ -149,7 +154,8 @@ class _Compiler:
         sizes = [proxy for proxy in trace.inputs if proxy.name in self.captured.symbols]
         made = [_proxy_of(name, each) for name, each in constants.items()]
         whole = trace.derive("whole program", trace.bound_symbols, inputs=[*sizes, *made, *self.user_inputs])
-        paths = inductorex.compile_ahead_of_time(whole, claimed, constants, alone=self.alone)
+        with refuse_guards(self.sizes.values()):
+            paths = inductorex.compile_ahead_of_time(whole, claimed, constants, alone=self.alone)
         if isinstance(paths, Declined):
             return paths
         failure = find_failure(paths, self.exported, {} if self.alone else constants, self.device)
@@ -185,6 +191,7 @@ class _Compiler:
             "blobs": len(entry.blobs),
             "regions": regions,
         }
+        made.kernels = list(kernels_of(final))
         made.files = {**{f"blob_{number}": blob for number, blob in enumerate(entry.blobs)}, **libraries}
         return made
 

@@ -1,17 +1,20 @@
 """Exported: entry points that were compiled, to be written to one file."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from forge.aot import archive
 from forge.aot.entry import AOTINDUCTOR, CompiledEntry
 from forge.aot.errors import ExportError
-from forge.aot.kernels import bundle_members
+from forge.aot.kernels import bundle_files
 from forge.aot.requirements import requirements
 from forge.aot.weights import WeightWriter
+from forge.executors.hubex import HubExecutor
+from forge.hub import HubError
 
+KERNELS = "data/forge/kernels/"
 WEIGHTS = "data/weights/weights.safetensors"
 
 
@@ -24,6 +27,7 @@ class Exported:
 
     def __init__(self, entries: Mapping[str, CompiledEntry]) -> None:
         self._entries = dict(entries)
+        self._kernels = _kernel_members(self._entries.values())
         self.entry_points = {name: each.signature for name, each in self._entries.items()}
 
     def __str__(self) -> str:
@@ -43,7 +47,7 @@ class Exported:
             The digest of the file, which forge.load compares where it is given.
 
         Raises:
-            ExportError: If the path does not end with ".pt2", or a kernel cannot be in a file.
+            ExportError: If the path does not end with ".pt2".
         """
         if Path(path).suffix != ".pt2":
             raise ExportError(f"forge.export: {path} must end with .pt2")
@@ -64,16 +68,25 @@ class Exported:
                 "signature": each.signature.as_json(),
                 "weights": known,
                 "claims": each.claims,
-                "executors": [executor.name for executor in each.executors],
+                "executors": [None if isinstance(it, HubExecutor) else it.name for it in each.executors],
                 "data": each.data,
             }
-        members |= bundle_members(self._entries.values())
+        members |= self._kernels
         held = weights.dump()
         members |= {} if held is None else {WEIGHTS: held}
         device = next((each.device for each in self._entries.values() if each.device != "cpu"), "cpu")
         forms = {each.form for each in self._entries.values()}
         index = {"requires": requirements(device, forms), "entries": entries}
         return archive.write(path, index, members)
+
+
+def _kernel_members(entries: Iterable[CompiledEntry]) -> dict[str, bytes]:
+    """Return the members that hold the kernels of repositories. Raises ExportError for one that has no files."""
+    try:
+        files = bundle_files(kernel for each in entries for kernel in each.kernels)
+    except (ValueError, NotImplementedError, HubError) as error:
+        raise ExportError(str(error)) from error
+    return {f"{KERNELS}{name}": content for name, content in files.items()}
 
 
 def _readable(name: str) -> str:

@@ -2,18 +2,21 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from forge.aot.archive import Archive
+from forge.aot.exported import KERNELS
+from forge.aot.kernels import load_bundle
 from forge.aot.signature import Signature, caller
 from forge.cache.objects import Reader
 from forge.cache.store import Entry
-from forge.executors.executor import FusionExecutor
+from forge.executors.executor import Executor, FusionExecutor
 from forge.executors.registry import resolve_executors
+from forge.hub import HubError
 from forge.ir.checks import in_one_line
 from forge.ir.printing import compile_function
 
@@ -30,7 +33,7 @@ def load_function(
     data = entry["data"]
     prefix = f"data/forge/{name}/"
     blobs = [archive.read(f"{prefix}blob_{number}") for number in range(data["blobs"])]
-    executors = resolve_executors(entry["executors"])
+    executors = _executors(archive, entry["executors"])
     with tempfile.TemporaryDirectory(prefix="forge-load") as folder:  # what is loaded stays when the files go
         for library in {each for paths in data["regions"].values() for each in paths.values()}:
             Path(folder, library).write_bytes(archive.read(prefix + library))
@@ -60,3 +63,14 @@ def load_function(
         else:
             arguments.append("None")  # a weight that the program does not read
     return caller(signature, device, f"function({', '.join(arguments)})", scope)
+
+
+def _executors(archive: Archive, names: Sequence[str | None]) -> list[Executor]:
+    """Return the executors of these names; None stands for the kernels that are in the file."""
+    files = {name.removeprefix(KERNELS): archive.read(name) for name in archive.members if name.startswith(KERNELS)}
+    try:
+        others = iter(resolve_executors([name for name in names if name is not None]))
+        kernels = load_bundle(files)
+    except (ValueError, HubError) as error:
+        raise archive.error(f"cannot be used: {error}") from error
+    return [kernels if name is None else next(others) for name in names]

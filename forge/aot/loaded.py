@@ -91,7 +91,7 @@ def load(
             raise archive.error(unmet)
         if target.type == "cuda" and target.index is None:
             target = torch.device("cuda", torch.cuda.current_device())
-        weights = WeightReader(archive.read_memory(WEIGHTS)) if WEIGHTS in archive.index["members"] else None
+        weights = WeightReader(archive.read_memory(WEIGHTS)) if WEIGHTS in archive.members else None
         signatures, calls, texts = {}, {}, {}
         for name, entry in archive.index["entries"].items():
             signatures[name] = Signature.from_json(entry["signature"])
@@ -118,7 +118,7 @@ def _load_package(
 ) -> Callable[..., Any]:
     """Return the function that calls an AOTInductor package."""
     prefix = f"data/aotinductor/{name}/"
-    files = [member for member in archive.index["members"] if member.startswith(prefix) and not member.endswith(".cpp")]
+    files = [member for member in archive.members if member.startswith(prefix) and not member.endswith(".cpp")]
     with tempfile.TemporaryDirectory(prefix="forge-load") as folder:  # what is loaded stays when the files go
         for member in files:
             Path(folder, member.removeprefix(prefix)).write_bytes(archive.read(member))

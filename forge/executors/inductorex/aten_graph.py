@@ -10,6 +10,7 @@ from operator import add, mul
 from typing import Any
 
 import torch
+from torch.func import functionalize
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
@@ -64,7 +65,10 @@ def graph_of(region: Trace, layouts: Layouts, *, eager_numerics: bool) -> tuple[
     """Return the region as a graph of aten operators, and the stand-ins for its inputs that it was traced with. rounds:
     its nodes say which values torch's functions would have rounded."""
     calls = [(call, True) for call in claim_by_torch(region.bound_symbols)]
-    return _trace(calls, region, layouts, eager_numerics=eager_numerics)
+    graph, given = _trace(calls, region, layouts, eager_numerics=eager_numerics)
+    for node in graph.graph.nodes:
+        check(not changes(node.target), lambda node=node: f"{node.target} changes its argument", RuntimeError)
+    return graph, given
 
 
 def graph_of_program(
@@ -80,13 +84,23 @@ def graph_of_program(
         for each in claimed
         for call in (each.calls if each.fuser is None else claim_by_torch([each.bound]))
     ]
-    return _trace(calls, program, layouts, eager_numerics=False)
+    graph, given = _trace(calls, program, layouts, eager_numerics=False)
+    if any(changes(node.target) for node in graph.graph.nodes):  # its wrappers have no symbolic sizes for some calls
+        functional = partial(functionalize, remove="mutations")
+        return _trace(calls, program, layouts, eager_numerics=False, wrap=functional)
+    return graph, given
 
 
 def _trace(
-    calls: Sequence[tuple[BoundSymbol, bool]], program: Trace, layouts: Layouts, *, eager_numerics: bool
+    calls: Sequence[tuple[BoundSymbol, bool]],
+    program: Trace,
+    layouts: Layouts,
+    *,
+    eager_numerics: bool,
+    wrap: Callable[[Callable], Callable] = lambda run: run,
 ) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """Return the graph of torch's calls, each with whether its operators are decomposed for Inductor's loops."""
+    """Return the graph of torch's calls, each with whether its operators are decomposed for Inductor's loops. wrap: is
+    applied to the function that is traced."""
     names = program.input_names
     in_loops = True
 
@@ -119,7 +133,7 @@ def _trace(
     }
     with layouts.fake, symbolic_dispatch(layouts.is_symbolic), rounding:
         given = [layouts.stand_in(proxy) for proxy in program.inputs]
-        graph = make_fx(run, decomposition_table=table)(*given)
+        graph = make_fx(wrap(run), decomposition_table=table)(*given)
     for node in graph.graph.nodes:
         if node.target is aten.as_strided_.default and _only_relabels(node):
             node.replace_all_uses_with(node.args[0])
@@ -132,7 +146,6 @@ def _trace(
             continue
         _round_number(node)
         _fold(node)
-        check(not changes(node.target), lambda node=node: f"{node.target} changes its argument", RuntimeError)
     _check_dtypes(graph, program)
     return graph, [_canonical_size(each) for each in given]
 
