@@ -20,11 +20,12 @@ from forge.aot.weights import WeightReader
 
 
 class Loaded:
-    """The programs of a file. A call runs the only entry point, or the one that is named "model" or "forward".
+    """The programs of a file. A call runs the only entry point.
 
     Attributes:
         entry_points: The callables, by name.
         signatures: The signature of each entry point, by name.
+        device: The device that the programs run on.
         digest: The digest of the file.
     """
 
@@ -33,10 +34,12 @@ class Loaded:
         entry_points: Mapping[str, Callable[..., Any]],
         signatures: Mapping[str, Signature],
         texts: Mapping[str, str],
+        device: torch.device,
         digest: str,
     ) -> None:
         self.entry_points = dict(entry_points)
         self.signatures = dict(signatures)
+        self.device = device
         self.digest = digest
         self._texts = dict(texts)
         main = next(iter(self.entry_points), None) if len(self.entry_points) == 1 else None
@@ -101,7 +104,7 @@ def load(
             )
             load_entry = _load_package if entry["form"] == AOTINDUCTOR else load_function
             calls[name] = load_entry(archive, name, entry, signatures[name], tensors, target)
-        return Loaded(calls, signatures, texts, archive.digest)
+        return Loaded(calls, signatures, texts, target, archive.digest)
 
 
 def _place(known: Mapping[str, Any], target: torch.device) -> torch.device:

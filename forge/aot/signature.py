@@ -149,7 +149,7 @@ class Signature:
                 limit = f"at least {low or 0}" + ("" if high is None else f" and at most {high}")
                 raise ExportError(f"{self._place_of(name)} is {known[name]}, but must be {limit}")
         for each in self.guards:
-            if not _evaluate(each, known):
+            if not evaluate(each, known):
                 told = ", ".join(f"{name} is {value}" for name, value in known.items())
                 raise ExportError(f"{told}, but the program was exported for sizes with {each}")
 
@@ -167,7 +167,8 @@ def _named(arguments: Any) -> list[tuple[str, Any]]:
     return list(zip(arguments[1], arguments[2:], strict=True))
 
 
-def _evaluate(expression: int | str, known: Mapping[str, int]) -> Any:
+def evaluate(expression: int | str, known: Mapping[str, int]) -> Any:
+    """Return the value of a size, or of a guard, for the sizes of a call."""
     return expression if isinstance(expression, int) else eval(expression, {**known, "math": math})
 
 
@@ -217,7 +218,7 @@ def _solve(expression: str, size: int) -> Iterator[tuple[str, int]]:
     code = compile(expression, "<size>", "eval")
     if len(code.co_names) == 1:
         (name,) = code.co_names
-        at = [_evaluate(expression, {name: value}) for value in (0, 1, 2)]
+        at = [evaluate(expression, {name: value}) for value in (0, 1, 2)]
         step = at[1] - at[0]
         if step and at[2] - at[1] == step and (size - at[0]) % step == 0:
             yield name, (size - at[0]) // step
@@ -228,11 +229,11 @@ def _as_taken(each: Input, value: Any, known: Mapping[str, int]) -> Any:
     if not isinstance(each, TensorInput):
         return value
     for dim, (wanted, size) in enumerate(zip(each.shape, value.shape, strict=True)):
-        number = _evaluate(wanted, known)
+        number = evaluate(wanted, known)
         told = f"{number}" if isinstance(wanted, int) else f"{number}, which is {wanted}"
         if size != number:
             raise ExportError(f"{each.name}: dim {dim} is {size}, but must be {told}")
-    strides = tuple(_evaluate(stride, known) for stride in each.strides)
+    strides = tuple(evaluate(stride, known) for stride in each.strides)
     value = value.detach()
     taken = to_strides(value, strides)
     if each.changes and taken.data_ptr() != value.data_ptr():

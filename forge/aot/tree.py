@@ -89,6 +89,17 @@ def flatten(tree: Tree, value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from flatten(part, each, f"{name}[{key!r}]")
 
 
+def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
+    """Return a nest of these leaves, with dicts and tuples in the place of objects."""
+    if tree == LEAF:
+        return next(leaves)
+    kind, keys, parts = _parts(tree)
+    values = [unflatten(part, leaves) for part in parts]
+    if keys is not None:
+        return dict(zip(keys, values, strict=True))
+    return values if kind == "list" else tuple(values)
+
+
 def _children(value: Any, kind: str, keys: Sequence[Any] | None, count: int, name: str) -> list[Any]:
     """Return the parts of an object of a library's class, or of a dict or a list in its place."""
     if isinstance(value, Mapping) and keys and set(value) == set(keys):

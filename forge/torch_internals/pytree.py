@@ -12,4 +12,8 @@ def register_mapping(cls: type[dict[Any, Any]]) -> None:
         lambda value: (list(value.values()), list(value)),
         lambda values, keys: cls(zip(keys, values, strict=True)),
         serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        flatten_with_keys_fn=lambda value: (
+            [(torch_pytree.MappingKey(key), each) for key, each in value.items()],
+            list(value),
+        ),
     )

@@ -47,6 +47,7 @@ from forge.torch_internals.inductor.compiler import (
     call_kernels,
     compile_fx_inner,
     get_cpp_wrapper_config,
+    quiet_lowering,
 )
 from forge.torch_internals.inductor.config import inductor_config
 from forge.torch_internals.versions import TORCH
@@ -263,6 +264,7 @@ def compile_package(
     with (
         V.set_aot_compilation(True),
         call_kernels(kernels),
+        quiet_lowering(),
         _compiling(graph, given, fake, whole_program=True, settings={**_AHEAD_OF_TIME, **settings}),
     ):
         compiled = compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=True)

@@ -1,5 +1,6 @@
 """Inductor's compiler: lowerings, decompositions, compile_fx."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,3 +23,15 @@ def call_kernels(operators: Iterable[Any]) -> Iterator[None]:
     finally:
         for each in added:
             del lowering.lowerings[each]
+
+
+@contextmanager
+def quiet_lowering() -> Iterator[None]:
+    """Have Inductor not warn of operators that it calls by its proxy executor."""
+    log = logging.getLogger("torch._inductor.ir")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
