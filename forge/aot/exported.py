@@ -10,6 +10,7 @@ from forge.aot.entry import AOTINDUCTOR, CompiledEntry
 from forge.aot.errors import ExportError
 from forge.aot.kernels import bundle_files
 from forge.aot.requirements import requirements
+from forge.aot.signature import Signature
 from forge.aot.weights import WeightWriter
 from forge.executors.hubex import HubExecutor
 from forge.hub import HubError
@@ -31,7 +32,9 @@ class Exported:
         self.entry_points = {name: each.signature for name, each in self._entries.items()}
 
     def __str__(self) -> str:
-        return "\n".join(f"{name}: {_describe(each)}\n{each.signature}" for name, each in self._entries.items())
+        return "\n".join(
+            describe(name, each.form, each.reason, each.claims, each.signature) for name, each in self._entries.items()
+        )
 
     def program(self, entry_point: str | None = None) -> str:
         """Return the program of an entry point as Python."""
@@ -93,7 +96,8 @@ def _readable(name: str) -> str:
     return name.removeprefix("p_").removeprefix("b_").removeprefix("c_")
 
 
-def _describe(entry: CompiledEntry) -> str:
-    calls = ", ".join(f"{executor} {count}" for executor, count in entry.claims.items())
-    kind = "AOTInductor package" if entry.form == AOTINDUCTOR else f"functions of forge ({entry.reason})"
-    return f"{kind}; calls: {calls}"
+def describe(name: str, form: str, reason: str | None, claims: Mapping[str, int], signature: Signature) -> str:
+    """Return an entry point in words: its form, the number of calls by executor, and what it takes."""
+    calls = ", ".join(f"{executor} {count}" for executor, count in claims.items())
+    kind = "AOTInductor package" if form == AOTINDUCTOR else f"functions of forge ({reason})"
+    return f"{name}: {kind}; calls: {calls}\n{signature}"

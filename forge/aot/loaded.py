@@ -11,7 +11,7 @@ import torch
 from forge.aot.archive import Archive
 from forge.aot.entry import AOTINDUCTOR
 from forge.aot.errors import ExportError
-from forge.aot.exported import WEIGHTS
+from forge.aot.exported import WEIGHTS, describe
 from forge.aot.functions import load_function
 from forge.aot.package import open_runner
 from forge.aot.requirements import find_unmet
@@ -33,7 +33,7 @@ class Loaded:
         self,
         entry_points: Mapping[str, Callable[..., Any]],
         signatures: Mapping[str, Signature],
-        texts: Mapping[str, str],
+        texts: Mapping[str, tuple[str, str]],
         device: torch.device,
         digest: str,
     ) -> None:
@@ -60,11 +60,11 @@ class Loaded:
         return found
 
     def __str__(self) -> str:
-        return "\n".join(f"{name}:\n{each}" for name, each in self.signatures.items())
+        return "\n".join(description for description, _ in self._texts.values())
 
     def program(self, entry_point: str | None = None) -> str:
         """Return the program of an entry point as Python."""
-        return self._texts[entry_point or next(iter(self._texts))]
+        return self._texts[entry_point or next(iter(self._texts))][1]
 
 
 def load(
@@ -98,7 +98,8 @@ def load(
         signatures, calls, texts = {}, {}, {}
         for name, entry in archive.index["entries"].items():
             signatures[name] = Signature.from_json(entry["signature"])
-            texts[name] = archive.read(f"data/forge/{name}/program.py").decode()
+            description = describe(name, entry["form"], entry["reason"], entry["claims"], signatures[name])
+            texts[name] = description, archive.read(f"data/forge/{name}/program.py").decode()
             tensors = (
                 {own: weights.get(known, _place(known, target)) for own, known in entry["weights"]} if weights else {}
             )
