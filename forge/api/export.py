@@ -23,7 +23,14 @@ ALONE = "model"  # the only entry point, as torch names it
 
 
 class EntryPoint(NamedTuple):
-    """A model with an example of its arguments, as forge.export takes several."""
+    """A model with an example of its arguments, as forge.export takes several.
+
+    Attributes:
+        model: A module, or a program of torch.export.
+        args: Example arguments by position.
+        kwargs: Example arguments by name.
+        dynamic_shapes: The dims whose size differs from call to call.
+    """
 
     model: torch.nn.Module | ExportedProgram
     args: tuple[Any, ...] = ()
