@@ -146,11 +146,10 @@ class _Compiler:
     def _compile_package(
         self, trace: Trace, claimed: Sequence[ClaimedCall], weights: Mapping[str, torch.Tensor]
     ) -> dict[str, bytes] | Declined:
-        if self.program.mutated:
-            return decline("the program writes to its buffers or inputs")
         if any(isinstance(proxy, NumberProxy) for proxy in self.user_inputs):
             return decline("an input is a number")
-        constants = {name: each for name, each, _ in self._used(trace, weights)} | trace.constants
+        used = self._used(trace, weights)
+        constants = {name: each for name, each, _ in used} | trace.constants
         sizes = [proxy for proxy in trace.inputs if proxy.name in self.captured.symbols]
         made = [_proxy_of(name, each) for name, each in constants.items()]
         whole = trace.derive("whole program", trace.bound_symbols, inputs=[*sizes, *made, *self.user_inputs])
@@ -158,7 +157,8 @@ class _Compiler:
             paths = inductorex.compile_ahead_of_time(whole, claimed, constants, alone=self.alone)
         if isinstance(paths, Declined):
             return paths
-        failure = find_failure(paths, self.exported, {} if self.alone else constants, self.device)
+        copies = {name: each.clone() if changes else each for name, each, changes in used} | trace.constants
+        failure = find_failure(paths, self.exported, {} if self.alone else copies, self.device)
         if failure is not None:
             return failure
         return {os.path.basename(path): Path(path).read_bytes() for path in paths}

@@ -38,7 +38,7 @@ def find_failure(
     if exported.example_inputs is None:
         return None
     leaves = torch_pytree.tree_leaves(exported.example_inputs)
-    given = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    given = [leaf.detach().clone() for leaf in leaves if isinstance(leaf, torch.Tensor)]  # it may write to them
     (library,) = [path for path in paths if path.endswith(".so")]
     try:
         open_runner(library, device, constants).run(given)

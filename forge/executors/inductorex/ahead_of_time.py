@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from forge import prims
 from forge.compiler.claim import ClaimedCall
 from forge.compiler.layout import Layouts
 from forge.executors.executor import Declined, decline
@@ -30,7 +31,7 @@ _NAMESPACES = ("aten", "prims", "prim", "_operator", "math")
 def _find_obstacle(claimed: Sequence[ClaimedCall]) -> Declined | None:
     """Return why a program is no package: a call of it that torch alone does not run; None where it is one."""
     for each in claimed:
-        if each.fuser is not None:
+        if each.fuser is not None or each.bound.symbol is prims.copy_:  # as inputs and buffers are written to
             continue
         for call in each.calls:
             tag = next((tag for tag in _NEVER if tag in call.all_tags), None)
@@ -84,9 +85,14 @@ def _check_operators(graph: torch.fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if node.op == "call_function":
             check(_is_torchs(node.target), lambda node=node: f"{node.target} is not torch's", NotImplementedError)
-            check(
-                not changes(node.target), lambda node=node: f"{node.target} writes to its argument", NotImplementedError
-            )
+            writes = changes(node.target) and not _writes_to_input(node)
+            check(not writes, lambda node=node: f"{node.target} writes to its argument", NotImplementedError)
+
+
+def _writes_to_input(node: torch.fx.Node) -> bool:
+    """Return whether a node gives an input its final value."""
+    written = node.args[0]
+    return node.target is aten.copy_.default and isinstance(written, torch.fx.Node) and written.op == "placeholder"
 
 
 def _bind_inputs(

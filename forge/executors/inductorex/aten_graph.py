@@ -85,7 +85,8 @@ def graph_of_program(
         for call in (each.calls if each.fuser is None else claim_by_torch([each.bound]))
     ]
     graph, given = _trace(calls, program, layouts, eager_numerics=False)
-    if any(changes(node.target) for node in graph.graph.nodes):  # its wrappers have no symbolic sizes for some calls
+    written = [node.args[0] for node in graph.graph.nodes if changes(node.target)]
+    if any(node.op != "placeholder" for node in written):  # functional wrappers lack the symbolic sizes of some calls
         functional = partial(functionalize, remove="mutations")
         return _trace(calls, program, layouts, eager_numerics=False, wrap=functional)
     return graph, given
