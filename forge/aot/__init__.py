@@ -3,9 +3,13 @@
 errors.py      ExportError, the one error of a file, of what cannot be exported, and of a call that does not fit
 tree.py        nests of arguments and results as plain data
 signature.py   the inputs of a program: what a call must give, by how it is given
+dim_names.py   the user's names of sizes
+requirements.py  what a file needs of a process
 archive.py     the file: members, their hashes, the requirements
 weights.py     weights as safetensors, each once
 entry.py       one entry point: compiled, described, loaded
+package.py     AOTInductor's packages
+functions.py   forge's own form
 kernels.py     the kernels of repositories that a program runs
 exported.py    several entry points to a file
 loaded.py      a file to callables

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 
 from forge.aot import tree
+from forge.aot.dim_names import DimNames
 from forge.aot.errors import ExportError
 from forge.aot.kernels import kernels_of
 from forge.aot.package import find_failure
@@ -72,16 +73,18 @@ class CompiledEntry:
 
 
 def compile_entry(
-    exported: ExportedProgram, config: Config, parameters: Sequence[str], *, alone: bool
+    exported: ExportedProgram, config: Config, parameters: Sequence[str], dims: Sequence[DimNames], *, alone: bool
 ) -> CompiledEntry:
-    """Return an exported program compiled. alone: its weights are shared with no other entry point, so that a package
-    holds them itself.
+    """Return an exported program compiled.
+
+    parameters: the names of its positional parameters. dims: for each leaf of its arguments the user's names of its
+    dims. alone: its weights are shared with no other entry point, so that a package holds them itself.
 
     Raises ExportError for a program that forge cannot compile.
     """
     try:
         with paused_gc(), preserve_torch_state(), torch.no_grad():
-            return _Compiler(exported, config, parameters, alone=alone).compile()
+            return _Compiler(exported, config, parameters, dims, alone=alone).compile()
     except (Unsupported, Uncacheable) as error:
         raise ExportError(f"forge.export: {error}") from error
     except EagerFallback as error:
@@ -91,10 +94,19 @@ def compile_entry(
 class _Compiler:
     """The compilation of one entry point."""
 
-    def __init__(self, exported: ExportedProgram, config: Config, parameters: Sequence[str], *, alone: bool) -> None:
+    def __init__(
+        self,
+        exported: ExportedProgram,
+        config: Config,
+        parameters: Sequence[str],
+        dims: Sequence[DimNames],
+        *,
+        alone: bool,
+    ) -> None:
         self.exported = exported
         self.config = config
         self.parameters = parameters
+        self.dims = dims
         self.alone = alone
         self.captured = record(exported)
         self.report = CompileReport(opaque_calls=self.captured.capture.opaque_calls)
@@ -241,7 +253,17 @@ class _Compiler:
             _guards(self.sizes),
             tree.describe(spec.out_spec),
             self.results,
+            self._names(),
         )
+
+    def _names(self) -> dict[str, str]:
+        """Return the user's names of sizes, by symbol."""
+        found: dict[str, str] = {}
+        for each, names in zip(self.inputs, self.dims, strict=False):
+            for dim, name in names.items():
+                if isinstance(each, TensorInput) and each.shape[dim] in self.sizes:
+                    found[str(each.shape[dim])] = name
+        return found
 
     def _inputs(self) -> list[Input]:
         changed = {self.program.trace.inputs[place].name for place in self.program.mutated}

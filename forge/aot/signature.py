@@ -7,6 +7,7 @@ A call is checked by generated code, in a microsecond per input. A call that doe
 import inspect
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -70,7 +71,8 @@ class Signature:
     parameters: the names of the positional parameters, as far as they are known. arguments, result: nests
     (forge/aot/tree.py); `arguments` is a tuple of the positional ones and a dict of the others. sizes: name → smallest
     and largest, None where there is no limit. guards: Python expressions of sizes that must be true. results: of each
-    leaf of the result the number of the tensor, a constant in a list, or the expression of a number.
+    leaf of the result the number of the tensor, a constant in a list, or the expression of a number. names: the user's
+    names of sizes.
     """
 
     parameters: Sequence[str]
@@ -80,12 +82,17 @@ class Signature:
     guards: Sequence[str]
     result: Any
     results: Sequence[Any]
+    names: Mapping[str, str]
 
     def __str__(self) -> str:
-        limits = [
-            f"{low or 0} ≤ {name}{'' if high is None else f' ≤ {high}'}" for name, (low, high) in self.sizes.items()
-        ]
-        return "\n".join(["inputs:", *[f"  {each}" for each in self.inputs], *[f"  {each}" for each in limits]])
+        lines = ["inputs:", *[f"  {each}" for each in self.inputs]]
+        for name, (low, high) in self.sizes.items():
+            lines.append(f"  {low or 0} ≤ {name}" + ("" if high is None else f" ≤ {high}"))
+        return self._with_names("\n".join(lines))
+
+    def _with_names(self, text: str) -> str:
+        """Return a text with the user's names of sizes."""
+        return re.sub(r"\b\w+\b", lambda found: self.names.get(found[0], found[0]), text)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data, for `from_json`."""
@@ -109,6 +116,12 @@ class Signature:
 
         Raises ExportError, naming the input and its dim, for a call that does not fit.
         """
+        try:
+            return self._normalize(device, args, kwargs)
+        except ExportError as error:
+            raise ExportError(self._with_names(str(error))) from None
+
+    def _normalize(self, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         args, kwargs = self._bind(args, kwargs)
         names = [
             *self.parameters[: len(args)],

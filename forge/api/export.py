@@ -7,6 +7,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export import export as torch_export
 
+from forge.aot.dim_names import dim_names
 from forge.aot.entry import compile_entry
 from forge.aot.errors import ExportError
 from forge.aot.exported import Exported
@@ -96,7 +97,9 @@ def export(  # noqa: PLR0913  the options of forge.export
             raise ExportError(f"forge.export: the entry point {name!r} must have an identifier for its name")
         point = each if isinstance(each, EntryPoint) else EntryPoint(*each)
         exported = _export(point, strict=strict)
-        compiled[name] = compile_entry(exported, config, parameters_of(point.model), alone=points is not model)
+        parameters = parameters_of(point.model)
+        dims = dim_names(point.args, point.kwargs or {}, point.dynamic_shapes, parameters)
+        compiled[name] = compile_entry(exported, config, parameters, dims, alone=points is not model)
     return Exported(compiled)
 
 
