@@ -18,7 +18,7 @@ from forge.aot.dim_names import DimNames
 from forge.aot.errors import ExportError
 from forge.aot.kernels import kernels_of
 from forge.aot.package import find_failure
-from forge.aot.signature import ConstantInput, Input, NumberInput, Signature, TensorInput
+from forge.aot.signature import ConstantInput, Input, NumberInput, Signature, TensorInput, place_of
 from forge.cache.graphs import Uncacheable
 from forge.cache.objects import Writer
 from forge.cache.store import Entry
@@ -32,7 +32,7 @@ from forge.compiler.program import EagerFallback, Unsupported
 from forge.compiler.report import CompileReport
 from forge.executors.executor import Declined, Executor, FusionExecutor, decline
 from forge.executors.hubex import Kernel
-from forge.executors.inductorex import inductorex
+from forge.executors.inductorex import InductorExecutor
 from forge.ir import NumberProxy, TensorProxy, Trace
 from forge.ir.interpreter import paused_gc
 from forge.ir.printing import symbolic_expression
@@ -63,7 +63,6 @@ class CompiledEntry:
     reason: str | None
     text: str
     claims: dict[str, int]
-    report: CompileReport
     executors: Sequence[Executor]
     weights: list[tuple[str, torch.Tensor, bool]] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -160,13 +159,16 @@ class _Compiler:
     ) -> dict[str, bytes] | Declined:
         if any(isinstance(proxy, NumberProxy) for proxy in self.user_inputs):
             return decline("an input is a number")
+        compiler = next((each for each in self.config.executors if isinstance(each, InductorExecutor)), None)
+        if compiler is None:
+            return decline("inductor is not among its executors")
         used = self._used(trace, weights)
         constants = {name: each for name, each, _ in used} | trace.constants
         sizes = [proxy for proxy in trace.inputs if proxy.name in self.captured.symbols]
         made = [_proxy_of(name, each) for name, each in constants.items()]
         whole = trace.derive("whole program", trace.bound_symbols, inputs=[*sizes, *made, *self.user_inputs])
         with refuse_guards(self.sizes.values()):
-            paths = inductorex.compile_ahead_of_time(whole, claimed, constants, alone=self.alone)
+            paths = compiler.compile_ahead_of_time(whole, claimed, constants, alone=self.alone)
         if isinstance(paths, Declined):
             return paths
         copies = {name: each.clone() if changes else each for name, each, changes in used} | trace.constants
@@ -220,7 +222,6 @@ class _Compiler:
             fields.pop("reason", None),
             str(trace),
             claims,
-            self.report,
             self.config.executors,
             device=self.device.type,
             **fields,
@@ -230,19 +231,10 @@ class _Compiler:
 
     def _signature(self) -> Signature:
         """Return the signature. Raises ExportError where a size that may differ was compiled as a number."""
-        fixed = {name: each for name, each in self.sizes.items() if not each.node.expr.is_symbol}
-        for name, each in fixed.items():
-            place = next(
-                (
-                    f"{x.name}: dim {list(x.shape).index(name)}"
-                    for x in self.inputs
-                    if isinstance(x, TensorInput) and name in x.shape
-                ),
-                name,
-            )
-            raise ExportError(
-                f"forge.export: {place} may differ, but the program is for {symbolic_expression(each)} alone"
-            )
+        for name, each in self.sizes.items():
+            if not each.node.expr.is_symbol:
+                problem = f"may differ, but the program is for {symbolic_expression(each)} alone"
+                raise ExportError(f"forge.export: {place_of(name, self.inputs)} {problem}")
         ranges = self.exported.range_constraints
         spec = self.exported.call_spec
         return Signature(
@@ -250,7 +242,7 @@ class _Compiler:
             tree.describe(spec.in_spec),
             self.inputs,
             {name: _limits(ranges.get(each.node.expr)) for name, each in self.sizes.items()},
-            _guards(self.sizes),
+            _guards(self.sizes, self.captured.guards),
             tree.describe(spec.out_spec),
             self.results,
             self._names(),
@@ -314,22 +306,22 @@ def _limits(known: Any) -> list[int | None]:
     return [max(low or 0, 0), high]
 
 
-def _guards(sizes: Mapping[str, torch.SymInt]) -> list[str]:
-    """Return what the program assumes of its sizes, as Python expressions, beside the limits of each."""
+def _guards(sizes: Mapping[str, torch.SymInt], exported: int) -> list[str]:
+    """Return what the program assumes of its sizes, as Python expressions. exported: how many guards torch.export had
+    added, among which limits of one size are in its range."""
     found: dict[str, None] = {}
-    for each in sizes.values():
-        environment = each.node.shape_env
-        for guard in environment.guards:
+    for environment in {id(each.node.shape_env): each.node.shape_env for each in sizes.values()}.values():
+        for number, guard in enumerate(environment.guards):
             expression = guard.expr.xreplace(environment.replacements)
             symbols = set(map(str, expression.free_symbols))
-            is_limit = (
-                len(symbols) == 1
-                and isinstance(expression, sympy.core.relational.Relational)
-                and all(arg.is_symbol or arg.is_number for arg in expression.args)
-            )
-            if symbols and symbols.issubset(sizes) and not is_limit:
+            if symbols and symbols.issubset(sizes) and not (number < exported and _is_limit(expression)):
                 found[str(_printer.doprint(expression))] = None
     return list(found)
+
+
+def _is_limit(expression: sympy.Basic) -> bool:
+    is_relation = isinstance(expression, sympy.core.relational.Relational)
+    return is_relation and all(each.is_symbol or each.is_number for each in expression.args)
 
 
 # other parts

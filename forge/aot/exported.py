@@ -16,7 +16,6 @@ from forge.executors.hubex import HubExecutor
 from forge.hub import HubError
 
 KERNELS = "data/forge/kernels/"
-WEIGHTS = "data/weights/weights.safetensors"
 
 
 class Exported:
@@ -28,8 +27,31 @@ class Exported:
 
     def __init__(self, entries: Mapping[str, CompiledEntry]) -> None:
         self._entries = dict(entries)
-        self._kernels = _kernel_members(self._entries.values())
         self.entry_points = {name: each.signature for name, each in self._entries.items()}
+        self._members = _kernel_members(self._entries.values())
+        weights = WeightWriter()  # now: the model's may change
+        described = {name: self._add(name, each, weights) for name, each in self._entries.items()}
+        self._members |= weights.members()
+        device = next((each.device for each in self._entries.values() if each.device != "cpu"), "cpu")
+        forms = {each.form for each in self._entries.values()}
+        self._index = {"requires": requirements(device, forms), "entries": described}
+
+    def _add(self, name: str, entry: CompiledEntry, weights: WeightWriter) -> dict[str, Any]:
+        """Add the members of an entry point, and return its description."""
+        folder = f"data/aotinductor/{name}" if entry.form == AOTINDUCTOR else f"data/forge/{name}"
+        self._members |= {f"{folder}/{file}": content for file, content in entry.files.items()}
+        self._members[f"data/forge/{name}/program.py"] = entry.text.encode()
+        return {
+            "form": entry.form,
+            "reason": entry.reason,
+            "signature": entry.signature.as_json(),
+            "weights": [
+                [own, weights.add(_readable(own), tensor, changes=changes)] for own, tensor, changes in entry.weights
+            ],
+            "claims": entry.claims,
+            "executors": [None if isinstance(each, HubExecutor) else each.name for each in entry.executors],
+            "data": entry.data,
+        }
 
     def __str__(self) -> str:
         return "\n".join(
@@ -54,33 +76,7 @@ class Exported:
         """
         if Path(path).suffix != ".pt2":
             raise ExportError(f"forge.export: {path} must end with .pt2")
-        weights = WeightWriter()
-        members: dict[str, bytes] = {}
-        entries: dict[str, Any] = {}
-        for name, each in self._entries.items():
-            folder = f"data/aotinductor/{name}" if each.form == AOTINDUCTOR else f"data/forge/{name}"
-            members |= {f"{folder}/{file}": content for file, content in each.files.items()}
-            members[f"data/forge/{name}/program.py"] = each.text.encode()
-            known = [
-                [own, weights.add(_readable(own), tensor, changes=changes)] for own, tensor, changes in each.weights
-            ]
-            entries[name] = {
-                "form": each.form,
-                "reason": each.reason,
-                "device": each.device,
-                "signature": each.signature.as_json(),
-                "weights": known,
-                "claims": each.claims,
-                "executors": [None if isinstance(it, HubExecutor) else it.name for it in each.executors],
-                "data": each.data,
-            }
-        members |= self._kernels
-        held = weights.dump()
-        members |= {} if held is None else {WEIGHTS: held}
-        device = next((each.device for each in self._entries.values() if each.device != "cpu"), "cpu")
-        forms = {each.form for each in self._entries.values()}
-        index = {"requires": requirements(device, forms), "entries": entries}
-        return archive.write(path, index, members)
+        return archive.write(path, self._index, self._members)
 
 
 def _kernel_members(entries: Iterable[CompiledEntry]) -> dict[str, bytes]:

@@ -11,12 +11,12 @@ import torch
 from forge.aot.archive import Archive
 from forge.aot.entry import AOTINDUCTOR
 from forge.aot.errors import ExportError
-from forge.aot.exported import WEIGHTS, describe
+from forge.aot.exported import describe
 from forge.aot.functions import load_function
 from forge.aot.package import open_runner
 from forge.aot.requirements import find_unmet
 from forge.aot.signature import Signature, caller
-from forge.aot.weights import WeightReader
+from forge.aot.weights import MEMBER, WeightReader
 
 
 class Loaded:
@@ -94,7 +94,7 @@ def load(
             raise archive.error(unmet)
         if target.type == "cuda" and target.index is None:
             target = torch.device("cuda", torch.cuda.current_device())
-        weights = WeightReader(archive.read_memory(WEIGHTS)) if WEIGHTS in archive.members else None
+        weights = WeightReader(archive.read_memory(MEMBER)) if MEMBER in archive.members else None
         signatures, calls, texts = {}, {}, {}
         for name, entry in archive.index["entries"].items():
             signatures[name] = Signature.from_json(entry["signature"])

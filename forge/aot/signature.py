@@ -160,19 +160,21 @@ class Signature:
                 raise ExportError(f"the size {name} is given by no input")
             if not (low or 0) <= known[name] <= (math.inf if high is None else high):
                 limit = f"at least {low or 0}" + ("" if high is None else f" and at most {high}")
-                raise ExportError(f"{self._place_of(name)} is {known[name]}, but must be {limit}")
+                raise ExportError(f"{place_of(name, self.inputs)} is {known[name]}, but must be {limit}")
         for each in self.guards:
             if not evaluate(each, known):
                 told = ", ".join(f"{name} is {value}" for name, value in known.items())
                 raise ExportError(f"{told}, but the program was exported for sizes with {each}")
 
-    def _place_of(self, size: str) -> str:
-        for each in self.inputs:
-            if isinstance(each, TensorInput) and size in each.shape:
-                return f"{each.name}: dim {list(each.shape).index(size)}"
-            if isinstance(each, NumberInput) and each.size == size:
-                return each.name
-        return f"the size {size}"
+
+def place_of(size: str, inputs: Sequence[Input]) -> str:
+    """Return the input and the dim that a size is of, in words."""
+    for each in inputs:
+        if isinstance(each, TensorInput) and size in each.shape:
+            return f"{each.name}: dim {list(each.shape).index(size)}"
+        if isinstance(each, NumberInput) and each.size == size:
+            return each.name
+    return f"the size {size}"
 
 
 def _named(arguments: Any) -> list[tuple[str, Any]]:

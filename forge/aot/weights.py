@@ -29,6 +29,7 @@ _NAMES = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
+MEMBER = "data/weights/weights.safetensors"
 _ALIGNMENT = 64  # bytes, of a tensor's memory
 
 
@@ -75,13 +76,13 @@ class WeightWriter:
         }
         self._size += len(data)
 
-    def dump(self) -> bytes | None:
-        """Return the weights as a safetensors file, None where there are none."""
+    def members(self) -> dict[str, bytes]:
+        """Return the member of a file that holds the weights, where there are some."""
         if not self._data:
-            return None
+            return {}
         head = json.dumps(self._header).encode()
         head += b" " * (-(len(head) + 8) % _ALIGNMENT)
-        return b"".join([len(head).to_bytes(8, "little"), head, *self._data.values()])
+        return {MEMBER: b"".join([len(head).to_bytes(8, "little"), head, *self._data.values()])}
 
 
 class WeightReader:

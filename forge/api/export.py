@@ -52,7 +52,6 @@ def export(  # noqa: PLR0913  the options of forge.export
     kernels: Sequence[Source] = (),
     allow_imports: Sequence[str] = (),
     numerics: str = "fast",
-    select: str = "order",
 ) -> Exported:
     """Compile a model for inference, ahead of time, for one file that needs neither its source nor Dynamo.
 
@@ -70,7 +69,6 @@ def export(  # noqa: PLR0913  the options of forge.export
         kernels: As forge.jit's. The file holds the kernels that run.
         allow_imports: As forge.jit's.
         numerics: As forge.jit's.
-        select: As forge.jit's.
 
     Returns:
         The exported programs, which `save` writes to a file for forge.load.
@@ -85,7 +83,6 @@ def export(  # noqa: PLR0913  the options of forge.export
         cache=False,
         cuda_graphs=False,
         freeze=True,
-        select=select,
         numerics=numerics,
         first=[] if own is None else [own],
         is_for_a_file=True,

@@ -35,13 +35,15 @@ class ExportedCapture(NamedTuple):
 
     The program's inputs are the sizes in `symbols`, the tensors in `weights`, and the tensors and numbers that the user
     gives. symbols: name → the symbol as a torch.SymInt. weights: fully qualified name → tensor. results: the leaves of
-    the user's result: a number of the program's outputs, a constant in a one-element list, or a torch.SymInt.
+    the user's result: a number of the program's outputs, a constant in a one-element list, or a torch.SymInt. guards:
+    how many guards on the sizes torch.export had added.
     """
 
     capture: dynamo.Capture
     symbols: dict[str, torch.SymInt]
     weights: dict[str, torch.Tensor]
     results: list[Any]
+    guards: int
 
 
 def record(exported: ExportedProgram) -> ExportedCapture:
@@ -54,10 +56,12 @@ def record(exported: ExportedProgram) -> ExportedCapture:
     weights = _order_inputs(graph, exported)
     results = _keep_tensors(graph, exported)
     symbols = _add_sizes(graph)
-    for each in symbols.values():
+    guards = 0
+    for each in symbols.values():  # of one environment
         record_guards(each.node.shape_env)
+        guards = len(each.node.shape_env.guards)
     with torch.no_grad():
-        return ExportedCapture(dynamo.record(graph), symbols, weights, results)
+        return ExportedCapture(dynamo.record(graph), symbols, weights, results, guards)
 
 
 def _note_examples(graph: GraphModule) -> None:

@@ -368,6 +368,55 @@ def test_entry_points_share_weights_and_the_buffers_that_they_write_to(tmp_path)
     assert weights <= held < weights + 2000
 
 
+def guards(condition):
+    """A transform that makes the program depend on a condition on its batch."""
+
+    def transform(trace):
+        assert bool(condition(trace.inputs[-1].shape[0]))
+        return trace
+
+    return transform
+
+
+def test_sizes_that_a_program_was_not_compiled_for_are_refused(tmp_path):
+    shapes = {"x": {0: Dim("batch", max=64)}}
+    given = {
+        "dynamic_shapes": shapes,
+        "transforms": [guards(lambda batch: batch % 2 == 0), guards(lambda batch: batch > 3)],
+    }
+    loaded = saved(tmp_path, model := Mlp(), (torch.randn(4, 8),), **given)
+    torch.testing.assert_close(loaded(x := torch.randn(6, 8)), model(x))
+    for batch in (2, 5):
+        with pytest.raises(ExportError, match=f"batch is {batch}, but the program was exported for sizes with"):
+            loaded(torch.randn(batch, 8))
+
+
+def test_size_that_is_compiled_as_a_number_is_an_error():
+    shapes = {"x": {0: Dim("batch", max=64)}}
+    with pytest.raises(ExportError, match="x: dim 0 may differ, but the program is for 4 alone"):
+        forge.export(Mlp(), (torch.randn(4, 8),), dynamic_shapes=shapes, transforms=[guards(lambda batch: batch == 4)])
+
+
+def test_weights_are_those_of_the_time_of_the_export(tmp_path):
+    model, x = Opaque(), torch.randn(4, 8)
+    exported, expected = forge.export(model, (x,)), model(x)
+    with torch.no_grad():
+        model.linear.weight.zero_()
+    exported.save(tmp_path / "model.pt2")
+    torch.testing.assert_close(forge.load(tmp_path / "model.pt2")(x), expected)
+
+
+class Rounds(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((x.exp() * 1.1 + x) / 3 - x).sigmoid()
+
+
+def test_numerics_of_eager_are_those_of_eager(tmp_path):
+    x = torch.randn(64, 64, dtype=torch.bfloat16)
+    assert torch.equal(saved(tmp_path, Rounds(), (x,), numerics="eager")(x), Rounds()(x))
+    assert not torch.equal(saved(tmp_path, Rounds(), (x,))(x), Rounds()(x))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

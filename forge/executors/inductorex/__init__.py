@@ -112,7 +112,9 @@ class InductorExecutor(FusionExecutor):
     ) -> list[str] | Declined:
         """Return the paths of the files of an AOTInductor package of a claimed program, or Declined where there is
         none. alone: the package holds the weights, by name, which are inputs of the program."""
-        return _module("ahead_of_time").compile_program(program, claimed, weights, alone=alone)
+        return _module("ahead_of_time").compile_program(
+            program, claimed, weights, alone=alone, eager_numerics=self.eager_numerics
+        )
 
     def second_tier(self) -> FusionExecutor | None:
         return _OutOfProcess(eager_numerics=self.eager_numerics)

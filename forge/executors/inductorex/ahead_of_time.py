@@ -58,10 +58,12 @@ def compile_program(
     weights: Mapping[str, torch.Tensor],
     *,
     alone: bool,
+    eager_numerics: bool,
 ) -> list[str] | Declined:
     """Return the paths of the files of the package, or Declined with the reason why there is none.
 
-    weights: by name, the inputs that become constants. alone: the package holds them.
+    weights: by name, the inputs that become constants. alone: the package holds them. eager_numerics: each value of
+    half precision is rounded to its dtype.
     """
     obstacle = _find_obstacle(claimed)
     if obstacle is not None:
@@ -70,7 +72,7 @@ def compile_program(
     isa_probe.wait()
     try:
         with exclusive():
-            graph, given = graph_of_program(program, claimed, layouts)
+            graph, given = graph_of_program(program, claimed, layouts, eager_numerics=eager_numerics)
             _check_operators(graph)
             given = _bind_inputs(graph, program, given, weights)
             return compile_package(graph, given, layouts.fake, {"aot_inductor.package_constants_in_so": alone})

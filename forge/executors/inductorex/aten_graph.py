@@ -72,7 +72,7 @@ def graph_of(region: Trace, layouts: Layouts, *, eager_numerics: bool) -> tuple[
 
 
 def graph_of_program(
-    program: Trace, claimed: Sequence[ClaimedCall], layouts: Layouts
+    program: Trace, claimed: Sequence[ClaimedCall], layouts: Layouts, *, eager_numerics: bool
 ) -> tuple[torch.fx.GraphModule, list[Any]]:
     """Return a whole program as a graph of aten operators, and the stand-ins for its inputs.
 
@@ -84,11 +84,11 @@ def graph_of_program(
         for each in claimed
         for call in (each.calls if each.fuser is None else claim_by_torch([each.bound]))
     ]
-    graph, given = _trace(calls, program, layouts, eager_numerics=False)
+    graph, given = _trace(calls, program, layouts, eager_numerics=eager_numerics)
     written = [node.args[0] for node in graph.graph.nodes if changes(node.target)]
     if any(node.op != "placeholder" for node in written):  # functional wrappers lack the symbolic sizes of some calls
         functional = partial(functionalize, remove="mutations")
-        return _trace(calls, program, layouts, eager_numerics=False, wrap=functional)
+        return _trace(calls, program, layouts, eager_numerics=eager_numerics, wrap=functional)
     return graph, given
 
 
