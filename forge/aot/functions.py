@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from forge.aot.archive import Archive
+from forge.aot.call import caller
 from forge.aot.exported import KERNELS
 from forge.aot.kernels import load_bundle
-from forge.aot.signature import Signature, caller
+from forge.aot.signature import Signature
 from forge.cache.objects import Reader
 from forge.cache.store import Entry
 from forge.executors.executor import Executor, FusionExecutor

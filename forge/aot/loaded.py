@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from forge.aot.archive import Archive
+from forge.aot.call import caller
 from forge.aot.entry import AOTINDUCTOR
 from forge.aot.errors import ExportError
 from forge.aot.exported import describe
 from forge.aot.functions import load_function
 from forge.aot.package import open_runner
 from forge.aot.requirements import find_unmet
-from forge.aot.signature import Signature, caller
+from forge.aot.signature import Signature
 from forge.aot.weights import MEMBER, WeightReader
 
 

@@ -1,6 +1,6 @@
 """The signature of an entry point: what a call must give, and what it returns.
 
-A call is checked by generated code, in a microsecond per input. A call that does not pass is looked at again by
+A call is checked by generated code (forge/aot/call.py). A call that does not pass is looked at again by
 `Signature.normalize`, which takes what fits in another form (arguments by name, other strides) and says what does not.
 """
 
@@ -17,9 +17,6 @@ import torch
 from forge.aot import tree
 from forge.aot.errors import ExportError
 from forge.ir.strides import to_strides
-from forge.torch_internals.autograd import set_grad_enabled
-
-_MISFITS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -267,108 +264,3 @@ def parameters_of(model: Callable[..., Any]) -> list[str]:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = itertools.takewhile(lambda each: each.kind in positional, parameters)
     return [each.name for each in names]
-
-
-# generated code
-
-
-def caller(signature: Signature, device: torch.device, run: str, scope: dict[str, Any]) -> Callable[..., Any]:
-    """Return the function that a user calls.
-
-    run: the Python expression that runs the program, of the sizes, of `i0`, `i1`, ... for the inputs, and of what is in
-    `scope`; it gives the results' tensors in a sequence.
-    """
-    names = [f"i{number}" for number in range(len(signature.inputs))]
-    everything = [*signature.sizes, *names]
-    leaves = iter(signature.results)
-
-    def leaf() -> str:
-        value = next(leaves)
-        if isinstance(value, int):
-            return f"r[{value}]"
-        return value if isinstance(value, str) else repr(value[0])
-
-    lines = ["def call(*args, **kwargs):", "    try:"]
-    lines += [f"        {line}" for line in _take(signature, names)]
-    lines += [f"        fits = {' and '.join(_conditions(signature, names)) or True}"]
-    lines += ["    except misfits:", "        fits = False"]
-    lines += [
-        "    if not fits:",
-        f"        {''.join(f'{name}, ' for name in everything) or '_'} = normalize(device, args, kwargs)"
-        if everything
-        else "        normalize(device, args, kwargs)",
-    ]
-    lines += ["    grad = is_grad_enabled()", "    if grad:", "        set_grad_enabled(False)"]
-    lines += ["        try:", f"            r = {run}", "        finally:", "            set_grad_enabled(True)"]
-    lines += ["    else:", f"        r = {run}"]
-    lines += [f"    return {tree.build_text(signature.result, leaf)}"]
-    own = {
-        "Record": tree.Record,
-        "device": device,
-        "is_grad_enabled": torch.is_grad_enabled,
-        "math": math,
-        "misfits": _MISFITS,
-        "normalize": signature.normalize,
-        "set_grad_enabled": set_grad_enabled,
-        "inf": math.inf,
-        "nan": math.nan,
-        **{f"d{number}": getattr(torch, each.dtype) for number, each in enumerate(signature.tensors)},
-        **{
-            f"device_{kind}": torch.device(kind) if kind != device.type else device
-            for kind in {each.device for each in signature.tensors}
-        },
-    }
-    scope.update(own)
-    exec(compile("\n".join(lines), "<forge call>", "exec"), scope)
-    function: Callable[..., Any] = scope["call"]
-    return function
-
-
-def _take(signature: Signature, names: Sequence[str]) -> Iterator[str]:
-    """Return the lines that give the inputs and sizes their names; an object's parts have no place."""
-    if tree.has_objects(signature.arguments):
-        yield "raise ValueError"
-    args, kwargs = signature.arguments[1:]
-    places = [place for part, start in ((args, "args"), (kwargs, "kwargs")) for place in tree.paths(part, start)]
-    leaves = [text for text, count in places if count is None]
-    for name, text in zip(names, leaves, strict=True):
-        yield f"{name} = {text}"
-    counts = [f"len({text}) == {count}" for text, count in places if count is not None]
-    yield f"fits = {' and '.join(counts)}"
-    known: set[str] = set()
-    for name, each in zip(names, signature.inputs, strict=True):
-        if isinstance(each, NumberInput):
-            known.add(each.size)
-            yield f"{each.size} = {name}"
-        for dim, size in enumerate(each.shape if isinstance(each, TensorInput) else ()):
-            if isinstance(size, str) and size.isidentifier() and size not in known:
-                known.add(size)
-                yield f"{size} = {name}.shape[{dim}]"
-    if not known.issuperset(signature.sizes):
-        yield "raise ValueError"
-
-
-def _conditions(signature: Signature, names: Sequence[str]) -> Iterator[str]:
-    yield "fits"
-    number = 0
-    for name, each in zip(names, signature.inputs, strict=True):
-        if isinstance(each, TensorInput):
-            shape, strides = ("".join(f"{size}, " for size in sizes) for sizes in (each.shape, each.strides))
-            yield f"{name}.dtype is d{number}"
-            yield f"{name}.shape == ({shape})"
-            yield f"{name}.stride() == ({strides})"
-            yield f"{name}.device == device_{each.device}"
-            number += 1
-        elif isinstance(each, NumberInput):
-            yield f"type({name}) is int"
-        else:
-            yield (
-                f"type({name}) is {type(each.value).__name__} and {name} == {each.value!r}"
-                if each.value is not None
-                else f"{name} is None"
-            )
-    for size, (low, high) in signature.sizes.items():
-        yield f"{size} >= {low or 0}"
-        if high is not None:
-            yield f"{size} <= {high}"
-    yield from (f"({each})" for each in signature.guards)

@@ -81,12 +81,13 @@ def decide(condition: bool | torch.SymBool) -> bool:
 def refuse_guards(symbolic: Iterable[Any]) -> Iterator[None]:
     """Compile for every value of symbolic numbers: a question whose answer differs raises UnresolvedSymInt."""
     environments = {id(number.node.shape_env): number.node.shape_env for number in symbolic}
-    for each in environments.values():
+    open_to_guards = [each for each in environments.values() if _GUARDING[0] not in vars(each)]
+    for each in open_to_guards:
         _take_no_more_guards(each)
     try:
         yield
     finally:
-        for each in environments.values():
+        for each in open_to_guards:
             for name in _GUARDING:
                 del vars(each)[name]
 
