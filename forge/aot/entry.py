@@ -178,8 +178,8 @@ class _Compiler:
         return {os.path.basename(path): Path(path).read_bytes() for path in paths}
 
     def _compile_functions(self, trace: Trace, weights: Mapping[str, torch.Tensor], reason: str) -> CompiledEntry:
-        lowered = pipeline.lower(trace, self.context)
-        final = lowered.plan.forward.trace
+        plan, _ = pipeline.lower(trace, self.context)
+        final = plan.forward.trace
         assert final is not None
         entry = Entry({})
         fused = {
