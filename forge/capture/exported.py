@@ -70,6 +70,8 @@ def _note_examples(graph: GraphModule) -> None:
         if node.target is aten._assert_tensor_metadata.default:
             graph.graph.erase_node(node)
             continue
+        if node.target is aten.to.dtype_layout:  # a layout is no argument of torch's method
+            node.kwargs = {key: value for key, value in node.kwargs.items() if key not in ("layout", "pin_memory")}
         node.target = _TORCHS.get(node.target, node.target)
         if "val" in node.meta:
             value = node.meta["val"]
