@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from forge.aot.errors import ExportError
+from forge.ir.strides import extent
 
 _NAMES = {
     torch.bool: "BOOL",
@@ -46,13 +47,11 @@ class WeightWriter:
         """Return the description of a tensor that was added; equal tensors share one name. changes: whether a program
         writes to it, so that only programs of the same tensor share it.
 
-        Raises ExportError for a tensor that is not dense.
+        Raises ExportError for a tensor that is not strided, or of a subclass.
         """
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
             raise ExportError(f"forge.export: weight {name} is a {type(tensor).__name__}, but must be a plain tensor")
         tensor = tensor.detach().resolve_conj().resolve_neg()
-        if not _is_dense(tensor):
-            tensor = tensor.clone(memory_format=torch.contiguous_format)
         data = _bytes_of(tensor)
         known = {
             "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -106,16 +105,7 @@ class WeightReader:
         return self._tensors[key]
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether each element of its memory is one of the tensor's, once."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return tensor.numel() == 0
-        expected *= size
-    return True
-
-
 def _bytes_of(tensor: torch.Tensor) -> bytes:
-    flat = tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset()).cpu()
+    """Return the memory from the first element to the last: programs are compiled for the strides of their weights."""
+    flat = tensor.as_strided((extent(tensor),), (1,), tensor.storage_offset()).cpu()
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

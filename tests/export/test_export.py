@@ -13,6 +13,7 @@ from torch.export import Dim
 
 import forge
 from forge import EntryPoint, ExportError
+from forge.aot.weights import WeightReader, WeightWriter
 from tests.export.support import Mlp, members_of
 
 torch.manual_seed(0)
@@ -404,6 +405,16 @@ def test_weights_are_those_of_the_time_of_the_export(tmp_path):
         model.linear.weight.zero_()
     exported.save(tmp_path / "model.pt2")
     torch.testing.assert_close(forge.load(tmp_path / "model.pt2")(x), expected)
+
+
+@pytest.mark.parametrize("strides", [(0, 1), (1, 4), (16, 2)], ids=["expanded", "transposed", "with gaps"])
+def test_weights_keep_their_strides(strides):
+    tensor = torch.arange(64.0).as_strided((4, 4), strides, 3)
+    writer = WeightWriter()
+    described = writer.add("w", tensor)
+    (held,) = writer.members().values()
+    found = WeightReader(torch.frombuffer(bytearray(held), dtype=torch.uint8)).get(described, torch.device("cpu"))
+    assert torch.equal(found, tensor) and found.stride() == strides
 
 
 class Rounds(nn.Module):
