@@ -27,6 +27,9 @@ NOT_EXPORTED = {
     "led": "GuardOnDataDependentSymNode",
     "normalizing_flow": "GuardOnDataDependentSymNode",
     "prophetnet": "GuardOnDataDependentSymNode",
+    "time_series_transformer": "GuardOnDataDependentSymNode",
+    "informer": "ValueError: Attention mask",
+    "speecht5": "RuntimeError: Found",
 }
 # Models whose first dim is no batch: of a graph, nodes and edges; or one that is compared with a number.
 STATIC = {"graph_convolution", "graph_attention", "message_passing", "vq_vae", "xlnet"}
