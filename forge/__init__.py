@@ -4,7 +4,11 @@ from forge.support import startup  # before all that imports torch
 
 # isort: split
 from forge import optim, quantize
+from forge.aot.errors import ExportError
+from forge.aot.exported import Exported
+from forge.aot.loaded import load
 from forge.api.bundle import bundle
+from forge.api.export import EntryPoint, export
 from forge.api.functional import grad, trace, value_and_grad, vjp
 from forge.api.jit import finish_compiling, jit, last_backward_traces, last_traces, refold
 from forge.api.load_kernel import LoadedKernel, load_kernel
@@ -25,7 +29,10 @@ __all__ = [
     "CheckError",
     "Difference",
     "EditError",
+    "EntryPoint",
     "Explanation",
+    "ExportError",
+    "Exported",
     "KernelExtension",
     "LoadedKernel",
     "ModuleTransform",
@@ -34,6 +41,7 @@ __all__ = [
     "bisect",
     "bundle",
     "explain",
+    "export",
     "finish_compiling",
     "grad",
     "jit",
@@ -41,6 +49,7 @@ __all__ = [
     "kernels",
     "last_backward_traces",
     "last_traces",
+    "load",
     "load_kernel",
     "optim",
     "original_state_dict",

@@ -1,4 +1,5 @@
-"""forge trace, explain and bench; help, completion, errors in one line. Tests of the kernels' commands: tests/hub."""
+"""forge trace, explain, bench, export and run; help, completion, errors in one line. Tests of the kernels' commands:
+tests/hub."""
 
 import importlib
 import inspect
@@ -15,6 +16,7 @@ import pytest
 import torch
 import typer
 
+import forge
 from forge import cli
 from forge.benchmark import model_bench
 from forge.benchmark.model_bench import Case
@@ -482,6 +484,49 @@ def test_each_system_has_a_module_of_its_own() -> None:
     assert seen[0] is not seen[1]
 
 
+# export and run
+
+
+def test_export_writes_a_file_that_run_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "linear.pt2")
+    linear = "torch.nn:Linear --set in_features=8 --set out_features=4".split()
+    status, out, err = run(
+        capsys, "export", *linear, "--input", "float32[2,8]", "--dynamic", "input:0=2..9", "-o", file
+    )
+    assert (status, err) == (0, "") and "AOTInductor package" in out and "≤ 9" in out
+    digest = out.splitlines()[-1].removeprefix("digest: ")
+    assert forge.load(file, digest=digest).entry_points.keys() == {"model"}
+    status, out, err = run(capsys, "run", file, "--input", "input=float32[5,8]")
+    assert (status, err) == (0, "") and out.startswith("result: f32[5, 4] from ")
+    assert run(capsys, "run", file)[1].startswith("result: f32[2, 4] from ")
+    status, _, err = run(capsys, "run", file, "--input", "float32[10,8]")
+    assert (status, err) == (1, "forge: input: dim 0 is 10, but must be at least 2 and at most 9\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("export torch.nn:ReLU -i float32[2] -o relu.pt", "--output: 'relu.pt' does not end with .pt2"),
+        ("export torch.nn:ReLU -i float32[2] -o none/relu.pt2", "--output: there is no folder none"),
+        ("export torch.nn:ReLU -i float32[2] -o relu.pt2 --train", "--train: an exported program has no backward"),
+        ("export torch.nn:ReLU -i float32[2] -o relu.pt2 --dynamic y:0", "--dynamic: 'y:0' is not NAME:DIM"),
+    ],
+)
+def test_wrong_option_of_export_is_a_usage_error(
+    line: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run(capsys, *line.split())
+    assert status == 2 and problem in err and err.count("\n") == 1
+    assert not list(tmp_path.glob("*.pt*"))
+
+
+def test_run_of_what_is_no_file_of_export_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.pt2").write_text("x")
+    status, _, err = run(capsys, "run", str(tmp_path / "x.pt2"))
+    assert status == 1 and "is no zip file" in err and err.count("\n") == 1
+
+
 # help
 
 
@@ -521,7 +566,7 @@ def test_a_command_group_without_a_command_shows_its_help(capsys: pytest.Capture
 
 def test_commands_are_listed_by_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "--help")[1]
-    places = [out.index(f"\n  {name} ") for name in ("trace", "explain", "bench", "doctor", "kernels")]
+    places = [out.index(f"\n  {name} ") for name in ("trace", "explain", "bench", "export", "run", "doctor", "kernels")]
     assert places == sorted(places)
 
 
@@ -541,9 +586,12 @@ TARGETS = [
 
 @pytest.mark.parametrize(("command", "line"), TARGETS, ids=lambda text: text.replace("\\\n", ""))
 def test_the_examples_of_the_help_run(
-    command: str, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("transformers", reason="needs transformers")
+    monkeypatch.chdir(tmp_path)
+    if command == "forge run":  # the file of the last example of forge export
+        run(capsys, *shlex.split(help.EXAMPLES["forge export"][-1])[1:])
     monkeypatch.setattr(model_bench, "BATCH", 0.0)
     name, *arguments = shlex.split(line.replace("\\\n", ""), comments=True)
     assert name == "forge" and line.startswith(command)
@@ -642,7 +690,7 @@ def test_the_names_that_are_completed_are_those_of_the_registries() -> None:
 
 
 def test_each_command_has_an_action_that_takes_what_it_declares() -> None:
-    for module in ("doctor", "kernels", "programs"):
+    for module in ("doctor", "files", "kernels", "programs"):
         declared = vars(importlib.import_module(f"forge.cli.{module}"))
         actions = importlib.import_module(f"forge.cli.actions.{module}")
         for name, function in declared.items():

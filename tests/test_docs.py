@@ -43,6 +43,7 @@ DOCUMENTS = [
     "docs/tutorial/writing-a-kernel.md",
     "docs/how-to/layers.md",
     "docs/how-to/distributed.md",
+    "docs/how-to/export.md",
 ]
 BLOCK = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -67,17 +67,19 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
     mode: str | None = None,
     *,
     first: Sequence[Executor] = (),
+    is_for_a_file: bool = False,
 ) -> Config:
     """Return the Config of options of forge.jit, whose docstring describes them.
 
-    first: executors that take priority over `executors`, such as kernels.
+    first: executors that take priority over `executors`, such as kernels. is_for_a_file: programs run elsewhere, so
+    that FORGE_CHECK does not count.
 
     Raises:
         ValueError: for an unknown `memory`, `select`, `numerics`, `check` or `mode`, an unknown executor, and a fusion
             executor that has no regions of such numerics.
         TypeError: for an option of another type.
     """
-    check = default_check(check)
+    check = check if is_for_a_file else default_check(check)
     for name, value, known in (
         ("memory", memory, MEMORY),
         ("select", select, SELECT),

@@ -18,6 +18,7 @@ from forge.cache.graphs import Uncacheable
 from forge.cache.store import Entry
 from forge.compiler.fallback import Fallback
 from forge.executors.executor import Declined, Executor, FusionExecutor
+from forge.ir import Symbol
 from forge.ir.printing import Code, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.source import Source
@@ -96,7 +97,7 @@ class Writer:
             return self._region(value, fuser)
         if isinstance(value, Fallback):
             return self._fallback(value)
-        name = qualified_name(value)
+        name = _name_of_symbol(value) if isinstance(value, Symbol) else qualified_name(value)
         if name is not None and _is_same(name, value):
             return ["name", name]
         if id(value) in self._places:
@@ -242,6 +243,12 @@ def _is_same(name: str, value: Any) -> bool:
         return resolve(name) is value
     except (ImportError, AttributeError):
         return False
+
+
+def _name_of_symbol(symbol: Symbol) -> str | None:
+    """Return the name of the function that a symbol was declared with, whose place the symbol takes."""
+    function = symbol.body or symbol.meta
+    return None if function is None else f"{function.__module__}.{function.__qualname__}"
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:

@@ -41,6 +41,11 @@ def note_inputs(graph: GraphModule) -> None:
             node.meta[_GAINS_HISTORY] = node.meta["example_value"].requires_grad
 
 
+def note_weight(node: Node, path: str) -> None:
+    """Note that an input is the parameter or buffer at a path in the module."""
+    node.meta[_WEIGHT] = Weight(path, versioned=True)
+
+
 def weight_of(node: Node) -> Weight | None:
     """Return the Weight record of an input; None if it is no weight."""
     return node.meta.get(_WEIGHT)

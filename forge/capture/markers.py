@@ -67,6 +67,18 @@ def _inline(interpreter: Interpreter, body: GraphModule, *args: Any) -> Any:
     return interpreter.inline(body, args)
 
 
+def _in_grad_mode(interpreter: Interpreter, mode: bool, body: GraphModule, *args: Any) -> Any:
+    with torch.set_grad_enabled(mode):
+        return interpreter.inline(body, args)
+
+
+def _under_autocast(
+    interpreter: Interpreter, device: str, dtype: Any, enabled: bool, cache: Any, body: GraphModule, *args: Any
+) -> Any:
+    with torch.autocast(device, dtype, enabled, cache):
+        return interpreter.inline(body, args)
+
+
 def _autograd_function(
     interpreter: Interpreter, forward: GraphModule, backward: GraphModule, *args: Any, **options: Any
 ) -> Any:
@@ -115,6 +127,8 @@ MARKERS: dict[Any, Callable] = {
     torch.ops.higher_order.wrap: _inline,
     torch.ops.higher_order.invoke_subgraph: lambda interpreter, body, name, *args: interpreter.inline(body, args),
     torch.ops.higher_order.hints_wrapper: lambda interpreter, body, args, kwargs, hints: interpreter.inline(body, args),
+    torch.ops.higher_order.wrap_with_autocast: _under_autocast,
+    torch.ops.higher_order.wrap_with_set_grad_enabled: _in_grad_mode,
     lazy_load_decompositions: _ignore,
     predispatch_enter_dual_level: _enter_dual_level,
     set_grad_enabled: lambda interpreter, mode: set_grad_enabled(mode),

@@ -1,12 +1,12 @@
-"""The command `forge`: `trace`, `explain`, `bench` of a program; `doctor`; `kernels` of the Hub.
+"""The command `forge`: `trace`, `explain`, `bench` of a program; `export` and `run`; `doctor`; `kernels` of the Hub.
 
-app.py has what all commands share, help.py what --help prints; kernels.py, programs.py and doctor.py declare the
-commands, and the files of those names in actions/ do what they say. names.py has what completion offers. None of these
-but the actions imports torch, and neither does forge_command.py, by which the installed command begins; the other files
-say what the actions' arguments mean.
+app.py has what all commands share, help.py what --help prints; kernels.py, programs.py, files.py and doctor.py declare
+the commands, and the files of those names in actions/ do what they say. names.py has what completion offers. None of
+these but the actions imports torch, and neither does forge_command.py, by which the installed command begins; the other
+files say what the actions' arguments mean.
 """
 
-from forge.cli import doctor, kernels, programs
+from forge.cli import doctor, files, kernels, programs
 from forge.cli.app import main
 
 __all__ = ["main"]

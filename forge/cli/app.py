@@ -22,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from forge.cli import help
 from forge.version import __version__
 
-ORDER = ("trace", "explain", "bench", "doctor", "kernels")
+ORDER = ("trace", "explain", "bench", "export", "run", "doctor", "kernels")
 # typer has no name for it; to a type checker, it is the subclass with its attributes
 UsageError: type[typer.BadParameter] = typer.BadParameter.__bases__[0]
 _WANTED = {"int": "a whole number", "float": "a number", "finite": "a finite number"}  # by the kind of a problem
@@ -208,7 +208,7 @@ def _load_forge() -> None:
 
 def _run(action: Callable[[], int], debug: bool) -> int:
     """Return the exit status of an action: 1 for an error, which is printed as one line, or with its traceback."""
-    from forge import hub
+    from forge import ExportError, hub
     from forge.ir.checks import in_one_line
 
     try:
@@ -223,7 +223,9 @@ def _run(action: Callable[[], int], debug: bool) -> int:
         if debug:
             traceback.print_exc()
         else:
-            expected = isinstance(error, (hub.HubError, ValueError, TypeError, OSError))  # OSError: of a path
+            expected = isinstance(
+                error, (hub.HubError, ExportError, ValueError, TypeError, OSError)
+            )  # OSError: of a path
             text = str(error) if expected else f"{in_one_line(error)} (--debug shows where)"
             print(f"forge: {text}", file=sys.stderr)
         return 1

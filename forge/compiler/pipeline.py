@@ -3,10 +3,11 @@
 `PIPELINE` alone decides the order. A captured program enters at Form.TORCH and leaves as code. A backward
 (forge/compiler/backwards.py) and an epilogue enter at Form.PROGRAM, and the body of a CUDA graph at Form.FUSED. What
 depends on frozen weights alone runs through it as a trace of its own (Kind.FOLDED), and `forge.executors.claim` runs
-the passes from Form.PROGRAM to Form.FUSED (standalone.py). `compile_until_stable` (region_artifacts.py) repeats the
-passes from Form.PROGRAM on, without the regions that failed to compile. The second tier of a program
-(forge/runtime/tiering.py) repeats them with another config. Layers are replaced before (forge/capture/layers.py), and
-the wrappers of a call are a list of their own (WRAPPERS in forge/runtime/plan.py).
+the passes from Form.PROGRAM to Form.FUSED (standalone.py). A whole program for AOTInductor is claimed and not fused
+(aot/entry.py). `compile_until_stable` (region_artifacts.py) repeats the passes from Form.PROGRAM on, without the
+regions that failed to compile. The second tier of a program (forge/runtime/tiering.py) repeats them with another
+config. Layers are replaced before (forge/capture/layers.py), and the wrappers of a call are a list of their own
+(WRAPPERS in forge/runtime/plan.py).
 
 These call the algorithms of forge/transforms themselves, because their traces are no programs yet, or parts of a pass:
 `split` finds common subexpressions and dead calls of a backward among those of its forward, again and again until the
@@ -311,7 +312,7 @@ def compile(
     context = context_of(Kind.PROGRAM, _with_selection(config, report), program, report)
     context.freezing = freezing
     with autocast_mode.disable(), progress.display():
-        plan, second_tier = _compile_trace(program.trace, context)
+        plan, second_tier = lower(optimize(program.trace, context), context)
     report.shorten()
     tiered = second_tier.tiered_program() if second_tier is not None and is_wanted() else None
     parts = Call(plan, None, tiered, program.mutated, _assumes(program), boundary)
@@ -330,8 +331,9 @@ def _assumes(program: Program) -> bool:
     return any(call.args[2] is prims.ViolatedAssumption for call in checks)
 
 
-def _compile_trace(trace: Trace, context: Context) -> tuple[CompiledPlan, SecondTier | None]:
-    """Optimize, differentiate and lower a trace of torch's functions; its stages and claims go to the report."""
+def optimize(trace: Trace, context: Context) -> Trace:
+    """Return a trace of torch's functions optimized, and differentiated where gradients flow; its stages go to the
+    report."""
     report = context.report
     context.stages.append(trace)
     trace = run_passes(trace, context, Form.TORCH, Form.PROGRAM)
@@ -340,9 +342,14 @@ def _compile_trace(trace: Trace, context: Context) -> tuple[CompiledPlan, Second
     if context.derivative_or_none is not None:
         report.saved += context.derivative.parts.saved_values()
     context.reference = context.program.trace
+    return trace
+
+
+def lower(trace: Trace, context: Context) -> tuple[CompiledPlan, SecondTier | None]:
+    """Return an optimized trace as code, and its second tier; its stages and claims go to the report."""
     lowered = compile_until_stable(partial(_lower_program, trace, context, context.config))
     own = lowered.context
-    report.add_lowered(own.stages, own.claims, lowered.backward_stages, lowered.backward_claims)
+    context.report.add_lowered(own.stages, own.claims, lowered.backward_stages, lowered.backward_claims)
     return lowered.plan, _second_tier(trace, context, lowered)
 
 
@@ -452,7 +459,7 @@ def _compile_double_backward(trace: Trace, config: Config) -> tuple[Callable[...
     """Return (the function, the program, the report) of a differentiable backward."""
     program, report = Program(trace, None, [], grad=True), CompileReport()
     context = context_of(Kind.DOUBLE_BACKWARD, config, program, report)
-    plan, _ = _compile_trace(trace, context)
+    plan, _ = lower(optimize(trace, context), context)
     call, _ = Call(plan).assemble()
     return call if plan.training is not None else torch.no_grad()(call), context.optimized, report
 
@@ -474,7 +481,7 @@ def _compile_alone(config: Config, trace: Trace, executors: Sequence[Executor], 
     config = config.for_single_call(executors, selection)
     context = context_of(Kind.CALL, config, program, report)
     try:
-        plan, _ = _compile_trace(trace, context)
+        plan, _ = lower(optimize(trace, context), context)
     except RegionError as error:  # the call that is measured is all of its region
         assert error.__cause__ is not None
         raise error.__cause__ from None

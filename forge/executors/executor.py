@@ -452,6 +452,15 @@ class FusionExecutor(Executor):
         """Return the function that was dumped. Any error makes forge compile the program again."""
         raise NotImplementedError
 
+    def files_of(self, data: bytes) -> Mapping[str, bytes]:
+        """Return the contents of the files that dumped bytes refer to, by path: forge.export puts them into its file.
+        Raises OSError where one is gone."""
+        return {}
+
+    def with_files(self, data: bytes, paths: Mapping[str, str]) -> bytes:
+        """Return dumped bytes that refer to the same files in other places: `paths` maps old to new ones."""
+        return data
+
     def prepare(self) -> None:
         """Start slow work that depends on no program, without waiting for it. Called before each capture."""
 

@@ -3,7 +3,7 @@ were taken, a backward above all, holds for every size that they allow, or is ca
 compiled for."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -77,8 +77,26 @@ def decide(condition: bool | torch.SymBool) -> bool:
     raise UnresolvedSymInt(f"{condition} differs from size to size")
 
 
+@contextmanager
+def refuse_guards(symbolic: Iterable[Any]) -> Iterator[None]:
+    """Compile for every value of symbolic numbers: a question whose answer differs raises UnresolvedSymInt."""
+    environments = {id(number.node.shape_env): number.node.shape_env for number in symbolic}
+    open_to_guards = [each for each in environments.values() if _GUARDING[0] not in vars(each)]
+    for each in open_to_guards:
+        _take_no_more_guards(each)
+    try:
+        yield
+    finally:
+        for each in open_to_guards:
+            for name in _GUARDING:
+                del vars(each)[name]
+
+
+_GUARDING = ("evaluate_expr", "guard_or_defer_runtime_assert")
+
+
 def _take_no_more_guards(environment: ShapeEnv) -> None:
-    if "evaluate_expr" in vars(environment):
+    if _GUARDING[0] in vars(environment):
         return
 
     def answer(question: Any) -> Any:

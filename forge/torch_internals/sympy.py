@@ -18,6 +18,11 @@ def raw_expression(node: Any) -> Any:
     return node._expr
 
 
+def record_guards(environment: ShapeEnv) -> None:
+    """Have a ShapeEnv record guards, which torch.export has told it to ignore."""
+    environment.frozen = False
+
+
 def evaluate_static(environment: ShapeEnv, question: Any) -> Any:
     """Return an expression's value where it is one for every size, None elsewhere; no guard is added."""
     return environment._maybe_evaluate_static(question)

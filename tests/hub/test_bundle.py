@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import forge
 from forge import hub
-from forge.api.bundle import _prune_manifest
+from forge.aot.kernels import _prune_manifest
 from forge.executors.hubex import gather, operators
 from forge.hub.bundle import NAME
 from forge.hub.manifest import read_manifest

@@ -28,8 +28,8 @@ from forge.ir.printing import table
 from forge.support.machine import device_name
 
 
-def _executor_names(program: Program) -> list[str] | None:
-    """Raise typer.BadParameter for an unknown one, or one that is not here."""
+def executor_names(program: Program) -> list[str] | None:
+    """Return the names of a command line's executors. Raises typer.BadParameter for one that is not here."""
     if program.executors is None:
         return None
     names = [name.strip() for name in program.executors.split(",") if name.strip()]
@@ -41,8 +41,11 @@ def _executor_names(program: Program) -> list[str] | None:
     return names
 
 
-def _load(program: Program, *, training: bool) -> Case:
-    """Raise typer.BadParameter for what cannot be read, TargetError for what cannot be loaded."""
+def load(program: Program, *, training: bool) -> Case:
+    """Return the program of a command line with its inputs.
+
+    Raises typer.BadParameter for what cannot be read, TargetError for what cannot be loaded.
+    """
     dtype = None if program.dtype is None else inputs.parse_dtype(program.dtype)
     device = inputs.parse_device(program.device)
     settings = inputs.parse_settings(program.settings or ())
@@ -53,8 +56,8 @@ def _load(program: Program, *, training: bool) -> Case:
 
 def _compile(program: Program, *, training: bool) -> Any:
     """Return the program after a call of it, jitted, with every stage in memory and nothing on disk."""
-    names = _executor_names(program)
-    case = _load(program, training=training)
+    names = executor_names(program)
+    case = load(program, training=training)
     with _environment(ALL_STAGES, "1"), targets.attribute_errors(program.target):
         jitted = forge.jit(case.target, executors=names, cache=False)
         case.run(jitted)()
@@ -149,12 +152,12 @@ def explain(program: Program, html: Path | None, profile: bool, as_json: bool) -
 
 
 def bench(program: Program, rounds: int, only: str | None, as_json: bool) -> int:
-    known = model_bench.systems(_executor_names(program))
+    known = model_bench.systems(executor_names(program))
     chosen = list(known) if only is None else [name.strip() for name in only.split(",")]
     for name in chosen:
         if name not in known:
             raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint="--only")
-    case = _load(program, training=program.train)
+    case = load(program, training=program.train)
     with targets.attribute_errors(program.target):  # errors of the program itself
         own = case.copy()
         own.run(own.target)()

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from forge.compiler.claim import ClaimedCall
 from forge.executors.can_fuse_cache import CanFuseCache
 from forge.executors.executor import Decision, Declined, FusionExecutor, ProductExecutor, decline
 from forge.executors.inductorex import isa_probe
@@ -97,8 +98,23 @@ class InductorExecutor(FusionExecutor):
     def load(self, data: bytes) -> Callable:
         return _module("artifacts").load(data)
 
+    def files_of(self, data: bytes) -> Mapping[str, bytes]:
+        return _module("artifacts").files_of(data)
+
+    def with_files(self, data: bytes, paths: Mapping[str, str]) -> bytes:
+        return _module("artifacts").with_files(data, paths)
+
     def finish(self) -> Mapping[Callable, Declined]:
         return _module("compile_wait").finish() if _compiles() else {}
+
+    def compile_ahead_of_time(
+        self, program: Trace, claimed: Sequence[ClaimedCall], weights: Mapping[str, torch.Tensor], *, alone: bool
+    ) -> list[str] | Declined:
+        """Return the paths of the files of an AOTInductor package of a claimed program, or Declined where there is
+        none. alone: the package holds the weights, by name, which are inputs of the program."""
+        return _module("ahead_of_time").compile_program(
+            program, claimed, weights, alone=alone, eager_numerics=self.eager_numerics
+        )
 
     def second_tier(self) -> FusionExecutor | None:
         return _OutOfProcess(eager_numerics=self.eager_numerics)

@@ -128,6 +128,26 @@ def load(data: bytes) -> Callable:
     return Strides(dict(results), sizes).wrap(call)
 
 
+def files_of(data: bytes) -> dict[str, bytes]:
+    """Return the contents of the shared objects of dumped bytes, by path. Raises OSError where one is not what it
+    was."""
+    contents = {}
+    for path, digest, _ in json.loads(data)["kernels"].values():
+        contents[path] = Path(path).read_bytes()
+        if units.hash_of(path) != digest:
+            raise OSError(f"{path}: not what was built")
+    return contents
+
+
+def with_files(data: bytes, paths: Mapping[str, str]) -> bytes:
+    """Return dumped bytes whose shared objects are in other places."""
+    known = json.loads(data)
+    known["kernels"] = {
+        name: (paths[path], digest, function) for name, (path, digest, function) in known["kernels"].items()
+    }
+    return json.dumps(known).encode()
+
+
 def _are_there(kernels: Mapping[str, tuple[str, str, str]]) -> bool:
     """Return whether no shared object is missing. Raises ImportError where one has changed, once all of
     those are deleted."""

@@ -1,16 +1,20 @@
 """A region as a graph of aten operators, traced on fake tensors, as Inductor compiles it."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
+from itertools import takewhile
 from operator import add, mul
 from typing import Any
 
 import torch
+from torch.func import functionalize
 from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
+from forge.compiler.claim import ClaimedCall
 from forge.compiler.layout import Layouts, pair_leaves
 from forge.compiler.standalone import claim
 from forge.executors.registry import resolve_executors
@@ -18,13 +22,14 @@ from forge.executors.torchex.quantized import IN_LOOPS
 from forge.executors.torchex.row_product import in_loops, row_product
 from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
 from forge.ir.locks import new_lock
-from forge.ir.pytree import tree_map
+from forge.ir.pytree import tensors, tree_map
 from forge.prims.library import symbolic_dispatch
 from forge.torch_internals.dispatch import OpOverload, disable_current_modes, schema_of
 from forge.torch_internals.fake_tensors import fake_impls
 from forge.torch_internals.inductor.compiler import select_decomp_table
 from forge.torch_internals.inductor.config import inductor_config
 from forge.torch_internals.sympy import PythonReferenceAnalysis, sympy_interp
+from forge.torch_internals.tensors import storage_id
 
 aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)
@@ -32,6 +37,8 @@ _LAUNCHES = "cuda"  # devices on which a kernel is a launch
 HAS_ROW_PRODUCTS = "has row products"  # in a graph's metadata
 _COPIES = frozenset({aten._to_copy.default, aten.clone.default, torch.ops.prims.convert_element_type.default})
 _SHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim})
+EXTERN = frozenset({aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution})  # torch's kernels in any case
+FALLBACK = "should_fallback"  # as Inductor's lowerings find it in a node's metadata
 _lock = new_lock()
 # indices of known sizes are expanded to a symbolic shape; outside the mode of fake tensors, torch refuses:
 # its fake implementation is inside, as that of aten.index is
@@ -62,27 +69,78 @@ def exclusive() -> Iterator[None]:
 def graph_of(region: Trace, layouts: Layouts, *, eager_numerics: bool) -> tuple[torch.fx.GraphModule, list[Any]]:
     """Return the region as a graph of aten operators, and the stand-ins for its inputs that it was traced with. rounds:
     its nodes say which values torch's functions would have rounded."""
-    calls = claim_by_torch(region.bound_symbols)
-    names = region.input_names
+    calls = [(call, True) for call in claim_by_torch(region.bound_symbols)]
+    graph, given = _trace(calls, region, layouts, eager_numerics=eager_numerics)
+    for node in graph.graph.nodes:
+        check(not changes(node.target), lambda node=node: f"{node.target} changes its argument", RuntimeError)
+    return graph, given
+
+
+def graph_of_program(
+    program: Trace, claimed: Sequence[ClaimedCall], layouts: Layouts, *, eager_numerics: bool
+) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """Return a whole program as a graph of aten operators, and the stand-ins for its inputs.
+
+    The calls that Inductor takes into regions become loops. The operators of the others are marked, so that Inductor
+    calls torch's kernels for them, although it has loops for some.
+    """
+    calls = [
+        (call, each.fuser is not None)
+        for each in claimed
+        for call in (each.calls if each.fuser is None else claim_by_torch([each.bound]))
+    ]
+    graph, given = _trace(calls, program, layouts, eager_numerics=eager_numerics)
+    written = [node.args[0] for node in graph.graph.nodes if changes(node.target)]
+    if any(node.op != "placeholder" for node in written):  # functional wrappers lack the symbolic sizes of some calls
+        functional = partial(functionalize, remove="mutations")
+        return _trace(calls, program, layouts, eager_numerics=eager_numerics, wrap=functional)
+    return graph, given
+
+
+def _trace(
+    calls: Sequence[tuple[BoundSymbol, bool]],
+    program: Trace,
+    layouts: Layouts,
+    *,
+    eager_numerics: bool,
+    wrap: Callable[[Callable], Callable] = lambda run: run,
+) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """Return the graph of torch's calls, each with whether its operators are decomposed for Inductor's loops. wrap: is
+    applied to the function that is traced."""
+    names = program.input_names
+    in_loops = True
+
+    def in_a_loop(decomposition: Callable) -> Callable:
+        return lambda *args, **kwargs: decomposition(*args, **kwargs) if in_loops else NotImplemented
 
     def run(*given: Any) -> list[torch.Tensor]:
+        nonlocal in_loops
         known = dict(zip(names, given, strict=True))
         symbols = {each.node.expr: each for each in given if isinstance(each, torch.SymInt)}
-        for call in calls:
+        mode = get_proxy_mode()
+        assert mode is not None, "make_fx has one"
+        nodes = mode.tracer.graph.nodes
+        for call, in_loops in calls:
             args, kwargs = tree_map(partial(_value, known, symbols), (tuple(call.args), call.kwargs))
-            op = call.symbol.op
+            op, last = call.symbol.op, next(iter(reversed(nodes)), None)
             assert op is not None
-            result = op(*_round_comparison(op, args), **kwargs)
+            result = op(*(_round_comparison(op, args) if in_loops else args), **kwargs)
+            if not in_loops:
+                _leave_to_torch(takewhile(partial(operator.is_not, last), reversed(nodes)))
             known.update(
                 (leaf.name, value) for leaf, value in pair_leaves(call.output, result) if isinstance(leaf, Proxy)
             )
-        return [known[proxy.name] for proxy in region.output]
+        return [known[proxy.name] for proxy in tensors(program.output)]
 
     rounding = inductor_config.patch(emulate_precision_casts=eager_numerics)
+    table = {
+        target: each if getattr(target, "is_view", False) else in_a_loop(each)
+        for target, each in decompositions().items()
+    }
     with layouts.fake, symbolic_dispatch(layouts.is_symbolic), rounding:
-        given = [layouts.stand_in(proxy) for proxy in region.inputs]
-        graph = make_fx(run, decomposition_table=decompositions())(*given)
-    if any(call.symbol.op in _ROW_LOOPS for call in calls):
+        given = [layouts.stand_in(proxy) for proxy in program.inputs]
+        graph = make_fx(wrap(run), decomposition_table=table)(*given)
+    if any(call.symbol.op in _ROW_LOOPS for call, _ in calls):
         _share_rows(graph.graph)
         graph.meta[HAS_ROW_PRODUCTS] = True
     for node in graph.graph.nodes:
@@ -93,11 +151,29 @@ def graph_of(region: Trace, layouts: Layouts, *, eager_numerics: bool) -> tuple[
         if node.target in _OF_TWO:
             _of_two(node)
             continue
+        if node.meta.get(FALLBACK):
+            continue
         _round_number(node)
         _fold(node)
-        check(not changes(node.target), lambda node=node: f"{node.target} changes its argument", RuntimeError)
-    _check_dtypes(graph, region)
+    _check_dtypes(graph, program)
     return graph, [_canonical_size(each) for each in given]
+
+
+def _leave_to_torch(nodes: Iterable[torch.fx.Node]) -> None:
+    """Mark operators for which Inductor shall call torch's kernels. It has no loops for products and convolutions, and
+    must know of views."""
+    for node in nodes:
+        if not isinstance(node.target, OpOverload) or node.target.overloadpacket in EXTERN:
+            continue
+        memory = {_memory_of(each) for each in node.all_input_nodes}
+        if _memory_of(node) is None or _memory_of(node) not in memory:
+            node.meta[FALLBACK] = True
+
+
+def _memory_of(node: torch.fx.Node) -> int | None:
+    """Return the identity of a value's storage; None for a value that is not one tensor."""
+    value = node.meta["val"]
+    return storage_id(value) if isinstance(value, torch.Tensor) else None
 
 
 def arguments(node: torch.fx.Node) -> tuple[Any, ...]:

@@ -6,7 +6,8 @@ Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of a
 import logging
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +19,15 @@ from forge.compiler.layout import Layout, Layouts
 from forge.executors.errors import CheckError
 from forge.executors.executor import Declined, decline
 from forge.executors.inductorex import artifacts, compile_wait, isa_probe
-from forge.executors.inductorex.aten_graph import HAS_ROW_PRODUCTS, arguments, exclusive, graph_of, is_view, results_of
+from forge.executors.inductorex.aten_graph import (
+    FALLBACK,
+    HAS_ROW_PRODUCTS,
+    arguments,
+    exclusive,
+    graph_of,
+    is_view,
+    results_of,
+)
 from forge.executors.inductorex.graphs import ROUNDED, describe
 from forge.executors.inductorex.out_of_process import Compilation
 from forge.executors.inductorex.strides import Strides, sizes_of
@@ -40,7 +49,14 @@ from forge.torch_internals.inductor import (
     simplified_indices,
 )
 from forge.torch_internals.inductor.codegen import V
-from forge.torch_internals.inductor.compiler import CompiledFxGraph, compile_fx_inner, get_cpp_wrapper_config
+from forge.torch_internals.inductor.compiler import (
+    CompiledAOTI,
+    CompiledFxGraph,
+    call_kernels,
+    compile_fx_inner,
+    get_cpp_wrapper_config,
+    quiet_lowering,
+)
 from forge.torch_internals.inductor.config import inductor_config
 from forge.torch_internals.versions import TORCH
 
@@ -61,6 +77,7 @@ _SEARCH = {
     if hasattr(inductor_config, name)
 }
 _FEW_LAUNCHES = {"combo_kernels": True}  # independent kernels of one step are one launch
+_AHEAD_OF_TIME = {"aot_inductor.package": True, "always_keep_tensor_constants": True}
 _TORCHS_PRODUCT = re.compile(r"extern_kernels\.(bias_)?(mm|bmm|addmm|baddbmm)\(")
 _CONVERSIONS = frozenset({torch.ops.prims.convert_element_type.default, aten._to_copy.default})
 _compiler_config: Any = compiler_config  # torch adds `patch` when it is imported
@@ -254,6 +271,38 @@ def compile_graph(
 ) -> CompiledFxGraph:
     """Inductor's artifact of a graph that returns a list; `given` are stand-ins of the mode `fake` for its inputs.
     whole: C++ calls all of its kernels. settings: Inductor's, for this graph."""
+    with _compiling(graph, given, fake, whole_program=whole_program, settings=settings):
+        compiled = compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=whole_program)
+    assert isinstance(compiled, CompiledFxGraph)
+    return compiled
+
+
+def compile_package(
+    graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode, settings: Mapping[str, Any]
+) -> list[str]:
+    """Return the paths of the files that AOTInductor makes of a graph, whose weights are attributes of it."""
+    kernels = [node.target for node in graph.graph.nodes if node.meta.get(FALLBACK)]
+    with (
+        V.set_aot_compilation(True),
+        call_kernels(kernels),
+        quiet_lowering(),
+        _compiling(graph, given, fake, whole_program=True, settings={**_AHEAD_OF_TIME, **settings}),
+    ):
+        compiled = compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=True)
+    assert isinstance(compiled, CompiledAOTI) and isinstance(compiled.filename, list)
+    return [path for path in compiled.filename if isinstance(path, str)]
+
+
+@contextmanager
+def _compiling(
+    graph: torch.fx.GraphModule,
+    given: list[Any],
+    fake: FakeTensorMode,
+    *,
+    whole_program: bool,
+    settings: Mapping[str, Any],
+) -> Iterator[None]:
+    """Enter the context in which Inductor compiles a graph, with its settings and corrections."""
     visible = list(range(len(results_of(graph))))
     graph.graph.output_node().meta["user_visible_output_idxs"] = visible  # they keep their strides
     with (
@@ -281,6 +330,4 @@ def compile_graph(
         ),
     ):
         warnings.filterwarnings("ignore", module=r"torch\._inductor")  # how it makes its kernels
-        compiled = compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=whole_program)
-    assert isinstance(compiled, CompiledFxGraph)
-    return compiled
+        yield

@@ -1,0 +1,127 @@
+"""forge.export and forge.load: a program ahead of time, as one file."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.export import ExportedProgram
+from torch.export import export as torch_export
+
+from forge.aot.dim_names import dim_names
+from forge.aot.entry import compile_entry
+from forge.aot.errors import ExportError
+from forge.aot.exported import Exported
+from forge.aot.signature import parameters_of
+from forge.api.options import resolve_options
+from forge.executors.executor import Executor
+from forge.executors.hubex import Source, kernel_executor
+from forge.ir.checks import in_one_line
+from forge.runtime.torch_state import dynamo_disable
+from forge.torch_internals.pytree import torch_pytree
+from forge.transforms.users import Transform
+
+ALONE = "model"  # the only entry point, as torch names it
+
+
+class EntryPoint(NamedTuple):
+    """A model with an example of its arguments, as forge.export takes several.
+
+    Attributes:
+        model: A module, or a program of torch.export.
+        args: Example arguments by position.
+        kwargs: Example arguments by name.
+        dynamic_shapes: The dims whose size differs from call to call.
+    """
+
+    model: torch.nn.Module | ExportedProgram
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] | None = None
+    dynamic_shapes: Any = None
+
+
+@dynamo_disable
+def export(  # noqa: PLR0913  the options of forge.export
+    model: torch.nn.Module | ExportedProgram | Mapping[str, Any],
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    executors: Sequence[str | Executor] | None = None,
+    transforms: Sequence[Transform] = (),
+    kernels: Sequence[Source] = (),
+    allow_imports: Sequence[str] = (),
+    numerics: str = "fast",
+) -> Exported:
+    """Compile a model for inference, ahead of time, for one file that needs neither its source nor Dynamo.
+
+    torch.export captures the model; its program goes through all of forge's passes, with the weights as constants.
+
+    Args:
+        model: A module; a program of torch.export, whose `dynamic_shapes` it has; or a mapping from names to
+            forge.EntryPoint, for several entry points that share weights.
+        args: Example arguments by position.
+        kwargs: Example arguments by name.
+        dynamic_shapes: The dims whose size differs from call to call, as torch.export takes them.
+        strict: Capture by Dynamo, as torch.export's `strict`.
+        executors: As forge.jit's.
+        transforms: As forge.jit's.
+        kernels: As forge.jit's. The file holds the kernels that run.
+        allow_imports: As forge.jit's.
+        numerics: As forge.jit's.
+
+    Returns:
+        The exported programs, which `save` writes to a file for forge.load.
+
+    Raises:
+        ExportError: For a model that torch.export or forge cannot take, with the reason.
+    """
+    own = kernel_executor(kernels, allow_imports=allow_imports) if kernels else None
+    config = resolve_options(
+        executors,
+        transforms,
+        cache=False,
+        cuda_graphs=False,
+        freeze=True,
+        numerics=numerics,
+        first=[] if own is None else [own],
+        is_for_a_file=True,
+    )
+    points = model if isinstance(model, Mapping) else {ALONE: EntryPoint(model, args, kwargs, dynamic_shapes)}
+    compiled = {}
+    for name, each in points.items():
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise ExportError(f"forge.export: the entry point {name!r} must have an identifier for its name")
+        point = each if isinstance(each, EntryPoint) else EntryPoint(*each)
+        exported = _export(point, strict=strict)
+        parameters = parameters_of(point.model)
+        dims = dim_names(point.args, point.kwargs or {}, point.dynamic_shapes, parameters)
+        compiled[name] = compile_entry(exported, config, parameters, dims, alone=points is not model)
+    return Exported(compiled)
+
+
+def _export(point: EntryPoint, *, strict: bool) -> ExportedProgram:
+    model = point.model
+    if isinstance(model, ExportedProgram):
+        return model
+    if not isinstance(model, torch.nn.Module):
+        raise ExportError(f"forge.export: the model is a {type(model).__name__}, but must be a torch.nn.Module")
+    args, kwargs = _distinct((tuple(point.args), point.kwargs))
+    try:
+        with torch.no_grad():
+            return torch_export(model, args, kwargs, dynamic_shapes=point.dynamic_shapes, strict=strict)
+    except Exception as error:
+        raise ExportError(f"forge.export: torch.export cannot take the model: {in_one_line(error)}") from error
+
+
+def _distinct(arguments: Any) -> Any:
+    """Return the arguments with a copy of each tensor that is there twice: torch.export takes it for one input."""
+    seen: set[int] = set()
+
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and id(leaf) in seen:
+            return leaf.detach().clone()
+        seen.add(id(leaf))
+        return leaf
+
+    return torch_pytree.tree_map(copied, arguments)
