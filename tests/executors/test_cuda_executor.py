@@ -82,6 +82,13 @@ def test_a_padded_linear_layer_is_the_layer() -> None:
     torch.testing.assert_close(products._linear(x, weight), F.linear(x, weight))
 
 
+def run_kernel(program: str) -> None:
+    """Run a program of Triton kernels in a process of its own: on the GPU, or in the interpreter."""
+    environment, device = ({}, "cuda") if torch.cuda.is_available() else ({"TRITON_INTERPRET": "1"}, "cpu")
+    program = f"import torch\ntorch.set_default_device('{device}')\n{textwrap.dedent(program)}"
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, **environment}, check=True)
+
+
 _KERNEL = """
     import torch, torch.nn.functional as F
     from forge.executors.cudaex.kernels import cross_entropy, scale_
@@ -110,9 +117,8 @@ _KERNEL = """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_the_kernel_of_the_head_in_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", textwrap.dedent(_KERNEL)], env=environment, check=True)
+def test_the_kernel_of_the_head() -> None:
+    run_kernel(_KERNEL)
 
 
 @pytest.mark.parametrize("symbol", [torchlang.linear, torchlang.matmul, torchlang.mm, torchlang.bmm])
@@ -220,9 +226,7 @@ _DECODING_KERNEL = """
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_the_kernel_of_few_queries() -> None:
-    interprets = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    program = [sys.executable, "-c", textwrap.dedent(_DECODING_KERNEL)]
-    subprocess.run(program, env={**os.environ, **interprets}, check=True)
+    run_kernel(_DECODING_KERNEL)
 
 
 def test_attention_of_few_queries_is_a_kind_of_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,6 +246,7 @@ def test_attention_of_few_queries_is_a_kind_of_flash_attention(monkeypatch: pyte
     [
         ({}, None),
         ({"query": _proxy(2, 8, 9, 64)}, "more than 64 queries share a head of keys"),
+        (dict.fromkeys(("query", "key", "value"), _proxy(16, 8, 1, 64)), "there are many heads of keys and no mask"),
         ({"query": _proxy(2, 8, 1, 48)}, "the kernel takes queries and values of one width, of"),
         ({"query": _proxy(2, 8, 1, 64, dtype=torch.float32)}, "the kernel takes four dims of bfloat16 or float16"),
         ({"value": _proxy(2, 3, 640, 64)}, "query, key and value have other than one batch, or heads that do not fit"),

@@ -14,6 +14,7 @@ from forge.torch_internals.attention import get_flash_sdp_enabled
 _DTYPES = (torch.bfloat16, torch.float16)
 _WIDTHS = (16, 32, 64, 128, 256)
 MOST_ROWS = 64  # of one tile: the queries of all heads that share a head of keys
+_MANY = 64  # heads of keys in a batch: torch's kernels, which read what a mask hides, keep a GPU busy by themselves
 _LONG = 2048  # keys, from which the kernel gains more than its launch may cost where no CUDA graph replays it
 
 
@@ -81,6 +82,8 @@ def _checker(
     heads, queries, key_heads = map(int, sizes)
     if value.shape[1] != key_heads or heads % key_heads or not query.shape[0] == key.shape[0] == value.shape[0]:
         return decline("query, key and value have other than one batch, or heads that do not fit")
+    if attn_mask is None and hint_of(query.shape[0]) * key_heads > _MANY:
+        return decline("there are many heads of keys and no mask, for which torch's kernels are as fast")
     if heads // key_heads * queries > MOST_ROWS:
         return decline(f"more than {MOST_ROWS} queries share a head of keys")
     if not isinstance(key.shape[2], int) and hint_of(key.shape[2]) < _LONG:

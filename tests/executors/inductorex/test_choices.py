@@ -76,6 +76,7 @@ def test_a_product_with_blocks_of_its_own_is_the_product(
 
     monkeypatch.setattr(persistent, "is_matrix_vector_product", decide)
     x, weight = torch.randn(1, length, device="cuda").bfloat16(), torch.randn(rows, length, device="cuda").bfloat16()
+    weight /= length**0.5  # eager rounds before the cosine
     jitted = forge.jit(lambda x, weight: F.linear(x.sin(), weight).cos(), cache=False)
-    torch.testing.assert_close(jitted(x, weight), F.linear(x.sin(), weight).cos(), atol=0.1, rtol=0.1)
+    torch.testing.assert_close(jitted(x, weight), F.linear(x.sin(), weight).cos(), atol=0.02, rtol=0.02)
     assert True in decided
