@@ -11,6 +11,7 @@ from forge.ir import check
 from forge.ir.checks import check_flag
 from forge.runtime.module_transforms import ModuleTransform, StateDict
 from forge.runtime.quantized_linear import QuantizedLinear, QuantizedWeight, Scheme
+from forge.torch_internals.modules import parameters_of
 from forge.torchlang.nn.quantized import FLOAT8
 
 logger = logging.getLogger("forge")
@@ -77,7 +78,7 @@ class Quantization(ModuleTransform):
         """Return why a layer is not quantized, None if it is."""
         if type(linear) is not nn.Linear:
             return f"its class is {type(linear).__name__}, and not torch.nn.Linear"
-        if "weight" not in linear._parameters:
+        if "weight" not in parameters_of(linear):
             return "its weight is no parameter"
         if isinstance(parent, nn.TransformerEncoderLayer):
             return "torch.nn.TransformerEncoderLayer reads its weight itself"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from forge.torch_internals.modules import Converted, parameters_of, set_parameters
 from forge.torchlang.nn.quantized import OPERATORS, dequantize, dequantize_packed
 
 _TINY = torch.finfo(torch.float32).eps
@@ -92,7 +93,7 @@ class Scheme(NamedTuple):
         return dequantize(stored.weight, stored.scale, dtype)
 
 
-class QuantizedLinear(nn.Linear):
+class QuantizedLinear(Converted, nn.Linear):
     """torch.nn.Linear with a quantized weight: `weight`, `scale` and maybe `zero_point`, which are never trained.
 
     Only its input and its bias have gradients. Conversions to another dtype (`.half()`) leave the stored weight as it
@@ -131,13 +132,11 @@ class QuantizedLinear(nn.Linear):
         zero_point = () if self.scheme.dtype != torch.uint8 else (self.zero_point,)
         return OPERATORS[self.scheme.operator](input, self.weight, self.scale, *zero_point, bias)
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "QuantizedLinear":
-        stored = {id(each) for each in self.stored if each is not None}
-
-        def apply(x: torch.Tensor) -> torch.Tensor:
-            return fn(x.view(_BITS[x.dtype.itemsize])).view(x.dtype) if id(x) in stored else fn(x)
-
-        return super()._apply(apply, recurse)
+    def convert(self, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """Return a tensor after a conversion, which leaves the numbers of quantized weights as they are."""
+        if not any(x is each for each in self.stored):
+            return function(x)
+        return function(x.view(_BITS[x.dtype.itemsize])).view(x.dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "QuantizedLinear":
         new = memo[id(self)] = type(self).__new__(type(self))
@@ -145,12 +144,12 @@ class QuantizedLinear(nn.Linear):
         return new
 
     def __getstate__(self) -> dict[str, Any]:  # pickle, unlike torch.save, cannot read floats of 8 bits
-        return {**self.__dict__, "_parameters": {**self._parameters, "weight": self.weight.view(torch.uint8)}}
+        return {**self.__dict__, "_parameters": {**parameters_of(self), "weight": self.weight.view(torch.uint8)}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         weight = self.weight.view(self.scheme.dtype)
-        self._parameters = {**self._parameters, "weight": nn.Parameter(weight, requires_grad=False)}
+        set_parameters(self, {**parameters_of(self), "weight": nn.Parameter(weight, requires_grad=False)})
 
     def extra_repr(self) -> str:
         """Return the sizes and the form of the weight."""
