@@ -128,6 +128,8 @@ def check_transforms(transforms: Any) -> None:
     """Raise TypeError where transforms are no list of functions and module transforms."""
     check_list(transforms, "forge.jit: transforms", "functions from a Trace to a Trace")
     for transform in transforms:
+        is_class = isinstance(transform, type) and issubclass(transform, ModuleTransform)
+        _require(not is_class, f"a transform is the class {transform!r}, but must be an object of it")
         is_one = callable(transform) or isinstance(transform, ModuleTransform)
         _require(is_one, f"a transform is {transform!r}, but must be a function or a forge.ModuleTransform")
 

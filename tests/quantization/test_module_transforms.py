@@ -10,6 +10,7 @@ from torch import nn
 
 import forge
 from forge.ir import Trace
+from forge.quantize import Int8WeightOnly
 
 
 class Doubled(forge.ModuleTransform):
@@ -119,3 +120,8 @@ def test_a_module_that_cannot_be_copied_is_named() -> None:
     assert caught.value.__notes__ == [
         "raised by copy.deepcopy of the module, in whose copy forge.jit's transforms replace parameters"
     ]
+
+
+def test_a_class_in_place_of_a_transform_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"a transform is the class .*Int8WeightOnly.*, but must be an object of it"):
+        forge.jit(nn.Linear(64, 64), transforms=[Int8WeightOnly])
