@@ -72,10 +72,12 @@ class Exported:
             The digest of the file, which forge.load compares where it is given.
 
         Raises:
-            ExportError: If the path does not end with ".pt2".
+            ExportError: If the path does not end with ".pt2", or its folder does not exist.
         """
         if Path(path).suffix != ".pt2":
             raise ExportError(f"forge.export: {path} must end with .pt2")
+        if not Path(path).parent.is_dir():
+            raise ExportError(f"forge.export: {path} is in a folder that does not exist")
         return archive.write(path, self._index, self._members)
 
 

@@ -106,6 +106,10 @@ def _export(point: EntryPoint, *, strict: bool) -> ExportedProgram:
         return model
     if not isinstance(model, torch.nn.Module):
         raise ExportError(f"forge.export: the model is a {type(model).__name__}, but must be a torch.nn.Module")
+    if not isinstance(point.args, (tuple, list)):
+        raise ExportError(
+            f"forge.export: args is a {type(point.args).__name__}, but must be a tuple of the arguments by position"
+        )
     args, kwargs = _distinct((tuple(point.args), point.kwargs))
     try:
         with torch.no_grad():

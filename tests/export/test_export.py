@@ -432,6 +432,11 @@ def test_numerics_of_eager_are_those_of_eager(tmp_path):
     ("make", "message"),
     [
         (lambda: forge.export(lambda x: x, (torch.ones(2),)), "the model is a function, but must be a torch.nn.Module"),
+        (lambda: forge.export(nn.ReLU(), torch.ones(2)), "args is a Tensor, but must be a tuple of the arguments"),
+        (
+            lambda: forge.export(nn.ReLU(), (torch.ones(2),)).save("missing/model.pt2"),
+            "missing/model.pt2 is in a folder that does not exist",
+        ),
         (lambda: forge.export(Branches(), (torch.ones(2),)), "torch.export cannot take the model"),
         (lambda: forge.export({"a b": EntryPoint(Mlp(), (torch.ones(2, 8),))}), "entry point 'a b' must have an ident"),
         (lambda: forge.export(Mlp(), (torch.ones(2, 8),)).save("model.pt"), "model.pt must end with .pt2"),
