@@ -14,6 +14,8 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SAMPLES = 2
 # their values are whatever was there
 UNSET = ("empty", "empty_like", "empty_permuted", "empty_strided", "Tensor.new_empty", "Tensor.new_empty_strided")
+# eager rounds each value of their weights, and the terms of a sum may cancel
+ROUNDED = ("forge.linear_int8", "forge.linear_int4", "forge.linear_fp8")
 # no conversion of the arguments does what autocast does inside of them: opaque calls under forge.jit
 MIXED = {
     "ctc_loss",
@@ -123,8 +125,13 @@ def test_an_operation_is_as_in_eager(info: OpInfo, dtype: torch.dtype, device: s
         for ours, eager in zip(found, wanted, strict=True):
             assert ours.dtype == eager.dtype
             within = {"rtol": 3e-2, "atol": 1e-5} if eager.dtype == torch.bfloat16 else {}  # its rounding, twice
+            if info.name in ROUNDED and eager.dtype == torch.bfloat16:
+                within["atol"] = 2e-2
             torch.testing.assert_close(ours, eager, **within, equal_nan=True)
         for ours, eager in zip(gradients, wanted_gradients, strict=True):
+            if eager.dtype.itemsize == 1 and eager.is_floating_point():  # assert_close compares their bits
+                assert torch.equal(ours.float(), eager.float())
+                continue
             torch.testing.assert_close(ours, eager, rtol=2e-2, atol=2e-2, equal_nan=True)
         compared += 1
         if compared == SAMPLES:

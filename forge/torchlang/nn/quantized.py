@@ -11,6 +11,7 @@ side; so is zero_point, of linear_int4 alone, which is 8 where it is None. The l
 They are operators of torch.library, too: eager runs them, and Dynamo makes one call of each.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -166,6 +167,19 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (grad @ values(weight, *scales, ctx.dtype) if ctx.needs_input_grad[0] else None, None, *of_scales, bias)
 
 
+def _without_autocast(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return a kernel whose result has its input's dtype, under torch.autocast too."""
+
+    @functools.wraps(function)
+    def call(input: torch.Tensor, *rest: torch.Tensor | None) -> torch.Tensor:
+        if input.device.type == "meta":  # which autocast does not know
+            return function(input, *rest)
+        with torch.autocast(input.device.type, enabled=False):
+            return function(input, *rest)
+
+    return call
+
+
 _library = torch.library.Library("forge", "FRAGMENT")
 OPERATORS: dict[str, Any] = {}
 for _name, _arguments, _function in (
@@ -174,7 +188,7 @@ for _name, _arguments, _function in (
     ("linear_int4", "Tensor scale, Tensor? zero_point=None", _linear_int4),
 ):
     _library.define(f"{_name}(Tensor input, Tensor weight, {_arguments}, Tensor? bias=None) -> Tensor")
-    _library.impl(_name, _function, "CompositeExplicitAutograd")
+    _library.impl(_name, _without_autocast(_function), "CompositeExplicitAutograd")
     torch.library.register_autograd(f"forge::{_name}", _backward, setup_context=_save, lib=_library)
     OPERATORS[_name] = getattr(torch.ops.forge, _name).default
 
