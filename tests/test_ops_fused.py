@@ -35,6 +35,7 @@ COUNT = 2  # samples of an op
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 # tolerances of one rounding of a result, and of sums of rounded terms
+SCALED = ("forge.linear_int8", "forge.linear_fp8", "forge.linear_int4")  # by scales of float32
 WITHIN = {torch.float32: (1e-4, 1e-4), torch.float64: (1e-7, 1e-7), torch.bfloat16: (5e-2, 5e-2)}
 
 
@@ -90,7 +91,10 @@ def _compare(info: OpInfo, device: str, dtype: torch.dtype, fuser: InductorExecu
             continue
         expected = flow_of(Direct(op, executors=["torch"]), sample, wanted, changed)
         actual = flow_of(Direct(op, executors=[fuser, "torch"]), sample, wanted, changed)
-        assert_same_flow(actual, expected, within=WITHIN.get(dtype), stride=True)
+        within = WITHIN.get(dtype)
+        if info.name in SCALED and dtype == torch.float64:
+            within = (1e-6, 1e-6)  # sums of the gradients of their scales are rounded to float32
+        assert_same_flow(actual, expected, within=within, stride=True)
 
 
 def _few(info: OpInfo, device: str, dtype: torch.dtype, count: int) -> list[Sample]:
