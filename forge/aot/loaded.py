@@ -102,14 +102,16 @@ def load(
             description = describe(name, entry["form"], entry["reason"], entry["claims"], signatures[name])
             texts[name] = description, archive.read(f"data/forge/{name}/program.py").decode()
             tensors = (
-                {own: weights.get(known, _place(known, target)) for own, known in entry["weights"]} if weights else {}
+                {own: weights.get(known, _device_of(known, target)) for own, known in entry["weights"]}
+                if weights
+                else {}
             )
             load_entry = _load_package if entry["form"] == AOTINDUCTOR else load_function
             calls[name] = load_entry(archive, name, entry, signatures[name], tensors, target)
         return Loaded(calls, signatures, texts, target, archive.digest)
 
 
-def _place(known: Mapping[str, Any], target: torch.device) -> torch.device:
+def _device_of(known: Mapping[str, Any], target: torch.device) -> torch.device:
     return target if known["device"] == target.type else torch.device(known["device"])
 
 

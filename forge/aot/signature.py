@@ -125,7 +125,7 @@ class Signature:
             *(f"argument {place}" for place in range(len(self.parameters), len(args))),
         ]
         parts = [*zip(self.arguments[1][1:], args, names, strict=True)]
-        parts += [(part, kwargs[name], name) for name, part in _named(self.arguments[2])]
+        parts += [(part, kwargs[name], name) for name, part in _keyword_arguments(self.arguments[2])]
         given = [leaf for part, value, name in parts for _, leaf in tree.flatten(part, value, name)]
         known: dict[str, int] = {}
         for each, value in zip(self.inputs, given, strict=True):
@@ -140,7 +140,7 @@ class Signature:
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments by position and by name as they were when the program was exported."""
         count = len(self.arguments[1]) - 1
-        names = [name for name, _ in _named(self.arguments[2])]
+        names = [name for name, _ in _keyword_arguments(self.arguments[2])]
         if len(args) == count and set(kwargs) == set(names):
             return args, kwargs
         given = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
@@ -174,7 +174,7 @@ def place_of(size: str, inputs: Sequence[Input]) -> str:
     return f"the size {size}"
 
 
-def _named(arguments: Any) -> list[tuple[str, Any]]:
+def _keyword_arguments(arguments: Any) -> list[tuple[str, Any]]:
     """Return the arguments that are given by name, in order."""
     return list(zip(arguments[1], arguments[2:], strict=True))
 

@@ -9,7 +9,7 @@ Each of these calls is of a few elements: their time is that of starting three k
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from forge import clang, torchlang
 from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, recording
@@ -48,14 +48,12 @@ def decoding_attention(
         for bound in found:
             given = ATTENTION.bind(bound.args, bound.kwargs)
             options = given["attn_mask"], given["scale"], given["enable_gqa"]
-            writes = _updates(given, updates, readers)
-            if writes is not None:
-                caches, (position, new_key, new_value) = _arguments(writes)
-                args = (caches, position, new_key, new_value, given["query"], *options)
-                call = _call(new, bound, torchlang.attend_to_cache, *args)
+            update = _update_before(given, updates, readers)
+            if update is not None:
+                call = _call(new, bound, torchlang.attend_to_cache, *update.arguments, given["query"], *options)
                 if takes(call):
                     replaced[id(bound)] = call
-                    removed |= {id(each) for each in writes}
+                    removed |= {id(each) for each in update.calls}
                     continue
             call = _call(
                 new, bound, torchlang.decoding_attention, given["query"], given["key"], given["value"], *options
@@ -73,37 +71,34 @@ def _is_weighted_sum(bound: BoundSymbol) -> bool:
     return not given["dropout_p"] and not given["is_causal"]
 
 
-def _updates(
-    given: dict[str, Any], updates: dict[str, BoundSymbol], readers: dict[str, int]
-) -> tuple[BoundSymbol, BoundSymbol] | None:
-    """Return the updates of the keys and values of an attention call, which alone reads them; both are at the same
+class _Update(NamedTuple):
+    """The update of a cache of keys and one of values: its calls, and the first arguments of attend_to_cache."""
+
+    calls: tuple[BoundSymbol, BoundSymbol]
+    arguments: tuple[tuple[TensorProxy, TensorProxy], TensorProxy, TensorProxy, TensorProxy]
+
+
+def _update_before(given: dict[str, Any], updates: dict[str, BoundSymbol], readers: dict[str, int]) -> _Update | None:
+    """Return the update of the keys and values of an attention call, which alone reads them; both are at the same
     position of each query."""
     key, value = given["key"], given["value"]
-    if (
-        key.name == value.name
-        or not {key.name, value.name} <= updates.keys()
-        or readers[key.name] + readers[value.name] > 2
-    ):
+    if key.name == value.name or not {key.name, value.name} <= updates.keys():
         return None
-    pair = updates[key.name], updates[value.name]
-    first, second = (torchlang.index_copy.bind(each.args, each.kwargs) for each in pair)
+    if readers[key.name] > 1 or readers[value.name] > 1:
+        return None
+    calls = updates[key.name], updates[value.name]
+    first, second = (torchlang.index_copy.bind(each.args, each.kwargs) for each in calls)
     if first["index"].name != second["index"].name:
         return None
-    return pair if all(_is_of_positions(each, given["query"]) for each in (first, second)) else None
+    if not all(_is_of_positions(each, given["query"]) for each in (first, second)):
+        return None
+    return _Update(calls, ((first["input"], second["input"]), first["index"], first["source"], second["source"]))
 
 
 def _is_of_positions(write: dict[str, Any], query: TensorProxy) -> bool:
     """Return whether a cache of four dims is written at one position for each query."""
     cache, new = write["input"], write["source"]
     return cache.ndim == new.ndim == query.ndim == 4 and write["dim"] in (2, -2) and new.shape[2] == query.shape[2]
-
-
-def _arguments(
-    updates: tuple[BoundSymbol, BoundSymbol],
-) -> tuple[tuple[TensorProxy, TensorProxy], tuple[TensorProxy, TensorProxy, TensorProxy]]:
-    """Return the caches that are updated, and the position, the new keys and the new values."""
-    first, second = (torchlang.index_copy.bind(each.args, each.kwargs) for each in updates)
-    return (first["input"], second["input"]), (first["index"], first["source"], second["source"])
 
 
 def _call(new: Trace, bound: BoundSymbol, symbol: Symbol, *args: Any) -> BoundSymbol:

@@ -1,6 +1,7 @@
 """Attention of few queries to many keys, as in decoding: a Triton kernel splits the keys among programs."""
 
 import importlib.util
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -11,6 +12,7 @@ from forge.ir import TensorProxy
 from forge.ir.proxies import hint_of
 from forge.torch_internals.attention import get_flash_sdp_enabled
 
+Update = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # position, new keys, new values
 _DTYPES = (torch.bfloat16, torch.float16)
 _WIDTHS = (16, 32, 64, 128, 256)
 MOST_ROWS = 64  # of one tile: the queries of all heads that share a head of keys
@@ -18,19 +20,25 @@ _MANY = 64  # heads of keys in a batch: torch's kernels, which read what a mask 
 _LONG = 2048  # keys, from which the kernel gains more than its launch may cost where no CUDA graph replays it
 
 
-def _attention(
+def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    update: Update | None = None,
 ) -> torch.Tensor:
-    if not all(_is_in_rows(each) for each in (query, key, value)):
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, scale=scale, enable_gqa=enable_gqa)
-    from forge.executors.cudaex.decoding_kernels import attend
+    if all(_is_in_rows(each) for each in (query, key, value, *(update or ())[1:])):
+        from forge.executors.cudaex.decoding_kernels import attend  # Triton is imported where a program runs it
 
-    return attend(query, key, value, attn_mask, query.shape[-1] ** -0.5 if scale is None else scale)
+        return attend(query, key, value, attn_mask, query.shape[-1] ** -0.5 if scale is None else scale, update)
+    if update is not None:
+        position, new_key, new_value = update
+        key.index_copy_(2, position, new_key)
+        value.index_copy_(2, position, new_value)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask, scale=scale, enable_gqa=enable_gqa)
 
 
 def _attend_to_cache(
@@ -39,19 +47,10 @@ def _attend_to_cache(
     new_key: torch.Tensor,
     new_value: torch.Tensor,
     query: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    *options: Any,
+    **named: Any,
 ) -> torch.Tensor:
-    keys, values = caches
-    if not all(_is_in_rows(each) for each in (query, keys, values, new_key, new_value)):
-        keys.index_copy_(2, position, new_key)
-        values.index_copy_(2, position, new_value)
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask, scale=scale, enable_gqa=enable_gqa)
-    from forge.executors.cudaex.decoding_kernels import attend
-
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return attend(query, keys, values, attn_mask, scale, (position, new_key, new_value))
+    return _attend(query, *caches, *options, **named, update=(position, new_key, new_value))
 
 
 def _is_in_rows(x: torch.Tensor) -> bool:
@@ -99,14 +98,13 @@ def _checker_of_cache(
     new_key: TensorProxy,
     new_value: TensorProxy,
     query: TensorProxy,
-    attn_mask: TensorProxy | None = None,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    *options: Any,
+    **named: Any,
 ) -> Decision:
-    keys, values = caches
-    decision = _checker(query, keys, values, attn_mask, scale, enable_gqa)
+    decision = _checker(query, *caches, *options, **named)
     if not decision:
         return decision
+    keys, values = caches
     if position.shape != (query.shape[2],) or position.device != query.device:
         return decline("there is other than one position of each query, on its device")
     for cache, new in ((keys, new_key), (values, new_value)):
@@ -117,5 +115,5 @@ def _checker_of_cache(
 
 def register(executor: OperatorExecutor) -> None:
     """Register attention of few queries with an executor."""
-    executor.register_implementation(torchlang.decoding_attention, _attention, checker=_checker, grad="none")
+    executor.register_implementation(torchlang.decoding_attention, _attend, checker=_checker, grad="none")
     executor.register_implementation(torchlang.attend_to_cache, _attend_to_cache, checker=_checker_of_cache)

@@ -13,6 +13,7 @@ from forge import torchlang
 from forge.executors.executor import Decision, decline
 from forge.executors.fingerprint.walk import register_operators
 from forge.executors.torchex.core import run_torchlang
+from forge.executors.torchex.row_product import finish_rows, float_rows, in_memory
 from forge.ir import TensorProxy
 from forge.torchlang.nn.quantized import OPERATORS
 
@@ -46,14 +47,14 @@ def linear_in_loops(
     input: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return the product as sums in float32 along the rows of the weight, each of which is read once."""
-    rows = _in_memory(_rows_of(input))
+    rows = in_memory(float_rows(input))
     if scale.ndim == 1 or scale.shape[1] == 1:
         scale = scale.reshape(-1)
-        return _finish((_floats(weight)[:, None] * rows).sum(-1) * scale.float()[:, None], input, bias)
+        return finish_rows((_floats(weight)[:, None] * rows).sum(-1) * scale.float()[:, None], input, bias)
     shape = (-1, scale.shape[1], weight.shape[1] // scale.shape[1])
     scales = _floats_of(scale)[:, None, :, None]
     products = _floats(weight).reshape(shape)[:, None] * rows.reshape(shape)
-    return _finish((products * scales).sum((-2, -1)), input, bias)
+    return finish_rows((products * scales).sum((-2, -1)), input, bias)
 
 
 def linear_int4_in_loops(
@@ -67,24 +68,24 @@ def linear_int4_in_loops(
     groups = 1 if scale.ndim == 1 else scale.shape[1]
     shape = (-1, groups, weight.shape[1] // groups)
     rows, scales, packed = (
-        _rows_of(input),
+        float_rows(input),
         _floats_of(scale).reshape(-1, groups),
         weight.reshape(shape)[:, None],
     )
     zeros = None if zero_point is None else zero_point.float().reshape(-1, groups)
     if input.device.type != "cpu":
         halves = input.reshape(-1, input.shape[-1])  # which takes fewer loads than float32, as many as the weight's
-        x, y = (each.reshape(shape).float() for each in _in_memory(torch.stack([halves[:, ::2], halves[:, 1::2]])))
+        x, y = (each.reshape(shape).float() for each in in_memory(torch.stack([halves[:, ::2], halves[:, 1::2]])))
         least = 8.0 if zeros is None else zeros[:, None, :, None]
         products = ((packed & 15).float() - least) * x + ((packed >> 4).float() - least) * y
-        return _finish((products * scales[:, None, :, None]).sum((-2, -1)), input, bias)
+        return finish_rows((products * scales[:, None, :, None]).sum((-2, -1)), input, bias)
     products, center = _products_of_bytes(packed.float(), rows, is_exact=input.dtype == torch.float32)
     sums = (products * scales[:, None, :, None]).sum((-2, -1))
     if zeros is not None or not center:
         shifts = scales * ((8.0 if zeros is None else zeros) - center)
         of_groups = rows.reshape(-1, groups, 2 * shape[-1]).sum(-1)  # what zero points subtract
         sums = sums - (shifts[:, None] * of_groups).sum(-1)
-    return _finish(sums, input, bias)
+    return finish_rows(sums, input, bias)
 
 
 def _products_of_bytes(b: torch.Tensor, rows: torch.Tensor, *, is_exact: bool) -> tuple[torch.Tensor, float]:
@@ -102,33 +103,19 @@ def _products_of_bytes(b: torch.Tensor, rows: torch.Tensor, *, is_exact: bool) -
     x, y = rows[:, ::2], rows[:, 1::2]
     shape = (-1, *b.shape[-2:])
     if is_exact:
-        x, y = (each.reshape(shape) for each in _in_memory(torch.stack([x, y])))
+        x, y = (each.reshape(shape) for each in in_memory(torch.stack([x, y])))
         c = b - 136
         high = (c * 0.0625 + 0.5).floor()
         return (c - 16 * high) * x + high * y, 8.0
-    x, z = (each.reshape(shape) for each in _in_memory(torch.stack([x, y - 16 * x])))
+    x, z = (each.reshape(shape) for each in in_memory(torch.stack([x, y - 16 * x])))
     return b * x + (b * 0.0625).floor() * z, 0.0
-
-
-def _rows_of(input: torch.Tensor) -> torch.Tensor:
-    return input.reshape(-1, input.shape[-1]).to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-
-
-def _in_memory(x: torch.Tensor) -> torch.Tensor:
-    """Return x, which Inductor writes to memory, once for all sums."""
-    return x.as_strided(x.shape, x.stride())
 
 
 def _floats_of(scale: torch.Tensor) -> torch.Tensor:
     """Return scales as float32. On a CPU they are converted before the loop: one that reads half precision has vectors
     of 32 elements, for which torch's loads of bytes are slow."""
     wide = scale.float()
-    return _in_memory(wide) if wide is not scale and scale.device.type == "cpu" else wide
-
-
-def _finish(sums: torch.Tensor, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    sums = sums if bias is None else sums + bias.float()[:, None]
-    return sums.t().to(input.dtype).reshape(*input.shape[:-1], sums.shape[0])
+    return in_memory(wide) if wide is not scale and scale.device.type == "cpu" else wide
 
 
 # floats of 8 bits as those of 32: how far to shift their bits, which are the sign's copies, and the bias of exponents

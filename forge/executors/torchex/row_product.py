@@ -20,9 +20,21 @@ run_torchlang(torchlang.row_product, row_product)
 
 def in_loops(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return the product as sums in float32 along the rows of the weight, each of which is read once."""
-    rows = input.reshape(-1, input.shape[-1]).to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-    rows = rows.as_strided(rows.shape, rows.stride())  # Inductor writes them to memory, once for all sums
-    sums = (weight.float()[:, None] * rows).sum(-1)
-    if bias is not None:
-        sums = sums + bias.float()[:, None]
-    return sums.t().to(input.dtype).reshape(*input.shape[:-1], weight.shape[0])
+    rows = in_memory(float_rows(input))
+    return finish_rows((weight.float()[:, None] * rows).sum(-1), input, bias)
+
+
+def float_rows(input: torch.Tensor) -> torch.Tensor:
+    """Return the rows of an input in float32, as a copy."""
+    return input.reshape(-1, input.shape[-1]).to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+
+
+def in_memory(x: torch.Tensor) -> torch.Tensor:
+    """Return x, which Inductor writes to memory, once for all sums."""
+    return x.as_strided(x.shape, x.stride())
+
+
+def finish_rows(sums: torch.Tensor, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return the product of sums in float32, which are (out, rows), in the shape and dtype that `input` decides."""
+    sums = sums if bias is None else sums + bias.float()[:, None]
+    return sums.t().to(input.dtype).reshape(*input.shape[:-1], sums.shape[0])
