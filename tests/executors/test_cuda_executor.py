@@ -203,7 +203,7 @@ _DECODING_KERNEL = """
         key, value = new(batch, of_keys, length, width), new(batch, length, of_keys, width).transpose(1, 2)
         expected_key, expected_value, update = key.clone(), value.clone(), None
         if writes:
-            position = torch.randperm(length, device=device)[:queries]
+            position = torch.randperm(length, device=device)[: 2 * queries : 2]
             update = position, new(batch, queries, of_keys, width).transpose(1, 2), new(batch, of_keys, queries, width)
             expected_key.index_copy_(2, position, update[1])
             expected_value.index_copy_(2, position, update[2])

@@ -29,7 +29,7 @@ def _write(cache, new, position, start, end, count, length, s_cache, s_new, WIDT
     their keys. cache, new: of one head."""
     i = tl.arange(0, COUNT)
     d = tl.arange(0, WIDTH)
-    place = tl.load(position + i, mask=i < count, other=0)
+    place = tl.load(position + i, mask=i < count, other=0).to(tl.int64)
     tl.device_assert((place >= 0) & (place < length), "index_copy_: index out of bounds")
     is_here = (i < count) & (place >= start) & (place < end)
     rows = tl.load(new + i[:, None] * s_new + d[None, :], mask=is_here[:, None])
@@ -204,6 +204,7 @@ def attend(
             masks = expanded.view(torch.uint8)
     of_queries = triton.next_power_of_2(queries)
     position, new_key, new_value = (query, query, query) if update is None else update
+    position = position if update is None else position.contiguous()
     with torch.cuda.device_of(query):
         _attend[(batch * key_heads, splits)](
             *(parts, sums, query, key, value, masks, position, new_key, new_value),
