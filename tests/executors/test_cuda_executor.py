@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from forge import torchlang
-from forge.executors.cudaex import attention, cudaex, decoding, head, products
+from forge.executors.cudaex import attention, availability, cudaex, decoding, head, products
 from forge.executors.executor import Declined
 from forge.executors.torchex.attention import with_rows
 from forge.ir import Symbol, TensorProxy
@@ -137,7 +137,7 @@ def test_scores_are_rounded_step_by_step_under_eager_numerics() -> None:
 
 @pytest.mark.parametrize(("steps", "taken"), [((("to", torch.float32),), True), ((("to", torch.float64),), False)])
 def test_a_loss_in_float64_is_left_to_torch(steps: tuple, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(availability.importlib.util, "find_spec", lambda name: object())
     given = (
         _proxy(64, 32),
         _proxy(100, 32),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import forge
-from forge.executors.cudaex import quantized
+from forge.executors.cudaex import availability, quantized
 from forge.ir import TensorProxy
 from forge.quantize import Float8WeightOnly, Int4WeightOnly, Int8WeightOnly, Quantization
 from tests.executors.test_cuda_executor import run_kernel
@@ -100,11 +100,11 @@ def _decision(input: TensorProxy, scale: TensorProxy, transform: Quantization) -
 def test_the_kernel_takes_a_few_rows_on_a_gpu(
     input: TensorProxy, scale: TensorProxy, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantized.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(availability.importlib.util, "find_spec", lambda name: True)
     decision = _decision(input, scale, Int8WeightOnly())
     assert decision is True if reason is None else reason in decision.reason
 
 
 def test_without_triton_the_kernel_declines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(availability.importlib.util, "find_spec", lambda name: None)
     assert "triton is not installed" in _decision(_proxy(8, 256), _proxy(64), Int8WeightOnly()).reason

@@ -3,12 +3,12 @@
 The products are torch's, and so is the order of the chunks (forge/executors/torchex/linear_cross_entropy.py).
 """
 
-import importlib.util
 import math
 from typing import Any, NamedTuple
 
 import torch
 
+from forge.executors.cudaex.availability import runs_triton
 from forge.executors.executor import Decision, OperatorExecutor, decline
 from forge.executors.torchex import linear_cross_entropy as chunked
 from forge.ir import TensorProxy
@@ -90,10 +90,9 @@ def _checker(
     first: int,
     *options: object,
 ) -> Decision:
-    if hidden.device.type != "cuda":
-        return decline(f"hidden is on {hidden.device.type}, and Triton's kernels run on CUDA GPUs")
-    if not importlib.util.find_spec("triton"):
-        return decline("triton is not installed")
+    decision = runs_triton("hidden", hidden)
+    if not decision:
+        return decision
     if hidden.dtype not in _DTYPES:
         return decline(f"hidden is {hidden.dtype}, but must be bfloat16, float16 or float32")
     if ("to", torch.float64) in steps:

@@ -1,12 +1,12 @@
 """Linear layers with quantized weights of a few rows, as a language model decodes a batch by: one Triton kernel reads
 the weight as it is stored. A row alone is a sum in a region (forge/executors/torchex/quantized.py)."""
 
-import importlib.util
 import math
 
 import torch
 
 from forge import torchlang
+from forge.executors.cudaex.availability import runs_triton
 from forge.executors.executor import Decision, OperatorExecutor, decline
 from forge.executors.torchex.quantized import MOST_ROWS as MOST_IN_LOOPS
 from forge.ir import TensorProxy
@@ -36,10 +36,9 @@ def _linear_int4(
 def _checker(
     input: TensorProxy, weight: TensorProxy, scale: TensorProxy, *rest: TensorProxy | None, **named: TensorProxy | None
 ) -> Decision:
-    if input.device.type != "cuda":
-        return decline(f"input is on {input.device.type}, and Triton's kernels run on CUDA GPUs")
-    if not importlib.util.find_spec("triton"):
-        return decline("triton is not installed")
+    decision = runs_triton("input", input)
+    if not decision:
+        return decision
     if input.dtype not in (torch.bfloat16, torch.float16):
         return decline(f"input is {input.dtype}, but must be bfloat16 or float16")
     if weight.dtype == torch.float8_e5m2 and input.dtype == torch.bfloat16:
