@@ -180,18 +180,26 @@ def jit(  # noqa: PLR0913  the options of forge.jit
         handle.history.on_return = UnusedOptions(handle, kernels_named, layers_named, idle).warn_of_unused
     if layers_named is not None and isinstance(target, torch.nn.Module):
         look_at_module(layers_named, target)
-    compiled = enter(
-        _entry(target),
-        Backend(config, handle),
-        before=config.prepare,
-        fullgraph=fullgraph,
-        dynamic=dynamic,
-        history=handle.history,
-        layers=layers_named,
-    )
+
+    def compile_entry(entry: Callable) -> Callable:
+        return enter(
+            entry,
+            Backend(config, handle),
+            before=config.prepare,
+            fullgraph=fullgraph,
+            dynamic=dynamic,
+            history=handle.history,
+            layers=layers_named,
+        )
+
+    compiled = compile_entry(_entry(target))
     vars(compiled)["_forge_handle"] = handle
     if isinstance(target, torch.nn.Module):
-        return jitted_module(target, compiled, rejit)
+
+        def compile_step(step: Callable) -> Callable:
+            return compile_entry(_entry_of(step, f"step_of_{name_of(target)}", step.__globals__))
+
+        return jitted_module(target, compiled, rejit, compile_step if config.numerics == "fast" else None)
     functools.update_wrapper(compiled, target, updated=())
     compiled.__dict__ = {**getattr(target, "__dict__", {}), **compiled.__dict__}  # Dynamo's own marks stay
     return compiled
@@ -236,8 +244,12 @@ def _entry(target: Callable) -> Callable:
     shall be freed may be one. A module is its argument, a function its closure's. Dynamo keeps the code object and
     what it compiled for it, each for the other's sake, until the entry goes."""
     template = _call_module if isinstance(target, torch.nn.Module) else _wrap_function(target)
-    code = template.__code__.replace(co_name=f"forge_{next(_entries)}_{name_of(target)}")
-    scope = {"__builtins__": builtins.__dict__, "__name__": __name__}
+    return _entry_of(template, name_of(target), {"__builtins__": builtins.__dict__, "__name__": __name__})
+
+
+def _entry_of(template: Callable, name: str, scope: dict[str, Any]) -> Callable:
+    """Return a function like `template` with a code object of its own, and with globals `scope`."""
+    code = template.__code__.replace(co_name=f"forge_{next(_entries)}_{name}")
     entry = types.FunctionType(code, scope, closure=template.__closure__)
     weakref.finalize(entry, reset_code, code).atexit = False
     return entry

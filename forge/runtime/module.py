@@ -8,16 +8,25 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from forge.runtime.decoding_loop import decoding_loop
+
 
 def _is_lazy(module: torch.nn.Module) -> bool:
     """Return whether a parameter or buffer waits for the first call to learn its shape."""
     return any(map(is_lazy, chain(module.parameters(), module.buffers())))
 
 
-def jitted_module(module: torch.nn.Module, compiled: Callable, rejit: Callable) -> torch.nn.Module:
+def jitted_module(
+    module: torch.nn.Module, compiled: Callable, rejit: Callable, compile_step: Callable[[Callable], Callable] | None
+) -> torch.nn.Module:
     """Return an object of a subclass of module's class, sharing its state, whose call is `compiled(module, *args)`.
 
-    `rejit` is forge.jit with the options given: deep copies and unpickled modules are jitted again with it.
+    Args:
+        module: What a user jits.
+        compiled: Its compiled call.
+        rejit: forge.jit with the options given: deep copies and unpickled modules are jitted again with it.
+        compile_step: Compiles a function of the module and of tensors with these options, for a loop in the place of
+            transformers' (`decoding_loop`); None: transformers' loop stays.
     """
     original = type(module)
     lazy = _is_lazy(module)
@@ -58,6 +67,8 @@ def jitted_module(module: torch.nn.Module, compiled: Callable, rejit: Callable) 
     }
     if hasattr(original, "get_compiled_call"):  # by which transformers' generate has torch.compile compile a model
         members["get_compiled_call"] = lambda self, config: self.__call__
+    if compile_step is not None:
+        members |= decoding_loop(original, module, compile_step)
     subclass = type(original.__name__, (original,), members)
     jitted: torch.nn.Module = object.__new__(subclass)
     object.__setattr__(jitted, "__dict__", module.__dict__)
