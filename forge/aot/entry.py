@@ -242,7 +242,7 @@ class _Compiler:
             tree.describe(spec.in_spec),
             self.inputs,
             {name: _limits(ranges.get(each.node.expr)) for name, each in self.sizes.items()},
-            _guards(self.sizes, self.captured.guards),
+            _guards(self.sizes, self.captured.guards, self.captured.asserted),
             tree.describe(spec.out_spec),
             self.results,
             self._names(),
@@ -306,13 +306,13 @@ def _limits(known: Any) -> list[int | None]:
     return [max(low or 0, 0), high]
 
 
-def _guards(sizes: Mapping[str, torch.SymInt], exported: int) -> list[str]:
+def _guards(sizes: Mapping[str, torch.SymInt], exported: int, asserted: Sequence[sympy.Basic]) -> list[str]:
     """Return what the program assumes of its sizes, as Python expressions. exported: how many guards torch.export had
-    added, among which limits of one size are in its range."""
+    added, among which limits of one size are in its range. asserted: what its graph asserts."""
     found: dict[str, None] = {}
     for environment in {id(each.node.shape_env): each.node.shape_env for each in sizes.values()}.values():
-        for number, guard in enumerate(environment.guards):
-            expression = guard.expr.xreplace(environment.replacements)
+        for number, condition in enumerate([*(guard.expr for guard in environment.guards), *asserted]):
+            expression = condition.xreplace(environment.replacements)
             symbols = set(map(str, expression.free_symbols))
             if symbols and symbols.issubset(sizes) and not (number < exported and _is_limit(expression)):
                 found[str(_printer.doprint(expression))] = None

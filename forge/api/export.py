@@ -1,5 +1,6 @@
 """forge.export and forge.load: a program ahead of time, as one file."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -100,6 +101,11 @@ def export(  # noqa: PLR0913  the options of forge.export
     return Exported(compiled)
 
 
+# A guard that torch could not prove for all sizes. Some hold for all: torch 2.11's meta function of attention on CUDA
+# sorts strides, and asks whether min(64 * n, 128 * n) is 64 * n. Those are asserted by the program instead.
+_UNPROVEN = "Constraints violated"
+
+
 def _export(point: EntryPoint, *, strict: bool) -> ExportedProgram:
     model = point.model
     if isinstance(model, ExportedProgram):
@@ -111,9 +117,15 @@ def _export(point: EntryPoint, *, strict: bool) -> ExportedProgram:
             f"forge.export: args is a {type(point.args).__name__}, but must be a tuple of the arguments by position"
         )
     args, kwargs = _distinct((tuple(point.args), point.kwargs))
+    run = functools.partial(torch_export, model, args, kwargs, dynamic_shapes=point.dynamic_shapes, strict=strict)
     try:
         with torch.no_grad():
-            return torch_export(model, args, kwargs, dynamic_shapes=point.dynamic_shapes, strict=strict)
+            try:
+                return run()
+            except Exception as error:
+                if _UNPROVEN not in str(error):
+                    raise
+                return run(prefer_deferred_runtime_asserts_over_guards=True)
     except Exception as error:
         raise ExportError(f"forge.export: torch.export cannot take the model: {in_one_line(error)}") from error
 

@@ -16,6 +16,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule, Node
 
 from forge.capture import dynamo
+from forge.capture.checks import ASSUMES
 from forge.capture.inputs import note_weight
 from forge.compiler.program import Unsupported
 from forge.torch_internals.sympy import record_guards
@@ -36,7 +37,7 @@ class ExportedCapture(NamedTuple):
     The program's inputs are the sizes in `symbols`, the tensors in `weights`, and the tensors and numbers that the user
     gives. symbols: name → the symbol as a torch.SymInt. weights: fully qualified name → tensor. results: the leaves of
     the user's result: a number of the program's outputs, a constant in a one-element list, or a torch.SymInt. guards:
-    how many guards on the sizes torch.export had added.
+    how many guards on the sizes torch.export had added. asserted: what its graph asserts of sizes, as expressions.
     """
 
     capture: dynamo.Capture
@@ -44,6 +45,7 @@ class ExportedCapture(NamedTuple):
     weights: dict[str, torch.Tensor]
     results: list[Any]
     guards: int
+    asserted: list[sympy.Basic]
 
 
 def record(exported: ExportedProgram) -> ExportedCapture:
@@ -53,6 +55,7 @@ def record(exported: ExportedProgram) -> ExportedCapture:
     """
     graph = copy.deepcopy(exported.graph_module)
     _note_examples(graph)
+    asserted = _asserted(graph)
     weights = _order_inputs(graph, exported)
     results = _keep_tensors(graph, exported)
     symbols = _add_sizes(graph)
@@ -61,7 +64,14 @@ def record(exported: ExportedProgram) -> ExportedCapture:
         record_guards(each.node.shape_env)
         guards = len(each.node.shape_env.guards)
     with torch.no_grad():
-        return ExportedCapture(dynamo.record(graph), symbols, weights, results, guards)
+        return ExportedCapture(dynamo.record(graph), symbols, weights, results, guards, asserted)
+
+
+def _asserted(graph: GraphModule) -> list[sympy.Basic]:
+    """Return the conditions on sizes that the graph asserts, as torch.export does for what it could not prove."""
+    conditions = [node.args[0] for node in graph.graph.find_nodes(op="call_function", target=ASSUMES)]
+    values = [each.meta["val"] for each in conditions if isinstance(each, Node)]
+    return [each.node.expr for each in values if isinstance(each, torch.SymBool)]
 
 
 def _note_examples(graph: GraphModule) -> None:

@@ -392,6 +392,25 @@ def test_sizes_that_a_program_was_not_compiled_for_are_refused(tmp_path):
             loaded(torch.randn(batch, 8))
 
 
+class _Unproven(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.relu() if (x.shape[0] ** 2) % 5 == 1 else x - 1
+
+
+def test_condition_on_sizes_that_torch_cannot_prove_is_checked_by_the_call(tmp_path):
+    model = _Unproven()
+    with pytest.raises(Exception, match="Constraints violated"):
+        torch.export.export(model, (torch.randn(4, 8),), dynamic_shapes=({0: Dim("n", min=2, max=64)},))
+    exported = forge.export(model, (torch.randn(4, 8),), dynamic_shapes=({0: Dim("n", min=2, max=64)},))
+    exported.save(tmp_path / "model.pt2")
+    loaded = forge.load(tmp_path / "model.pt2")
+    for rows in (4, 9, 11):
+        x = torch.randn(rows, 8)
+        assert torch.equal(loaded(x), model(x))
+    with pytest.raises(ExportError, match="7"):
+        loaded(torch.randn(7, 8))
+
+
 def test_size_that_is_compiled_as_a_number_is_an_error():
     shapes = {"x": {0: Dim("batch", max=64)}}
     with pytest.raises(ExportError, match="x: dim 0 may differ, but the program is for 4 alone"):
