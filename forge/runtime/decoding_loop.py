@@ -12,13 +12,11 @@ What this loop has no program for is left to transformers' loop (`_reason_agains
 import inspect
 import logging
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import nn
 
 _log = logging.getLogger("forge.generate")
 
@@ -38,7 +36,7 @@ _UNCUT = 4096  # places up to which layers of a sliding window have a cache of t
 _MOST_OF_MEMORY = 16  # of the device's memory, the part that caches between two generations may take
 
 
-def decoding_loop(original: type, module: nn.Module, compile_step: Callable[[Callable], Callable]) -> dict:
+def decoding_loop(original: Any, module: Any, compile_step: Callable[[Callable], Callable]) -> dict[str, Callable]:
     """Return what a jitted module's class overrides for transformers' `generate`; nothing for other classes, and for
     versions of transformers whose loop is not the one known here.
 
@@ -74,12 +72,13 @@ def cache_places(length: int) -> int:
 class _Loop:
     """The loop of one jitted module. See decoding_loop for the arguments; mixin: transformers' GenerationMixin."""
 
-    def __init__(self, original: type, mixin: type, module: nn.Module, compile_step: Callable) -> None:
+    def __init__(self, original: Any, mixin: Any, module: Any, compile_step: Callable[[Callable], Callable]) -> None:
         self._original, self._mixin, self._module = original, mixin, module
-        self._compile, self._compiled_step = compile_step, None
-        self._caches = _Caches()
+        self._compile = compile_step
+        self._step: Callable[..., torch.Tensor] | None = None  # compiled once it is needed
+        self._states = _States()
 
-    def sample(  # noqa: PLR0913  the parameters of transformers
+    def sample(
         self,
         model: Any,
         input_ids: torch.Tensor,
@@ -94,7 +93,7 @@ class _Loop:
         reason = self._reason_against(generation_config, stopping_criteria, synced_gpus, model_kwargs)
         if reason is not None:
             _log.info("generate runs in transformers' loop: %s", reason)
-            return self._original._sample(  # type: ignore[attr-defined]
+            return self._original._sample(
                 model,
                 input_ids,
                 logits_processor,
@@ -104,12 +103,10 @@ class _Loop:
                 streamer=streamer,
                 **model_kwargs,
             )
-        if self._compiled_step is None:
-            self._compiled_step = self._compile(_step)
-        step = self._compiled_step
+        step = self._step = self._step or self._compile(_step)
         logits = self._prefill(model, input_ids, generation_config, model_kwargs)
-        end = stopping_criteria.max_length
-        choice = _Choice(generation_config, stopping_criteria, logits_processor, input_ids.device)
+        end, config = stopping_criteria.max_length, self._module.config.get_text_config(decoder=True)
+        choice = _Choice(generation_config, stopping_criteria, logits_processor, input_ids)
         stop = _Stop(input_ids.device, streamer, is_late=not _is_visible(model_kwargs["past_key_values"]))
         state: _State | None = None
         with model._optimize_model_for_decode() if hasattr(model, "_optimize_model_for_decode") else nullcontext():
@@ -118,15 +115,15 @@ class _Loop:
                 if stop(choice.unfinished, tokens) or input_ids.shape[1] >= end:
                     break
                 if state is None:
-                    config = self._module.config.get_text_config(decoder=True)
-                    state = _State(self._caches, config, model_kwargs, input_ids.shape[1] - 1, end)
-                state.reserve(input_ids.shape[1])
-                logits = step(self._module, tokens[:, None], state.mask, state.positions, state.arguments)
+                    state = self._states.after_prompt(config, model_kwargs, input_ids[:, :-1], end)
+                state = self._states.for_length(config, state, input_ids.shape[1], end)
+                model_kwargs["past_key_values"] = state.cache
+                logits = step(self._module, tokens[:, None], state.mask, state.positions, model_kwargs)
         if stop.ended_before():
             input_ids = input_ids[:, :-1]
             choice.undo()
         if state is not None:
-            state.release()
+            self._states.put_back(state)
         if streamer is not None:
             streamer.end()
         return input_ids
@@ -165,7 +162,7 @@ class _Loop:
         if unknown or not arguments.get("use_cache"):
             return f"the model takes {', '.join(sorted(unknown))}" if unknown else "there is no cache"
         mask, positions = arguments.get("attention_mask"), arguments.get("position_ids")
-        if mask is None or mask.ndim != 2 or (positions is not None and positions.ndim != 2):
+        if any(each is not None and each.ndim != 2 for each in (mask, positions)):
             return "attention_mask or position_ids does not have two dimensions"
         return self._reason_against_cache(arguments.get("past_key_values"), stopping_criteria.max_length)
 
@@ -208,58 +205,19 @@ def _step(
     return logits
 
 
-class _State:
-    """What the steps of one generation read: the cache, the padding, the positions.
-
-    config: the model's. arguments: of the model, with the cache, after the prompt; changed here. length: of the prompt.
-    end: the greatest length of the text.
-    """
-
-    def __init__(self, caches: "_Caches", config: Any, arguments: dict[str, Any], length: int, end: int) -> None:
-        self._caches, self._config, self._end = caches, config, end
-        mask, positions = arguments.pop("attention_mask"), arguments.pop("position_ids", None)
-        cache = arguments["past_key_values"]
-        self._is_own = not _is_visible(cache)
-        if self._is_own:
-            cache = caches.filled(config, cache, length, cache_places(min(end, length + _AHEAD)))
-            arguments["past_key_values"] = cache
-        self.arguments = arguments
-        self.mask = _padded(mask, _places(cache))
-        self.positions = None if positions is None else positions[:, -1:] + 1
-        if self.positions is not None and len(self.positions) < len(mask):
-            self.positions = self.positions.expand(len(mask), 1).contiguous()
-
-    def reserve(self, length: int) -> None:
-        """Give the cache places for a text of this length."""
-        cache = self.arguments["past_key_values"]
-        if self._is_own and length > _places(cache):
-            places = cache_places(min(self._end, 2 * length))
-            grown = self._caches.filled(self._config, cache, length - 1, places)
-            self._caches.put_back(cache)
-            self.arguments["past_key_values"] = grown
-            self.mask = _padded(self.mask, _places(grown))
-
-    def release(self) -> None:
-        """Let the next generation have the cache."""
-        if self._is_own:
-            self._caches.put_back(self.arguments["past_key_values"])
-
-
 class _Choice:
     """The next tokens, by transformers' processors, sampling and criteria."""
 
-    def __init__(self, config: Any, criteria: Any, processors: Callable, device: torch.device) -> None:
+    def __init__(self, config: Any, criteria: Any, processors: Callable, input_ids: torch.Tensor) -> None:
         self._processors, self._criteria, self._draws = processors, criteria, bool(config.do_sample)
-        pad, self._has_end = config._pad_token_tensor, any(hasattr(each, "eos_token_id") for each in criteria)
-        self._pad = None if pad is None else pad.to(device)
+        self._device = input_ids.device
+        has_end = any(hasattr(each, "eos_token_id") for each in criteria)
+        self._pad = config._pad_token_tensor.to(self._device) if has_end else None
         self._state: torch.Tensor | None = None
-        self._device = device
-        self.unfinished: torch.Tensor | None = None
+        self.unfinished = input_ids.new_ones(len(input_ids))
 
     def extend(self, input_ids: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the next tokens, and the text with them; set which sequences are unfinished."""
-        if self.unfinished is None:
-            self.unfinished = input_ids.new_ones(input_ids.shape[0])
         scores = self._processors(input_ids, logits)
         if self._draws:
             if self._device.type == "cuda":
@@ -267,7 +225,7 @@ class _Choice:
             tokens = torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1).squeeze(1)
         else:
             tokens = torch.argmax(scores, dim=-1)
-        if self._has_end:
+        if self._pad is not None:
             tokens = tokens * self.unfinished + self._pad * (1 - self.unfinished)
         input_ids = torch.cat([input_ids, tokens[:, None]], dim=-1)
         self.unfinished = self.unfinished & ~self._criteria(input_ids, None)
@@ -313,51 +271,122 @@ class _Stop:
         return self._ended
 
 
-# static caches
+# what the steps read
 
 
-class _Caches:
-    """The static caches of earlier generations, the last used last. Those of a GPU stay where they are, as CUDA graphs
-    need them; together they take a small part of its memory."""
+class _State:
+    """What the steps of a generation read and write, in memory that stays where it is, as CUDA graphs need it.
+
+    cache: a static one. mask: (batch, places of the cache), of zeros for padding. positions: (batch, 1), those of the
+    next tokens; None for a model that takes none. key: what another generation must have in common to go on with it.
+    """
+
+    def __init__(self, cache: Any, mask: torch.Tensor, positions: torch.Tensor | None, key: Any) -> None:
+        self.cache, self.key = cache, key
+        self.mask = mask.new_empty(len(mask), _places(cache))
+        self.positions = None if positions is None else positions.new_empty(len(mask), 1)
+
+    def start(self, mask: torch.Tensor, positions: torch.Tensor | None) -> None:
+        """Set the padding of the text so far, and the next tokens' positions."""
+        length = min(mask.shape[1], self.mask.shape[1])
+        self.mask.fill_(1)  # places that the text has not reached are seen by no query before it does
+        self.mask[:, :length].copy_(mask[:, :length])
+        if self.positions is not None:
+            assert positions is not None
+            self.positions.copy_(positions)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the cache."""
+        layers = [each for each in self.cache.layers if each.is_initialized]
+        return sum(each.keys.nbytes + each.values.nbytes for each in layers)
+
+
+class _States:
+    """The states of one generation, and those of earlier ones whose memory later ones use, the last used last."""
 
     def __init__(self) -> None:
-        self._free: OrderedDict[tuple, list[Any]] = OrderedDict()
+        self._free: list[_State] = []
 
-    def filled(self, config: Any, cache: Any, length: int, places: int) -> Any:
-        """Return a static cache of some places with what a cache holds of a text of this length. A growing cache gives
-        its tensors up."""
-        layers = [each for each in cache.layers if each.is_initialized]
-        key = (places, *((each.keys.shape[0], each.keys.dtype, each.keys.device) for each in layers[:1]))
-        free = self._free.pop(key, [])
-        static = free.pop() if free else _new_cache(config, cache, places)
-        if free:
-            self._free[key] = free
-        static._forge_key = key
-        for layer, source in zip(static.layers, cache.layers, strict=True):
-            if not source.is_initialized:
-                continue
-            if not layer.is_initialized:
-                layer.lazy_initialization(source.keys, source.values)
-            count = min(source.keys.shape[2], length)
-            first = length - count  # a window has the last ones
-            for whole, part in ((layer.keys, source.keys), (layer.values, source.values)):
-                whole.zero_()  # a value that is not a number would outlast its mask
-                whole[:, :, first:length].copy_(part[:, :, :count])
-            layer.cumulative_length.fill_(length)
-            if _kind(source) != _STATIC:
-                source.keys = source.values = None
-        return static
+    def after_prompt(self, config: Any, arguments: dict[str, Any], prompt: torch.Tensor, end: int) -> _State:
+        """Return the state after the prompt. config: the model's. arguments: of the model, after the prompt; the cache,
+        the mask and the positions are taken out. end: the greatest length of the text."""
+        cache, mask = arguments.pop("past_key_values"), arguments.pop("attention_mask", None)
+        if mask is None:  # a program for both
+            mask = torch.ones_like(prompt)
+        positions = arguments.pop("position_ids", None)
+        if positions is not None:
+            positions = positions[:, -1:] + 1
+        if _is_visible(cache):
+            state = _State(cache, mask, positions, None)
+            state.start(mask, positions)
+            return state
+        length = mask.shape[1]
+        return self._filled(config, cache, mask, positions, length, cache_places(min(end, length + _AHEAD)))
 
-    def put_back(self, cache: Any) -> None:
-        """Let another generation have a cache."""
-        tensors = list(_tensors_of([cache]))
-        if not tensors or tensors[0].device.type != "cuda":
+    def for_length(self, config: Any, state: _State, length: int, end: int) -> _State:
+        """Return the state, or one that goes on in a larger cache where a text of this length has no place."""
+        if state.key is None or length <= _places(state.cache):
+            return state
+        places = cache_places(min(end, 2 * length))
+        larger = self._filled(config, state.cache, state.mask, state.positions, length - 1, places)
+        self.put_back(state)
+        return larger
+
+    def put_back(self, state: _State) -> None:
+        """Let another generation have a state, of those that together take a small part of a GPU's memory."""
+        if state.key is None:
             return
-        self._free.setdefault(cache._forge_key, []).append(cache)
-        self._free.move_to_end(cache._forge_key)
-        most = torch.cuda.get_device_properties(tensors[0].device).total_memory // _MOST_OF_MEMORY
-        while self._free and sum(each.nbytes for each in _tensors_of(sum(self._free.values(), []))) > most:
-            self._free.popitem(last=False)
+        self._free.append(state)
+        most = _memory_for(state.mask.device)
+        while sum(each.nbytes for each in self._free) > most:
+            self._free.pop(0)
+
+    def _filled(
+        self, config: Any, cache: Any, mask: torch.Tensor, positions: torch.Tensor | None, length: int, places: int
+    ) -> _State:
+        """Return a state of some places with what a cache holds of a text of this length. A growing cache gives its
+        tensors up."""
+        first = next((each for each in cache.layers if each.is_initialized), None)
+        key = (
+            places,
+            len(mask),
+            mask.dtype,
+            mask.device,
+            positions is None,
+            None if first is None else first.keys.dtype,
+        )
+        state = next((each for each in self._free if each.key == key), None)
+        if state is None:
+            state = _State(_new_cache(config, cache, places), mask, positions, key)
+        else:
+            self._free.remove(state)
+        for layer, source in zip(state.cache.layers, cache.layers, strict=True):
+            if source.is_initialized:
+                _fill(layer, source, length)
+        state.start(mask, positions)
+        return state
+
+
+def _fill(layer: Any, source: Any, length: int) -> None:
+    """Have a layer of a static cache hold what another cache's layer has of a text of this length."""
+    if not layer.is_initialized:
+        layer.lazy_initialization(source.keys, source.values)
+    count = min(source.keys.shape[2], length)
+    first = length - count  # a window has the last ones
+    for whole, part in ((layer.keys, source.keys), (layer.values, source.values)):
+        whole.zero_()  # a value that is not a number would outlast its mask
+        whole[:, :, first:length].copy_(part[:, :, :count])
+    layer.cumulative_length.fill_(length)
+    if _kind(source) != _STATIC:
+        source.keys = source.values = None
+
+
+def _memory_for(device: torch.device) -> int:
+    """Return the bytes of the states that stay between generations: none where no CUDA graph reads them."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.get_device_properties(device).total_memory // _MOST_OF_MEMORY
 
 
 def _new_cache(config: Any, cache: Any, places: int) -> Any:
@@ -370,14 +399,6 @@ def _new_cache(config: Any, cache: Any, places: int) -> Any:
 def _is_visible(cache: Any) -> bool:
     """Return whether the caller of `generate` holds the cache."""
     return bool(getattr(cache, "_is_user_defined", False))
-
-
-def _tensors_of(caches: Sequence[Any]) -> Iterator[torch.Tensor]:
-    for cache in caches:
-        for layer in cache.layers:
-            if layer.is_initialized:
-                yield layer.keys
-                yield layer.values
 
 
 def _of_transformers(cache: Any, name: str) -> Any:
@@ -395,8 +416,3 @@ def _kind(layer: Any) -> str:
 def _places(cache: Any) -> int:
     places: int = cache.layers[0].max_cache_len
     return places
-
-
-def _padded(mask: torch.Tensor, places: int) -> torch.Tensor:
-    """Return a mask with ones for the places that texts have not reached: no query sees them before they do."""
-    return torch.cat([mask, mask.new_ones(len(mask), places - mask.shape[1])], dim=1)
