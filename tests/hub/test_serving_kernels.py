@@ -131,3 +131,25 @@ def test_a_mask_that_is_of_no_lengths_gets_torchs_attention(kernels: Executor, d
             mask = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
         torch.testing.assert_close(jitted(query, keys, values, mask), _attend(query, keys, values, mask))
     forge.explain(jitted).require("serving-cpu.flash_attn_with_kvcache")
+
+
+def test_a_program_with_a_block_table_attends_to_pages(kernels: Executor) -> None:
+    def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *of_rows: torch.Tensor) -> torch.Tensor:
+        return torch.ops.serving_cpu.paged_attention(query, keys, values, *of_rows) + 1
+
+    query, keys, values = torch.randn(2, 1, 4, 8), torch.randn(5, 4, 2, 8), torch.randn(5, 4, 2, 8)
+    table, lengths = torch.tensor([[4, 0], [2, 3]], dtype=torch.int32), torch.tensor([6, 3], dtype=torch.int32)
+    jitted = forge.jit(attend, executors=[kernels, "torch"])
+    written = jitted(query, keys, values, table, lengths)
+    forge.explain(jitted).require("serving-cpu.paged_attention")
+    for row, pages in enumerate(table):
+        seen = [torch.cat(list(each[pages.long()]))[: lengths[row]].transpose(0, 1) for each in (keys, values)]
+        expected = F.scaled_dot_product_attention(query[row].transpose(0, 1), *seen, enable_gqa=True).transpose(0, 1)
+        torch.testing.assert_close(written[row], expected + 1)
+
+
+def test_a_program_without_a_block_table_has_no_call_for_pages(kernels: Executor) -> None:
+    jitted = forge.jit(_llama(), executors=[kernels, "torch"])
+    jitted.generate(**_prompts(padded=True), **TOKENS, cache_implementation="static")
+    with pytest.raises(forge.StrictError, match="no operation was offered to it"):
+        forge.explain(jitted).require("serving-cpu.paged_attention")

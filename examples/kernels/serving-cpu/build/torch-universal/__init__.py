@@ -105,6 +105,29 @@ def masks_of_lengths(B, H, L, G, S, D, dtype, device):
     return {"query": query, "key": key, "value": value, "attn_mask": seen}
 
 
+# Attention to pages: an operator for models that have block tables. Queries (B, L, H, D), pages (P, page, G, D).
+
+
+def paged_attention(query, key_pages, value_pages, block_table, lengths):
+    key, value = (pages[block_table.long()].flatten(1, 2) for pages in (key_pages, value_pages))
+    seen = _seen(lengths, torch.zeros_like(lengths), query.shape[1], key.shape[1])
+    return _attention(query, key, value, seen, None)
+
+
+def attend_to_pages(query, key_pages, value_pages, block_table, lengths):
+    starts = torch.zeros_like(lengths)
+    tables = {"cache_seqlens": lengths, "cache_leftpad": starts, "block_table": block_table}
+    return flash_attn_with_kvcache(query, key_pages, value_pages, **tables, causal=True)
+
+
+def pages(B, L, H, P, page, G, D, N, dtype, device):
+    keys, values = torch.randn(2, P, page, G, D, dtype=dtype, device=device)
+    table = torch.randint(max(P, 1), (B, N), device=device, dtype=torch.int32)
+    lengths = torch.full((B,), max(N * page - 1, 0), device=device, dtype=torch.int32)
+    query = torch.randn(B, L, H, D, dtype=dtype, device=device)
+    return {"query": query, "key_pages": keys, "value_pages": values, "block_table": table, "lengths": lengths}
+
+
 # quantized products
 
 
