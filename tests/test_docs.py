@@ -44,6 +44,7 @@ DOCUMENTS = [
     "docs/how-to/layers.md",
     "docs/how-to/distributed.md",
     "docs/how-to/export.md",
+    "docs/how-to/serving.md",
 ]
 BLOCK = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -132,8 +132,10 @@ def costs(forward: Trace, backward: Trace | None) -> tuple[tuple[list[Cost], lis
     with disable_current_modes(), torch.no_grad(), same_random_numbers():
         inputs = [_value(proxy) for proxy in forward.inputs]
         sizes = [None if trace is None else _Sizes(trace) for trace in (forward, backward)]
+        counters = _Counters(inputs)
         _run(sizes, inputs)
         for _ in range(_WARM):
+            counters.restore()
             _run(clocks, inputs)
         start = time.perf_counter()
         for clock in clocks:
@@ -142,6 +144,7 @@ def costs(forward: Trace, backward: Trace | None) -> tuple[tuple[list[Cost], lis
         for done in range(_MOST):
             if done >= _FEWEST and time.perf_counter() - start > SECONDS:
                 break
+            counters.restore()
             _run(clocks, inputs)
     of_forward, of_backward = (
         [] if clock is None or size is None else clock.costs(size.bytes)
@@ -150,6 +153,21 @@ def costs(forward: Trace, backward: Trace | None) -> tuple[tuple[list[Cost], lis
     every = [bound.symbol.op for trace in (forward, backward) if trace is not None for bound in trace.bound_symbols]
     left_out = [each for each in every if isinstance(each, Opaque) and not each.is_backward and each.left_out]
     return (of_forward, of_backward), [f"{each.name} is an opaque call: {each.left_out}" for each in left_out]
+
+
+class _Counters:
+    """The integers that a program writes to, which may be an index: the position in a cache, which each run moves on.
+    Made before the first run."""
+
+    def __init__(self, inputs: list[Any]) -> None:
+        whole = [x for x in inputs if isinstance(x, torch.Tensor) and not (x.is_floating_point() or x.is_complex())]
+        self._before = [(x, x.clone(), x._version) for x in whole]
+
+    def restore(self) -> None:
+        """Give those that were written to the values that they had."""
+        for x, before, version in self._before:
+            if x._version != version:
+                x.copy_(before)
 
 
 def _all_tensors(trace: Trace) -> list[TensorProxy]:

@@ -152,3 +152,16 @@ def test_cuda_graphs_are_not_taken_apart() -> None:
     for _ in range(8):
         jitted(torch.randn(4, 8, device="cuda"), torch.randn(8, 16, device="cuda", requires_grad=True)).backward()
     assert "CUDA graphs" in forge.explain(jitted, profile=True).unprofiled[0]
+
+
+def test_a_position_that_each_call_moves_on_is_within_its_cache() -> None:
+    def write(cache: torch.Tensor, position: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(0, position, new)
+        position += 1
+        return cache.sum()
+
+    jitted = forge.jit(write, executors=["torch"])
+    jitted(torch.zeros(2, 4), torch.tensor([0]), torch.ones(1, 4))
+    told = forge.explain(jitted, profile=True)
+    assert told.unprofiled == []
+    assert [row.operation for row in told.costs if "index_copy" in row.operation]

@@ -24,21 +24,24 @@ def reference_of(target: Target, pattern: Any) -> Callable | None:
     return None
 
 
+def taken_values(function: Callable, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, by name, that a function has parameters for."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return {name: value for name, value in values.items() if takes_all or name in parameters}
+
+
 class Assumption:
     """A predicate on the values of a call, as its repository wrote it: of those arguments that it names."""
 
     def __init__(self, predicate: Callable) -> None:
         self.predicate = predicate
         self.name = getattr(predicate, "__name__", str(predicate))
-        parameters = inspect.signature(predicate).parameters.values()
-        self.takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        self.names = frozenset(each.name for each in parameters)
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """Return whether it holds for the operator's arguments by name."""
         with torch.no_grad():
-            given = {name: value for name, value in values.items() if self.takes_all or name in self.names}
-            return bool(self.predicate(**given))
+            return bool(self.predicate(**taken_values(self.predicate, values)))
 
 
 class AssumingKernel:

@@ -72,8 +72,9 @@ def _answer(request: Request, sandbox: Sandbox, report: Callable[[str], None]) -
     else:
         _take_environment(request)
         roles = {entry.grad.forward: "forward", entry.grad.kernel_name: "backward", entry.kernel_name: "function"}
+        roles |= {entry.assumes: "assumes", entry.samples: "samples"}
         problem = sandbox.find(request)
-        kernel = problem or kernel_of(entry, lambda name: RemoteFunction(sandbox, roles[name]), request.origin)
+        kernel = problem or kernel_of(entry, lambda name: RemoteFunction(sandbox, roles[name], name), request.origin)
     if isinstance(kernel, str):
         return ("differs", None) if kernel == DIFFERS else ("answer", Answer(kernel, lasting=False))
     return "answer", verify(kernel, request.question, report)

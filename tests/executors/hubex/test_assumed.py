@@ -150,6 +150,36 @@ def test_an_assumption_that_no_sample_fulfils_asks_for_samples(repository: Calla
     assert "equal_halves, which it assumes, does not hold; name a function in samples" in reason
 
 
+POSITIVE = """
+def f(input):
+    return input * {factor}
+
+
+def positive(input):
+    return bool((input >= 0).all())
+
+
+def samples(dtype, device, N):
+    return {{"input": torch.rand(3, N, dtype=dtype, device=device)}}
+"""
+
+
+def test_a_repository_assumes_values_of_torchs_function_too(repository: Callable) -> None:
+    entry = {
+        "op": "torch.nn.functional.relu",
+        "arg_meta": "{input: T}",
+        "shape": '{input: "[3, N]"}',
+        "args": "[input]",
+    }
+    entry |= {"assumes": "positive", "samples": "samples"}
+    right, wrong = (repository(f"by_{n}", POSITIVE.format(factor=n), **entry) for n in (1, 2))
+    by = executor(right)
+    for x in (torch.rand(3, 4), torch.randn(3, 4)):
+        assert claimed(run(lambda x: torch.relu(x) + 1, x, by=by), right) == 1
+    reason = declined(run(lambda x: torch.relu(x) + 1, torch.rand(3, 4), by=executor(wrong)), wrong)
+    assert "failed verification" in reason and "values differ" in reason
+
+
 def positive(input: Tensor) -> bool:
     return bool((input >= 0).all())
 

@@ -1,6 +1,5 @@
 """Samples for verification: OpInfo samples, the very arguments that a model uses, and variations of them."""
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, islice
@@ -11,6 +10,7 @@ import torch
 
 from forge import torchlang
 from forge.executors.calls import Call, Case, Meta, NotReproducible, call_of, with_strides
+from forge.executors.hubex.assumptions import taken_values
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.generic import generic_calls
 from forge.executors.hubex.verification.search import Constraints, Values, arguments, dtype_of, lengths, search
@@ -240,10 +240,7 @@ def own_samples(kernel: Kernel, call: Call) -> Call | None:
     first = call.metas[0]
     given = {"dtype": first.dtype, "device": first.device, **dims}
     assert kernel.samples is not None, "only kernels with samples of their own come here"
-    parameters = inspect.signature(kernel.samples).parameters
-    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        given = {name: value for name, value in given.items() if name in parameters}
-    made = kernel.samples(**given)
+    made = kernel.samples(**taken_values(kernel.samples, given))
     if not isinstance(made, Mapping):
         made = made if isinstance(made, (tuple, list)) else (made,)
         if len(made) > len(names):

@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 
+from forge.executors.hubex.assumptions import taken_values
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.messages import Request
 from forge.executors.hubex.verification.process import verifying
 from forge.torch_internals.tensors import storage_address
 
 _PR_SET_PDEATHSIG = 1
+BY_NAME = ("assumes", "samples")  # which get all values that they might have parameters for
 REMEMBERED = 4  # calls whose results are kept, to see whether one is returned again
 _DTYPES = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 
@@ -96,11 +98,11 @@ class Sandbox:
 
 
 class RemoteFunction:
-    """A function of a kernel, as the judge has it."""
+    """A function of a kernel, as the judge has it; `assumes` and `samples` take all values, by name."""
 
-    def __init__(self, sandbox: Sandbox, role: str) -> None:
+    def __init__(self, sandbox: Sandbox, role: str, name: str) -> None:
         self.sandbox, self.role = sandbox, role
-        self.__name__ = role
+        self.__name__ = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.sandbox.call(self.role, args, kwargs)
@@ -294,8 +296,9 @@ class _KernelServer:
         memory.add(blocks)
         inputs = [memory.tensor(each).requires_grad_(differentiates and each["grad"]) for each in places]
         args, kwargs = _decode(tree, inputs)
+        function = getattr(self.kernel, role)
         with torch.set_grad_enabled(differentiates):
-            result = getattr(self.kernel, role)(*args, **kwargs)
+            result = function(*args, **(taken_values(function, kwargs) if role in BY_NAME else kwargs))
         before = [content for _, content in blocks]
         reply, changes, outputs = self._reply(memory, before, result)
         self._check_returned(outputs, memory, differentiates)
