@@ -209,13 +209,13 @@ def whole(x: torch.Tensor) -> torch.Tensor:
 
 
 def train(
-    model: nn.Module, step: Callable | None = None, steps: int = 2
+    model: nn.Module, step: Callable | None = None, lengths: tuple[int, ...] = (8, 8)
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """The losses of some steps, and the gradients of the last one."""
+    """The losses of a step for each length, and the gradients of the last one."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tokens = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(0))
     losses = []
-    for _ in range(steps):
+    for length in lengths:
+        tokens = torch.randint(0, 32, (2, length), generator=torch.Generator().manual_seed(0))
         optimizer.zero_grad()
         logits = whole((step or model)(tokens))
         loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
@@ -251,6 +251,21 @@ def _tensor_parallel(plan: str, executors: list[str] | None) -> dict[str, Any]:
         "cached": compiled is not None and compiled.cached,
         "operations": {claim.operation for claim in compiled.claims} if compiled is not None else set(),
         "regions": [claim.region for claim in compiled.claims if claim.region] if compiled is not None else [],
+    }
+
+
+def of_several_lengths(rank: int, plan: str) -> dict[str, Any]:
+    """Losses and gradients of sequences of several lengths, in eager and jitted, and what is not compiled of them."""
+    model, lengths = parallel(plan), (8, 12, 16)
+    jitted = forge.jit(model)
+    ours = train(model, jitted, lengths)
+    told = forge.explain(jitted)
+    return {
+        "eager": train(parallel(plan), None, lengths),
+        "forge": ours,
+        "opaque": sorted(set(told.opaque_calls)),
+        "broken": told.graph_breaks + told.eager,
+        "graphs": told.graphs,
     }
 
 

@@ -21,6 +21,7 @@ from forge import torchlang
 from forge.capture.higher_order import writes
 from forge.compiler.program import Unsupported
 from forge.ir.source import Source
+from forge.prims.library import symbolic_dispatch
 from forge.torch_internals.dispatch import TorchDispatchMode
 from forge.torch_internals.distributed import local_tensor, placement_spec
 from forge.torch_internals.fake_tensors import FakeScriptObject, FakeTensor
@@ -427,6 +428,10 @@ class _OperatorRecorder(TorchDispatchMode):
         return self.labels.get(id(leaf), "another") if isinstance(leaf, torch.Tensor) else repr(leaf)
 
 
+def _sizes(leaf: Any) -> Sequence[Any]:
+    return leaf.shape if isinstance(leaf, torch.Tensor) else [leaf]
+
+
 class _FakeCall:
     """A torch function run on fake tensors, to see of which operators its results are made.
 
@@ -452,7 +457,8 @@ class _FakeCall:
     def _propagate(self, values: list[Any], sizes: dict[int, list[int]]) -> Any:
         inside = [local_tensor(x) if isinstance(x, DTensor) else x for x in values]
         fake = next(x.fake_mode for x in inside if isinstance(x, FakeTensor))
-        with fake, torch.no_grad(), _OperatorRecorder(inside) as seen:
+        symbolic = any(isinstance(size, torch.SymInt) for x in inside for size in _sizes(x))
+        with fake, torch.no_grad(), symbolic_dispatch(symbolic), _OperatorRecorder(inside) as seen:
             try:
                 for i, dividers in sizes.items():
                     for size in dividers:

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed_programs import PLANS, in_eager_with_a_reason, other_mesh, tensor_parallel, without_gradients
+from distributed_programs import (
+    PLANS,
+    in_eager_with_a_reason,
+    of_several_lengths,
+    other_mesh,
+    tensor_parallel,
+    without_gradients,
+)
 from two_processes import Pair
 
 # the vocabulary's rows are cut: each process masks the words that it does not have, which torch's DTensor does
@@ -17,6 +24,14 @@ def test_a_parallel_model_trains_as_in_eager(plan: str, pair: Pair) -> None:
         assert found["broken"] == []
         assert found["opaque"] == OPAQUE.get(plan, [])
         assert {"torch.nn.functional.silu", "prims.wait_tensor"} <= found["operations"] and found["regions"]
+        torch.testing.assert_close(found["forge"], found["eager"])
+
+
+@pytest.mark.parametrize("plan", ["columns and rows", "DTensors throughout"])
+def test_sizes_are_symbolic_in_a_parallel_model(plan: str, pair: Pair) -> None:
+    for found in pair.run(of_several_lengths, plan):
+        assert found["broken"] == [] and found["opaque"] == []
+        assert found["graphs"] == 2  # the second is of all lengths
         torch.testing.assert_close(found["forge"], found["eager"])
 
 
