@@ -278,6 +278,87 @@ def without_gradients(rank: int) -> dict[str, Any]:
     return {"eager": expected, "forge": ours, "broken": told.graph_breaks + told.eager}
 
 
+def _rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    return x * cos + torch.cat((-x[..., 2:], x[..., :2]), -1) * sin
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+
+
+def _total(x: torch.Tensor, place: Any) -> torch.Tensor:
+    return x.redistribute(placements=[place])
+
+
+_SEQUENCE, _HIDDEN, _VOCABULARY = (2, 4, 6), (6,), (8, 6)
+CUT: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[Any, Any]]]] = {
+    # of each: a function, and its arguments' shapes ("words": a batch of numbers of words) and placements
+    "view": (lambda x: x.view(2, 4, 8, 2).transpose(1, 2).flatten(2).sin(), [((2, 4, 16), Shard(2))]),
+    "heads": (lambda x: x.unflatten(-1, (-1, 4)).permute(0, 2, 1, 3).contiguous(), [((2, 4, 16), Shard(2))]),
+    "rows of an embedding": (
+        lambda weight, words: _total(F.embedding(words, weight), Replicate()).sin(),
+        [(_VOCABULARY, Shard(0)), ("words", Replicate())],
+    ),
+    "rows of an embedding, sequence": (
+        lambda weight, words: _total(F.embedding(words, weight), Shard(1)).sin(),
+        [(_VOCABULARY, Shard(0)), ("words", Replicate())],
+    ),
+    "columns of an embedding": (
+        lambda weight, words: F.embedding(words, weight).sin(),
+        [(_VOCABULARY, Shard(1)), ("words", Replicate())],
+    ),
+    "layer norm": (
+        lambda x, weight, bias: F.layer_norm(x, _HIDDEN, weight, bias),
+        [(_SEQUENCE, Shard(1)), (_HIDDEN, Replicate()), (_HIDDEN, Replicate())],
+    ),
+    "RMS norm": (
+        lambda x, weight: F.rms_norm(x, _HIDDEN, weight),
+        [(_SEQUENCE, Shard(1)), (_HIDDEN, Replicate())],
+    ),
+    "RMS norm by hand": (_rms_norm, [(_SEQUENCE, Shard(1)), (_HIDDEN, Replicate())]),
+    "rotary": (_rotary, [((2, 4, 3, 4), Shard(1)), ((3, 4), Replicate()), ((3, 4), Replicate())]),
+    "softmax": (lambda x: x.softmax(-1), [((4, 6), Shard(0))]),
+    "loss": (
+        lambda x, words: F.cross_entropy(x.flatten(0, 1), words.flatten(), reduction="sum"),
+        [((2, 4, 8), Shard(0)), ("words", Shard(0))],
+    ),
+    "columns": (
+        lambda x, weight, bias: F.linear(x, weight, bias),
+        [(_SEQUENCE, Replicate()), (_VOCABULARY, Shard(0)), ((8,), Shard(0))],
+    ),
+    "rows": (
+        lambda x, weight, bias: _total(F.linear(x, weight, bias), Shard(1)),
+        [(_SEQUENCE, Shard(2)), (_VOCABULARY, Shard(1)), ((8,), Replicate())],
+    ),
+}
+
+
+def of_cut_tensors(rank: int, what: str) -> dict[str, Any]:
+    """Results and gradients of a function of CUT, in eager and jitted, and what is not compiled of it."""
+    mesh, generator = init_device_mesh("cpu", (2,)), torch.Generator().manual_seed(0)
+    function, given = CUT[what]
+    values = [
+        (torch.randint(8, (2, 4), generator=generator) if shape == "words" else torch.randn(shape, generator=generator))
+        for shape, _ in given
+    ]
+
+    def results(function: Callable) -> list[torch.Tensor]:
+        args = [distribute_tensor(value, mesh, [place]) for value, (_, place) in zip(values, given, strict=True)]
+        args = [each.detach().requires_grad_(each.is_floating_point()) for each in args]
+        out = function(*args)
+        whole(out).square().sum().backward()
+        return [whole(out).detach(), *[whole(each.grad) for each in args if each.requires_grad]]
+
+    jitted = forge.jit(function)
+    ours, told = results(jitted), forge.explain(jitted)
+    return {
+        "eager": results(function),
+        "forge": ours,
+        "opaque": told.opaque_calls,
+        "broken": told.graph_breaks + told.eager,
+    }
+
+
 IN_EAGER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.5) * 2,
     "uneven": lambda x: x * 2,

@@ -11,11 +11,13 @@ makes a part of something of a value that every process has gives each process a
 `forge.spread` sums them.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.nn import functional
 
 from forge import torchlang
 from forge.capture.higher_order import writes
@@ -123,6 +125,7 @@ class _Writer:
         self.new = Graph()
         self.env: dict[Node, Any] = {}
         self.waiting: dict[Node, Callable] = {}  # calls whose results have no place before they are redistributed
+        self.sums: dict[Node, _Spec] = {}  # of calls that are written as sums: how they are placed
         self.inputs: list[_Spec | None] = []  # of each input: how it is placed, None where it is no DTensor
         self.left_out: list[int] = []  # inputs that are no tensors
         self.outputs: dict[int, _Spec] = {}
@@ -212,14 +215,14 @@ class _Writer:
             raise Unsupported(f"a result of {node.name} is used before it is redistributed")
         return self.env[node]
 
-    def insert(self, target: Callable, x: Node, *args: Any) -> Node:
-        """Return a call of one of forge's own functions of a local tensor."""
-        value = _example(x)
-        with value.fake_mode, torch.no_grad():
-            made = target(value, *args)
-        if value.requires_grad:
+    def insert(self, target: Callable, *args: Any) -> Node:
+        """Return a call of a function of local tensors, the first argument among them."""
+        values = [_example(each) if isinstance(each, Node) else each for each in args]
+        with values[0].fake_mode, torch.no_grad():
+            made = target(*values)
+        if any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
             made.requires_grad_()
-        node = self.new.call_function(target, (x, *args))
+        node = self.new.call_function(target, args)
         node.meta = {**self.node.meta, "example_value": made}
         return node
 
@@ -257,7 +260,7 @@ class _Writer:
         after = _spec(_example(node))
         if value in self.waiting:
             return self.opaque(node, self.waiting[value], value.args, value.kwargs)
-        before, local = _spec(_example(value)), self.local(value)
+        before, local = self.sums.get(value) or _spec(_example(value)), self.local(value)
         if before.mesh != after.mesh:
             raise Unsupported("a DTensor is redistributed to another mesh")
         cut = [(dim, place) for spec in (before, after) for dim, place in enumerate(spec.places)]
@@ -285,6 +288,8 @@ class _Writer:
         function = _callable(node)
         if any(isinstance(_find_spec(leaf), str) for leaf in results):
             if [_name(each) for each in node.users] in (["redistribute"], ["prim_redistribute"]):
+                if (looked_up := self.embedding(node)) is not None:
+                    return looked_up
                 self.waiting[node] = function  # no trial: torch keeps what it masks until it is redistributed
                 return None
             raise Unsupported(next(each for each in map(_find_spec, results) if isinstance(each, str)))
@@ -297,6 +302,30 @@ class _Writer:
         copied = self.new.create_node(node.op, node.target, args, kwargs, name=node.name)
         copied.meta = {**node.meta, "example_value": torch_pytree.tree_map(_local_fake, example)}
         return copied
+
+    def embedding(self, node: Node) -> Node | None:
+        """Return a lookup in an embedding whose rows are cut as a sum: zeros for the words that are not here. None for
+        another call."""
+        if torchlang.function_name(node.target) != "torch.nn.functional.embedding":
+            return None
+        given = inspect.signature(functional.embedding).bind(*node.args, **node.kwargs).arguments
+        words, weight = given.pop("input"), given.pop("weight")
+        if any(option not in (None, False, 2.0) for option in given.values()):  # 2.0: max_norm's unused norm
+            return None
+        if not all(isinstance(each, Node) and isinstance(_example(each), DTensor) for each in (words, weight)):
+            return None
+        cut, read = _spec(_example(weight)), _spec(_example(words))
+        dims = [dim for dim, place in enumerate(cut.places) if place == 0]
+        others = [place for place in cut.places if place != 0]
+        if len(dims) != 1 or cut.mesh != read.mesh or {*others, *read.places} != {"replicate"}:
+            return None
+        local = self.local(weight)
+        rows = _example(local).shape[0]
+        here = self.insert(torch.sub, self.local(words), cut.group(dims[0])[1] * rows)
+        missing = self.insert(torch.logical_or, self.insert(torch.lt, here, 0), self.insert(torch.ge, here, rows))
+        found = self.insert(functional.embedding, self.insert(torch.masked_fill, here, missing, 0), local)
+        self.sums[node] = cut._replace(places=tuple("partial" if place == 0 else place for place in cut.places))
+        return self.insert(torch.masked_fill, found, self.insert(torch.unsqueeze, missing, -1), 0.0)
 
     def as_local(self, node: Node, trial: "_FakeCall", results: list[_Spec]) -> tuple[tuple, dict] | None:
         """Return the arguments with which the function of local tensors is the call; None where there are none."""
