@@ -235,9 +235,19 @@ class _Writer:
     def from_local(self, node: Node) -> Any:
         value: Any = node.args[0]
         known = {name: given for name, given in node.kwargs.items() if name not in ("device_mesh", "placements")}
-        if any(given not in (None, False) for given in known.values()) or not isinstance(value, Node):
+        others = [
+            name for name, given in known.items() if name not in ("shape", "stride") and given not in (None, False)
+        ]
+        if others or not isinstance(value, Node):
             raise Unsupported(f"DTensor.from_local is called with {', '.join(known)}")
-        _spec(_example(node))
+        spec, whole = _spec(_example(node)), list(_example(value).shape)
+        for dim, place in enumerate(spec.places):
+            if isinstance(place, int):
+                whole[place] *= spec.mesh.size(dim)
+        if whole != list(_example(node).shape):
+            raise Unsupported(
+                f"DTensor.from_local is called with a shape that parts of {list(_example(value).shape)} lack"
+            )
         return self.local(value)
 
     def to_local(self, node: Node) -> Any:

@@ -11,6 +11,7 @@ from distributed_programs import (
     of_cut_tensors,
     of_several_lengths,
     other_mesh,
+    planned,
     tensor_parallel,
     without_gradients,
 )
@@ -37,6 +38,14 @@ def test_sizes_are_symbolic_in_a_parallel_model(plan: str, pair: Pair) -> None:
 @pytest.mark.parametrize("what", CUT)
 def test_functions_of_cut_tensors_are_those_of_the_tensors_inside(what: str, pair: Pair) -> None:
     for found in pair.run(of_cut_tensors, what):
+        assert found["broken"] == [] and found["opaque"] == []
+        torch.testing.assert_close(found["forge"], found["eager"])
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+def test_plans_of_transformers_compile(kind: str, pair: Pair, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="transformers loads parts of weights by accelerate")
+    for found in pair.run(planned, kind, str(tmp_path)):
         assert found["broken"] == [] and found["opaque"] == []
         torch.testing.assert_close(found["forge"], found["eager"])
 
