@@ -209,13 +209,13 @@ def whole(x: torch.Tensor) -> torch.Tensor:
 
 
 def train(
-    model: nn.Module, step: Callable | None = None, steps: int = 2
+    model: nn.Module, step: Callable | None = None, lengths: tuple[int, ...] = (8, 8)
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """The losses of some steps, and the gradients of the last one."""
+    """The losses of a step for each length, and the gradients of the last one."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tokens = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(0))
     losses = []
-    for _ in range(steps):
+    for length in lengths:
+        tokens = torch.randint(0, 32, (2, length), generator=torch.Generator().manual_seed(0))
         optimizer.zero_grad()
         logits = whole((step or model)(tokens))
         loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
@@ -254,6 +254,21 @@ def _tensor_parallel(plan: str, executors: list[str] | None) -> dict[str, Any]:
     }
 
 
+def of_several_lengths(rank: int, plan: str) -> dict[str, Any]:
+    """Losses and gradients of sequences of several lengths, in eager and jitted, and what is not compiled of them."""
+    model, lengths = parallel(plan), (8, 12, 16)
+    jitted = forge.jit(model)
+    ours = train(model, jitted, lengths)
+    told = forge.explain(jitted)
+    return {
+        "eager": train(parallel(plan), None, lengths),
+        "forge": ours,
+        "opaque": sorted(set(told.opaque_calls)),
+        "broken": told.graph_breaks + told.eager,
+        "graphs": told.graphs,
+    }
+
+
 def without_gradients(rank: int) -> dict[str, Any]:
     model, tokens = parallel("columns and rows"), torch.arange(16).view(2, 8)
     jitted = forge.jit(model)
@@ -261,6 +276,128 @@ def without_gradients(rank: int) -> dict[str, Any]:
         expected, ours = model(tokens), jitted(tokens)
     told = forge.explain(jitted)
     return {"eager": expected, "forge": ours, "broken": told.graph_breaks + told.eager}
+
+
+def _rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    return x * cos + torch.cat((-x[..., 2:], x[..., :2]), -1) * sin
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+
+
+def _total(x: torch.Tensor, place: Any) -> torch.Tensor:
+    return x.redistribute(placements=[place])
+
+
+_SEQUENCE, _HIDDEN, _VOCABULARY = (2, 4, 6), (6,), (8, 6)
+CUT: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[Any, Any]]]] = {
+    # of each: a function, and its arguments' shapes ("words": a batch of numbers of words) and placements
+    "view": (lambda x: x.view(2, 4, 8, 2).transpose(1, 2).flatten(2).sin(), [((2, 4, 16), Shard(2))]),
+    "heads": (lambda x: x.unflatten(-1, (-1, 4)).permute(0, 2, 1, 3).contiguous(), [((2, 4, 16), Shard(2))]),
+    "rows of an embedding": (
+        lambda weight, words: _total(F.embedding(words, weight), Replicate()).sin(),
+        [(_VOCABULARY, Shard(0)), ("words", Replicate())],
+    ),
+    "rows of an embedding, sequence": (
+        lambda weight, words: _total(F.embedding(words, weight), Shard(1)).sin(),
+        [(_VOCABULARY, Shard(0)), ("words", Replicate())],
+    ),
+    "columns of an embedding": (
+        lambda weight, words: F.embedding(words, weight).sin(),
+        [(_VOCABULARY, Shard(1)), ("words", Replicate())],
+    ),
+    "layer norm": (
+        lambda x, weight, bias: F.layer_norm(x, _HIDDEN, weight, bias),
+        [(_SEQUENCE, Shard(1)), (_HIDDEN, Replicate()), (_HIDDEN, Replicate())],
+    ),
+    "RMS norm": (
+        lambda x, weight: F.rms_norm(x, _HIDDEN, weight),
+        [(_SEQUENCE, Shard(1)), (_HIDDEN, Replicate())],
+    ),
+    "RMS norm by hand": (_rms_norm, [(_SEQUENCE, Shard(1)), (_HIDDEN, Replicate())]),
+    "rotary": (_rotary, [((2, 4, 3, 4), Shard(1)), ((3, 4), Replicate()), ((3, 4), Replicate())]),
+    "softmax": (lambda x: x.softmax(-1), [((4, 6), Shard(0))]),
+    "loss": (
+        lambda x, words: F.cross_entropy(x.flatten(0, 1), words.flatten(), reduction="sum"),
+        [((2, 4, 8), Shard(0)), ("words", Shard(0))],
+    ),
+    "columns": (
+        lambda x, weight, bias: F.linear(x, weight, bias),
+        [(_SEQUENCE, Replicate()), (_VOCABULARY, Shard(0)), ((8,), Shard(0))],
+    ),
+    "rows": (
+        lambda x, weight, bias: _total(F.linear(x, weight, bias), Shard(1)),
+        [(_SEQUENCE, Shard(2)), (_VOCABULARY, Shard(1)), ((8,), Replicate())],
+    ),
+}
+
+
+def of_cut_tensors(rank: int, what: str) -> dict[str, Any]:
+    """Results and gradients of a function of CUT, in eager and jitted, and what is not compiled of it."""
+    mesh, generator = init_device_mesh("cpu", (2,)), torch.Generator().manual_seed(0)
+    function, given = CUT[what]
+    values = [
+        (torch.randint(8, (2, 4), generator=generator) if shape == "words" else torch.randn(shape, generator=generator))
+        for shape, _ in given
+    ]
+
+    def results(function: Callable) -> list[torch.Tensor]:
+        args = [distribute_tensor(value, mesh, [place]) for value, (_, place) in zip(values, given, strict=True)]
+        args = [each.detach().requires_grad_(each.is_floating_point()) for each in args]
+        out = function(*args)
+        whole(out).square().sum().backward()
+        return [whole(out).detach(), *[whole(each.grad) for each in args if each.requires_grad]]
+
+    jitted = forge.jit(function)
+    ours, told = results(jitted), forge.explain(jitted)
+    return {
+        "eager": results(function),
+        "forge": ours,
+        "opaque": told.opaque_calls,
+        "broken": told.graph_breaks + told.eager,
+    }
+
+
+def planned(rank: int, kind: str, folder: str) -> dict[str, Any]:
+    """The loss and gradients of a model of transformers with the plan that it has, in eager and jitted."""
+    import transformers  # other programs do without
+
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=64,
+        use_cache=False,
+    )
+    if rank == 0:
+        getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
+    torch.distributed.barrier()
+    words = torch.randint(64, (2, 8), generator=torch.Generator().manual_seed(0))
+
+    def results(prepare: Callable) -> tuple[list[torch.Tensor], Callable]:
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2)):
+                patch.setenv(name, str(value))
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto")
+        called = prepare(model)
+        loss = called(input_ids=words, labels=words).loss
+        loss.backward()
+        assert any(isinstance(each, DTensor) for each in model.parameters())
+        return [loss.detach(), *[whole(each.grad) for each in model.parameters()]], called
+
+    ours, jitted = results(forge.jit)
+    told = forge.explain(jitted)
+    return {
+        "eager": results(lambda model: model)[0],
+        "forge": ours,
+        "opaque": told.opaque_calls,
+        "broken": told.graph_breaks + told.eager,
+    }
 
 
 IN_EAGER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -11,16 +11,19 @@ makes a part of something of a value that every process has gives each process a
 `forge.spread` sums them.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.nn import functional
 
 from forge import torchlang
 from forge.capture.higher_order import writes
 from forge.compiler.program import Unsupported
 from forge.ir.source import Source
+from forge.prims.library import symbolic_dispatch
 from forge.torch_internals.dispatch import TorchDispatchMode
 from forge.torch_internals.distributed import local_tensor, placement_spec
 from forge.torch_internals.fake_tensors import FakeScriptObject, FakeTensor
@@ -122,6 +125,7 @@ class _Writer:
         self.new = Graph()
         self.env: dict[Node, Any] = {}
         self.waiting: dict[Node, Callable] = {}  # calls whose results have no place before they are redistributed
+        self.sums: dict[Node, _Spec] = {}  # of calls that are written as sums: how they are placed
         self.inputs: list[_Spec | None] = []  # of each input: how it is placed, None where it is no DTensor
         self.left_out: list[int] = []  # inputs that are no tensors
         self.outputs: dict[int, _Spec] = {}
@@ -211,14 +215,14 @@ class _Writer:
             raise Unsupported(f"a result of {node.name} is used before it is redistributed")
         return self.env[node]
 
-    def insert(self, target: Callable, x: Node, *args: Any) -> Node:
-        """Return a call of one of forge's own functions of a local tensor."""
-        value = _example(x)
-        with value.fake_mode, torch.no_grad():
-            made = target(value, *args)
-        if value.requires_grad:
+    def insert(self, target: Callable, *args: Any) -> Node:
+        """Return a call of a function of local tensors, the first argument among them."""
+        values = [_example(each) if isinstance(each, Node) else each for each in args]
+        with values[0].fake_mode, torch.no_grad():
+            made = target(*values)
+        if any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
             made.requires_grad_()
-        node = self.new.call_function(target, (x, *args))
+        node = self.new.call_function(target, args)
         node.meta = {**self.node.meta, "example_value": made}
         return node
 
@@ -231,9 +235,19 @@ class _Writer:
     def from_local(self, node: Node) -> Any:
         value: Any = node.args[0]
         known = {name: given for name, given in node.kwargs.items() if name not in ("device_mesh", "placements")}
-        if any(given not in (None, False) for given in known.values()) or not isinstance(value, Node):
+        others = [
+            name for name, given in known.items() if name not in ("shape", "stride") and given not in (None, False)
+        ]
+        if others or not isinstance(value, Node):
             raise Unsupported(f"DTensor.from_local is called with {', '.join(known)}")
-        _spec(_example(node))
+        spec, whole = _spec(_example(node)), list(_example(value).shape)
+        for dim, place in enumerate(spec.places):
+            if isinstance(place, int):
+                whole[place] *= spec.mesh.size(dim)
+        if whole != list(_example(node).shape):
+            raise Unsupported(
+                f"DTensor.from_local is called with a shape that parts of {list(_example(value).shape)} lack"
+            )
         return self.local(value)
 
     def to_local(self, node: Node) -> Any:
@@ -256,7 +270,7 @@ class _Writer:
         after = _spec(_example(node))
         if value in self.waiting:
             return self.opaque(node, self.waiting[value], value.args, value.kwargs)
-        before, local = _spec(_example(value)), self.local(value)
+        before, local = self.sums.get(value) or _spec(_example(value)), self.local(value)
         if before.mesh != after.mesh:
             raise Unsupported("a DTensor is redistributed to another mesh")
         cut = [(dim, place) for spec in (before, after) for dim, place in enumerate(spec.places)]
@@ -284,6 +298,8 @@ class _Writer:
         function = _callable(node)
         if any(isinstance(_find_spec(leaf), str) for leaf in results):
             if [_name(each) for each in node.users] in (["redistribute"], ["prim_redistribute"]):
+                if (looked_up := self.embedding(node)) is not None:
+                    return looked_up
                 self.waiting[node] = function  # no trial: torch keeps what it masks until it is redistributed
                 return None
             raise Unsupported(next(each for each in map(_find_spec, results) if isinstance(each, str)))
@@ -296,6 +312,30 @@ class _Writer:
         copied = self.new.create_node(node.op, node.target, args, kwargs, name=node.name)
         copied.meta = {**node.meta, "example_value": torch_pytree.tree_map(_local_fake, example)}
         return copied
+
+    def embedding(self, node: Node) -> Node | None:
+        """Return a lookup in an embedding whose rows are cut as a sum: zeros for the words that are not here. None for
+        another call."""
+        if torchlang.function_name(node.target) != "torch.nn.functional.embedding":
+            return None
+        given = inspect.signature(functional.embedding).bind(*node.args, **node.kwargs).arguments
+        words, weight = given.pop("input"), given.pop("weight")
+        if any(option not in (None, False, 2.0) for option in given.values()):  # 2.0: max_norm's unused norm
+            return None
+        if not all(isinstance(each, Node) and isinstance(_example(each), DTensor) for each in (words, weight)):
+            return None
+        cut, read = _spec(_example(weight)), _spec(_example(words))
+        dims = [dim for dim, place in enumerate(cut.places) if place == 0]
+        others = [place for place in cut.places if place != 0]
+        if len(dims) != 1 or cut.mesh != read.mesh or {*others, *read.places} != {"replicate"}:
+            return None
+        local = self.local(weight)
+        rows = _example(local).shape[0]
+        here = self.insert(torch.sub, self.local(words), cut.group(dims[0])[1] * rows)
+        missing = self.insert(torch.logical_or, self.insert(torch.lt, here, 0), self.insert(torch.ge, here, rows))
+        found = self.insert(functional.embedding, self.insert(torch.masked_fill, here, missing, 0), local)
+        self.sums[node] = cut._replace(places=tuple("partial" if place == 0 else place for place in cut.places))
+        return self.insert(torch.masked_fill, found, self.insert(torch.unsqueeze, missing, -1), 0.0)
 
     def as_local(self, node: Node, trial: "_FakeCall", results: list[_Spec]) -> tuple[tuple, dict] | None:
         """Return the arguments with which the function of local tensors is the call; None where there are none."""
@@ -427,6 +467,10 @@ class _OperatorRecorder(TorchDispatchMode):
         return self.labels.get(id(leaf), "another") if isinstance(leaf, torch.Tensor) else repr(leaf)
 
 
+def _sizes(leaf: Any) -> Sequence[Any]:
+    return leaf.shape if isinstance(leaf, torch.Tensor) else [leaf]
+
+
 class _FakeCall:
     """A torch function run on fake tensors, to see of which operators its results are made.
 
@@ -452,7 +496,8 @@ class _FakeCall:
     def _propagate(self, values: list[Any], sizes: dict[int, list[int]]) -> Any:
         inside = [local_tensor(x) if isinstance(x, DTensor) else x for x in values]
         fake = next(x.fake_mode for x in inside if isinstance(x, FakeTensor))
-        with fake, torch.no_grad(), _OperatorRecorder(inside) as seen:
+        symbolic = any(isinstance(size, torch.SymInt) for x in inside for size in _sizes(x))
+        with fake, torch.no_grad(), symbolic_dispatch(symbolic), _OperatorRecorder(inside) as seen:
             try:
                 for i, dividers in sizes.items():
                     for size in dividers:

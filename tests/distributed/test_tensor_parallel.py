@@ -4,19 +4,49 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed_programs import PLANS, in_eager_with_a_reason, other_mesh, tensor_parallel, without_gradients
+from distributed_programs import (
+    CUT,
+    PLANS,
+    in_eager_with_a_reason,
+    of_cut_tensors,
+    of_several_lengths,
+    other_mesh,
+    planned,
+    tensor_parallel,
+    without_gradients,
+)
 from two_processes import Pair
-
-# the vocabulary's rows are cut: each process masks the words that it does not have, which torch's DTensor does
-OPAQUE = {"sequence": ["torch.nn.functional.embedding of DTensors"]}
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_parallel_model_trains_as_in_eager(plan: str, pair: Pair) -> None:
     for found in pair.run(tensor_parallel, plan):
         assert found["broken"] == []
-        assert found["opaque"] == OPAQUE.get(plan, [])
+        assert found["opaque"] == []
         assert {"torch.nn.functional.silu", "prims.wait_tensor"} <= found["operations"] and found["regions"]
+        torch.testing.assert_close(found["forge"], found["eager"])
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_sizes_are_symbolic_in_a_parallel_model(plan: str, pair: Pair) -> None:
+    for found in pair.run(of_several_lengths, plan):
+        assert found["broken"] == [] and found["opaque"] == []
+        assert found["graphs"] == 2  # the second is of all lengths
+        torch.testing.assert_close(found["forge"], found["eager"])
+
+
+@pytest.mark.parametrize("what", CUT)
+def test_functions_of_cut_tensors_are_those_of_the_tensors_inside(what: str, pair: Pair) -> None:
+    for found in pair.run(of_cut_tensors, what):
+        assert found["broken"] == [] and found["opaque"] == []
+        torch.testing.assert_close(found["forge"], found["eager"])
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+def test_plans_of_transformers_compile(kind: str, pair: Pair, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="transformers loads parts of weights by accelerate")
+    for found in pair.run(planned, kind, str(tmp_path)):
+        assert found["broken"] == [] and found["opaque"] == []
         torch.testing.assert_close(found["forge"], found["eager"])
 
 

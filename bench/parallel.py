@@ -1,0 +1,248 @@
+"""Training of a Llama in several processes: a step of eager, torch.compile and forge, in turn in one process a rank.
+
+    torchrun --nproc-per-node 2 -m bench.parallel [--plan ddp fsdp fsdp-blocks tensor] [--layers 12] [--rounds 10]
+
+A step is a forward, the loss and a backward. On GPUs over nccl: hidden 2048, bfloat16, 4×2048 tokens a rank; else over
+gloo and tiny. A system's model is freed before the next one's is made. Milliseconds are the median of the rounds, of
+the slower rank; GiB is what a rank holds at its peak (GPUs).
+
+ddp is DDP(forge.jit(model)) and torch.compile(DDP(model)); fsdp jits the sharded model, fsdp-blocks each of its layers;
+tensor cuts the layers' products by columns and rows.
+"""
+
+import argparse
+import gc
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
+
+import forge
+from bench.timing import show_table
+
+WARM = 3  # steps after compiling and before those measured
+
+
+class Sizes(NamedTuple):
+    """The model's sizes, and the tokens of a rank."""
+
+    hidden: int
+    inner: int
+    heads: int
+    words: int
+    batch: int
+    length: int
+    dtype: torch.dtype
+
+
+SIZES = {
+    "cuda": Sizes(2048, 5632, 16, 32000, 4, 2048, torch.bfloat16),
+    "cpu": Sizes(64, 176, 4, 128, 2, 32, torch.float32),
+}
+
+
+class Measured(NamedTuple):
+    """Milliseconds a step, bytes at the peak, seconds of the first step, and what was compiled."""
+
+    milliseconds: float
+    memory: int
+    first: float
+    graphs: int
+    breaks: int
+    opaque: int
+
+
+# plans: each makes a model parallel and compiles it by a function, which is called with every module to compile
+
+Compile = Callable[[Any], Any]
+
+
+def _layers(model: nn.Module) -> nn.ModuleList:
+    return model.model.layers
+
+
+def _data_parallel(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str) -> nn.Module:
+    if system == "forge":
+        return DistributedDataParallel(compile(model))
+    return compile(DistributedDataParallel(model))
+
+
+def _sharded(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str) -> nn.Module:
+    for layer in _layers(model):
+        fully_shard(layer, mesh=mesh)
+    return compile(fully_shard(model, mesh=mesh))
+
+
+def _sharded_blocks(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str) -> nn.Module:
+    for name, layer in list(_layers(model).named_children()):
+        setattr(_layers(model), name, fully_shard(compile(layer), mesh=mesh))
+    return fully_shard(model, mesh=mesh)
+
+
+def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str) -> nn.Module:
+    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    for layer in _layers(model):
+        plan = {name: ColwiseParallel() for name in columns}
+        plan |= {name: RowwiseParallel() for name in ("self_attn.o_proj", "mlp.down_proj")}
+        parallelize_module(layer, mesh, plan)
+    return compile(model)
+
+
+PLANS = {"ddp": _data_parallel, "fsdp": _sharded, "fsdp-blocks": _sharded_blocks, "tensor": _tensor_parallel}
+
+
+def _torch_compile(module: nn.Module) -> nn.Module:
+    module.compile()  # in place: fully_shard takes the module itself
+    return module
+
+
+def _eager(module: nn.Module) -> nn.Module:
+    return module
+
+
+SYSTEMS: dict[str, Compile] = {"eager": _eager, "torch.compile": _torch_compile, "forge": forge.jit}
+
+
+def _model(sizes: Sizes, layers: int, device: torch.device) -> nn.Module:
+    config = LlamaConfig(
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.inner,
+        num_hidden_layers=layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.heads,
+        vocab_size=sizes.words,
+        max_position_embeddings=max(sizes.length, 2048),
+        use_cache=False,
+    )
+    torch.manual_seed(0)  # ranks have the same weights
+    with device:
+        return LlamaForCausalLM(config).to(sizes.dtype)
+
+
+def measure(plan: str, system: str, layers: int, mesh: DeviceMesh, device: torch.device, rounds: int) -> Measured:
+    """One system's model, made, compiled, timed and freed."""
+    sizes = SIZES[device.type]
+    _free()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    compiled: list[Any] = []
+
+    def compile(module: nn.Module) -> nn.Module:
+        compiled.append(SYSTEMS[system](module))
+        return compiled[-1]
+
+    model = PLANS[plan](_model(sizes, layers, device), mesh, compile, system)
+    torch.manual_seed(0 if plan == "tensor" else torch.distributed.get_rank())  # a tensor's parts are of one batch
+    ids = torch.randint(sizes.words, (sizes.batch, sizes.length), device=device)
+
+    def step() -> None:
+        model(input_ids=ids, labels=ids).loss.backward()
+        model.zero_grad()
+
+    first = _seconds(step, device)
+    if system == "forge":
+        for each in compiled:
+            forge.finish_compiling(each)
+    for _ in range(WARM):
+        step()
+    seconds = [_seconds(step, device) for _ in range(rounds)]
+    slower = torch.tensor([statistics.median(seconds), first], device=device)
+    torch.distributed.all_reduce(slower, torch.distributed.ReduceOp.MAX)
+    memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+    return Measured(slower[0].item() * 1e3, memory, slower[1].item(), *_told(system, compiled))
+
+
+def _seconds(step: Callable[[], None], device: torch.device) -> float:
+    torch.distributed.barrier()
+    _finish(device)
+    start = time.perf_counter()
+    step()
+    _finish(device)
+    return time.perf_counter() - start
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _told(system: str, compiled: list[Any]) -> tuple[int, int, int]:
+    """The numbers of graphs, of graph breaks and of opaque calls."""
+    if system == "forge":
+        told = [forge.explain(each) for each in compiled]
+        return (
+            sum(each.graphs for each in told),
+            sum(len(each.graph_breaks) for each in told),
+            sum(len(each.opaque_calls) for each in told),
+        )
+    counters = torch._dynamo.utils.counters
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()), 0
+
+
+def _free() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _rows(plan: str, found: dict[str, Measured]) -> Iterator[tuple[str, ...]]:
+    yield plan, "ms", "/ torch.compile", "GiB", "first step, s", "graphs", "breaks", "opaque calls"
+    for system, each in found.items():
+        yield (
+            system,
+            f"{each.milliseconds:.1f}",
+            f"{each.milliseconds / found['torch.compile'].milliseconds:.3f}",
+            f"{each.memory / 2**30:.2f}" if each.memory else "-",
+            f"{each.first:.1f}",
+            *(("-",) * 3 if system == "eager" else map(str, each[3:])),
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plan", nargs="+", choices=list(PLANS), default=list(PLANS))
+    parser.add_argument("--layers", type=int, help="12 on GPUs, else 2")
+    parser.add_argument("--rounds", type=int, default=10)
+    options = parser.parse_args()
+    if "RANK" not in os.environ:
+        print("bench.parallel measures several processes: torchrun --nproc-per-node 2 -m bench.parallel")
+        return
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
+    torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
+    ranks = torch.distributed.get_world_size()
+    mesh, shown = init_device_mesh(kind, (ranks,)), torch.distributed.get_rank() == 0
+    if shown:
+        name = torch.cuda.get_device_name() if kind == "cuda" else "CPU, 1 thread a rank"
+        print(f"torch {torch.__version__}, {ranks} × {name}\n", flush=True)
+    layers = options.layers or (12 if kind == "cuda" else 2)
+    for plan in options.plan:
+        found = {system: measure(plan, system, layers, mesh, device, options.rounds) for system in SYSTEMS}
+        if shown:
+            show_table([*_rows(plan, found)])
+            print(flush=True)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
