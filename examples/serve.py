@@ -27,7 +27,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import forge
 from forge.quantize import Int8WeightOnly
@@ -40,7 +40,7 @@ class Engine:
     """A model whose programs are those of a few shapes: `batches` times `lengths` for prompts, `batches` for tokens.
 
     Prompts are padded on the left to the next of `lengths`, and the batch to the next of `batches` by copies of its
-    first row. Each size of a batch has a static cache, which all lengths share.
+    first row. forge's loop of `generate` has one program a token for each size of a batch, whatever the prompts' lengths.
     """
 
     def __init__(
@@ -62,16 +62,8 @@ class Engine:
         self.eager = eager
         self.jitted = self.model if eager else forge.jit(self.model, dynamic=False, transforms=transforms)
         self.rounds_as_eager = self.model.dtype == torch.float32 and not transforms
-        self._caches = {batch: self._cache(batch) for batch in batches}
         ends = self.model.generation_config.eos_token_id
         self._ends = set(ends if isinstance(ends, list) else [ends])
-
-    @torch.no_grad()
-    def _cache(self, batch: int) -> StaticCache:
-        """Return a cache that has its memory: the first use of one without is another program."""
-        cache = StaticCache(config=self.model.config, max_cache_len=self.lengths[-1] + self.max_new_tokens)
-        self.model(torch.zeros(batch, 1, dtype=torch.long, device=self.model.device), past_key_values=cache)
-        return cache
 
     def warm_up(self) -> None:
         """Compile the programs of all shapes."""
@@ -98,11 +90,9 @@ class Engine:
         rows = prompts + prompts[:1] * (batch - len(prompts))
         ids = torch.tensor([[PAD] * (length - len(row)) + row for row in rows])
         mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows])
-        self._caches[batch].reset()
         out = self.jitted.generate(
             ids.to(self.model.device),
             attention_mask=mask.to(self.model.device),
-            past_key_values=self._caches[batch],
             max_new_tokens=max_new_tokens,
             do_sample=False,
             pad_token_id=PAD,
