@@ -1,5 +1,6 @@
-"""Linear layers with quantized weights of a few rows, as a language model decodes a batch by: one Triton kernel reads
-the weight as it is stored. A row alone is a sum in a region (forge/executors/torchex/quantized.py)."""
+"""Linear layers with quantized weights of one row and of a few, as a language model decodes by: a Triton kernel reads
+the weight as it is stored. A row and a weight of 8-bit floats are a sum in a region
+(forge/executors/torchex/quantized.py)."""
 
 import math
 
@@ -33,6 +34,11 @@ def _linear_int4(
     return linear(input, weight, scale, zero_point, bias)
 
 
+def is_of_words(weight: TensorProxy | torch.Tensor) -> bool:
+    """Return whether a kernel of one row takes a weight: integers, in rows of whole words of 32 bits."""
+    return weight.dtype in (torch.int8, torch.uint8) and weight.shape[1] % 4 == 0
+
+
 def _checker(
     input: TensorProxy, weight: TensorProxy, scale: TensorProxy, *rest: TensorProxy | None, **named: TensorProxy | None
 ) -> Decision:
@@ -43,7 +49,7 @@ def _checker(
         return decline(f"input is {input.dtype}, but must be bfloat16 or float16")
     if weight.dtype == torch.float8_e5m2 and input.dtype == torch.bfloat16:
         return decline("Triton has no conversion of float8_e5m2 to bfloat16 on all GPUs")
-    rows, least = math.prod(input.shape[:-1]), MOST_IN_LOOPS["cuda"]
+    rows, least = math.prod(input.shape[:-1]), 0 if is_of_words(weight) else MOST_IN_LOOPS["cuda"]
     if not isinstance(rows, int) or not least < rows <= MOST_ROWS:
         return decline(f"the input has {rows} rows, and the kernel is for {least + 1} to {MOST_ROWS}")
     size = input.shape[-1] // scale.shape[1] if scale.ndim == 2 and scale.shape[1] > 1 else _LEAST_GROUP
