@@ -40,7 +40,7 @@ class Engine:
     """A model whose programs are those of a few shapes: `batches` times `lengths` for prompts, `batches` for tokens.
 
     Prompts are padded on the left to the next of `lengths`, and the batch to the next of `batches` by copies of its
-    first row. forge's loop of `generate` has one program a token for each size of a batch, whatever the prompts' lengths.
+    first row. forge's loop of `generate` has one program a token for each size of a batch, for prompts of all lengths.
     """
 
     def __init__(
