@@ -30,7 +30,7 @@ from forge.ir.pytree import tensors, tree_map
 from forge.ir.strides import contiguous
 from forge.runtime.cuda_graphs import Graph
 from forge.torch_internals.dispatch import disable_current_modes
-from forge.torch_internals.tensors import storage_id
+from forge.torch_internals.tensors import storage_id, version_of
 from forge.torchlang.opaque import run_opaque_backward, run_opaque_forward
 from forge.transforms.makers import innermost
 
@@ -161,12 +161,12 @@ class _Counters:
 
     def __init__(self, inputs: list[Any]) -> None:
         whole = [x for x in inputs if isinstance(x, torch.Tensor) and not (x.is_floating_point() or x.is_complex())]
-        self._before = [(x, x.clone(), x._version) for x in whole]
+        self._before = [(x, x.clone(), version_of(x)) for x in whole]
 
     def restore(self) -> None:
         """Give those that were written to the values that they had."""
         for x, before, version in self._before:
-            if x._version != version:
+            if version_of(x) != version:
                 x.copy_(before)
 
 

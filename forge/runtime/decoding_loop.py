@@ -9,24 +9,17 @@ transformers' own, as they are given, and run in the same order with the same ra
 What this loop has no program for is left to transformers' loop (`_reason_against`).
 """
 
-import inspect
 import logging
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from forge.torch_internals import generation
+
 _log = logging.getLogger("forge.generate")
 
-_PARAMETERS = {
-    "_sample": {
-        "input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer",
-        "model_kwargs",
-    },
-    "_prefill": {"input_ids", "generation_config", "model_kwargs", "is_first_iteration"},
-}  # fmt: skip
 _KNOWN = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}  # arguments of the model
 _STATIC, _SLIDING = "StaticLayer", "StaticSlidingWindowLayer"
 _GROWING, _GROWING_SLIDING = "DynamicLayer", "DynamicSlidingWindowLayer"
@@ -45,13 +38,9 @@ def decoding_loop(original: Any, module: Any, compile_step: Callable[[Callable],
         module: The module, which is not jitted.
         compile_step: Returns a function that forge compiles, with the options of the jitted module.
     """
-    mixin = next((each for each in original.__mro__ if each.__module__ == "transformers.generation.utils"), None)
+    mixin = generation.generation_mixin(original)
     if mixin is None:
         return {}
-    for name, parameters in _PARAMETERS.items():
-        method = getattr(original, name, None)
-        if method is None or not parameters <= set(inspect.signature(method).parameters):
-            return {}
     loop = _Loop(original, mixin, module, compile_step)
 
     def _sample(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +82,8 @@ class _Loop:
         reason = self._reason_against(generation_config, stopping_criteria, synced_gpus, model_kwargs)
         if reason is not None:
             _log.info("generate runs in transformers' loop: %s", reason)
-            return self._original._sample(
+            return generation.sample(
+                self._original,
                 model,
                 input_ids,
                 logits_processor,
@@ -107,9 +97,9 @@ class _Loop:
         logits = self._prefill(model, input_ids, generation_config, model_kwargs)
         end, config = stopping_criteria.max_length, self._module.config.get_text_config(decoder=True)
         choice = _Choice(generation_config, stopping_criteria, logits_processor, input_ids)
-        stop = _Stop(input_ids.device, streamer, is_late=not _is_visible(model_kwargs["past_key_values"]))
+        stop = _Stop(input_ids.device, streamer, is_late=not generation.is_callers(model_kwargs["past_key_values"]))
         state: _State | None = None
-        with model._optimize_model_for_decode() if hasattr(model, "_optimize_model_for_decode") else nullcontext():
+        with generation.optimized_for_decoding(model):
             while True:
                 tokens, input_ids = choice.extend(input_ids, logits)
                 if stop(choice.unfinished, tokens) or input_ids.shape[1] >= end:
@@ -135,10 +125,10 @@ class _Loop:
         prompts of both caches.
         """
         cache = arguments["past_key_values"]
-        if not _is_visible(cache) and {_STATIC, _SLIDING} & set(map(_kind, cache.layers)):
+        if not generation.is_callers(cache) and {_STATIC, _SLIDING} & set(map(_kind, cache.layers)):
             growing = _of_transformers(cache, "DynamicCache")
             arguments["past_key_values"] = growing(config=self._module.config.get_text_config(decoder=True))
-        outputs = model._prefill(input_ids, generation_config, arguments, is_first_iteration=True)
+        outputs = generation.prefill(model, input_ids, generation_config, arguments)
         arguments["past_key_values"] = outputs.past_key_values
         logits: torch.Tensor = outputs.logits[:, -1]
         return logits.to(copy=True, dtype=torch.float32, device=input_ids.device)
@@ -169,13 +159,13 @@ class _Loop:
     def _reason_against_cache(self, cache: Any, length: int) -> str | None:
         """Return why a cache is left as it is, to transformers' loop."""
         kinds = {_kind(each) for each in getattr(cache, "layers", ())}
-        if _is_visible(cache):
+        if generation.is_callers(cache):
             has_places = kinds == {_STATIC} and _places(cache) >= length - 1
             return None if has_places else "the caller's cache is not a static one with places for all tokens"
         growing, fixed = {_GROWING, _GROWING_SLIDING}, {_STATIC, _SLIDING}
         if getattr(cache, "offloading", False) or not kinds or not (kinds <= growing or kinds <= fixed):
             return f"the cache is {type(cache).__name__} of {', '.join(sorted(kinds)) or 'no layers'}"
-        if not getattr(self._module, "_can_compile_fullgraph", False):
+        if not generation.has_static_cache(self._module):
             return "transformers has no static cache for the model"
         windows = [each.sliding_window for each in cache.layers if _kind(each) == _GROWING_SLIDING]
         windows += [each.max_cache_len for each in cache.layers if _kind(each) == _SLIDING]
@@ -212,7 +202,7 @@ class _Choice:
         self._processors, self._criteria, self._draws = processors, criteria, bool(config.do_sample)
         self._device = input_ids.device
         has_end = any(hasattr(each, "eos_token_id") for each in criteria)
-        self._pad = config._pad_token_tensor.to(self._device) if has_end else None
+        self._pad = generation.padding_token(config).to(self._device) if has_end else None
         self._state: torch.Tensor | None = None
         self.unfinished = input_ids.new_ones(len(input_ids))
 
@@ -317,7 +307,7 @@ class _States:
         positions = arguments.pop("position_ids", None)
         if positions is not None:
             positions = positions[:, -1:] + 1
-        if _is_visible(cache):
+        if generation.is_callers(cache):
             state = _State(cache, mask, positions, None)
             state.start(mask, positions)
             return state
@@ -394,11 +384,6 @@ def _new_cache(config: Any, cache: Any, places: int) -> Any:
     empty = static(config=config, max_cache_len=places)
     empty.layers = [layer(max_cache_len=places) for _ in cache.layers]  # windows too: a mask cuts them
     return empty
-
-
-def _is_visible(cache: Any) -> bool:
-    """Return whether the caller of `generate` holds the cache."""
-    return bool(getattr(cache, "_is_user_defined", False))
 
 
 def _of_transformers(cache: Any, name: str) -> Any:
