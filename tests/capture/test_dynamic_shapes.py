@@ -179,15 +179,15 @@ def test_a_size_may_become_one_and_back(name: str, dynamic: bool | None) -> None
     assert forge.explain(jitted).graphs <= 4 and not handle_of(jitted).eager
 
 
-# the prompt and a token; where the cache grows, its first length is a number and every other one a symbol
-@pytest.mark.parametrize(("cache", "graphs"), [("dynamic", 3), ("static", 2)])
-def test_generation_compiles_for_the_prompt_and_for_a_token(cache: str, graphs: int) -> None:
+# the prompt and a token; the cache is one of fixed sizes, whatever the caller asks for
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_compiles_for_the_prompt_and_for_a_token(cache: str) -> None:
     model, jitted = generator()
     prompt = torch.randint(3, zoo.VOCAB, (2, 5))
     options = {"do_sample": False, "disable_compile": True, "cache_implementation": cache, "max_new_tokens": 12}
     for _ in range(2):
         assert torch.equal(jitted.generate(prompt, **options), model.generate(prompt, **options))
-        assert forge.explain(jitted).graphs == graphs
+        assert forge.explain(jitted).graphs == 2
 
 
 def test_text_of_growing_length_takes_two_graphs() -> None:

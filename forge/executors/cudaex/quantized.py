@@ -9,7 +9,7 @@ import torch
 from forge import torchlang
 from forge.executors.cudaex.availability import runs_triton
 from forge.executors.executor import Decision, OperatorExecutor, decline
-from forge.executors.torchex.quantized import MOST_ROWS as MOST_IN_LOOPS
+from forge.executors.torchex.quantized import most_rows
 from forge.ir import TensorProxy
 
 MOST_ROWS = 64
@@ -34,11 +34,6 @@ def _linear_int4(
     return linear(input, weight, scale, zero_point, bias)
 
 
-def is_of_words(weight: TensorProxy | torch.Tensor) -> bool:
-    """Return whether a kernel of one row takes a weight: integers, in rows of whole words of 32 bits."""
-    return weight.dtype in (torch.int8, torch.uint8) and weight.shape[1] % 4 == 0
-
-
 def _checker(
     input: TensorProxy, weight: TensorProxy, scale: TensorProxy, *rest: TensorProxy | None, **named: TensorProxy | None
 ) -> Decision:
@@ -49,7 +44,7 @@ def _checker(
         return decline(f"input is {input.dtype}, but must be bfloat16 or float16")
     if weight.dtype == torch.float8_e5m2 and input.dtype == torch.bfloat16:
         return decline("Triton has no conversion of float8_e5m2 to bfloat16 on all GPUs")
-    rows, least = math.prod(input.shape[:-1]), 0 if is_of_words(weight) else MOST_IN_LOOPS["cuda"]
+    rows, least = math.prod(input.shape[:-1]), most_rows(input, weight)
     if not isinstance(rows, int) or not least < rows <= MOST_ROWS:
         return decline(f"the input has {rows} rows, and the kernel is for {least + 1} to {MOST_ROWS}")
     size = input.shape[-1] // scale.shape[1] if scale.ndim == 2 and scale.shape[1] > 1 else _LEAST_GROUP

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from forge.executors.cudaex.quantized import is_of_words
+from forge.executors.torchex.quantized import is_of_words
 from forge.torch_internals.fake_tensors import FakeTensor
 
 COLUMNS = 128  # elements of a row of the weight in a step

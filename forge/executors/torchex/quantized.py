@@ -17,12 +17,22 @@ from forge.executors.torchex.row_product import finish_rows, float_rows, in_memo
 from forge.ir import TensorProxy
 from forge.torchlang.nn.quantized import OPERATORS
 
-MOST_ROWS = {"cpu": 4, "cuda": 1}  # for which loops were seen to be faster than torch's product
+
+def most_rows(input: TensorProxy, weight: TensorProxy | torch.Tensor) -> int:
+    """Return for how many rows of the input loops were seen to be faster than torch's product. On a GPU a row and a
+    weight of words have a kernel (forge/executors/cudaex/quantized.py)."""
+    if input.device.type == "cuda":
+        return 0 if input.dtype in (torch.bfloat16, torch.float16) and is_of_words(weight) else 1
+    return 4 if input.device.type == "cpu" else 0
 
 
-def _has_few_rows(input: TensorProxy, *rest: Any, **named: Any) -> Decision:
-    rows = math.prod(input.shape[:-1])
-    most = MOST_ROWS.get(input.device.type, 0)
+def is_of_words(weight: TensorProxy | torch.Tensor) -> bool:
+    """Return whether a weight is one of integers, in rows of whole words of 32 bits."""
+    return weight.dtype in (torch.int8, torch.uint8) and weight.shape[1] % 4 == 0
+
+
+def _has_few_rows(input: TensorProxy, weight: TensorProxy, *rest: Any, **named: Any) -> Decision:
+    rows, most = math.prod(input.shape[:-1]), most_rows(input, weight)
     if input.dtype == torch.float64 or not isinstance(rows, int) or not 0 < rows <= most:
         return decline(f"the weight of {rows} rows is dequantized for torch's product")
     return True
