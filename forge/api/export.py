@@ -9,14 +9,15 @@ from torch.export import ExportedProgram
 from torch.export import export as torch_export
 
 from forge.aot.dim_names import dim_names
-from forge.aot.entry import compile_entry
+from forge.aot.entry import CompiledEntry, compile_entry
 from forge.aot.errors import ExportError
 from forge.aot.exported import Exported
 from forge.aot.signature import parameters_of
-from forge.api.options import resolve_options
+from forge.api.options import check_transforms, resolve_options
 from forge.executors.executor import Executor
 from forge.executors.hubex import Source, kernel_executor
 from forge.ir.checks import in_one_line
+from forge.runtime.module_transforms import ModuleTransform, transform_module, without_module_transforms
 from forge.runtime.torch_state import dynamo_disable
 from forge.torch_internals.pytree import torch_pytree
 from forge.transforms.users import Transform
@@ -49,7 +50,7 @@ def export(  # noqa: PLR0913  the options of forge.export
     dynamic_shapes: Any = None,
     strict: bool = False,
     executors: Sequence[str | Executor] | None = None,
-    transforms: Sequence[Transform] = (),
+    transforms: Sequence[Transform | ModuleTransform] = (),
     kernels: Sequence[Source] = (),
     allow_imports: Sequence[str] = (),
     numerics: str = "fast",
@@ -66,7 +67,7 @@ def export(  # noqa: PLR0913  the options of forge.export
         dynamic_shapes: The dims whose size differs from call to call, as torch.export takes them.
         strict: Capture by Dynamo, as torch.export's `strict`.
         executors: As forge.jit's.
-        transforms: As forge.jit's.
+        transforms: As forge.jit's. A forge.ModuleTransform replaces parameters in a copy of each module.
         kernels: As forge.jit's. The file holds the kernels that run.
         allow_imports: As forge.jit's.
         numerics: As forge.jit's.
@@ -77,10 +78,12 @@ def export(  # noqa: PLR0913  the options of forge.export
     Raises:
         ExportError: For a model that torch.export or forge cannot take, with the reason.
     """
+    check_transforms(transforms)
+    of_modules = [each for each in transforms if isinstance(each, ModuleTransform)]
     own = kernel_executor(kernels, allow_imports=allow_imports) if kernels else None
     config = resolve_options(
         executors,
-        transforms,
+        without_module_transforms(transforms),
         cache=False,
         cuda_graphs=False,
         freeze=True,
@@ -89,11 +92,21 @@ def export(  # noqa: PLR0913  the options of forge.export
         is_for_a_file=True,
     )
     points = model if isinstance(model, Mapping) else {ALONE: EntryPoint(model, args, kwargs, dynamic_shapes)}
-    compiled = {}
+    compiled: dict[str, CompiledEntry] = {}
+    transformed: dict[int, torch.nn.Module] = {}  # a module of several entry points has its weights once
     for name, each in points.items():
         if not (isinstance(name, str) and name.isidentifier()):
             raise ExportError(f"forge.export: the entry point {name!r} must have an identifier for its name")
         point = each if isinstance(each, EntryPoint) else EntryPoint(*each)
+        if of_modules and isinstance(point.model, torch.nn.Module):
+            given = getattr(point.model, "_forge_module", point.model)
+            if id(given) not in transformed:
+                transformed[id(given)] = transform_module(given, of_modules)
+            point = point._replace(model=transformed[id(given)])
+        elif of_modules:
+            raise ExportError(
+                "forge.export: a transform replaces parameters, and needs a module, not a program of torch.export"
+            )
         exported = _export(point, strict=strict)
         parameters = parameters_of(point.model)
         dims = dim_names(point.args, point.kwargs or {}, point.dynamic_shapes, parameters)

@@ -14,6 +14,7 @@ from torch.export import Dim
 import forge
 from forge import EntryPoint, ExportError
 from forge.aot.weights import WeightReader, WeightWriter
+from forge.quantize import Int8WeightOnly
 from tests.export.support import Mlp, members_of
 
 torch.manual_seed(0)
@@ -390,6 +391,27 @@ def test_sizes_that_a_program_was_not_compiled_for_are_refused(tmp_path):
     for batch in (2, 5):
         with pytest.raises(ExportError, match=f"batch is {batch}, but the program was exported for sizes with"):
             loaded(torch.randn(batch, 8))
+
+
+def test_transform_replaces_parameters_once_for_all_entry_points(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)).eval()
+    x = torch.randn(3, 64)
+    jitted = forge.jit(model, transforms=[Int8WeightOnly()])
+    points = {"one": EntryPoint(model, (x[:1],)), "many": EntryPoint(model, (x,))}
+    exported = forge.export(points, transforms=[Int8WeightOnly()])
+    exported.save(tmp_path / "model.pt2")
+    loaded = forge.load(tmp_path / "model.pt2")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.many(x), jitted(x))
+        torch.testing.assert_close(loaded.one(x[:1]), jitted(x[:1]))
+    assert all(isinstance(each, nn.Linear) and each.weight.dtype == torch.float32 for each in (model[0], model[2]))
+
+
+def test_transform_of_parameters_needs_a_module():
+    program = torch.export.export(nn.Linear(4, 4), (torch.randn(2, 4),))
+    with pytest.raises(ExportError, match="needs a module"):
+        forge.export(program, transforms=[Int8WeightOnly()])
 
 
 class _Unproven(nn.Module):
