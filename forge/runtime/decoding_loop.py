@@ -345,6 +345,7 @@ class _States:
             mask.device,
             positions is None,
             None if first is None else first.keys.dtype,
+            torch.is_inference_mode_enabled(),  # whose tensors may not be written to elsewhere
         )
         state = next((each for each in self._free if each.key == key), None)
         if state is None:

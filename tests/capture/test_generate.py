@@ -214,6 +214,17 @@ def test_generations_replay_the_graph_of_the_first(monkeypatch: pytest.MonkeyPat
     assert replayed() == before + 2 * 29
 
 
+def test_generations_in_inference_mode_and_outside_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding_loop, "_memory_for", lambda device: 2**20)  # as on a GPU
+    model = _model(eos_token_id=None)
+    jitted = forge.jit(model)
+    prompt = _prompt(2, 12)
+    expected = _tokens(model, prompt, 8, **_GREEDY)
+    for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(_tokens(jitted, prompt, 8, **_GREEDY), expected)
+
+
 def test_numerics_of_eager_keep_the_growing_cache() -> None:
     model = _model()
     jitted = forge.jit(model, numerics="eager")
