@@ -17,7 +17,7 @@ from forge.api.options import check_transforms, resolve_options
 from forge.executors.executor import Executor
 from forge.executors.hubex import Source, kernel_executor
 from forge.ir.checks import in_one_line
-from forge.runtime.module_transforms import ModuleTransform, transform_module, without_module_transforms
+from forge.runtime.module_transforms import ModuleTransform, split_transforms, transform_module
 from forge.runtime.torch_state import dynamo_disable
 from forge.torch_internals.pytree import torch_pytree
 from forge.transforms.users import Transform
@@ -79,11 +79,11 @@ def export(  # noqa: PLR0913  the options of forge.export
         ExportError: For a model that torch.export or forge cannot take, with the reason.
     """
     check_transforms(transforms)
-    of_modules = [each for each in transforms if isinstance(each, ModuleTransform)]
+    of_programs, of_modules = split_transforms(transforms)
     own = kernel_executor(kernels, allow_imports=allow_imports) if kernels else None
     config = resolve_options(
         executors,
-        without_module_transforms(transforms),
+        of_programs,
         cache=False,
         cuda_graphs=False,
         freeze=True,

@@ -27,7 +27,7 @@ from forge.ir import Trace
 from forge.ir import check as require
 from forge.ir.checks import check_flag, check_list
 from forge.runtime.module import jitted_module
-from forge.runtime.module_transforms import ModuleTransform, transform_module, without_module_transforms
+from forge.runtime.module_transforms import ModuleTransform, split_transforms, transform_module
 from forge.runtime.torch_state import dynamo_disable
 from forge.torch_internals.dynamo import disable, reset_code
 from forge.transforms.users import Transform
@@ -148,8 +148,7 @@ def jit(  # noqa: PLR0913  the options of forge.jit
         return rejit
     require(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
     check_transforms(transforms)
-    of_programs = without_module_transforms(transforms)
-    of_modules = [each for each in transforms if isinstance(each, ModuleTransform)]
+    of_programs, of_modules = split_transforms(transforms)
     if of_modules:
         target = transform_module(_module_of(target), of_modules)
         rejit = functools.partial(rejit, transforms=of_programs)

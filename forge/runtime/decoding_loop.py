@@ -65,7 +65,7 @@ class _Loop:
         self._original, self._mixin, self._module = original, mixin, module
         self._compile = compile_step
         self._step: Callable[..., torch.Tensor] | None = None  # compiled once it is needed
-        self._states = _States()
+        self._states = _States(module)
 
     def sample(
         self,
@@ -95,7 +95,7 @@ class _Loop:
             )
         step = self._step = self._step or self._compile(_step)
         logits = self._prefill(model, input_ids, generation_config, model_kwargs)
-        end, config = stopping_criteria.max_length, self._module.config.get_text_config(decoder=True)
+        end = stopping_criteria.max_length
         choice = _Choice(generation_config, stopping_criteria, logits_processor, input_ids)
         stop = _Stop(input_ids.device, streamer, is_late=not generation.is_callers(model_kwargs["past_key_values"]))
         state: _State | None = None
@@ -105,8 +105,8 @@ class _Loop:
                 if stop(choice.unfinished, tokens) or input_ids.shape[1] >= end:
                     break
                 if state is None:
-                    state = self._states.after_prompt(config, model_kwargs, input_ids[:, :-1], end)
-                state = self._states.for_length(config, state, input_ids.shape[1], end)
+                    state = self._states.after_prompt(model_kwargs, input_ids[:, :-1], end)
+                state = self._states.for_length(state, input_ids.shape[1], end)
                 model_kwargs["past_key_values"] = state.cache
                 logits = step(self._module, tokens[:, None], state.mask, state.positions, model_kwargs)
         if stop.ended_before():
@@ -126,8 +126,7 @@ class _Loop:
         """
         cache = arguments["past_key_values"]
         if not generation.is_callers(cache) and {_STATIC, _SLIDING} & set(map(_kind, cache.layers)):
-            growing = _of_transformers(cache, "DynamicCache")
-            arguments["past_key_values"] = growing(config=self._module.config.get_text_config(decoder=True))
+            arguments["past_key_values"] = _of_transformers(cache, "DynamicCache")(config=_text_config(self._module))
         outputs = generation.prefill(model, input_ids, generation_config, arguments)
         arguments["past_key_values"] = outputs.past_key_values
         logits: torch.Tensor = outputs.logits[:, -1]
@@ -228,8 +227,8 @@ class _Choice:
 
 
 class _Stop:
-    """Whether all sequences ended, as the host knows it: on a GPU one token late, where the token after the last may be
-    undone and nobody waits for tokens (`is_late`)."""
+    """The host's knowledge of whether all sequences ended: on a GPU one token late, where the token after the last may
+    be undone and nobody waits for tokens (`is_late`)."""
 
     def __init__(self, device: torch.device, streamer: Any, is_late: bool) -> None:
         self._streamer, self._ended = streamer, False
@@ -265,7 +264,7 @@ class _Stop:
 
 
 class _State:
-    """What the steps of a generation read and write, in memory that stays where it is, as CUDA graphs need it.
+    """The memory that the steps of a generation read and write, which stays where it is, as CUDA graphs need it.
 
     cache: a static one. mask: (batch, places of the cache), of zeros for padding. positions: (batch, 1), those of the
     next tokens; None for a model that takes none. key: what another generation must have in common to go on with it.
@@ -293,14 +292,16 @@ class _State:
 
 
 class _States:
-    """The states of one generation, and those of earlier ones whose memory later ones use, the last used last."""
+    """The states of generations of a module, and those of earlier ones whose memory later ones use, the last used
+    last."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: Any) -> None:
+        self._module = module
         self._free: list[_State] = []
 
-    def after_prompt(self, config: Any, arguments: dict[str, Any], prompt: torch.Tensor, end: int) -> _State:
-        """Return the state after the prompt. config: the model's. arguments: of the model, after the prompt; the cache,
-        the mask and the positions are taken out. end: the greatest length of the text."""
+    def after_prompt(self, arguments: dict[str, Any], prompt: torch.Tensor, end: int) -> _State:
+        """Return the state after the prompt. arguments: of the model, after the prompt; the cache, the mask and the
+        positions are taken out. end: the greatest length of the text."""
         cache, mask = arguments.pop("past_key_values"), arguments.pop("attention_mask", None)
         if mask is None:  # a program for both
             mask = torch.ones_like(prompt)
@@ -312,14 +313,14 @@ class _States:
             state.start(mask, positions)
             return state
         length = mask.shape[1]
-        return self._filled(config, cache, mask, positions, length, cache_places(min(end, length + _AHEAD)))
+        return self._filled(cache, mask, positions, length, cache_places(min(end, length + _AHEAD)))
 
-    def for_length(self, config: Any, state: _State, length: int, end: int) -> _State:
+    def for_length(self, state: _State, length: int, end: int) -> _State:
         """Return the state, or one that goes on in a larger cache where a text of this length has no place."""
         if state.key is None or length <= _places(state.cache):
             return state
         places = cache_places(min(end, 2 * length))
-        larger = self._filled(config, state.cache, state.mask, state.positions, length - 1, places)
+        larger = self._filled(state.cache, state.mask, state.positions, length - 1, places)
         self.put_back(state)
         return larger
 
@@ -333,7 +334,7 @@ class _States:
             self._free.pop(0)
 
     def _filled(
-        self, config: Any, cache: Any, mask: torch.Tensor, positions: torch.Tensor | None, length: int, places: int
+        self, cache: Any, mask: torch.Tensor, positions: torch.Tensor | None, length: int, places: int
     ) -> _State:
         """Return a state of some places with what a cache holds of a text of this length. A growing cache gives its
         tensors up."""
@@ -349,7 +350,7 @@ class _States:
         )
         state = next((each for each in self._free if each.key == key), None)
         if state is None:
-            state = _State(_new_cache(config, cache, places), mask, positions, key)
+            state = _State(_new_cache(self._module, cache, places), mask, positions, key)
         else:
             self._free.remove(state)
         for layer, source in zip(state.cache.layers, cache.layers, strict=True):
@@ -380,9 +381,13 @@ def _memory_for(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory // _MOST_OF_MEMORY
 
 
-def _new_cache(config: Any, cache: Any, places: int) -> Any:
+def _text_config(module: Any) -> Any:
+    return module.config.get_text_config(decoder=True)
+
+
+def _new_cache(module: Any, cache: Any, places: int) -> Any:
     static, layer = (_of_transformers(cache, name) for name in ("StaticCache", _STATIC))
-    empty = static(config=config, max_cache_len=places)
+    empty = static(config=_text_config(module), max_cache_len=places)
     empty.layers = [layer(max_cache_len=places) for _ in cache.layers]  # windows too: a mask cuts them
     return empty
 

@@ -71,15 +71,15 @@ class ModuleTransform:
         return trace
 
 
-def without_module_transforms(transforms: Sequence[Any]) -> list[Callable[[Trace], Trace]]:
-    """Return the functions from Trace to Trace of a list of transforms, in order."""
+def split_transforms(transforms: Sequence[Any]) -> tuple[list[Callable[[Trace], Trace]], list[ModuleTransform]]:
+    """Return the functions from Trace to Trace of a list of transforms, and those that replace parameters, in order."""
     found = []
     for each in transforms:
         if not isinstance(each, ModuleTransform):
             found.append(each)
         elif type(each).transform_trace is not ModuleTransform.transform_trace:
             found.append(each.transform_trace)
-    return found
+    return found, [each for each in transforms if isinstance(each, ModuleTransform)]
 
 
 def transform_module(module: nn.Module, transforms: Sequence[ModuleTransform]) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Whether forge's Triton kernels run somewhere."""
+"""Availability of forge's Triton kernels on a device."""
 
 import importlib.util
 

@@ -1,5 +1,7 @@
 """Triton kernels of linear layers with quantized weights, for one row and for a few. This module imports Triton."""
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -145,39 +147,39 @@ def _row(
     tl.store(out + n, result.to(out.dtype.element_ty), mask=has_output)
 
 
-def _linear_of_row(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    zero_point: torch.Tensor | None,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
+class _Operands(NamedTuple):
+    """The operands of both kernels beside the row and the weight: scale, zero point and bias, another tensor in the
+    place of one that is not there; groups of a row of the weight."""
+
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    groups: int
+    has_zero: bool
+    has_bias: bool
+
+
+def _start_row(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, operands: _Operands) -> None:
+    """Write the product of a row."""
     bits = 4 if weight.dtype == torch.uint8 else 8
-    words = weight.contiguous().view(torch.int32)
+    words = weight.view(torch.int32)
     outputs, width = words.shape
-    groups = 1 if scale.ndim == 1 else scale.shape[1]
     tile, step, warps = _OF_MANY if outputs >= _MANY_OUTPUTS else _OF_FEW[bits]
-    out = x.new_empty((1, outputs))
     _row[(triton.cdiv(outputs, tile),)](
         out,
         x,
         words,
-        scale.contiguous(),
-        scale if zero_point is None else zero_point.contiguous(),
-        x if bias is None else bias.contiguous(),
+        *operands.tensors,
         outputs,
         width,
-        groups,
+        operands.groups,
         BITS=bits,
-        GROUP=max(width // groups, 1),
-        IS_GROUPED=groups > 1,
-        HAS_ZERO=zero_point is not None,
-        HAS_BIAS=bias is not None,
+        GROUP=max(width // operands.groups, 1),
+        IS_GROUPED=operands.groups > 1,
+        HAS_ZERO=operands.has_zero,
+        HAS_BIAS=operands.has_bias,
         OUTPUTS=tile,
         WORDS=step,
         num_warps=warps,
     )
-    return out
 
 
 def linear(
@@ -200,13 +202,27 @@ def linear(
         (..., out), of input's dtype.
     """
     x = input.reshape(-1, input.shape[-1]).contiguous()
-    (rows, columns), outputs = x.shape, weight.shape[0]
+    rows, outputs = len(x), weight.shape[0]
     out = x.new_empty((rows, outputs))
     if isinstance(out, FakeTensor):
         return out.view(*input.shape[:-1], outputs)
+    weight, groups = weight.contiguous(), 1 if scale.ndim == 1 else scale.shape[1]
+    tensors = (
+        scale.contiguous(),
+        scale if zero_point is None else zero_point.contiguous(),
+        x if bias is None else bias.contiguous(),
+    )
+    operands = _Operands(tensors, groups, zero_point is not None, bias is not None)
     if rows == 1 and is_of_words(weight):
-        return _linear_of_row(x, weight, scale, zero_point, bias).view(*input.shape[:-1], outputs)
-    groups = 1 if scale.ndim == 1 else scale.shape[1]
+        _start_row(out, x, weight, operands)
+    else:
+        out = _product_of_rows(out, x, weight, operands)
+    return out.view(*input.shape[:-1], outputs)
+
+
+def _product_of_rows(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, operands: _Operands) -> torch.Tensor:
+    """Return the product of a few rows, written to `out` or summed from parts."""
+    (rows, columns), outputs, groups = x.shape, weight.shape[0], operands.groups
     group = max(columns // groups, 1)
     step = COLUMNS if groups == 1 else min(COLUMNS, group)
     programs, steps = triton.cdiv(outputs, _OUTPUTS), triton.cdiv(columns, step)
@@ -217,18 +233,16 @@ def linear(
     _linear[(programs, parts)](
         sums,
         x,
-        weight.contiguous(),
-        scale.contiguous(),
-        scale if zero_point is None else zero_point.contiguous(),
-        x if bias is None else bias.contiguous(),
+        weight,
+        *operands.tensors,
         rows,
         outputs,
         columns,
         groups,
         span,
         IS_PACKED=weight.dtype == torch.uint8,
-        HAS_ZERO=zero_point is not None,
-        HAS_BIAS=bias is not None and parts == 1,
+        HAS_ZERO=operands.has_zero,
+        HAS_BIAS=operands.has_bias and parts == 1,
         ROWS=max(16, triton.next_power_of_2(rows)),
         OUTPUTS=_OUTPUTS,
         COLUMNS=step,
@@ -236,7 +250,7 @@ def linear(
         num_warps=_WARPS,
         num_stages=_STAGES,
     )
-    if parts > 1:
-        total = sums.sum(0)
-        out = (total if bias is None else total + bias).to(x.dtype)
-    return out.view(*input.shape[:-1], outputs)
+    if parts == 1:
+        return out
+    total = sums.sum(0)
+    return (total + operands.tensors[2] if operands.has_bias else total).to(x.dtype)
