@@ -532,7 +532,15 @@ def compiled_at(rank: int, place: str) -> dict[str, Any]:
     model(torch.ones(2, 8)).sum().backward()
     told = forge.explain(model)
     operations = [row.operation.rpartition(".")[2] for row in told.rows if row.phase == "forward"]
-    return {"operations": operations, "outside": told.outside, "skipped": told.skipped, "text": str(told)}
+    jitted = [each for each in model.modules() if hasattr(each, "_forge_compiled")]
+    breaks = [reason for each in jitted for reason in forge.explain(each).graph_breaks]
+    return {
+        "operations": operations,
+        "outside": told.outside,
+        "skipped": told.skipped,
+        "text": str(told),
+        "breaks": breaks,
+    }
 
 
 def parts_again(rank: int) -> dict[str, Any]:

@@ -195,10 +195,14 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     vars(compiled)["_forge_handle"] = handle
     if isinstance(target, torch.nn.Module):
 
+        def compile_forward() -> Callable:
+            return compile_entry(_entry_of(_call_forward, name_of(target), _globals()))
+
         def compile_step(step: Callable) -> Callable:
             return compile_entry(_entry_of(step, f"step_of_{name_of(target)}", step.__globals__))
 
-        return jitted_module(target, compiled, rejit, compile_step if config.numerics == "fast" else None)
+        has_own_loop = config.numerics == "fast"
+        return jitted_module(target, compiled, compile_forward, rejit, compile_step if has_own_loop else None)
     functools.update_wrapper(compiled, target, updated=())
     compiled.__dict__ = {**getattr(target, "__dict__", {}), **compiled.__dict__}  # Dynamo's own marks stay
     return compiled
@@ -243,7 +247,11 @@ def _entry(target: Callable) -> Callable:
     shall be freed may be one. A module is its argument, a function its closure's. Dynamo keeps the code object and
     what it compiled for it, each for the other's sake, until the entry goes."""
     template = _call_module if isinstance(target, torch.nn.Module) else _wrap_function(target)
-    return _entry_of(template, name_of(target), {"__builtins__": builtins.__dict__, "__name__": __name__})
+    return _entry_of(template, name_of(target), _globals())
+
+
+def _globals() -> dict[str, Any]:
+    return {"__builtins__": builtins.__dict__, "__name__": __name__}
 
 
 def _entry_of(template: Callable, name: str, scope: dict[str, Any]) -> Callable:
@@ -256,6 +264,10 @@ def _entry_of(template: Callable, name: str, scope: dict[str, Any]) -> Callable:
 
 def _call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
+
+
+def _call_forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module.forward(*args, **kwargs)
 
 
 def _wrap_function(target: Callable) -> Callable:

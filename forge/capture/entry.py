@@ -14,10 +14,11 @@ import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from forge.capture.dynamo_patches import capture_scope
-from forge.capture.history import History
+from forge.capture.history import RECOMPILE_LIMITS, History
 from forge.capture.python_dispatch import count_modes, mode_around
 from forge.compiler.program import EagerFallback, StrictError
 from forge.executors.modules import ModuleExecutor
@@ -41,7 +42,9 @@ from forge.torch_internals.dynamo import (
     TorchRuntimeError,
     compile_lock,
     current_stance,
+    entries_of_others,
     eval_frame,
+    innermost_backend,
     is_fx_symbolic_tracing,
     optimize,
     set_eval_frame,
@@ -117,19 +120,28 @@ class FrameCallback(BackendChain):
         self._layers = layers
         self._dynamic = dynamic
         wanted = {**_SETTINGS, **_DYNAMIC[dynamic]}
+        self._backend = innermost_backend(callback)
         self._settings = _available_settings(config, wanted)
         self._shapes = _available_settings(shapes_config, _SHAPES)
 
-    def _current_settings(self) -> dict[str, Any]:
-        """Return the settings for the modes around the running call."""
-        return {**self._settings, "allow_rnn": False} if casts_recurrent_layers() else self._settings
+    def _current_settings(self, code: CodeType) -> dict[str, Any]:
+        """Return the settings for the modes around the running call of `code`.
+
+        Dynamo counts the recompilations of a code object, whatever compiled them: of a forward behind a graph break in
+        twelve layers that are jitted one by one, the ninth would run in eager. The limits are those of a backend.
+        """
+        others = entries_of_others(code, self._backend)
+        limits = {name: limit + others for name, limit in _recompile_limits().items()} if others else {}
+        recurrent = {"allow_rnn": False} if casts_recurrent_layers() else {}
+        return {**self._settings, **limits, **recurrent}
 
     @with_room
     def __call__(self, *frame: Any) -> Any:
         code = frame[0].f_code
         if self._history.stays_in_eager(code):
             return _IN_EAGER
-        settings, shapes = config.patch(self._current_settings()), shapes_config.patch(self._shapes)
+        limits = _recompile_limits()
+        settings, shapes = config.patch(self._current_settings(code)), shapes_config.patch(self._shapes)
         self._before()
         quietly = nullcontext() if os.environ.get("TORCH_LOGS") else quiet()  # the program raises what says more
         noted, patches = self._history.frame(), capture_scope(self._layers)
@@ -137,7 +149,7 @@ class FrameCallback(BackendChain):
             try:
                 returned = self.call_inner(*frame)
                 if returned.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:  # Dynamo compiles no more of it
-                    self._history.on_recompile_limit(self._dynamic)
+                    self._history.on_recompile_limit(self._dynamic, limits)
                 elif returned.frame_exec_strategy.cur_action == FrameAction.SKIP:
                     self._history.on_skip(code)
                 return returned
@@ -169,6 +181,10 @@ def must_be_one_graph() -> bool:
     torch.compile)."""
     captures = getattr(symbolic_convert.tls, "current_tx", None)
     return captures is not None and captures.one_graph
+
+
+def _recompile_limits() -> dict[str, int]:
+    return {name: getattr(config, name) for name in RECOMPILE_LIMITS}
 
 
 def _available_settings(of: Any, wanted: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import inspect
 import re
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import CodeType
 from typing import Any, NamedTuple
@@ -14,8 +14,9 @@ from forge.ir.printing import note_location, quantity
 from forge.ir.source import Source, warn
 from forge.support import logs
 from forge.torch_internals.dynamo import counters, get_compilation_metrics, graph_break_reasons
-from forge.torch_internals.dynamo import dynamo_config as config
 
+RECOMPILE_LIMITS = "accumulated_recompile_limit", "recompile_limit"  # Dynamo's settings
+_OTHER_BACKEND = "BACKEND_MATCH failure"  # a cache entry of another jitted function
 _KEPT = 256  # reasons of each kind
 _COMPILE_ID = re.compile(r"\d+/\d+: ")
 _ARGUMENT = re.compile(r"'?args\[(\d+)\]'?")
@@ -108,7 +109,8 @@ class History:
     def on_guard_failure(self, failure: Any) -> None:
         """Record that an existing graph of the frame does not fit the call. Dynamo reports the latest graph first."""
         reason = failure.reason.partition(": ")[2] if _COMPILE_ID.match(failure.reason) else failure.reason
-        self._failures.append(_ARGUMENT.sub(self._argument_name, _guard(reason.strip().splitlines()[0])))
+        if not reason.startswith(_OTHER_BACKEND):
+            self._failures.append(_ARGUMENT.sub(self._argument_name, _guard(reason.strip().splitlines()[0])))
 
     def on_skip(self, code: CodeType) -> None:
         """Record that Dynamo makes no graphs of a function, because it cannot resume a break there (in a loop, say).
@@ -128,20 +130,24 @@ class History:
         if self.strict:
             self._runs_in_eager(f"a function runs in eager: {skipped}", self._sources.get(skipped))
 
-    def on_recompile_limit(self, dynamic: bool | None) -> None:
+    def on_recompile_limit(self, dynamic: bool | None, limits: Mapping[str, int]) -> None:
         """Record that Dynamo has reached its recompile limit for a frame: calls that fit none of its graphs run in
-        eager, or raise under strict. Warn of the first such frame."""
+        eager, or raise under strict. Warn of the first such frame.
+
+        Args:
+            dynamic: The option of forge.jit.
+            limits: The user's settings RECOMPILE_LIMITS.
+        """
         latest = next(iter(self._failures), None)
         self._failures.clear()  # nothing is compiled again
         if self.limits and not self.strict:
             return
-        limits = "accumulated_recompile_limit", "recompile_limit"
         said = "".join(counters["unimplemented"] - self._unimplemented)
-        setting = next((each for each in limits if each in said), limits[-1])
+        setting = next((each for each in RECOMPILE_LIMITS if each in said), RECOMPILE_LIMITS[-1])
         guard = f"; the last guard that failed: {latest}" if latest else ""
         advice = " or give forge.jit(dynamic=True)" if not dynamic and latest and _SYMBOLIC.match(latest) else ""
         self.limits.append(
-            f"calls run in eager: Dynamo's recompile limit ({getattr(config, setting)}) is reached{guard}; "
+            f"calls run in eager: Dynamo's recompile limit ({limits[setting]}) is reached{guard}; "
             f"raise torch._dynamo.config.{setting}{advice}"
         )
         self._runs_in_eager(f"{self._name}: {self.limits[-1]}")

@@ -1,6 +1,7 @@
 """Dynamo: its bytecode translator, variables, guards and settings."""
 
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, NoReturn
 
 import torch
@@ -112,6 +113,11 @@ class BackendChain:
 def inner_backend(callback: Any) -> Any:
     """Return what is inside of a callback of Dynamo's, None where nothing is."""
     return getattr(callback, "_torchdynamo_orig_backend", None)
+
+
+def entries_of_others(code: CodeType, backend: Any) -> int:
+    """Return the number of cache entries of `code` that backends other than `backend` compiled."""
+    return sum(entry.backend is not backend for entry in eval_frame._debug_get_cache_entry_list(code))
 
 
 def original_module(compiled: Any) -> Any:

@@ -62,6 +62,7 @@ def test_what_runs_in_eager_around_sharded_blocks_is_told(pair: Pair) -> None:
         assert found["operations"] == HALVES * 2
         assert found["outside"] == ["forward (Blocks.forward)", "embed (Linear)"]
         assert "outside of what is jitted: forward (Blocks.forward)" in found["text"]
+        assert found["breaks"] == []  # the hooks that gather parameters run around the compiled forward
 
 
 def test_a_sharded_model_that_calls_its_blocks_in_a_loop_runs_in_eager_itself_and_that_is_told(pair: Pair) -> None:

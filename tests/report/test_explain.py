@@ -136,6 +136,22 @@ def test_calls_past_the_recompile_limit_are_told_once_and_warned_of(dynamic: boo
     assert "run in eager: calls run in eager" in str(told)
 
 
+def test_the_recompile_limit_is_that_of_each_jitted_module() -> None:
+    class Layer(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.rest(kept_out(x.sin()))
+
+        def rest(self, x: torch.Tensor) -> torch.Tensor:
+            return x.cos() * 2
+
+    layers = [forge.jit(Layer()) for _ in range(torch._dynamo.config.recompile_limit + 2)]
+    for layer in layers:
+        layer(X)
+    for layer in layers:  # they share the code behind the break
+        told = forge.explain(layer)
+        assert (told.graphs, told.eager, told.recompiles) == (2, [], [])
+
+
 @pytest.mark.parametrize(
     ("given", "guard", "helps"),
     [
