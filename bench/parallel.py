@@ -17,6 +17,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -131,7 +132,15 @@ def _model(sizes: Sizes, layers: int, device: torch.device) -> nn.Module:
         return LlamaForCausalLM(config).to(sizes.dtype)
 
 
-def measure(plan: str, system: str, layers: int, mesh: DeviceMesh, device: torch.device, rounds: int) -> Measured:
+def measure(
+    plan: str,
+    system: str,
+    layers: int,
+    mesh: DeviceMesh,
+    device: torch.device,
+    rounds: int,
+    profile: Path | None,
+) -> Measured:
     """One system's model, made, compiled, timed and freed."""
     sizes = SIZES[device.type]
     _free()
@@ -158,6 +167,13 @@ def measure(plan: str, system: str, layers: int, mesh: DeviceMesh, device: torch
     for _ in range(WARM):
         step()
     seconds = [_seconds(step, device) for _ in range(rounds)]
+    if profile is not None and torch.distributed.get_rank() == 0:
+        with torch.profiler.profile(activities=[*torch.profiler.supported_activities()]) as profiled:
+            step()
+            _finish(device)
+        profiled.export_chrome_trace(str(profile / f"{plan}-{system}.json.gz"))
+    elif profile is not None:
+        step()
     slower = torch.tensor([statistics.median(seconds), first], device=device)
     torch.distributed.all_reduce(slower, torch.distributed.ReduceOp.MAX)
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
@@ -217,6 +233,7 @@ def main() -> None:
     parser.add_argument("--plan", nargs="+", choices=list(PLANS), default=list(PLANS))
     parser.add_argument("--layers", type=int, help="12 on GPUs, else 2")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--profile", type=Path, help="folder for a Chrome trace of a step of rank 0 of each system")
     options = parser.parse_args()
     if "RANK" not in os.environ:
         print("bench.parallel measures several processes: torchrun --nproc-per-node 2 -m bench.parallel")
@@ -237,7 +254,9 @@ def main() -> None:
         print(f"torch {torch.__version__}, {ranks} × {name}\n", flush=True)
     layers = options.layers or (12 if kind == "cuda" else 2)
     for plan in options.plan:
-        found = {system: measure(plan, system, layers, mesh, device, options.rounds) for system in SYSTEMS}
+        found = {
+            system: measure(plan, system, layers, mesh, device, options.rounds, options.profile) for system in SYSTEMS
+        }
         if shown:
             show_table([*_rows(plan, found)])
             print(flush=True)
