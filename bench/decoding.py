@@ -171,8 +171,9 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
     print(f"{where}, torch {torch.__version__}, {str(dtype)[6:]}, {sizes}")
     print(*table(rows), sep="\n", flush=True)
     if options.profile and device == "cuda":
-        print(OURS)
-        profile_of(lambda: runs[OURS](prompt, options.tokens), options.tokens)
+        for name in filter(lambda name: name.startswith(OURS), runs):
+            print(name)
+            profile_of(partial(runs[name], prompt, options.tokens), options.tokens)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 A pass that works on a trace alone is in forge/transforms; here it gets from the context what it needs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from forge.compiler.context import Context, Derivative, Form, Kind
 from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
 from forge.compiler.program import inline_epilogue, write_early
-from forge.executors.executor import Declined, call_checker
+from forge.executors.executor import Declined, Executor, call_checker
 from forge.executors.torchex import memory
 from forge.executors.torchex.attention import attention, takes_broadcast, takes_groups
 from forge.executors.torchex.core import torchex
@@ -277,6 +277,21 @@ def decoding_attention(trace: Trace, context: Context) -> Trace:
 
     plain = partial(_runs_in_torch, context=context)
     return transforms.decoding_attention(trace, INDEX_COPY, takes, plain)
+
+
+def join_quantized(trace: Trace, context: Context) -> Trace:
+    """Join linear layers with quantized weights of one input, where one executor takes them alone and joined."""
+    executors = context.config.operator_executors
+
+    def executor_of(bound: BoundSymbol) -> Executor | None:
+        chosen = choose(bound, executors, [])
+        return None if chosen is None else chosen[0]
+
+    def takes(joined: BoundSymbol, layers: Sequence[BoundSymbol]) -> bool:
+        executor = executor_of(joined)
+        return executor is not None and all(executor_of(layer) is executor for layer in layers)
+
+    return transforms.join_quantized(trace, takes)
 
 
 # to executors' calls

@@ -242,6 +242,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(passes.inline_effects, Form.JOINT, _has_no_gradients, "optimize", Form.PROGRAM, is_stage=False),
     Pass(passes.write_in_place, Form.PROGRAM, _writes_inputs, "optimize"),
     Pass(passes.decoding_attention, Form.PROGRAM, _infers, "optimize"),
+    Pass(passes.join_quantized, Form.PROGRAM, _infers, "optimize"),
     Pass(passes.products, Form.PROGRAM, _measures_products, "claim and generate"),
     Pass(passes.claim, Form.PROGRAM, _always, "claim and generate", Form.CLAIMED),
     Pass(passes.fuse, Form.CLAIMED, _always, "claim and generate", Form.FUSED),

@@ -14,6 +14,7 @@ from forge.transforms.grouped_queries import grouped_queries
 from forge.transforms.hoist import hoist, hoist_weights
 from forge.transforms.joined_copies import join_copies
 from forge.transforms.joined_products import join_products
+from forge.transforms.joined_quantized import join_quantized
 from forge.transforms.lifetimes import delete_last_used
 from forge.transforms.linear_cross_entropy import fused_linear_cross_entropy
 from forge.transforms.masks_in_rows import masks_in_rows
@@ -41,6 +42,7 @@ __all__ = [
     "hoist_weights",
     "join_copies",
     "join_products",
+    "join_quantized",
     "masks_in_rows",
     "products",
     "rematerialize",

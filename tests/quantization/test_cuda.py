@@ -76,9 +76,59 @@ _KERNEL = """
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+@NEEDS_TRITON
 def test_the_kernel() -> None:
     run_kernel(_KERNEL)
+
+
+_SEVERAL = """
+    import torch
+    from forge.executors.cudaex.quantized_kernels import linears_of_row
+    from forge.quantize import Int4WeightOnly, Int8WeightOnly
+
+    torch.manual_seed(0)
+    for transform in (Int8WeightOnly(), Int8WeightOnly(64), Int4WeightOnly(128), Int4WeightOnly(32, symmetric=True)):
+        for sizes, columns in (((40, 16, 24), 256), ((3, 70), 8320), ((6200, 5), 128), ((12300, 8, 1), 128)):
+            scheme = transform.scheme
+            stored = [scheme.quantize(torch.randn(size, columns)) for size in sizes]
+            x, biases = torch.randn(1, 1, columns).half(), [None, torch.randn(sizes[1]).half(), None][: len(sizes)]
+            fields = ([getattr(each, name) for each in stored] for name in ("weight", "scale", "zero_point"))
+            for actual, each, bias in zip(linears_of_row(x, *fields, biases), stored, biases, strict=True):
+                values = scheme.dequantize(each, torch.float64)
+                expected = torch.nn.functional.linear(x.double(), values, bias if bias is None else bias.double())
+                assert actual.shape == expected.shape
+                assert torch.allclose(actual.double(), expected, rtol=1e-3, atol=2e-2), (actual - expected).abs().max()
+"""
+
+
+@NEEDS_TRITON
+def test_the_kernel_of_several_weights() -> None:
+    run_kernel(_SEVERAL)
+
+
+_EXTREME = """
+    import torch
+    from forge.executors.cudaex.quantized_kernels import linear
+    from forge.quantize import Int4WeightOnly, Int8WeightOnly
+
+    torch.manual_seed(0)
+    for transform in (Int8WeightOnly(), Int4WeightOnly(32)):
+        stored = transform.scheme.quantize(torch.randn(16, 256))
+        values = transform.scheme.dequantize(stored, torch.float64)
+        for factor in (2.0**-60, 1.0, 2.0**38):  # the kernel multiplies by large powers of two
+            x = (torch.randn(1, 256) * factor).bfloat16()
+            actual = linear(x, stored.weight, stored.scale, stored.zero_point, None).double()
+            expected = x.double() @ values.T
+            assert (actual - expected).abs().max() < 0.01 * expected.abs().max(), (actual, expected)
+"""
+
+
+@NEEDS_TRITON
+def test_the_kernel_of_a_row_takes_small_and_large_numbers() -> None:
+    run_kernel(_EXTREME)
 
 
 def _proxy(*shape: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> TensorProxy:
@@ -109,6 +159,19 @@ def test_the_kernel_takes_a_few_rows_on_a_gpu(
     monkeypatch.setattr(availability.importlib.util, "find_spec", lambda name: True)
     decision = _decision(input, scale)
     assert decision is True if reason is None else reason in decision.reason
+
+
+def test_the_kernel_of_several_weights_is_for_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(availability.importlib.util, "find_spec", lambda name: True)
+
+    def decision(rows: int, weights: int) -> object:
+        return quantized._checker_of_several(
+            _proxy(rows, 256), (_proxy(64, 256, dtype=torch.int8),) * weights, (_proxy(64),) * weights
+        )
+
+    assert decision(1, 3) is True
+    assert "the input has 2 rows" in decision(2, 3).reason
+    assert "there are 4 weights" in decision(1, 4).reason
 
 
 def test_the_kernel_of_a_row_is_for_integers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ the weight as it is stored. A row and a weight of 8-bit floats are a sum in a re
 (forge/executors/torchex/quantized.py)."""
 
 import math
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from forge.executors.torchex.quantized import most_rows
 from forge.ir import TensorProxy
 
 MOST_ROWS = 64
+MOST_WEIGHTS = 3  # of one launch: queries, keys and values
 _LEAST_GROUP = 32  # elements: a product of tensor cores adds 16 at least, and a byte holds two
 
 
@@ -53,8 +55,33 @@ def _checker(
     return True
 
 
+def _linears(
+    input: torch.Tensor,
+    weights: tuple[torch.Tensor, ...],
+    scales: tuple[torch.Tensor, ...],
+    zero_points: tuple[torch.Tensor | None, ...],
+    biases: tuple[torch.Tensor | None, ...],
+) -> tuple[torch.Tensor, ...]:
+    from forge.executors.cudaex.quantized_kernels import linears_of_row
+
+    return linears_of_row(input, weights, scales, zero_points, biases)
+
+
+def _checker_of_several(
+    input: TensorProxy, weights: tuple[TensorProxy, ...], scales: tuple[TensorProxy, ...], *rest: Any
+) -> Decision:
+    if len(weights) > MOST_WEIGHTS:
+        return decline(f"there are {len(weights)} weights, and the kernel is for {MOST_WEIGHTS}")
+    rows = math.prod(input.shape[:-1])
+    if not isinstance(rows, int) or rows != 1:
+        return decline(f"the input has {rows} rows, and the kernel is for one")
+    decisions = (_checker(input, weight, scale) for weight, scale in zip(weights, scales, strict=True))
+    return next((each for each in decisions if not each), True)
+
+
 def register(executor: OperatorExecutor) -> None:
     """Register the kernel with an executor."""
     for symbol in (torchlang.linear_int8, torchlang.linear_fp8):
         executor.register_implementation(symbol, _linear, checker=_checker)
     executor.register_implementation(torchlang.linear_int4, _linear_int4, checker=_checker)
+    executor.register_implementation(torchlang.quantized_linears, _linears, checker=_checker_of_several, grad="none")

@@ -1,11 +1,13 @@
 """Triton kernels of linear layers with quantized weights, for one row and for a few. This module imports Triton."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from forge.executors.cudaex.quantized import MOST_WEIGHTS
 from forge.executors.torchex.quantized import is_of_words
 from forge.torch_internals.fake_tensors import FakeTensor
 
@@ -76,20 +78,35 @@ def _linear(
     tl.store(at, total.to(out.dtype.element_ty), mask=has_row[:, None] & has_output[None, :])
 
 
-# of one row: outputs and words of a program, and its warps. The first is for so many outputs that these programs fill a
-# GPU; on an H100 each was the fastest of ten for weights of 1 to 250 MB, or nearly so.
-_MANY_OUTPUTS, _OF_MANY = 8192, (16, 128, 4)
-_OF_FEW = {4: (8, 256, 4), 8: (4, 512, 8)}
+class _Tile(NamedTuple):
+    """The outputs and words of a step of one program, its warps, and how many words are summed before they are
+    scaled."""
+
+    outputs: int
+    words: int
+    warps: int
+    shared: int
+
+
+# Of one row, by the bits of an element: for so many outputs or more, and for rows of more words than these. Each was
+# the fastest of 22 on an H200, or nearly so, for weights of 1 to 250 MB.
+_BY_OUTPUTS = {
+    4: ((12288, _Tile(32, 128, 4, 16)), (6144, _Tile(16, 256, 4, 16))),
+    8: ((12288, _Tile(16, 128, 4, 4)), (6144, _Tile(16, 256, 4, 16))),
+}
+_OF_WIDE_ROWS = {4: (512, _Tile(8, 512, 4, 4)), 8: (1024, _Tile(4, 1024, 4, 4))}
+_OF_THE_REST = {4: _Tile(8, 256, 4, 16), 8: _Tile(8, 512, 4, 4)}
 
 
 @triton.jit
-def _row(
+def _part_of_row(
     out,
     x,
     words,
     scale,
     zero_point,
     bias,
+    program,
     outputs,
     width,
     groups,
@@ -100,18 +117,22 @@ def _row(
     HAS_BIAS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     WORDS: tl.constexpr,
+    SHARED: tl.constexpr,
 ):
-    """Compute OUTPUTS elements of the result of one row, from words of 32 bits that hold 32 / BITS elements each.
+    """Compute OUTPUTS elements of the product of one row and a weight, from words of 32 bits that hold 32 / BITS
+    elements each.
 
-    Elements become floats without a conversion, which GPUs do at a quarter of the speed of sums: the bits of an
-    unsigned element e at the top of a mantissa make the float 1 + e / LEVELS. GROUP: words of a group.
+    Elements become floats without a conversion or a shift, since GPUs do few of these in a cycle: the bits of an
+    unsigned element e, p bits above the lowest, are the denormal float e * 2^(p - 149), which is multiplied by
+    x * 2^(85 - p), and the sum by 2^64. All is exact but the sum for 2^-62 < abs(x) < 2^42. GROUP: words of a group.
+    SHARED: how many words, side by side and of one group, are added before they are scaled.
     """
     ELEMENTS: tl.constexpr = 32 // BITS
     LEVELS: tl.constexpr = 1 << BITS
-    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    n = program * OUTPUTS + tl.arange(0, OUTPUTS)
     has_output = n < outputs
     n_wide = n.to(tl.int64)
-    total = tl.zeros([OUTPUTS, WORDS], tl.float32)
+    total = tl.zeros([OUTPUTS, WORDS // SHARED], tl.float32)
     for start in range(0, width, WORDS):
         j = start + tl.arange(0, WORDS)
         inside = j < width
@@ -120,25 +141,36 @@ def _row(
         bits = tl.load(at, mask=mask, other=0, eviction_policy="evict_first")
         if BITS == 8:
             bits = bits ^ -2139062144  # 0x80 in each byte: e is the signed element and 128
+        upper = bits >> 16
         sums = tl.zeros([OUTPUTS, WORDS], tl.float32)
         of_row = tl.zeros([WORDS], tl.float32)
         for i in tl.static_range(ELEMENTS):
             element = tl.load(x + ELEMENTS * j + i, mask=inside, other=0.0).to(tl.float32)
-            mantissa = (((bits >> (BITS * i)) & (LEVELS - 1)) << (23 - BITS)) | 0x3F800000
-            sums += mantissa.to(tl.float32, bitcast=True) * element[None, :]
+            if BITS * (i + 1) <= 23:  # bits of the mantissa
+                denormal = bits & ((LEVELS - 1) << (BITS * i))
+                factor = element * 2.0 ** (85 - BITS * i)
+            else:
+                denormal = upper & ((LEVELS - 1) << (BITS * i - 16))
+                factor = element * 2.0 ** (85 + 16 - BITS * i)
+            sums += denormal.to(tl.float32, bitcast=True) * factor[None, :]
             of_row += element
-        shift = tl.full([OUTPUTS, WORDS], LEVELS + LEVELS // 2, tl.float32)
+        sums = tl.sum(tl.reshape(sums, [OUTPUTS, WORDS // SHARED, SHARED]), 2) * 2.0**64
+        of_row = tl.sum(tl.reshape(of_row, [WORDS // SHARED, SHARED]), 1)
         if IS_GROUPED:
+            j = start + SHARED * tl.arange(0, WORDS // SHARED)
+            mask = has_output[:, None] & (j < width)[None, :]
             of_group = n_wide[:, None] * groups + (j // GROUP)[None, :]
             s = tl.load(scale + of_group, mask=mask, other=0.0).to(tl.float32)
             if HAS_ZERO:
-                shift = LEVELS + tl.load(zero_point + of_group, mask=mask, other=0.0).to(tl.float32)
-            total += s * (LEVELS * sums - shift * of_row[None, :])
+                zero = tl.load(zero_point + of_group, mask=mask, other=0.0).to(tl.float32)
+                total += s * (sums - zero * of_row[None, :])
+            else:
+                total += s * (sums - (LEVELS // 2 * of_row)[None, :])
+        elif HAS_ZERO:
+            zero = tl.load(zero_point + n, mask=has_output, other=0.0).to(tl.float32)
+            total += sums - zero[:, None] * of_row[None, :]
         else:
-            if HAS_ZERO:
-                z = tl.load(zero_point + n, mask=has_output, other=0.0).to(tl.float32)
-                shift = tl.zeros([OUTPUTS, WORDS], tl.float32) + (LEVELS + z)[:, None]
-            total += LEVELS * sums - shift * of_row[None, :]
+            total += sums - (LEVELS // 2 * of_row)[None, :]
     result = tl.sum(total, 1)
     if not IS_GROUPED:
         result = result * tl.load(scale + n, mask=has_output, other=0.0).to(tl.float32)
@@ -147,39 +179,149 @@ def _row(
     tl.store(out + n, result.to(out.dtype.element_ty), mask=has_output)
 
 
-class _Operands(NamedTuple):
-    """The operands of both kernels beside the row and the weight: scale, zero point and bias, another tensor in the
-    place of one that is not there; groups of a row of the weight."""
+@triton.jit
+def _row(
+    x,
+    width,
+    groups,
+    out,
+    words,
+    scale,
+    zero_point,
+    bias,
+    outputs,
+    out_1,
+    words_1,
+    scale_1,
+    zero_point_1,
+    bias_1,
+    outputs_1,
+    out_2,
+    words_2,
+    scale_2,
+    zero_point_2,
+    bias_2,
+    outputs_2,
+    WEIGHTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_BIAS_1: tl.constexpr,
+    HAS_BIAS_2: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_GROUPED: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHARED: tl.constexpr,
+):
+    """Compute OUTPUTS elements of the product of one row and one of WEIGHTS weights of one form."""
+    program = tl.program_id(0)
+    first = tl.cdiv(outputs, OUTPUTS)
+    second = first + tl.cdiv(outputs_1, OUTPUTS) if WEIGHTS > 1 else first
+    if WEIGHTS == 1 or program < first:
+        _part_of_row(out, x, words, scale, zero_point, bias, program, outputs, width, groups,
+                     BITS, GROUP, IS_GROUPED, HAS_ZERO, HAS_BIAS, OUTPUTS, WORDS, SHARED)  # fmt: skip
+    elif WEIGHTS == 2 or program < second:
+        _part_of_row(out_1, x, words_1, scale_1, zero_point_1, bias_1, program - first, outputs_1, width, groups,
+                     BITS, GROUP, IS_GROUPED, HAS_ZERO, HAS_BIAS_1, OUTPUTS, WORDS, SHARED)  # fmt: skip
+    else:
+        _part_of_row(out_2, x, words_2, scale_2, zero_point_2, bias_2, program - second, outputs_2, width, groups,
+                     BITS, GROUP, IS_GROUPED, HAS_ZERO, HAS_BIAS_2, OUTPUTS, WORDS, SHARED)  # fmt: skip
 
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+class _Weight(NamedTuple):
+    """A quantized weight as the kernels read it: another tensor in the place of a zero point or bias that is not there,
+    and the number of groups of a row."""
+
+    stored: torch.Tensor
+    scale: torch.Tensor
+    zero_point: torch.Tensor
+    bias: torch.Tensor
     groups: int
     has_zero: bool
     has_bias: bool
 
 
-def _start_row(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, operands: _Operands) -> None:
-    """Write the product of a row."""
-    bits = 4 if weight.dtype == torch.uint8 else 8
-    words = weight.view(torch.int32)
-    outputs, width = words.shape
-    tile, step, warps = _OF_MANY if outputs >= _MANY_OUTPUTS else _OF_FEW[bits]
-    _row[(triton.cdiv(outputs, tile),)](
-        out,
-        x,
-        words,
-        *operands.tensors,
-        outputs,
-        width,
-        operands.groups,
-        BITS=bits,
-        GROUP=max(width // operands.groups, 1),
-        IS_GROUPED=operands.groups > 1,
-        HAS_ZERO=operands.has_zero,
-        HAS_BIAS=operands.has_bias,
-        OUTPUTS=tile,
-        WORDS=step,
-        num_warps=warps,
+def _weight(
+    stored: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, bias: torch.Tensor | None
+) -> _Weight:
+    scale = scale.contiguous()
+    return _Weight(
+        stored.contiguous(),
+        scale,
+        scale if zero_point is None else zero_point.contiguous(),
+        scale if bias is None else bias.contiguous(),
+        1 if scale.ndim == 1 else scale.shape[1],
+        zero_point is not None,
+        bias is not None,
     )
+
+
+def _tile(bits: int, outputs: int, width: int, group: int | None) -> _Tile:
+    """Return the tile for rows of `width` words, whose groups have `group` each."""
+    wide, of_wide_rows = _OF_WIDE_ROWS[bits]
+    rest = of_wide_rows if width > wide else _OF_THE_REST[bits]
+    tile = next((each for least, each in _BY_OUTPUTS[bits] if outputs >= least), rest)
+    return tile if group is None else tile._replace(shared=min(tile.shared, group))
+
+
+def _start_row(outs: Sequence[torch.Tensor], x: torch.Tensor, weights: Sequence[_Weight]) -> None:
+    """Write the products of a row and up to MOST_WEIGHTS weights of one form."""
+    first = weights[0]
+    bits = 4 if first.stored.dtype == torch.uint8 else 8
+    words = [each.stored.view(torch.int32) for each in weights]
+    sizes, width = [len(each) for each in words], words[0].shape[1]
+    group = width // first.groups if first.groups > 1 else None
+    tile = _tile(bits, sum(sizes), width, group)
+    per_weight = [
+        (out, stored, each.scale, each.zero_point, each.bias, size)
+        for out, stored, each, size in zip(outs, words, weights, sizes, strict=True)
+    ]
+    absent = MOST_WEIGHTS - len(weights)
+    per_weight += [per_weight[0]] * absent
+    has_bias = [each.has_bias for each in weights] + [False] * absent
+    _row[(sum(triton.cdiv(size, tile.outputs) for size in sizes),)](
+        x,
+        width,
+        first.groups,
+        *(operand for operands in per_weight for operand in operands),
+        len(weights),
+        *has_bias,
+        BITS=bits,
+        GROUP=1 if group is None else group,
+        IS_GROUPED=group is not None,
+        HAS_ZERO=first.has_zero,
+        OUTPUTS=tile.outputs,
+        WORDS=tile.words,
+        SHARED=tile.shared,
+        num_warps=tile.warps,
+    )
+
+
+def linears_of_row(
+    input: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    zero_points: Sequence[torch.Tensor | None],
+    biases: Sequence[torch.Tensor | None],
+) -> tuple[torch.Tensor, ...]:
+    """Return the products of one row with several quantized weights of one form, which one kernel computes.
+
+    Args:
+        input: (..., in), of bfloat16 or float16, with one row.
+        weights: Up to MOST_WEIGHTS, each as linear's; integers in rows of whole words.
+        scales: One each, as linear's, with the groups of the first.
+        zero_points: One each, or None for all.
+        biases: One or None each.
+
+    Returns:
+        (..., out) of input's dtype, for each weight.
+    """
+    x = input.contiguous()
+    outs = tuple(x.new_empty((*x.shape[:-1], each.shape[0])) for each in weights)
+    if not isinstance(outs[0], FakeTensor):
+        _start_row(outs, x, [*map(_weight, weights, scales, zero_points, biases)])
+    return outs
 
 
 def linear(
@@ -206,23 +348,17 @@ def linear(
     out = x.new_empty((rows, outputs))
     if isinstance(out, FakeTensor):
         return out.view(*input.shape[:-1], outputs)
-    weight, groups = weight.contiguous(), 1 if scale.ndim == 1 else scale.shape[1]
-    tensors = (
-        scale.contiguous(),
-        scale if zero_point is None else zero_point.contiguous(),
-        x if bias is None else bias.contiguous(),
-    )
-    operands = _Operands(tensors, groups, zero_point is not None, bias is not None)
+    quantized = _weight(weight, scale, zero_point, bias)
     if rows == 1 and is_of_words(weight):
-        _start_row(out, x, weight, operands)
+        _start_row([out], x, [quantized])
     else:
-        out = _product_of_rows(out, x, weight, operands)
+        out = _product_of_rows(out, x, quantized)
     return out.view(*input.shape[:-1], outputs)
 
 
-def _product_of_rows(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, operands: _Operands) -> torch.Tensor:
+def _product_of_rows(out: torch.Tensor, x: torch.Tensor, weight: _Weight) -> torch.Tensor:
     """Return the product of a few rows, written to `out` or summed from parts."""
-    (rows, columns), outputs, groups = x.shape, weight.shape[0], operands.groups
+    (rows, columns), outputs, groups = x.shape, len(weight.stored), weight.groups
     group = max(columns // groups, 1)
     step = COLUMNS if groups == 1 else min(COLUMNS, group)
     programs, steps = triton.cdiv(outputs, _OUTPUTS), triton.cdiv(columns, step)
@@ -233,16 +369,15 @@ def _product_of_rows(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, o
     _linear[(programs, parts)](
         sums,
         x,
-        weight,
-        *operands.tensors,
+        *weight[:4],
         rows,
         outputs,
         columns,
         groups,
         span,
-        IS_PACKED=weight.dtype == torch.uint8,
-        HAS_ZERO=operands.has_zero,
-        HAS_BIAS=operands.has_bias and parts == 1,
+        IS_PACKED=weight.stored.dtype == torch.uint8,
+        HAS_ZERO=weight.has_zero,
+        HAS_BIAS=weight.has_bias and parts == 1,
         ROWS=max(16, triton.next_power_of_2(rows)),
         OUTPUTS=_OUTPUTS,
         COLUMNS=step,
@@ -253,4 +388,4 @@ def _product_of_rows(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, o
     if parts == 1:
         return out
     total = sums.sum(0)
-    return (total + operands.tensors[2] if operands.has_bias else total).to(x.dtype)
+    return (total + weight.bias if weight.has_bias else total).to(x.dtype)

@@ -249,6 +249,29 @@ def linear_int4(
     return linear(input, dequantized_packed(weight, scale, zero_point, input.dtype), bias)
 
 
+def _quantized_linears(
+    input: TensorProxy,
+    weights: tuple[TensorProxy, ...],
+    scales: tuple[TensorProxy, ...],
+    zero_points: tuple[TensorProxy | None, ...],
+    biases: tuple[TensorProxy | None, ...],
+) -> tuple[TensorProxy, ...]:
+    """linear_int8 or linear_int4 of one input by several weights of one form, as forge/transforms/joined_quantized.py
+    finds them.
+
+    Shapes: those of linear_int8 and linear_int4; one of each tuple a weight, and one result.
+    """
+    return tuple(
+        linear_int8(input, weight, scale, bias)
+        if weight.dtype == torch.int8
+        else linear_int4(input, weight, scale, zero_point, bias)
+        for weight, scale, zero_point, bias in zip(weights, scales, zero_points, biases, strict=True)
+    )
+
+
+quantized_linears = Symbol("quantized_linears", "forge.quantized_linears", body=_quantized_linears)
+
+
 # The gradient's values are computed anew: saving them would need the memory that the quantized weight saves.
 
 
