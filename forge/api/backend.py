@@ -34,6 +34,7 @@ from forge.executors.modules import ModuleExecutor
 from forge.ir.interpreter import paused_gc
 from forge.ir.source import Source, warn
 from forge.runtime.plan import CallBoundary
+from forge.runtime.repeated_calls import CallRecorder
 from forge.runtime.torch_state import preserve_torch_state
 from forge.support import logs
 from forge.torch_internals.dynamo import BackendCompilerFailed, register_backend
@@ -42,10 +43,13 @@ Compilation = tuple[Executable, CompileReport]
 
 
 class Backend:
-    """The Dynamo backend of one jitted function. Dynamo's tables keep it: it does not keep what was compiled."""
+    """The Dynamo backend of one jitted function. Dynamo's tables keep it: it does not keep what was compiled.
 
-    def __init__(self, config: Config, handle: JitHandle) -> None:
-        self._config = config
+    recorder: around the calls of what it compiles.
+    """
+
+    def __init__(self, config: Config, handle: JitHandle, recorder: CallRecorder | None = None) -> None:
+        self._config, self._recorder = config, recorder
         self._handle = weakref.ref(handle)
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
@@ -67,7 +71,7 @@ class Backend:
         except IndexError as error:  # Dynamo takes a bare one for the program's, and its frame would run in eager
             raise BackendCompilerFailed(self, error, None).with_traceback(error.__traceback__) from None
         handle.add(executable, report)
-        return executable.call
+        return executable.call if self._recorder is None else self._recorder.wrap(executable.call)
 
 
 def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable:

@@ -28,6 +28,7 @@ from forge.ir import check as require
 from forge.ir.checks import check_flag, check_list
 from forge.runtime.module import jitted_module
 from forge.runtime.module_transforms import ModuleTransform, split_transforms, transform_module
+from forge.runtime.repeated_calls import CallRecorder
 from forge.runtime.torch_state import dynamo_disable
 from forge.torch_internals.dynamo import disable, reset_code
 from forge.transforms.users import Transform
@@ -180,10 +181,10 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     if layers_named is not None and isinstance(target, torch.nn.Module):
         look_at_module(layers_named, target)
 
-    def compile_entry(entry: Callable) -> Callable:
+    def compile_entry(entry: Callable, recorder: CallRecorder | None = None) -> Callable:
         return enter(
             entry,
-            Backend(config, handle),
+            Backend(config, handle, recorder),
             before=config.prepare,
             fullgraph=fullgraph,
             dynamic=dynamic,
@@ -198,8 +199,8 @@ def jit(  # noqa: PLR0913  the options of forge.jit
         def compile_forward() -> Callable:
             return compile_entry(_entry_of(_call_forward, name_of(target), _globals()))
 
-        def compile_step(step: Callable) -> Callable:
-            return compile_entry(_entry_of(step, f"step_of_{name_of(target)}", step.__globals__))
+        def compile_step(step: Callable, recorder: CallRecorder) -> Callable:
+            return compile_entry(_entry_of(step, f"step_of_{name_of(target)}", step.__globals__), recorder)
 
         has_own_loop = config.numerics == "fast"
         return jitted_module(target, compiled, compile_forward, rejit, compile_step if has_own_loop else None)

@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
+from forge.runtime.repeated_calls import CallRecorder, RepeatedCall
 from forge.torch_internals import generation
 
+CompileStep = Callable[[Callable, CallRecorder], Callable]
 _log = logging.getLogger("forge.generate")
 
 _KNOWN = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}  # arguments of the model
@@ -29,14 +31,15 @@ _UNCUT = 4096  # places up to which layers of a sliding window have a cache of t
 _MOST_OF_MEMORY = 16  # of the device's memory, the part that caches between two generations may take
 
 
-def decoding_loop(original: Any, module: Any, compile_step: Callable[[Callable], Callable]) -> dict[str, Callable]:
+def decoding_loop(original: Any, module: Any, compile_step: CompileStep) -> dict[str, Callable]:
     """Return what a jitted module's class overrides for transformers' `generate`; nothing for other classes, and for
     versions of transformers whose loop is not the one known here.
 
     Args:
         original: The module's class.
         module: The module, which is not jitted.
-        compile_step: Returns a function that forge compiles, with the options of the jitted module.
+        compile_step: Returns a function that forge compiles, with the options of the jitted module, and whose calls
+            a recorder notes.
     """
     mixin = generation.generation_mixin(original)
     if mixin is None:
@@ -61,17 +64,18 @@ def cache_places(length: int) -> int:
 class _Loop:
     """The loop of one jitted module. See decoding_loop for the arguments; mixin: transformers' GenerationMixin."""
 
-    def __init__(self, original: Any, mixin: Any, module: Any, compile_step: Callable[[Callable], Callable]) -> None:
+    def __init__(self, original: Any, mixin: Any, module: Any, compile_step: CompileStep) -> None:
         self._original, self._mixin, self._module = original, mixin, module
         self._compile = compile_step
         self._step: Callable[..., torch.Tensor] | None = None  # compiled once it is needed
+        self._recorder = CallRecorder()  # of its calls
         self._states = _States(module)
 
     def sample(
         self,
         model: Any,
         input_ids: torch.Tensor,
-        logits_processor: Callable,
+        logits_processor: Any,
         stopping_criteria: Any,
         generation_config: Any,
         synced_gpus: bool = False,
@@ -93,27 +97,24 @@ class _Loop:
                 streamer=streamer,
                 **model_kwargs,
             )
-        step = self._step = self._step or self._compile(_step)
+        step = self._step = self._step or self._compile(_step, self._recorder)
         logits = self._prefill(model, input_ids, generation_config, model_kwargs)
         end = stopping_criteria.max_length
         choice = _Choice(generation_config, stopping_criteria, logits_processor, input_ids)
         stop = _Stop(input_ids.device, streamer, is_late=not generation.is_callers(model_kwargs["past_key_values"]))
-        state: _State | None = None
+        callbacks = (*logits_processor, *stopping_criteria, *([] if streamer is None else [streamer]))
+        may_repeat = all(map(_is_of_transformers, callbacks))  # the caller's may change the model
+        steps = _Steps(step, self._recorder if may_repeat else None, self._module, self._states, model_kwargs, end)
         with generation.optimized_for_decoding(model):
             while True:
                 tokens, input_ids = choice.extend(input_ids, logits)
                 if stop(choice.unfinished, tokens) or input_ids.shape[1] >= end:
                     break
-                if state is None:
-                    state = self._states.after_prompt(model_kwargs, input_ids[:, :-1], end)
-                state = self._states.for_length(state, input_ids.shape[1], end)
-                model_kwargs["past_key_values"] = state.cache
-                logits = step(self._module, tokens[:, None], state.mask, state.positions, model_kwargs)
+                logits = steps.logits_after(tokens, input_ids)
         if stop.ended_before():
             input_ids = input_ids[:, :-1]
             choice.undo()
-        if state is not None:
-            self._states.put_back(state)
+        steps.finish()
         if streamer is not None:
             streamer.end()
         return input_ids
@@ -173,6 +174,11 @@ class _Loop:
         return None
 
 
+def _is_of_transformers(callback: Any) -> bool:
+    """Return whether a processor, criterion or streamer is one of transformers' own."""
+    return type(callback).__module__.partition(".")[0] == "transformers"
+
+
 def _step(
     module: Any, tokens: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor | None, arguments: dict[str, Any]
 ) -> torch.Tensor:
@@ -192,6 +198,59 @@ def _step(
     if positions is not None:
         positions.add_(1)
     return logits
+
+
+class _Steps:
+    """The steps of one generation.
+
+    Args:
+        step: `_step`, compiled.
+        recorder: That of its programs; None: Dynamo looks at the model before each step.
+        module: The model.
+        states: What the steps read and write.
+        arguments: Of the model, after the prompt.
+        end: The greatest length of the text.
+    """
+
+    def __init__(
+        self,
+        step: Callable,
+        recorder: CallRecorder | None,
+        module: Any,
+        states: "_States",
+        arguments: dict[str, Any],
+        end: int,
+    ) -> None:
+        self._step, self._recorder, self._module = step, recorder, module
+        self._states, self._arguments, self._end = states, arguments, end
+        self._state: _State | None = None
+        self._call: Callable[[torch.Tensor], torch.Tensor]  # of the state
+
+    def logits_after(self, tokens: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return the logits after a text, in float32. tokens: its last ones, of (batch,)."""
+        before = self._state
+        if before is None:
+            state = self._states.after_prompt(self._arguments, input_ids[:, :-1], self._end)
+        else:
+            state = before
+        state = self._states.for_length(state, input_ids.shape[1], self._end)
+        if state is not before:
+            self._arguments["past_key_values"] = state.cache
+            self._call = self._of_state(state)
+            self._state = state
+        return self._call(tokens[:, None])
+
+    def _of_state(self, state: "_State") -> Callable[[torch.Tensor], torch.Tensor]:
+        def call(tokens: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self._step(self._module, tokens, state.mask, state.positions, self._arguments)
+            return logits
+
+        return call if self._recorder is None else RepeatedCall(call, self._recorder)
+
+    def finish(self) -> None:
+        """Let other generations have the state."""
+        if self._state is not None:
+            self._states.put_back(self._state)
 
 
 class _Choice:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from forge.runtime.decoding_loop import decoding_loop
+from forge.runtime.decoding_loop import CompileStep, decoding_loop
 
 
 def _is_lazy(module: torch.nn.Module) -> bool:
@@ -29,7 +29,7 @@ def jitted_module(
     compiled: Callable,
     compile_forward: Callable[[], Callable],
     rejit: Callable,
-    compile_step: Callable[[Callable], Callable] | None,
+    compile_step: CompileStep | None,
 ) -> torch.nn.Module:
     """Return an object of a subclass of module's class, sharing its state, whose call is `compiled(module, *args)`.
 

@@ -187,15 +187,26 @@ def _unless_overlapping(call: Callable, operand: tuple[Callable, Sequence[int]])
 
     def call_or_fall_back(*inputs: Any) -> Any:
         nonlocal separate
-        places = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in inputs]
-        moved = [i for i, place in enumerate(places) if place != separate[i]] if separate else range(len(places))
-        if moved:
+        places = _places(inputs)
+        if places != separate:
+            moved = [i for i, place in enumerate(places) if place != separate[i]] if separate else range(len(places))
             if _overlap_after_moves(inputs, mutated, moved):
                 return eager(*inputs)
             separate = places
         return call(*inputs)
 
     return call_or_fall_back
+
+
+def _places(inputs: Sequence[Any]) -> list[Any]:
+    """Return the address of each tensor, and the other inputs themselves."""
+    try:
+        return list(map(_ADDRESS, inputs))
+    except TypeError:
+        return [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in inputs]
+
+
+_ADDRESS = torch.Tensor.data_ptr  # whose map has no step of Python's for each
 
 
 def _overlap_after_moves(inputs: Sequence[Any], mutated: Sequence[int], moved: Sequence[int]) -> bool:

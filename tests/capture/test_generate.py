@@ -12,6 +12,7 @@ import forge
 from forge.capture.handles import handle_of
 from forge.runtime import cuda_graphs, cuda_recorder, decoding_loop
 from forge.runtime.decoding_loop import cache_places
+from forge.runtime.repeated_calls import RepeatedCall
 from tests.executors.test_cuda_graphs import Double
 
 _SIZES = {
@@ -114,6 +115,45 @@ def test_sequences_end_where_those_of_eager_do(criterion: str) -> None:
         assert torch.equal(actual, expected)
         lengths.add(expected.shape[1])
     assert min(lengths) < 72
+
+
+def test_steps_run_the_program_alone_after_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[int] = []
+    note = RepeatedCall._note
+
+    def counted(self: RepeatedCall, calls: list[Any], x: torch.Tensor) -> None:
+        looked_at.append(len(calls))
+        note(self, calls, x)
+
+    monkeypatch.setattr(RepeatedCall, "_note", counted)
+    model = _model(eos_token_id=None)
+    prompt = _prompt(2, 8)
+    jitted = forge.jit(model)
+    for _ in range(2):
+        assert torch.equal(_tokens(jitted, prompt, 20, **_GREEDY), _tokens(model, prompt, 20, **_GREEDY))
+    assert looked_at == [1, 1] * 2
+
+
+class _ReplacesWeight(StoppingCriteria):
+    """Ends no text. Gives the model another weight for its logits when the text has 14 tokens."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **others: Any) -> torch.Tensor:
+        if input_ids.shape[1] == 14:
+            self._model.lm_head.weight = torch.nn.Parameter(self._model.lm_head.weight.detach().roll(1, 0))
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def test_weights_that_the_callers_code_replaces_meanwhile_are_those_of_the_next_token() -> None:
+    model = _model(eos_token_id=None)
+    other = copy.deepcopy(model)
+    prompt = _prompt(2, 8)
+    actual = _tokens(forge.jit(model), prompt, 16, stopping_criteria=[_ReplacesWeight(model)], **_GREEDY)
+    plain = _tokens(copy.deepcopy(other), prompt, 16, **_GREEDY)
+    assert torch.equal(actual, _tokens(other, prompt, 16, stopping_criteria=[_ReplacesWeight(other)], **_GREEDY))
+    assert not torch.equal(actual, plain)
 
 
 def test_streamer_gets_each_token_once() -> None:
