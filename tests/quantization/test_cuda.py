@@ -61,7 +61,6 @@ _KERNEL = """
     symmetric = Int4WeightOnly(64, symmetric=True)
     sizes = (
         (48, 256, 2, False), (40, 320, 16, True), (16, 128, 33, True), (40, 2048, 3, True), (40, 2048, 1, True),
-        (9000, 128, 1, False),
     )
     for transform in (Int8WeightOnly(), Int8WeightOnly(64), Int4WeightOnly(32), symmetric, Float8WeightOnly()):
         for outputs, columns, rows, has_bias in sizes:
@@ -86,17 +85,24 @@ def test_the_kernel() -> None:
 
 _SEVERAL = """
     import torch
-    from forge.executors.cudaex.quantized_kernels import linears_of_row
+    from forge.executors.cudaex.quantized_kernels import linears
     from forge.quantize import Int4WeightOnly, Int8WeightOnly
 
     torch.manual_seed(0)
-    for transform in (Int8WeightOnly(), Int8WeightOnly(64), Int4WeightOnly(128), Int4WeightOnly(32, symmetric=True)):
-        for sizes, columns in (((40, 16, 24), 256), ((3, 70), 8320), ((6200, 5), 128), ((12300, 8, 1), 128)):
+    small, wide, many, most = ((40, 16, 24), 256), ((3, 70), 8320), ((6200, 5), 128), ((12300, 8, 1), 128)
+    for transform, cases in (
+        (Int8WeightOnly(), (small, wide, many)),
+        (Int8WeightOnly(64), (small, wide)),
+        (Int4WeightOnly(128), (small, wide, most)),
+        (Int4WeightOnly(32, symmetric=True), (small, wide)),
+    ):
+        for sizes, columns in cases:
             scheme = transform.scheme
             stored = [scheme.quantize(torch.randn(size, columns)) for size in sizes]
-            x, biases = torch.randn(1, 1, columns).half(), [None, torch.randn(sizes[1]).half(), None][: len(sizes)]
+            rows = 1 if columns > 1000 or max(sizes) > 1000 else 5
+            x, biases = torch.randn(1, rows, columns).half(), [None, torch.randn(sizes[1]).half(), None][: len(sizes)]
             fields = ([getattr(each, name) for each in stored] for name in ("weight", "scale", "zero_point"))
-            for actual, each, bias in zip(linears_of_row(x, *fields, biases), stored, biases, strict=True):
+            for actual, each, bias in zip(linears(x, *fields, biases), stored, biases, strict=True):
                 values = scheme.dequantize(each, torch.float64)
                 expected = torch.nn.functional.linear(x.double(), values, bias if bias is None else bias.double())
                 assert actual.shape == expected.shape
@@ -161,17 +167,18 @@ def test_the_kernel_takes_a_few_rows_on_a_gpu(
     assert decision is True if reason is None else reason in decision.reason
 
 
-def test_the_kernel_of_several_weights_is_for_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_of_several_weights_is_for_three_of_integers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(availability.importlib.util, "find_spec", lambda name: True)
 
-    def decision(rows: int, weights: int) -> object:
+    def decision(rows: int, weights: int, dtype: torch.dtype = torch.int8) -> object:
         return quantized._checker_of_several(
-            _proxy(rows, 256), (_proxy(64, 256, dtype=torch.int8),) * weights, (_proxy(64),) * weights
+            _proxy(rows, 256), (_proxy(64, 256, dtype=dtype),) * weights, (_proxy(64),) * weights
         )
 
-    assert decision(1, 3) is True
-    assert "the input has 2 rows" in decision(2, 3).reason
+    assert decision(1, 3) is True and decision(16, 2) is True
+    assert "the input has 65 rows" in decision(65, 3).reason
     assert "there are 4 weights" in decision(1, 4).reason
+    assert "the weights are not integers" in decision(2, 2, torch.float8_e4m3fn).reason
 
 
 def test_the_kernel_of_a_row_is_for_integers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 from forge import torchlang
 from forge.executors.cudaex.availability import runs_triton
 from forge.executors.executor import Decision, OperatorExecutor, decline
-from forge.executors.torchex.quantized import most_rows
+from forge.executors.torchex.quantized import is_of_words, most_rows
 from forge.ir import TensorProxy
 
 MOST_ROWS = 64
@@ -62,9 +62,9 @@ def _linears(
     zero_points: tuple[torch.Tensor | None, ...],
     biases: tuple[torch.Tensor | None, ...],
 ) -> tuple[torch.Tensor, ...]:
-    from forge.executors.cudaex.quantized_kernels import linears_of_row
+    from forge.executors.cudaex.quantized_kernels import linears
 
-    return linears_of_row(input, weights, scales, zero_points, biases)
+    return linears(input, weights, scales, zero_points, biases)
 
 
 def _checker_of_several(
@@ -72,9 +72,8 @@ def _checker_of_several(
 ) -> Decision:
     if len(weights) > MOST_WEIGHTS:
         return decline(f"there are {len(weights)} weights, and the kernel is for {MOST_WEIGHTS}")
-    rows = math.prod(input.shape[:-1])
-    if not isinstance(rows, int) or rows != 1:
-        return decline(f"the input has {rows} rows, and the kernel is for one")
+    if not all(map(is_of_words, weights)):
+        return decline("the weights are not integers in rows of whole words of 32 bits")
     decisions = (_checker(input, weight, scale) for weight, scale in zip(weights, scales, strict=True))
     return next((each for each in decisions if not each), True)
 

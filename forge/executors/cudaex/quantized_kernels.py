@@ -95,6 +95,7 @@ _BY_OUTPUTS = {
     8: ((12288, _Tile(16, 128, 4, 4)), (6144, _Tile(16, 256, 4, 16))),
 }
 _OF_WIDE_ROWS = {4: (512, _Tile(8, 512, 4, 4)), 8: (1024, _Tile(4, 1024, 4, 4))}
+_OF_FEW_ROWS = {4: _Tile(32, 64, 4, 16), 8: _Tile(32, 64, 4, 16)}
 _OF_THE_REST = {4: _Tile(8, 256, 4, 16), 8: _Tile(8, 512, 4, 4)}
 
 
@@ -180,8 +181,141 @@ def _part_of_row(
 
 
 @triton.jit
-def _row(
+def _element(bits, upper, scale, shift, i: tl.constexpr, BITS: tl.constexpr):
+    """Return element i of words, as it lies there and unsigned, times a scale, plus a shift, in float32."""
+    MASK: tl.constexpr = (1 << BITS) - 1
+    if BITS * (i + 1) <= 23:  # as in _part_of_row
+        denormal = bits & (MASK << (BITS * i))
+        factor = scale * 2.0 ** (23 - BITS * i)
+    else:
+        denormal = upper & (MASK << (BITS * i - 16))
+        factor = scale * 2.0 ** (23 + 16 - BITS * i)
+    return denormal.to(tl.float32, bitcast=True) * 2.0**126 * factor + shift
+
+
+@triton.jit
+def _per_word(values, OUTPUTS: tl.constexpr, WORDS: tl.constexpr, SHARED: tl.constexpr):
+    """Return values of (OUTPUTS, WORDS / SHARED) for each word."""
+    repeated = tl.broadcast_to(values[:, :, None], [OUTPUTS, WORDS // SHARED, SHARED])
+    return tl.reshape(repeated, [OUTPUTS, WORDS])
+
+
+@triton.jit
+def _part_of_rows(
+    out,
     x,
+    words,
+    scale,
+    zero_point,
+    bias,
+    program,
+    rows,
+    outputs,
+    width,
+    groups,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_GROUPED: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHARED: tl.constexpr,
+):
+    """Compute OUTPUTS columns of the product of a few rows and a weight: values of WORDS words are written out for the
+    tensor cores. The arguments are those of _part_of_row."""
+    ELEMENTS: tl.constexpr = 32 // BITS
+    LEVELS: tl.constexpr = 1 << BITS
+    dtype = x.dtype.element_ty
+    n = program * OUTPUTS + tl.arange(0, OUTPUTS)
+    m = tl.arange(0, ROWS)
+    has_output, has_row = n < outputs, m < rows
+    n_wide = n.to(tl.int64)
+    total = tl.zeros([ROWS, OUTPUTS], tl.float32)
+    for start in range(0, width, WORDS):
+        j = start + tl.arange(0, WORDS)
+        mask = has_output[:, None] & (j < width)[None, :]
+        bits = tl.load(words + n_wide[:, None] * width + j[None, :], mask=mask, other=0, eviction_policy="evict_first")
+        if BITS == 8:
+            bits = bits ^ -2139062144  # 0x80 in each byte: e is the signed element and 128
+        upper = bits >> 16
+        if IS_GROUPED:
+            j = start + SHARED * tl.arange(0, WORDS // SHARED)
+            mask = has_output[:, None] & (j < width)[None, :]
+            of_group = n_wide[:, None] * groups + (j // GROUP)[None, :]
+            of_groups = tl.load(scale + of_group, mask=mask, other=0.0).to(tl.float32)
+            s = _per_word(of_groups, OUTPUTS, WORDS, SHARED)
+            if HAS_ZERO:
+                zero = tl.load(zero_point + of_group, mask=mask, other=0.0).to(tl.float32)
+                shift = _per_word(-zero * of_groups, OUTPUTS, WORDS, SHARED)
+            else:
+                shift = s * -(LEVELS // 2)
+        else:  # the sum is scaled
+            s = tl.full([OUTPUTS, 1], 1.0, tl.float32)
+            shift = s * -(LEVELS // 2)
+            if HAS_ZERO:
+                shift = -tl.load(zero_point + n, mask=has_output, other=0.0).to(tl.float32)[:, None]
+        e0 = _element(bits, upper, s, shift, 0, BITS).to(dtype)
+        e1 = _element(bits, upper, s, shift, 1, BITS).to(dtype)
+        e2 = _element(bits, upper, s, shift, 2, BITS).to(dtype)
+        e3 = _element(bits, upper, s, shift, 3, BITS).to(dtype)
+        if BITS == 8:
+            values = tl.join(tl.join(e0, e2), tl.join(e1, e3))
+        else:
+            e4 = _element(bits, upper, s, shift, 4, BITS).to(dtype)
+            e5 = _element(bits, upper, s, shift, 5, BITS).to(dtype)
+            e6 = _element(bits, upper, s, shift, 6, BITS).to(dtype)
+            e7 = _element(bits, upper, s, shift, 7, BITS).to(dtype)
+            even = tl.join(tl.join(e0, e4), tl.join(e2, e6))
+            values = tl.join(even, tl.join(tl.join(e1, e5), tl.join(e3, e7)))
+        k = start * ELEMENTS + tl.arange(0, WORDS * ELEMENTS)
+        of_x = x + m[:, None] * (width * ELEMENTS) + k[None, :]
+        row = tl.load(of_x, mask=has_row[:, None] & (k < width * ELEMENTS)[None, :], other=0.0)
+        total = tl.dot(row, tl.trans(tl.reshape(values, [OUTPUTS, WORDS * ELEMENTS])), total)
+    if not IS_GROUPED:
+        total = total * tl.load(scale + n, mask=has_output, other=0.0).to(tl.float32)[None, :]
+    if HAS_BIAS:
+        total += tl.load(bias + n, mask=has_output, other=0.0).to(tl.float32)[None, :]
+    at = out + m[:, None] * outputs + n[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=has_row[:, None] & has_output[None, :])
+
+
+@triton.jit
+def _part(
+    out,
+    x,
+    words,
+    scale,
+    zero_point,
+    bias,
+    program,
+    rows,
+    outputs,
+    width,
+    groups,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_GROUPED: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHARED: tl.constexpr,
+):
+    if ROWS == 1:
+        _part_of_row(out, x, words, scale, zero_point, bias, program, outputs, width, groups,
+                     BITS, GROUP, IS_GROUPED, HAS_ZERO, HAS_BIAS, OUTPUTS, WORDS, SHARED)  # fmt: skip
+    else:
+        _part_of_rows(out, x, words, scale, zero_point, bias, program, rows, outputs, width, groups,
+                      BITS, GROUP, IS_GROUPED, HAS_ZERO, HAS_BIAS, ROWS, OUTPUTS, WORDS, SHARED)  # fmt: skip
+
+
+@triton.jit
+def _rows(
+    x,
+    rows,
     width,
     groups,
     out,
@@ -210,23 +344,24 @@ def _row(
     GROUP: tl.constexpr,
     IS_GROUPED: tl.constexpr,
     HAS_ZERO: tl.constexpr,
+    ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     WORDS: tl.constexpr,
     SHARED: tl.constexpr,
 ):
-    """Compute OUTPUTS elements of the product of one row and one of WEIGHTS weights of one form."""
+    """Compute OUTPUTS columns of the product of the rows and one of WEIGHTS weights of one form."""
     program = tl.program_id(0)
     first = tl.cdiv(outputs, OUTPUTS)
     second = first + tl.cdiv(outputs_1, OUTPUTS) if WEIGHTS > 1 else first
     if WEIGHTS == 1 or program < first:
-        _part_of_row(out, x, words, scale, zero_point, bias, program, outputs, width, groups,
-                     BITS, GROUP, IS_GROUPED, HAS_ZERO, HAS_BIAS, OUTPUTS, WORDS, SHARED)  # fmt: skip
+        _part(out, x, words, scale, zero_point, bias, program, rows, outputs, width, groups,
+              BITS, GROUP, IS_GROUPED, HAS_ZERO, HAS_BIAS, ROWS, OUTPUTS, WORDS, SHARED)  # fmt: skip
     elif WEIGHTS == 2 or program < second:
-        _part_of_row(out_1, x, words_1, scale_1, zero_point_1, bias_1, program - first, outputs_1, width, groups,
-                     BITS, GROUP, IS_GROUPED, HAS_ZERO, HAS_BIAS_1, OUTPUTS, WORDS, SHARED)  # fmt: skip
+        _part(out_1, x, words_1, scale_1, zero_point_1, bias_1, program - first, rows, outputs_1, width, groups,
+              BITS, GROUP, IS_GROUPED, HAS_ZERO, HAS_BIAS_1, ROWS, OUTPUTS, WORDS, SHARED)  # fmt: skip
     else:
-        _part_of_row(out_2, x, words_2, scale_2, zero_point_2, bias_2, program - second, outputs_2, width, groups,
-                     BITS, GROUP, IS_GROUPED, HAS_ZERO, HAS_BIAS_2, OUTPUTS, WORDS, SHARED)  # fmt: skip
+        _part(out_2, x, words_2, scale_2, zero_point_2, bias_2, program - second, rows, outputs_2, width, groups,
+              BITS, GROUP, IS_GROUPED, HAS_ZERO, HAS_BIAS_2, ROWS, OUTPUTS, WORDS, SHARED)  # fmt: skip
 
 
 class _Weight(NamedTuple):
@@ -257,22 +392,26 @@ def _weight(
     )
 
 
-def _tile(bits: int, outputs: int, width: int, group: int | None) -> _Tile:
-    """Return the tile for rows of `width` words, whose groups have `group` each."""
+def _tile(rows: int, bits: int, outputs: int, width: int, group: int | None) -> _Tile:
+    """Return the tile for weights with rows of `width` words, whose groups have `group` each."""
+    if rows > 1:
+        tile = _OF_FEW_ROWS[bits]
+        return tile if group is None else tile._replace(shared=min(tile.shared, group))
     wide, of_wide_rows = _OF_WIDE_ROWS[bits]
     rest = of_wide_rows if width > wide else _OF_THE_REST[bits]
     tile = next((each for least, each in _BY_OUTPUTS[bits] if outputs >= least), rest)
     return tile if group is None else tile._replace(shared=min(tile.shared, group))
 
 
-def _start_row(outs: Sequence[torch.Tensor], x: torch.Tensor, weights: Sequence[_Weight]) -> None:
-    """Write the products of a row and up to MOST_WEIGHTS weights of one form."""
+def _start(outs: Sequence[torch.Tensor], x: torch.Tensor, weights: Sequence[_Weight]) -> None:
+    """Write the products of x, (rows, in), and up to MOST_WEIGHTS weights of integers, of one form."""
     first = weights[0]
     bits = 4 if first.stored.dtype == torch.uint8 else 8
     words = [each.stored.view(torch.int32) for each in weights]
     sizes, width = [len(each) for each in words], words[0].shape[1]
     group = width // first.groups if first.groups > 1 else None
-    tile = _tile(bits, sum(sizes), width, group)
+    rows = len(x)
+    tile = _tile(rows, bits, sum(sizes), width, group)
     per_weight = [
         (out, stored, each.scale, each.zero_point, each.bias, size)
         for out, stored, each, size in zip(outs, words, weights, sizes, strict=True)
@@ -280,8 +419,9 @@ def _start_row(outs: Sequence[torch.Tensor], x: torch.Tensor, weights: Sequence[
     absent = MOST_WEIGHTS - len(weights)
     per_weight += [per_weight[0]] * absent
     has_bias = [each.has_bias for each in weights] + [False] * absent
-    _row[(sum(triton.cdiv(size, tile.outputs) for size in sizes),)](
+    _rows[(sum(triton.cdiv(size, tile.outputs) for size in sizes),)](
         x,
+        rows,
         width,
         first.groups,
         *(operand for operands in per_weight for operand in operands),
@@ -291,6 +431,7 @@ def _start_row(outs: Sequence[torch.Tensor], x: torch.Tensor, weights: Sequence[
         GROUP=1 if group is None else group,
         IS_GROUPED=group is not None,
         HAS_ZERO=first.has_zero,
+        ROWS=1 if rows == 1 else max(16, triton.next_power_of_2(rows)),
         OUTPUTS=tile.outputs,
         WORDS=tile.words,
         SHARED=tile.shared,
@@ -298,17 +439,17 @@ def _start_row(outs: Sequence[torch.Tensor], x: torch.Tensor, weights: Sequence[
     )
 
 
-def linears_of_row(
+def linears(
     input: torch.Tensor,
     weights: Sequence[torch.Tensor],
     scales: Sequence[torch.Tensor],
     zero_points: Sequence[torch.Tensor | None],
     biases: Sequence[torch.Tensor | None],
 ) -> tuple[torch.Tensor, ...]:
-    """Return the products of one row with several quantized weights of one form, which one kernel computes.
+    """Return the products of a few rows with several quantized weights of one form, which one kernel computes.
 
     Args:
-        input: (..., in), of bfloat16 or float16, with one row.
+        input: (..., in), of bfloat16 or float16.
         weights: Up to MOST_WEIGHTS, each as linear's; integers in rows of whole words.
         scales: One each, as linear's, with the groups of the first.
         zero_points: One each, or None for all.
@@ -317,10 +458,10 @@ def linears_of_row(
     Returns:
         (..., out) of input's dtype, for each weight.
     """
-    x = input.contiguous()
-    outs = tuple(x.new_empty((*x.shape[:-1], each.shape[0])) for each in weights)
+    outs = tuple(input.new_empty((*input.shape[:-1], each.shape[0])) for each in weights)
     if not isinstance(outs[0], FakeTensor):
-        _start_row(outs, x, [*map(_weight, weights, scales, zero_points, biases)])
+        x = input.reshape(-1, input.shape[-1]).contiguous()
+        _start(outs, x, [*map(_weight, weights, scales, zero_points, biases)])
     return outs
 
 
@@ -349,8 +490,8 @@ def linear(
     if isinstance(out, FakeTensor):
         return out.view(*input.shape[:-1], outputs)
     quantized = _weight(weight, scale, zero_point, bias)
-    if rows == 1 and is_of_words(weight):
-        _start_row([out], x, [quantized])
+    if is_of_words(weight):
+        _start([out], x, [quantized])
     else:
         out = _product_of_rows(out, x, quantized)
     return out.view(*input.shape[:-1], outputs)
