@@ -95,8 +95,12 @@ _BY_OUTPUTS = {
     8: ((12288, _Tile(16, 128, 4, 4)), (6144, _Tile(16, 256, 4, 16))),
 }
 _OF_WIDE_ROWS = {4: (512, _Tile(8, 512, 4, 4)), 8: (1024, _Tile(4, 1024, 4, 4))}
-_OF_FEW_ROWS = {4: _Tile(32, 64, 4, 16), 8: _Tile(32, 64, 4, 16)}
 _OF_THE_REST = {4: _Tile(8, 256, 4, 16), 8: _Tile(8, 512, 4, 4)}
+# Of 16 rows, likewise, among 14.
+_OF_FEW_ROWS = {
+    4: ((6144, _Tile(64, 32, 4, 16)), (0, _Tile(32, 128, 4, 16))),
+    8: ((6144, _Tile(64, 64, 4, 16)), (0, _Tile(32, 128, 4, 16))),
+}
 
 
 @triton.jit
@@ -395,11 +399,11 @@ def _weight(
 def _tile(rows: int, bits: int, outputs: int, width: int, group: int | None) -> _Tile:
     """Return the tile for weights with rows of `width` words, whose groups have `group` each."""
     if rows > 1:
-        tile = _OF_FEW_ROWS[bits]
-        return tile if group is None else tile._replace(shared=min(tile.shared, group))
-    wide, of_wide_rows = _OF_WIDE_ROWS[bits]
-    rest = of_wide_rows if width > wide else _OF_THE_REST[bits]
-    tile = next((each for least, each in _BY_OUTPUTS[bits] if outputs >= least), rest)
+        tile = next(each for least, each in _OF_FEW_ROWS[bits] if outputs >= least)
+    else:
+        wide, of_wide_rows = _OF_WIDE_ROWS[bits]
+        rest = of_wide_rows if width > wide else _OF_THE_REST[bits]
+        tile = next((each for least, each in _BY_OUTPUTS[bits] if outputs >= least), rest)
     return tile if group is None else tile._replace(shared=min(tile.shared, group))
 
 
