@@ -400,26 +400,6 @@ def planned(rank: int, kind: str, folder: str) -> dict[str, Any]:
     }
 
 
-IN_EAGER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "dropout": lambda x: F.dropout(x, 0.5) * 2,
-    "uneven": lambda x: x * 2,
-    "in place": lambda x: (x * 2).add_(1),
-}
-
-
-def in_eager_with_a_reason(rank: int, what: str) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
-    """Return the results of a function of a DTensor, jitted and in eager, and the warnings."""
-    mesh = init_device_mesh("cpu", (2,))
-    x = distribute_tensor(torch.arange(15.0 if what == "uneven" else 16.0).view(-1, 1), mesh, [Shard(0)])
-    function = IN_EAGER[what]
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        torch.manual_seed(1)
-        ours = whole(forge.jit(function)(x))
-    torch.manual_seed(1)
-    return ours, whole(function(x)), [str(each.message) for each in told if str(each.message).startswith("forge")]
-
-
 def other_mesh(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """A sum of DTensors on two meshes, one of two processes, one of this one alone."""
     two, one = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1), mesh_dim_names=("both", "alone"))["alone"]

@@ -21,6 +21,11 @@ def placement_spec(tensor: Any) -> Any:
     return tensor._spec
 
 
+def is_masked(placement: Any) -> bool:
+    """Return whether a placement is a sum of which each process masks its part first: that of cut rows."""
+    return hasattr(placement, "mask_buffer")
+
+
 def make_fake_group(name: Any) -> "torch.distributed.ProcessGroup":
     """Return a process group of one process, whose collectives leave their tensors as they are."""
     from torch._C import _distributed_c10d as c10d  # torch may have been built without

@@ -7,7 +7,6 @@ import torch
 from distributed_programs import (
     CUT,
     PLANS,
-    in_eager_with_a_reason,
     of_cut_tensors,
     of_several_lengths,
     other_mesh,
@@ -69,20 +68,6 @@ def test_a_parallel_model_computes_without_gradients(pair: Pair) -> None:
     for found in pair.run(without_gradients):
         assert found["broken"] == []
         torch.testing.assert_close(found["forge"], found["eager"])
-
-
-@pytest.mark.parametrize(
-    ("what", "reason"),
-    [
-        ("dropout", "torch.nn.functional.dropout of a DTensor draws random numbers"),
-        ("uneven", "has uneven parts"),
-        ("in place", "changes a DTensor in place"),
-    ],
-)
-def test_what_does_not_compile_runs_in_eager_with_the_reason(what: str, reason: str, pair: Pair) -> None:
-    for values, expected, told in pair.run(in_eager_with_a_reason, what):
-        assert len(told) == 1 and reason in told[0]
-        torch.testing.assert_close(values, expected)
 
 
 def test_another_mesh_is_another_program(pair: Pair) -> None:

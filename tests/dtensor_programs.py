@@ -1,0 +1,115 @@
+"""Programs on DTensors of the two processes of tests/distributed: each in eager and jitted."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from distributed_programs import whole
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.nn import functional as F
+
+import forge
+
+
+def _changed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = x * 2
+    z.add_(y)
+    z.masked_fill_(z > 2, 1.0)
+    z[..., 0].mul_(3)
+    return z.relu_() + 0 * y.detach().clone().copy_(z)
+
+
+def _loss(x: torch.Tensor, words: torch.Tensor, **how: Any) -> torch.Tensor:
+    return F.cross_entropy(x.flatten(0, 1), words.flatten(), **how)
+
+
+_SEQUENCE, _WORDS = (2, 4, 6), (2, 4)
+FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[Any, Any]]]] = {
+    # of each: a function, and its arguments' shapes ("words": a batch of numbers of words) and placements
+    "dropout": (lambda x: F.dropout(x, 0.5) * x, [(_SEQUENCE, Shard(1))]),
+    "dropout of what all have": (lambda x: F.dropout(x, 0.5) * x, [(_SEQUENCE, Replicate())]),
+    "random numbers": (lambda x: torch.rand_like(x) * x + torch.randn_like(x), [(_SEQUENCE, Shard(0))]),
+    "in place": (_changed, [(_SEQUENCE, Shard(1)), (_SEQUENCE, Shard(1))]),
+    "loss": (_loss, [((2, 4, 8), Shard(2)), ("words", Replicate())]),
+    "softmax of a cut dim": (lambda x: x.softmax(-1) * x, [(_SEQUENCE, Shard(2))]),
+    "norm of a cut dim": (lambda x: F.layer_norm(x, (6,)), [(_SEQUENCE, Shard(2))]),
+    "sum of a cut dim": (lambda x: x.sum(-1).sin(), [(_SEQUENCE, Shard(2))]),
+    "largest of a cut dim": (lambda x: x.amax(-1) * 2, [(_SEQUENCE, Shard(2))]),
+    "mean of all": (lambda x: x.square().mean() * 2, [(_SEQUENCE, Shard(2))]),
+    "placed in two ways": (lambda x, y: x + y, [(_SEQUENCE, Shard(1)), (_SEQUENCE, Shard(2))]),
+    "view of a cut dim": (lambda x: x.flatten().sin(), [(_SEQUENCE, Shard(1))]),
+    "all of it": (lambda x: x.full_tensor().sin(), [(_SEQUENCE, Shard(1))]),
+    "padded words": (
+        lambda weight, words: F.embedding(words, weight, 0).redistribute(placements=[Replicate()]).sin(),
+        [((8, 6), Shard(0)), ("words", Replicate())],
+    ),
+    "scaled words": (
+        lambda weight, words: F.embedding(words, weight) * 3,
+        [((8, 6), Shard(0)), ("words", Replicate())],
+    ),
+    "uneven": (lambda x, y: (x * y).sin(), [((5, 3), Shard(0)), ((5, 3), Shard(0))]),
+    "uneven, nothing here": (lambda x, y: (x * y).sin(), [((1, 3), Shard(0)), ((1, 3), Shard(0))]),
+    "uneven columns and rows": (
+        lambda x, up, down: F.linear(F.linear(x, up).relu(), down).redistribute(placements=[Replicate()]),
+        [((4, 6), Replicate()), ((5, 6), Shard(0)), ((6, 5), Shard(1))],
+    ),
+    "uneven sequence": (
+        lambda x, weight: F.rms_norm(x, (6,), weight).redistribute(placements=[Replicate()]).sin(),
+        [((2, 5, 6), Shard(1)), ((6,), Replicate())],
+    ),
+    "uneven scatter": (
+        lambda x, y: F.linear(x, y).redistribute(placements=[Shard(0)]),
+        [((5, 6), Shard(1)), ((3, 6), Shard(1))],
+    ),
+    "uneven exchange": (lambda x: x.redistribute(placements=[Shard(1)]).sin(), [((5, 3), Shard(0))]),
+    "uneven loss": (_loss, [((2, 4, 7), Shard(2)), ("words", Replicate())]),
+    "uneven rows of an embedding": (
+        lambda weight, words: F.embedding(words, weight).redistribute(placements=[Replicate()]).sin(),
+        [((7, 6), Shard(0)), ("words", Replicate())],
+    ),
+    "strided parts": (lambda x: x.to_local().chunk(2)[0].sin(), [((8, 3), _StridedShard(0, split_factor=2))]),
+    "averages": (
+        lambda x: (
+            DTensor.from_local(x.to_local(), x.device_mesh, [Partial("avg")])
+            .redistribute(placements=[Replicate()])
+            .sin()
+        ),
+        [((4, 3), Shard(0))],
+    ),
+}
+
+
+def of_dtensors(rank: int, what: str) -> dict[str, Any]:
+    """Results and gradients of a function of FUNCTIONS, in eager and jitted, and what is not compiled of it."""
+    warnings.simplefilter("ignore", UserWarning)  # torch's, of random numbers on CPUs
+    mesh, generator = init_device_mesh("cpu", (2,)), torch.Generator().manual_seed(0)
+    function, given = FUNCTIONS[what]
+    values = [
+        torch.randint(7, _WORDS, generator=generator) if shape == "words" else torch.randn(shape, generator=generator)
+        for shape, _ in given
+    ]
+
+    def results(function: Callable) -> tuple[list[torch.Tensor], str]:
+        args = [distribute_tensor(value, mesh, [place]) for value, (_, place) in zip(values, given, strict=True)]
+        args = [each.detach().requires_grad_(each.is_floating_point()) for each in args]
+        torch.manual_seed(rank)
+        out = function(*args)
+        whole(out).square().sum().backward()
+        gradients = [each.grad for each in args if each.requires_grad]
+        placed = str(getattr(out, "placements", "a tensor"))
+        return [whole(out).detach(), *map(whole, gradients)], placed
+
+    jitted = forge.jit(function)
+    (ours, placed), told = results(jitted), forge.explain(jitted)
+    eager, expected = results(function)
+    return {
+        "eager": eager,
+        "expected": expected,
+        "forge": ours,
+        "placed": placed,
+        "opaque": told.opaque_calls,
+        "broken": told.graph_breaks + told.eager,
+    }
