@@ -6,12 +6,20 @@ from typing import Any
 
 import torch
 from distributed_programs import whole
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import functional as F
 
 import forge
+
+
+def _all(x: torch.Tensor) -> torch.Tensor:
+    """Return the full tensor of a DTensor, of strided parts this process's; other tensors as they are."""
+    strided = any(isinstance(each, _StridedShard) for each in getattr(x, "placements", ()))
+    return x.to_local() if strided else whole(x)
 
 
 def _changed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -47,7 +55,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[Any, Any]]]] = {
         [((8, 6), Shard(0)), ("words", Replicate())],
     ),
     "scaled words": (
-        lambda weight, words: F.embedding(words, weight) * 3,
+        lambda weight, words: (F.embedding(words, weight) * 3).redistribute(placements=[Replicate()]),
         [((8, 6), Shard(0)), ("words", Replicate())],
     ),
     "uneven": (lambda x, y: (x * y).sin(), [((5, 3), Shard(0)), ((5, 3), Shard(0))]),
@@ -100,7 +108,7 @@ def of_dtensors(rank: int, what: str) -> dict[str, Any]:
         whole(out).square().sum().backward()
         gradients = [each.grad for each in args if each.requires_grad]
         placed = str(getattr(out, "placements", "a tensor"))
-        return [whole(out).detach(), *map(whole, gradients)], placed
+        return [whole(out).detach(), *map(_all, gradients)], placed
 
     jitted = forge.jit(function)
     (ours, placed), told = results(jitted), forge.explain(jitted)
@@ -110,6 +118,110 @@ def of_dtensors(rank: int, what: str) -> dict[str, Any]:
         "expected": expected,
         "forge": ours,
         "placed": placed,
+        "opaque": told.opaque_calls,
+        "broken": told.graph_breaks + told.eager,
+    }
+
+
+def loss_of_a_cut_vocabulary(rank: int, how: dict[str, Any]) -> dict[str, Any]:
+    """The loss of logits whose vocabulary is cut, and gradients, under loss_parallel."""
+    mesh, generator = init_device_mesh("cpu", (2,)), torch.Generator().manual_seed(0)
+    x, weight = torch.randn(6, 4, generator=generator), torch.randn(8, 4, generator=generator)
+    words = torch.tensor([0, 3, 7, 4, -100, 5])
+
+    def loss(x: torch.Tensor, weight: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(F.linear(x, weight), words, **how)
+
+    def results(function: Callable) -> list[torch.Tensor]:
+        given = [distribute_tensor(x, mesh, [Replicate()]), distribute_tensor(weight, mesh, [Shard(0)])]
+        given = [each.detach().requires_grad_() for each in given]
+        with loss_parallel():
+            found = function(*given, words)
+            found.sum().backward()
+        return [whole(found).detach(), *[whole(each.grad) for each in given]]
+
+    jitted = forge.jit(loss)
+    ours, told = results(jitted), forge.explain(jitted)
+    operations = " ".join(row.operation for row in told.rows)
+    return {
+        "eager": results(loss),
+        "forge": ours,
+        "gathers": "all_gather" in operations,
+        "sums": "all_reduce" in operations,
+        "opaque": told.opaque_calls,
+        "broken": told.graph_breaks + told.eager,
+    }
+
+
+def drawn(rank: int, place: Any, seed: int) -> dict[str, Any]:
+    """What dropout keeps of this process's part, of attention too, and the gradient, in eager and jitted; and of what
+    the numbers are drawn."""
+    warnings.simplefilter("ignore", UserWarning)  # torch's, of random numbers on CPUs
+    mesh = init_device_mesh("cpu", (2,))
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = F.dropout(x, 0.5)
+        return first, F.scaled_dot_product_attention(x, x, torch.ones_like(x), dropout_p=0.5)
+
+    def results(function: Callable) -> list[torch.Tensor]:
+        x = distribute_tensor(torch.ones(4, 8, 2, 16), mesh, [place]).requires_grad_()
+        torch.manual_seed(seed * rank)
+        first, second = function(x)
+        first.sum().backward()
+        return [each.to_local().detach() for each in (first, second, x.grad)]
+
+    jitted = forge.jit(both)
+    ours, told = results(jitted), forge.explain(jitted)
+    return {
+        "eager": results(both),
+        "forge": ours,
+        "opaque": told.opaque_calls,
+        "broken": told.graph_breaks + told.eager,
+    }
+
+
+class Counting(nn.Module):
+    """A layer with buffers that are DTensors: a running mean, a count, rows that are written, and a clamped weight."""
+
+    def __init__(self, mesh: Any) -> None:
+        super().__init__()
+        place = lambda x, where: distribute_tensor(x, mesh, [where])
+        self.weight = nn.Parameter(place(torch.arange(12.0).view(6, 2), Shard(0)))
+        self.register_buffer("mean", place(torch.zeros(6), Shard(0)))
+        self.register_buffer("count", place(torch.zeros(1), Replicate()))
+        self.register_buffer("rows", place(torch.zeros(4, 6), Shard(1)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(max=5)
+        out = F.linear(x, self.weight)
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(out.mean(0), alpha=0.1)
+            self.count += 1
+            self.rows.copy_(out)
+        return out * self.mean
+
+
+def changed_buffers(rank: int) -> dict[str, Any]:
+    """Results, gradients and buffers of two calls of Counting, in eager and jitted."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def results(prepare: Callable) -> tuple[list[Any], Any]:
+        model = Counting(mesh)
+        called = prepare(model)
+        out = []
+        for i in range(2):
+            x = distribute_tensor(torch.arange(8.0).view(4, 2) + i, mesh, [Replicate()])
+            out.append(called(x))
+            out[-1].square().sum().backward()
+        found = [*out, model.weight, model.weight.grad, *model.buffers()]
+        return [whole(each).detach() for each in found], called
+
+    ours, jitted = results(forge.jit)
+    told = forge.explain(jitted)
+    return {
+        "eager": results(lambda model: model)[0],
+        "forge": ours,
         "opaque": told.opaque_calls,
         "broken": told.graph_breaks + told.eager,
     }
