@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from distributed_programs import whole
 from torch import nn
@@ -14,6 +15,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import functional as F
 
 import forge
+from forge.capture import dtensors
 
 
 def _all(x: torch.Tensor) -> torch.Tensor:
@@ -51,7 +53,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[Any, Any]]]] = {
     "view of a cut dim": (lambda x: x.flatten().sin(), [(_SEQUENCE, Shard(1))]),
     "all of it": (lambda x: x.full_tensor().sin(), [(_SEQUENCE, Shard(1))]),
     "padded words": (
-        lambda weight, words: F.embedding(words, weight, 0).redistribute(placements=[Replicate()]).sin(),
+        lambda weight, words: F.embedding(words, weight, 5).redistribute(placements=[Replicate()]).sin(),
         [((8, 6), Shard(0)), ("words", Replicate())],
     ),
     "scaled words": (
@@ -178,6 +180,13 @@ def drawn(rank: int, place: Any, seed: int) -> dict[str, Any]:
         "opaque": told.opaque_calls,
         "broken": told.graph_breaks + told.eager,
     }
+
+
+def drawn_by_part(rank: int) -> dict[str, Any]:
+    """As `drawn` of parts, as though the device had the generators of a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dtensors, "draws_by_part", lambda device: True)
+        return drawn(rank, Shard(0), 1)
 
 
 class Counting(nn.Module):

@@ -29,7 +29,7 @@ from forge.ir.source import Source
 from forge.prims.library import symbolic_dispatch
 from forge.torch_internals.autograd import enter_autocast, exit_autocast, set_grad_enabled
 from forge.torch_internals.dispatch import TorchDispatchMode
-from forge.torch_internals.distributed import is_masked, local_tensor, placement_spec
+from forge.torch_internals.distributed import draws_by_part, is_masked, local_tensor, placement_spec
 from forge.torch_internals.fake_tensors import FakeScriptObject, FakeTensor
 from forge.torch_internals.pytree import torch_pytree
 from forge.torch_internals.tensors import storage_id
@@ -97,8 +97,8 @@ class _Spec(NamedTuple):
 
     def wrap(self, local: torch.Tensor) -> Any:
         """Return the DTensor of which this process has `local`."""
-        whole = {} if self.is_even else {"shape": torch.Size(self.shape), "stride": self.stride}
-        return DTensor.from_local(local, self.mesh, self.placements, run_check=False, **whole)
+        shape, stride = (None, None) if self.is_even else (torch.Size(self.shape), self.stride)
+        return DTensor.from_local(local, self.mesh, self.placements, shape=shape, stride=stride)
 
     @property
     def of_gradient(self) -> list[Any]:
@@ -213,13 +213,14 @@ class _Writer:
 
     def follow_modes(self, node: Node) -> None:
         """Be in the modes of grad and autocast in which the nodes after this one run."""
+        args: tuple[Any, ...] = node.args
         if node.target is set_grad_enabled:
-            set_grad_enabled(node.args[0])
+            set_grad_enabled(*args)
         elif node.target is enter_autocast:
-            self.scopes[node] = torch.autocast(*node.args)
+            self.scopes[node] = torch.autocast(*args)
             self.scopes[node].__enter__()
         elif node.target is exit_autocast:
-            self.scopes.pop(node.args[0]).__exit__(None, None, None)
+            self.scopes.pop(*args).__exit__(None, None, None)
 
     def copy(self, node: Node, example: Any = None) -> Node:
         """Return the node on local tensors."""
@@ -327,7 +328,10 @@ class _Writer:
             # torch keeps what it masks until it is redistributed: no trial
             shown = results or [_example(node.all_input_nodes[0])]
             specs = [_spec(leaf) for leaf in shown]
-            prepared = self.as_local(node, _FakeCall(function, node.args, node.kwargs), specs)
+            trial = _FakeCall(function, node.args, node.kwargs)
+            if draws_by_part(specs[0].mesh.device_type) and trial.is_random:
+                return self.opaque(node, *self.called(node, function, node.args, node.kwargs))
+            prepared = self.as_local(node, trial, specs)
             if prepared is not None:
                 args, kwargs = prepared
                 copied = self.new.create_node(node.op, node.target, args, kwargs, name=node.name)
@@ -339,7 +343,8 @@ class _Writer:
 
     def note_change(self, node: Node, name: str) -> None:
         """Note which inputs a node changes. Raises Unsupported where torch's graph of an input changes, too."""
-        memory = {storage_id(self.inside(_example(each))) for each in (*node.args[:1], node.kwargs.get("out")) if each}
+        written = [each for each in (*node.args[:1], node.kwargs.get("out")) if isinstance(each, Node)]
+        memory = {storage_id(self.inside(_example(each))) for each in written}
         inputs = self.old.graph.find_nodes(op="placeholder")
         for i, (each, spec) in enumerate(zip(inputs, self.inputs, strict=True)):
             if spec is not None and storage_id(self.inside(_example(each))) in memory:
@@ -419,38 +424,46 @@ class _Writer:
         return torch_pytree.tree_unflatten(leaves, trial.structure)
 
     def by_dtensors(self, node: Node, function: Callable, args: tuple, kwargs: dict) -> Any:
-        """Return a call that DTensors make: its operators and collectives, else an opaque call that makes DTensors of
-        local tensors and has local ones of what torch makes of them."""
-        leaves, structure = torch_pytree.tree_flatten((args, kwargs))
-        values = [_example(leaf) if isinstance(leaf, Node) else leaf for leaf in leaves]
-        tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
-        specs = {i: _spec(value) for i, value in enumerate(values) if isinstance(value, DTensor)}
+        """Return the operators and collectives of a call that DTensors make; an opaque call where they are unknown."""
+        called, given = self.called(node, function, args, kwargs)
         example = self.all_inside(_example(node))
-        results = torch_pytree.tree_leaves(_example(node))
-        called = OfDTensors(
-            function,
-            [None if i in tensors else value for i, value in enumerate(values)],
-            structure,
-            tensors,
-            specs,
-            [_spec(leaf) if isinstance(leaf, DTensor) else None for leaf in results],
-        )
-        given = tuple(self.local(leaves[i]) for i in tensors)
-        learns = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in results)
-        examples = [self.inside(values[i]) for i in tensors]
-        found = operator_graphs(called, examples if learns else [each.detach() for each in examples])
+        results = torch_pytree.tree_leaves(example)
+        examples = [_example(each) for each in given]
+        if not any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in results):
+            examples = [each.detach() for each in examples]
+        found = operator_graphs(called, examples)
         if found is None:
-            made = self.new.call_function(called, given)
-            made.meta = {**node.meta, "example_value": example}
-            return made
+            return self.opaque(node, called, given)
         parts = [self.new.get_attr(self.hold(graph)) for graph in (found.forward, found.backward)]
         made = self.new.call_function(run_graphs, (*parts, found.constant, *given))
-        made.meta = {**node.meta, "example_value": tuple(torch_pytree.tree_leaves(example))}
+        made.meta = {**node.meta, "example_value": tuple(results)}
         if not isinstance(example, torch.Tensor):
             return made
         only = self.new.call_function(operator.getitem, (made, 0))
         only.meta = {**node.meta, "example_value": example}
         return only
+
+    def called(
+        self, node: Node, function: Callable, args: tuple, kwargs: dict
+    ) -> tuple["OfDTensors", tuple[Node, ...]]:
+        """Return a call of DTensors as one of the tensors inside, and these."""
+        leaves, structure = torch_pytree.tree_flatten((args, kwargs))
+        values = [_example(leaf) if isinstance(leaf, Node) else leaf for leaf in leaves]
+        tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
+        called = OfDTensors(
+            function,
+            [None if i in tensors else value for i, value in enumerate(values)],
+            structure,
+            tensors,
+            {i: _spec(value) for i, value in enumerate(values) if isinstance(value, DTensor)},
+            [_spec(leaf) if isinstance(leaf, DTensor) else None for leaf in torch_pytree.tree_leaves(_example(node))],
+        )
+        return called, tuple(self.local(leaves[i]) for i in tensors)
+
+    def opaque(self, node: Node, called: "OfDTensors", given: tuple[Node, ...]) -> Node:
+        made = self.new.call_function(called, given)
+        made.meta = {**node.meta, "example_value": self.all_inside(_example(node))}
+        return made
 
     def hold(self, graph: GraphModule) -> str:
         """Return the name under which the graph holds another one."""
@@ -471,8 +484,9 @@ def _unmasked(leaf: Any) -> Any:
     value = _example(leaf) if isinstance(leaf, Node) else leaf
     if not isinstance(value, DTensor) or not any(map(is_masked, value.placements)):
         return value
-    with local_tensor(value).fake_mode, torch.no_grad():
-        return _spec(value).wrap(local_tensor(value))
+    local: Any = local_tensor(value)
+    with local.fake_mode, torch.no_grad():
+        return _spec(value).wrap(local)
 
 
 def _name(node: Node) -> str:
@@ -611,6 +625,11 @@ class _FakeCall:
         self.random |= seen.random
         results = [local_tensor(x) if isinstance(x, DTensor) else x for x in torch_pytree.tree_leaves(made)]
         return [seen.label(each) for each in results], seen.writes
+
+    @property
+    def is_random(self) -> bool:
+        self.of_local(self.leaves, {})
+        return self.random
 
     def divisions(self, given: dict[Node, _Spec], partial: list[int]) -> Iterator[dict[Node, Sequence[int]]]:
         """Yield the arguments that every process has and divides where the result is a sum (a bias)."""

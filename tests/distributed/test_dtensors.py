@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from dtensor_programs import FUNCTIONS, changed_buffers, drawn, loss_of_a_cut_vocabulary, of_dtensors
+from dtensor_programs import FUNCTIONS, changed_buffers, drawn, drawn_by_part, loss_of_a_cut_vocabulary, of_dtensors
 from torch.distributed.tensor import Replicate, Shard
 from two_processes import Pair
 
@@ -45,6 +45,14 @@ def test_processes_drop_parts_of_their_own_and_what_all_have_together(
         torch.testing.assert_close(kept, gradient)
     for one, other in zip(*[found["forge"] for found in both], strict=True):
         assert torch.equal(one, other) is alike
+
+
+def test_parts_that_are_drawn_by_their_place_are_opaque(pair: Pair) -> None:
+    """Where generators have offsets, eager draws from that of a part."""
+    for found in pair.run(drawn_by_part):
+        assert found["broken"] == []
+        assert "torch.nn.functional.dropout of DTensors" in found["opaque"]
+        torch.testing.assert_close(found["forge"], found["eager"])
 
 
 def test_buffers_that_are_dtensors_change_in_place(pair: Pair) -> None:
