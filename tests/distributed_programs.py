@@ -193,11 +193,13 @@ PLANS = {
 }
 
 
-def parallel(plan: str) -> nn.Module:
-    """The model with a plan of PLANS applied."""
+def parallel(plan: str, words: int = 32, *, rows: bool = False) -> nn.Module:
+    """The model with a plan of PLANS applied. rows: with the embedding cut in any plan."""
     torch.manual_seed(0)
-    model, mesh = Llama(), init_device_mesh("cpu", (2,))
+    model, mesh = Llama(words=words), init_device_mesh("cpu", (2,))
     in_layers, outside = PLANS[plan]
+    if rows:
+        outside = {"embed": ROWS(input_layouts=Replicate(), output_layouts=Replicate()), **outside}
     for layer in model.layers:
         parallelize_module(layer, mesh, dict(in_layers))
     return parallelize_module(model, mesh, dict(outside))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed_programs import whole
+from distributed_programs import parallel, train, whole
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -234,3 +234,29 @@ def changed_buffers(rank: int) -> dict[str, Any]:
         "opaque": told.opaque_calls,
         "broken": told.graph_breaks + told.eager,
     }
+
+
+def uneven(rank: int, plan: str) -> dict[str, Any]:
+    """Losses and gradients of a parallel model whose words have no equal parts, in eager and jitted."""
+    model = parallel(plan, words=33, rows=True)
+    jitted = forge.jit(model)
+    ours, told = train(model, jitted), forge.explain(jitted)
+    return {
+        "eager": train(parallel(plan, words=33, rows=True)),
+        "forge": ours,
+        "opaque": told.opaque_calls,
+        "broken": told.graph_breaks + told.eager,
+    }
+
+
+def of_varying_parts(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor], list[str]]:
+    """Results of a function of uneven parts of several lengths, jitted and in eager, and the warnings."""
+    mesh = init_device_mesh("cpu", (2,))
+    values = [distribute_tensor(torch.arange(float(length)), mesh, [Shard(0)]) for length in (5, 7, 9)]
+    double = lambda x: x * 2
+    jitted = forge.jit(double)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ours = [whole(jitted(x)) for x in values]
+    expected = [whole(double(x)) for x in values]
+    return ours, expected, [str(each.message) for each in told if str(each.message).startswith("forge")]

@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 import torch
-from dtensor_programs import FUNCTIONS, changed_buffers, drawn, drawn_by_part, loss_of_a_cut_vocabulary, of_dtensors
+from dtensor_programs import (
+    FUNCTIONS,
+    changed_buffers,
+    drawn,
+    drawn_by_part,
+    loss_of_a_cut_vocabulary,
+    of_dtensors,
+    of_varying_parts,
+    uneven,
+)
 from torch.distributed.tensor import Replicate, Shard
 from two_processes import Pair
 
@@ -59,3 +68,16 @@ def test_buffers_that_are_dtensors_change_in_place(pair: Pair) -> None:
     for found in pair.run(changed_buffers):
         assert found["broken"] == [] and found["opaque"] == []
         torch.testing.assert_close(found["forge"], found["eager"])
+
+
+@pytest.mark.parametrize("plan", ["columns and rows", "sequence"])
+def test_a_model_of_uneven_words_trains_as_in_eager(plan: str, pair: Pair) -> None:
+    for found in pair.run(uneven, plan):
+        assert found["broken"] == [] and found["opaque"] == []
+        torch.testing.assert_close(found["forge"], found["eager"])
+
+
+def test_uneven_parts_of_several_lengths_run_in_eager_with_the_reason(pair: Pair) -> None:
+    for values, expected, told in pair.run(of_varying_parts):
+        assert len(told) == 1 and "whose length varies has uneven or strided parts" in told[0]
+        torch.testing.assert_close(values, expected)
