@@ -361,47 +361,6 @@ def of_cut_tensors(rank: int, what: str) -> dict[str, Any]:
     }
 
 
-def planned(rank: int, kind: str, folder: str) -> dict[str, Any]:
-    """The loss and gradients of a model of transformers with the plan that it has, in eager and jitted."""
-    import transformers  # other programs do without
-
-    config = getattr(transformers, f"{kind}Config")(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        vocab_size=64,
-        use_cache=False,
-    )
-    if rank == 0:
-        getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
-    torch.distributed.barrier()
-    words = torch.randint(64, (2, 8), generator=torch.Generator().manual_seed(0))
-
-    def results(prepare: Callable) -> tuple[list[torch.Tensor], Callable]:
-        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2)):
-                patch.setenv(name, str(value))
-            model = transformers.AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto")
-        called = prepare(model)
-        loss = called(input_ids=words, labels=words).loss
-        loss.backward()
-        assert any(isinstance(each, DTensor) for each in model.parameters())
-        return [loss.detach(), *[whole(each.grad) for each in model.parameters()]], called
-
-    ours, jitted = results(forge.jit)
-    told = forge.explain(jitted)
-    return {
-        "eager": results(lambda model: model)[0],
-        "forge": ours,
-        "opaque": told.opaque_calls,
-        "broken": told.graph_breaks + told.eager,
-    }
-
-
 def other_mesh(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """A sum of DTensors on two meshes, one of two processes, one of this one alone."""
     two, one = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1), mesh_dim_names=("both", "alone"))["alone"]
