@@ -193,11 +193,13 @@ PLANS = {
 }
 
 
-def parallel(plan: str) -> nn.Module:
-    """The model with a plan of PLANS applied."""
+def parallel(plan: str, words: int = 32, *, rows: bool = False) -> nn.Module:
+    """The model with a plan of PLANS applied. rows: with the embedding cut in any plan."""
     torch.manual_seed(0)
-    model, mesh = Llama(), init_device_mesh("cpu", (2,))
+    model, mesh = Llama(words=words), init_device_mesh("cpu", (2,))
     in_layers, outside = PLANS[plan]
+    if rows:
+        outside = {"embed": ROWS(input_layouts=Replicate(), output_layouts=Replicate()), **outside}
     for layer in model.layers:
         parallelize_module(layer, mesh, dict(in_layers))
     return parallelize_module(model, mesh, dict(outside))
@@ -357,67 +359,6 @@ def of_cut_tensors(rank: int, what: str) -> dict[str, Any]:
         "opaque": told.opaque_calls,
         "broken": told.graph_breaks + told.eager,
     }
-
-
-def planned(rank: int, kind: str, folder: str) -> dict[str, Any]:
-    """The loss and gradients of a model of transformers with the plan that it has, in eager and jitted."""
-    import transformers  # other programs do without
-
-    config = getattr(transformers, f"{kind}Config")(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        vocab_size=64,
-        use_cache=False,
-    )
-    if rank == 0:
-        getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
-    torch.distributed.barrier()
-    words = torch.randint(64, (2, 8), generator=torch.Generator().manual_seed(0))
-
-    def results(prepare: Callable) -> tuple[list[torch.Tensor], Callable]:
-        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2)):
-                patch.setenv(name, str(value))
-            model = transformers.AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto")
-        called = prepare(model)
-        loss = called(input_ids=words, labels=words).loss
-        loss.backward()
-        assert any(isinstance(each, DTensor) for each in model.parameters())
-        return [loss.detach(), *[whole(each.grad) for each in model.parameters()]], called
-
-    ours, jitted = results(forge.jit)
-    told = forge.explain(jitted)
-    return {
-        "eager": results(lambda model: model)[0],
-        "forge": ours,
-        "opaque": told.opaque_calls,
-        "broken": told.graph_breaks + told.eager,
-    }
-
-
-IN_EAGER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "dropout": lambda x: F.dropout(x, 0.5) * 2,
-    "uneven": lambda x: x * 2,
-    "in place": lambda x: (x * 2).add_(1),
-}
-
-
-def in_eager_with_a_reason(rank: int, what: str) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
-    """Return the results of a function of a DTensor, jitted and in eager, and the warnings."""
-    mesh = init_device_mesh("cpu", (2,))
-    x = distribute_tensor(torch.arange(15.0 if what == "uneven" else 16.0).view(-1, 1), mesh, [Shard(0)])
-    function = IN_EAGER[what]
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        torch.manual_seed(1)
-        ours = whole(forge.jit(function)(x))
-    torch.manual_seed(1)
-    return ours, whole(function(x)), [str(each.message) for each in told if str(each.message).startswith("forge")]
 
 
 def other_mesh(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

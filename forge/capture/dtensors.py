@@ -2,9 +2,10 @@
 
 Dynamo's graph says how each value is placed. Here it is rewritten, before it is recorded: DTensor.from_local and
 to_local vanish, redistribute is `forge.redistribute`, whose collectives are calls of the program, and a torch function
-of DTensors is that function of the tensors inside, where both run the same operators. Where they do not, the call is an
-opaque one, which makes DTensors of what it is given and differentiates as torch does. At the program's boundary inputs
-are unwrapped and results wrapped by torch's own differentiable functions, outside of the autograd.Function.
+of DTensors is that function of the tensors inside, where both run the same operators. Where they do not, the call is
+the operators and collectives that DTensors run for it and for its gradient (forge/capture/operator_graphs.py), or where
+these are not known without data, an opaque one. At the program's boundary inputs are unwrapped and results wrapped by
+torch's own differentiable functions, outside of the autograd.Function.
 
 Gradients follow one rule: that of a value is placed as the value, that of a partial one is replicated. A function that
 makes a part of something of a value that every process has gives each process a part of that value's gradient:
@@ -12,6 +13,7 @@ makes a part of something of a value that every process has gives each process a
 """
 
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,14 +23,19 @@ from torch.nn import functional
 
 from forge import torchlang
 from forge.capture.higher_order import writes
+from forge.capture.operator_graphs import operator_graphs, run_graphs
 from forge.compiler.program import Unsupported
 from forge.ir.source import Source
 from forge.prims.library import symbolic_dispatch
+from forge.torch_internals.autograd import enter_autocast, exit_autocast, set_grad_enabled
 from forge.torch_internals.dispatch import TorchDispatchMode
-from forge.torch_internals.distributed import local_tensor, placement_spec
+from forge.torch_internals.distributed import draws_by_part, is_masked, local_tensor, placement_spec
 from forge.torch_internals.fake_tensors import FakeScriptObject, FakeTensor
 from forge.torch_internals.pytree import torch_pytree
-from forge.torchlang.sharding import Place, of_gradient, redistribute, spread
+from forge.torch_internals.tensors import storage_id
+from forge.torchlang import autocast_mode, grad_mode
+from forge.torchlang.fake_execution import changed_tensors
+from forge.torchlang.sharding import of_gradient, redistribute, spread
 
 if TYPE_CHECKING or torch.distributed.is_available():
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -44,11 +51,12 @@ class LocalGraph(NamedTuple):
 
 
 def to_local_graph(graph: GraphModule) -> LocalGraph | None:
-    """Return the graph on local tensors, None where it has no DTensors. Raises Unsupported for an unknown placement,
-    for random numbers, and for an in-place change of a DTensor."""
+    """Return the graph on local tensors, None where it has no DTensors. Raises Unsupported for what DTensors do without
+    that the tensors inside can do it."""
     if not any(map(_has_dtensor, graph.graph.nodes)):
         return None
-    return _Writer(graph).write()
+    with autocast_mode.preserve(), grad_mode.preserve():
+        return _Writer(graph).write()
 
 
 def _has_dtensor(node: Node) -> bool:
@@ -56,67 +64,66 @@ def _has_dtensor(node: Node) -> bool:
 
 
 class _Spec(NamedTuple):
-    """The placement of a DTensor: a place for each dim of the mesh."""
+    """The placement of a DTensor, and the shape and strides of all of it."""
 
     mesh: Any
-    places: tuple[Place, ...]
+    placements: tuple[Any, ...]
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+
+    @property
+    def places(self) -> tuple[Any, ...]:
+        """A place for each dim of the mesh; a placement that is none of them as it is."""
+        return tuple(map(_place, self.placements))
+
+    @property
+    def is_even(self) -> bool:
+        """Whether each process has as much, in the order of the processes, or all of it, or a part of a sum."""
+        cut = [(dim, place) for dim, place in enumerate(self.places) if isinstance(place, int)]
+        return (
+            all(isinstance(place, (int, str)) for place in self.places)
+            and all(self.shape[place] % self.mesh.size(dim) == 0 for dim, place in cut)
+            and len({place for _, place in cut}) == len(cut)
+        )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether functions of each process's part are parts of those of the whole, their gradients too."""
+        return not any(each.is_partial() and _place(each) != "partial" for each in self.placements)
 
     def group(self, dim: int) -> tuple[int, int, str]:
         """Return the size, this process's rank and the name of the group along a dim of the mesh."""
         return self.mesh.size(dim), self.mesh.get_local_rank(dim), self.mesh.get_group(dim).group_name
 
-    @property
-    def placements(self) -> list[Any]:
-        return [_placement(place) for place in self.places]
+    def wrap(self, local: torch.Tensor) -> Any:
+        """Return the DTensor of which this process has `local`."""
+        shape, stride = (None, None) if self.is_even else (torch.Size(self.shape), self.stride)
+        return DTensor.from_local(local, self.mesh, self.placements, shape=shape, stride=stride)
 
     @property
     def of_gradient(self) -> list[Any]:
-        return [_placement(of_gradient(place)) for place in self.places]
+        return [Replicate() if each.is_partial() else each for each in self.placements]
 
 
-def _placement(place: Place) -> Any:
-    return Shard(place) if isinstance(place, int) else Partial() if place == "partial" else Replicate()
-
-
-def _place(placement: Any) -> Place | None:
+def _place(placement: Any) -> Any:
     if type(placement) is Shard:
         return placement.dim
     if type(placement) is Replicate:
         return "replicate"
-    return "partial" if type(placement) is Partial and placement.reduce_op == "sum" else None
-
-
-def _find_spec(value: Any) -> _Spec | str:
-    """Return the mesh and placements of a DTensor, or the reason why they cannot be compiled."""
-    mesh = placement_spec(value).mesh
-    mesh = mesh.real_obj if isinstance(mesh, FakeScriptObject) else mesh
-    places: list[Place] = []
-    for placement in placement_spec(value).placements:
-        if (place := _place(placement)) is None:
-            return f"a DTensor is placed as {placement}"
-        places.append(place)
-    if mesh.get_coordinate() is None:
-        return "this process is no part of a DTensor's mesh"
-    cut = [place for place in places if isinstance(place, int)]
-    for dim, place in enumerate(places):
-        if isinstance(place, int) and (value.shape[place] % mesh.size(dim) or cut.count(place) > 1):
-            return f"a DTensor of shape {list(value.shape)} has uneven parts, or is cut twice along dim {place}"
-    return _Spec(mesh, tuple(places))
+    return "partial" if type(placement) is Partial and placement.reduce_op == "sum" else placement
 
 
 def _spec(value: Any) -> _Spec:
-    found = _find_spec(value)
-    if isinstance(found, str):
-        raise Unsupported(found)
+    """Return how a DTensor is placed; what is masked before it is summed is a sum. Raises Unsupported."""
+    spec = placement_spec(value)
+    mesh = spec.mesh.real_obj if isinstance(spec.mesh, FakeScriptObject) else spec.mesh
+    if mesh.get_coordinate() is None:
+        raise Unsupported("this process is no part of a DTensor's mesh")
+    placements = tuple(Partial() if is_masked(each) else each for each in spec.placements)
+    found = _Spec(mesh, placements, tuple(value.shape), tuple(value.stride()))
+    if not found.is_even and any(isinstance(size, torch.SymInt) for size in (*found.shape, *found.stride)):
+        raise Unsupported("a DTensor whose length varies has uneven or strided parts")
     return found
-
-
-def _local_fake(value: Any) -> Any:
-    """Return the fake local tensor of a fake DTensor; another value as it is."""
-    if not isinstance(value, DTensor):
-        return value
-    local = local_tensor(value).detach()
-    return local.requires_grad_() if value.requires_grad and not local_tensor(value).is_inference() else local
 
 
 class _Writer:
@@ -124,8 +131,9 @@ class _Writer:
         self.old = graph
         self.new = Graph()
         self.env: dict[Node, Any] = {}
-        self.waiting: dict[Node, Callable] = {}  # calls whose results have no place before they are redistributed
-        self.sums: dict[Node, _Spec] = {}  # of calls that are written as sums: how they are placed
+        self.locals: dict[int, tuple[Any, Any]] = {}  # DTensors and the tensors inside, by the ids of the former
+        self.scopes: dict[Node, Any] = {}  # of torch.autocast
+        self.changed: set[int] = set()  # inputs
         self.inputs: list[_Spec | None] = []  # of each input: how it is placed, None where it is no DTensor
         self.left_out: list[int] = []  # inputs that are no tensors
         self.outputs: dict[int, _Spec] = {}
@@ -148,6 +156,7 @@ class _Writer:
         if node.op == "output":
             return self.output(node)
         name = _name(node)
+        self.follow_modes(node)
         if name in ("from_local", "prim_from_local", "prim from_local"):  # the last before torch 2.13
             return self.from_local(node)
         if not any(isinstance(value, DTensor) for value in given) and not _has_dtensor(node):
@@ -169,7 +178,7 @@ class _Writer:
             self.inputs.append(None)
             return None
         self.inputs.append(_spec(value) if isinstance(value, DTensor) else None)
-        return self.copy(node, _local_fake(value))
+        return self.copy(node, self.inside(value))
 
     def output(self, node: Node) -> Any:
         results: Any = node.args[0]
@@ -182,23 +191,36 @@ class _Writer:
         """Return a call on DTensors that runs `call` on their local tensors."""
         specs = [(i, spec) for i, spec in enumerate(self.inputs) if spec is not None]
         kept = [i for i in range(len(self.inputs)) if i not in self.left_out]
-        outputs = list(self.outputs.items())
+        outputs, changed = list(self.outputs.items()), sorted(self.changed)
 
         def of_dtensors(*inputs: Any) -> Any:
             local = list(inputs)
             for i, spec in specs:
                 local[i] = inputs[i].to_local(grad_placements=spec.of_gradient)
             results = call(*[local[i] for i in kept])
+            for i in changed:
+                torch.autograd.graph.increment_version(inputs[i])
             if not outputs:
                 return results
             results = list(results)
             for i, spec in outputs:
-                results[i] = DTensor.from_local(results[i], spec.mesh, spec.placements, run_check=False)
+                results[i] = spec.wrap(results[i])
             return tuple(results)
 
         return of_dtensors
 
     # calls
+
+    def follow_modes(self, node: Node) -> None:
+        """Be in the modes of grad and autocast in which the nodes after this one run."""
+        args: tuple[Any, ...] = node.args
+        if node.target is set_grad_enabled:
+            set_grad_enabled(*args)
+        elif node.target is enter_autocast:
+            self.scopes[node] = torch.autocast(*args)
+            self.scopes[node].__enter__()
+        elif node.target is exit_autocast:
+            self.scopes.pop(*args).__exit__(None, None, None)
 
     def copy(self, node: Node, example: Any = None) -> Node:
         """Return the node on local tensors."""
@@ -210,10 +232,21 @@ class _Writer:
         return copied
 
     def local(self, node: Node) -> Any:
-        """Return the local value of a node of the graph. Raises Unsupported before a pending redistribution."""
-        if node in self.waiting:
-            raise Unsupported(f"a result of {node.name} is used before it is redistributed")
         return self.env[node]
+
+    def inside(self, value: Any) -> Any:
+        """Return the fake local tensor of a fake DTensor, always the same; another value as it is."""
+        if not isinstance(value, DTensor):
+            return value
+        if id(value) not in self.locals:
+            inner = local_tensor(value)
+            local = inner.detach()
+            gradient = value.requires_grad and not inner.is_inference()
+            self.locals[id(value)] = value, local.requires_grad_() if gradient else local
+        return self.locals[id(value)][1]
+
+    def all_inside(self, tree: Any) -> Any:
+        return torch_pytree.tree_map(self.inside, tree)
 
     def insert(self, target: Callable, *args: Any) -> Node:
         """Return a call of a function of local tensors, the first argument among them."""
@@ -234,84 +267,90 @@ class _Writer:
 
     def from_local(self, node: Node) -> Any:
         value: Any = node.args[0]
-        known = {name: given for name, given in node.kwargs.items() if name not in ("device_mesh", "placements")}
-        others = [
-            name for name, given in known.items() if name not in ("shape", "stride") and given not in (None, False)
-        ]
-        if others or not isinstance(value, Node):
-            raise Unsupported(f"DTensor.from_local is called with {', '.join(known)}")
-        spec, whole = _spec(_example(node)), list(_example(value).shape)
-        for dim, place in enumerate(spec.places):
-            if isinstance(place, int):
-                whole[place] *= spec.mesh.size(dim)
-        if whole != list(_example(node).shape):
-            raise Unsupported(
-                f"DTensor.from_local is called with a shape that parts of {list(_example(value).shape)} lack"
-            )
+        known = ("device_mesh", "placements", "shape", "stride", "run_check")
+        others = [name for name, given in node.kwargs.items() if name not in known and given is not None]
+        if others or node.kwargs.get("run_check") or not isinstance(value, Node):
+            raise Unsupported(f"DTensor.from_local is called with {', '.join(node.kwargs)}")
+        _spec(_example(node))
         return self.local(value)
 
     def to_local(self, node: Node) -> Any:
         value: Any = node.args[0]
         spec, local = _spec(_example(value)), self.local(value)
         wanted: Any = node.kwargs.get("grad_placements")
-        if wanted is None:
+        if wanted is None or not _example(value).requires_grad:
             return local
         places = [_place(each) for each in wanted]
         summed = [dim for dim, place in enumerate(places) if place != of_gradient(spec.places[dim])]
         if any(places[dim] != "partial" or spec.places[dim] != "replicate" for dim in summed):
-            raise Unsupported(f"to_local is called with grad_placements={wanted}")
-        return self.spread(local, spec, summed) if _example(value).requires_grad else local
+            return self.by_dtensors(node, DTensor.to_local, (value,), {"grad_placements": list(wanted)})
+        return self.spread(local, spec, summed)
 
     def redistribute(self, node: Node) -> Any:
         value: Any = node.args[0]
-        others = [name for name in node.kwargs if name not in ("placements", "async_op", "device_mesh")]
-        if any(node.kwargs[name] is not None for name in (*others, "device_mesh") if name in node.kwargs):
-            raise Unsupported(f"redistribute is called with {', '.join(node.kwargs)}")
-        after = _spec(_example(node))
-        if value in self.waiting:
-            return self.opaque(node, self.waiting[value], value.args, value.kwargs)
-        before, local = self.sums.get(value) or _spec(_example(value)), self.local(value)
+        others = {
+            name: given
+            for name, given in node.kwargs.items()
+            if name not in ("placements", "async_op", "device_mesh") and given is not None
+        }
+        before, after = _spec(_example(value)), _spec(_example(node))
         if before.mesh != after.mesh:
             raise Unsupported("a DTensor is redistributed to another mesh")
-        cut = [(dim, place) for spec in (before, after) for dim, place in enumerate(spec.places)]
-        if len({place for _, place in set(cut) if isinstance(place, int)}) < len(
-            {(dim, place) for dim, place in cut if isinstance(place, int)}
-        ):
-            raise Unsupported("a DTensor is redistributed between dims of the mesh")
+        if before.placements == after.placements and not others:
+            return self.local(value)
+        cut = {(dim, place) for spec in (before, after) for dim, place in enumerate(spec.places)}
+        dims = [place for _, place in cut if isinstance(place, int)]
+        if others or not (before.is_even and after.is_even) or len(set(dims)) < len(dims):
+            others["placements"] = after.placements
+            return self.by_dtensors(node, DTensor.redistribute, (value,), others)
+        local = self.local(value)
         for dim, (source, target) in enumerate(zip(before.places, after.places, strict=True)):
             if source != target:
                 local = self.insert(redistribute, local, source, target, *after.group(dim))
         return local
 
     def call(self, node: Node, name: str) -> Any:
-        """Return a torch function: of the local tensors where that is the same, else opaque."""
+        """Return a torch function: of the local tensors where that is the same, else what DTensors do."""
         example = _example(node)
         if name == "getitem" and isinstance(_example(node.all_input_nodes[0]), (tuple, list)):
-            return self.copy(node, _local_fake(example))
-        if writes(node) or "out" in node.kwargs:
-            raise Unsupported(f"{name} changes a DTensor in place")
+            return self.copy(node, self.inside(example))
         results = [leaf for leaf in torch_pytree.tree_leaves(example) if leaf is not None]
-        if not all(isinstance(leaf, DTensor) for leaf in results):
-            if all(isinstance(leaf, (int, float, str)) for leaf in results):
-                return example  # a query of a DTensor's metadata
-            raise Unsupported(f"{name} of a DTensor gives {', '.join(type(leaf).__name__ for leaf in results)}")
+        changes = writes(node)
+        if changes:
+            self.note_change(node, name)
+        elif all(isinstance(leaf, (int, float, str)) for leaf in results):
+            return example  # a query of a DTensor's metadata
         function = _callable(node)
-        if any(isinstance(_find_spec(leaf), str) for leaf in results):
-            if [_name(each) for each in node.users] in (["redistribute"], ["prim_redistribute"]):
-                if (looked_up := self.embedding(node)) is not None:
-                    return looked_up
-                self.waiting[node] = function  # no trial: torch keeps what it masks until it is redistributed
-                return None
-            raise Unsupported(next(each for each in map(_find_spec, results) if isinstance(each, str)))
-        specs = [_spec(leaf) for leaf in results]
-        trial = _FakeCall(function, node.args, node.kwargs)
-        prepared = self.as_local(node, trial, specs)
-        if prepared is None:
-            return self.opaque(node, function, node.args, node.kwargs)
-        args, kwargs = prepared
-        copied = self.new.create_node(node.op, node.target, args, kwargs, name=node.name)
-        copied.meta = {**node.meta, "example_value": torch_pytree.tree_map(_local_fake, example)}
-        return copied
+        looked_up = self.embedding(node)
+        if looked_up is not None:
+            return looked_up
+        if all(isinstance(leaf, DTensor) and not any(map(is_masked, leaf.placements)) for leaf in results):
+            # torch keeps what it masks until it is redistributed: no trial
+            shown = results or [_example(node.all_input_nodes[0])]
+            specs = [_spec(leaf) for leaf in shown]
+            trial = _FakeCall(function, node.args, node.kwargs)
+            if draws_by_part(specs[0].mesh.device_type) and trial.is_random:
+                return self.opaque(node, *self.called(node, function, node.args, node.kwargs))
+            prepared = self.as_local(node, trial, specs)
+            if prepared is not None:
+                args, kwargs = prepared
+                copied = self.new.create_node(node.op, node.target, args, kwargs, name=node.name)
+                copied.meta = {**node.meta, "example_value": self.all_inside(example)}
+                return copied
+        if changes:
+            raise Unsupported(f"{name} changes a DTensor in place by other operators than those of a tensor")
+        return self.by_dtensors(node, function, node.args, node.kwargs)
+
+    def note_change(self, node: Node, name: str) -> None:
+        """Note which inputs a node changes. Raises Unsupported where torch's graph of an input changes, too."""
+        written = [each for each in (*node.args[:1], node.kwargs.get("out")) if isinstance(each, Node)]
+        memory = {storage_id(self.inside(_example(each))) for each in written}
+        inputs = self.old.graph.find_nodes(op="placeholder")
+        for i, (each, spec) in enumerate(zip(inputs, self.inputs, strict=True)):
+            if spec is not None and storage_id(self.inside(_example(each))) in memory:
+                self.changed.add(i)
+                if torch.is_grad_enabled() and _example(each).requires_grad:
+                    raise Unsupported(f"{name} changes an input that is a DTensor with gradients in place")
 
     def embedding(self, node: Node) -> Node | None:
         """Return a lookup in an embedding whose rows are cut as a sum: zeros for the words that are not here. None for
@@ -320,6 +359,7 @@ class _Writer:
             return None
         given = inspect.signature(functional.embedding).bind(*node.args, **node.kwargs).arguments
         words, weight = given.pop("input"), given.pop("weight")
+        padding = given.pop("padding_idx", None)
         if any(option not in (None, False, 2.0) for option in given.values()):  # 2.0: max_norm's unused norm
             return None
         if not all(isinstance(each, Node) and isinstance(_example(each), DTensor) for each in (words, weight)):
@@ -330,11 +370,16 @@ class _Writer:
         if len(dims) != 1 or cut.mesh != read.mesh or {*others, *read.places} != {"replicate"}:
             return None
         local = self.local(weight)
-        rows = _example(local).shape[0]
-        here = self.insert(torch.sub, self.local(words), cut.group(dims[0])[1] * rows)
+        rows, (size, rank, _) = _example(local).shape[0], cut.group(dims[0])
+        if not isinstance(rows, int) or rows == 0:
+            return None
+        start = rank * -(-cut.shape[0] // size)
+        if padding is not None:
+            padding = padding % cut.shape[0] - start
+            padding = padding if 0 <= padding < rows else None
+        here = self.insert(torch.sub, self.local(words), start)
         missing = self.insert(torch.logical_or, self.insert(torch.lt, here, 0), self.insert(torch.ge, here, rows))
-        found = self.insert(functional.embedding, self.insert(torch.masked_fill, here, missing, 0), local)
-        self.sums[node] = cut._replace(places=tuple("partial" if place == 0 else place for place in cut.places))
+        found = self.insert(functional.embedding, self.insert(torch.masked_fill, here, missing, 0), local, padding)
         return self.insert(torch.masked_fill, found, self.insert(torch.unsqueeze, missing, -1), 0.0)
 
     def as_local(self, node: Node, trial: "_FakeCall", results: list[_Spec]) -> tuple[tuple, dict] | None:
@@ -344,13 +389,13 @@ class _Writer:
             return None
         given = {each: _spec(_example(each)) for each in nodes}
         mesh = results[0].mesh
-        if any(spec.mesh != mesh for spec in (*given.values(), *results)):
+        if any(spec.mesh != mesh or not spec.is_local for spec in (*given.values(), *results)):
             return None
         if trial.of_dtensors is None:
             return None
         partial = [dim for dim in range(mesh.ndim) if all(spec.places[dim] == "partial" for spec in results)]
         for divided in trial.divisions(given, partial):
-            sizes = trial.sizes_of(_local_fake(_example(node))) if len(results) == 1 else None
+            sizes = trial.sizes_of(self.inside(_example(node)))
             for replaced in (trial.leaves, sizes):
                 if replaced is not None and trial.of_local(replaced, divided) == trial.of_dtensors:
                     return self.arguments(trial, replaced, given, results, divided)
@@ -378,16 +423,53 @@ class _Writer:
         leaves = [local.get(leaf, self.env.get(leaf)) if isinstance(leaf, Node) else leaf for leaf in replaced]
         return torch_pytree.tree_unflatten(leaves, trial.structure)
 
-    def opaque(self, node: Node, function: Callable, args: tuple, kwargs: dict) -> Node:
-        """Return a call that makes DTensors of local tensors, and has local ones of what torch makes of them."""
+    def by_dtensors(self, node: Node, function: Callable, args: tuple, kwargs: dict) -> Any:
+        """Return the operators and collectives of a call that DTensors make; an opaque call where they are unknown."""
+        called, given = self.called(node, function, args, kwargs)
+        example = self.all_inside(_example(node))
+        results = torch_pytree.tree_leaves(example)
+        examples = [_example(each) for each in given]
+        if not any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in results):
+            examples = [each.detach() for each in examples]
+        found = operator_graphs(called, examples)
+        if found is None:
+            return self.opaque(node, called, given)
+        parts = [self.new.get_attr(self.hold(graph)) for graph in (found.forward, found.backward)]
+        made = self.new.call_function(run_graphs, (*parts, found.constant, *given))
+        made.meta = {**node.meta, "example_value": tuple(results)}
+        if not isinstance(example, torch.Tensor):
+            return made
+        only = self.new.call_function(operator.getitem, (made, 0))
+        only.meta = {**node.meta, "example_value": example}
+        return only
+
+    def called(
+        self, node: Node, function: Callable, args: tuple, kwargs: dict
+    ) -> tuple["OfDTensors", tuple[Node, ...]]:
+        """Return a call of DTensors as one of the tensors inside, and these."""
         leaves, structure = torch_pytree.tree_flatten((args, kwargs))
         values = [_example(leaf) if isinstance(leaf, Node) else leaf for leaf in leaves]
-        specs = {i: _spec(value) for i, value in enumerate(values) if isinstance(value, DTensor)}
-        results = [_spec(leaf) for leaf in torch_pytree.tree_leaves(_example(node))]
-        called = OfDTensors(function, structure, specs, results)
-        made = self.new.call_function(called, tuple(self.local(x) if isinstance(x, Node) else x for x in leaves))
-        made.meta = {**node.meta, "example_value": torch_pytree.tree_map(_local_fake, _example(node))}
+        tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
+        called = OfDTensors(
+            function,
+            [None if i in tensors else value for i, value in enumerate(values)],
+            structure,
+            tensors,
+            {i: _spec(value) for i, value in enumerate(values) if isinstance(value, DTensor)},
+            [_spec(leaf) if isinstance(leaf, DTensor) else None for leaf in torch_pytree.tree_leaves(_example(node))],
+        )
+        return called, tuple(self.local(leaves[i]) for i in tensors)
+
+    def opaque(self, node: Node, called: "OfDTensors", given: tuple[Node, ...]) -> Node:
+        made = self.new.call_function(called, given)
+        made.meta = {**node.meta, "example_value": self.all_inside(_example(node))}
         return made
+
+    def hold(self, graph: GraphModule) -> str:
+        """Return the name under which the graph holds another one."""
+        name = f"of_dtensors_{len(vars(self.old)['_modules'])}"
+        self.old.add_submodule(name, graph)
+        return name
 
 
 _CALLS = ("call_function", "call_method")
@@ -397,40 +479,67 @@ def _example(node: Node) -> Any:
     return node.meta.get("example_value")
 
 
+def _unmasked(leaf: Any) -> Any:
+    """Return a node's example, that of a masked sum as one of a sum; another leaf as it is."""
+    value = _example(leaf) if isinstance(leaf, Node) else leaf
+    if not isinstance(value, DTensor) or not any(map(is_masked, value.placements)):
+        return value
+    local: Any = local_tensor(value)
+    with local.fake_mode, torch.no_grad():
+        return _spec(value).wrap(local)
+
+
 def _name(node: Node) -> str:
     return torchlang.function_name(node.target).rpartition(".")[2]
 
 
 def _callable(node: Node) -> Callable:
-    return getattr(torch.Tensor, node.target) if isinstance(node.target, str) else node.target
+    return getattr(DTensor, node.target) if isinstance(node.target, str) else node.target
 
 
 class OfDTensors:
     """A torch function of DTensors as one of the tensors inside, by torch's own DTensors and their autograd.
 
-    specs: of the leaves of its arguments that are DTensors, by position; results: of what it returns.
+    leaves, structure: of its arguments; tensors: the positions of the tensors among them. specs: of those that are
+    DTensors, by position; results: of what it returns, None for a tensor that is none.
     """
 
     communicates = True
 
-    def __init__(self, function: Callable, structure: Any, specs: dict[int, _Spec], results: list[_Spec]) -> None:
+    def __init__(
+        self,
+        function: Callable,
+        leaves: list[Any],
+        structure: Any,
+        tensors: list[int],
+        specs: dict[int, _Spec],
+        results: list[_Spec | None],
+    ) -> None:
         self.function = function
+        self.leaves = leaves
         self.structure = structure
+        self.tensors = tensors
         self.specs = specs
         self.results = results
         self.__name__ = f"{torchlang.function_name(function)} of DTensors"
 
-    def __call__(self, *leaves: Any) -> Any:
-        given = [
-            DTensor.from_local(leaf, spec.mesh, spec.placements, run_check=False) if spec is not None else leaf
-            for leaf, spec in ((leaf, self.specs.get(i)) for i, leaf in enumerate(leaves))
-        ]
+    def __call__(self, *tensors: Any) -> Any:
+        given = list(self.leaves)
+        for i, tensor in zip(self.tensors, tensors, strict=True):
+            given[i] = self.specs[i].wrap(tensor) if i in self.specs else tensor
         found, structure = torch_pytree.tree_flatten(_run(self.function, given, self.structure))
         local = [
-            each.redistribute(placements=spec.placements).to_local(grad_placements=spec.of_gradient)
+            each if spec is None else placed(each, spec).to_local(grad_placements=spec.of_gradient)
             for each, spec in zip(found, self.results, strict=True)
         ]
         return torch_pytree.tree_unflatten(local, structure)
+
+
+def placed(x: Any, spec: _Spec) -> Any:
+    """Return a DTensor placed so; what is masked before it is summed by way of the sum."""
+    if any(map(is_masked, x.placements)):
+        x = x.redistribute(placements=[Replicate() if is_masked(each) else each for each in x.placements])
+    return x.redistribute(placements=spec.placements)
 
 
 def _run(function: Callable, leaves: Sequence[Any], structure: Any) -> Any:
@@ -447,6 +556,8 @@ class _OperatorRecorder(TorchDispatchMode):
     def __init__(self, given: Sequence[Any] = ()) -> None:
         super().__init__()
         self.random = False
+        self.writes: list[Any] = []  # what changes what is given in place, and what it reads
+        self.memory = {storage_id(x) for x in given if isinstance(x, torch.Tensor)}
         self.alive = list(given)  # an id is an object's while it lives
         self.labels: dict[int, Any] = {id(x): ("given", i) for i, x in enumerate(given) if isinstance(x, torch.Tensor)}
 
@@ -457,6 +568,11 @@ class _OperatorRecorder(TorchDispatchMode):
         self.random |= torch.Tag.nondeterministic_seeded in func.tags
         result = func(*args, **kwargs)
         read = tuple(map(self.label, torch_pytree.tree_leaves((args, kwargs))))
+        for x in changed_tensors(func, args, kwargs):
+            self.alive.append(x)
+            self.labels[id(x)] = (str(func), read)
+            if storage_id(x) in self.memory:
+                self.writes.append(self.labels[id(x)])
         for i, each in enumerate(torch_pytree.tree_leaves(result)):
             if isinstance(each, torch.Tensor) and id(each) not in self.labels:
                 self.alive.append(each)
@@ -479,8 +595,9 @@ class _FakeCall:
 
     def __init__(self, function: Callable, args: tuple, kwargs: dict) -> None:
         self.function = function
+        self.random = False
         self.leaves, self.structure = torch_pytree.tree_flatten((args, kwargs))
-        self.of_dtensors = self._propagate([_example(x) if isinstance(x, Node) else x for x in self.leaves], {})
+        self.of_dtensors = self._propagate([_unmasked(x) for x in self.leaves], {})
 
     def of_local(self, leaves: Sequence[Any], divided: dict[Node, Sequence[int]]) -> Any:
         """Return the fake results for the local tensors of `leaves`, those in `divided` divided by the sizes of these
@@ -505,10 +622,14 @@ class _FakeCall:
                 made = _run(self.function, values, self.structure)
             except Exception:
                 return None
-        if seen.random:
-            raise Unsupported(f"{torchlang.function_name(self.function)} of a DTensor draws random numbers")
+        self.random |= seen.random
         results = [local_tensor(x) if isinstance(x, DTensor) else x for x in torch_pytree.tree_leaves(made)]
-        return [seen.label(each) for each in results]
+        return [seen.label(each) for each in results], seen.writes
+
+    @property
+    def is_random(self) -> bool:
+        self.of_local(self.leaves, {})
+        return self.random
 
     def divisions(self, given: dict[Node, _Spec], partial: list[int]) -> Iterator[dict[Node, Sequence[int]]]:
         """Yield the arguments that every process has and divides where the result is a sum (a bias)."""
@@ -520,7 +641,7 @@ class _FakeCall:
     def sizes_of(self, result: Any) -> list[Any] | None:
         """Return the leaves with local shapes where a shape is read; None where none is."""
         numbers = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, int)]
-        if getattr(self.function, "__name__", "") not in ("view", "reshape") or len(numbers) != result.ndim:
+        if not isinstance(result, torch.Tensor) or len(numbers) != result.ndim:
             return None
         shape = dict(zip(numbers, result.shape, strict=True))
         return [shape.get(i, leaf) for i, leaf in enumerate(self.leaves)]

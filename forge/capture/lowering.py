@@ -124,12 +124,19 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
     except Exception as error:
         raise Unsupported(f"torch does not say without data what it runs: {in_one_line(error)}") from error
     _without_changed_shapes(graph)
-    graph.graph.eliminate_dead_code(is_impure_node=_acts)
+    graph.graph.eliminate_dead_code(is_impure_node=acts)
     if {aten._linalg_det.default, aten._linalg_svd.default} <= {node.target for node in graph.graph.nodes}:
         raise Unsupported("torch's derivative of a determinant depends on whether it is 0")
     for node in graph.graph.nodes:
         if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
             raise Unsupported(f"{node.target} draws random numbers")
+    as_captured(graph)
+    return graph
+
+
+def as_captured(graph: GraphModule) -> None:
+    """Make a graph of make_fx one that is recorded as Dynamo's are. Raises Unsupported."""
+    for node in graph.graph.nodes:
         if node.target is aten.lift_fresh_copy.default:  # of a tensor that the graph holds
             node.target = aten.clone.default
         if node.target is aten._to_copy.default and isinstance(node.args[0], NUMBER_TYPES):  # as vmap promotes numbers
@@ -138,10 +145,9 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
         if node.op == "get_attr" and isinstance(getattr(graph, node.target), FakeTensor):
             raise Unsupported("it makes a tensor of numbers that are not known without data")
         node.meta["example_value"] = node.meta.get("val")
-    return graph
 
 
-def _acts(node: Node) -> bool:
+def acts(node: Node) -> bool:
     """Return whether a node does something beside its results, as `_linalg_check_errors` does, which has none. Before
     torch 2.13, Node.is_impure is not true of that."""
     return node.is_impure() or (isinstance(node.target, OpOverload) and not schema_of(node.target).returns)

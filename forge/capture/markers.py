@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 from forge import prims
 from forge.capture import higher_order
 from forge.capture.autograd_functions import from_graphs, run_alone
+from forge.capture.operator_graphs import record_graphs, run_graphs
 from forge.compiler.program import Unsupported
 from forge.ir import Symbol, Tag, TensorProxy, Trace, get_grad, put_grad
 from forge.torch_internals.autograd import (
@@ -20,6 +21,7 @@ from forge.torch_internals.autograd import (
 )
 from forge.torch_internals.functorch import lazy_load_decompositions, predispatch_enter_dual_level
 from forge.torch_internals.tensors import log_api_usage_once
+from forge.torchlang import autocast_mode
 
 
 class Interpreter(Protocol):
@@ -30,6 +32,9 @@ class Interpreter(Protocol):
 
     def inline(self, graph: GraphModule, args: tuple) -> Any:
         """Run a nested graph on values of this one."""
+
+    def inline_operators(self, graph: GraphModule, args: tuple) -> Any:
+        """Run a nested graph whose calls are all known."""
 
 
 def _ignore(interpreter: Interpreter, *args: Any, **kwargs: Any) -> None:
@@ -85,6 +90,13 @@ def _autograd_function(
     return from_graphs(interpreter.inline, forward, backward, options).record(args)
 
 
+def _operator_graphs(
+    interpreter: Interpreter, forward: GraphModule, backward: GraphModule, constant: tuple, *args: Any
+) -> tuple:
+    with autocast_mode.disable():
+        return record_graphs(interpreter.inline_operators, forward, backward, constant, args)
+
+
 def _register_hook(interpreter: Interpreter, x: TensorProxy, hook: GraphModule, *sizes: Any) -> Any:
     """Return a hook on a value's gradient: a second handle, which all calls take, and whose gradient the hook
     changes."""
@@ -137,6 +149,7 @@ MARKERS: dict[Any, Callable] = {
     log_api_usage_once: _ignore,
     enter_autocast: _enter_autocast,
     exit_autocast: _exit,
+    run_graphs: _operator_graphs,
 }
 if higher_order.REGISTER_HOOK is not None:
     MARKERS[higher_order.REGISTER_HOOK] = _register_hook

@@ -63,7 +63,7 @@ def operator_symbol(operator: OpOverload) -> Symbol | None:
     schema = schema_of(operator)
     tags = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
     aliases = any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
-    if operator.namespace != "aten" or aliases or not tags.isdisjoint(operator.tags):
+    if operator.namespace not in ("aten", _COLLECTIVES) or aliases or not tags.isdisjoint(operator.tags):
         return None
 
     def meta(*args: Any, **kwargs: Any) -> Any:
@@ -74,8 +74,11 @@ def operator_symbol(operator: OpOverload) -> Symbol | None:
         if overload_name(operator) == "default"
         else f"{operator_name(operator)}_{overload_name(operator)}"
     )
-    effect = [] if schema.returns else [Tag.EFFECT]  # it raises where values are wrong
-    return Symbol(name, f"torch.ops.{operator}", meta=meta, op=operator, tags=frozenset(effect))
+    acts = not schema.returns or operator.namespace == _COLLECTIVES  # it raises where values are wrong
+    return Symbol(name, f"torch.ops.{operator}", meta=meta, op=operator, tags=frozenset([Tag.EFFECT] if acts else []))
+
+
+_COLLECTIVES = "_c10d_functional"
 
 
 def _metadata(op: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

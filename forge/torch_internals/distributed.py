@@ -21,6 +21,20 @@ def placement_spec(tensor: Any) -> Any:
     return tensor._spec
 
 
+def is_masked(placement: Any) -> bool:
+    """Return whether a placement is a sum of which each process masks its part first: that of cut rows."""
+    return hasattr(placement, "mask_buffer")
+
+
+def draws_by_part(device: str) -> bool:
+    """Return whether DTensors on this kind of device draw random numbers from where a process's part is in the whole:
+    the generators of CPUs have no such place."""
+    from torch.distributed.tensor import _random as random  # torch may have been built without
+
+    tracker = random._rng_tracker
+    return device != "cpu" and (tracker is None or tracker.distribute_region_enabled)
+
+
 def make_fake_group(name: Any) -> "torch.distributed.ProcessGroup":
     """Return a process group of one process, whose collectives leave their tensors as they are."""
     from torch._C import _distributed_c10d as c10d  # torch may have been built without

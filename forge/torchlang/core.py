@@ -257,6 +257,8 @@ def _entry_of(function: Any) -> Entry | None:
         return _entries[function]
     if has_one_overload(function):
         return _entry_of(getattr(function, *function.overloads()))
+    if isinstance(function, OpOverload) and has_one_overload(function.overloadpacket):
+        return _entries.get(function.overloadpacket) or _entries.get(_builtin(function))
     return _entries.get(_builtin(function)) if isinstance(function, OpOverload) else None
 
 

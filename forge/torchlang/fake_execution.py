@@ -68,15 +68,7 @@ class EffectRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        schema = schema_of(func)
-        values = [*args, *[kwargs.get(each.name) for each in schema.arguments[len(args) :]]]
-        changed = [
-            tensor
-            for argument, value in zip(schema.arguments, values, strict=False)
-            if argument.alias_info is not None and argument.alias_info.is_write
-            for tensor in leaves(value)
-            if isinstance(tensor, torch.Tensor)
-        ]
+        changed = changed_tensors(func, args, kwargs)
         before = [_layout(tensor) for tensor in changed]
         result = func(*args, **kwargs)
         self.written.update(memory for *_, memory in before)
@@ -86,11 +78,24 @@ class EffectRecorder(TorchDispatchMode):
             self.detached += [each for each in leaves(result) if isinstance(each, torch.Tensor)]
         self.reshaped += [tensor for tensor, was in zip(changed, before, strict=True) if _layout(tensor) != was]
         self.random |= torch.Tag.nondeterministic_seeded in func.tags
-        self.acts |= not changed and not schema.returns
+        self.acts |= not changed and not schema_of(func).returns
         return result
 
     def is_detached(self, leaf: Any) -> bool:
         return any(leaf is each for each in self.detached)
+
+
+def changed_tensors(operator: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """Return the tensors among its arguments that an operator changes, by its schema."""
+    arguments = schema_of(operator).arguments
+    values = [*args, *[kwargs.get(each.name) for each in arguments[len(args) :]]]
+    return [
+        tensor
+        for argument, value in zip(arguments, values, strict=False)
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for tensor in leaves(value)
+        if isinstance(tensor, torch.Tensor)
+    ]
 
 
 def _memory(tensor: torch.Tensor) -> int:

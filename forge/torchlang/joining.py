@@ -107,7 +107,7 @@ def split(tensor: TensorProxy, split_size_or_sections: Dim | Sequence[Dim], dim:
     return _split("split", tensor, split_size_or_sections, dim)
 
 
-@torchsymbol(Tensor.split, view=View.ALWAYS)
+@torchsymbol(Tensor.split, torch.ops.aten.split.Tensor, view=View.ALWAYS)
 def tensor_split_method(self: TensorProxy, split_size: Dim | Sequence[Dim], dim: int = 0) -> Parts:
     """Consecutive parts along `dim`: of one length (the last may be shorter), or of given lengths."""
     return _split("split", self, split_size, dim)

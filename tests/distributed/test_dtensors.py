@@ -1,0 +1,83 @@
+"""Programs on DTensors are programs of local calls and collectives, whatever DTensors do for a function."""
+
+from typing import Any
+
+import pytest
+import torch
+from dtensor_programs import (
+    FUNCTIONS,
+    changed_buffers,
+    drawn,
+    drawn_by_part,
+    loss_of_a_cut_vocabulary,
+    of_dtensors,
+    of_varying_parts,
+    uneven,
+)
+from torch.distributed.tensor import Replicate, Shard
+from two_processes import Pair
+
+from forge.torch_internals.versions import TORCH
+
+_VIEW = pytest.param(
+    "view of a cut dim",
+    marks=pytest.mark.skipif(TORCH < (2, 13), reason="torch's DTensors refuse such a view before torch 2.13"),
+)
+
+
+@pytest.mark.parametrize("what", [_VIEW if what in _VIEW.values else what for what in FUNCTIONS])
+def test_functions_of_dtensors_are_local_calls_and_collectives(what: str, pair: Pair) -> None:
+    for found in pair.run(of_dtensors, what):
+        assert found["broken"] == [] and found["opaque"] == []
+        assert found["placed"] == found["expected"]
+        torch.testing.assert_close(found["forge"], found["eager"])
+
+
+@pytest.mark.parametrize("how", [{}, {"reduction": "sum"}, {"reduction": "none"}, {"ignore_index": 7}], ids=str)
+def test_the_loss_of_a_cut_vocabulary_sends_no_logits(how: dict[str, Any], pair: Pair) -> None:
+    for found in pair.run(loss_of_a_cut_vocabulary, how):
+        assert found["broken"] == [] and found["opaque"] == []
+        assert found["sums"] and not found["gathers"]
+        torch.testing.assert_close(found["forge"], found["eager"])
+
+
+@pytest.mark.parametrize(("place", "seed", "alike"), [(Shard(0), 1, False), (Replicate(), 0, True)], ids=str)
+def test_processes_drop_parts_of_their_own_and_what_all_have_together(
+    place: Any, seed: int, alike: bool, pair: Pair
+) -> None:
+    """On CPUs each process draws from its own generator, as in eager."""
+    both = pair.run(drawn, place, seed)
+    for found in both:
+        assert found["broken"] == [] and found["opaque"] == []
+        torch.testing.assert_close(found["forge"], found["eager"])
+        kept, _, gradient = found["forge"]
+        torch.testing.assert_close(kept, gradient)
+    for one, other in zip(*[found["forge"] for found in both], strict=True):
+        assert torch.equal(one, other) is alike
+
+
+def test_parts_that_are_drawn_by_their_place_are_opaque(pair: Pair) -> None:
+    """Where generators have offsets, eager draws from that of a part."""
+    for found in pair.run(drawn_by_part):
+        assert found["broken"] == []
+        assert "torch.nn.functional.dropout of DTensors" in found["opaque"]
+        torch.testing.assert_close(found["forge"], found["eager"])
+
+
+def test_buffers_that_are_dtensors_change_in_place(pair: Pair) -> None:
+    for found in pair.run(changed_buffers):
+        assert found["broken"] == [] and found["opaque"] == []
+        torch.testing.assert_close(found["forge"], found["eager"])
+
+
+@pytest.mark.parametrize("plan", ["columns and rows", "sequence"])
+def test_a_model_of_uneven_words_trains_as_in_eager(plan: str, pair: Pair) -> None:
+    for found in pair.run(uneven, plan):
+        assert found["broken"] == [] and found["opaque"] == []
+        torch.testing.assert_close(found["forge"], found["eager"])
+
+
+def test_uneven_parts_of_several_lengths_run_in_eager_with_the_reason(pair: Pair) -> None:
+    for values, expected, told in pair.run(of_varying_parts):
+        assert len(told) == 1 and "whose length varies has uneven or strided parts" in told[0]
+        torch.testing.assert_close(values, expected)
