@@ -86,8 +86,9 @@ def _place(placement: Any) -> Place | None:
     return "partial" if type(placement) is Partial and placement.reduce_op == "sum" else None
 
 
-def _find_spec(value: Any) -> _Spec | str:
-    """Return the mesh and placements of a DTensor, or the reason why they cannot be compiled."""
+def _find_spec(value: Any, *, uneven: bool = False) -> _Spec | str:
+    """Return the mesh and placements of a DTensor, or the reason why they cannot be compiled. uneven: whether the
+    processes' parts may differ, as where only `to_local` reads them."""
     mesh = placement_spec(value).mesh
     mesh = mesh.real_obj if isinstance(mesh, FakeScriptObject) else mesh
     places: list[Place] = []
@@ -99,13 +100,14 @@ def _find_spec(value: Any) -> _Spec | str:
         return "this process is no part of a DTensor's mesh"
     cut = [place for place in places if isinstance(place, int)]
     for dim, place in enumerate(places):
-        if isinstance(place, int) and (value.shape[place] % mesh.size(dim) or cut.count(place) > 1):
+        differ = isinstance(place, int) and not uneven and value.shape[place] % mesh.size(dim)
+        if isinstance(place, int) and (differ or cut.count(place) > 1):
             return f"a DTensor of shape {list(value.shape)} has uneven parts, or is cut twice along dim {place}"
     return _Spec(mesh, tuple(places))
 
 
-def _spec(value: Any) -> _Spec:
-    found = _find_spec(value)
+def _spec(value: Any, *, uneven: bool = False) -> _Spec:
+    found = _find_spec(value, uneven=uneven)
     if isinstance(found, str):
         raise Unsupported(found)
     return found
@@ -168,7 +170,7 @@ class _Writer:
             self.left_out.append(len(self.inputs))
             self.inputs.append(None)
             return None
-        self.inputs.append(_spec(value) if isinstance(value, DTensor) else None)
+        self.inputs.append(_spec(value, uneven=True) if isinstance(value, DTensor) else None)
         return self.copy(node, _local_fake(value))
 
     def output(self, node: Node) -> Any:
@@ -252,7 +254,7 @@ class _Writer:
 
     def to_local(self, node: Node) -> Any:
         value: Any = node.args[0]
-        spec, local = _spec(_example(value)), self.local(value)
+        spec, local = _spec(_example(value), uneven=True), self.local(value)
         wanted: Any = node.kwargs.get("grad_placements")
         if wanted is None:
             return local

@@ -228,7 +228,7 @@ def rematerialize(trace: Trace, context: Context) -> Trace:
         config.may_run_again,
         derived.copied,
         derived.unread,
-        fused=config.is_fused,
+        fused=config.may_part,
         chains=config.memory == "smallest",
     )
     derived.joint = derived.joint._replace(forward=forward)

@@ -70,6 +70,7 @@ from forge.torchlang import autocast_mode
 from forge.transforms import Freezing
 from forge.transforms.joined_copies import is_copy
 from forge.transforms.split import innermost
+from forge.transforms.unshards import is_unshard
 
 
 class LoweredProgram(NamedTuple):
@@ -164,7 +165,10 @@ def _is_differentiated(trace: Trace, context: Context) -> bool:
 
 
 def _may_compute_again(trace: Trace, context: Context) -> bool:
-    return _is_differentiated(trace, context) and context.config.memory != "speed"
+    """Return whether calls of the forward may run again: under memory="speed", those that gather parameters alone."""
+    if not _is_differentiated(trace, context):
+        return False
+    return context.config.memory != "speed" or any(map(is_unshard, trace.bound_symbols))
 
 
 def _has_no_gradients(trace: Trace, context: Context) -> bool:

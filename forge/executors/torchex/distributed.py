@@ -6,14 +6,16 @@ import torch
 
 from forge import prims, torchlang
 from forge.executors.torchex.core import as_what_it_calls, run_prim, run_prims, run_torchlang
+from forge.torchlang.parameter_shards import gather_alone, reduce_alone
 
 if torch.distributed.is_available():
     functional = torch.ops._c10d_functional
 
-    for symbol in (torchlang.redistributed, torchlang.spreading):
+    for symbol in (torchlang.redistributed, torchlang.spreading, torchlang.unsharded):
         run_torchlang(symbol, checker=as_what_it_calls)
 
     run_prims({prims.all_reduce: functional.all_reduce, prims.wait_tensor: functional.wait_tensor})
+    run_prims({prims.unshard: gather_alone, prims.reduce_to_shard: reduce_alone})
 
     @run_prim(prims.all_gather_into_tensor)
     def all_gather_into_tensor(x: torch.Tensor, group_size: int, group: str) -> torch.Tensor:
