@@ -1,6 +1,5 @@
 """forge.distributed: parameters sharded over processes, gathered and freed by the program that reads them."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -124,9 +123,9 @@ class _Sharding:
 def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolicy | None = None) -> nn.Module:
     """Shard the parameters of a model over the processes of a mesh, in place, and return it.
 
-    Each parameter becomes a DTensor cut along dim 0. Where the model's forward reads one, the whole is gathered, and its
-    gradient is averaged over the processes and scattered. `forge.jit(forge.distributed.shard(model))` compiles all of
-    that into one program: parameters are gathered in buckets, ahead of their use, freed, and gathered again in the
+    Each parameter becomes a DTensor cut along dim 0. Where the model's forward reads one, the whole is gathered, and
+    its gradient is averaged over the processes and scattered. `forge.jit(forge.distributed.shard(model))` compiles all
+    of that into one program: parameters are gathered in buckets, ahead of their use, freed, and gathered again in the
     backward. Elsewhere, as in an optimizer or a checkpoint, parameters are the DTensors.
 
     Args:
@@ -205,8 +204,8 @@ def _check_model(model: Any) -> None:
         check(
             not is_lazy(parameter) and type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor,
             lambda name=name, parameter=parameter: (
-                f"shard: the parameter {name} is a {type(parameter.data).__name__}, but must be a plain tensor of known "
-                "shape"
+                f"shard: the parameter {name} is a {type(parameter.data).__name__}, but must be a plain tensor whose "
+                "shape is known"
             ),
             TypeError,
         )
