@@ -154,6 +154,8 @@ class _Writer:
             return self.from_local(node)
         if not any(isinstance(value, DTensor) for value in given) and not _has_dtensor(node):
             return self.copy(node)
+        if name == "tag_activation_checkpoint":
+            return self.checkpoint(node)
         if any(isinstance(value, FakeScriptObject) for value in given) or node.op not in _CALLS:
             raise Unsupported(f"{name} is called with a DTensor")
         if name in ("to_local", "prim_to_local"):
@@ -216,6 +218,21 @@ class _Writer:
         if node in self.waiting:
             raise Unsupported(f"a result of {node.name} is used before it is redistributed")
         return self.env[node]
+
+    def checkpoint(self, node: Node) -> Node:
+        """Return a checkpoint whose body is a graph on local tensors."""
+        body: Any = node.args[0]
+        inner = _Writer(getattr(self.old, body.target))
+        graph = inner.write().graph
+        if inner.outputs:
+            raise Unsupported("a checkpoint returns a DTensor")
+        name = f"{body.target}_on_local_tensors"
+        self.old.add_module(name, graph)
+        inputs = [each for i, each in enumerate(node.args[1:]) if i not in inner.left_out]
+        args = (self.new.get_attr(name), *[self.local(x) if isinstance(x, Node) else x for x in inputs])
+        copied = self.new.call_function(node.target, args, dict(node.kwargs))  # type: ignore[arg-type]
+        copied.meta = dict(node.meta)
+        return copied
 
     def insert(self, target: Callable, *args: Any) -> Node:
         """Return a call of a function of local tensors, the first argument among them."""

@@ -338,15 +338,9 @@ def _layouts_in_torch(trace: Trace, context: Context) -> Layouts:
 
 def bucket_collectives(trace: Trace, context: Context) -> Trace:
     """Gather parameters, and reduce their gradients, several by one message, in an order of all processes."""
-    program = _captured(context)
-    inputs = program.input_names if context.kind is Kind.BACKWARD else None
-    return transforms.bucket_collectives(trace, find_parameters(program), _MESSAGES, inputs)
-
-
-def _captured(context: Context) -> Trace:
-    """Return the program that the trace belongs to, before its gradients."""
-    derived = context.derivative_or_none
-    return context.optimized if derived is None else derived.trace
+    parameters = find_parameters(context.program.trace)
+    inputs = context.derivative.trace.input_names if context.kind is Kind.BACKWARD else None
+    return transforms.bucket_collectives(trace, parameters, _MESSAGES, inputs)
 
 
 def claim(trace: Trace, context: Context) -> Trace:
@@ -406,7 +400,7 @@ def cuda_graphs(trace: Trace, context: Context) -> Trace:
 
 def overlap_collectives(trace: Trace, context: Context) -> Trace:
     """Start messages early and await them late, so that they overlap with computation."""
-    return transforms.overlap_collectives(trace, find_parameters(_captured(context)), _MESSAGES)
+    return transforms.overlap_collectives(trace, find_parameters(context.program.trace), _MESSAGES)
 
 
 def bucket_gradients(trace: Trace, context: Context) -> Trace:

@@ -434,7 +434,7 @@ def _second_tier(trace: Trace, context: Context, first: LoweredProgram) -> Secon
     lowered = [stages[-1] for stages in (first.context.stages, first.backward_stages) if stages]
     is_symbolic = any(map(has_symbolic_sizes, lowered))
     records = config.may_record_later and all(map(can_record, lowered))
-    records = records and not any(map(is_unshard, context.optimized.bound_symbols))
+    records = records and not any(map(is_unshard, context.program.trace.bound_symbols))
     records = records and not (is_symbolic and len(lowered) > 1)  # what each size saves would stay in memory
     hidden = None
     if records or config.has_second_tier:

@@ -59,8 +59,11 @@ def start_reduce(
     return torch.ops._c10d_functional.reduce_scatter_tensor_coalesced(sent, "avg", group_size, group)
 
 
-def finish_reduce(started: Tensors, lengths: Sequence[int | None], dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
-    """Return this process's parts of the gradients, once they are there."""
+def finish_reduce(
+    started: Tensors, lengths: Sequence[int | None], dtypes: Sequence[torch.dtype], read: Tensors = ()
+) -> list[torch.Tensor]:
+    """Return this process's parts of the gradients, once they are there. read: gradients that are sent until then, so
+    that nothing writes to their memory."""
     received = []
     for each, length, dtype in zip(started, lengths, dtypes, strict=True):
         rows = torch.ops._c10d_functional.wait_tensor(each)

@@ -250,7 +250,9 @@ class _Bucketing(NamedTuple):
             shapes = [_padded(bound.output, size, length) for bound, length in zip(bounds, lengths, strict=True)]
         else:
             start, finish = self.operators.start_reduce, self.operators.finish_reduce
-            dtypes, more = [bound.args[3] or bound.args[0].dtype for bound in bounds], [[b.args[2] for b in bounds]]
+            dtypes = [bound.args[3] or bound.args[0].dtype for bound in bounds]
+            read = [x for x, dtype in zip(values, dtypes, strict=True) if x.dtype is dtype]  # else a copy is
+            more = [[bound.args[2] for bound in bounds], read]
             shapes = [_part(bound.args[0], size) for bound in bounds]
         hint = "gathering" if gathers else "reducing"
         handles = tuple(
