@@ -109,11 +109,9 @@ class _Sharding:
         if whole.device.type not in ("meta", self.mesh.device_type):
             whole = whole.to(self.mesh.device_type)
         whole = whole.contiguous()
-        if not whole.ndim:
-            placement, part = Replicate(), whole
-        else:
-            rows = chunk_rows(whole.shape[0], self.size) if whole.shape[0] else 1
-            placement, part = Shard(0), whole[rows * self.rank :][:rows].clone()
+        rows = chunk_rows(whole.shape[0], self.size) if whole.ndim else 0
+        part = whole[rows * self.rank :][:rows].clone() if whole.ndim else whole
+        placement: Any = Shard(0) if whole.ndim else Replicate()
         tensor = DTensor.from_local(
             part, self.mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride()
         )
@@ -213,9 +211,9 @@ def _check_model(model: Any) -> None:
 
 def _check_mesh(mesh: Any, model: nn.Module) -> "DeviceMesh":
     if mesh is None:
+        found = torch.accelerator.current_accelerator()
         device = next((each.device.type for each in model.parameters() if each.device.type != "meta"), None)
-        if device is None:
-            device = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
+        device = device or ("cpu" if found is None else found.type)
         return init_device_mesh(device, (torch.distributed.get_world_size(),))
     check(isinstance(mesh, DeviceMesh), lambda: f"shard: mesh is {mesh!r}, but must be a DeviceMesh or None", TypeError)
     check(

@@ -149,7 +149,6 @@ def trained(
     }
 
 
-
 def trained_small_transformer(rank: int) -> dict[str, Any]:
     """A Llama of transformers under FSDP2, and sharded and jitted."""
     import transformers  # other programs do without

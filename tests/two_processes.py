@@ -14,7 +14,8 @@ WAIT = 120  # seconds for one function, however busy the machine is
 
 
 class Pair:
-    """Two processes of one group. `run(function, *args, **options)` calls function(rank, *args, **options) in both and returns both results.
+    """Two processes of one group. `run(function, *args, **options)` calls function(rank, *args, **options) in both and
+    returns both results.
 
     Raises AssertionError with the traceback of what fails, or where one does not answer.
     """
