@@ -13,6 +13,7 @@ Source: S. Li et al., PyTorch Distributed (2020), for buckets; Y. Zhao et al., P
 """
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from forge.transforms.makers import innermost, is_view
 from forge.transforms.unshards import is_reduction, is_unshard, limits
 
 _SILENT = frozenset({prims.copy_, prims.copy_data_, prims.require})  # effects without a message
+_READ_WITH = 3  # matrices, such as those of queries, keys and values
 _NO_LIMITS = 1 << 26, 1 << 26  # of what a captured program does not gather, such as in a double backward
 
 
@@ -51,9 +53,13 @@ _Write = Callable[[Sequence[BoundSymbol], set[str]], list[BoundSymbol]]
 
 
 def find_parameters(program: Trace) -> Parameters:
-    """Return the parameters that a captured program gathers."""
+    """Return the parameters that a captured program gathers.
+
+    Those of one dim count as read with matrices after them: what is computed again of a norm or a bias is read there.
+    """
     part_of: dict[str, str] = {}  # by the name of a gathered value or a view of it
     found: dict[str, Parameter] = {}
+    small: set[str] = set()
     for place, bound in enumerate(program.bound_symbols):
         for name in bound.inputs:
             if name in part_of:
@@ -63,8 +69,14 @@ def find_parameters(program: Trace) -> Parameters:
             bucket, prefetch = limits(bound) or _NO_LIMITS
             found.setdefault(part, Parameter(place, place, bucket, prefetch))
             part_of[bound.output.name] = part
+            if bound.output.ndim < 2:
+                small.add(part)
         elif bound.inputs and bound.inputs[0] in part_of and is_view(bound):
             part_of.update(dict.fromkeys(bound.outputs, part_of[bound.inputs[0]]))
+    matrices = sorted(each.last for part, each in found.items() if part not in small)
+    for part in small:
+        after = matrices[bisect(matrices, found[part].last) :][:_READ_WITH]
+        found[part] = found[part]._replace(last=max([found[part].last, *after]))
     return found
 
 
