@@ -202,7 +202,7 @@ def _check_model(model: Any) -> None:
         check(
             not is_lazy(parameter) and type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor,
             lambda name=name, parameter=parameter: (
-                f"shard: the parameter {name} is a {type(parameter.data).__name__}, but must be a plain tensor whose "
+                f"shard: the parameter {name} is a {type(parameter).__name__}, but must be a plain tensor whose "
                 "shape is known"
             ),
             TypeError,
