@@ -1,13 +1,14 @@
 """Training of a Llama in several processes: a step of eager, torch.compile and forge, in turn in one process a rank.
 
-    torchrun --nproc-per-node 2 -m bench.parallel [--plan ddp fsdp fsdp-blocks tensor] [--layers 12] [--rounds 10]
+    torchrun --nproc-per-node 2 -m bench.parallel [--plan ddp fsdp fsdp-blocks shard tensor] [--layers 12] [--rounds 10]
 
 A step is a forward, the loss and a backward. On GPUs over nccl: hidden 2048, bfloat16, 4×2048 tokens a rank; else over
 gloo and tiny. A system's model is freed before the next one's is made. Milliseconds are the median of the rounds, of
 the slower rank; GiB is what a rank holds at its peak (GPUs).
 
 ddp is DDP(forge.jit(model)) and torch.compile(DDP(model)); fsdp jits the sharded model, fsdp-blocks each of its layers;
-tensor cuts the layers' products by columns and rows.
+shard is forge.jit(forge.distributed.shard(model)), beside FSDP2 with each of its layers compiled; tensor cuts the
+layers' products by columns and rows.
 """
 
 import argparse
@@ -92,6 +93,12 @@ def _sharded_blocks(model: nn.Module, mesh: DeviceMesh, compile: Compile, system
     return fully_shard(model, mesh=mesh)
 
 
+def _whole_program(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str) -> nn.Module:
+    if system == "forge":
+        return compile(forge.distributed.shard(model, mesh))
+    return _sharded_blocks(model, mesh, compile, system)
+
+
 def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str) -> nn.Module:
     columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
     for layer in _layers(model):
@@ -101,7 +108,13 @@ def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, compile: Compile, syste
     return compile(model)
 
 
-PLANS = {"ddp": _data_parallel, "fsdp": _sharded, "fsdp-blocks": _sharded_blocks, "tensor": _tensor_parallel}
+PLANS = {
+    "ddp": _data_parallel,
+    "fsdp": _sharded,
+    "fsdp-blocks": _sharded_blocks,
+    "shard": _whole_program,
+    "tensor": _tensor_parallel,
+}
 
 
 def _torch_compile(module: nn.Module) -> nn.Module:

@@ -3,7 +3,7 @@
 from forge.support import startup  # before all that imports torch
 
 # isort: split
-from forge import optim, quantize
+from forge import distributed, optim, quantize
 from forge.aot.errors import ExportError
 from forge.aot.exported import Exported
 from forge.aot.loaded import load
@@ -40,6 +40,7 @@ __all__ = [
     "StrictError",
     "bisect",
     "bundle",
+    "distributed",
     "explain",
     "export",
     "finish_compiling",

@@ -14,7 +14,8 @@ WAIT = 120  # seconds for one function, however busy the machine is
 
 
 class Pair:
-    """Two processes of one group. `run(function, *args)` calls function(rank, *args) in both and returns both results.
+    """Two processes of one group. `run(function, *args, **options)` calls function(rank, *args, **options) in both and
+    returns both results.
 
     Raises AssertionError with the traceback of what fails, or where one does not answer.
     """
@@ -30,9 +31,9 @@ class Pair:
         for process in self._processes:
             process.start()
 
-    def run(self, function: Callable, *args: Any) -> list[Any]:
+    def run(self, function: Callable, *args: Any, **options: Any) -> list[Any]:
         for end in self._ends:
-            end.send((function, args))
+            end.send((function, args, options))
         answers = []
         for rank, end in enumerate(self._ends):
             assert end.poll(WAIT), f"process {rank} does not answer: {function.__name__} waits for the other one"
@@ -53,11 +54,11 @@ def _serve(rank: int, end: Any, store: str) -> None:
     found = torch.distributed.FileStore(store, 2)
     torch.distributed.init_process_group("gloo", store=found, rank=rank, world_size=2)
     while True:
-        function, args = end.recv()
+        function, args, options = end.recv()
         torch.manual_seed(0)
         torch.compiler.reset()
         try:
-            answer = None, function(rank, *args)
+            answer = None, function(rank, *args, **options)
         except Exception:
             answer = traceback.format_exc(), None
         end.send(answer)

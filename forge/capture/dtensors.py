@@ -161,6 +161,8 @@ class _Writer:
             return self.from_local(node)
         if not any(isinstance(value, DTensor) for value in given) and not _has_dtensor(node):
             return self.copy(node)
+        if name == "tag_activation_checkpoint":
+            return self.checkpoint(node)
         if any(isinstance(value, FakeScriptObject) for value in given) or node.op not in _CALLS:
             raise Unsupported(f"{name} is called with a DTensor")
         if name in ("to_local", "prim_to_local"):
@@ -247,6 +249,21 @@ class _Writer:
 
     def all_inside(self, tree: Any) -> Any:
         return torch_pytree.tree_map(self.inside, tree)
+
+    def checkpoint(self, node: Node) -> Node:
+        """Return a checkpoint whose body is a graph on local tensors."""
+        body: Any = node.args[0]
+        inner = _Writer(getattr(self.old, body.target))
+        graph = inner.write().graph
+        if inner.outputs or inner.changed:
+            raise Unsupported("a checkpoint returns or changes a DTensor")
+        name = f"{body.target}_on_local_tensors"
+        self.old.add_module(name, graph)
+        inputs = [each for i, each in enumerate(node.args[1:]) if i not in inner.left_out]
+        args = (self.new.get_attr(name), *[self.local(x) if isinstance(x, Node) else x for x in inputs])
+        copied = self.new.call_function(node.target, args, dict(node.kwargs))  # type: ignore[arg-type]
+        copied.meta = dict(node.meta)
+        return copied
 
     def insert(self, target: Callable, *args: Any) -> Node:
         """Return a call of a function of local tensors, the first argument among them."""

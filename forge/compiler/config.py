@@ -17,6 +17,7 @@ from forge.executors.executor import (
 )
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, Trace
+from forge.transforms.unshards import is_unshard, reshards
 from forge.transforms.users import Transform
 
 
@@ -140,7 +141,15 @@ class Config:
 
     def may_run_again(self, bound: BoundSymbol) -> bool:
         """Return whether a backward may run a call of the forward again, rather than read what it saved."""
-        return self.memory == "smallest" or self.is_fused(bound)
+        if is_unshard(bound) and reshards(bound) is not None:
+            return bool(reshards(bound))
+        if self.memory in ("speed", "smallest"):
+            return self.memory == "smallest"
+        return is_unshard(bound) or self.is_fused(bound)
+
+    def may_part(self, bound: BoundSymbol) -> bool:
+        """Return whether a call of the forward may be parted into one that runs again and one that does not."""
+        return self.memory != "speed" and self.is_fused(bound)
 
     def is_fused(self, bound: BoundSymbol) -> bool:
         """Return whether a fusion executor is the first to take a call."""

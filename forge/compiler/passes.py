@@ -17,7 +17,7 @@ from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
 from forge.compiler.program import inline_epilogue, write_early
 from forge.executors.executor import Declined, Executor, call_checker
-from forge.executors.torchex import memory
+from forge.executors.torchex import distributed, memory
 from forge.executors.torchex.attention import attention, takes_broadcast, takes_groups
 from forge.executors.torchex.core import torchex
 from forge.executors.torchex.indexing import INDEX_COPY, in_place_operator
@@ -29,6 +29,7 @@ from forge.patterns import replace_patterns
 from forge.runtime.cuda_memory import Pool
 from forge.runtime.plan import GeneratedFunction
 from forge.transforms import grad
+from forge.transforms.collective_schedule import Operators, find_parameters
 from forge.transforms.dce import live_calls
 from forge.transforms.double import given_calls
 from forge.transforms.gradient_buckets import find_buckets, in_buckets
@@ -37,6 +38,9 @@ from forge.transforms.split import split as split_forward
 from forge.transforms.users import run_users
 
 _GRAPHS = Pool()
+_MESSAGES = Operators(
+    distributed.start_unshard, distributed.finish_unshard, distributed.start_reduce, distributed.finish_reduce
+)
 
 
 # of torch's functions
@@ -228,7 +232,7 @@ def rematerialize(trace: Trace, context: Context) -> Trace:
         config.may_run_again,
         derived.copied,
         derived.unread,
-        fused=config.is_fused,
+        fused=config.may_part,
         chains=config.memory == "smallest",
     )
     derived.joint = derived.joint._replace(forward=forward)
@@ -347,6 +351,13 @@ def _layouts_in_torch(trace: Trace, context: Context) -> Layouts:
     return layouts
 
 
+def bucket_collectives(trace: Trace, context: Context) -> Trace:
+    """Gather parameters, and reduce their gradients, several by one message, in an order of all processes."""
+    parameters = find_parameters(context.program.trace)
+    inputs = context.derivative.trace.input_names if context.kind is Kind.BACKWARD else None
+    return transforms.bucket_collectives(trace, parameters, _MESSAGES, inputs)
+
+
 def claim(trace: Trace, context: Context) -> Trace:
     """Give each call to an executor, at the highest level first."""
     config = context.config
@@ -400,6 +411,11 @@ def cuda_graphs(trace: Trace, context: Context) -> Trace:
         trusted = names(context.derivative.parts.saved_tensors)
     is_requested = context.config.cuda_graphs is True
     return cuda_graph_partition.record(trace, _GRAPHS, generate, context.returned, trusted, is_requested=is_requested)
+
+
+def overlap_collectives(trace: Trace, context: Context) -> Trace:
+    """Start messages early and await them late, so that they overlap with computation."""
+    return transforms.overlap_collectives(trace, find_parameters(context.program.trace), _MESSAGES)
 
 
 def bucket_gradients(trace: Trace, context: Context) -> Trace:

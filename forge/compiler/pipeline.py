@@ -68,8 +68,10 @@ from forge.support.background import is_wanted
 from forge.support.owner_only_store import is_on
 from forge.torchlang import autocast_mode
 from forge.transforms import Freezing
+from forge.transforms.collective_schedule import has_messages
 from forge.transforms.joined_copies import is_copy
 from forge.transforms.split import innermost
+from forge.transforms.unshards import is_unshard
 
 
 class LoweredProgram(NamedTuple):
@@ -164,7 +166,10 @@ def _is_differentiated(trace: Trace, context: Context) -> bool:
 
 
 def _may_compute_again(trace: Trace, context: Context) -> bool:
-    return _is_differentiated(trace, context) and context.config.memory != "speed"
+    """Return whether calls of the forward may run again: under memory="speed", those that gather parameters alone."""
+    if not _is_differentiated(trace, context):
+        return False
+    return context.config.memory != "speed" or any(map(is_unshard, trace.bound_symbols))
 
 
 def _has_no_gradients(trace: Trace, context: Context) -> bool:
@@ -201,7 +206,9 @@ def _has_reference(trace: Trace, context: Context) -> bool:
 
 def _records_cuda_graphs(trace: Trace, context: Context) -> bool:
     """Return whether calls are recorded. Those of an epilogue are not: torch's autograd records them."""
-    return context.config.records_graphs and context.config.comparison is None and context.kind is not Kind.EPILOGUE
+    if not context.config.records_graphs or context.config.comparison is not None or context.kind is Kind.EPILOGUE:
+        return False
+    return not _has_messages(trace, context)  # a graph would copy what is gathered
 
 
 def _sends_gradients(trace: Trace, context: Context) -> bool:
@@ -211,6 +218,16 @@ def _sends_gradients(trace: Trace, context: Context) -> bool:
     if buckets is None or buckets.limit is None or config.records_graphs or config.comparison is not None:
         return False
     return not (context.is_batched or context.is_partial or context.derivative.has_opaque_graphs)
+
+
+def _gathers_parameters(trace: Trace, context: Context) -> bool:
+    """Return whether parameters are gathered, or gradients reduced, by calls that are not compared with eager's."""
+    kinds = (Kind.PROGRAM, Kind.BACKWARD, Kind.DOUBLE_BACKWARD)
+    return context.kind in kinds and context.config.comparison is None and has_messages(trace)
+
+
+def _has_messages(trace: Trace, context: Context) -> bool:
+    return any(Tag.SENDS in bound.symbol.tags for bound in trace.bound_symbols)
 
 
 _of_torch = partial(Pass, takes=Form.TORCH, phase="optimize")
@@ -244,12 +261,14 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(passes.decoding_attention, Form.PROGRAM, _infers, "optimize"),
     Pass(passes.join_quantized, Form.PROGRAM, _infers, "optimize"),
     Pass(passes.products, Form.PROGRAM, _measures_products, "claim and generate"),
+    Pass(passes.bucket_collectives, Form.PROGRAM, _gathers_parameters, "optimize"),
     Pass(passes.claim, Form.PROGRAM, _always, "claim and generate", Form.CLAIMED),
     Pass(passes.fuse, Form.CLAIMED, _always, "claim and generate", Form.FUSED),
     _lowering(passes.restride_outputs, when=_returns_to_caller, is_stage=False),
     _lowering(passes.join_copies, when=_copies_several),
     _lowering(passes.compare, when=_has_reference, is_stage=False),
     _lowering(passes.cuda_graphs, when=_records_cuda_graphs, is_stage=False),
+    _lowering(passes.overlap_collectives, when=_has_messages),
     _lowering(passes.bucket_gradients, when=_sends_gradients, is_stage=False),
     _lowering(passes.lifetimes, when=_always),
     _lowering(passes.codegen, when=_always, gives=Form.CODE, is_stage=False),
@@ -416,6 +435,7 @@ def _second_tier(trace: Trace, context: Context, first: LoweredProgram) -> Secon
     lowered = [stages[-1] for stages in (first.context.stages, first.backward_stages) if stages]
     is_symbolic = any(map(has_symbolic_sizes, lowered))
     records = config.may_record_later and all(map(can_record, lowered))
+    records = records and not any(map(is_unshard, context.program.trace.bound_symbols))
     records = records and not (is_symbolic and len(lowered) > 1)  # what each size saves would stay in memory
     hidden = None
     if records or config.has_second_tier:

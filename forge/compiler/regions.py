@@ -19,6 +19,8 @@ from forge.ir.pytree import names, proxies, tensors
 _LARGE = 2**16  # elements of a tensor that is worth reading once
 BARRIERS = frozenset({Tag.EFFECT})
 ORDERED = frozenset({Tag.RANDOM, Tag.OPAQUE, Tag.SYNCHRONIZING})
+MESSAGES = frozenset({Tag.SENDS, Tag.AWAITS})  # cuts that compute nothing: what they pass on is of the same level
+_SENDS = frozenset({Tag.SENDS})  # in the program's order
 
 
 class Node:
@@ -39,6 +41,10 @@ class Node:
         self.makes = list(bound.outputs)
         self.level = 0
         self.readers: list[Node] = []
+
+    @property
+    def message(self) -> bool:
+        return self.has(MESSAGES)
 
     @property
     def cut(self) -> bool:
@@ -68,6 +74,8 @@ def find_regions(nodes: Sequence[Node], outputs: Iterable[str]) -> list["Node | 
     makers = _link(nodes)
     _count_cuts(nodes, makers)
     _move_leaves(nodes)
+    if any(node.message for node in nodes):
+        _settle(nodes, makers)
     _delay_cuts(nodes, makers, set(outputs))
     _move_late(nodes, set(outputs))
     return _plan(nodes)
@@ -94,12 +102,13 @@ def _link(nodes: Sequence[Node]) -> dict[str, Node]:
 
 
 def _count_cuts(nodes: Sequence[Node], makers: dict[str, Node]) -> None:
-    barrier = ordered = highest = 0
+    barrier = ordered = highest = sent = 0
     for node in nodes:
-        level = max([_after(makers[name], node) for name in node.reads if name in makers], default=0)
-        level = max(level, barrier)
-        if node.cut:
-            level += 1
+        level = max([_first_level(makers[name], node) for name in node.reads if name in makers], default=0)
+        level = max(level, barrier + (node.cut and not node.message))
+        if node.has(_SENDS):
+            sent = level = max(level, sent)
+        elif node.cut:
             if node.has(BARRIERS):  # no call moves from before it to after it, or back
                 barrier = level = highest + 1
             if node.has(ORDERED):
@@ -108,10 +117,11 @@ def _count_cuts(nodes: Sequence[Node], makers: dict[str, Node]) -> None:
         highest = max(highest, level)
 
 
-def _after(maker: Node, node: Node) -> int:
-    """Return the first level at which a node may read what another makes."""
-    apart = not maker.cut and not node.cut and maker.fuser is not node.fuser
-    return maker.level + apart
+def _first_level(maker: Node, node: Node) -> int:
+    """Return the first level of a node that reads what another makes."""
+    if not maker.cut:
+        return maker.level + (node.cut or maker.fuser is not node.fuser)
+    return maker.level + (node.cut and not (maker.message or node.message))
 
 
 def _move_leaves(nodes: Sequence[Node]) -> None:
@@ -119,9 +129,19 @@ def _move_leaves(nodes: Sequence[Node]) -> None:
     for node in reversed(nodes):
         if node.has(BARRIERS):  # nothing before it moves
             return
-        if all(reader.view and id(reader) in leaving for reader in node.readers):
+        if all((reader.view or reader.message) and id(reader) in leaving for reader in node.readers):
             leaving.add(id(node))
-            node.level += node.cut and not node.has(ORDERED)
+            node.level += node.cut and not node.has(ORDERED) and not node.message
+
+
+def _settle(nodes: Sequence[Node], makers: Mapping[str, Node]) -> None:
+    """Have messages follow the leaves that they send, each other, and be followed by what reads them."""
+    sent = 0
+    for node in nodes:
+        level = max([_first_level(makers[name], node) for name in node.reads if name in makers], default=0)
+        if node.has(_SENDS):
+            sent = level = max(level, sent)
+        node.level = max(node.level, level)
 
 
 def _delay_cuts(nodes: Sequence[Node], makers: Mapping[str, Node], outputs: Set[str]) -> None:
@@ -152,18 +172,13 @@ def _latest_levels(nodes: Sequence[Node]) -> dict[int, int]:
     last = max((node.level for node in nodes), default=0)
     latest: dict[int, int] = {}
     for node in reversed(nodes):
-        if node.has(ORDERED) or not node.readers:
-            latest[id(node)] = node.level if node.has(ORDERED) else last
+        if node.has(ORDERED | MESSAGES) or not node.readers:
+            latest[id(node)] = node.level if node.has(ORDERED | MESSAGES) else last
         else:
             latest[id(node)] = min(
                 latest[id(reader)] - (_first_level(node, reader) - node.level) for reader in node.readers
             )
     return latest
-
-
-def _first_level(maker: Node, node: Node) -> int:
-    """Return the first level of a node that reads what another makes."""
-    return _after(maker, node) + node.cut
 
 
 def _delay(node: Node, level: int) -> None:
@@ -213,9 +228,14 @@ def _move_late(nodes: Sequence[Node], outputs: set[str]) -> None:
     for node in reversed(nodes):
         if node.has(BARRIERS):
             latest = node.level - 1
-        elif not node.cut and node.readers and outputs.isdisjoint(node.makes):
+        elif not node.cut and node.readers and outputs.isdisjoint(node.makes) and not _is_sent(node):
             wanted = min(_before(node, reader) for reader in node.readers)
             node.level = max(node.level, min(wanted, latest))
+
+
+def _is_sent(node: Node) -> bool:
+    """Return whether a message waits for what a node makes."""
+    return any(reader.message or (reader.view and _is_sent(reader)) for reader in node.readers)
 
 
 def _before(node: Node, reader: Node) -> int:

@@ -20,6 +20,8 @@ class Tag(Enum):
     VIEW = auto()  # the prim's output shares the first argument's memory; a composite may have such a prim inside
     RANDOM = auto()  # draws from a generator: never merged, hoisted, reordered or dropped
     EFFECT = auto()  # changes something outside the trace: kept, in order
+    SENDS = auto()  # starts a message to other processes: such calls keep their order
+    AWAITS = auto()  # waits for one
     UNINITIALIZED = auto()  # two calls give different memory: never merged or hoisted
     DONATES = auto()  # writes to an argument's memory where it knows, when it runs, that nobody reads that again
     IN_PLACE = auto()  # writes to its first argument, a tensor or several, which nobody else reads

@@ -7,6 +7,8 @@ process that compiles the same program communicates in the same order. A collect
 
 from collections.abc import Sequence
 
+import torch
+
 from forge.ir import Dim, Tag, TensorProxy, check, current_trace, get_grad, put_grad, register_grad
 from forge.prims.core import like, primitive, register_vjp, torch_check
 
@@ -82,6 +84,66 @@ def wait_tensor(x: TensorProxy) -> TensorProxy:
     return like(x)
 
 
+# parameters of which each process has a part of the rows
+
+
+def chunk_rows(length: int, group_size: int) -> int:
+    """Return the rows of a part, as torch.chunk has them: the last parts may have fewer, or none."""
+    return -(-length // group_size)
+
+
+@primitive(tags=(Tag.NO_FUSE,))
+def unshard(
+    x: TensorProxy,
+    length: int | None,
+    dtype: torch.dtype,
+    reduce_dtype: torch.dtype | None,
+    group_size: int,
+    group: str,
+    reshard: bool | None,
+) -> TensorProxy:
+    """Return the whole of a parameter of which each process has a part along dim 0, converted before it is sent.
+
+    It has no effect: what is the same in every process decides whether it runs, how often and in which order
+    (forge/transforms/collective_schedule.py).
+
+    Args:
+        x: This process's part, of `chunk_rows` rows, fewer or none.
+        length: The rows of the whole; None where every process has it all, and nothing is sent.
+        dtype: The dtype of the whole.
+        reduce_dtype: The dtype in which gradients are reduced; None for that of the gradient.
+        group_size: The number of processes.
+        group: The name of their group.
+        reshard: Whether the backward gathers it again; None where rematerialization decides.
+
+    Shapes: x (rows, ...), out (length, ...).
+    """
+    check(group_size > 0, lambda: f"prims.unshard: group_size is {group_size}, but must be positive")
+    if length is None:
+        return like(x, dtype=dtype)
+    check(
+        x.ndim > 0 and x.shape[0] <= chunk_rows(length, group_size),
+        lambda: f"prims.unshard: x is {x}, but must be a part of {length} rows for {group_size} processes",
+    )
+    return like(x, shape=(length, *x.shape[1:]), dtype=dtype)
+
+
+@primitive(tags=(Tag.NO_FUSE,))
+def reduce_to_shard(
+    x: TensorProxy,
+    length: int | None,
+    dtype: torch.dtype,
+    reduce_dtype: torch.dtype | None,
+    group_size: int,
+    group: str,
+) -> TensorProxy:
+    """Return the average over the processes of a parameter's gradient: this process's part of it, which has `length`
+    rows; None: all of it. `dtype`: of the result. The other arguments are those of `unshard`."""
+    if length is None:
+        return like(x, dtype=dtype)
+    return like(x, shape=(length, *x.shape[1:]), dtype=dtype)
+
+
 # gradients
 
 
@@ -107,3 +169,35 @@ register_vjp(
     ),
 )
 register_vjp(wait_tensor, x=lambda g: g)
+
+
+@register_grad(unshard)
+def _unshard_grad(
+    x: TensorProxy,
+    length: int | None,
+    dtype: torch.dtype,
+    reduce_dtype: torch.dtype | None,
+    group_size: int,
+    group: str,
+    reshard: bool | None,
+) -> TensorProxy:
+    out = unshard(x, length, dtype, reduce_dtype, group_size, group, reshard)
+    rows = None if length is None else x.shape[0]
+    put_grad(x, reduce_to_shard(get_grad(out), rows, x.dtype, reduce_dtype, group_size, group))
+    return out
+
+
+@register_grad(reduce_to_shard)
+def _reduce_to_shard_grad(
+    x: TensorProxy,
+    length: int | None,
+    dtype: torch.dtype,
+    reduce_dtype: torch.dtype | None,
+    group_size: int,
+    group: str,
+) -> TensorProxy:
+    out = reduce_to_shard(x, length, dtype, reduce_dtype, group_size, group)
+    rows = None if length is None else x.shape[0]
+    whole = unshard(get_grad(out), rows, x.dtype, reduce_dtype, group_size, group, False)
+    put_grad(x, whole / group_size)
+    return out

@@ -32,6 +32,11 @@ set_fwd_grad_enabled = torch._C._set_fwd_grad_enabled
 set_grad_enabled = torch._C._set_grad_enabled
 
 
+def in_backward() -> bool:
+    """Return whether this thread runs a backward."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def forward_level() -> int:
     """Return the innermost level of forward mode that torch.autograd.forward_ad has open, -1 outside of any."""
     return forward_ad._current_level

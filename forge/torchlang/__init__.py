@@ -39,6 +39,7 @@ from forge.torchlang.linalg import *  # noqa: F403
 from forge.torchlang.lowrank import *  # noqa: F403
 from forge.torchlang.nn import *  # noqa: F403
 from forge.torchlang.operators import *  # noqa: F403
+from forge.torchlang.parameter_shards import unsharded
 from forge.torchlang.places import *  # noqa: F403
 from forge.torchlang.random import *  # noqa: F403
 from forge.torchlang.randomized import *  # noqa: F403

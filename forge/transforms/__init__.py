@@ -4,6 +4,7 @@ from forge.support.deprecation import renamed_attributes
 from forge.transforms.attention_blocks import attention_blocks
 from forge.transforms.attention_masks import attention_masks
 from forge.transforms.channels_last import channels_last
+from forge.transforms.collective_schedule import bucket_collectives, overlap_collectives
 from forge.transforms.contractions import contract
 from forge.transforms.cse import cse
 from forge.transforms.dce import dce
@@ -29,6 +30,7 @@ __all__ = [
     "Freezing",
     "attention_blocks",
     "attention_masks",
+    "bucket_collectives",
     "channels_last",
     "contract",
     "cse",
@@ -44,6 +46,7 @@ __all__ = [
     "join_products",
     "join_quantized",
     "masks_in_rows",
+    "overlap_collectives",
     "products",
     "rematerialize",
     "row_major",

@@ -1,19 +1,22 @@
 """The torch executor's collectives. They send contiguous tensors only, and a gradient may not be contiguous."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from forge import prims, torchlang
-from forge.executors.torchex.core import as_what_it_calls, run_prim, run_prims, run_torchlang
+from forge.executors.torchex.core import as_what_it_calls, run_prim, run_prims, run_torchlang, torchex
+from forge.ir import Symbol, Tag
+from forge.torchlang import parameter_shards as shards
 
 if torch.distributed.is_available():
     functional = torch.ops._c10d_functional
 
-    for symbol in (torchlang.redistributed, torchlang.spreading):
+    for symbol in (torchlang.redistributed, torchlang.spreading, torchlang.unsharded):
         run_torchlang(symbol, checker=as_what_it_calls)
 
     run_prims({prims.all_reduce: functional.all_reduce, prims.wait_tensor: functional.wait_tensor})
+    run_prims({prims.unshard: shards.gather_alone, prims.reduce_to_shard: shards.reduce_alone})
 
     @run_prim(prims.all_gather_into_tensor)
     def all_gather_into_tensor(x: torch.Tensor, group_size: int, group: str) -> torch.Tensor:
@@ -31,3 +34,13 @@ if torch.distributed.is_available():
     ) -> torch.Tensor:
         """Each process sends a part of x along dim 0 to each process."""
         return functional.all_to_all_single(x.contiguous(), output_split_sizes, input_split_sizes, group)
+
+    def _messages(function: Callable, tag: Tag) -> Symbol:
+        """Return the operator that a function of lists is; it is made of calls whose metadata are known."""
+        tags = (tag, Tag.NO_FUSE)
+        return torchex.register_operator(function.__name__, meta=lambda *args: None, fn=function, tags=tags)
+
+    start_unshard = _messages(shards.start_unshard, Tag.SENDS)
+    finish_unshard = _messages(shards.finish_unshard, Tag.AWAITS)
+    start_reduce = _messages(shards.start_reduce, Tag.SENDS)
+    finish_reduce = _messages(shards.finish_reduce, Tag.AWAITS)

@@ -8,7 +8,7 @@ from forge.testing.opinfo import FLOATS, Directive
 from forge.testing.process_group import group_of_one
 from forge.testing.table import Rows, Value, op, sample, t, wrong
 from forge.torch_internals.versions import TORCH
-from forge.torchlang import sharding
+from forge.torchlang import parameter_shards, sharding
 
 if torch.distributed.is_available():
     functional = torch.ops._c10d_functional
@@ -94,4 +94,20 @@ if torch.distributed.is_available():
         ),
         op=sharding.spread,
         dtypes=FLOATS[:3],
+    )
+
+    # parameters of which each process has a part
+
+    def _unshard(x: torch.Tensor, length: int | None, dtype: torch.dtype, group: str) -> torch.Tensor:
+        return parameter_shards.unshard(x, length, dtype, None, 1, group, None, 1 << 20, 1 << 20)
+
+    op(
+        "unshard",
+        [sample(t(*shape), shape[0], torch.float32, _GROUP) for shape in _SHAPES],
+        sample(t(), None, torch.float32, _GROUP),
+        wrong(t(3), 2, torch.float32, _GROUP, error=ValueError, match="x is x.*part of 2 rows", stricter=_NOT_TORCHS),
+        op=_unshard,
+        symbols=("forge.unshard",),
+        dtypes=FLOATS[:1],
+        directives=_RESULTS,
     )

@@ -1,0 +1,224 @@
+"""forge.distributed: parameters sharded over processes, gathered and freed by the program that reads them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from forge.ir import check
+from forge.prims.distributed import chunk_rows
+from forge.torch_internals.autograd import in_backward
+from forge.torch_internals.pytree import torch_pytree
+from forge.torchlang.parameter_shards import unshard
+
+if torch.distributed.is_available():
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardPolicy:
+    """How the parameters of a model are gathered, and their gradients reduced.
+
+    Attributes:
+        param_dtype: The dtype in which parameters are gathered and read; inputs of the model are converted to it. None:
+            that of each parameter.
+        reduce_dtype: The dtype in which gradients are reduced. None: that of the gradients.
+        reshard_after_forward: Whether the backward gathers parameters again, rather than keep them since the forward.
+            None: as `memory` of forge.jit says; "speed" keeps them.
+        bucket_mb: The mebibytes that are gathered, or reduced, by one message. A larger parameter has one of its own.
+        prefetch_mb: The mebibytes that are gathered ahead of their use, at most; one message is in any case.
+    """
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    reshard_after_forward: bool | None = None
+    bucket_mb: float = 64.0
+    prefetch_mb: float = 64.0
+
+    def __post_init__(self) -> None:
+        for name in ("param_dtype", "reduce_dtype"):
+            dtype = getattr(self, name)
+            check(
+                dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point),
+                lambda name=name, dtype=dtype: f"ShardPolicy: {name} is {dtype!r}, but must be a floating point dtype",
+                TypeError,
+            )
+        check(
+            self.reshard_after_forward in (None, True, False),
+            lambda: f"ShardPolicy: reshard_after_forward is {self.reshard_after_forward!r}, but must be a bool or None",
+            TypeError,
+        )
+        for name in ("bucket_mb", "prefetch_mb"):
+            size = getattr(self, name)
+            check(
+                isinstance(size, (int, float)) and size > 0,
+                lambda name=name, size=size: f"ShardPolicy: {name} is {size!r}, but must be a positive number",
+            )
+
+
+class _Sharding:
+    """What the parameters of a sharded model have in common. runs: whether the model's forward runs."""
+
+    def __init__(self, mesh: "DeviceMesh", policy: ShardPolicy) -> None:
+        self.mesh = mesh
+        self.rank = mesh.get_local_rank()
+        self.size = mesh.size()
+        self.group = mesh.get_group().group_name
+        self.param_dtype = policy.param_dtype
+        self.reduce_dtype = policy.reduce_dtype
+        self.reshard = policy.reshard_after_forward
+        self.bucket = int(policy.bucket_mb * MEBIBYTE)
+        self.prefetch = int(policy.prefetch_mb * MEBIBYTE)
+        self.runs = False
+
+    def read(self, parameter: Any) -> Any:
+        """Return the whole of a parameter in a forward, the parameter elsewhere."""
+        if not (torch.compiler.is_compiling() or self.runs or in_backward()):
+            return parameter
+        length = parameter.shape[0] if parameter.ndim else None
+        dtype = self.param_dtype or parameter.dtype
+        part = parameter.to_local()
+        return unshard(
+            part, length, dtype, self.reduce_dtype, self.size, self.group, self.reshard, self.bucket, self.prefetch
+        )
+
+    def enter(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Begin the model's forward: convert its inputs."""
+        self.runs = True
+        return torch_pytree.tree_map(self.convert, args), torch_pytree.tree_map(self.convert, kwargs)
+
+    def leave(self, module: nn.Module, args: tuple, output: Any) -> None:
+        """End the model's forward."""
+        self.runs = False
+
+    def convert(self, value: Any) -> Any:
+        if self.param_dtype is None or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        return value.to(self.param_dtype)
+
+    def shard(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return the parameter as a DTensor, of which this process has its part alone."""
+        whole = parameter.detach()
+        if whole.device.type not in ("meta", self.mesh.device_type):
+            whole = whole.to(self.mesh.device_type)
+        whole = whole.contiguous()
+        rows = chunk_rows(whole.shape[0], self.size) if whole.ndim else 0
+        part = whole[rows * self.rank :][:rows].clone() if whole.ndim else whole
+        placement: Any = Shard(0) if whole.ndim else Replicate()
+        tensor = DTensor.from_local(
+            part, self.mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+        return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+
+
+def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolicy | None = None) -> nn.Module:
+    """Shard the parameters of a model over the processes of a mesh, in place, and return it.
+
+    Each parameter becomes a DTensor cut along dim 0. Where the model's forward reads one, the whole is gathered, and
+    its gradient is averaged over the processes and scattered. `forge.jit(forge.distributed.shard(model))` compiles all
+    of that into one program: parameters are gathered in buckets, ahead of their use, freed, and gathered again in the
+    backward. Elsewhere, as in an optimizer or a checkpoint, parameters are the DTensors.
+
+    Args:
+        model: The model; each process has the same weights.
+        mesh: A mesh of one dim; by default of all processes, on the device of the parameters.
+        policy: How parameters are gathered.
+
+    Returns:
+        The model. The classes of its modules with parameters are subclasses of the former ones.
+
+    Raises:
+        TypeError: If the model is no module, or its parameters are no plain tensors.
+        ValueError: If the mesh has several dims or lacks this process, or the model is sharded or jitted.
+        RuntimeError: If there is no process group.
+    """
+    policy = ShardPolicy() if policy is None else policy
+    _check_model(model)
+    check(
+        isinstance(policy, ShardPolicy),
+        lambda: f"shard: policy is {policy!r}, but must be a forge.distributed.ShardPolicy",
+        TypeError,
+    )
+    check(
+        torch.distributed.is_available() and torch.distributed.is_initialized(),
+        lambda: "shard: there is no process group; call torch.distributed.init_process_group first",
+        RuntimeError,
+    )
+    torch.compiler.allow_in_graph(unshard)  # here, because it imports Dynamo
+    sharding = _Sharding(_check_mesh(mesh, model), policy)
+    done: dict[int, nn.Parameter] = {}  # a tied parameter stays one
+    classes: dict[tuple, type] = {}
+    for module, names in _holders(model):
+        for name in names:
+            parameter = module._parameters[name]
+            assert parameter is not None
+            if id(parameter) not in done:
+                done[id(parameter)] = sharding.shard(parameter)
+            module._parameters[name] = done[id(parameter)]
+        key = type(module), *names
+        if key not in classes:
+            classes[key] = _reading_class(type(module), names, sharding)
+        module.__class__ = classes[key]
+    model.register_forward_pre_hook(sharding.enter, prepend=True, with_kwargs=True)
+    model.register_forward_hook(sharding.leave, always_call=True)
+    return model
+
+
+def _holders(model: nn.Module) -> Iterator[tuple[nn.Module, list[str]]]:
+    """Yield the modules that have parameters, and their names there."""
+    for module in model.modules():
+        names = [name for name, parameter in module._parameters.items() if parameter is not None]
+        if names:
+            yield module, names
+
+
+def _reading_class(original: type, names: list[str], sharding: _Sharding) -> type:
+    """Return a subclass whose instances' parameters of these names are read through `sharding`."""
+    members: dict[str, Any] = {name: property(_reader(name, sharding)) for name in names}
+    members |= {"__module__": original.__module__, "__doc__": original.__doc__, "_forge_sharding": sharding}
+    return type(original.__name__, (original,), members)
+
+
+def _reader(name: str, sharding: _Sharding) -> Callable[[nn.Module], Any]:
+    return lambda module: sharding.read(module._parameters[name])
+
+
+def _check_model(model: Any) -> None:
+    check(isinstance(model, nn.Module), lambda: f"shard: model is {model!r}, but must be a torch.nn.Module", TypeError)
+    check(
+        not hasattr(model, "_forge_compiled"),
+        lambda: "shard: the model is jitted; shard it first: forge.jit(forge.distributed.shard(model))",
+    )
+    for name, parameter in model.named_parameters():
+        sharded = torch.distributed.is_available() and isinstance(parameter, DTensor)
+        check(not sharded, lambda name=name: f"shard: the parameter {name} is a DTensor: it is sharded already")
+        check(
+            not is_lazy(parameter) and type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor,
+            lambda name=name, parameter=parameter: (
+                f"shard: the parameter {name} is a {type(parameter).__name__}, but must be a plain tensor whose "
+                "shape is known"
+            ),
+            TypeError,
+        )
+
+
+def _check_mesh(mesh: Any, model: nn.Module) -> "DeviceMesh":
+    if mesh is None:
+        found = torch.accelerator.current_accelerator()
+        device = next((each.device.type for each in model.parameters() if each.device.type != "meta"), None)
+        device = device or ("cpu" if found is None else found.type)
+        return init_device_mesh(device, (torch.distributed.get_world_size(),))
+    check(isinstance(mesh, DeviceMesh), lambda: f"shard: mesh is {mesh!r}, but must be a DeviceMesh or None", TypeError)
+    check(
+        mesh.ndim == 1,
+        lambda: f"shard: mesh has {mesh.ndim} dims, but must have one; give a submesh, such as mesh['shard']",
+    )
+    check(mesh.get_coordinate() is not None, lambda: "shard: this process is no part of the mesh")
+    return mesh

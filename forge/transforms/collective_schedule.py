@@ -1,0 +1,399 @@
+"""The messages by which parameters are gathered and gradients reduced: several at once, started early, awaited late.
+
+`bucket_collectives` makes messages of calls, before executors are asked: parameters that the program reads one after
+another are gathered by one message of up to a bucket's bytes, and so are their gradients reduced. Messages start in one
+order, in every process: it follows from the order in which the captured program reads its parameters, and from their
+sizes. Regions keep it (forge/compiler/regions.py), and `overlap_collectives` does, which moves messages between the
+calls as they run: one starts as soon as the one before it has, a gather not before a bucket ahead of it by the policy's
+bytes is read, which bounds memory, and a reduction when its last gradient is there. A gather is awaited before the
+first call that reads one of its parameters, a reduction before the next one starts. No message moves over another call
+that communicates.
+
+Source: S. Li et al., PyTorch Distributed (2020), for buckets; Y. Zhao et al., PyTorch FSDP (2023), for gathering ahead.
+"""
+
+import math
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from forge import prims
+from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, Trace
+from forge.ir.proxies import Dim, hint_of
+from forge.ir.symbol import NO_TAGS
+from forge.transforms.makers import innermost, is_view
+from forge.transforms.unshards import is_reduction, is_unshard, limits
+
+_SILENT = frozenset({prims.copy_, prims.copy_data_, prims.require})  # effects without a message
+_READ_WITH = 3  # matrices, such as those of queries, keys and values
+_NO_LIMITS = 1 << 26, 1 << 26  # of what a captured program does not gather, such as in a double backward
+
+
+class Operators(NamedTuple):
+    """The operators of the executor that sends: each of lists, an item for each parameter."""
+
+    start_unshard: Symbol
+    finish_unshard: Symbol
+    start_reduce: Symbol
+    finish_reduce: Symbol
+
+
+class Parameter(NamedTuple):
+    """A parameter of the captured program. first, last: the places of the first and of the last call that reads it.
+    bucket, prefetch: the bytes of its policy."""
+
+    first: int
+    last: int
+    bucket: int
+    prefetch: int
+
+
+Parameters = Mapping[str, Parameter]  # by the names of the parts that are gathered
+_Write = Callable[[Sequence[BoundSymbol], set[str]], list[BoundSymbol]]
+
+
+def find_parameters(program: Trace) -> Parameters:
+    """Return the parameters that a captured program gathers.
+
+    Those of one dim count as read with matrices after them: what is computed again of a norm or a bias is read there.
+    """
+    part_of: dict[str, str] = {}  # by the name of a gathered value or a view of it
+    found: dict[str, Parameter] = {}
+    small: set[str] = set()
+    for place, bound in enumerate(program.bound_symbols):
+        for name in bound.inputs:
+            if name in part_of:
+                found[part_of[name]] = found[part_of[name]]._replace(last=place)
+        if is_unshard(bound):
+            part = bound.args[0].name
+            bucket, prefetch = limits(bound) or _NO_LIMITS
+            found.setdefault(part, Parameter(place, place, bucket, prefetch))
+            part_of[bound.output.name] = part
+            if bound.output.ndim < 2:
+                small.add(part)
+        elif bound.inputs and bound.inputs[0] in part_of and is_view(bound):
+            part_of.update(dict.fromkeys(bound.outputs, part_of[bound.inputs[0]]))
+    matrices = sorted(each.last for part, each in found.items() if part not in small)
+    for part in small:
+        after = matrices[bisect(matrices, found[part].last) :][:_READ_WITH]
+        found[part] = found[part]._replace(last=max([found[part].last, *after]))
+    return found
+
+
+class _Call(NamedTuple):
+    """A call to be sent: it gathers, or reduces. time: when its result is read, or its argument made, in the order of
+    the program. bytes: of the whole."""
+
+    bound: BoundSymbol
+    time: int
+    bytes: int
+    bucket: int
+
+
+class _Message:
+    """Calls that are sent at once. bytes: of the wholes. prefetch: the bytes that may be gathered ahead. waits_for:
+    what it sends and is not there yet."""
+
+    def __init__(self, start: BoundSymbol, finish: BoundSymbol, bytes: int, prefetch: int) -> None:
+        self.start = start
+        self.finish = finish
+        self.bytes = bytes
+        self.prefetch = prefetch
+        self.waits_for: set[str] = set()
+        self.started = False
+        self.finished = False
+
+
+def has_messages(trace: Trace) -> bool:
+    """Return whether calls of a trace are sent."""
+    return any(_is_sent(bound) or _hides_sent(bound) for bound in trace.bound_symbols)
+
+
+def bucket_collectives(
+    trace: Trace, parameters: Parameters, operators: Operators, inputs: Sequence[str] | None = None
+) -> Trace:
+    """Return the trace with parameters gathered, and gradients reduced, by messages.
+
+    inputs: of a backward, the names of the program's inputs, whose gradients are its outputs: it reads the parameters
+    in the program's order, backwards.
+    """
+    new = trace.derive("bucket_collectives", [])
+    calls = list(_in_sight(trace.bound_symbols))
+    owners = {} if inputs is None else _owners(trace.output, calls, inputs)
+    bucketing = _Bucketing(new, parameters, operators, owners, backward=inputs is not None)
+    new.bound_symbols = _by_segment(calls, trace.output_names, bucketing.write)
+    return new
+
+
+def overlap_collectives(trace: Trace, parameters: Parameters, operators: Operators) -> Trace:
+    """Return the claimed trace with its messages where they overlap with computation."""
+
+    def write(segment: Sequence[BoundSymbol], needed: set[str]) -> list[BoundSymbol]:
+        finishes = {bound.args[0][0].name: bound for bound in segment if Tag.AWAITS in bound.symbol.tags}
+        sequence = []
+        for bound in segment:
+            if Tag.SENDS in bound.symbol.tags:
+                finish = finishes[bound.output[0].name]
+                gathers = bound.symbol is operators.start_unshard
+                known = parameters.get(bound.args[0][0].name) if gathers else None
+                wholes = finish.output if gathers else bound.args[0]
+                prefetch = _NO_LIMITS[1] if known is None else known.prefetch
+                sequence.append(_Message(bound, finish, sum(map(_bytes, wholes)), prefetch))
+        others = [bound for bound in segment if not {Tag.SENDS, Tag.AWAITS} & bound.symbol.tags]
+        return _Writer(sequence, operators).write(others, needed)
+
+    return trace.derive("overlap_collectives", _by_segment(trace.bound_symbols, trace.output_names, write))
+
+
+def _is_sent(bound: BoundSymbol) -> bool:
+    return is_unshard(bound) or is_reduction(bound)
+
+
+def _hides_sent(bound: BoundSymbol) -> bool:
+    """Return whether a composite has calls that are sent, and may be taken apart."""
+    if _is_sent(bound) or Tag.OPAQUE_TO_PASSES in bound.tags or Tag.NO_FUSE not in bound.all_tags:
+        return False
+    return any(map(_is_sent, innermost(bound)))
+
+
+def _in_sight(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """Yield the calls, in place of a composite that hides some that are sent its parts."""
+    for bound in calls:
+        yield from _in_sight(bound.subsymbols) if _hides_sent(bound) else (bound,)
+
+
+def _communicates(bound: BoundSymbol) -> bool:
+    if Tag.EFFECT not in bound.all_tags:
+        return False
+    return any(Tag.EFFECT in call.symbol.tags and call.symbol not in _SILENT for call in innermost(bound))
+
+
+def _by_segment(calls: Sequence[BoundSymbol], outputs: Iterable[str], write: _Write) -> list[BoundSymbol]:
+    """Return the calls with those between two that communicate written by `write`, of the calls and the names that are
+    read after them."""
+    segments: list[list[BoundSymbol]] = [[]]
+    for bound in calls:
+        if _communicates(bound):
+            segments += [[bound], []]
+        else:
+            segments[-1].append(bound)
+    needed = set(outputs)
+    written: list[list[BoundSymbol]] = []
+    for segment in reversed(segments):
+        written.append(write(segment, needed))
+        needed.update(name for bound in segment for name in bound.inputs)
+    return [bound for segment in reversed(written) for bound in segment]
+
+
+def _owners(outputs: Iterable[object], calls: Sequence[BoundSymbol], inputs: Sequence[str]) -> dict[str, str]:
+    """Return the input whose gradient a reduction is, or a part of, by the name of its result."""
+    pairs = zip(outputs, inputs, strict=False)
+    owners = {x.name: name for x, name in pairs if isinstance(x, TensorProxy)}
+    for bound in reversed(calls):
+        if not is_reduction(bound):
+            for name in bound.outputs:
+                if name in owners:
+                    for read in bound.inputs:
+                        owners.setdefault(read, owners[name])
+    return owners
+
+
+class _Bucketing(NamedTuple):
+    """Makes messages of the calls of a segment, in the order of the program."""
+
+    new: Trace
+    parameters: Parameters
+    operators: Operators
+    owners: Mapping[str, str]
+    backward: bool
+
+    def write(self, segment: Sequence[BoundSymbol], needed: set[str]) -> list[BoundSymbol]:
+        gathers, reductions = self.find_calls(segment)
+        if not gathers and not reductions:
+            return list(segment)
+        sequence = self.in_order(_buckets(gathers), _buckets(reductions))
+        others = [bound for bound in segment if not _is_sent(bound)]
+        return _Writer(sequence, self.operators).write(others, needed)
+
+    def find_calls(self, segment: Sequence[BoundSymbol]) -> tuple[list[_Call], list[_Call]]:
+        """Return the calls that gather and those that reduce, each in order of time."""
+        readers: dict[str, int] = {}
+        for place, bound in enumerate(segment):
+            for name in bound.inputs:
+                readers.setdefault(name, place)
+        gathers, reductions = [], []
+        for place, bound in enumerate(segment):
+            if is_unshard(bound):
+                known = self.parameters.get(bound.args[0].name)
+                time = readers.get(bound.output.name, len(segment))
+                if known is not None:
+                    time = -known.last if self.backward else known.first
+                gathers.append(_Call(bound, time, _bytes(bound.output), (known or _NO_LIMITS)[-2]))
+            elif is_reduction(bound):
+                known = self.parameters.get(self.owners.get(bound.output.name, ""))
+                time = place if known is None else -known.first
+                reductions.append(_Call(bound, time, _bytes(bound.args[0]), (known or _NO_LIMITS)[-2]))
+        gathers.sort(key=lambda call: call.time)
+        reductions.sort(key=lambda call: call.time)
+        return gathers, reductions
+
+    def in_order(self, gathers: list[list[_Call]], reductions: list[list[_Call]]) -> list[_Message]:
+        """Return all messages in order: a reduction follows the gathers of what is read before its gradients are there,
+        and those that may have started by then."""
+        messages = [self.message(calls) for calls in gathers]
+        sequence: list[_Message] = []
+        taken = 0
+        for calls in reductions:
+            made = calls[-1].time
+            before = sum(gather[0].time <= made for gather in gathers)
+            until = min(_ahead(messages, before - 1) + 1, len(messages))
+            sequence += [*messages[taken:until], self.message(calls)]
+            taken = max(taken, until)
+        return [*sequence, *messages[taken:]]
+
+    def message(self, calls: Sequence[_Call]) -> _Message:
+        bounds = [call.bound for call in calls]
+        values, lengths = [bound.args[0] for bound in bounds], [bound.args[1] for bound in bounds]
+        size, group = bounds[0].args[4:6]
+        gathers = is_unshard(bounds[0])
+        if gathers:
+            start, finish = self.operators.start_unshard, self.operators.finish_unshard
+            dtypes, more = [bound.args[2] for bound in bounds], []
+            shapes = [_padded(bound.output, size, length) for bound, length in zip(bounds, lengths, strict=True)]
+        else:
+            start, finish = self.operators.start_reduce, self.operators.finish_reduce
+            dtypes = [bound.args[3] or bound.args[0].dtype for bound in bounds]
+            read = [x for x, dtype in zip(values, dtypes, strict=True) if x.dtype is dtype]  # else a copy is
+            more = [[bound.args[2] for bound in bounds], read]
+            shapes = [_part(bound.args[0], size) for bound in bounds]
+        hint = "gathering" if gathers else "reducing"
+        handles = tuple(
+            self.new.tensor(shape, dtype, x.device, name=hint)
+            for shape, dtype, x in zip(shapes, dtypes, values, strict=True)
+        )
+        tags, source = NO_TAGS.union(*[bound.tags for bound in bounds]), bounds[0].source
+        results = tuple(bound.output for bound in bounds)
+        known = self.parameters.get(values[0].name)
+        return _Message(
+            BoundSymbol(start, (values, lengths, dtypes, size, group), {}, handles, (), source, tags),
+            BoundSymbol(finish, (list(handles), lengths, *more), {}, results, (), source, tags),
+            sum(call.bytes for call in calls),
+            _NO_LIMITS[1] if known is None else known.prefetch,
+        )
+
+
+def _buckets(calls: Iterable[_Call]) -> list[list[_Call]]:
+    buckets: list[list[_Call]] = []
+    bytes = 0
+    for call in calls:
+        same = bool(buckets) and buckets[-1][0].bound.args[4:6] == call.bound.args[4:6]
+        if not same or bytes + call.bytes > call.bucket:
+            buckets.append([])
+            bytes = 0
+        buckets[-1].append(call)
+        bytes += call.bytes
+    return buckets
+
+
+def _ahead(gathers: Sequence[_Message], read: int) -> int:
+    """Return the last gather that may start once the gather `read` is awaited: the next one in any case."""
+    last, bytes = read + 1, 0
+    for i, message in enumerate(gathers[read + 1 :], read + 1):
+        bytes += message.bytes
+        if i > last and bytes > message.prefetch:
+            break
+        last = i
+    return last
+
+
+class _Writer:
+    """Writes calls with messages between them, each as early as its place in the sequence, what it waits for and the
+    memory allow, and awaited as late as possible."""
+
+    def __init__(self, sequence: Sequence[_Message], operators: Operators) -> None:
+        self.sequence = sequence
+        self.gathers = [each for each in sequence if each.start.symbol is operators.start_unshard]
+        self.reductions = [each for each in sequence if each.start.symbol is operators.start_reduce]
+        self.places = {id(each): i for i, each in enumerate(self.gathers)}
+        self.makers = {name: each for each in sequence for name in each.finish.outputs}
+        self.waiting: dict[str, list[_Message]] = {}  # by the name of what is not there yet
+        self.reached = 0  # the message of the sequence whose turn it is
+        self.allowed = _ahead(self.gathers, -1)  # the last gather that may start
+        self.in_flight: _Message | None = None  # the reduction
+        self.calls: list[BoundSymbol] = []
+
+    def write(self, others: Sequence[BoundSymbol], needed: Iterable[str]) -> list[BoundSymbol]:
+        """Return the calls. needed: the names that are read after them."""
+        made = {name for bound in others for name in bound.outputs} | self.makers.keys()
+        for message in self.sequence:
+            message.waits_for = made.intersection(message.start.inputs)  # else it is there when the segment begins
+            for name in message.waits_for:
+                self.waiting.setdefault(name, []).append(message)
+        self.start_next()
+        for bound in others:
+            self.read(bound.inputs)
+            self.put(bound)
+            self.start_next()
+        self.read([name for name in self.makers if name in needed])
+        for message in self.sequence:
+            self.finish(message)
+        return self.calls
+
+    def put(self, bound: BoundSymbol) -> None:
+        self.calls.append(bound)
+        for name in bound.outputs:
+            for message in self.waiting.pop(name, ()):
+                message.waits_for.discard(name)
+
+    def read(self, names: Iterable[str]) -> None:
+        """Have the messages finish that bring these, in their order."""
+        found = {id(self.makers[name]): self.makers[name] for name in names if name in self.makers}
+        for message in found.values():
+            self.finish(message)
+
+    def start_next(self) -> None:
+        """Start the messages whose turn it is, as far as they may."""
+        while self.reached < len(self.sequence):
+            message = self.sequence[self.reached]
+            if not message.started:
+                if message.waits_for or self.places.get(id(message), -1) > self.allowed:
+                    return
+                self.start(message)
+            self.reached += 1
+
+    def start(self, message: _Message) -> None:
+        message.started = True
+        if id(message) not in self.places:
+            if self.in_flight is not None:
+                self.finish(self.in_flight)
+            self.in_flight = message
+        self.put(message.start)
+
+    def finish(self, message: _Message) -> None:
+        if message.finished:
+            return
+        if not message.started:
+            for each in self.sequence[self.reached : self.sequence.index(message) + 1]:
+                if not each.started and not each.waits_for:  # one that waits for what this one brings starts later
+                    self.start(each)
+        message.finished = True
+        if self.in_flight is message:
+            self.in_flight = None
+        self.put(message.finish)
+        if id(message) in self.places:
+            self.allowed = max(self.allowed, _ahead(self.gathers, self.places[id(message)]))
+            self.start_next()
+
+
+def _padded(whole: TensorProxy, size: int, length: int | None) -> tuple[Dim, ...]:
+    """Return the shape of what is gathered: parts of one length."""
+    return whole.shape if length is None else (-(-length // size) * size, *whole.shape[1:])
+
+
+def _part(whole: TensorProxy, size: int) -> tuple[Dim, ...]:
+    """Return the shape of a part of what is reduced; of a number, of which each process sends a copy for each."""
+    return (-(-whole.shape[0] // size), *whole.shape[1:]) if whole.ndim else (1,)
+
+
+def _bytes(x: TensorProxy) -> int:
+    return math.prod(map(hint_of, x.shape)) * x.dtype.itemsize

@@ -1,0 +1,166 @@
+"""forge.distributed.shard: parameters are DTensors, gathered and freed by the program; FSDP2 is the reference."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sharded_programs import (
+    MODELS,
+    REFUSED,
+    checkpointed,
+    converted_inputs,
+    copied,
+    messages_in_text,
+    order_of_messages,
+    refused,
+    trained,
+    trained_small_transformer,
+    with_a_graph_break,
+    with_a_number,
+    without_gradients,
+)
+from torch import nn
+from two_processes import Pair
+
+from forge.distributed import ShardPolicy, shard
+
+HALF = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+
+
+def _check(found: dict[str, Any], **tolerances: float) -> None:
+    assert found["broken"] == [] and found["opaque"] == [] and found["graphs"] == 1
+    torch.testing.assert_close(found["eager"], found["fsdp2"], **tolerances)
+    torch.testing.assert_close(found["forge"], found["fsdp2"], **tolerances)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_sharded_model_trains_as_under_fsdp2(kind: str, pair: Pair) -> None:
+    for found in pair.run(trained, kind):
+        _check(found, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_accumulate(pair: Pair) -> None:
+    for found in pair.run(trained, "Llama", 2):
+        _check(found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Uneven"])
+def test_parameters_are_read_in_half_precision_and_gradients_reduced_in_float32(kind: str, pair: Pair) -> None:
+    for found in pair.run(trained, kind, 1, HALF, ["torch"]):
+        _check(found, rtol=1e-5, atol=1e-6)
+
+
+def test_inputs_are_converted_to_the_dtype_of_parameters(pair: Pair) -> None:
+    for found in pair.run(converted_inputs):
+        assert found == [torch.bfloat16, torch.float32, torch.float32]
+
+
+def test_a_model_of_transformers_is_one_graph(pair: Pair) -> None:
+    for found in pair.run(trained_small_transformer):
+        assert found["broken"] == [] and found["opaque"] == [] and found["graphs"] == 1
+        torch.testing.assert_close(found["forge"], found["fsdp2"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_parameter_without_dims_is_whole_in_every_process(pair: Pair) -> None:
+    for averaged, eager, ours in pair.run(with_a_number):
+        torch.testing.assert_close([eager, ours], [averaged, averaged])
+
+
+def test_what_runs_in_eager_between_graphs_reads_whole_parameters(pair: Pair) -> None:
+    for found in pair.run(with_a_graph_break):
+        assert found["broken"]
+        assert found["outside"] == ["DTensor", "DTensor"]
+        torch.testing.assert_close(found["forge"], found["eager"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_sharded_model_computes_without_gradients(pair: Pair) -> None:
+    for found in pair.run(without_gradients):
+        assert found["broken"] == []
+        torch.testing.assert_close(found["forge"], found["eager"])
+
+
+def test_a_copy_is_a_model_of_its_own(pair: Pair) -> None:
+    for first, second in pair.run(copied):
+        torch.testing.assert_close(first, second)
+
+
+# messages
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("bucket_mb", [0.001, 0.004])
+def test_processes_send_in_one_order_whatever_their_executors(kind: str, bucket_mb: float, pair: Pair) -> None:
+    first, second = pair.run(order_of_messages, kind, bucket_mb)
+    assert first[0] == second[0] and len(first[0]) > 2
+    torch.testing.assert_close(first[1], second[1], rtol=1e-4, atol=1e-5)
+
+
+def _starts(calls: list[tuple[str, list[str]]], name: str) -> list[list[str]]:
+    return [names for called, names in calls if called == name]
+
+
+def test_messages_gather_several_parameters_ahead_of_their_use(pair: Pair) -> None:
+    for found in pair.run(messages_in_text, bucket_mb=0.004, prefetch_mb=0.004):
+        for phase in ("forward", "backward"):
+            calls = found[phase]
+            started = _starts(calls, "start_unshard")
+            assert len(started) > 3 and max(map(len, started)) > 1
+            products = [i for i, (name, _) in enumerate(calls) if name in ("linear", "matmul", "mm")]
+            places = {name: [i for i, (each, _) in enumerate(calls) if each == name] for name in dict(calls)}
+            pairs = list(zip(places["start_unshard"], places["finish_unshard"], strict=True))
+            overlapped = [any(start < i < finish for i in products) for start, finish in pairs]
+            assert sum(overlapped) >= len(pairs) - 2  # the first has nothing to overlap with
+            assert all(sum(other < start < end for other, end in pairs) <= 1 for start, _ in pairs)  # one is ahead
+        reduced = _starts(found["backward"], "start_reduce")
+        assert len(reduced) > 3 and found["backward"][-1][0] == "finish_reduce"
+        gathered = {name for names in _starts(found["forward"], "start_unshard") for name in names}
+        again = {name for names in _starts(found["backward"], "start_unshard") for name in names}
+        assert again and again < gathered  # the embedding's weight is not read
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_the_backward_gathers_again_what_the_policy_says(reshard: bool, pair: Pair) -> None:
+    for found in pair.run(messages_in_text, reshard_after_forward=reshard):
+        assert bool(_starts(found["backward"], "start_unshard")) is reshard
+        assert _starts(found["backward"], "start_reduce")
+
+
+def test_what_fits_a_bucket_is_one_message(pair: Pair) -> None:
+    for found in pair.run(messages_in_text):
+        assert len(_starts(found["forward"], "start_unshard")) == 1
+        assert len(_starts(found["backward"], "start_reduce")) == 1
+
+
+# checkpoints and errors
+
+
+def test_checkpoints_are_those_of_fsdp2_and_of_plain_models(pair: Pair, tmp_path: Path) -> None:
+    for found in pair.run(checkpointed, str(tmp_path)):
+        assert found == dict.fromkeys(("to forge", "from forge", "whole", "names", "whole again"), True)
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_sharded_is_refused(what: str, pair: Pair) -> None:
+    for message in pair.run(refused, what):
+        assert REFUSED[what][2] in message
+
+
+def test_a_process_group_is_needed() -> None:
+    with pytest.raises(RuntimeError, match="shard: there is no process group"):
+        shard(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"param_dtype": torch.int8}, "param_dtype is torch.int8, but must be a floating point dtype"),
+        ({"reduce_dtype": "float32"}, "reduce_dtype is 'float32'"),
+        ({"reshard_after_forward": 2}, "reshard_after_forward is 2, but must be a bool or None"),
+        ({"bucket_mb": 0}, "bucket_mb is 0, but must be a positive number"),
+        ({"prefetch_mb": "1"}, "prefetch_mb is '1'"),
+    ],
+)
+def test_a_policy_is_checked(options: dict[str, Any], match: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=match):
+        ShardPolicy(**options)

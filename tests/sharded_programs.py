@@ -1,0 +1,366 @@
+"""Programs of the two processes of tests/distributed/test_sharding.py, beside tests/distributed_programs.py."""
+
+import contextlib
+import copy
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as checkpoints
+from distributed_programs import Llama, whole
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import forge
+from forge.capture.handles import handle_of
+from forge.distributed import ShardPolicy, shard
+
+SMALL = ShardPolicy(bucket_mb=0.004, prefetch_mb=0.004)  # several messages for a small model
+
+
+class Uneven(nn.Module):
+    """Parameters whose rows two processes do not share evenly, or are fewer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 7)
+        self.up, self.norm, self.down, self.head = nn.Linear(7, 5), nn.LayerNorm(5), nn.Linear(5, 1), nn.Linear(1, 32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.down(self.norm(self.up(self.embed(tokens)).relu())))
+
+
+class Tied(Llama):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embed.weight
+
+
+class Frozen(Llama):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed.requires_grad_(False)
+        self.layers[0].attention.q.requires_grad_(False)
+        self.layers[1].mlp_norm.requires_grad_(False)
+
+
+class Checkpointed(Llama):
+    """Each layer is computed again in the backward."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return self.head(self.norm(x))
+
+
+class Outside(nn.Module):
+    """A layer that runs in eager and reads the weight of another."""
+
+    def __init__(self, other: nn.Linear) -> None:
+        super().__init__()
+        self.other = other
+
+    @torch._dynamo.disable
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.other.weight).sin()
+
+
+class Broken(nn.Module):
+    """A model with a graph break."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix, self.head = nn.Embedding(32, 8), nn.Linear(8, 8), nn.Linear(8, 32)
+        self.outside = Outside(self.mix)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.outside(self.mix(self.embed(tokens))))
+
+
+MODELS = {each.__name__: each for each in (Llama, Uneven, Tied, Frozen, Checkpointed)}
+
+
+def _model(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind()
+
+
+def _fsdp2(model: nn.Module, **options: Any) -> nn.Module:
+    for layer in getattr(model, "layers", ()):
+        fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+def _train(model: nn.Module, rank: int, micro_batches: int = 1, steps: int = 3) -> list[Any]:
+    """Losses, norms and gradients of some steps, and the parameters after them."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(rank)
+    found: list[Any] = []
+    for _ in range(steps):
+        for _ in range(micro_batches):
+            tokens = torch.randint(0, 32, (2, 8), generator=generator)
+            loss = F.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
+            loss.backward()
+            found.append(loss.detach())
+        found.append(whole(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        found += [None if p.grad is None else whole(p.grad).clone() for p in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*found, *[whole(p.detach()) for p in model.parameters()]]
+
+
+def _told(jitted: Any) -> dict[str, Any]:
+    told = forge.explain(jitted)
+    return {"graphs": told.graphs, "broken": told.graph_breaks + told.eager, "opaque": told.opaque_calls}
+
+
+def trained(
+    rank: int,
+    kind: str,
+    micro_batches: int = 1,
+    dtypes: dict[str, torch.dtype] | None = None,
+    executors: list[str] | None = None,
+    **policy: Any,
+) -> dict[str, Any]:
+    """What training gives under FSDP2, sharded in eager, and sharded and jitted."""
+    dtypes = dtypes or {}
+    reference = _fsdp2(_model(MODELS[kind]), **({"mp_policy": MixedPrecisionPolicy(**dtypes)} if dtypes else {}))
+    chosen = ShardPolicy(**{"bucket_mb": SMALL.bucket_mb, "prefetch_mb": SMALL.prefetch_mb, **dtypes, **policy})
+    eager = shard(_model(MODELS[kind]), policy=chosen)
+    jitted = forge.jit(shard(_model(MODELS[kind]), policy=chosen), executors=executors)
+    return {
+        "fsdp2": _train(reference, rank, micro_batches),
+        "eager": _train(eager, rank, micro_batches),
+        "forge": _train(jitted, rank, micro_batches),
+        **_told(jitted),
+    }
+
+
+def trained_small_transformer(rank: int) -> dict[str, Any]:
+    """A Llama of transformers under FSDP2, and sharded and jitted."""
+    import transformers  # other programs do without
+
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
+        use_cache=False,
+    )
+    words = torch.randint(64, (2, 8), generator=torch.Generator().manual_seed(rank))
+
+    def results(prepare: Callable) -> tuple[list[torch.Tensor], Any]:
+        torch.manual_seed(0)
+        model = prepare(transformers.LlamaForCausalLM(config))
+        loss = model(input_ids=words, labels=words).loss
+        loss.backward()
+        return [loss.detach(), *[whole(p.grad) for p in model.parameters()]], model
+
+    ours, jitted = results(lambda model: forge.jit(shard(model, policy=SMALL)))
+    fsdp2, _ = results(lambda model: [*map(fully_shard, model.model.layers), fully_shard(model)][-1])
+    return {"fsdp2": fsdp2, "forge": ours, **_told(jitted)}
+
+
+def with_a_number(rank: int) -> list[torch.Tensor]:
+    """The gradient of a parameter without dims, averaged by hand, sharded in eager, and jitted."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.scale).exp()
+
+    found = []
+    for prepare in (lambda model: model, shard, lambda model: forge.jit(shard(model))):
+        model = prepare(Scaled())
+        model(torch.ones(3) * (rank + 1)).sum().backward()
+        found.append(whole(model._parameters["scale"].grad))
+    torch.distributed.all_reduce(found[0], torch.distributed.ReduceOp.AVG)
+    return found
+
+
+def with_a_graph_break(rank: int) -> dict[str, Any]:
+    """A model part of which runs in eager, sharded in eager and jitted; whether attributes are DTensors outside."""
+    eager, jitted = shard(_model(Broken)), forge.jit(shard(_model(Broken)))
+    outside = type(jitted.mix.weight).__name__
+    return {
+        "eager": _train(eager, rank),
+        "forge": _train(jitted, rank),
+        "broken": _told(jitted)["broken"],
+        "outside": [outside, type(jitted.mix.weight).__name__],
+    }
+
+
+def without_gradients(rank: int) -> dict[str, Any]:
+    tokens = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(rank))
+    jitted = forge.jit(shard(_model(Llama), policy=SMALL))
+    with torch.no_grad():
+        return {"eager": _model(Llama)(tokens), "forge": jitted(tokens), **_told(jitted)}
+
+
+def converted_inputs(rank: int) -> list[torch.dtype]:
+    """The dtypes of a result, of a parameter and of its gradient under param_dtype, of inputs of another dtype."""
+    model = forge.jit(shard(nn.Linear(4, 4), policy=ShardPolicy(param_dtype=torch.bfloat16)))
+    out = model(torch.ones(2, 4))
+    out.sum().backward()
+    return [out.dtype, model.weight.dtype, model.weight.grad.dtype]
+
+
+# messages
+
+
+@contextlib.contextmanager
+def _recorded() -> Iterator[list[tuple[str, list[tuple[int, ...]]]]]:
+    """Record the collectives of this process, in the order in which they start, with the shapes that are sent."""
+    told: list[tuple[str, list[tuple[int, ...]]]] = []
+    functional = torch.ops._c10d_functional
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced", "all_reduce"):
+            original = getattr(functional, name)
+
+            def record(x: Any, *args: Any, name: str = name, original: Any = original) -> Any:
+                told.append((name, [tuple(each.shape) for each in (x if isinstance(x, list) else [x])]))
+                return original(x, *args)
+
+            patch.setattr(functional, name, record)
+        yield told
+
+
+def order_of_messages(rank: int, kind: str, bucket_mb: float) -> tuple[list[Any], list[Any]]:
+    """The collectives of a step, where the processes' executors differ, and what training gives."""
+    policy = ShardPolicy(bucket_mb=bucket_mb, prefetch_mb=bucket_mb)
+    executors = ["torch"] if rank and kind != "Frozen" else ["inductor", "torch"]  # they decide what is gathered again
+    jitted = forge.jit(shard(_model(MODELS[kind]), policy=policy), executors=executors, cache=False)
+    before = _train(jitted, rank=0, steps=2)
+    with _recorded() as told:  # not while Dynamo looks at these functions
+        return told, [*before, *_train(jitted, rank=0, steps=1)]
+
+
+def messages_in_text(rank: int, **policy: Any) -> dict[str, list[tuple[str, list[str]]]]:
+    """The calls of the final forward and backward that start and await messages, or read a parameter in a product."""
+    jitted = forge.jit(shard(_model(Llama), policy=ShardPolicy(**policy)), executors=["torch"])
+    _train(jitted, rank, steps=1)
+    compiled = handle_of(jitted).latest
+    names = ("start_unshard", "finish_unshard", "start_reduce", "finish_reduce", "linear", "matmul", "mm")
+    return {
+        phase: [
+            (
+                bound.symbol.name.rpartition(".")[2],
+                list(bound.inputs if "start" in bound.symbol.name else bound.outputs),
+            )
+            if bound.symbol.name.startswith(("start", "finish"))
+            else (bound.symbol.name.rpartition(".")[2], list(bound.inputs))
+            for bound in stages[-1].bound_symbols
+            if bound.symbol.name.rpartition(".")[2] in names
+        ]
+        for phase, stages in (("forward", compiled.traces), ("backward", compiled.backward_traces))
+    }
+
+
+# checkpoints
+
+
+def checkpointed(rank: int, folder: str) -> dict[str, Any]:
+    """Whether a checkpoint of FSDP2 is read by a sharded model bit for bit, one of that by FSDP2, and whole states."""
+
+    def fsdp2() -> nn.Module:
+        return _fsdp2(Uneven())
+
+    def sharded() -> nn.Module:
+        return forge.jit(shard(Uneven()))
+
+    same: dict[str, Any] = {}
+    for name, write, read in (("to forge", fsdp2, sharded), ("from forge", sharded, fsdp2)):
+        torch.manual_seed(0)
+        source = write()
+        first = torch.optim.AdamW(source.parameters(), lr=0.1)
+        source(torch.arange(8).view(2, 4)).square().mean().backward()
+        first.step()
+        model_state, optimizer_state = get_state_dict(source, first)
+        checkpoints.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=f"{folder}/{name}")
+        torch.manual_seed(1)
+        target = read()
+        second = torch.optim.AdamW(target.parameters(), lr=0.1)
+        model_state, optimizer_state = get_state_dict(target, second)
+        into = {"model": model_state, "optimizer": optimizer_state}
+        checkpoints.load(into, checkpoint_id=f"{folder}/{name}")
+        set_state_dict(target, second, model_state_dict=into["model"], optim_state_dict=into["optimizer"])
+        same[name] = _equal(source, target) and _equal_states(first, second)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    torch.manual_seed(2)
+    plain = Uneven()
+    target = sharded()
+    set_model_state_dict(target, plain.state_dict() if rank == 0 else {}, options=options)
+    same["whole"] = _equal(plain, target)
+    state = get_model_state_dict(target, options=StateDictOptions(full_state_dict=True))
+    same["names"] = list(state) == (list(plain.state_dict()) if rank == 0 else list(state))
+    same["whole again"] = rank != 0 or all(torch.equal(state[name], x) for name, x in plain.state_dict().items())
+    return same
+
+
+def _equal(model: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(model.named_parameters(), other.named_parameters(), strict=True)
+    return all(a == b and torch.equal(whole(x.detach()), whole(y.detach())) for (a, x), (b, y) in pairs)
+
+
+def _equal_states(first: torch.optim.Optimizer, second: torch.optim.Optimizer) -> bool:
+    found = [list(each.state.values()) for each in (first, second)]
+    pairs = [(x[key], y[key]) for x, y in zip(*found, strict=True) for key in x]
+    return bool(pairs) and all(torch.equal(whole(x), whole(y)) for x, y in pairs)
+
+
+# what is refused
+
+
+def _jitted() -> None:
+    shard(forge.jit(nn.Linear(2, 2)))
+
+
+def _twice() -> None:
+    shard(shard(nn.Linear(2, 2)))
+
+
+def _two_dims() -> None:
+    shard(nn.Linear(2, 2), init_device_mesh("cpu", (2, 1)))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "jitted": (_jitted, ValueError, "the model is jitted; shard it first"),
+    "twice": (_twice, ValueError, "the parameter weight is a DTensor: it is sharded already"),
+    "two dims": (_two_dims, ValueError, "mesh has 2 dims, but must have one"),
+    "no mesh": (lambda: shard(nn.Linear(2, 2), "cpu"), TypeError, "mesh is 'cpu', but must be a DeviceMesh"),
+    "no module": (lambda: shard(torch.relu), TypeError, "must be a torch.nn.Module"),
+    "no policy": (lambda: shard(nn.Linear(2, 2), policy="all"), TypeError, "policy is 'all', but must be a"),
+    "lazy": (lambda: shard(nn.LazyLinear(2)), TypeError, "the parameter weight is a UninitializedParameter"),
+}
+
+
+def refused(rank: int, what: str) -> str:
+    call, error, _ = REFUSED[what]
+    with pytest.raises(error) as found:
+        call()
+    return re.sub(r"\s+", " ", str(found.value))
+
+
+def copied(rank: int) -> list[list[Any]]:
+    """What training gives for a sharded model and its deep copy."""
+    model = shard(_model(Llama), policy=SMALL)
+    twin = copy.deepcopy(model)
+    return [_train(forge.jit(model), rank), _train(forge.jit(twin), rank)]
