@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 import forge
 from forge.capture.handles import handle_of
 from forge.distributed import ShardPolicy, shard
+from forge.torchlang import parameter_shards
 
 SMALL = ShardPolicy(bucket_mb=0.004, prefetch_mb=0.004)  # several messages for a small model
 
@@ -127,6 +128,16 @@ def _told(jitted: Any) -> dict[str, Any]:
     return {"graphs": told.graphs, "broken": told.graph_breaks + told.eager, "opaque": told.opaque_calls}
 
 
+@contextlib.contextmanager
+def _default_check(kind: str) -> Iterator[None]:
+    """Compile regions of a model with checkpoints: those that check="regions" runs in their place give attention that
+    is computed again other values, sharded or not."""
+    with pytest.MonkeyPatch.context() as patch:
+        if kind == "Checkpointed":
+            patch.delenv("FORGE_CHECK", raising=False)
+        yield
+
+
 def trained(
     rank: int,
     kind: str,
@@ -140,7 +151,8 @@ def trained(
     reference = _fsdp2(_model(MODELS[kind]), **({"mp_policy": MixedPrecisionPolicy(**dtypes)} if dtypes else {}))
     chosen = ShardPolicy(**{"bucket_mb": SMALL.bucket_mb, "prefetch_mb": SMALL.prefetch_mb, **dtypes, **policy})
     eager = shard(_model(MODELS[kind]), policy=chosen)
-    jitted = forge.jit(shard(_model(MODELS[kind]), policy=chosen), executors=executors)
+    with _default_check(kind):
+        jitted = forge.jit(shard(_model(MODELS[kind]), policy=chosen), executors=executors)
     return {
         "fsdp2": _train(reference, rank, micro_batches),
         "eager": _train(eager, rank, micro_batches),
@@ -230,24 +242,31 @@ def converted_inputs(rank: int) -> list[torch.dtype]:
 def _recorded() -> Iterator[list[tuple[str, list[tuple[int, ...]]]]]:
     """Record the collectives of this process, in the order in which they start, with the shapes that are sent."""
     told: list[tuple[str, list[tuple[int, ...]]]] = []
-    functional = torch.ops._c10d_functional
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced", "all_reduce"):
-            original = getattr(functional, name)
+        for owner, name in (
+            (parameter_shards, "start_all_gather"),
+            (parameter_shards, "start_reduce_scatter"),
+            (torch.ops._c10d_functional, "all_reduce"),
+        ):
+            original = getattr(owner, name)
 
             def record(x: Any, *args: Any, name: str = name, original: Any = original) -> Any:
                 told.append((name, [tuple(each.shape) for each in (x if isinstance(x, list) else [x])]))
                 return original(x, *args)
 
-            patch.setattr(functional, name, record)
+            patch.setattr(owner, name, record)
         yield told
+
+
+_SAME_EXECUTORS = "Frozen", "Checkpointed"  # models of which other executors gather other parameters again
 
 
 def order_of_messages(rank: int, kind: str, bucket_mb: float) -> tuple[list[Any], list[Any]]:
     """The collectives of a step, where the processes' executors differ, and what training gives."""
     policy = ShardPolicy(bucket_mb=bucket_mb, prefetch_mb=bucket_mb)
-    executors = ["torch"] if rank and kind != "Frozen" else ["inductor", "torch"]  # they decide what is gathered again
-    jitted = forge.jit(shard(_model(MODELS[kind]), policy=policy), executors=executors, cache=False)
+    executors = ["torch"] if rank and kind not in _SAME_EXECUTORS else ["inductor", "torch"]
+    with _default_check(kind):
+        jitted = forge.jit(shard(_model(MODELS[kind]), policy=policy), executors=executors, cache=False)
     before = _train(jitted, rank=0, steps=2)
     with _recorded() as told:  # not while Dynamo looks at these functions
         return told, [*before, *_train(jitted, rank=0, steps=1)]

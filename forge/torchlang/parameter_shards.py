@@ -4,8 +4,8 @@ and scattered (FSDP). What is sent, and how, is here for eager and for executors
 Source: Y. Zhao et al., PyTorch FSDP (2023); R. Zhang et al., SimpleFSDP (2024), for gathering in the program.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function_unary
@@ -13,6 +13,8 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from forge import prims
 from forge.ir import TensorProxy
 from forge.prims.distributed import chunk_rows
+from forge.torch_internals.distributed import start_all_gather, start_reduce_scatter
+from forge.torch_internals.fake_tensors import FakeTensor
 from forge.torchlang.core import torchsymbol
 
 Tensors = Sequence[torch.Tensor]
@@ -22,26 +24,23 @@ def start_unshard(
     shards: Tensors, lengths: Sequence[int | None], dtypes: Sequence[torch.dtype], group_size: int, group: str
 ) -> list[torch.Tensor]:
     """Start to gather parameters by one message; return what `finish_unshard` waits for."""
-    sent = []
+    started, parts, wholes = [], [], []
     for shard, length, dtype in zip(shards, lengths, dtypes, strict=True):
         rows = _message(shard, dtype)
-        sent.append(rows if length is None else _pad(rows, chunk_rows(length, group_size)))
-    places = [i for i, length in enumerate(lengths) if length is not None]
-    if places:
-        gathered = torch.ops._c10d_functional.all_gather_into_tensor_coalesced(
-            [sent[i] for i in places], group_size, group
-        )
-        for i, each in zip(places, gathered, strict=True):
-            sent[i] = each
-    return sent
+        if length is not None:
+            parts.append(_pad(rows, chunk_rows(length, group_size)))
+            rows = rows.new_empty((group_size * parts[-1].shape[0], *rows.shape[1:]))
+            wholes.append(rows)
+        started.append(rows)
+    if wholes:
+        _send(start_all_gather, parts, wholes, group)
+    return started
 
 
 def finish_unshard(started: Tensors, lengths: Sequence[int | None]) -> list[torch.Tensor]:
     """Return the parameters, once they are there."""
-    return [
-        each if length is None else _cut(torch.ops._c10d_functional.wait_tensor(each), length)
-        for each, length in zip(started, lengths, strict=True)
-    ]
+    _await(started)
+    return [each if length is None else _cut(each, length) for each, length in zip(started, lengths, strict=True)]
 
 
 def start_reduce(
@@ -52,11 +51,13 @@ def start_reduce(
     group: str,
 ) -> list[torch.Tensor]:
     """Start to average gradients by one message; return what `finish_reduce` waits for."""
-    sent = []
+    wholes = []
     for g, length, dtype in zip(gradients, lengths, reduce_dtypes, strict=True):
         rows = _message(g.expand(group_size, *g.shape) if length is None else g, dtype or g.dtype)
-        sent.append(_pad(rows, chunk_rows(rows.shape[0], group_size) * group_size))
-    return torch.ops._c10d_functional.reduce_scatter_tensor_coalesced(sent, "avg", group_size, group)
+        wholes.append(_pad(rows, chunk_rows(rows.shape[0], group_size) * group_size))
+    parts = [each.new_empty((each.shape[0] // group_size, *each.shape[1:])) for each in wholes]
+    _send(start_reduce_scatter, wholes, parts, group)
+    return parts
 
 
 def finish_reduce(
@@ -64,11 +65,31 @@ def finish_reduce(
 ) -> list[torch.Tensor]:
     """Return this process's parts of the gradients, once they are there. read: gradients that are sent until then, so
     that nothing writes to their memory."""
-    received = []
-    for each, length, dtype in zip(started, lengths, dtypes, strict=True):
-        rows = torch.ops._c10d_functional.wait_tensor(each)
-        received.append((rows[0] if length is None else _cut(rows, length)).to(dtype))
-    return received
+    _await(started)
+    return [
+        (each[0] if length is None else _cut(each, length)).to(dtype)
+        for each, length, dtype in zip(started, lengths, dtypes, strict=True)
+    ]
+
+
+class _Pending(NamedTuple):
+    """A message on its way, and the tensors that it reads."""
+
+    work: Any
+    sent: Tensors
+
+
+def _send(start: Callable, sent: Tensors, received: Tensors, group: str) -> None:
+    """Start a message; the first tensor that it fills has it until it is awaited. Fake tensors send nothing."""
+    if not isinstance(received[0], FakeTensor):
+        received[0]._forge_pending = _Pending(start(sent, received, group), sent)  # type: ignore[attr-defined]
+
+
+def _await(started: Tensors) -> None:
+    for each in started:
+        pending = vars(each).pop("_forge_pending", None)
+        if pending is not None:
+            pending.work.wait()
 
 
 def _message(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
