@@ -1,5 +1,6 @@
 """Triton kernels of linear layers with quantized weights, for one row and for a few. This module imports Triton."""
 
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -97,6 +98,7 @@ _BY_OUTPUTS = {
 _OF_WIDE_ROWS = {4: (512, _Tile(8, 512, 4, 4)), 8: (1024, _Tile(4, 1024, 4, 4))}
 _OF_THE_REST = {4: _Tile(8, 256, 4, 16), 8: _Tile(8, 512, 4, 4)}
 # Of 16 rows, likewise, among 14.
+_STAGES_OF_ROWS, _LEAST_WORDS = 3, 16
 _OF_FEW_ROWS = {
     4: ((6144, _Tile(64, 32, 4, 16)), (0, _Tile(32, 128, 4, 16))),
     8: ((6144, _Tile(64, 64, 4, 16)), (0, _Tile(32, 128, 4, 16))),
@@ -396,15 +398,24 @@ def _weight(
     )
 
 
-def _tile(rows: int, bits: int, outputs: int, width: int, group: int | None) -> _Tile:
-    """Return the tile for weights with rows of `width` words, whose groups have `group` each."""
+def _tile(rows: int, bits: int, outputs: int, width: int, group: int | None, memory: int) -> _Tile:
+    """Return the tile for weights with rows of `width` words, whose groups have `group` each. memory: the bytes of
+    shared memory that a program may have."""
     if rows > 1:
         tile = next(each for least, each in _OF_FEW_ROWS[bits] if outputs >= least)
+        while _shared_bytes(tile, rows, bits) > memory and tile.words > _LEAST_WORDS:
+            tile = tile._replace(words=tile.words // 2)
     else:
         wide, of_wide_rows = _OF_WIDE_ROWS[bits]
         rest = of_wide_rows if width > wide else _OF_THE_REST[bits]
         tile = next((each for least, each in _BY_OUTPUTS[bits] if outputs >= least), rest)
     return tile if group is None else tile._replace(shared=min(tile.shared, group))
+
+
+def _shared_bytes(tile: _Tile, rows: int, bits: int) -> int:
+    """Return an upper bound of the shared memory of _part_of_rows: rows and words of each stage, and values."""
+    values = tile.words * 32 // bits
+    return _STAGES_OF_ROWS * (2 * rows * values + 4 * tile.outputs * tile.words) + 2 * tile.outputs * values
 
 
 def _start(outs: Sequence[torch.Tensor], x: torch.Tensor, weights: Sequence[_Weight]) -> None:
@@ -414,8 +425,9 @@ def _start(outs: Sequence[torch.Tensor], x: torch.Tensor, weights: Sequence[_Wei
     words = [each.stored.view(torch.int32) for each in weights]
     sizes, width = [len(each) for each in words], words[0].shape[1]
     group = width // first.groups if first.groups > 1 else None
-    rows = len(x)
-    tile = _tile(rows, bits, sum(sizes), width, group)
+    rows = 1 if len(x) == 1 else max(16, triton.next_power_of_2(len(x)))
+    memory = torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin if x.is_cuda else sys.maxsize
+    tile = _tile(rows, bits, sum(sizes), width, group, memory)
     per_weight = [
         (out, stored, each.scale, each.zero_point, each.bias, size)
         for out, stored, each, size in zip(outs, words, weights, sizes, strict=True)
@@ -425,7 +437,7 @@ def _start(outs: Sequence[torch.Tensor], x: torch.Tensor, weights: Sequence[_Wei
     has_bias = [each.has_bias for each in weights] + [False] * absent
     _rows[(sum(triton.cdiv(size, tile.outputs) for size in sizes),)](
         x,
-        rows,
+        len(x),
         width,
         first.groups,
         *(operand for operands in per_weight for operand in operands),
@@ -435,11 +447,12 @@ def _start(outs: Sequence[torch.Tensor], x: torch.Tensor, weights: Sequence[_Wei
         GROUP=1 if group is None else group,
         IS_GROUPED=group is not None,
         HAS_ZERO=first.has_zero,
-        ROWS=1 if rows == 1 else max(16, triton.next_power_of_2(rows)),
+        ROWS=rows,
         OUTPUTS=tile.outputs,
         WORDS=tile.words,
         SHARED=tile.shared,
         num_warps=tile.warps,
+        num_stages=_STAGES_OF_ROWS,
     )
 
 
