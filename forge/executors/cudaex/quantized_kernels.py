@@ -229,8 +229,8 @@ def _part_of_rows(
     WORDS: tl.constexpr,
     SHARED: tl.constexpr,
 ):
-    """Compute OUTPUTS columns of the product of a few rows and a weight: values of WORDS words are written out for the
-    tensor cores. The arguments are those of _part_of_row."""
+    """Compute OUTPUTS columns of the product of a few rows and a weight: the values of WORDS words, rounded as in
+    eager, are multiplied by tensor cores. The arguments are those of _part_of_row."""
     ELEMENTS: tl.constexpr = 32 // BITS
     LEVELS: tl.constexpr = 1 << BITS
     dtype = x.dtype.element_ty
