@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from forge.ir import check
 from forge.prims.distributed import chunk_rows
 from forge.torch_internals.autograd import in_backward
+from forge.torch_internals.modules import parameters_of
 from forge.torch_internals.pytree import torch_pytree
 from forge.torchlang.parameter_shards import unshard
 
@@ -157,11 +158,11 @@ def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolic
     classes: dict[tuple, type] = {}
     for module, names in _holders(model):
         for name in names:
-            parameter = module._parameters[name]
+            parameter = parameters_of(module)[name]
             assert parameter is not None
             if id(parameter) not in done:
                 done[id(parameter)] = sharding.shard(parameter)
-            module._parameters[name] = done[id(parameter)]
+            parameters_of(module)[name] = done[id(parameter)]
         key = type(module), *names
         if key not in classes:
             classes[key] = _reading_class(type(module), names, sharding)
@@ -174,7 +175,7 @@ def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolic
 def _holders(model: nn.Module) -> Iterator[tuple[nn.Module, list[str]]]:
     """Yield the modules that have parameters, and their names there."""
     for module in model.modules():
-        names = [name for name, parameter in module._parameters.items() if parameter is not None]
+        names = [name for name, parameter in parameters_of(module).items() if parameter is not None]
         if names:
             yield module, names
 
@@ -187,7 +188,7 @@ def _reading_class(original: type, names: list[str], sharding: _Sharding) -> typ
 
 
 def _reader(name: str, sharding: _Sharding) -> Callable[[nn.Module], Any]:
-    return lambda module: sharding.read(module._parameters[name])
+    return lambda module: sharding.read(parameters_of(module)[name])
 
 
 def _check_model(model: Any) -> None:

@@ -484,7 +484,7 @@ class _Writer:
 
     def hold(self, graph: GraphModule) -> str:
         """Return the name under which the graph holds another one."""
-        name = f"of_dtensors_{len(vars(self.old)['_modules'])}"
+        name = f"of_dtensors_{sum(1 for _ in self.old.named_children())}"
         self.old.add_submodule(name, graph)
         return name
 
