@@ -48,9 +48,9 @@ def make_fake_group(name: Any) -> "torch.distributed.ProcessGroup":
     return group
 
 
-def start_all_gather(parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], group: str) -> Any:
-    """Start to gather each part from all processes into its whole, by one message. Return torch's Work, whose `wait`
-    has the current stream, or the process, wait once for all of them; functional collectives wait for each."""
+def start_all_gather(parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], group: Any) -> Any:
+    """Start to gather each part from all processes into its whole, by one message. group: its name. Return torch's
+    Work, whose `wait` has the current stream, or the process, wait once; functional collectives wait for each part."""
     from torch._C import _distributed_c10d as c10d
 
     options = c10d.AllgatherOptions()
@@ -58,12 +58,12 @@ def start_all_gather(parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tenso
     return c10d._resolve_process_group(group).allgather_into_tensor_coalesced([*wholes], [*parts], options)
 
 
-def start_reduce_scatter(wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: str) -> Any:
+def start_reduce_scatter(wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Any) -> Any:
     """Start to average each whole over all processes, of which each gets its part, by one message. Return torch's
     Work."""
     from torch._C import _distributed_c10d as c10d
 
-    options = c10d.ReduceScatterOptions()
+    options: Any = c10d.ReduceScatterOptions()
     options.reduceOp, options.asyncOp = torch.distributed.ReduceOp.AVG, True
     return c10d._resolve_process_group(group).reduce_scatter_tensor_coalesced([*parts], [*wholes], options)
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -412,6 +412,12 @@ def _tile(rows: int, bits: int, outputs: int, width: int, group: int | None, mem
     return tile if group is None else tile._replace(shared=min(tile.shared, group))
 
 
+def _shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program may have; without a limit where Triton's interpreter runs it."""
+    properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return sys.maxsize if properties is None else properties.shared_memory_per_block_optin
+
+
 def _shared_bytes(tile: _Tile, rows: int, bits: int) -> int:
     """Return an upper bound of the shared memory of _part_of_rows: rows and words of each stage, and values."""
     values = tile.words * 32 // bits
@@ -426,8 +432,7 @@ def _start(outs: Sequence[torch.Tensor], x: torch.Tensor, weights: Sequence[_Wei
     sizes, width = [len(each) for each in words], words[0].shape[1]
     group = width // first.groups if first.groups > 1 else None
     rows = 1 if len(x) == 1 else max(16, triton.next_power_of_2(len(x)))
-    memory = torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin if x.is_cuda else sys.maxsize
-    tile = _tile(rows, bits, sum(sizes), width, group, memory)
+    tile = _tile(rows, bits, sum(sizes), width, group, _shared_memory(x.device))
     per_weight = [
         (out, stored, each.scale, each.zero_point, each.bias, size)
         for out, stored, each, size in zip(outs, words, weights, sizes, strict=True)
