@@ -128,16 +128,6 @@ def _told(jitted: Any) -> dict[str, Any]:
     return {"graphs": told.graphs, "broken": told.graph_breaks + told.eager, "opaque": told.opaque_calls}
 
 
-@contextlib.contextmanager
-def _default_check(kind: str) -> Iterator[None]:
-    """Compile regions of a model with checkpoints: those that check="regions" runs in their place give attention that
-    is computed again other values, sharded or not."""
-    with pytest.MonkeyPatch.context() as patch:
-        if kind == "Checkpointed":
-            patch.delenv("FORGE_CHECK", raising=False)
-        yield
-
-
 def trained(
     rank: int,
     kind: str,
@@ -151,8 +141,7 @@ def trained(
     reference = _fsdp2(_model(MODELS[kind]), **({"mp_policy": MixedPrecisionPolicy(**dtypes)} if dtypes else {}))
     chosen = ShardPolicy(**{"bucket_mb": SMALL.bucket_mb, "prefetch_mb": SMALL.prefetch_mb, **dtypes, **policy})
     eager = shard(_model(MODELS[kind]), policy=chosen)
-    with _default_check(kind):
-        jitted = forge.jit(shard(_model(MODELS[kind]), policy=chosen), executors=executors)
+    jitted = forge.jit(shard(_model(MODELS[kind]), policy=chosen), executors=executors)
     return {
         "fsdp2": _train(reference, rank, micro_batches),
         "eager": _train(eager, rank, micro_batches),
@@ -265,8 +254,7 @@ def order_of_messages(rank: int, kind: str, bucket_mb: float) -> tuple[list[Any]
     """The collectives of a step, where the processes' executors differ, and what training gives."""
     policy = ShardPolicy(bucket_mb=bucket_mb, prefetch_mb=bucket_mb)
     executors = ["torch"] if rank and kind not in _SAME_EXECUTORS else ["inductor", "torch"]
-    with _default_check(kind):
-        jitted = forge.jit(shard(_model(MODELS[kind]), policy=policy), executors=executors, cache=False)
+    jitted = forge.jit(shard(_model(MODELS[kind]), policy=policy), executors=executors, cache=False)
     before = _train(jitted, rank=0, steps=2)
     with _recorded() as told:  # not while Dynamo looks at these functions
         return told, [*before, *_train(jitted, rank=0, steps=1)]

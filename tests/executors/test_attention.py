@@ -199,3 +199,15 @@ def test_the_memory_efficient_kernel_gives_the_gradient_of_a_bias_where_it_takes
         q = torch.empty_strided(q.shape, strides, dtype=torch.bfloat16, device="cuda")
         chosen = attention._choose(call, (q, *others))
     assert chosen == ((attention._efficient_forward, attention._efficient_backward) if fits and in_rows else None)
+
+
+def test_gradients_on_a_cpu_are_right_whatever_the_strides_of_the_output_that_is_computed_again():
+    call = Attention(0.0, True, None, False, (True, True, True, False))
+    q, k, v, g = (torch.randn(2, 4, 8, 16) for _ in range(4))
+    out, logsumexp, _ = attention._flash_cpu(call, q, k, v, None)
+    expected = attention._flash_cpu_backward(call, g, q, k, v, None, out, logsumexp, None)
+    strided = [x.transpose(1, 3).contiguous().transpose(1, 3) for x in (g, q, k, v, out)]
+    g, q, k, v, out = strided
+    assert out.stride(-1) != 1
+    actual = attention._flash_cpu_backward(call, g, q, k, v, None, out, logsumexp, None)
+    torch.testing.assert_close(actual, expected)

@@ -94,9 +94,16 @@ def _flash_cpu_backward(
     logsumexp: torch.Tensor,
     rest: None,
 ) -> tuple[torch.Tensor, ...]:
+    g, q, k, v, out = map(_in_rows, (g, q, k, v, out))
     return aten._scaled_dot_product_flash_attention_for_cpu_backward(
         g, q, k, v, out, logsumexp, call.dropout_p, call.is_causal, attn_mask=mask, scale=call.scale
     )
+
+
+def _in_rows(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose last dim is contiguous. torch's kernel reads it as such and does not look; an output that
+    a region computes again may have other strides."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _flash(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: None) -> tuple:
