@@ -98,6 +98,8 @@ if torch.distributed.is_available():
 
     # parameters of which each process has a part
 
+    torch.compiler.allow_in_graph(parameter_shards.unshard)  # as forge.distributed.shard does
+
     def _unshard(x: torch.Tensor, length: int | None, dtype: torch.dtype, group: str) -> torch.Tensor:
         return parameter_shards.unshard(x, length, dtype, None, 1, group, None, 1 << 20, 1 << 20)
 
