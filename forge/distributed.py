@@ -65,7 +65,7 @@ class ShardPolicy:
 
 
 class _Sharding:
-    """What the parameters of a sharded model have in common. runs: whether the model's forward runs."""
+    """The mesh and policy that the parameters of a sharded model share. runs: whether the model's forward runs."""
 
     def __init__(self, mesh: "DeviceMesh", policy: ShardPolicy) -> None:
         self.mesh = mesh

@@ -78,7 +78,7 @@ class _Spec(NamedTuple):
 
     @property
     def is_even(self) -> bool:
-        """Whether each process has as much, in the order of the processes, or all of it, or a part of a sum."""
+        """Return whether each process has as much, in the order of the processes, or all of it, or a part of a sum."""
         cut = [(dim, place) for dim, place in enumerate(self.places) if isinstance(place, int)]
         return (
             all(isinstance(place, (int, str)) for place in self.places)
@@ -88,7 +88,7 @@ class _Spec(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether functions of each process's part are parts of those of the whole, their gradients too."""
+        """Return whether functions of each process's part are parts of those of the whole, their gradients too."""
         return not any(each.is_partial() and _place(each) != "partial" for each in self.placements)
 
     def group(self, dim: int) -> tuple[int, int, str]:

@@ -87,7 +87,7 @@ def wait_tensor(x: TensorProxy) -> TensorProxy:
 # parameters of which each process has a part of the rows
 
 
-def chunk_rows(length: int, group_size: int) -> int:
+def chunk_rows(length: Dim, group_size: int) -> Dim:
     """Return the rows of a part, as torch.chunk has them: the last parts may have fewer, or none."""
     return -(-length // group_size)
 

@@ -11,7 +11,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from forge import prims
-from forge.ir import TensorProxy
+from forge.ir import Dim, TensorProxy
 from forge.prims.distributed import chunk_rows
 from forge.torch_internals.distributed import start_all_gather, start_reduce_scatter
 from forge.torch_internals.fake_tensors import FakeTensor
@@ -100,7 +100,7 @@ def _cut(x: torch.Tensor, rows: int) -> torch.Tensor:
     return x if x.shape[0] == rows else x[:rows]
 
 
-def _pad(x: torch.Tensor, rows: int) -> torch.Tensor:
+def _pad(x: torch.Tensor, rows: Dim) -> torch.Tensor:
     return x if x.shape[0] == rows else torch.cat([x, x.new_zeros((rows - x.shape[0], *x.shape[1:]))])
 
 

@@ -21,6 +21,7 @@ from forge import prims
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, Trace
 from forge.ir.proxies import Dim, hint_of
 from forge.ir.symbol import NO_TAGS
+from forge.prims.distributed import chunk_rows
 from forge.transforms.makers import innermost, is_view
 from forge.transforms.unshards import is_reduction, is_unshard, limits
 
@@ -387,12 +388,12 @@ class _Writer:
 
 def _padded(whole: TensorProxy, size: int, length: int | None) -> tuple[Dim, ...]:
     """Return the shape of what is gathered: parts of one length."""
-    return whole.shape if length is None else (-(-length // size) * size, *whole.shape[1:])
+    return whole.shape if length is None else (chunk_rows(length, size) * size, *whole.shape[1:])
 
 
 def _part(whole: TensorProxy, size: int) -> tuple[Dim, ...]:
     """Return the shape of a part of what is reduced; of a number, of which each process sends a copy for each."""
-    return (-(-whole.shape[0] // size), *whole.shape[1:]) if whole.ndim else (1,)
+    return (chunk_rows(whole.shape[0], size), *whole.shape[1:]) if whole.ndim else (1,)
 
 
 def _bytes(x: TensorProxy) -> int:
