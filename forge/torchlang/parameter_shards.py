@@ -26,7 +26,7 @@ def start_unshard(
     """Start to gather parameters by one message; return what `finish_unshard` waits for."""
     started, parts, wholes = [], [], []
     for shard, length, dtype in zip(shards, lengths, dtypes, strict=True):
-        rows = _message(shard, dtype)
+        rows = shard.to(dtype, copy=True) if length is None else _message(shard, dtype)
         if length is not None:
             parts.append(_pad(rows, chunk_rows(length, group_size)))
             rows = rows.new_empty((group_size * parts[-1].shape[0], *rows.shape[1:]))

@@ -54,7 +54,7 @@ fft.fftshift fft.ifftshift conj real imag view_as_real resolve_conj resolve_neg 
 imag.computed view_as_real.computed imag.conjugated conj.conjugated resolve_conj.conjugated Tensor.chalf Tensor.cfloat
 Tensor.cdouble stft nonzero_static bartlett_window blackman_window hamming_window hann_window kaiser_window
 linalg.diagonal.computed norm.nuc Tensor.norm.nuc
-redistribute spread all_reduce all_gather_into_tensor reduce_scatter_tensor all_to_all_single
+redistribute spread unshard all_reduce all_gather_into_tensor reduce_scatter_tensor all_to_all_single
 """.split()
 if TORCH >= (2, 15):
     DIFFERENTIATED += ["lstm.dropout", "gru.dropout", "rnn_tanh.dropout", "nan_to_num"]

@@ -100,16 +100,16 @@ if torch.distributed.is_available():
 
     torch.compiler.allow_in_graph(parameter_shards.unshard)  # as forge.distributed.shard does
 
-    def _unshard(x: torch.Tensor, length: int | None, dtype: torch.dtype, group: str) -> torch.Tensor:
-        return parameter_shards.unshard(x, length, dtype, None, 1, group, None, 1 << 20, 1 << 20)
+    def _unshard(x: torch.Tensor, length: int | None, group: str) -> torch.Tensor:
+        return parameter_shards.unshard(x, length, x.dtype, None, 1, group, None, 1 << 20, 1 << 20)
 
     op(
         "unshard",
-        [sample(t(*shape), shape[0], torch.float32, _GROUP) for shape in _SHAPES],
-        sample(t(), None, torch.float32, _GROUP),
-        wrong(t(3), 2, torch.float32, _GROUP, error=ValueError, match="x is x.*part of 2 rows", stricter=_NOT_TORCHS),
+        [sample(t(*shape), shape[0], _GROUP) for shape in _SHAPES],
+        sample(t(), None, _GROUP),
+        wrong(t(3), 2, _GROUP, error=ValueError, match="x is x.*part of 2 rows", stricter=_NOT_TORCHS),
         op=_unshard,
         symbols=("forge.unshard",),
-        dtypes=FLOATS[:1],
+        dtypes=FLOATS[:3],
         directives=_RESULTS,
     )
