@@ -1,6 +1,7 @@
 """forge.distributed: parameters sharded over processes, gathered and freed by the program that reads them."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,13 @@ import torch.distributed
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from forge.debug.simulation import Hardware as Hardware
+from forge.debug.simulation import Simulation as Simulation
+from forge.debug.simulation import simulate as simulate
 from forge.ir import check
 from forge.prims.distributed import chunk_rows
 from forge.torch_internals.autograd import in_backward
+from forge.torch_internals.distributed import init_fake_processes
 from forge.torch_internals.modules import parameters_of
 from forge.torch_internals.pytree import torch_pytree
 from forge.torchlang.parameter_shards import unshard
@@ -172,6 +177,29 @@ def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolic
     return model
 
 
+@contextmanager
+def fake_processes(size: int, rank: int = 0) -> Iterator[None]:
+    """Be one process of many, none of which is there, inside: what `simulate` needs is sharded, and nothing is sent.
+
+    Args:
+        size: The number of processes.
+        rank: The rank of this one.
+
+    Raises:
+        RuntimeError: If there is a process group.
+    """
+    check(
+        not torch.distributed.is_initialized(),
+        lambda: "fake_processes: there is a process group; call torch.distributed.destroy_process_group first",
+        RuntimeError,
+    )
+    init_fake_processes(size, rank)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def _holders(model: nn.Module) -> Iterator[tuple[nn.Module, list[str]]]:
     """Yield the modules that have parameters, and their names there."""
     for module in model.modules():
@@ -212,10 +240,8 @@ def _check_model(model: Any) -> None:
 
 def _check_mesh(mesh: Any, model: nn.Module) -> "DeviceMesh":
     if mesh is None:
-        found = torch.accelerator.current_accelerator()
         device = next((each.device.type for each in model.parameters() if each.device.type != "meta"), None)
-        device = device or ("cpu" if found is None else found.type)
-        return init_device_mesh(device, (torch.distributed.get_world_size(),))
+        return init_device_mesh(device or _device_of_group(), (torch.distributed.get_world_size(),))
     check(isinstance(mesh, DeviceMesh), lambda: f"shard: mesh is {mesh!r}, but must be a DeviceMesh or None", TypeError)
     check(
         mesh.ndim == 1,
@@ -223,3 +249,9 @@ def _check_mesh(mesh: Any, model: nn.Module) -> "DeviceMesh":
     )
     check(mesh.get_coordinate() is not None, lambda: "shard: this process is no part of the mesh")
     return mesh
+
+
+def _device_of_group() -> str:
+    """Return the device of parameters that are on none yet; that of processes that are fake is a CPU."""
+    found = torch.accelerator.current_accelerator()
+    return "cpu" if found is None or torch.distributed.get_backend() == "fake" else found.type

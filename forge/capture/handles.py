@@ -48,6 +48,7 @@ class JitHandle:
         parameters: the names that its positional arguments have.
         by_torch: whether it is of what torch.compile(backend="forge") returned, of which forge sees the graphs alone.
         latest: the report of the last graph that was compiled.
+        on_graph: called with the report of each graph that was compiled, before it runs.
     """
 
     def __init__(self, name: str, parameters: Sequence[str] = (), *, by_torch: bool = False) -> None:
@@ -56,6 +57,7 @@ class JitHandle:
         self.number = next(_numbers)
         self.parameters = parameters
         self.latest: CompileReport | None = None
+        self.on_graph: Callable[[CompileReport], None] | None = None
         self.history = History(name, parameters)
         self.numerics = "fast"
         self.again: functools.partial | None = None  # forge.jit with what it was given, the target among it
@@ -73,6 +75,8 @@ class JitHandle:
         )
         self.history.graphs += 1
         self.latest = report
+        if self.on_graph is not None:
+            self.on_graph(report)
 
     def add_eager(self, call: Callable, reason: str) -> None:
         """Add a graph that runs in eager when Dynamo calls `call`, and why."""

@@ -149,11 +149,11 @@ class _Operators(TorchDispatchMode):
             result = call_on_fake_tensors(func, args, kwargs or {})
         result = with_kernel_strides(func, args, result)
         if self.counts:
-            self.flops += _flops(func, args, kwargs or {}, result)
+            self.flops += flops_of(func, args, kwargs or {}, result)
         return result
 
 
-def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     """Return the floating point operations of an aten operator, 0 for one that torch does not count.
 
     Before torch 2.13, torch's count of attention raises for fewer heads of key and value than of query

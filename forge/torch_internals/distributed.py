@@ -48,6 +48,13 @@ def make_fake_group(name: Any) -> "torch.distributed.ProcessGroup":
     return group
 
 
+def init_fake_processes(size: int, rank: int) -> None:
+    """Initialize a process group of `size` processes of which this one alone is there: nothing is sent."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # its module registers the backend
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+
+
 def start_all_gather(parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], group: Any) -> Any:
     """Start to gather each part from all processes into its whole, by one message. group: its name. Return torch's
     Work, whose `wait` has the current stream, or the process, wait once; functional collectives wait for each part."""
@@ -84,3 +91,10 @@ def register_group(name: Any, group: "torch.distributed.ProcessGroup") -> None:
     from torch._C import _distributed_c10d as c10d
 
     c10d._register_process_group(name, group)
+
+
+def ranks_of_group(name: Any) -> list[int]:
+    """Return the ranks of the processes of the group that torch knows by this name."""
+    from torch._C import _distributed_c10d as c10d
+
+    return torch.distributed.get_process_group_ranks(c10d._resolve_process_group(name))

@@ -1,5 +1,7 @@
 """Fake tensors."""
 
+import dataclasses
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,6 +13,9 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException as Dynamic
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import is_fake as is_fake
+from torch._subclasses.meta_utils import MetaTensorDescriber
+
+from forge.torch_internals.patch import Replaced
 
 
 def call_on_fake_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -32,3 +37,14 @@ def _fake_grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None
         return a.new_empty_strided((rows, columns), (width, 1))
     groups = a.shape[0] if offs is None else offs.shape[0]
     return a.new_empty_strided((groups, rows, columns), (rows * width, width, 1))
+
+
+def meta_tensors_on(device: torch.device) -> AbstractContextManager[None]:
+    """Have the fake tensors that stand for meta tensors be on a device: Dynamo captures the program of that device."""
+    describe = MetaTensorDescriber.describe_tensor
+
+    def describe_on_device(self: Any, tensor: torch.Tensor, **options: Any) -> Any:
+        found = describe(self, tensor, **options)
+        return dataclasses.replace(found, device=device) if found.device.type == "meta" else found
+
+    return Replaced(MetaTensorDescriber, "describe_tensor", describe_on_device)

@@ -26,12 +26,12 @@ def start_unshard(
     """Start to gather parameters by one message; return what `finish_unshard` waits for."""
     started, parts, wholes = [], [], []
     for shard, length, dtype in zip(shards, lengths, dtypes, strict=True):
-        rows = shard.to(dtype, copy=True) if length is None else _message(shard, dtype)
-        if length is not None:
-            parts.append(_pad(rows, chunk_rows(length, group_size)))
-            rows = rows.new_empty((group_size * parts[-1].shape[0], *rows.shape[1:]))
-            wholes.append(rows)
-        started.append(rows)
+        if length is None:
+            started.append(shard.to(dtype, copy=True))
+            continue
+        parts.append(_message(shard, dtype, chunk_rows(length, group_size)))
+        wholes.append(parts[-1].new_empty((group_size * parts[-1].shape[0], *shard.shape[1:])))
+        started.append(wholes[-1])
     if wholes:
         _send(start_all_gather, parts, wholes, group)
     return started
@@ -53,8 +53,8 @@ def start_reduce(
     """Start to average gradients by one message; return what `finish_reduce` waits for."""
     wholes = []
     for g, length, dtype in zip(gradients, lengths, reduce_dtypes, strict=True):
-        rows = _message(g.expand(group_size, *g.shape) if length is None else g, dtype or g.dtype)
-        wholes.append(_pad(rows, chunk_rows(rows.shape[0], group_size) * group_size))
+        rows = g.expand(group_size, *g.shape) if length is None else g
+        wholes.append(_message(rows, dtype or g.dtype, chunk_rows(rows.shape[0], group_size) * group_size))
     parts = [each.new_empty((each.shape[0] // group_size, *each.shape[1:])) for each in wholes]
     _send(start_reduce_scatter, wholes, parts, group)
     return parts
@@ -73,7 +73,7 @@ def finish_reduce(
 
 
 class _Pending(NamedTuple):
-    """A message on its way, and the tensors that it reads."""
+    """A message on its way, and the tensors that it reads; work: None of fake tensors, which are not sent."""
 
     work: Any
     sent: Tensors
@@ -81,27 +81,31 @@ class _Pending(NamedTuple):
 
 def _send(start: Callable, sent: Tensors, received: Tensors, group: str) -> None:
     """Start a message; the first tensor that it fills has it until it is awaited. Fake tensors send nothing."""
-    if not isinstance(received[0], FakeTensor):
-        received[0]._forge_pending = _Pending(start(sent, received, group), sent)  # type: ignore[attr-defined]
+    work = None if isinstance(received[0], FakeTensor) else start(sent, received, group)
+    received[0]._forge_pending = _Pending(work, sent)  # type: ignore[attr-defined]
 
 
 def _await(started: Tensors) -> None:
     for each in started:
         pending = vars(each).pop("_forge_pending", None)
-        if pending is not None:
+        if pending is not None and pending.work is not None:
             pending.work.wait()
 
 
-def _message(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return x.to(dtype).contiguous()
+def _message(x: torch.Tensor, dtype: torch.dtype, rows: Dim) -> torch.Tensor:
+    """Return a tensor as it is sent: of a dtype, contiguous, with zeros after its last row. It is copied at most
+    once."""
+    length = x.shape[0]
+    if length == rows:
+        return x.to(dtype).contiguous()
+    padded = x.new_empty((rows, *x.shape[1:]), dtype=dtype)
+    padded[:length] = x
+    padded[length:] = 0
+    return padded
 
 
 def _cut(x: torch.Tensor, rows: int) -> torch.Tensor:
     return x if x.shape[0] == rows else x[:rows]
-
-
-def _pad(x: torch.Tensor, rows: Dim) -> torch.Tensor:
-    return x if x.shape[0] == rows else torch.cat([x, x.new_zeros((rows - x.shape[0], *x.shape[1:]))])
 
 
 def gather_alone(

@@ -7,6 +7,7 @@ loss that is one number only scales what comes in. The gradient of the weight ad
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ FEW = 4  # as many sums of half precision round no worse than what they add
 
 _HALVES = (torch.bfloat16, torch.float16)
 _NONE, _SUM = 0, 2
+_as_on_a_gpu: ContextVar[bool] = ContextVar("forge_chunks_as_on_a_gpu", default=False)
 
 Optional = torch.Tensor | None
 
@@ -125,12 +127,23 @@ def _chunks(given: Rows) -> list[slice]:
     if not isinstance(count, int) or not isinstance(given.weight.shape[0], int):  # while strides are found out
         return [slice(0, count)]
     row = given.weight.shape[0] * max(given.hidden.element_size(), given.dtype.itemsize)
-    limit = CPU_CHUNK_BYTES if given.hidden.device.type == "cpu" else CHUNK_BYTES
+    is_for_cpu = given.hidden.device.type == "cpu" and not _as_on_a_gpu.get()
+    limit = CPU_CHUNK_BYTES if is_for_cpu else CHUNK_BYTES
     most = max(limit // max(row, 1), 1)
     pieces = max(-(-count // most), 1)
     size = max(-(-count // pieces), 1)
     size = min(-(-size // 64) * 64, most) if most >= 64 else size
     return [slice(start, min(start + size, count)) for start in range(0, max(count, 1), size)]
+
+
+@contextlib.contextmanager
+def chunks_of_a_gpu() -> Iterator[None]:
+    """Compute on a CPU, too, in the chunks of a GPU, for which a CPU's program is simulated."""
+    token = _as_on_a_gpu.set(True)
+    try:
+        yield
+    finally:
+        _as_on_a_gpu.reset(token)
 
 
 def logits_of(given: Rows, rows: slice) -> torch.Tensor:

@@ -1,0 +1,281 @@
+"""A compiled program is run on fake tensors: the operators of each of its calls, and the memory that is alive.
+
+Nothing is allocated, computed or sent. The generated text runs, so that a value lives for as long as it does on a
+device. A fused region is one operator that makes its results, and so is a function that is neither torch's nor forge's:
+what they allocate meanwhile is not known.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from forge.compiler.fusion import REINTERPRETED
+from forge.compiler.layout import flops_of
+from forge.debug.instrument import instrument
+from forge.executors.executor import Decision, FusionExecutor, is_own
+from forge.executors.torchex.linear_cross_entropy import chunks_of_a_gpu
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
+from forge.ir.printing import STATEMENTS
+from forge.ir.proxies import hint_of
+from forge.ir.pytree import leaves, tensors, tree_map
+from forge.ir.strides import contiguous
+from forge.torch_internals.dispatch import TorchDispatchMode
+from forge.torch_internals.fake_tensors import FakeTensorMode
+from forge.torch_internals.tensors import storage_id
+
+aten = torch.ops.aten
+_ALLOCATE = frozenset({aten.empty, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten.empty_like})
+_LOOK_UP = frozenset({aten.embedding, aten.index, aten.index_select, aten.gather})  # read what they return
+TEMPORARIES, ACTIVATIONS, GATHERED, REDUCING, GRADIENTS = (
+    "temporaries",
+    "activations",
+    "gathered parameters",
+    "gradients being reduced",
+    "gradients",
+)
+
+
+class PlannedRegions(FusionExecutor):
+    """A fusion executor that cuts the regions of another one, and compiles none of them: each makes its results."""
+
+    def __init__(self, planned: FusionExecutor) -> None:
+        super().__init__(planned.name)
+        self._planned = planned
+        self.strided, self.boxed = planned.strided, planned.boxed
+        self.fuses_decompositions = planned.fuses_decompositions
+
+    def can_fuse(self, bound: BoundSymbol) -> Decision:
+        return self._planned.can_fuse(bound)
+
+    def is_profitable(self, calls: Sequence[BoundSymbol]) -> bool:
+        return self._planned.is_profitable(calls)
+
+    def fuse(self, region: Trace) -> Callable:
+        return partial(_region, tuple(region.output), self.boxed)
+
+    def with_eager_numerics(self) -> "PlannedRegions | None":
+        rounded = self._planned.with_eager_numerics()
+        return None if rounded is None else PlannedRegions(rounded)
+
+
+def _region(outputs: Sequence[TensorProxy], boxed: bool, *inputs: Any) -> tuple[torch.Tensor, ...]:
+    made = tuple(map(_empty, outputs))
+    if boxed:
+        inputs[0].clear()
+    return made
+
+
+def _empty(proxy: TensorProxy) -> torch.Tensor:
+    shape = tuple(map(hint_of, proxy.shape))
+    strides = tuple(map(hint_of, contiguous(shape) if proxy.strides is None else proxy.strides))
+    return torch.empty_strided(shape, strides, dtype=proxy.dtype, device=proxy.device)
+
+
+def _value(leaf: Any) -> Any:
+    """Return a value in the place of a proxy: a tensor, or a number as it was when the program was captured."""
+    if isinstance(leaf, TensorProxy):
+        return _empty(leaf)
+    if isinstance(leaf, NumberProxy):
+        return hint_of(leaf.value)  # type: ignore[arg-type]
+    return None if isinstance(leaf, Proxy) else leaf
+
+
+class Kernel(NamedTuple):
+    """An operator that runs on the device: its floating point operations, in which dtype, and the bytes that it reads
+    and writes."""
+
+    flops: int
+    dtype: torch.dtype
+    bytes: int
+
+
+class Peak(NamedTuple):
+    """The most bytes that were alive at once beside the program's inputs, by what they are for."""
+
+    bytes: int
+    by_use: dict[str, int]
+
+
+class FakeCall(NamedTuple):
+    """A call of a program, as it ran on fake tensors."""
+
+    bound: BoundSymbol
+    kernels: list[Kernel]
+
+
+class FakeRun(NamedTuple):
+    """A trace that ran on fake tensors. end: the bytes alive after it, by use."""
+
+    calls: list[FakeCall]
+    peak: Peak
+    end: dict[str, int]
+
+
+class _Watch(TorchDispatchMode):
+    """Notes each operator, and the memory of what it makes, from its first tensor to the end of its last."""
+
+    def __init__(self, inputs: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.kernels: list[Kernel] = []
+        self.alive: Counter[str] = Counter()
+        self._uses: dict[int, str] = {}
+        self._inputs = {storage_id(each) for each in inputs}
+        self.peak = Peak(0, {})
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = [each for each in leaves(result) if isinstance(each, torch.Tensor)]
+        for each in made:
+            self.hold(each)
+        if func.overloadpacket not in _ALLOCATE and not func.is_view:
+            given = [each for each in leaves((args, kwargs or {})) if isinstance(each, torch.Tensor)]
+            read = given if func.overloadpacket not in _LOOK_UP else [*given[1:], *made]
+            dtype = given[0].dtype if given else torch.float32
+            self.kernels.append(Kernel(flops_of(func, args, kwargs or {}, result), dtype, _bytes([*read, *made])))
+        return result
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Count the memory of a tensor until it is freed."""
+        storage, key = tensor.untyped_storage(), storage_id(tensor)
+        if key in self._uses or key in self._inputs:
+            return
+        self._uses[key] = TEMPORARIES
+        size = storage.nbytes()
+        self.alive[TEMPORARIES] += size
+        weakref.finalize(storage, self._free, key, size).atexit = False
+        self._note_peak()
+
+    def _free(self, key: int, size: int) -> None:
+        self.alive[self._uses.pop(key)] -= size
+
+    def _note_peak(self) -> None:
+        total = self.alive.total()
+        if total > self.peak.bytes:
+            self.peak = Peak(total, {use: size for use, size in self.alive.items() if size})
+
+    def use(self, values: Iterable[Any], use: str, instead_of: Sequence[str]) -> None:
+        """Say what the memory of tensors is for, where it was counted as something else."""
+        for each in values:
+            key = storage_id(each) if isinstance(each, torch.Tensor) else None
+            if key is not None and self._uses.get(key) in instead_of:
+                size = each.untyped_storage().nbytes()
+                self.alive[self._uses[key]] -= size
+                self.alive[use] += size
+                self._uses[key] = use
+
+    def begin(self) -> None:
+        """Begin another trace: the peak is that of what is alive from now on."""
+        self.peak = Peak(0, {})
+        self._note_peak()
+
+    def take_kernels(self) -> list[Kernel]:
+        taken, self.kernels = self.kernels, []
+        return taken
+
+
+def _bytes(values: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of tensors; of one that is expanded, those in memory."""
+    return sum(min(each.numel() * each.element_size(), each.untyped_storage().nbytes()) for each in values)
+
+
+class _Runner:
+    """Runs one trace under a watch."""
+
+    def __init__(self, trace: Trace, watch: _Watch, saved: Iterable[str]) -> None:
+        self.trace = trace.derive(trace.stage, list(map(_as_fake, trace.bound_symbols)))
+        self.watch = watch
+        self.saved = set(saved)
+        self.calls: list[FakeCall] = []
+
+    def run(self, inputs: list[Any]) -> tuple[Any, FakeRun]:
+        """Return the results, and the run. Of a backward, `inputs` is one list, which it empties."""
+        self.watch.begin()
+        result = instrument(self.trace, "on fake tensors", self.note).python_callable()(*inputs)
+        return result, FakeRun(
+            self.calls, self.watch.peak, {use: size for use, size in self.watch.alive.items() if size}
+        )
+
+    def note(self, number: int, bound: BoundSymbol) -> tuple[Callable, tuple] | None:
+        if bound.symbol in STATEMENTS:
+            return None
+        return partial(self.see, bound), (tuple(tensors(bound.output)),)
+
+    def see(self, bound: BoundSymbol, made: Sequence[Any]) -> None:
+        """Note the call that just ran, and what the memory that it made is for."""
+        kernels = self.watch.take_kernels()
+        if isinstance(bound.symbol.executor, FusionExecutor) or not is_own(bound.symbol.op):
+            read = tensors((bound.args, bound.kwargs, bound.output))
+            kernels = [Kernel(0, torch.float32, sum(map(size_of, {each.name: each for each in read}.values())))]
+        self.calls.append(FakeCall(bound, kernels))
+        if Tag.SENDS in bound.symbol.tags:
+            use = GATHERED if "unshard" in bound.symbol.name else REDUCING
+            pending = getattr(made[0], "_forge_pending", None)
+            self.watch.use([*made, *(pending.sent if pending is not None else ())], use, [TEMPORARIES])
+        elif Tag.AWAITS in bound.symbol.tags:
+            self.watch.use(made, GRADIENTS, [REDUCING])
+        kept = [each for proxy, each in zip(tensors(bound.output), made, strict=True) if proxy.name in self.saved]
+        self.watch.use(kept, ACTIVATIONS, [TEMPORARIES])
+
+
+def _as_fake(bound: BoundSymbol) -> BoundSymbol:
+    """Return a call that runs on fake tensors: one that makes its results in the place of a function of others."""
+    symbol = bound.symbol
+    if symbol is REINTERPRETED:
+        return bound.replace(symbol=_with_op(symbol, _as_strided))
+    if symbol in STATEMENTS or is_own(symbol.op):
+        return bound if symbol.fallback is None else bound.replace(symbol=_with_op(symbol, symbol.op))
+    return bound.replace(symbol=_with_op(symbol, partial(_made, bound.output)))
+
+
+def _as_strided(x: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:
+    """Return a view of a fake tensor, which has no memory to be interpreted in another way."""
+    return x.as_strided(shape, strides, x.storage_offset() + offset)
+
+
+def _with_op(symbol: Symbol, op: Any) -> Symbol:
+    return Symbol(symbol.name, symbol.id, meta=symbol.meta, tags=symbol.tags, executor=symbol.executor, op=op)
+
+
+def _made(output: Any, *args: Any, **kwargs: Any) -> Any:
+    return tree_map(_value, output)
+
+
+def size_of(proxy: TensorProxy) -> int:
+    """Return the bytes of a value, of a symbolic size as it was when the program was captured."""
+    return int(torch.Size(map(hint_of, proxy.shape)).numel()) * proxy.dtype.itemsize
+
+
+@contextmanager
+def _watching(inputs: Callable[[], list[Any]]) -> Iterator[tuple[_Watch, list[Any]]]:
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), chunks_of_a_gpu():
+        given = inputs()
+        with _Watch(each for each in given if isinstance(each, torch.Tensor)) as watch:
+            yield watch, given
+
+
+def run_on_fake_tensors(forward: Trace, backward: Trace | None) -> tuple[FakeRun, FakeRun | None]:
+    """Return the runs of a program's final traces. The results of the forward are freed before the backward begins,
+    which is given a gradient of each of the results that it starts from.
+
+    Where there is a backward, the forward gives (results, saved tensors, saved numbers), and the backward takes one
+    list, of what was saved and the gradients.
+    """
+    saved = () if backward is None else {each.name for each in tensors(forward.output[1])}
+    with _watching(lambda: list(map(_value, forward.inputs))) as (watch, inputs):
+        result, of_forward = _Runner(forward, watch, saved).run(inputs)
+        if backward is None:
+            return of_forward, None
+        _, kept, numbers = result
+        given = [*kept, *numbers]
+        del result, kept, numbers, inputs
+        given += list(map(_value, backward.inputs[len(given) :]))
+        gradients, of_backward = _Runner(backward, watch, ()).run([given])
+        del gradients
+    return of_forward, of_backward

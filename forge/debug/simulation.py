@@ -1,0 +1,440 @@
+"""A training step of many processes, simulated by one: memory, messages and exposed communication.
+
+The program is compiled as ever, for a CPU, and runs on fake tensors (forge/debug/fake_execution.py). Each call takes as
+long as a roofline says, on one stream; messages take their turn on another, from their start call on. A wait is exposed
+where its message is not there yet.
+
+Source: S. Williams et al., Roofline (2009); NCCL's model of a ring with the protocol Simple (src/graph/tuning.cc,
+ncclTopoTuneModel), of which a rank sends and receives (n - 1) / n of what is gathered or scattered, twice that of what
+is reduced and given to all.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from forge.capture.handles import handle_of
+from forge.compiler.report import CompileReport
+from forge.debug.fake_execution import (
+    ACTIVATIONS,
+    GRADIENTS,
+    FakeRun,
+    Kernel,
+    PlannedRegions,
+    run_on_fake_tensors,
+    size_of,
+)
+from forge.executors.executor import Executor, FusionExecutor
+from forge.executors.registry import resolve_executors
+from forge.ir import BoundSymbol, Tag, check
+from forge.prims.distributed import chunk_rows
+from forge.torch_internals.distributed import local_tensor, ranks_of_group
+from forge.torch_internals.fake_tensors import meta_tensors_on
+from forge.torch_internals.modules import parameters_of
+from forge.torch_internals.pytree import torch_pytree
+
+if torch.distributed.is_available():
+    from torch.distributed.tensor import DTensor, Shard
+
+_GIGA = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """The devices of a cluster. The defaults are those of H100 SXM in nodes of eight, with a network card each.
+
+    Attributes:
+        name: Their name.
+        flops: Operations per second of matrix products of bfloat16 and float16.
+        float32_flops: Those of float32.
+        flops_efficiency: The part of these that products reach.
+        memory: Bytes of a device.
+        memory_bandwidth: Bytes per second.
+        memory_efficiency: The part of it that kernels reach.
+        kernel_seconds: The least that a kernel takes.
+        node_size: Devices of a node.
+        node_bandwidth: Bytes per second that a device sends to others of its node.
+        network_bandwidth: Bytes per second that its network card sends.
+        link_efficiency: The part of both that messages reach.
+        message_seconds: The least that a message takes, and what is added for each step of a ring
+        node_step_seconds: within a node, and
+        network_step_seconds: between two.
+    """
+
+    name: str = "H100 SXM"
+    flops: float = 989e12
+    float32_flops: float = 67e12
+    flops_efficiency: float = 0.65
+    memory: float = 80e9
+    memory_bandwidth: float = 3.35e12
+    memory_efficiency: float = 0.8
+    kernel_seconds: float = 3e-6
+    node_size: int = 8
+    node_bandwidth: float = 450e9
+    network_bandwidth: float = 50e9
+    link_efficiency: float = 0.8
+    message_seconds: float = 8.4e-6
+    node_step_seconds: float = 3.4e-6
+    network_step_seconds: float = 9.6e-6
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            check(
+                each.name == "name" or (isinstance(value, (int, float)) and value >= 0),
+                lambda name=each.name, value=value: f"Hardware: {name} is {value!r}, but must be a positive number",
+            )
+
+    def compute_seconds(self, kernel: Kernel) -> float:
+        """Return the time of a kernel: of its operations or its bytes, whichever take longer."""
+        rate = self.flops if kernel.dtype in (torch.bfloat16, torch.float16) else self.float32_flops
+        return max(
+            self.kernel_seconds,
+            kernel.flops / (rate * self.flops_efficiency),
+            kernel.bytes / (self.memory_bandwidth * self.memory_efficiency),
+        )
+
+    def message_time(self, sent: float, steps: int, ranks: Sequence[int]) -> float:
+        """Return the time of a message of which each rank sends `sent` bytes in so many steps of a ring.
+
+        A ring of several nodes enters and leaves each once; there are as many rings as a node has devices in it.
+        """
+        nodes = {rank // self.node_size for rank in ranks}
+        bandwidth, between = self.node_bandwidth, 0
+        if len(nodes) > 1:
+            bandwidth = min(bandwidth, self.network_bandwidth * max(1, len(ranks) // len(nodes)))
+            between = steps * len(nodes) // len(ranks)
+        latency = self.message_seconds + (steps - between) * self.node_step_seconds
+        return latency + between * self.network_step_seconds + sent / (bandwidth * self.link_efficiency)
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message of a program, as each rank sends it.
+
+    Attributes:
+        phase: "forward" or "backward".
+        kind: "all_gather" or "reduce_scatter", say.
+        sent: The bytes that a rank sends, and receives.
+        start: When it starts, in seconds since the step began.
+        end: When it is there.
+        exposed: The seconds that the device waits for it.
+        source: The line that reads it, where it is known.
+    """
+
+    phase: str
+    kind: str
+    sent: float
+    start: float
+    end: float
+    exposed: float
+    source: str | None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The forward, the backward or the optimizer's step.
+
+    Attributes:
+        name: Of the phase.
+        seconds: From its begin to its end.
+        compute_seconds: Those in which the device computes.
+        exposed_seconds: Those in which it waits for messages.
+        peak_bytes: The most bytes that are alive at once, those of parameters, optimizer and inputs among them.
+        peak_by_use: The same by what they are for.
+        messages: Those that start in it.
+    """
+
+    name: str
+    seconds: float
+    compute_seconds: float
+    exposed_seconds: float
+    peak_bytes: int
+    peak_by_use: Mapping[str, int]
+    messages: Sequence[Message]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulated training step, as rank `rank` runs it; str() of it is a table.
+
+    Attributes:
+        rank: The rank of which the program is.
+        ranks: The number of processes.
+        parameters: The number of elements of the model's parameters.
+        parameter_bytes: The bytes of its part of them, of each rank; gradients have as many.
+        optimizer_bytes: Those of the optimizer's state, of each rank.
+        activation_bytes: The bytes that the forward saves for the backward.
+        phases: The forward, the backward and the optimizer's step.
+        hardware: The devices.
+    """
+
+    rank: int
+    ranks: int
+    parameters: int
+    parameter_bytes: Sequence[int]
+    optimizer_bytes: Sequence[int]
+    activation_bytes: int
+    phases: Sequence[Phase]
+    hardware: Hardware
+
+    @property
+    def seconds(self) -> float:
+        """The time of the step."""
+        return sum(each.seconds for each in self.phases)
+
+    @property
+    def exposed_seconds(self) -> float:
+        """The time in which the device waits for messages."""
+        return sum(each.exposed_seconds for each in self.phases)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that are alive at once."""
+        return max(each.peak_bytes for each in self.phases)
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages, in the order in which they start."""
+        return [message for phase in self.phases for message in phase.messages]
+
+    def sent_bytes(self, kind: str) -> float:
+        """Return the bytes that a rank sends by collectives of a kind, "all_gather" say."""
+        return sum(message.sent for message in self.messages if message.kind == kind)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+class _Compiled(BaseException):  # which no handler of a failed compilation takes
+    """Ends a call once its program is compiled."""
+
+    def __init__(self, report: CompileReport) -> None:
+        self.report = report
+
+
+def simulate(
+    jitted: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    hardware: Hardware | None = None,
+    optimizer_tensors: int = 2,
+) -> Simulation:
+    """Return what a training step of a jitted module takes on this rank, without running it.
+
+    The module, its inputs and its parameters may be on the meta device. The results that are losses get a gradient, the
+    others if there is none; what is not a loss is freed before the backward.
+
+    Args:
+        jitted: A result of forge.jit of a module.
+        args: The arguments of its forward.
+        kwargs: Its keyword arguments.
+        hardware: The devices; by default of a cluster of H100.
+        optimizer_tensors: The tensors like a parameter that the optimizer has of each, two for AdamW.
+
+    Raises:
+        TypeError: If `jitted` is no jitted module.
+        ValueError: If no gradient flows, or the call needs no compilation.
+    """
+    hardware = Hardware() if hardware is None else hardware
+    kwargs = {} if kwargs is None else kwargs
+    again = handle_of(jitted, "simulate").again
+    check(
+        isinstance(jitted, nn.Module) and again is not None,
+        lambda: f"simulate: jitted is a {type(jitted).__name__}, but must be a jitted torch.nn.Module",
+        TypeError,
+    )
+    assert again is not None, "so forge.jit made it"
+    report = _compile(again, args, kwargs)
+    check(bool(report.backward_traces), lambda: "simulate: no gradient flows; a step needs parameters with one")
+    parameters = _parameters_of(jitted)
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    rank = torch.distributed.get_rank() if ranks > 1 else 0
+    own = [sum(_local_bytes(each, rank) for each in parameters) for rank in range(ranks)]
+    state = [optimizer_tensors * each for each in own]
+    alive = {"parameters": own[rank], "optimizer": state[rank], "inputs": sum(map(_bytes, _tensors(args, kwargs)))}
+    forward, backward = run_on_fake_tensors(report.traces[-1], report.backward_traces[-1])
+    assert backward is not None, "there is one"
+    clock = _Clock(hardware)
+    phases = [
+        clock.run("forward", forward, alive),
+        clock.run("backward", backward, alive),
+        clock.step(own[rank], optimizer_tensors, {**alive, "gradients": backward.end.get(GRADIENTS, 0)}),
+    ]
+    return Simulation(
+        rank,
+        ranks,
+        sum(each.numel() for each in parameters),
+        own,
+        state,
+        forward.end.get(ACTIVATIONS, 0),
+        phases,
+        hardware,
+    )
+
+
+def _parameters_of(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters, each once, as they are: reading an attribute may gather one."""
+    found = [each for child in module.modules() for each in parameters_of(child).values() if each is not None]
+    return list({id(each): each for each in found}.values())
+
+
+def _local_bytes(parameter: torch.Tensor, rank: int) -> int:
+    """Return the bytes of a rank's part of a parameter; of one that is cut otherwise than in rows, this rank's."""
+    if not isinstance(parameter, DTensor):
+        return _bytes(parameter)
+    if parameter.device_mesh.ndim != 1 or parameter.placements != (Shard(0),):
+        return _bytes(local_tensor(parameter))
+    rows = chunk_rows(parameter.shape[0], parameter.device_mesh.size())
+    there = min(max(parameter.shape[0] - rank * rows, 0), rows)
+    return int(_bytes(parameter) // parameter.shape[0] * there)
+
+
+def _bytes(x: torch.Tensor) -> int:
+    return int(x.nbytes)
+
+
+def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    return [each for each in torch_pytree.tree_leaves((args, dict(kwargs))) if isinstance(each, torch.Tensor)]
+
+
+def _compile(again: partial, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CompileReport:
+    """Return the report of the program of a call, compiled for a CPU with its regions planned alone."""
+    executors = list(map(_planned, resolve_executors(again.keywords["executors"])))
+    options = {"cache": False, "cuda_graphs": False, "select": "order", "mode": None, "check": None, "edit": None}
+    own = again(executors=executors, fullgraph=True, dynamic=False, **options)
+    handle_of(own).on_graph = _end
+    try:
+        with meta_tensors_on(torch.device("cpu")):
+            own(*args, **kwargs)
+    except _Compiled as end:
+        return end.report
+    raise ValueError("simulate: the call compiled no program")
+
+
+def _planned(executor: Executor) -> Executor:
+    return PlannedRegions(executor) if isinstance(executor, FusionExecutor) else executor
+
+
+def _end(report: CompileReport) -> None:
+    raise _Compiled(report)
+
+
+# the timeline
+
+
+class _Sent(NamedTuple):
+    """A message on its way."""
+
+    kind: str
+    sent: float
+    start: float
+    end: float
+
+
+class _Clock:
+    """The times of the device and of the stream of messages, in seconds since the step began."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self._hardware = hardware
+        self._now = 0.0
+        self._stream = 0.0  # when the last message is there
+        self._sent: dict[str, _Sent] = {}  # by the name that is awaited
+
+    def run(self, name: str, run: FakeRun, alive: Mapping[str, int]) -> Phase:
+        """Return the phase of a trace that ran. alive: the bytes that are there all the time, by use."""
+        begin, compute, exposed = self._now, 0.0, 0.0
+        messages = []
+        for bound, kernels in run.calls:
+            if Tag.AWAITS in bound.symbol.tags:
+                sent = self._sent.pop(bound.args[0][0].name)
+                wait = max(0.0, sent.end - self._now)
+                self._now, exposed = self._now + wait, exposed + wait
+                source = None if bound.source is None else str(bound.source)
+                messages.append(Message(name, *sent, wait, source))
+            seconds = sum(map(self._hardware.compute_seconds, kernels))
+            self._now, compute = self._now + seconds, compute + seconds
+            if Tag.SENDS in bound.symbol.tags:
+                self._start(bound)
+        messages.sort(key=lambda message: message.start)
+        peak = sum(alive.values()) + run.peak.bytes
+        return Phase(name, self._now - begin, compute, exposed, peak, {**alive, **run.peak.by_use}, messages)
+
+    def step(self, parameters: int, tensors: int, alive: Mapping[str, int]) -> Phase:
+        """Return the phase of an optimizer, which reads a gradient and updates a parameter and `tensors` others."""
+        kernel = Kernel(0, torch.float32, (3 + 2 * tensors) * parameters)
+        seconds = self._hardware.compute_seconds(kernel)
+        self._now += seconds
+        return Phase("optimizer", seconds, seconds, 0.0, sum(alive.values()), alive, [])
+
+    def _start(self, bound: BoundSymbol) -> None:
+        """Start a message when what it sends is there and the one before it has ended."""
+        kind = "all_gather" if "unshard" in bound.symbol.name else "reduce_scatter"
+        _, lengths, _, size, group = bound.args
+        handles = [each for each, length in zip(bound.output, lengths, strict=True)]
+        total = sum(map(size_of, handles))
+        sent = total * (size - 1) / size if kind == "all_gather" else total * (size - 1)
+        seconds = self._hardware.message_time(sent, size - 1, ranks_of_group(group))
+        start = max(self._now, self._stream)
+        self._stream = start + seconds
+        self._sent[bound.output[0].name] = _Sent(kind, sent, start, self._stream)
+
+
+# the table
+
+
+def _lines(simulation: Simulation) -> Iterator[str]:
+    hardware, phases = simulation.hardware, simulation.phases
+    nodes = -(-simulation.ranks // hardware.node_size)
+    yield (
+        f"{simulation.parameters / _GIGA:.2f} billion parameters on {simulation.ranks} {hardware.name} in {nodes} "
+        f"node{'s' * (nodes > 1)}; rank {simulation.rank}"
+    )
+    yield ""
+    yield f"{'GB, at the peak':<26}" + "".join(f"{each.name:>12}" for each in phases)
+    uses = dict.fromkeys(use for phase in phases for use in phase.peak_by_use)
+    for use in uses:
+        yield f"{use:<26}" + "".join(f"{phase.peak_by_use.get(use, 0) / _GIGA:>12.2f}" for phase in phases)
+    yield f"{'peak':<26}" + "".join(f"{phase.peak_bytes / _GIGA:>12.2f}" for phase in phases)
+    yield ""
+    yield f"GB of parameters by rank: {_by_rank(simulation.parameter_bytes)}"
+    yield ""
+    yield f"{'messages':<26}{'number':>12}{'GB sent':>12}{'ms':>12}{'ms exposed':>12}"
+    keys = dict.fromkeys((each.phase, each.kind) for each in simulation.messages)
+    for phase, kind in keys:
+        found = [each for each in simulation.messages if (each.phase, each.kind) == (phase, kind)]
+        seconds = sum(each.end - each.start for each in found)
+        yield (
+            f"{f'{kind}, {phase}':<26}{len(found):>12}{sum(each.sent for each in found) / _GIGA:>12.2f}"
+            f"{seconds * 1e3:>12.1f}{sum(each.exposed for each in found) * 1e3:>12.1f}"
+        )
+    yield ""
+    yield f"{'ms':<26}" + "".join(f"{each.name:>12}" for each in phases) + f"{'step':>12}"
+    for name, values in (
+        ("computation", [each.compute_seconds for each in phases]),
+        ("exposed communication", [each.exposed_seconds for each in phases]),
+        ("time", [each.seconds for each in phases]),
+    ):
+        yield f"{name:<26}" + "".join(f"{each * 1e3:>12.1f}" for each in (*values, sum(values)))
+    share = simulation.exposed_seconds / simulation.seconds
+    yield f"{share:.1%} of the step is exposed communication"
+
+
+def _by_rank(values: Sequence[int]) -> str:
+    """Return `0-509: 0.551, 510: 0.551, 511: 0.543`, in GB."""
+    parts = []
+    for size, group in groupby(range(len(values)), key=lambda rank: values[rank]):
+        members = list(group)
+        first, last = members[0], members[-1]
+        parts.append(f"{first}{f'-{last}' if last > first else ''}: {size / _GIGA:.3f}")
+    return ", ".join(parts)

@@ -1,0 +1,247 @@
+"""forge.distributed.simulate: a training step of many processes, by one that allocates and sends nothing."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn import functional as F
+
+import forge
+from forge.distributed import Hardware, ShardPolicy, Simulation, fake_processes, shard, simulate
+
+WIDTH, LAYERS, RANKS = 1024, 6, 8
+HALF = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+ALL = LAYERS * 2 * 4 * WIDTH * WIDTH
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.silu(self.up(x)))
+
+
+class Stack(nn.Module):
+    def __init__(self, width: int = WIDTH, layers: int = LAYERS) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[Block(width) for _ in range(layers)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).float().square().mean()
+
+
+def simulated(model: type[nn.Module] = Stack, ranks: int = RANKS, rank: int = 0, **options: Any) -> Simulation:
+    """Simulate a step of a model on `ranks` processes. options: of the policy, and `hardware`."""
+    hardware = options.pop("hardware", None)
+    with fake_processes(ranks, rank):
+        with torch.device("meta"):
+            jitted = forge.jit(shard(model(), policy=ShardPolicy(**{**HALF, **options})))
+            x = torch.empty(512, WIDTH)
+        return simulate(jitted, (x,), hardware=hardware)
+
+
+# bytes
+
+
+def test_a_ring_sends_all_but_one_part_of_what_is_gathered_and_reduced() -> None:
+    simulation = simulated()
+    share = (RANKS - 1) / RANKS
+    assert simulation.parameters == ALL
+    first = 4 * WIDTH * WIDTH  # whose weight no gradient reads
+    assert simulation.sent_bytes("all_gather") == (2 * ALL - first) * 2 * share
+    assert simulation.sent_bytes("reduce_scatter") == ALL * 4 * share
+
+
+def test_parameters_that_are_not_gathered_again_are_sent_once() -> None:
+    simulation = simulated(reshard_after_forward=False)
+    assert simulation.sent_bytes("all_gather") == ALL * 2 * (RANKS - 1) / RANKS
+    assert simulation.phases[0].peak_bytes > simulated().phases[0].peak_bytes
+
+
+def test_gradients_of_half_precision_are_half_the_bytes() -> None:
+    assert simulated(reduce_dtype=None).sent_bytes("reduce_scatter") == ALL * 2 * (RANKS - 1) / RANKS
+
+
+class Uneven(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(WIDTH, 9, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.only(x).float().mean()
+
+
+def test_ranks_of_uneven_parts_differ_in_memory_and_send_alike() -> None:
+    first, last = simulated(Uneven, ranks=4), simulated(Uneven, ranks=4, rank=3)
+    assert first.parameter_bytes == last.parameter_bytes == [3 * WIDTH * 4] * 3 + [0]
+    assert first.optimizer_bytes == [2 * size for size in first.parameter_bytes]
+    assert "0-2: 0.000, 3: 0.000" in str(first)
+    assert first.sent_bytes("all_gather") == last.sent_bytes("all_gather") == 3 * 3 * WIDTH * 2
+    assert last.rank == 3
+    assert last.phases[-1].peak_bytes < first.phases[-1].peak_bytes
+
+
+# the policy
+
+
+def test_larger_buckets_are_fewer_messages_and_expose_less() -> None:
+    small, large = simulated(bucket_mb=1), simulated(bucket_mb=32)
+    assert len(large.messages) < len(small.messages)
+    assert large.exposed_seconds < small.exposed_seconds
+    assert large.seconds < small.seconds
+
+
+def test_gathering_ahead_exposes_less_and_takes_memory() -> None:
+    near, far = simulated(bucket_mb=8, prefetch_mb=1), simulated(bucket_mb=8, prefetch_mb=64)
+    assert far.phases[0].exposed_seconds < near.phases[0].exposed_seconds
+    assert far.phases[0].peak_bytes > near.phases[0].peak_bytes
+
+
+def test_more_nodes_take_longer_to_gather() -> None:
+    near, far = simulated(ranks=8), simulated(ranks=64)
+    assert len(near.messages) == len(far.messages)
+    for one, other in zip(near.messages, far.messages, strict=True):
+        assert other.end - other.start > one.end - one.start
+    assert far.exposed_seconds > near.exposed_seconds
+
+
+# time
+
+
+def test_a_message_takes_a_latency_for_each_step_of_its_ring_and_its_bytes() -> None:
+    hardware = Hardware(link_efficiency=1, message_seconds=1, node_step_seconds=10, network_step_seconds=100)
+    assert hardware.message_time(900e9, 7, range(8)) == 1 + 7 * 10 + 2
+    assert hardware.message_time(800e9, 15, range(16)) == 1 + 14 * 10 + 100 + 2  # 8 cards are slower than NVLink
+    assert hardware.message_time(100e9, 1, [0, 8]) == 1 + 100 + 2  # one ring, through one card
+
+
+def test_a_device_that_never_waits_exposes_nothing() -> None:
+    free = {"link_efficiency": 1, "message_seconds": 0, "node_step_seconds": 0, "network_step_seconds": 0}
+    hardware = Hardware(node_bandwidth=1e30, network_bandwidth=1e30, **free)
+    simulation = simulated(hardware=hardware)
+    assert simulation.exposed_seconds < 1e-9
+    assert simulation.seconds == pytest.approx(sum(each.compute_seconds for each in simulation.phases))
+
+
+def test_products_take_as_long_as_their_operations() -> None:
+    """Two products of 2 × 512 × 4 × WIDTH² operations a layer and forward; twice that in the backward, but for the
+    gradient of the input."""
+    hardware = Hardware(flops=1e9, flops_efficiency=1, memory_bandwidth=1e30, kernel_seconds=0)
+    forward, backward, _ = simulated(hardware=hardware).phases
+    product = 2 * 512 * 4 * WIDTH**2 / 1e9
+    assert forward.compute_seconds == pytest.approx(LAYERS * 2 * product)
+    assert backward.compute_seconds == pytest.approx((2 * LAYERS * 2 - 1) * product)
+
+
+def test_hardware_is_of_positive_numbers() -> None:
+    with pytest.raises(ValueError, match="Hardware: memory_bandwidth is -1, but must be a positive number"):
+        Hardware(memory_bandwidth=-1)
+
+
+# memory
+
+
+class Tracker(MemTracker):
+    """torch's, under which forge runs what it compiled: without its hooks of all modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mod_tracker = mock.MagicMock(parents=set(), is_bw=False)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+
+@pytest.fixture
+def processes() -> Iterator[None]:
+    with fake_processes(4):
+        yield
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("width", [64, 66], ids=["even", "uneven"])
+def test_the_peak_is_what_torchs_memory_tracker_sees(width: int) -> None:
+    """Of a step that runs, by torch's functions alone: the tracker does not see what Inductor's code allocates."""
+    policy = ShardPolicy(**HALF, bucket_mb=0.1, prefetch_mb=0.1)
+    model = forge.jit(shard(Stack(width, 4), policy=policy), executors=["torch"], cache=False)
+    x = torch.randn(256, width)
+    simulation = simulate(model, (x,), optimizer_tensors=0)
+    model(x).backward()  # compiled
+    model.zero_grad()
+    tracker = Tracker()
+    tracker.track_external(model, x)
+    with tracker:
+        model(x).backward()
+    assert forge.explain(model).eager == []
+    seen = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    assert simulation.peak_bytes == pytest.approx(seen, rel=0.03)
+
+
+class Wide(nn.Module):
+    rows = 8 * WIDTH
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(WIDTH, self.rows, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.only(x).float().mean()
+
+
+class Wider(Wide):
+    rows = Wide.rows + 1
+
+
+def test_a_gradient_whose_rows_are_uneven_is_copied_once() -> None:
+    assert simulated(Wider).peak_bytes < 1.01 * simulated(Wide).peak_bytes
+
+
+def test_the_table_and_the_figures_are_the_same() -> None:
+    simulation = simulated()
+    figures, table = simulation.to_dict(), str(simulation)
+    assert [phase["name"] for phase in figures["phases"]] == ["forward", "backward", "optimizer"]
+    assert figures["hardware"] == dataclasses.asdict(Hardware())
+    assert f"{simulation.phases[1].peak_bytes / 1e9:.2f}" in table
+    assert f"{simulation.exposed_seconds / simulation.seconds:.1%} of the step is exposed communication" in table
+
+
+# what is refused
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(WIDTH, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.only(x) if x.sum() > 0 else x
+
+
+def test_what_is_not_a_jitted_module_is_refused() -> None:
+    with pytest.raises(TypeError, match="was not made by"):
+        simulate(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="must be a jitted"):
+        simulate(forge.jit(torch.sin), (torch.empty(2, device="meta"),))
+
+
+def test_a_model_without_gradients_is_refused() -> None:
+    with pytest.raises(ValueError, match="no gradient flows"), torch.no_grad():
+        simulate(forge.jit(nn.Linear(2, 2)), (torch.empty(2, 2, device="meta"),))
+
+
+def test_fake_processes_are_none_beside_others() -> None:
+    with fake_processes(2), pytest.raises(RuntimeError, match="there is a process group"), fake_processes(4):
+        pass
+
+
+def test_a_graph_break_is_refused_as_by_fullgraph() -> None:
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        simulate(forge.jit(Branching()), (torch.empty(4, WIDTH, device="meta"),))
