@@ -18,6 +18,7 @@ from forge.cache.objects import Reader, Writer
 from forge.cache.store import Entry
 from forge.compiler.autotune import Measurement
 from forge.compiler.claim import Claim
+from forge.compiler.collectives import Collective
 from forge.compiler.config import Config
 from forge.compiler.executable import Executable, SecondTier
 from forge.compiler.fallback import Fallback
@@ -72,6 +73,7 @@ def dump(
         "opaque_calls": report.opaque_calls,
         "measured": [asdict(each) for each in report.measured],
         "saved": [[*each[:-1], graph.line_of(each.source)] for each in report.saved],
+        "collectives": [[[*each[:-1], graph.line_of(each.source)] for each in found] for found in report.collectives()],
         "claims": [
             entry.add(json.dumps([_claim_data(claim, graph) for claim in claims]).encode())
             for claims in (report.claims, report.backward_claims)
@@ -282,6 +284,7 @@ class LoadedReport(CompileReport):
     ) -> None:
         self.lines = lines
         self.fallbacks = fallbacks
+        self._collectives_on_disk = entry.data["collectives"]
         self._claims_on_disk = [entry.blobs[number] for number in entry.data["claims"]]
         self.whole: CompileReport | None = None  # of the same program compiled here
         self._compile = program.compile
@@ -303,6 +306,16 @@ class LoadedReport(CompileReport):
         if self.whole is None:  # the program is gone
             _, self.whole = self._compile()
         return self.whole
+
+    def collectives(self) -> tuple[list[Collective], list[Collective]]:
+        """Return those of the program compiled here; those on disk where there is none."""
+        if self.whole is not None:
+            return self.whole.collectives()
+        forward, backward = (
+            [Collective._make([*facts, tuple(overlap), self.line(line)]) for *facts, overlap, line in found]
+            for found in self._collectives_on_disk
+        )
+        return forward, backward
 
     @property
     def edited_files(self) -> list[str]:

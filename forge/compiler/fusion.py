@@ -12,7 +12,7 @@ from forge.compiler.regions import Node, Region, find_regions
 from forge.compiler.unspecified_strides import with_unspecified
 from forge.executors.errors import RegionError
 from forge.executors.executor import Declined, Executor, FusionExecutor, call_checker, decline
-from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.bounded import BoundedDict
 from forge.ir.checks import in_one_line, without_frames
 from forge.ir.pytree import names, proxies, rename
@@ -26,7 +26,11 @@ _told: BoundedDict = BoundedDict(REASONS)  # many regions fail at once where a d
 _FIXED = (type(None), bool, int, float, tuple)  # types of a region's constants
 
 REINTERPRETED = Symbol(
-    "reinterpreted", "forge.reinterpreted", meta=lambda x, shape, strides, offset: x, op=reinterpreted
+    "reinterpreted",
+    "forge.reinterpreted",
+    meta=lambda x, shape, strides, offset: x,
+    tags=frozenset({Tag.VIEW}),
+    op=reinterpreted,
 )
 CONTIGUOUS = Symbol("contiguous", "forge.contiguous", meta=lambda x: x, op=in_row_major)
 

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 
 from forge.compiler.autotune import Measurement
 from forge.compiler.claim import Claim
+from forge.compiler.collectives import Collective, collectives_of
 from forge.compiler.cuda_graph_partition import LIST, why_not
 from forge.ir import Trace
 from forge.ir.printing import DEL
@@ -93,6 +94,11 @@ class CompileReport:
     def edited_files(self) -> list[str]:
         """The files that run in place of what was generated (forge.jit(edit=folder))."""
         return [trace.stage for trace in (*self.traces, *self.backward_traces) if trace.text is not None]
+
+    def collectives(self) -> tuple[list[Collective], list[Collective]]:
+        """Return the collectives of the forward, and of the last backward."""
+        forward, backward = (collectives_of(each[-1]) if each else [] for each in (self.traces, self.backward_traces))
+        return forward, backward
 
     def cuda_graphs(self) -> tuple[int, list[str]]:
         """Return the number of CUDA graphs, and the reasons for calls outside of them, where CUDA graphs were

@@ -4,7 +4,7 @@ The program runs again, on tensors like those that it was compiled for: random f
 a symbolic size as long as it was when the program was captured. A clock is read after each call; on a GPU it is the
 device's own, so that a call takes until the device has done its work or, where it waits for Python, until the next
 begins. An opaque call runs where it is torch's own and takes such values; else there are values like its results in its
-place, and it is not measured.
+place, and it is not measured. Neither is a call that communicates: other processes do not run the program again.
 """
 
 import statistics
@@ -18,6 +18,7 @@ import torch
 
 from forge import prims
 from forge.compiler.autotune import random_values
+from forge.compiler.collectives import communicates
 from forge.debug.eager_check import same_random_numbers
 from forge.debug.instrument import instrument
 from forge.executors.calls import Meta, with_strides
@@ -83,18 +84,27 @@ def _result(leaf: Any) -> Any:
     return None if isinstance(leaf, Proxy) else leaf
 
 
-def _with_opaque(trace: Trace) -> Trace:
-    """Return the trace with each opaque call as one of an Opaque."""
+class Stub:
+    """A call that communicates, of a profiled program: it gives values like its results."""
 
-    def make_opaque(bound: BoundSymbol) -> BoundSymbol:
-        if Tag.OPAQUE not in bound.all_tags:
+    def __init__(self, bound: BoundSymbol) -> None:
+        self._output = bound.output
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return tree_map(_result, self._output)
+
+
+def _with_stubs(trace: Trace) -> Trace:
+    """Return the trace with each opaque call as one of an Opaque, and each that communicates as one of a Stub."""
+
+    def replace(bound: BoundSymbol) -> BoundSymbol:
+        opaque = Tag.OPAQUE in bound.all_tags
+        if not opaque and not communicates(bound):
             return bound
-        symbol = bound.symbol
-        return bound.replace(
-            symbol=Symbol(symbol.name, symbol.id, meta=symbol.meta, tags=symbol.tags, op=Opaque(bound))
-        )
+        symbol, op = bound.symbol, Opaque(bound) if opaque else Stub(bound)
+        return bound.replace(symbol=Symbol(symbol.name, symbol.id, meta=symbol.meta, tags=symbol.tags, op=op))
 
-    return trace.derive(trace.stage, list(map(make_opaque, trace.bound_symbols)))
+    return trace.derive(trace.stage, list(map(replace, trace.bound_symbols)))
 
 
 class Cost(NamedTuple):
@@ -112,7 +122,8 @@ def can_profile(*traces: Trace) -> Decision:
     for bound in (bound for trace in traces for bound in trace.bound_symbols):
         if isinstance(bound.symbol.op, Graph):
             return decline("the program runs as CUDA graphs, which are one call")
-        for call in innermost(bound) if Tag.OPAQUE not in bound.all_tags else ():
+        stubbed = Tag.OPAQUE in bound.all_tags or communicates(bound)
+        for call in innermost(bound) if not stubbed else ():
             if Tag.EFFECT in call.all_tags and call.symbol not in _OWN:
                 return decline(f"{call.symbol.id} has an effect")
     return True
@@ -125,7 +136,7 @@ def costs(forward: Trace, backward: Trace | None) -> tuple[tuple[list[Cost], lis
     forward, backward: what was claimed and runs. Where there is a backward, the forward gives (outputs, saved tensors,
     saved numbers), and the backward takes one list, of what was saved and the gradients.
     """
-    forward, backward = _with_opaque(forward), backward and _with_opaque(backward)
+    forward, backward = _with_stubs(forward), backward and _with_stubs(backward)
     devices = {proxy.device for trace in (forward, backward) if trace is not None for proxy in _all_tensors(trace)}
     gpu = next((device for device in devices if device.type == "cuda"), None)
     clocks = [None if trace is None else _Clock(trace, gpu) for trace in (forward, backward)]
@@ -280,5 +291,9 @@ class _Clock(_InstrumentedTrace):
         return [
             Cost(bound.symbol.id, tuple(bound.outputs), statistics.median(self._found[number]), sizes.get(number, 0))
             for number, bound in enumerate(self.calls)
-            if bound.symbol not in STATEMENTS and getattr(bound.symbol.op, "left_out", None) is None
+            if bound.symbol not in STATEMENTS and not _is_left_out(bound.symbol.op)
         ]
+
+
+def _is_left_out(op: Any) -> bool:
+    return isinstance(op, Stub) or getattr(op, "left_out", None) is not None

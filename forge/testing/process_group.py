@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from forge.torch_internals.distributed import is_registered_group, make_fake_group, register_group
+from forge.torch_internals.distributed import make_fake_group, process_group, register_group
 
 _NAME: Any = "forge_group_of_one"  # a str, for which newer stubs of torch have a type of their own
 
@@ -22,6 +22,6 @@ def group_of_one() -> str:
     It is made on first use, and registered again where it has to be: ``torch.distributed.destroy_process_group``
     forgets every group, also those that it did not make.
     """
-    if not is_registered_group(_NAME):
+    if process_group(_NAME) is None:
         register_group(_NAME, _group())
     return _NAME

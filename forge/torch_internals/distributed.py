@@ -75,15 +75,16 @@ def start_reduce_scatter(wholes: Sequence[torch.Tensor], parts: Sequence[torch.T
     return c10d._resolve_process_group(group).reduce_scatter_tensor_coalesced([*parts], [*wholes], options)
 
 
-def is_registered_group(name: Any) -> bool:
-    """Return whether torch knows a process group of this name."""
+def process_group(name: Any) -> "torch.distributed.ProcessGroup | None":
+    """Return the process group that torch knows by this name, None if there is none."""
+    if not torch.distributed.is_available():
+        return None
     from torch._C import _distributed_c10d as c10d
 
     try:
-        c10d._resolve_process_group(name)
+        return c10d._resolve_process_group(name)
     except RuntimeError:  # torch has no other way to ask
-        return False
-    return True
+        return None
 
 
 def register_group(name: Any, group: "torch.distributed.ProcessGroup") -> None:

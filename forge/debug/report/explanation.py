@@ -4,7 +4,7 @@ import dataclasses
 import json
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,17 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from forge.capture.handles import JitHandle, eager_modules, handles_of
 from forge.capture.history import breaks_of_process
 from forge.compiler.autotune import Measurement
+from forge.compiler.collectives import collectives_of, overlap
 from forge.compiler.program import StrictError
 from forge.compiler.report import CompileReport, LayerUse
 from forge.debug.profiling import can_profile, costs
 from forge.debug.report import page, text
-from forge.debug.report.rows import CostRow, Row, SavedRow
+from forge.debug.report.ranks import differences
+from forge.debug.report.rows import CollectiveRow, CostRow, Row, SavedRow
 from forge.executors.executor import Declined
+from forge.ir import Trace
 
+_PHASES = "forward", "backward"
 IN_TRAINING = "weights have gradients: what is made of them is computed at each call until optimizer.zero_grad()"
 
 
@@ -33,6 +37,7 @@ class Explanation:
             `graph_breaks` then has those that Dynamo counted in this process.
         rows: A Row for each operation that runs.
         saved: A SavedRow for each tensor that a backward needs.
+        collectives: A CollectiveRow for each message to other processes, in the order in which they start.
         costs: A CostRow for each call, with `profile=True`.
         unprofiled: Reasons why graphs or calls have no cost.
         graphs: The number of graphs.
@@ -52,6 +57,7 @@ class Explanation:
         edited: Files that run in place of generated programs (forge.jit(edit=folder)).
         measured: Times of the candidates for a call and the one that runs (forge.jit(select="measured")).
         layers: The outcome for each module for which a layer exists.
+        ranks: A line for each fact in which the processes differ, with `ranks=True`.
         numerics: The rounding of regions, "fast" or "eager".
         shortened: True if forge.last_traces has the last stages alone.
     """
@@ -64,6 +70,7 @@ class Explanation:
         self.ungiven = all(record.by_torch and not record.history.graphs for record in records) and bool(records)
         self.rows: list[Row] = []
         self.saved: list[SavedRow] = []
+        self.collectives: list[CollectiveRow] = []
         self.opaque_calls: list[str] = []
         self.graphs = 0
         self.graph_breaks: list[str] = []
@@ -81,6 +88,7 @@ class Explanation:
         self.edited: list[str] = []
         self.measured: list[Measurement] = []
         self.layers: list[LayerUse] = []
+        self.ranks: list[str] = []
         self.numerics = next((record.numerics for record in records if record.numerics != "fast"), "fast")
         self.shortened = False
         self.costs: list[CostRow] = []
@@ -105,6 +113,8 @@ class Explanation:
             self.rows += [Row.of(number, "forward", claim) for claim in report.claims]
             self.rows += [Row.of(number, "backward", claim) for claim in report.backward_claims]
             self.saved += [SavedRow.of(number, saved) for saved in report.saved]
+            for phase, collectives in zip(_PHASES, report.collectives(), strict=True):
+                self.collectives += [CollectiveRow.of(number, phase, each) for each in collectives]
             self._programs.append(weakref.ref(report))
             self.opaque_calls += report.opaque_calls
             self.cached += report.cached
@@ -133,9 +143,18 @@ class Explanation:
             return
         measured, left_out = costs(traces[0], traces[1] if len(traces) > 1 else None)
         self.unprofiled += [f"graph {number}: {reason}" for reason in left_out]
-        for phase, found in zip(("forward", "backward"), measured, strict=True):
+        for phase, trace, found in zip(_PHASES, traces, measured, strict=False):
             rows = [row for row in self.rows if (row.graph, row.phase) == (number, phase)]
             self.costs += CostRow.of(rows, found)
+            self._time_overlap(number, phase, trace, {cost.outputs[0]: cost.seconds for cost in found if cost.outputs})
+
+    def _time_overlap(self, number: int, phase: str, trace: Trace, seconds: Mapping[str, float]) -> None:
+        """Add the time of the calls that compute while a collective of a trace is on its way."""
+        places = [i for i, each in enumerate(self.collectives) if (each.graph, each.phase) == (number, phase)]
+        for place, each in zip(places, collectives_of(trace), strict=True):
+            calls = overlap(trace, each.start, each.wait)
+            found = sum(seconds.get(bound.outputs[0], 0.0) for bound in calls if bound.outputs)
+            self.collectives[place] = dataclasses.replace(self.collectives[place], overlap_seconds=found)
 
     @property
     def executors(self) -> dict[str, int]:
@@ -181,7 +200,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain lists, dicts, strings and numbers."""
-        tables = ("rows", "saved", "measured", "costs")
+        tables = ("rows", "saved", "collectives", "measured", "costs")
         others = (*tables, "layers", "_programs")
         facts = {name: value for name, value in vars(self).items() if name not in others}
         found = {name: list(map(dataclasses.asdict, getattr(self, name))) for name in tables}
@@ -219,7 +238,7 @@ class Explanation:
     __repr__ = __str__
 
 
-def explain(target: Any = None, *, profile: bool = False) -> Explanation:
+def explain(target: Any = None, *, profile: bool = False, ranks: bool = False) -> Explanation:
     """Return a report: the executor of each operation, the reasons of those that declined, fusions, and saved tensors.
 
     The report also has graph breaks, recompiles, graphs that run in eager, and the compile time by stage.
@@ -228,13 +247,18 @@ def explain(target: Any = None, *, profile: bool = False) -> Explanation:
         target: A result of forge.jit; a module that contains some, such as DistributedDataParallel; a result of
             torch.compile(backend="forge"); or None for every jitted function of the process.
         profile: Run each program again for about a second, on random tensors of the same metadata, and report the
-            time and memory of each call.
+            time and memory of each call. Nothing is sent to other processes.
+        ranks: Compare the programs of all processes of torch.distributed's default group, each of which calls this.
 
     Returns:
         The report: it prints as text, has its rows as data, and writes a page with `to_html`.
 
     Raises:
         TypeError: For another target.
+        RuntimeError: With `ranks=True`, if there is no process group.
     """
     name, records = handles_of(target)
-    return Explanation(name, records, profile=profile, outside=eager_modules(target))
+    explanation = Explanation(name, records, profile=profile, outside=eager_modules(target))
+    if ranks:
+        explanation.ranks += differences(explanation)
+    return explanation

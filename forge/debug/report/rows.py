@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from forge.compiler.claim import Claim
+from forge.compiler.collectives import Collective
 from forge.debug.profiling import Cost
 from forge.transforms.split import SavedValue
 
@@ -125,3 +126,45 @@ class CostRow:
                 outputs = tuple(output for each in made for output in each.outputs)
                 yield cls(maker.graph, maker.phase, name, maker.executor, outputs, seconds, size)
                 seconds, size = 0.0, 0
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """One message of a program to other processes.
+
+    Attributes:
+        graph: The index of the graph.
+        phase: "forward" or "backward".
+        operation: "all_reduce", "all_gather", "reduce_scatter" or "all_to_all".
+        group: The name of the process group.
+        group_size: The number of its processes; None if this process does not know the group.
+        tensors: The number of tensors that are sent together.
+        bytes: The size in bytes of what is gathered, or of what is reduced, scattered or exchanged.
+        sent_bytes: The bytes that each process sends by a ring algorithm.
+        overlap: The calls that compute while the message is on its way.
+        overlap_seconds: The time that these calls take, with `profile=True`; None if it was not measured.
+        module: The path of the module that communicates, or None.
+        source: The user's line, or None.
+    """
+
+    graph: int
+    phase: str
+    operation: str
+    group: str
+    group_size: int | None
+    tensors: int
+    bytes: int
+    sent_bytes: int
+    overlap: tuple[str, ...]
+    overlap_seconds: float | None
+    module: str | None
+    source: str | None
+
+    @classmethod
+    def of(cls, graph: int, phase: str, collective: Collective) -> "CollectiveRow":
+        """Return the row of a collective of a program."""
+        operation, group, size, tensors, bytes, _, _, overlap, source = collective
+        module, line = (source.module, source.line) if source else (None, None)
+        return cls(
+            graph, phase, operation, group, size, tensors, bytes, collective.sent_bytes, overlap, None, module, line
+        )

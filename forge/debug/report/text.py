@@ -14,7 +14,7 @@ from rich.text import Text
 
 from forge.compiler.report import SHORTENED
 from forge.debug.report.folding import Line, fold_layers, lines
-from forge.debug.report.rows import CostRow
+from forge.debug.report.rows import CollectiveRow, CostRow
 from forge.ir.printing import in_seconds, quantity
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _COLUMNS = {
 }  # with their styles
 _GAP = 2
 _NARROWEST, _OPERATION, _SOURCE = 6, 24, 20
+_NAMED = 4  # kinds of calls that overlap with messages
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -197,6 +198,8 @@ def reasons(explanation: "Explanation") -> dict[str, Counter[str]]:
         "run in eager": explanation.eager,
         "no graph of": explanation.skipped,
         "outside of what is jitted": explanation.outside,
+        "collectives": list(_collectives(explanation.collectives)),
+        "ranks differ": explanation.ranks,
         "not kept on disk": explanation.uncached,
         "outside of CUDA graphs": explanation.unrecorded,
         "frozen": explanation.frozen,
@@ -208,6 +211,29 @@ def reasons(explanation: "Explanation") -> dict[str, Counter[str]]:
         "stages": [SHORTENED] if explanation.shortened else [],
     }
     return {title: Counter(each.strip().splitlines()[0] for each in what) for title, what in reasons_of.items() if what}
+
+
+def _collectives(rows: Sequence[CollectiveRow]) -> Iterator[str]:
+    """Yield a line for the messages of one kind in one phase."""
+    kinds: dict[tuple, list[CollectiveRow]] = {}
+    for row in rows:
+        kinds.setdefault((row.phase, row.operation, row.group, row.group_size), []).append(row)
+    for (phase, operation, group, size), found in kinds.items():
+        sent, whole, tensors = (sum(getattr(row, what) for row in found) for what in ("sent_bytes", "bytes", "tensors"))
+        exposed = sum(not row.overlap for row in found)
+        names = Counter(name for row in found for name in row.overlap)
+        calls = [f"{name}{f' ×{count}' if count > 1 else ''}" for name, count in names.most_common(_NAMED)]
+        calls += ["…"] if len(names) > _NAMED else []
+        yield ", ".join(
+            [
+                f"{phase}, {operation} over {f'{size} processes' if size else f'group {group}'}: "
+                + quantity(len(found), "message"),
+                quantity(tensors, "tensor"),
+                f"{in_bytes(whole)} ({in_bytes(sent)} sent by each process)",
+                *([f"during {' '.join(calls)}"] if calls else []),
+                *([f"{exposed} with no call meanwhile"] if exposed else []),
+            ]
+        )
 
 
 def _no_wrap(line: str) -> Text:

@@ -1,0 +1,130 @@
+"""The collectives of a trace: what each sends, where it starts and is awaited, and what runs meanwhile."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from forge import prims
+from forge.executors.torchex.distributed import start_unshard
+from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, Trace
+from forge.ir.printing import STATEMENTS
+from forge.ir.proxies import hint_of
+from forge.ir.pytree import tensors
+from forge.ir.source import Source
+from forge.torch_internals.distributed import process_group
+from forge.transforms.makers import innermost, is_view
+
+_OPERATIONS: Mapping[Symbol, str] = {
+    prims.all_reduce: "all_reduce",
+    prims.all_gather_into_tensor: "all_gather",
+    prims.reduce_scatter_tensor: "reduce_scatter",
+    prims.all_to_all_single: "all_to_all",
+    prims.unshard: "all_gather",
+    prims.reduce_to_shard: "reduce_scatter",
+}
+_SYNCHRONOUS = frozenset({prims.unshard, prims.reduce_to_shard})  # awaited by the call itself
+_HOPS = {"all_reduce": 2}  # of a ring: a reduce-scatter and an all-gather; others have one
+
+
+class Collective(NamedTuple):
+    """A message of a trace to the processes of a group.
+
+    Attributes:
+        operation: "all_reduce", "all_gather", "reduce_scatter" or "all_to_all".
+        group: The name under which torch knows the process group.
+        group_size: The number of its processes; None where this process does not know the group.
+        tensors: The number of tensors that are sent together.
+        bytes: Of the wholes: all that is gathered, or what is reduced, scattered or exchanged.
+        start: The position of the call that starts it in the trace.
+        wait: The position of the call that waits for it; `start` if that is the same call, None if no call waits.
+        overlap: The names of the calls that compute while the message is on its way.
+        source: The user's line, or None.
+    """
+
+    operation: str
+    group: str
+    group_size: int | None
+    tensors: int
+    bytes: int
+    start: int
+    wait: int | None
+    overlap: tuple[str, ...]
+    source: Source | None
+
+    @property
+    def sent_bytes(self) -> int:
+        """Return the bytes that each process sends by a ring algorithm.
+
+        Source: R. Thakur et al., Optimization of Collective Communication Operations in MPICH (2005).
+        """
+        size = self.group_size or 1
+        share = (size - 1) / size if self.group_size else 1.0
+        return int(_HOPS.get(self.operation, 1) * self.bytes * share)
+
+
+def communicates(bound: BoundSymbol) -> bool:
+    """Return whether a call sends a message, or waits for one."""
+    if {Tag.SENDS, Tag.AWAITS} & bound.symbol.tags:
+        return True
+    return any(call.symbol in _OPERATIONS or call.symbol is prims.wait_tensor for call in innermost(bound))
+
+
+def computes(bound: BoundSymbol) -> bool:
+    """Return whether a call does more than to communicate, to view a tensor, or to end the lifetime of one."""
+    return bound.symbol not in STATEMENTS and not communicates(bound) and not is_view(bound)
+
+
+def collectives_of(trace: Trace) -> list[Collective]:
+    """Return the collectives of a trace that runs, in the order in which they start."""
+    waits: dict[str, int] = {}  # by the name of what is awaited
+    for position, bound in enumerate(trace.bound_symbols):
+        for name in _awaited(bound):
+            waits.setdefault(name, position)
+    return [
+        Collective(operation, group, size, count, whole, start, wait, _names(overlap(trace, start, wait)), bound.source)
+        for start, bound in enumerate(trace.bound_symbols)
+        for operation, group, size, count, whole, wait in _started(start, bound, waits)
+    ]
+
+
+def overlap(trace: Trace, start: int, wait: int | None) -> list[BoundSymbol]:
+    """Return the calls of the trace that compute between a collective's start and its wait."""
+    return [bound for bound in trace.bound_symbols[start + 1 : start if wait is None else wait] if computes(bound)]
+
+
+def _names(calls: Iterable[BoundSymbol]) -> tuple[str, ...]:
+    return tuple(bound.symbol.name for bound in calls)
+
+
+def _awaited(bound: BoundSymbol) -> Iterator[str]:
+    if Tag.AWAITS in bound.symbol.tags:
+        yield from (x.name for x in bound.args[0])
+    elif communicates(bound):
+        yield from (call.args[0].name for call in innermost(bound) if call.symbol is prims.wait_tensor)
+
+
+def _started(start: int, bound: BoundSymbol, waits: Mapping[str, int]) -> Iterator[tuple[Any, ...]]:
+    """Yield (operation, group, group_size, tensors, bytes, wait) of the messages that a call starts."""
+    if Tag.SENDS in bound.symbol.tags:
+        values, _, _, size, group = bound.args
+        started = tensors(bound.output)
+        operation, wholes = ("all_gather", started) if bound.symbol is start_unshard else ("reduce_scatter", values)
+        yield operation, group, size, len(started), sum(map(_bytes, wholes)), waits.get(started[0].name)
+    elif communicates(bound):
+        for call in innermost(bound):
+            if call.symbol in _OPERATIONS:
+                arguments = call.symbol.bind(call.args, call.kwargs)
+                group = arguments["group"]
+                size = arguments.get("group_size") or _size_of(group)
+                whole = max(_bytes(call.args[0]), _bytes(call.output))
+                wait = start if call.symbol in _SYNCHRONOUS else waits.get(call.output.name)
+                yield _OPERATIONS[call.symbol], group, size, 1, whole, wait
+
+
+def _size_of(group: str) -> int | None:
+    found = process_group(group)
+    return None if found is None else found.size()
+
+
+def _bytes(x: TensorProxy) -> int:
+    return math.prod(map(hint_of, x.shape)) * x.dtype.itemsize
