@@ -61,6 +61,11 @@ class Collective(NamedTuple):
         share = (size - 1) / size if self.group_size else 1.0
         return int(_HOPS.get(self.operation, 1) * self.bytes * share)
 
+    @property
+    def steps(self) -> int:
+        """Return the steps of that algorithm, one after the other."""
+        return _HOPS.get(self.operation, 1) * ((self.group_size or 1) - 1)
+
 
 def communicates(bound: BoundSymbol) -> bool:
     """Return whether a call sends a message, or waits for one."""
@@ -106,10 +111,12 @@ def _awaited(bound: BoundSymbol) -> Iterator[str]:
 def _started(start: int, bound: BoundSymbol, waits: Mapping[str, int]) -> Iterator[tuple[Any, ...]]:
     """Yield (operation, group, group_size, tensors, bytes, wait) of the messages that a call starts."""
     if Tag.SENDS in bound.symbol.tags:
-        values, _, _, size, group = bound.args
-        started = tensors(bound.output)
-        operation, wholes = ("all_gather", started) if bound.symbol is start_unshard else ("reduce_scatter", values)
-        yield operation, group, size, len(started), sum(map(_bytes, wholes)), waits.get(started[0].name)
+        _, lengths, _, size, group = bound.args
+        started, gathers = tensors(bound.output), bound.symbol is start_unshard
+        sent = [x for x, length in zip(started, lengths, strict=True) if not gathers or length is not None]
+        whole = sum(map(_bytes, sent)) * (1 if gathers else size)  # what a reduction fills is a part of it
+        operation = "all_gather" if gathers else "reduce_scatter"
+        yield operation, group, size, len(started), whole, waits.get(started[0].name)
     elif communicates(bound):
         for call in innermost(bound):
             if call.symbol in _OPERATIONS:

@@ -102,9 +102,9 @@ class Peak(NamedTuple):
 
 
 class FakeCall(NamedTuple):
-    """A call of a program, as it ran on fake tensors."""
+    """A call of a program, as it ran on fake tensors, by its position in the trace."""
 
-    bound: BoundSymbol
+    position: int
     kernels: list[Kernel]
 
 
@@ -134,7 +134,7 @@ class _Watch(TorchDispatchMode):
         made = [each for each in leaves(result) if isinstance(each, torch.Tensor)]
         for each in made:
             self.hold(each)
-        if func.overloadpacket not in _ALLOCATE and not func.is_view:
+        if func.overloadpacket not in _ALLOCATE and not func.is_view and func.namespace != "_c10d_functional":
             given = [each for each in leaves((args, kwargs or {})) if isinstance(each, torch.Tensor)]
             read = given if func.overloadpacket not in _LOOK_UP else [*given[1:], *made]
             dtype = given[0].dtype if given else torch.float32
@@ -205,15 +205,15 @@ class _Runner:
     def note(self, number: int, bound: BoundSymbol) -> tuple[Callable, tuple] | None:
         if bound.symbol in STATEMENTS:
             return None
-        return partial(self.see, bound), (tuple(tensors(bound.output)),)
+        return partial(self.see, number, bound), (tuple(tensors(bound.output)),)
 
-    def see(self, bound: BoundSymbol, made: Sequence[Any]) -> None:
+    def see(self, number: int, bound: BoundSymbol, made: Sequence[Any]) -> None:
         """Note the call that just ran, and what the memory that it made is for."""
         kernels = self.watch.take_kernels()
         if isinstance(bound.symbol.executor, FusionExecutor) or not is_own(bound.symbol.op):
             read = tensors((bound.args, bound.kwargs, bound.output))
             kernels = [Kernel(0, torch.float32, sum(map(size_of, {each.name: each for each in read}.values())))]
-        self.calls.append(FakeCall(bound, kernels))
+        self.calls.append(FakeCall(number, kernels))
         if Tag.SENDS in bound.symbol.tags:
             use = GATHERED if "unshard" in bound.symbol.name else REDUCING
             pending = getattr(made[0], "_forge_pending", None)
@@ -260,18 +260,15 @@ def _watching(inputs: Callable[[], list[Any]]) -> Iterator[tuple[_Watch, list[An
             yield watch, given
 
 
-def run_on_fake_tensors(forward: Trace, backward: Trace | None) -> tuple[FakeRun, FakeRun | None]:
-    """Return the runs of a program's final traces. The results of the forward are freed before the backward begins,
-    which is given a gradient of each of the results that it starts from.
+def run_on_fake_tensors(forward: Trace, backward: Trace) -> tuple[FakeRun, FakeRun]:
+    """Return the runs of a training program's final traces.
 
-    Where there is a backward, the forward gives (results, saved tensors, saved numbers), and the backward takes one
-    list, of what was saved and the gradients.
+    The forward gives (results, saved tensors, saved numbers). Its results are freed before the backward begins, which
+    takes one list, of what was saved and a gradient of each of the results that it starts from.
     """
-    saved = () if backward is None else {each.name for each in tensors(forward.output[1])}
+    saved = {each.name for each in tensors(forward.output[1])}
     with _watching(lambda: list(map(_value, forward.inputs))) as (watch, inputs):
         result, of_forward = _Runner(forward, watch, saved).run(inputs)
-        if backward is None:
-            return of_forward, None
         _, kept, numbers = result
         given = [*kept, *numbers]
         del result, kept, numbers, inputs

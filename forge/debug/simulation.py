@@ -5,20 +5,21 @@ long as a roofline says, on one stream; messages take their turn on another, fro
 where its message is not there yet.
 
 Source: S. Williams et al., Roofline (2009); NCCL's model of a ring with the protocol Simple (src/graph/tuning.cc,
-ncclTopoTuneModel), of which a rank sends and receives (n - 1) / n of what is gathered or scattered, twice that of what
-is reduced and given to all.
+ncclTopoTuneModel), for latencies.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from forge.capture.handles import handle_of
+from forge.compiler.collectives import Collective
 from forge.compiler.report import CompileReport
 from forge.debug.fake_execution import (
     ACTIVATIONS,
@@ -27,13 +28,12 @@ from forge.debug.fake_execution import (
     Kernel,
     PlannedRegions,
     run_on_fake_tensors,
-    size_of,
 )
 from forge.executors.executor import Executor, FusionExecutor
 from forge.executors.registry import resolve_executors
-from forge.ir import BoundSymbol, Tag, check
+from forge.ir import check
 from forge.prims.distributed import chunk_rows
-from forge.torch_internals.distributed import local_tensor, ranks_of_group
+from forge.torch_internals.distributed import local_tensor, process_group
 from forge.torch_internals.fake_tensors import meta_tensors_on
 from forge.torch_internals.modules import parameters_of
 from forge.torch_internals.pytree import torch_pytree
@@ -119,7 +119,7 @@ class Message:
 
     Attributes:
         phase: "forward" or "backward".
-        kind: "all_gather" or "reduce_scatter", say.
+        operation: "all_gather" or "reduce_scatter", say.
         sent: The bytes that a rank sends, and receives.
         start: When it starts, in seconds since the step began.
         end: When it is there.
@@ -128,8 +128,8 @@ class Message:
     """
 
     phase: str
-    kind: str
-    sent: float
+    operation: str
+    sent: int
     start: float
     end: float
     exposed: float
@@ -203,9 +203,9 @@ class Simulation:
         """The messages, in the order in which they start."""
         return [message for phase in self.phases for message in phase.messages]
 
-    def sent_bytes(self, kind: str) -> float:
-        """Return the bytes that a rank sends by collectives of a kind, "all_gather" say."""
-        return sum(message.sent for message in self.messages if message.kind == kind)
+    def sent_bytes(self, operation: str) -> int:
+        """Return the bytes that a rank sends by collectives of an operation, "all_gather" say."""
+        return sum(message.sent for message in self.messages if message.operation == operation)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain data."""
@@ -264,11 +264,11 @@ def simulate(
     state = [optimizer_tensors * each for each in own]
     alive = {"parameters": own[rank], "optimizer": state[rank], "inputs": sum(map(_bytes, _tensors(args, kwargs)))}
     forward, backward = run_on_fake_tensors(report.traces[-1], report.backward_traces[-1])
-    assert backward is not None, "there is one"
+    of_forward, of_backward = report.collectives()
     clock = _Clock(hardware)
     phases = [
-        clock.run("forward", forward, alive),
-        clock.run("backward", backward, alive),
+        clock.run("forward", forward, of_forward, alive),
+        clock.run("backward", backward, of_backward, alive),
         clock.step(own[rank], optimizer_tensors, {**alive, "gradients": backward.end.get(GRADIENTS, 0)}),
     ]
     return Simulation(
@@ -333,15 +333,6 @@ def _end(report: CompileReport) -> None:
 # the timeline
 
 
-class _Sent(NamedTuple):
-    """A message on its way."""
-
-    kind: str
-    sent: float
-    start: float
-    end: float
-
-
 class _Clock:
     """The times of the device and of the stream of messages, in seconds since the step began."""
 
@@ -349,24 +340,30 @@ class _Clock:
         self._hardware = hardware
         self._now = 0.0
         self._stream = 0.0  # when the last message is there
-        self._sent: dict[str, _Sent] = {}  # by the name that is awaited
 
-    def run(self, name: str, run: FakeRun, alive: Mapping[str, int]) -> Phase:
+    def run(self, name: str, run: FakeRun, collectives: Sequence[Collective], alive: Mapping[str, int]) -> Phase:
         """Return the phase of a trace that ran. alive: the bytes that are there all the time, by use."""
-        begin, compute, exposed = self._now, 0.0, 0.0
-        messages = []
-        for bound, kernels in run.calls:
-            if Tag.AWAITS in bound.symbol.tags:
-                sent = self._sent.pop(bound.args[0][0].name)
-                wait = max(0.0, sent.end - self._now)
-                self._now, exposed = self._now + wait, exposed + wait
-                source = None if bound.source is None else str(bound.source)
-                messages.append(Message(name, *sent, wait, source))
+        begin, compute, last = self._now, 0.0, run.calls[-1].position
+        started, awaited = defaultdict(list), defaultdict(list)
+        for each in collectives:
+            started[each.start].append(each)
+            awaited[last if each.wait is None else each.wait].append(each)
+        on_their_way: dict[Collective, tuple[float, float]] = {}
+        messages: list[Message] = []
+        for position, kernels in run.calls:
+            messages += [
+                self._wait(name, each, *on_their_way.pop(each)) for each in awaited[position] if each in on_their_way
+            ]
             seconds = sum(map(self._hardware.compute_seconds, kernels))
             self._now, compute = self._now + seconds, compute + seconds
-            if Tag.SENDS in bound.symbol.tags:
-                self._start(bound)
+            on_their_way |= {each: self._send(each) for each in started[position]}
+            messages += [
+                self._wait(name, each, *on_their_way.pop(each))
+                for each in started[position]
+                if each in awaited[position]
+            ]
         messages.sort(key=lambda message: message.start)
+        exposed = sum(message.exposed for message in messages)
         peak = sum(alive.values()) + run.peak.bytes
         return Phase(name, self._now - begin, compute, exposed, peak, {**alive, **run.peak.by_use}, messages)
 
@@ -377,17 +374,20 @@ class _Clock:
         self._now += seconds
         return Phase("optimizer", seconds, seconds, 0.0, sum(alive.values()), alive, [])
 
-    def _start(self, bound: BoundSymbol) -> None:
-        """Start a message when what it sends is there and the one before it has ended."""
-        kind = "all_gather" if "unshard" in bound.symbol.name else "reduce_scatter"
-        _, lengths, _, size, group = bound.args
-        handles = [each for each, length in zip(bound.output, lengths, strict=True)]
-        total = sum(map(size_of, handles))
-        sent = total * (size - 1) / size if kind == "all_gather" else total * (size - 1)
-        seconds = self._hardware.message_time(sent, size - 1, ranks_of_group(group))
+    def _send(self, collective: Collective) -> tuple[float, float]:
+        """Start a message when what it sends is there and the one before it has ended; return when it starts and
+        ends."""
+        group = process_group(collective.group)
+        ranks = [0] if group is None else torch.distributed.get_process_group_ranks(group)
         start = max(self._now, self._stream)
-        self._stream = start + seconds
-        self._sent[bound.output[0].name] = _Sent(kind, sent, start, self._stream)
+        self._stream = start + self._hardware.message_time(collective.sent_bytes, collective.steps, ranks)
+        return start, self._stream
+
+    def _wait(self, phase: str, collective: Collective, start: float, end: float) -> Message:
+        exposed = max(0.0, end - self._now)
+        self._now += exposed
+        source = None if collective.source is None else str(collective.source)
+        return Message(phase, collective.operation, collective.sent_bytes, start, end, exposed, source)
 
 
 # the table
@@ -410,12 +410,11 @@ def _lines(simulation: Simulation) -> Iterator[str]:
     yield f"GB of parameters by rank: {_by_rank(simulation.parameter_bytes)}"
     yield ""
     yield f"{'messages':<26}{'number':>12}{'GB sent':>12}{'ms':>12}{'ms exposed':>12}"
-    keys = dict.fromkeys((each.phase, each.kind) for each in simulation.messages)
-    for phase, kind in keys:
-        found = [each for each in simulation.messages if (each.phase, each.kind) == (phase, kind)]
+    for phase, operation in dict.fromkeys((each.phase, each.operation) for each in simulation.messages):
+        found = [each for each in simulation.messages if (each.phase, each.operation) == (phase, operation)]
         seconds = sum(each.end - each.start for each in found)
         yield (
-            f"{f'{kind}, {phase}':<26}{len(found):>12}{sum(each.sent for each in found) / _GIGA:>12.2f}"
+            f"{f'{operation}, {phase}':<26}{len(found):>12}{sum(each.sent for each in found) / _GIGA:>12.2f}"
             f"{seconds * 1e3:>12.1f}{sum(each.exposed for each in found) * 1e3:>12.1f}"
         )
     yield ""

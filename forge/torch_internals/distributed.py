@@ -92,10 +92,3 @@ def register_group(name: Any, group: "torch.distributed.ProcessGroup") -> None:
     from torch._C import _distributed_c10d as c10d
 
     c10d._register_process_group(name, group)
-
-
-def ranks_of_group(name: Any) -> list[int]:
-    """Return the ranks of the processes of the group that torch knows by this name."""
-    from torch._C import _distributed_c10d as c10d
-
-    return torch.distributed.get_process_group_ranks(c10d._resolve_process_group(name))
