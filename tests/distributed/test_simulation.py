@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
 import forge
@@ -110,6 +111,26 @@ def test_more_nodes_take_longer_to_gather() -> None:
     for one, other in zip(near.messages, far.messages, strict=True):
         assert other.end - other.start > one.end - one.start
     assert far.exposed_seconds > near.exposed_seconds
+
+
+# other collectives
+
+
+def test_a_tensor_parallel_model_sums_its_results_within_the_step() -> None:
+    """An all-reduce of a block's result, in a ring of twice as many steps."""
+    with fake_processes(RANKS):
+        with torch.device("meta"):
+            model, x = Stack(layers=2), torch.empty(512, WIDTH)
+        plan = {}
+        for name in ("layers.0", "layers.1"):
+            plan |= {f"{name}.up": ColwiseParallel(), f"{name}.down": RowwiseParallel()}
+        mesh = torch.distributed.init_device_mesh("cpu", (RANKS,))
+        simulation = simulate(forge.jit(parallelize_module(model, mesh, plan)), (x,))
+    size, share = 512 * WIDTH * 4, (RANKS - 1) / RANKS
+    forward = [each for each in simulation.messages if each.phase == "forward"]
+    assert [(each.operation, each.sent) for each in forward] == [("all_reduce", 2 * size * share)] * 2
+    assert forward[0].exposed == forward[0].end - forward[0].start  # nothing runs meanwhile
+    assert simulation.parameter_bytes[0] == 2 * 2 * 4 * WIDTH * WIDTH * 4 / RANKS
 
 
 # time
