@@ -12,8 +12,8 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--ranks", type=int, nargs="+", default=[64, 512])
 parser.add_argument("--layers", type=int, default=80)
 parser.add_argument("--tokens", type=int, default=4096, help="of the one sequence of each rank")
-parser.add_argument("--bucket-mb", type=float, default=ShardPolicy.bucket_mb)
-parser.add_argument("--prefetch-mb", type=float, default=ShardPolicy.prefetch_mb)
+parser.add_argument("--bucket-mb", type=float)
+parser.add_argument("--prefetch-mb", type=float)
 arguments = parser.parse_args()
 
 config = LlamaConfig(

@@ -39,14 +39,17 @@ class ShardPolicy:
         reshard_after_forward: Whether the backward gathers parameters again, rather than keep them since the forward.
             None: as `memory` of forge.jit says; "speed" keeps them.
         bucket_mb: The mebibytes that are gathered, or reduced, by one message. A larger parameter has one of its own.
-        prefetch_mb: The mebibytes that are gathered ahead of their use, at most; one message is in any case.
+            None: 8 for each process, since a message to more of them takes longer, but at least 64, and at most 1024 or
+            a sixteenth of all parameters.
+        prefetch_mb: The mebibytes that are gathered ahead of their use, at most; one message is in any case. None:
+            twice those of a bucket.
     """
 
     param_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
     reshard_after_forward: bool | None = None
-    bucket_mb: float = 64.0
-    prefetch_mb: float = 64.0
+    bucket_mb: float | None = None
+    prefetch_mb: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("param_dtype", "reduce_dtype"):
@@ -64,15 +67,26 @@ class ShardPolicy:
         for name in ("bucket_mb", "prefetch_mb"):
             size = getattr(self, name)
             check(
-                isinstance(size, (int, float)) and size > 0,
-                lambda name=name, size=size: f"ShardPolicy: {name} is {size!r}, but must be a positive number",
+                size is None or (isinstance(size, (int, float)) and size > 0),
+                lambda name=name, size=size: f"ShardPolicy: {name} is {size!r}, but must be a positive number or None",
             )
+
+    def limits(self, gathered: int, processes: int) -> tuple[int, int]:
+        """Return the bytes of a bucket, and those that are gathered ahead, for parameters of so many bytes.
+
+        Source: the least time of Llama 70B, simulated on 64 and 512 processes (docs/how-to/distributed.md).
+        """
+        size = self.bucket_mb
+        if size is None:
+            size = max(64.0, min(8.0 * processes, 1024.0, gathered / 16 / MEBIBYTE))
+        ahead = 2 * size if self.prefetch_mb is None else self.prefetch_mb
+        return int(size * MEBIBYTE), int(ahead * MEBIBYTE)
 
 
 class _Sharding:
     """The mesh and policy that the parameters of a sharded model share. runs: whether the model's forward runs."""
 
-    def __init__(self, mesh: "DeviceMesh", policy: ShardPolicy) -> None:
+    def __init__(self, mesh: "DeviceMesh", policy: ShardPolicy, model: nn.Module) -> None:
         self.mesh = mesh
         self.rank = mesh.get_local_rank()
         self.size = mesh.size()
@@ -80,8 +94,8 @@ class _Sharding:
         self.param_dtype = policy.param_dtype
         self.reduce_dtype = policy.reduce_dtype
         self.reshard = policy.reshard_after_forward
-        self.bucket = int(policy.bucket_mb * MEBIBYTE)
-        self.prefetch = int(policy.prefetch_mb * MEBIBYTE)
+        gathered = sum(each.numel() * (policy.param_dtype or each.dtype).itemsize for each in model.parameters())
+        self.bucket, self.prefetch = policy.limits(gathered, self.size)
         self.runs = False
 
     def read(self, parameter: Any) -> Any:
@@ -158,7 +172,7 @@ def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolic
         RuntimeError,
     )
     torch.compiler.allow_in_graph(unshard)  # here, because it imports Dynamo
-    sharding = _Sharding(_check_mesh(mesh, model), policy)
+    sharding = _Sharding(_check_mesh(mesh, model), policy, model)
     done: dict[int, nn.Parameter] = {}  # a tied parameter stays one
     classes: dict[tuple, type] = {}
     for module, names in _holders(model):

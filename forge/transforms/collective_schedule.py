@@ -6,8 +6,8 @@ order, in every process: it follows from the order in which the captured program
 sizes. Regions keep it (forge/compiler/regions.py), and `overlap_collectives` does, which moves messages between the
 calls as they run: one starts as soon as the one before it has, a gather not before a bucket ahead of it by the policy's
 bytes is read, which bounds memory, and a reduction when its last gradient is there. A gather is awaited before the
-first call that reads one of its parameters, a reduction before the next one starts. No message moves over another call
-that communicates.
+first call that reads one of its parameters, a reduction before the second after it starts, or more where together they
+have the policy's bytes at most. No message moves over another call that communicates.
 
 Source: S. Li et al., PyTorch Distributed (2020), for buckets; Y. Zhao et al., PyTorch FSDP (2023), for gathering ahead.
 """
@@ -136,9 +136,8 @@ def overlap_collectives(trace: Trace, parameters: Parameters, operators: Operato
             if Tag.SENDS in bound.symbol.tags:
                 finish = finishes[bound.output[0].name]
                 gathers = bound.symbol is operators.start_unshard
-                known = parameters.get(bound.args[0][0].name) if gathers else None
                 wholes = finish.output if gathers else bound.args[0]
-                prefetch = _NO_LIMITS[1] if known is None else known.prefetch
+                prefetch = _prefetch(parameters, bound.args[0][0].name)
                 sequence.append(_Message(bound, finish, sum(map(_bytes, wholes)), prefetch))
         others = [bound for bound in segment if not {Tag.SENDS, Tag.AWAITS} & bound.symbol.tags]
         return _Writer(sequence, operators).write(others, needed)
@@ -274,12 +273,11 @@ class _Bucketing(NamedTuple):
         )
         tags, source = NO_TAGS.union(*[bound.tags for bound in bounds]), bounds[0].source
         results = tuple(bound.output for bound in bounds)
-        known = self.parameters.get(values[0].name)
         return _Message(
             BoundSymbol(start, (values, lengths, dtypes, size, group), {}, handles, (), source, tags),
             BoundSymbol(finish, (list(handles), lengths, *more), {}, results, (), source, tags),
             sum(call.bytes for call in calls),
-            _NO_LIMITS[1] if known is None else known.prefetch,
+            _prefetch(self.parameters, values[0].name),
         )
 
 
@@ -294,6 +292,13 @@ def _buckets(calls: Iterable[_Call]) -> list[list[_Call]]:
         buckets[-1].append(call)
         bytes += call.bytes
     return buckets
+
+
+def _prefetch(parameters: Parameters, sent: str) -> int:
+    """Return the bytes of the policy of a parameter that is sent; for a gradient, the most of any policy."""
+    if sent in parameters:
+        return parameters[sent].prefetch
+    return max((each.prefetch for each in parameters.values()), default=_NO_LIMITS[1])
 
 
 def _ahead(gathers: Sequence[_Message], read: int) -> int:
@@ -320,7 +325,7 @@ class _Writer:
         self.waiting: dict[str, list[_Message]] = {}  # by the name of what is not there yet
         self.reached = 0  # the message of the sequence whose turn it is
         self.allowed = _ahead(self.gathers, -1)  # the last gather that may start
-        self.in_flight: _Message | None = None  # the reduction
+        self.in_flight: list[_Message] = []  # the reductions
         self.calls: list[BoundSymbol] = []
 
     def write(self, others: Sequence[BoundSymbol], needed: Iterable[str]) -> list[BoundSymbol]:
@@ -365,9 +370,9 @@ class _Writer:
     def start(self, message: _Message) -> None:
         message.started = True
         if id(message) not in self.places:
-            if self.in_flight is not None:
-                self.finish(self.in_flight)
-            self.in_flight = message
+            while len(self.in_flight) > 1 and sum(each.bytes for each in (*self.in_flight, message)) > message.prefetch:
+                self.finish(self.in_flight[0])
+            self.in_flight.append(message)
         self.put(message.start)
 
     def finish(self, message: _Message) -> None:
@@ -378,8 +383,8 @@ class _Writer:
                 if not each.started and not each.waits_for:  # one that waits for what this one brings starts later
                     self.start(each)
         message.finished = True
-        if self.in_flight is message:
-            self.in_flight = None
+        if message in self.in_flight:
+            self.in_flight.remove(message)
         self.put(message.finish)
         if id(message) in self.places:
             self.allowed = max(self.allowed, _ahead(self.gathers, self.places[id(message)]))

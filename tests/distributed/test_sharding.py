@@ -114,6 +114,8 @@ def test_messages_gather_several_parameters_ahead_of_their_use(pair: Pair) -> No
             assert all(sum(other < start < end for other, end in pairs) <= 1 for start, _ in pairs)  # one is ahead
         reduced = _starts(found["backward"], "start_reduce")
         assert len(reduced) > 3 and found["backward"][-1][0] == "finish_reduce"
+        pairs = list(zip(places["start_reduce"], places["finish_reduce"], strict=True))
+        assert {sum(start < other < end for other, _ in pairs) for start, end in pairs} == {0, 1}  # one follows
         gathered = {name for names in _starts(found["forward"], "start_unshard") for name in names}
         again = {name for names in _starts(found["backward"], "start_unshard") for name in names}
         assert again and again < gathered  # the embedding's weight is not read
@@ -130,6 +132,24 @@ def test_what_fits_a_bucket_is_one_message(pair: Pair) -> None:
     for found in pair.run(messages_in_text):
         assert len(_starts(found["forward"], "start_unshard")) == 1
         assert len(_starts(found["backward"], "start_reduce")) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "gathered", "processes", "bucket", "prefetch"),
+    [
+        (ShardPolicy(), 2**30, 8, 64, 128),
+        (ShardPolicy(), 2**37, 8, 64, 128),
+        (ShardPolicy(), 2**37, 64, 512, 1024),
+        (ShardPolicy(), 2**37, 4096, 1024, 2048),
+        (ShardPolicy(), 2**31, 4096, 128, 256),
+        (ShardPolicy(bucket_mb=3), 2**37, 64, 3, 6),
+        (ShardPolicy(bucket_mb=3, prefetch_mb=1), 2**37, 64, 3, 1),
+    ],
+)
+def test_buckets_grow_with_the_processes_up_to_a_part_of_the_model(
+    policy: ShardPolicy, gathered: int, processes: int, bucket: int, prefetch: int
+) -> None:
+    assert policy.limits(gathered, processes) == (bucket * 2**20, prefetch * 2**20)
 
 
 # checkpoints and errors
