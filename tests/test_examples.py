@@ -36,3 +36,13 @@ def test_the_example_of_a_kernel_for_some_values_runs_it() -> None:
     command = [sys.executable, "examples/rotary_kernel.py"]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ran.stdout == "run by by_halves\n", ran.stderr
+
+
+def test_the_example_of_a_simulation_prints_a_table_for_each_number_of_ranks() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "examples/simulate.py", "--layers", "2", "--ranks", "64", "512"]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "3.81 billion parameters on 64 H100 SXM, 8 nodes" in ran.stdout
+    assert "GB of them by rank  0-509: 0.030, 510: 0.029, 511: 0.013" in ran.stdout
+    assert ran.stdout.count("exposed communication") == 2

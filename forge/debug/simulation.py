@@ -394,46 +394,39 @@ class _Clock:
 
 
 def _lines(simulation: Simulation) -> Iterator[str]:
-    hardware, phases = simulation.hardware, simulation.phases
+    phases, hardware = simulation.phases, simulation.hardware
     nodes = -(-simulation.ranks // hardware.node_size)
-    yield (
-        f"{simulation.parameters / _GIGA:.2f} billion parameters on {simulation.ranks} {hardware.name} in {nodes} "
-        f"node{'s' * (nodes > 1)}; rank {simulation.rank}"
-    )
+    where = f"{simulation.ranks} {hardware.name}, {nodes} node{'s' * (nodes > 1)}"
+    yield f"{simulation.parameters / _GIGA:.2f} billion parameters on {where}"
+    yield f"GB of them by rank  {_by_rank(simulation.parameter_bytes)}"
     yield ""
-    yield f"{'GB, at the peak':<26}" + "".join(f"{each.name:>12}" for each in phases)
-    uses = dict.fromkeys(use for phase in phases for use in phase.peak_by_use)
-    for use in uses:
-        yield f"{use:<26}" + "".join(f"{phase.peak_by_use.get(use, 0) / _GIGA:>12.2f}" for phase in phases)
-    yield f"{'peak':<26}" + "".join(f"{phase.peak_bytes / _GIGA:>12.2f}" for phase in phases)
-    yield ""
-    yield f"GB of parameters by rank: {_by_rank(simulation.parameter_bytes)}"
-    yield ""
-    yield f"{'messages':<26}{'number':>12}{'GB sent':>12}{'ms':>12}{'ms exposed':>12}"
-    for phase, operation in dict.fromkeys((each.phase, each.operation) for each in simulation.messages):
-        found = [each for each in simulation.messages if (each.phase, each.operation) == (phase, operation)]
-        seconds = sum(each.end - each.start for each in found)
-        yield (
-            f"{f'{operation}, {phase}':<26}{len(found):>12}{sum(each.sent for each in found) / _GIGA:>12.2f}"
-            f"{seconds * 1e3:>12.1f}{sum(each.exposed for each in found) * 1e3:>12.1f}"
-        )
-    yield ""
-    yield f"{'ms':<26}" + "".join(f"{each.name:>12}" for each in phases) + f"{'step':>12}"
-    for name, values in (
-        ("computation", [each.compute_seconds for each in phases]),
-        ("exposed communication", [each.exposed_seconds for each in phases]),
-        ("time", [each.seconds for each in phases]),
-    ):
-        yield f"{name:<26}" + "".join(f"{each * 1e3:>12.1f}" for each in (*values, sum(values)))
+    yield _row(f"rank {simulation.rank}", [*(each.name for each in phases), "step"])
+    peaks = [f"{each.peak_bytes / _GIGA:.2f}" for each in (*phases, simulation)]
+    yield _row("peak, GB", peaks) + f"  of {hardware.memory / _GIGA:.0f}"
+    for use in dict.fromkeys(use for phase in phases for use in phase.peak_by_use):
+        sizes = [phase.peak_by_use.get(use, 0) / _GIGA for phase in phases]
+        if max(sizes) >= 0.005:
+            yield _row(f"  {use}", [f"{size:.2f}" if size else "" for size in sizes])
+    for operation in dict.fromkeys(each.operation for each in simulation.messages):
+        found = [[each for each in phase.messages if each.operation == operation] for phase in phases]
+        found.append([each for each in simulation.messages if each.operation == operation])
+        yield _row(f"{operation}, number", [str(len(each)) if each else "" for each in found])
+        sent = [sum(each.sent for each in messages) / _GIGA for messages in found]
+        yield _row("  sent, GB", [f"{size:.2f}" if size else "" for size in sent])
+    yield _row("time, ms", [f"{each.seconds * 1e3:.1f}" for each in (*phases, simulation)])
+    exposed = [f"{each.exposed_seconds * 1e3:.1f}" for each in (*phases, simulation)]
     share = simulation.exposed_seconds / simulation.seconds
-    yield f"{share:.1%} of the step is exposed communication"
+    yield _row("  exposed communication", exposed) + f"  {share:.1%}"
+
+
+def _row(name: str, values: Sequence[str]) -> str:
+    return f"{name:<26}" + "".join(f"{each:>11}" for each in values).rstrip()
 
 
 def _by_rank(values: Sequence[int]) -> str:
-    """Return `0-509: 0.551, 510: 0.551, 511: 0.543`, in GB."""
+    """Return `0-510: 0.551, 511: 0.535`, in GB."""
     parts = []
-    for size, group in groupby(range(len(values)), key=lambda rank: values[rank]):
-        members = list(group)
-        first, last = members[0], members[-1]
-        parts.append(f"{first}{f'-{last}' if last > first else ''}: {size / _GIGA:.3f}")
+    for size, group in groupby(range(len(values)), key=lambda rank: f"{values[rank] / _GIGA:.3f}"):
+        first, *others = group
+        parts.append(f"{first}{f'-{others[-1]}' if others else ''}: {size}")
     return ", ".join(parts)
