@@ -401,8 +401,8 @@ def _lines(simulation: Simulation) -> Iterator[str]:
     yield f"GB of them by rank  {_by_rank(simulation.parameter_bytes)}"
     yield ""
     yield _row(f"rank {simulation.rank}", [*(each.name for each in phases), "step"])
-    peaks = [f"{each.peak_bytes / _GIGA:.2f}" for each in (*phases, simulation)]
-    yield _row("peak, GB", peaks) + f"  of {hardware.memory / _GIGA:.0f}"
+    peaks = [*(each.peak_bytes for each in phases), simulation.peak_bytes]
+    yield _row("peak, GB", [f"{size / _GIGA:.2f}" for size in peaks]) + f"  of {hardware.memory / _GIGA:.0f}"
     for use in dict.fromkeys(use for phase in phases for use in phase.peak_by_use):
         sizes = [phase.peak_by_use.get(use, 0) / _GIGA for phase in phases]
         if max(sizes) >= 0.005:
@@ -413,10 +413,11 @@ def _lines(simulation: Simulation) -> Iterator[str]:
         yield _row(f"{operation}, number", [str(len(each)) if each else "" for each in found])
         sent = [sum(each.sent for each in messages) / _GIGA for messages in found]
         yield _row("  sent, GB", [f"{size:.2f}" if size else "" for size in sent])
-    yield _row("time, ms", [f"{each.seconds * 1e3:.1f}" for each in (*phases, simulation)])
-    exposed = [f"{each.exposed_seconds * 1e3:.1f}" for each in (*phases, simulation)]
+    seconds = [*(each.seconds for each in phases), simulation.seconds]
+    exposed = [*(each.exposed_seconds for each in phases), simulation.exposed_seconds]
+    yield _row("time, ms", [f"{each * 1e3:.1f}" for each in seconds])
     share = simulation.exposed_seconds / simulation.seconds
-    yield _row("  exposed communication", exposed) + f"  {share:.1%}"
+    yield _row("  exposed communication", [f"{each * 1e3:.1f}" for each in exposed]) + f"  {share:.1%}"
 
 
 def _row(name: str, values: Sequence[str]) -> str:
