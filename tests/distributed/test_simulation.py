@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -143,6 +144,17 @@ def test_a_message_takes_a_latency_for_each_step_of_its_ring_and_its_bytes() -> 
     assert hardware.message_time(100e9, 1, [0, 8]) == 1 + 100 + 2  # one ring, through one card
 
 
+def test_a_message_of_a_program_takes_the_steps_of_its_ring() -> None:
+    hardware = Hardware(node_bandwidth=1e30, message_seconds=1, node_step_seconds=10)
+    assert {each.end - each.start for each in simulated(hardware=hardware).messages} == {1 + 7 * 10}
+
+
+def test_messages_take_their_turn() -> None:
+    messages = simulated(bucket_mb=1).messages
+    assert all(one.end <= other.start for one, other in pairwise(messages))
+    assert any(one.end == other.start for one, other in pairwise(messages))
+
+
 def test_a_device_that_never_waits_exposes_nothing() -> None:
     free = {"link_efficiency": 1, "message_seconds": 0, "node_step_seconds": 0, "network_step_seconds": 0}
     hardware = Hardware(node_bandwidth=1e30, network_bandwidth=1e30, **free)
@@ -188,12 +200,14 @@ def processes() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("rows", [4, 256], ids=["parameters", "activations"])
 @pytest.mark.parametrize("width", [64, 66], ids=["even", "uneven"])
-def test_the_peak_is_what_torchs_memory_tracker_sees(width: int) -> None:
-    """Of a step that runs, by torch's functions alone: the tracker does not see what Inductor's code allocates."""
+def test_the_peak_is_what_torchs_memory_tracker_sees(width: int, rows: int) -> None:
+    """Of a step that runs, by torch's functions alone: the tracker does not see what Inductor's code allocates. Most
+    memory is that of parameters for few rows, of activations for many."""
     policy = ShardPolicy(**HALF, bucket_mb=0.1, prefetch_mb=0.1)
     model = forge.jit(shard(Stack(width, 4), policy=policy), executors=["torch"], cache=False)
-    x = torch.randn(256, width)
+    x = torch.randn(rows, width)
     simulation = simulate(model, (x,), optimizer_tensors=0)
     model(x).backward()  # compiled
     model.zero_grad()
@@ -201,9 +215,8 @@ def test_the_peak_is_what_torchs_memory_tracker_sees(width: int) -> None:
     tracker.track_external(model, x)
     with tracker:
         model(x).backward()
-    assert forge.explain(model).eager == []
     seen = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
-    assert simulation.peak_bytes == pytest.approx(seen, rel=0.03)
+    assert simulation.peak_bytes == pytest.approx(seen, rel=0.01)
 
 
 class Wide(nn.Module):
