@@ -269,9 +269,8 @@ def run_on_fake_tensors(forward: Trace, backward: Trace) -> tuple[FakeRun, FakeR
     saved = {each.name for each in tensors(forward.output[1])}
     with _watching(lambda: list(map(_value, forward.inputs))) as (watch, inputs):
         result, of_forward = _Runner(forward, watch, saved).run(inputs)
-        _, kept, numbers = result
-        given = [*kept, *numbers]
-        del result, kept, numbers, inputs
+        given = [*result[1], *result[2]]
+        del result
         given += list(map(_value, backward.inputs[len(given) :]))
         gradients, of_backward = _Runner(backward, watch, ()).run([given])
         del gradients

@@ -219,6 +219,20 @@ def test_the_peak_is_what_torchs_memory_tracker_sees(width: int, rows: int) -> N
     assert simulation.peak_bytes == pytest.approx(seen, rel=0.01)
 
 
+class WithResult(Stack):
+    """A model that also returns what a step does not need, as the logits of transformers' models."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.layers(x)
+        return x.float().square().mean(), torch.cat([x] * 256)
+
+
+def test_results_that_are_no_loss_are_freed_before_the_backward() -> None:
+    plain, more = simulated(), simulated(WithResult)
+    assert more.phases[0].peak_bytes > plain.phases[0].peak_bytes
+    assert more.phases[1].peak_bytes == plain.phases[1].peak_bytes
+
+
 class Wide(nn.Module):
     rows = 8 * WIDTH
 
