@@ -210,7 +210,7 @@ class _Runner:
     def see(self, number: int, bound: BoundSymbol, made: Sequence[Any]) -> None:
         """Note the call that just ran, and what the memory that it made is for."""
         kernels = self.watch.take_kernels()
-        if isinstance(bound.symbol.executor, FusionExecutor) or not is_own(bound.symbol.op):
+        if getattr(bound.symbol.op, "func", None) in (_region, _made):
             read = tensors((bound.args, bound.kwargs, bound.output))
             kernels = [Kernel(0, torch.float32, sum(map(size_of, {each.name: each for each in read}.values())))]
         self.calls.append(FakeCall(number, kernels))

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -333,6 +333,14 @@ def _end(report: CompileReport) -> None:
 # the timeline
 
 
+class _OnItsWay(NamedTuple):
+    """A message between its start and its wait."""
+
+    collective: Collective
+    start: float
+    end: float
+
+
 class _Clock:
     """The times of the device and of the stream of messages, in seconds since the step began."""
 
@@ -340,28 +348,21 @@ class _Clock:
         self._hardware = hardware
         self._now = 0.0
         self._stream = 0.0  # when the last message is there
+        self._on_their_way: list[_OnItsWay] = []
 
     def run(self, name: str, run: FakeRun, collectives: Sequence[Collective], alive: Mapping[str, int]) -> Phase:
         """Return the phase of a trace that ran. alive: the bytes that are there all the time, by use."""
-        begin, compute, last = self._now, 0.0, run.calls[-1].position
-        started, awaited = defaultdict(list), defaultdict(list)
+        begin, last = self._now, run.calls[-1].position
+        started = defaultdict(list)
         for each in collectives:
-            started[each.start].append(each)
-            awaited[last if each.wait is None else each.wait].append(each)
-        on_their_way: dict[Collective, tuple[float, float]] = {}
+            started[each.start].append(each._replace(wait=last) if each.wait is None else each)
         messages: list[Message] = []
+        compute = 0.0
         for position, kernels in run.calls:
-            messages += [
-                self._wait(name, each, *on_their_way.pop(each)) for each in awaited[position] if each in on_their_way
-            ]
-            seconds = sum(map(self._hardware.compute_seconds, kernels))
-            self._now, compute = self._now + seconds, compute + seconds
-            on_their_way |= {each: self._send(each) for each in started[position]}
-            messages += [
-                self._wait(name, each, *on_their_way.pop(each))
-                for each in started[position]
-                if each in awaited[position]
-            ]
+            messages += self._wait(name, position)
+            compute += self._compute(kernels)
+            self._on_their_way += map(self._send, started[position])
+            messages += self._wait(name, position)  # for what the call started itself
         messages.sort(key=lambda message: message.start)
         exposed = sum(message.exposed for message in messages)
         peak = sum(alive.values()) + run.peak.bytes
@@ -369,25 +370,33 @@ class _Clock:
 
     def step(self, parameters: int, tensors: int, alive: Mapping[str, int]) -> Phase:
         """Return the phase of an optimizer, which reads a gradient and updates a parameter and `tensors` others."""
-        kernel = Kernel(0, torch.float32, (3 + 2 * tensors) * parameters)
-        seconds = self._hardware.compute_seconds(kernel)
-        self._now += seconds
+        seconds = self._compute([Kernel(0, torch.float32, (3 + 2 * tensors) * parameters)])
         return Phase("optimizer", seconds, seconds, 0.0, sum(alive.values()), alive, [])
 
-    def _send(self, collective: Collective) -> tuple[float, float]:
-        """Start a message when what it sends is there and the one before it has ended; return when it starts and
-        ends."""
+    def _compute(self, kernels: Sequence[Kernel]) -> float:
+        """Return the time of kernels, after which it is now."""
+        seconds = sum(map(self._hardware.compute_seconds, kernels))
+        self._now += seconds
+        return seconds
+
+    def _send(self, collective: Collective) -> _OnItsWay:
+        """Start a message when what it sends is there and the one before it has ended."""
         group = process_group(collective.group)
         ranks = [0] if group is None else torch.distributed.get_process_group_ranks(group)
         start = max(self._now, self._stream)
         self._stream = start + self._hardware.message_time(collective.sent_bytes, collective.steps, ranks)
-        return start, self._stream
+        return _OnItsWay(collective, start, self._stream)
 
-    def _wait(self, phase: str, collective: Collective, start: float, end: float) -> Message:
-        exposed = max(0.0, end - self._now)
-        self._now += exposed
-        source = None if collective.source is None else str(collective.source)
-        return Message(phase, collective.operation, collective.sent_bytes, start, end, exposed, source)
+    def _wait(self, phase: str, position: int) -> Iterator[Message]:
+        """Wait for the messages that the call at a position of the trace waits for, and yield them."""
+        awaited = [each for each in self._on_their_way if each.collective.wait == position]
+        for each in awaited:
+            self._on_their_way.remove(each)
+            collective, start, end = each
+            exposed = max(0.0, end - self._now)
+            self._now += exposed
+            source = None if collective.source is None else str(collective.source)
+            yield Message(phase, collective.operation, collective.sent_bytes, start, end, exposed, source)
 
 
 # the table

@@ -14,7 +14,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional as F
 
 import forge
+from forge import torchlang
 from forge.distributed import Hardware, ShardPolicy, Simulation, fake_processes, shard, simulate
+from forge.executors.executor import OperatorExecutor
 
 WIDTH, LAYERS, RANKS = 1024, 6, 8
 HALF = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
@@ -40,11 +42,11 @@ class Stack(nn.Module):
 
 
 def simulated(model: type[nn.Module] = Stack, ranks: int = RANKS, rank: int = 0, **options: Any) -> Simulation:
-    """Simulate a step of a model on `ranks` processes. options: of the policy, and `hardware`."""
-    hardware = options.pop("hardware", None)
+    """Simulate a step of a model on `ranks` processes. options: of the policy, `hardware` and `executors`."""
+    hardware, executors = options.pop("hardware", None), options.pop("executors", None)
     with fake_processes(ranks, rank):
         with torch.device("meta"):
-            jitted = forge.jit(shard(model(), policy=ShardPolicy(**{**HALF, **options})))
+            jitted = forge.jit(shard(model(), policy=ShardPolicy(**{**HALF, **options})), executors=executors)
             x = torch.empty(512, WIDTH)
         return simulate(jitted, (x,), hardware=hardware)
 
@@ -171,6 +173,17 @@ def test_products_take_as_long_as_their_operations() -> None:
     product = 2 * 512 * 4 * WIDTH**2 / 1e9
     assert forward.compute_seconds == pytest.approx(LAYERS * 2 * product)
     assert backward.compute_seconds == pytest.approx((2 * LAYERS * 2 - 1) * product)
+
+
+def test_a_function_of_others_does_not_run_and_takes_as_long_as_its_bytes() -> None:
+    def refuse(x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("a kernel reads memory, which a fake tensor does not have")
+
+    mine = OperatorExecutor("mine")
+    mine.register_implementation(torchlang.silu, refuse)
+    own, torchs = (simulated(executors=[*first, "torch"]).phases[0] for first in ([mine], []))
+    assert own.compute_seconds == pytest.approx(torchs.compute_seconds)
+    assert own.peak_bytes == torchs.peak_bytes
 
 
 def test_hardware_is_of_positive_numbers() -> None:
