@@ -7,15 +7,16 @@ FORGE_COLLECTIVE_WARNING seconds (60; 0: never).
 """
 
 import contextlib
+import faulthandler
 import json
 import logging
 import os
-import sys
+import re
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,7 @@ _ROOT = str(Path(__file__).parents[1])
 _TORCH = os.path.dirname(torch.__file__)
 _LIBRARIES = (_TORCH, _ROOT, "<frozen", "<string>", os.path.dirname(threading.__file__))
 _COMPILING = (os.path.join(_ROOT, "compiler", "pipeline.py"), os.path.join(_TORCH, "_dynamo", "convert_frame.py"))
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _log = logging.getLogger("forge.distributed")
 
 
@@ -210,13 +212,18 @@ def _place(entry: dict[str, Any]) -> str:
 
 
 def _main_thread_place() -> str:
-    """Return the user's line at which the main thread is, and whether it compiles."""
-    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
-    first, compiles = None, False
-    while frame is not None:
-        name = frame.f_code.co_filename
-        compiles |= name.startswith(_COMPILING)
-        if first is None and not name.startswith((*_LIBRARIES, "<forge")):
-            first = f"{os.path.basename(name)}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
-    return f"{first or 'a line of a library'}{', which compiles' if compiles else ''}"
+    """Return the user's line at which the main thread is, and whether it compiles.
+
+    faulthandler makes no frame objects: those of sys._current_frames outlive the frames that Dynamo runs.
+    """
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        threads = file.read().split("\n\n")
+    ident = f"hread 0x{threading.main_thread().ident or 0:016x} "
+    frames = [match for thread in threads if ident in thread.splitlines()[0] for match in _FRAME.findall(thread)]
+    compiles = any(path.startswith(_COMPILING) for path, _, _ in frames)
+    for path, line, function in frames:
+        if not path.startswith((*_LIBRARIES, "<forge")):
+            return f"{os.path.basename(path)}:{line} in {function}{', which compiles' if compiles else ''}"
+    return "a line of a library"
