@@ -1,6 +1,7 @@
 """DistributedDataParallel, DTensors and process groups."""
 
 import pickle
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 def active_ddp_module() -> DistributedDataParallel | None:
     """Return the DistributedDataParallel whose forward runs now."""
     return DistributedDataParallel._get_active_ddp_module()
+
+
+def is_dtensor(value: Any) -> bool:
+    """Return whether a value is a DTensor, without importing them: the import takes a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
 
 
 def local_tensor(tensor: Any) -> torch.Tensor:
