@@ -19,11 +19,16 @@ from forge.torch_internals.autograd import in_backward
 from forge.torch_internals.distributed import init_fake_processes
 from forge.torch_internals.modules import parameters_of
 from forge.torch_internals.pytree import torch_pytree
+from forge.torchlang.collective_watch import last_collectives
 from forge.torchlang.parameter_shards import unshard
 
 if torch.distributed.is_available():
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    from forge.torchlang.collective_watch import CollectiveError
+
+__all__ = ["CollectiveError", "ShardPolicy", "last_collectives", "shard"]
 
 MEBIBYTE = 1 << 20
 

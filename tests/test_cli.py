@@ -472,6 +472,24 @@ def test_a_system_that_fails_is_told_and_the_others_are_timed(
     assert out.endswith("torch.compile failed: RuntimeError: no compiler\n")
 
 
+@pytest.mark.parametrize("plan", [pytest.param("ddp", marks=pytest.mark.slow), "shard"])
+def test_bench_runs_in_several_processes(plan: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    options = ["--train", "--nproc", "2", "--plan", plan, "--only", "eager,forge", "--rounds", "2", "--json"]
+    status, out, err = run(capsys, "bench", "programs.py:make", *options)
+    assert status == 0, err
+    found = json.loads(out)
+    assert (found["processes"], found["plan"], found["training"]) == (2, plan, True)
+    assert [each["name"] for each in found["systems"]] == ["eager", "forge"]
+    assert all(each["reason"] is None and len(each["rounds"]) == 2 for each in found["systems"])
+
+
+def test_only_a_module_is_shared_by_processes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, "bench", "torch:sin", "--input", "float32[2]", "--nproc", "2")
+    assert status == 1 and "torch:sin: is no module with parameters" in err
+
+
 def test_an_unknown_system_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = run(capsys, "bench", "programs:make", "--only", "egaer")
     assert status == 2 and "--only: 'egaer' is none of eager, torch.compile, forge" in err

@@ -19,6 +19,8 @@ from forge.executors.hubex import Source, kernel_executor
 from forge.ir.checks import in_one_line
 from forge.runtime.module_transforms import ModuleTransform, split_transforms, transform_module
 from forge.runtime.torch_state import dynamo_disable
+from forge.torch_internals.dispatch import OpOverload
+from forge.torch_internals.distributed import is_dtensor
 from forge.torch_internals.pytree import torch_pytree
 from forge.transforms.users import Transform
 
@@ -108,6 +110,7 @@ def export(  # noqa: PLR0913  the options of forge.export
                 "forge.export: a transform replaces parameters, and needs a module, not a program of torch.export"
             )
         exported = _export(point, strict=strict)
+        _check_collectives(exported)
         parameters = parameters_of(point.model)
         dims = dim_names(point.args, point.kwargs or {}, point.dynamic_shapes, parameters)
         compiled[name] = compile_entry(exported, config, parameters, dims, alone=points is not model)
@@ -129,6 +132,12 @@ def _export(point: EntryPoint, *, strict: bool) -> ExportedProgram:
         raise ExportError(
             f"forge.export: args is a {type(point.args).__name__}, but must be a tuple of the arguments by position"
         )
+    for name, parameter in model.named_parameters():
+        if is_dtensor(parameter):
+            raise ExportError(
+                f"forge.export: parameter {name} is a DTensor, but a file is for one process; export the model before "
+                "its parameters are distributed"
+            )
     args, kwargs = _distinct((tuple(point.args), point.kwargs))
     run = functools.partial(torch_export, model, args, kwargs, dynamic_shapes=point.dynamic_shapes, strict=strict)
     try:
@@ -141,6 +150,13 @@ def _export(point: EntryPoint, *, strict: bool) -> ExportedProgram:
                 return run(prefer_deferred_runtime_asserts_over_guards=True)
     except Exception as error:
         raise ExportError(f"forge.export: torch.export cannot take the model: {in_one_line(error)}") from error
+
+
+def _check_collectives(exported: ExportedProgram) -> None:
+    """Raise ExportError for a program that communicates."""
+    for node in exported.graph.nodes:
+        if isinstance(node.target, OpOverload) and node.target.namespace in ("_c10d_functional", "c10d"):
+            raise ExportError(f"forge.export: the model calls {node.target}, but a file is for one process")
 
 
 def _distinct(arguments: Any) -> Any:

@@ -64,7 +64,7 @@ def systems(executors: Sequence[str] | None = None) -> dict[str, System]:
 
 
 def _finish(jitted: Callable) -> None:
-    """Wait for larger regions, and says so where that takes long."""
+    """Wait for larger regions, and say so where that takes long."""
     if not finish_compiling(jitted, timeout=_UNSAID):
         print("forge: waiting for larger regions to be compiled (FORGE_BACKGROUND=0: without them)", file=sys.stderr)
         finish_compiling(jitted)
@@ -144,8 +144,13 @@ class SystemTiming:
     reason: str | None = None
 
 
-def compare(case: Case, compared: Sequence[System], rounds: int) -> list[SystemTiming]:
-    """Return the times of each system; one that fails carries its reason, and the others are timed."""
+def compare(
+    case: Case, compared: Sequence[System], rounds: int, measure: Callable[..., dict[str, list[float]]] | None = None
+) -> list[SystemTiming]:
+    """Return the times of each system; one that fails carries its reason, and the others are timed.
+
+    measure: in place of `in_turn`.
+    """
     runs: dict[str, Callable[[], Any]] = {}
     first: dict[str, float] = {}
     reasons: dict[str, str] = {}
@@ -163,7 +168,7 @@ def compare(case: Case, compared: Sequence[System], rounds: int) -> list[SystemT
             runs[system.name] = run
         except Exception as error:  # of the system, or of the program itself
             reasons[system.name] = in_one_line(error)
-    seconds = in_turn(runs, rounds=rounds, batch_seconds=BATCH)
+    seconds = (measure or in_turn)(runs, rounds=rounds, batch_seconds=BATCH)
     return [
         SystemTiming(each.name, reason=reasons[each.name])
         if each.name in reasons
@@ -186,6 +191,11 @@ def as_json(timed: Sequence[SystemTiming]) -> list[dict[str, Any]]:
         }
         for each in timed
     ]
+
+
+def from_json(systems: Sequence[Mapping[str, Any]]) -> list[SystemTiming]:
+    """Return the times that `as_json` gave."""
+    return [SystemTiming(each["name"], each["rounds"], each["first_call_seconds"], each["reason"]) for each in systems]
 
 
 def show(timed: Sequence[SystemTiming]) -> str:

@@ -59,6 +59,7 @@ from forge.torch_internals.fake_tensors import fake_tensor
 from forge.torch_internals.functorch import maybe_current_level
 from forge.torch_internals.tensors import has_any_global_hook as has_global_hooks
 from forge.torchlang.autocast_mode import casts_recurrent_layers
+from forge.torchlang.collective_watch import watch
 
 free_after_fork(compile_lock)
 _WRONG_CALLS = (
@@ -140,6 +141,7 @@ class FrameCallback(BackendChain):
         code = frame[0].f_code
         if self._history.stays_in_eager(code):
             return _IN_EAGER
+        watch()  # others wait meanwhile
         limits = _recompile_limits()
         settings, shapes = config.patch(self._current_settings(code)), shapes_config.patch(self._shapes)
         self._before()

@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 EXECUTORS = ("inductor-whole", "inductor", "cuda", "torch", "torch-prims", "nvfuser", "hub")
 SYSTEMS = ("eager", "torch.compile", "forge")  # that forge bench compares
+Plan = Literal["ddp", "fsdp", "shard"]  # of forge bench --nproc
 Kind = Literal["cpp", "triton"]  # of source trees
 KINDS = get_args(Kind)
 LOCK_FILE = "forge-kernels.lock"

@@ -9,7 +9,7 @@ import typer
 
 from forge.cli.app import command
 from forge.cli.help import THE_PROGRAM
-from forge.cli.names import DTYPES, EXECUTORS, SYSTEMS
+from forge.cli.names import DTYPES, EXECUTORS, SYSTEMS, Plan
 
 _PANEL = "See into a program"
 
@@ -144,6 +144,7 @@ def explain(
     "bench",
     "forge bench llama --only eager,forge",
     "forge bench gpt2 --train --only eager,forge --rounds 15 --json",
+    "forge bench llama --train --nproc 2 --plan shard",
     "forge bench torch.nn:Linear --set in_features=512 --set out_features=512 \\\n      --input 'float32[64,512]'",
     panel=_PANEL,
 )
@@ -158,9 +159,27 @@ def bench(
             autocompletion=_completion(SYSTEMS),
         ),
     ] = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(
+            "--nproc",
+            min=1,
+            metavar="N",
+            help="How many processes of this machine share the work, each on a GPU of its own where --device is cuda.",
+        ),
+    ] = None,
+    plan: Annotated[
+        Plan,
+        typer.Option(
+            "--plan",
+            help="How processes share it: DistributedDataParallel, FSDP2 of the whole model, or for forge "
+            "forge.distributed.shard beside FSDP2.",
+        ),
+    ] = "ddp",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Time eager, torch.compile and forge, in turn in one process.
+    """Time eager, torch.compile and forge, in turn in one process, or in several that share the work.
 
-    The ratios are medians over rounds: below 1.00 is faster. The exit status is 1 where one of them failed.
+    The ratios are medians over rounds, of the slowest process: below 1.00 is faster. The exit status is 1 where one of
+    them failed.
     """

@@ -391,6 +391,11 @@ def join_copies(trace: Trace, context: Context) -> Trace:
     return transforms.join_copies(trace, memory.copies)
 
 
+def overlap_calls(trace: Trace, context: Context) -> Trace:
+    """Start the collectives of the program early and await them late."""
+    return transforms.overlap_calls(trace)
+
+
 def compare(trace: Trace, context: Context) -> Trace:
     """Compare each value with that of the reference, as both are computed (check="eager")."""
     phase = "backward" if context.kind is Kind.BACKWARD else "forward"
@@ -414,7 +419,7 @@ def cuda_graphs(trace: Trace, context: Context) -> Trace:
 
 
 def overlap_collectives(trace: Trace, context: Context) -> Trace:
-    """Start messages early and await them late, so that they overlap with computation."""
+    """Start messages that gather and reduce parameters early, and await them late, within the memory allowed."""
     return transforms.overlap_collectives(trace, find_parameters(context.program.trace), _MESSAGES)
 
 

@@ -68,6 +68,7 @@ from forge.support.background import is_wanted
 from forge.support.owner_only_store import is_on
 from forge.torchlang import autocast_mode
 from forge.transforms import Freezing
+from forge.transforms.collective_overlap import is_start
 from forge.transforms.collective_schedule import has_messages
 from forge.transforms.joined_copies import is_copy
 from forge.transforms.split import innermost
@@ -226,6 +227,10 @@ def _gathers_parameters(trace: Trace, context: Context) -> bool:
     return context.kind in kinds and context.config.comparison is None and has_messages(trace)
 
 
+def _has_collectives(trace: Trace, context: Context) -> bool:
+    return any(Tag.EFFECT in bound.all_tags and is_start(bound) for bound in trace.bound_symbols)
+
+
 def _has_messages(trace: Trace, context: Context) -> bool:
     return any(Tag.SENDS in bound.symbol.tags for bound in trace.bound_symbols)
 
@@ -266,6 +271,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(passes.fuse, Form.CLAIMED, _always, "claim and generate", Form.FUSED),
     _lowering(passes.restride_outputs, when=_returns_to_caller, is_stage=False),
     _lowering(passes.join_copies, when=_copies_several),
+    _lowering(passes.overlap_calls, when=_has_collectives),
     _lowering(passes.compare, when=_has_reference, is_stage=False),
     _lowering(passes.cuda_graphs, when=_records_cuda_graphs, is_stage=False),
     _lowering(passes.overlap_collectives, when=_has_messages),

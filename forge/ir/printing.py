@@ -380,8 +380,14 @@ def location_of(error: BaseException) -> tuple[list[Source], str] | None:
         traceback = traceback.tb_next
     if path is None:
         return None
-    sources = {source.line: source for source in _sources[path].get(number, ()) if source.line}
-    return (list(sources.values()), linecache.getline(path, number).strip()) if sources else None
+    sources = sources_at(path, number)
+    return (sources, linecache.getline(path, number).strip()) if sources else None
+
+
+def sources_at(path: str, number: int) -> list[Source]:
+    """Return the places in the user's program of a line of a generated function, several of a region's; none of other
+    code."""
+    return list({source.line: source for source in _sources.get(path, {}).get(number, ()) if source.line}.values())
 
 
 def note_location(error: BaseException) -> None:

@@ -84,6 +84,9 @@ def wait_tensor(x: TensorProxy) -> TensorProxy:
     return like(x)
 
 
+STARTS = frozenset({all_reduce, all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single})
+
+
 # parameters of which each process has a part of the rows
 
 

@@ -30,13 +30,20 @@ def time_candidates(runs: Mapping[str, Callable[[], Any]], device: torch.device)
 
 
 def in_turn(
-    runs: Mapping[str, Callable[[], Any]], *, rounds: int, batch_seconds: float = 0.03
+    runs: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int,
+    batch_seconds: float = 0.03,
+    agree: Callable[[int], int] = int,
 ) -> dict[str, list[float]]:
-    """Return the seconds per call of each in each round, in which they run in turn, for that many seconds each."""
+    """Return the seconds per call of each in each round, in which they run in turn, for that many seconds each.
+
+    agree: gives the number of calls in a round, of the number that this process would make.
+    """
     calls = {}
     for name, run in runs.items():
         seconds_per_call(run, 5)
-        calls[name] = max(1, int(batch_seconds / seconds_per_call(run, 3)))
+        calls[name] = agree(max(1, int(batch_seconds / seconds_per_call(run, 3))))
     found: dict[str, list[float]] = {name: [] for name in runs}
     gc.collect()
     gc.freeze()  # so that the collections below walk only what is new

@@ -1,5 +1,7 @@
 """DistributedDataParallel, DTensors and process groups."""
 
+import pickle
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 def active_ddp_module() -> DistributedDataParallel | None:
     """Return the DistributedDataParallel whose forward runs now."""
     return DistributedDataParallel._get_active_ddp_module()
+
+
+def is_dtensor(value: Any) -> bool:
+    """Return whether a value is a DTensor, without importing them: the import takes a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
 
 
 def local_tensor(tensor: Any) -> torch.Tensor:
@@ -67,12 +75,30 @@ def start_all_gather(parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tenso
 
 def start_reduce_scatter(wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Any) -> Any:
     """Start to average each whole over all processes, of which each gets its part, by one message. Return torch's
-    Work."""
+    Work, or what has its `wait`."""
     from torch._C import _distributed_c10d as c10d
 
+    found = c10d._resolve_process_group(group)
     options: Any = c10d.ReduceScatterOptions()
     options.reduceOp, options.asyncOp = torch.distributed.ReduceOp.AVG, True
-    return c10d._resolve_process_group(group).reduce_scatter_tensor_coalesced([*parts], [*wholes], options)
+    if len(parts) > 1 and torch.distributed.get_backend(found) == "gloo" and len({each.dtype for each in parts}) == 1:
+        return _FlatReduction(found, options, wholes, parts)
+    return found.reduce_scatter_tensor_coalesced([*parts], [*wholes], options)
+
+
+class _FlatReduction:
+    """A reduction of several tensors as one: gloo sends a message for each of several (ProcessGroupGloo.cpp)."""
+
+    def __init__(self, group: Any, options: Any, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
+        sent = torch.cat([whole.view(group.size(), -1) for whole in wholes], 1).view(-1)
+        self._parts, self._received = parts, sent.new_empty(sent.numel() // group.size())
+        self._work = group.reduce_scatter_tensor_coalesced([self._received], [sent], options)
+
+    def wait(self) -> None:
+        self._work.wait()
+        pieces = self._received.split([part.numel() for part in self._parts])
+        for part, piece in zip(self._parts, pieces, strict=True):
+            part.copy_(piece.view_as(part))
 
 
 def process_group(name: Any) -> "torch.distributed.ProcessGroup | None":
@@ -85,6 +111,36 @@ def process_group(name: Any) -> "torch.distributed.ProcessGroup | None":
         return c10d._resolve_process_group(name)
     except RuntimeError:  # torch has no other way to ask
         return None
+
+
+def clone_store() -> Any:
+    """Return a client of its own of the default process group's store: one that a thread waits with is locked."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store: Any = _get_default_store()
+    return store.clone()
+
+
+def recorded_collectives() -> list[dict[str, Any]]:
+    """Return the last collectives that torch's flight recorder has of this process, in order, with their frames."""
+    found = [each for dump in _recorders() for each in pickle.loads(dump(True, True, False)).get("entries", ())]
+    return sorted(found, key=lambda entry: entry["time_created_ns"])
+
+
+def recorded_progress() -> list[Any]:
+    """Return what changes with each new collective of this process."""
+    return [pickle.loads(dump(False, False, False)).get("pg_status") for dump in _recorders()]
+
+
+def _recorders() -> list[Any]:
+    """Return the functions that dump torch's flight recorders as pickles: of NCCL, and of other backends.
+
+    They take (with collectives, with frames, without those that are done).
+    """
+    from torch._C import _distributed_c10d as c10d
+
+    known = [getattr(c10d, name, None) for name in ("_dump_nccl_trace", "_dump_fr_trace")]
+    return [each for each in known if each is not None]
 
 
 def register_group(name: Any, group: "torch.distributed.ProcessGroup") -> None:

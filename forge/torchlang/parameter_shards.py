@@ -15,6 +15,7 @@ from forge.ir import Dim, TensorProxy
 from forge.prims.distributed import chunk_rows
 from forge.torch_internals.distributed import start_all_gather, start_reduce_scatter
 from forge.torch_internals.fake_tensors import FakeTensor
+from forge.torchlang.collective_watch import collective_error
 from forge.torchlang.core import torchsymbol
 
 Tensors = Sequence[torch.Tensor]
@@ -89,7 +90,10 @@ def _await(started: Tensors) -> None:
     for each in started:
         pending = vars(each).pop("_forge_pending", None)
         if pending is not None and pending.work is not None:
-            pending.work.wait()
+            try:
+                pending.work.wait()
+            except RuntimeError as error:
+                raise collective_error(error) from error
 
 
 def _message(x: torch.Tensor, dtype: torch.dtype, rows: Dim) -> torch.Tensor:

@@ -4,6 +4,7 @@ from forge.support.deprecation import renamed_attributes
 from forge.transforms.attention_blocks import attention_blocks
 from forge.transforms.attention_masks import attention_masks
 from forge.transforms.channels_last import channels_last
+from forge.transforms.collective_overlap import overlap_calls
 from forge.transforms.collective_schedule import bucket_collectives, overlap_collectives
 from forge.transforms.contractions import contract
 from forge.transforms.cse import cse
@@ -46,6 +47,7 @@ __all__ = [
     "join_products",
     "join_quantized",
     "masks_in_rows",
+    "overlap_calls",
     "overlap_collectives",
     "products",
     "rematerialize",

@@ -15,6 +15,7 @@ import forge
 from forge import EntryPoint, ExportError
 from forge.aot.weights import WeightReader, WeightWriter
 from forge.quantize import Int8WeightOnly
+from forge.testing.process_group import group_of_one
 from tests.export.support import Mlp, members_of
 
 torch.manual_seed(0)
@@ -492,3 +493,35 @@ def test_export_of_what_it_cannot_take_is_one_error(make, message):
 class Branches(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1 if x.sum() > 0 else x - 1
+
+
+class _Reduces(nn.Module):
+    def __init__(self, group: str) -> None:
+        super().__init__()
+        self.up, self.group = nn.Linear(3, 4), group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        reduced = torch.ops._c10d_functional.all_reduce(self.up(x), "sum", self.group)
+        return torch.ops._c10d_functional.wait_tensor(reduced)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_a_model_of_several_processes_is_refused() -> None:
+    group = group_of_one()
+    with pytest.raises(ExportError, match=r"calls _c10d_functional\.all_reduce\.default, but a file is for one"):
+        forge.export(_Reduces(group), (torch.ones(2, 3),))
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_distributed_parameters_are_refused(tmp_path: Path) -> None:
+    from torch.distributed.tensor import DTensor, Replicate
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        model = nn.Linear(3, 4)
+        model.weight = nn.Parameter(DTensor.from_local(model.weight.detach(), mesh, [Replicate()]))
+        with pytest.raises(ExportError, match="parameter weight is a DTensor, but a file is for one process"):
+            forge.export(model, (torch.ones(2, 3),))
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,11 +1,13 @@
 """Actions of forge trace, explain and bench; forge/cli/programs.py declares them."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 
 import forge
-from forge.benchmark import model_bench
+from forge.benchmark import model_bench, parallel_bench
 from forge.benchmark.model_bench import Case
 from forge.capture.handles import JitHandle, handle_of
 from forge.cli import inputs, targets
@@ -151,36 +153,88 @@ def explain(program: Program, html: Path | None, profile: bool, as_json: bool) -
     return 0
 
 
-def bench(program: Program, rounds: int, only: str | None, as_json: bool) -> int:
+def bench(program: Program, rounds: int, only: str | None, nproc: int | None, plan: str, as_json: bool) -> int:
     known = model_bench.systems(executor_names(program))
     chosen = list(known) if only is None else [name.strip() for name in only.split(",")]
     for name in chosen:
         if name not in known:
             raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint="--only")
+    if parallel_bench.is_launched():
+        shared = parallel_bench.systems(known, plan)
+        return _bench_in_processes(program, [shared[name] for name in chosen], rounds, plan, as_json=as_json)
     case = load(program, training=program.train)
+    if nproc is None:
+        timed = _compare(program, case, partial(model_bench.compare, case, [known[name] for name in chosen], rounds))
+        found = _as_json(program, timed)
+    else:
+        _check_shared(case)
+        launched = parallel_bench.launch(_arguments(program, rounds, only, plan), nproc)
+        if launched is None:
+            return 1
+        found = launched
+    _show(found, as_json=as_json)
+    return 1 if any(each["reason"] is not None for each in found["systems"]) else 0
+
+
+def _bench_in_processes(
+    program: Program, compared: Sequence[model_bench.System], rounds: int, plan: str, *, as_json: bool
+) -> int:
+    """Run in one of the processes that torchrun started: the first one prints."""
+    with parallel_bench.process_group(inputs.parse_device(program.device)) as device:
+        program = dataclasses.replace(program, device=str(device))
+        case = load(program, training=program.train)
+        _check_shared(case)
+        timed = _compare(program, case, partial(parallel_bench.compare_in_processes, case, compared, rounds))
+        if torch.distributed.get_rank() == 0:
+            _show(_as_json(program, timed, torch.distributed.get_world_size(), plan), as_json=as_json)
+    return 0
+
+
+def _check_shared(case: Case) -> None:
+    if not isinstance(case.target, torch.nn.Module) or not any(each.requires_grad for each in case.target.parameters()):
+        raise TargetError(f"{case.name}: is no module with parameters, whose work several processes could share")
+
+
+def _compare(
+    program: Program, case: Case, compare: Callable[[], list[model_bench.SystemTiming]]
+) -> list[model_bench.SystemTiming]:
     with targets.attribute_errors(program.target):  # errors of the program itself
         own = case.copy()
         own.run(own.target)()
-        timed = model_bench.compare(case, [known[name] for name in chosen], rounds)
-    if as_json:
-        print(json.dumps(_with_circumstances(program, timed), indent=2))
-    else:
-        print(_headline(program))
-        print(model_bench.show(timed))
-    return 1 if any(each.reason is not None for each in timed) else 0
+        return compare()
 
 
-def _headline(program: Program) -> str:
-    step = "training step" if program.train else "forward"
-    return f"{program.target}, a {step} on {device_name(torch.device(program.device))}, torch {torch.__version__}\n"
+def _arguments(program: Program, rounds: int, only: str | None, plan: str) -> list[str]:
+    """Return the arguments of the command line that runs in each of several processes."""
+    options = [("--input", each) for each in program.given or ()]
+    options += [("--set", each) for each in program.settings or ()]
+    options += [("--device", program.device), ("--seed", str(program.seed))]
+    options += [("--rounds", str(rounds)), ("--plan", plan)]
+    optional = (("--dtype", program.dtype), ("--executors", program.executors), ("--only", only))
+    options += [(name, value) for name, value in optional if value is not None]
+    return [program.target, *(["--train"] if program.train else []), *[part for each in options for part in each]]
 
 
-def _with_circumstances(program: Program, timed: Sequence[model_bench.SystemTiming]) -> dict[str, Any]:
+def _as_json(
+    program: Program, timed: Sequence[model_bench.SystemTiming], processes: int = 1, plan: str | None = None
+) -> dict[str, Any]:
     return {
         "target": program.target,
         "training": program.train,
         "device": device_name(torch.device(program.device)),
+        "processes": processes,
+        "plan": plan,
         "threads": torch.get_num_threads(),
         "versions": {"forge": forge.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "systems": model_bench.as_json(timed),
     }
+
+
+def _show(found: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    step = "training step" if found["training"] else "forward"
+    shared = "" if found["plan"] is None else f" in {found['processes']} processes by {found['plan']}"
+    print(f"{found['target']}, a {step} on {found['device']}{shared}, torch {found['versions']['torch']}\n")
+    print(model_bench.show(model_bench.from_json(found["systems"])))

@@ -8,6 +8,7 @@ from forge import prims, torchlang
 from forge.executors.torchex.core import as_what_it_calls, run_prim, run_prims, run_torchlang, torchex
 from forge.ir import Symbol, Tag
 from forge.torchlang import parameter_shards as shards
+from forge.torchlang.collective_watch import collective_error
 
 if torch.distributed.is_available():
     functional = torch.ops._c10d_functional
@@ -15,8 +16,19 @@ if torch.distributed.is_available():
     for symbol in (torchlang.redistributed, torchlang.spreading, torchlang.unsharded):
         run_torchlang(symbol, checker=as_what_it_calls)
 
-    run_prims({prims.all_reduce: functional.all_reduce, prims.wait_tensor: functional.wait_tensor})
+    run_prims({prims.all_reduce: functional.all_reduce})
     run_prims({prims.unshard: shards.gather_alone, prims.reduce_to_shard: shards.reduce_alone})
+
+    @run_prim(prims.wait_tensor)
+    def wait_tensor(x: torch.Tensor) -> torch.Tensor:
+        """Return a collective's result once it is there. Raises: CollectiveError, which names the ranks' last
+        collectives."""
+        try:
+            return functional.wait_tensor(x)
+        except RuntimeError as error:
+            raise collective_error(error) from error
+
+    run_torchlang(torchlang.wait_tensor, wait_tensor)
 
     @run_prim(prims.all_gather_into_tensor)
     def all_gather_into_tensor(x: torch.Tensor, group_size: int, group: str) -> torch.Tensor:

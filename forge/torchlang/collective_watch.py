@@ -1,0 +1,229 @@
+"""Where the processes of a group are, once one of them waits for a collective without end.
+
+torch's flight recorder has the last collectives of each process, with the lines that called them. A thread of each
+process answers, through the store of the process group, when another one asks for its last collectives and for the line
+at which it is. A process asks when a collective of a compiled program fails, and once it has waited for one for
+FORGE_COLLECTIVE_WARNING seconds (60; 0: never).
+"""
+
+import contextlib
+import faulthandler
+import json
+import logging
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed
+
+from forge.ir.printing import sources_at
+from forge.torch_internals.distributed import clone_store, recorded_collectives, recorded_progress
+
+WARNING = "FORGE_COLLECTIVE_WARNING"
+ANSWERED_WITHIN = 8.0  # seconds; a process looks once in a second
+_SECONDS = 60.0
+_INTERVAL = 1.0
+_QUIET = 3.0  # seconds without a new collective after which a process looks at the store
+_LAST = 3  # collectives that a process names
+_TENSORS = 2  # of a collective whose shapes are named
+_ROOT = str(Path(__file__).parents[1])
+_TORCH = os.path.dirname(torch.__file__)
+_LIBRARIES = (_TORCH, _ROOT, "<frozen", "<string>", os.path.dirname(threading.__file__))
+_COMPILING = (os.path.join(_ROOT, "compiler", "pipeline.py"), os.path.join(_TORCH, "_dynamo", "convert_frame.py"))
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_log = logging.getLogger("forge.distributed")
+
+
+if torch.distributed.is_available():
+
+    class CollectiveError(torch.distributed.DistBackendError):
+        """A collective of a compiled program failed; the message names the last collectives of each rank."""
+
+        __module__ = "forge.distributed"
+
+
+class _State(NamedTuple):
+    """A process that answers. place: the line at which its main thread is. collectives: the last ones, in order."""
+
+    rank: int
+    place: str
+    collectives: Sequence[str]
+
+
+class _Watch:
+    """The watch of this process over the collectives of the default group."""
+
+    def __init__(self) -> None:
+        self.rank = torch.distributed.get_rank()
+        self.size = torch.distributed.get_world_size()
+        self.group = torch.distributed.group.WORLD
+        self._own = clone_store()  # of the thread; one that is shared waits for others' requests
+        self._answered = 0  # requests
+        self._progress: Any = None
+        self._since = time.monotonic()
+        self._warned: set[Any] = set()
+        self.thread = threading.Thread(target=self._run, name="forge collective watch", daemon=True)
+        self.thread.start()
+
+    def ask(self) -> list[_State | None]:
+        """Return the states of all processes, None for one that does not answer."""
+        store = clone_store()
+        number = store.add("forge/collectives/requests", 1)
+        until = time.monotonic() + ANSWERED_WITHIN
+        states: list[_State | None] = []
+        for rank in range(self.size):
+            key = _key(number, rank)
+            if rank == self.rank:
+                states.append(self._state())
+                continue
+            while not store.check([key]) and time.monotonic() < until:
+                time.sleep(0.05)
+            states.append(_State(*json.loads(store.get(key))) if store.check([key]) else None)
+        return states
+
+    def _run(self) -> None:
+        with contextlib.suppress(Exception):  # the store is gone with its process, or the group is
+            while torch.distributed.is_initialized() and torch.distributed.group.WORLD is self.group:
+                self._look()
+                time.sleep(_INTERVAL)
+
+    def _look(self) -> None:
+        progress = recorded_progress()
+        if progress != self._progress:
+            self._progress, self._since = progress, time.monotonic()
+            return
+        if time.monotonic() - self._since < _QUIET:
+            return
+        self._answer()
+        limit = _warning_seconds()
+        if limit:
+            stuck = [each for each in recorded_collectives() if not each["retired"] and _age(each) > limit]
+            new = [each for each in stuck if each["record_id"] not in self._warned]
+            if new:
+                self._warned.update(each["record_id"] for each in stuck)
+                threading.Thread(target=self._warn, args=(_age(new[0]),), daemon=True).start()
+
+    def _warn(self, seconds: float) -> None:
+        """Ask the others, in a thread of its own: this process answers meanwhile."""
+        with contextlib.suppress(Exception):
+            _log.warning("rank %d waits for a collective for %.0f s\n%s", self.rank, seconds, _table(self.ask()))
+
+    def _answer(self) -> None:
+        asked = self._own.add("forge/collectives/requests", 0)
+        for number in range(self._answered + 1, asked + 1):
+            self._own.set(_key(number, self.rank), json.dumps(self._state()))
+        self._answered = asked
+
+    def _state(self) -> _State:
+        return _State(self.rank, _main_thread_place(), [_described(each) for each in recorded_collectives()[-_LAST:]])
+
+
+def _key(number: int, rank: int) -> str:
+    return f"forge/collectives/request {number}/rank {rank}"
+
+
+_watch: _Watch | None = None
+
+
+def watch() -> None:
+    """Have this process answer others that wait for it, and log where they are if it waits for them."""
+    global _watch
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return
+    if _watch is None or not _watch.thread.is_alive():
+        backend = torch.distributed.get_backend()
+        _watch = _Watch() if torch.distributed.get_world_size() > 1 and backend != "fake" else None
+
+
+def last_collectives() -> str:
+    """Return a line for each process of the default group: its last collectives, and the line at which it is.
+
+    One that does not answer within seconds has ended, or holds Python's lock.
+
+    Raises:
+        RuntimeError: If there is no process group of several processes.
+    """
+    watch()
+    if _watch is None:
+        raise RuntimeError("last_collectives: there is no process group of several processes")
+    return _table(_watch.ask())
+
+
+def collective_error(error: RuntimeError) -> RuntimeError:
+    """Return an error that also names the last collectives of each rank."""
+    try:
+        found = last_collectives()
+    except Exception as reason:  # the store has gone with its process
+        found = f"the last collectives of other ranks are not known: {reason}"
+    return CollectiveError(f"{error}\n{found}")
+
+
+def _table(states: Sequence[_State | None]) -> str:
+    lines = []
+    for rank, state in enumerate(states):
+        if state is None:
+            lines.append(f"rank {rank} does not answer: its process has ended, or holds Python's lock")
+            continue
+        lines.append(f"rank {rank} is at {state.place}; its last collectives:")
+        lines += [f"  {each}" for each in state.collectives or ["none"]]
+    return "\n".join(lines)
+
+
+def _warning_seconds() -> float:
+    try:
+        return float(os.environ.get(WARNING, _SECONDS))
+    except ValueError:
+        return _SECONDS
+
+
+def _age(entry: dict[str, Any]) -> float:
+    return time.time() - entry["time_created_ns"] / 1e9
+
+
+def _described(entry: dict[str, Any]) -> str:
+    """Return `7: gloo:all_reduce of float[4] in default_pg, ended, at model.py:10  h = x @ w`."""
+    named = zip(entry["input_dtypes"][:_TENSORS], entry["input_sizes"], strict=False)
+    shapes = [f"{dtype.lower()}{list(shape)}" for dtype, shape in named]
+    others = len(entry["input_sizes"]) - len(shapes)
+    tensors = ", ".join([*shapes, f"{others} more"] if others else shapes)
+    state = "ended" if entry["retired"] else f"running for {_age(entry):.0f} s"
+    name, description = entry["process_group"]
+    group = f"group {name} ({description})" if description not in ("", "undefined") else f"group {name}"
+    sent = f" of {tensors}" if tensors else ""
+    return f"{entry['collective_seq_id']}: {entry['profiling_name']}{sent} in {group}, {state}{_place(entry)}"
+
+
+def _place(entry: dict[str, Any]) -> str:
+    """Return the user's line of a collective: in a program of forge, one for which the generated call is."""
+    for frame in entry.get("frames", ()):
+        name, line = frame["filename"], frame["line"]
+        sources = sources_at(name, line)
+        if sources:
+            return f", at {sources[0].line}{f' and {len(sources) - 1} other lines' if len(sources) > 1 else ''}"
+        if not name.startswith((*_LIBRARIES, "<forge")):
+            return f", at {os.path.basename(name)}:{line}"
+    return ""
+
+
+def _main_thread_place() -> str:
+    """Return the user's line at which the main thread is, and whether it compiles.
+
+    faulthandler makes no frame objects: those of sys._current_frames outlive the frames that Dynamo runs.
+    """
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        threads = file.read().split("\n\n")
+    ident = f"hread 0x{threading.main_thread().ident or 0:016x} "
+    frames = [match for thread in threads if ident in thread.splitlines()[0] for match in _FRAME.findall(thread)]
+    compiles = any(path.startswith(_COMPILING) for path, _, _ in frames)
+    for path, line, function in frames:
+        if not path.startswith((*_LIBRARIES, "<forge")):
+            return f"{os.path.basename(path)}:{line} in {function}{', which compiles' if compiles else ''}"
+    return "a line of a library"

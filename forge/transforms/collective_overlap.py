@@ -1,0 +1,66 @@
+"""Collectives of the captured program, started as early and awaited as late as the calls around them allow.
+
+They start in the order of the program, which is that of every process. The product of a weight's gradient, for
+instance, runs while the gradient of the layer's input is reduced (tensor parallelism).
+
+Source: M. Shoeybi et al., Megatron-LM (2019), whose linear layers overlap these by hand.
+"""
+
+from collections.abc import Sequence
+
+from forge import prims
+from forge.ir import BoundSymbol, Tag, Trace
+from forge.prims.distributed import STARTS
+from forge.transforms.makers import innermost
+
+_BARRIERS = frozenset({Tag.EFFECT, Tag.OPAQUE, Tag.DONATES, Tag.IN_PLACE})  # they may write to what is being sent
+
+
+def is_start(bound: BoundSymbol) -> bool:
+    """Return whether a call starts collectives, and does nothing else."""
+    return all(call.symbol in STARTS for call in innermost(bound))
+
+
+def is_wait(bound: BoundSymbol) -> bool:
+    """Return whether a call waits for a collective, and does nothing else."""
+    return all(call.symbol is prims.wait_tensor for call in innermost(bound))
+
+
+def overlap_calls(trace: Trace) -> Trace:
+    """Return the claimed trace with each collective started after the call that makes its input, and awaited before the
+    call that reads its result."""
+    calls = _starts_early(trace.bound_symbols)
+    return trace.derive("overlap_calls", _waits_late(calls))
+
+
+def _starts_early(calls: Sequence[BoundSymbol]) -> list[BoundSymbol]:
+    """Move each start up to the last call that makes its input, sends before it, or may write to its input."""
+    written: list[BoundSymbol] = []
+    for bound in calls:
+        place = len(written)
+        if is_start(bound):
+            inputs = set(bound.inputs)
+            while place and not _holds(written[place - 1]) and inputs.isdisjoint(written[place - 1].outputs):
+                place -= 1
+        written.insert(place, bound)
+    return written
+
+
+def _waits_late(calls: Sequence[BoundSymbol]) -> list[BoundSymbol]:
+    """Move each wait down to the first call that reads its result, or may write to what is sent."""
+    written: list[BoundSymbol] = []  # backwards
+    for bound in reversed(calls):
+        place = len(written)
+        if is_wait(bound):
+            outputs = set(bound.outputs)
+            while place and outputs.isdisjoint(written[place - 1].inputs):
+                if _holds(written[place - 1]) and not is_start(written[place - 1]):
+                    break
+                place -= 1
+        written.insert(place, bound)
+    return written[::-1]
+
+
+def _holds(bound: BoundSymbol) -> bool:
+    """Return whether nothing that sends moves over a call."""
+    return not _BARRIERS.isdisjoint(bound.all_tags) and not is_wait(bound)
