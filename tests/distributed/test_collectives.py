@@ -23,9 +23,11 @@ def test_a_collective_has_the_values_and_the_gradient_of_eager(name: str, pair: 
 
 
 def test_no_pass_drops_merges_or_reorders_collectives(pair: Pair) -> None:
-    """That two are alike, and that nobody reads one's result, changes nothing; neither do the executors."""
+    """That two are alike, and that nobody reads one's result, changes nothing; neither do the executors. Waits move."""
     found, other = pair.run(order_of_collectives)
-    reduced, gathered = ["all_reduce", "wait_tensor"], ["all_gather_into_tensor", "wait_tensor"]
-    assert found == other
-    assert found[0] == [*reduced, *reduced, *reduced, *gathered]
-    assert found[1] == ["reduce_scatter_tensor", "wait_tensor", *reduced, *reduced]
+    started = [[name for name in calls if name != "wait_tensor"] for calls in found]
+    assert started == [[name for name in calls if name != "wait_tensor"] for calls in other]
+    assert started[0] == ["all_reduce", "all_reduce", "all_reduce", "all_gather_into_tensor"]
+    assert started[1] == ["reduce_scatter_tensor", "all_reduce", "all_reduce"]
+    for calls in (*found, *other):
+        assert calls.count("wait_tensor") == len(calls) // 2
