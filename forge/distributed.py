@@ -1,9 +1,9 @@
 """forge.distributed: parameters sharded over processes, gathered and freed by the program that reads them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
@@ -16,7 +16,13 @@ from forge.debug.simulation import simulate as simulate
 from forge.ir import check
 from forge.prims.distributed import chunk_rows
 from forge.torch_internals.autograd import in_backward
-from forge.torch_internals.distributed import init_fake_processes
+from forge.torch_internals.distributed import (
+    init_fake_processes,
+    is_dtensor,
+    join_meshes,
+    local_tensor,
+    outer_placements,
+)
 from forge.torch_internals.modules import parameters_of
 from forge.torch_internals.pytree import torch_pytree
 from forge.torchlang.collective_watch import last_collectives
@@ -103,16 +109,22 @@ class _Sharding:
         self.bucket, self.prefetch = policy.limits(gathered, self.size)
         self.runs = False
 
-    def read(self, parameter: Any) -> Any:
-        """Return the whole of a parameter in a forward, the parameter elsewhere."""
+    def read(self, parameter: Any, inner: "_InnerPart | None") -> Any:
+        """Return the whole of a parameter in a forward, the parameter elsewhere. inner: that whole as a part of a
+        tensor that other processes have parts of, too."""
         if not (torch.compiler.is_compiling() or self.runs or in_backward()):
             return parameter
         length = parameter.shape[0] if parameter.ndim else None
+        length = length if inner is None else inner.length
         dtype = self.param_dtype or parameter.dtype
         part = parameter.to_local()
-        return unshard(
+        whole = unshard(
             part, length, dtype, self.reduce_dtype, self.size, self.group, self.reshard, self.bucket, self.prefetch
         )
+        if inner is None:
+            return whole
+        shape, stride = parameter.shape, parameter.stride()
+        return DTensor.from_local(whole, inner.mesh, inner.placements, run_check=False, shape=shape, stride=stride)
 
     def enter(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Begin the model's forward: convert its inputs."""
@@ -130,17 +142,37 @@ class _Sharding:
 
     def shard(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the parameter as a DTensor, of which this process has its part alone."""
-        whole = parameter.detach()
+        whole = local_tensor(parameter).detach() if is_dtensor(parameter) else parameter.detach()
         if whole.device.type not in ("meta", self.mesh.device_type):
             whole = whole.to(self.mesh.device_type)
         whole = whole.contiguous()
         rows = chunk_rows(whole.shape[0], self.size) if whole.ndim else 0
         part = whole[rows * self.rank :][:rows].clone() if whole.ndim else whole
-        placement: Any = Shard(0) if whole.ndim else Replicate()
-        tensor = DTensor.from_local(
-            part, self.mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride()
-        )
+        mesh, placements = self.mesh, (Shard(0) if whole.ndim else Replicate(),)
+        shape, stride = whole.shape, whole.stride()
+        if isinstance(parameter, DTensor):
+            mesh = join_meshes(self.mesh, parameter.device_mesh)
+            placements = outer_placements(parameter)
+            shape, stride = parameter.shape, parameter.stride()
+        tensor = DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
         return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+
+
+class _InnerPart(NamedTuple):
+    """The part of a DTensor that this process has, which `shard` cuts again along dim 0. length: its rows, None of a
+    number."""
+
+    mesh: "DeviceMesh"
+    placements: tuple[Any, ...]
+    length: int | None
+
+    @classmethod
+    def of(cls, parameter: nn.Parameter) -> "_InnerPart | None":
+        """Return the part of a DTensor, None for another tensor."""
+        if not isinstance(parameter, DTensor):
+            return None
+        local = local_tensor(parameter)
+        return cls(parameter.device_mesh, tuple(parameter.placements), local.shape[0] if local.ndim else None)
 
 
 def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolicy | None = None) -> nn.Module:
@@ -150,6 +182,9 @@ def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolic
     its gradient is averaged over the processes and scattered. `forge.jit(forge.distributed.shard(model))` compiles all
     of that into one program: parameters are gathered in buckets, ahead of their use, freed, and gathered again in the
     backward. Elsewhere, as in an optimizer or a checkpoint, parameters are the DTensors.
+
+    Parameters may be DTensors of another dim of the same mesh (`parallelize_module`): they are cut along dim 0 once
+    more, and the forward reads them as it did.
 
     Args:
         model: The model; each process has the same weights.
@@ -161,7 +196,8 @@ def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolic
 
     Raises:
         TypeError: If the model is no module, or its parameters are no plain tensors.
-        ValueError: If the mesh has several dims or lacks this process, or the model is sharded or jitted.
+        ValueError: If the mesh has several dims or lacks this process, the model is sharded or jitted, or a parameter
+            is a DTensor that is not of another dim of the same mesh.
         RuntimeError: If there is no process group.
     """
     policy = ShardPolicy() if policy is None else policy
@@ -177,19 +213,20 @@ def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolic
         RuntimeError,
     )
     torch.compiler.allow_in_graph(unshard)  # here, because it imports Dynamo
-    sharding = _Sharding(_check_mesh(mesh, model), policy, model)
-    done: dict[int, nn.Parameter] = {}  # a tied parameter stays one
+    mesh = _check_mesh(mesh, model)
+    _check_inner_meshes(mesh, model)
+    sharding = _Sharding(mesh, policy, model)
+    done: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # a tied parameter stays one
     classes: dict[tuple, type] = {}
-    for module, names in _holders(model):
-        for name in names:
-            parameter = parameters_of(module)[name]
-            assert parameter is not None
+    for module, parameters in _holders(model):
+        parts = {name: _InnerPart.of(parameter) for name, parameter in parameters.items()}
+        for name, parameter in parameters.items():
             if id(parameter) not in done:
-                done[id(parameter)] = sharding.shard(parameter)
-            parameters_of(module)[name] = done[id(parameter)]
-        key = type(module), *names
+                done[id(parameter)] = parameter, sharding.shard(parameter)  # the former one stays, as does its id
+            parameters_of(module)[name] = done[id(parameter)][1]
+        key = type(module), *parts.items()
         if key not in classes:
-            classes[key] = _reading_class(type(module), names, sharding)
+            classes[key] = _reading_class(type(module), parts, sharding)
         module.__class__ = classes[key]
     model.register_forward_pre_hook(sharding.enter, prepend=True, with_kwargs=True)
     model.register_forward_hook(sharding.leave, always_call=True)
@@ -219,23 +256,23 @@ def fake_processes(size: int, rank: int = 0) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def _holders(model: nn.Module) -> Iterator[tuple[nn.Module, list[str]]]:
-    """Yield the modules that have parameters, and their names there."""
+def _holders(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, nn.Parameter]]]:
+    """Yield the modules that have parameters, and those by their names there."""
     for module in model.modules():
-        names = [name for name, parameter in parameters_of(module).items() if parameter is not None]
-        if names:
-            yield module, names
+        found = {name: parameter for name, parameter in parameters_of(module).items() if parameter is not None}
+        if found:
+            yield module, found
 
 
-def _reading_class(original: type, names: list[str], sharding: _Sharding) -> type:
+def _reading_class(original: type, parts: Mapping[str, _InnerPart | None], sharding: _Sharding) -> type:
     """Return a subclass whose instances' parameters of these names are read through `sharding`."""
-    members: dict[str, Any] = {name: property(_reader(name, sharding)) for name in names}
+    members: dict[str, Any] = {name: property(_reader(name, sharding, part)) for name, part in parts.items()}
     members |= {"__module__": original.__module__, "__doc__": original.__doc__, "_forge_sharding": sharding}
     return type(original.__name__, (original,), members)
 
 
-def _reader(name: str, sharding: _Sharding) -> Callable[[nn.Module], Any]:
-    return lambda module: sharding.read(parameters_of(module)[name])
+def _reader(name: str, sharding: _Sharding, part: _InnerPart | None) -> Callable[[nn.Module], Any]:
+    return lambda module: sharding.read(parameters_of(module)[name], part)
 
 
 def _check_model(model: Any) -> None:
@@ -244,11 +281,14 @@ def _check_model(model: Any) -> None:
         not hasattr(model, "_forge_compiled"),
         lambda: "shard: the model is jitted; shard it first: forge.jit(forge.distributed.shard(model))",
     )
+    check(
+        not any(hasattr(module, "_forge_sharding") for module in model.modules()),
+        lambda: "shard: the model is sharded already",
+    )
     for name, parameter in model.named_parameters():
-        sharded = torch.distributed.is_available() and isinstance(parameter, DTensor)
-        check(not sharded, lambda name=name: f"shard: the parameter {name} is a DTensor: it is sharded already")
+        plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
         check(
-            not is_lazy(parameter) and type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor,
+            not is_lazy(parameter) and (plain or is_dtensor(parameter)),
             lambda name=name, parameter=parameter: (
                 f"shard: the parameter {name} is a {type(parameter).__name__}, but must be a plain tensor whose "
                 "shape is known"
@@ -268,6 +308,19 @@ def _check_mesh(mesh: Any, model: nn.Module) -> "DeviceMesh":
     )
     check(mesh.get_coordinate() is not None, lambda: "shard: this process is no part of the mesh")
     return mesh
+
+
+def _check_inner_meshes(mesh: "DeviceMesh", model: nn.Module) -> None:
+    """Check that parameters that are DTensors are not of the processes over which they are cut."""
+    for name, parameter in model.named_parameters():
+        if is_dtensor(parameter):
+            try:
+                join_meshes(mesh, parameter.device_mesh)
+            except (RuntimeError, TypeError) as error:  # no mesh has both dims, or a mesh's dims have no names
+                raise ValueError(
+                    f"shard: the parameter {name} is a DTensor of {parameter.device_mesh}, but must be one of another "
+                    f"dim of the mesh that {mesh} is a dim of, or a plain tensor"
+                ) from error
 
 
 def _device_of_group() -> str:

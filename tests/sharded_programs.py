@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as checkpoints
-from distributed_programs import Llama, whole
+from distributed_programs import PLANS, Llama, whole
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -18,8 +18,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -105,18 +106,20 @@ def _fsdp2(model: nn.Module, **options: Any) -> nn.Module:
     return fully_shard(model, **options)
 
 
-def _train(model: nn.Module, rank: int, micro_batches: int = 1, steps: int = 3) -> list[Any]:
-    """Losses, norms and gradients of some steps, and the parameters after them."""
+def _train(model: nn.Module, rank: int, micro_batches: int = 1, steps: int = 3, *, clips: bool = True) -> list[Any]:
+    """Losses, norms and gradients of some steps, and the parameters after them. clips: torch takes gradients of one
+    mesh only."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(rank)
     found: list[Any] = []
     for _ in range(steps):
         for _ in range(micro_batches):
             tokens = torch.randint(0, 32, (2, 8), generator=generator)
-            loss = F.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
+            loss = F.cross_entropy(whole(model(tokens)).float().flatten(0, 1), tokens.flatten())
             loss.backward()
             found.append(loss.detach())
-        found.append(whole(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        if clips:
+            found.append(whole(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
         found += [None if p.grad is None else whole(p.grad).clone() for p in model.parameters()]
         optimizer.step()
         optimizer.zero_grad()
@@ -222,6 +225,49 @@ def converted_inputs(rank: int) -> list[torch.dtype]:
     out = model(torch.ones(2, 4))
     out.sum().backward()
     return [out.dtype, model.weight.dtype, model.weight.grad.dtype]
+
+
+# meshes of two dims
+
+
+def _on_two_dims(how: str, mesh: DeviceMesh, plan: str) -> nn.Module:
+    """The model with products cut along one dim of a mesh, and its parameters along the other one."""
+    torch.manual_seed(0)
+    model = Llama()
+    in_layers, outside = PLANS[plan]
+    for layer in model.layers:
+        parallelize_module(layer, mesh["tensor"], dict(in_layers))
+    parallelize_module(model, mesh["tensor"], dict(outside))
+    if how == "fsdp2":
+        return _fsdp2(model, mesh=mesh["data"])
+    sharded = shard(model, mesh["data"], SMALL)
+    return forge.jit(sharded) if how == "forge" else sharded
+
+
+def trained_on_two_dims(rank: int, shape: tuple[int, int], plan: str) -> dict[str, Any]:
+    """What training gives under FSDP2, in eager and jitted, and how the parameters are placed."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+    models = {how: _on_two_dims(how, mesh, plan) for how in ("fsdp2", "eager", "forge")}
+    results = {how: _train(model, rank // shape[1], clips=plan == "sequence") for how, model in models.items()}
+    placements = {how: [str(each.placements) for each in model.parameters()] for how, model in models.items()}
+    return {**results, **_told(models["forge"]), "placements": placements}
+
+
+def checkpoints_of_two_dims(rank: int, folder: str) -> bool:
+    """Whether a sharded model reads the checkpoint of FSDP2's bit for bit, and the other way round."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+    same = []
+    for write, read in (("fsdp2", "forge"), ("forge", "fsdp2")):
+        source, target = (_on_two_dims(how, mesh, "columns and rows") for how in (write, read))
+        with torch.no_grad():
+            for parameter in target.parameters():
+                parameter.zero_()
+        checkpoints.save(get_model_state_dict(source), checkpoint_id=f"{folder}/{write}")
+        state = get_model_state_dict(target)
+        checkpoints.load(state, checkpoint_id=f"{folder}/{write}")
+        set_model_state_dict(target, state)
+        same.append(_equal(source, target))
+    return all(same)
 
 
 # messages
@@ -344,13 +390,23 @@ def _twice() -> None:
     shard(shard(nn.Linear(2, 2)))
 
 
+def _under_fsdp2() -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    shard(fully_shard(nn.Linear(2, 2), mesh=mesh), mesh)
+
+
 def _two_dims() -> None:
     shard(nn.Linear(2, 2), init_device_mesh("cpu", (2, 1)))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "jitted": (_jitted, ValueError, "the model is jitted; shard it first"),
-    "twice": (_twice, ValueError, "the parameter weight is a DTensor: it is sharded already"),
+    "twice": (_twice, ValueError, "the model is sharded already"),
+    "under FSDP2": (
+        _under_fsdp2,
+        ValueError,
+        "the parameter weight is a DTensor of .*, but must be one of another dim",
+    ),
     "two dims": (_two_dims, ValueError, "mesh has 2 dims, but must have one"),
     "no mesh": (lambda: shard(nn.Linear(2, 2), "cpu"), TypeError, "mesh is 'cpu', but must be a DeviceMesh"),
     "no module": (lambda: shard(torch.relu), TypeError, "must be a torch.nn.Module"),

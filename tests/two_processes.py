@@ -1,4 +1,4 @@
-"""Two processes over gloo on the loopback, which run functions of modules that both can import."""
+"""Two processes, or more, over gloo on the loopback, which run functions of modules that both can import."""
 
 import os
 import traceback
@@ -14,18 +14,19 @@ WAIT = 120  # seconds for one function, however busy the machine is
 
 
 class Pair:
-    """Two processes of one group. `run(function, *args, **options)` calls function(rank, *args, **options) in both and
-    returns both results.
+    """Two processes of one group, or `size`.
+
+    `run(function, *args, **options)` calls function(rank, *args, **options) in each and returns the results.
 
     Raises AssertionError with the traceback of what fails, or where one does not answer.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size: int = 2) -> None:
         context = torch.multiprocessing.get_context("spawn")  # autograd's threads do not survive a fork
-        pipes = [context.Pipe() for _ in range(2)]
+        pipes = [context.Pipe() for _ in range(size)]
         self._ends = [own for own, _ in pipes]
         self._processes = [
-            context.Process(target=_serve, args=(rank, theirs, str(folder / "store")), daemon=True)
+            context.Process(target=_serve, args=(rank, size, theirs, str(folder / "store")), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self._processes:
@@ -48,11 +49,11 @@ class Pair:
             process.join()
 
 
-def _serve(rank: int, end: Any, store: str) -> None:
+def _serve(rank: int, size: int, end: Any, store: str) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    found = torch.distributed.FileStore(store, 2)
-    torch.distributed.init_process_group("gloo", store=found, rank=rank, world_size=2)
+    found = torch.distributed.FileStore(store, size)
+    torch.distributed.init_process_group("gloo", store=found, rank=rank, world_size=size)
     while True:
         function, args, options = end.recv()
         torch.manual_seed(0)

@@ -1,5 +1,6 @@
 """DistributedDataParallel, DTensors and process groups."""
 
+import math
 import pickle
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,27 @@ def local_tensor(tensor: Any) -> torch.Tensor:
 def placement_spec(tensor: Any) -> Any:
     """Return the DTensorSpec of a DTensor: its mesh and placements."""
     return tensor._spec
+
+
+def join_meshes(outer: Any, inner: Any) -> Any:
+    """Return the mesh of the dims of two that are parts of one, the outer one's first."""
+    from torch.distributed.device_mesh import DeviceMesh  # torch may have been built without
+
+    return DeviceMesh._concatenate([outer, inner])
+
+
+def outer_placements(tensor: Any) -> tuple[Any, ...]:
+    """Return the placements of a DTensor whose parts are cut along dim 0 once more, by the processes of a dim that goes
+    before those of its mesh.
+
+    If its own parts are of dim 0, too, rows that follow each other are of several processes (`_StridedShard`).
+    """
+    from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
+
+    if tensor.ndim == 0:
+        return (Replicate(), *tensor.placements)
+    cuts = math.prod(tensor.device_mesh.size(i) for i, each in enumerate(tensor.placements) if each.is_shard(0))
+    return (_StridedShard(0, split_factor=cuts) if cuts > 1 else Shard(0), *tensor.placements)
 
 
 def is_masked(placement: Any) -> bool:

@@ -5,16 +5,19 @@ from typing import Any
 
 import pytest
 import torch
+from distributed_programs import PLANS
 from sharded_programs import (
     MODELS,
     REFUSED,
     checkpointed,
+    checkpoints_of_two_dims,
     converted_inputs,
     copied,
     messages_in_text,
     order_of_messages,
     refused,
     trained,
+    trained_on_two_dims,
     trained_small_transformer,
     with_a_graph_break,
     with_a_number,
@@ -150,6 +153,37 @@ def test_buckets_grow_with_the_processes_up_to_a_part_of_the_model(
     policy: ShardPolicy, gathered: int, processes: int, bucket: int, prefetch: int
 ) -> None:
     assert policy.limits(gathered, processes) == (bucket * 2**20, prefetch * 2**20)
+
+
+# meshes of two dims
+
+
+def _check_on_two_dims(found: dict[str, Any]) -> None:
+    _check(found, rtol=1e-4, atol=1e-5)
+    placements = found["placements"]
+    assert placements["forge"] == placements["eager"] == placements["fsdp2"]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1)], ids=["tensor", "data"])
+def test_parallel_products_are_sharded_as_under_fsdp2(shape: tuple[int, int], plan: str, pair: Pair) -> None:
+    for found in pair.run(trained_on_two_dims, shape, plan):
+        _check_on_two_dims(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_mesh_of_two_by_two(plan: str, tmp_path: Path) -> None:
+    processes = Pair(tmp_path, size=4)
+    try:
+        for found in processes.run(trained_on_two_dims, (2, 2), plan):
+            _check_on_two_dims(found)
+    finally:
+        processes.end()
+
+
+def test_checkpoints_of_parallel_products_are_those_of_fsdp2(pair: Pair, tmp_path: Path) -> None:
+    assert pair.run(checkpoints_of_two_dims, str(tmp_path)) == [True, True]
 
 
 # checkpoints and errors
