@@ -36,6 +36,37 @@ def draws_by_part(device: str) -> bool:
     return device != "cpu" and (tracker is None or tracker.distribute_region_enabled)
 
 
+def is_async(value: Any) -> bool:
+    """Return whether a tensor is a collective's result, which waits for it at its first use."""
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return isinstance(value, AsyncCollectiveTensor)
+
+
+def wait(result: Any) -> torch.Tensor:
+    """Return a collective's result as a plain tensor without a history, which is there."""
+    tensor: torch.Tensor = result.trigger_wait()
+    return tensor.detach()
+
+
+class _Wait(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, result: Any) -> torch.Tensor:
+        return wait(result)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return g
+
+
+def waited(value: Any) -> Any:
+    """Return a collective's result as a plain tensor, which is there and has the history of the result; another value
+    as it is."""
+    return _Wait.apply(value) if is_async(value) else value
+
+
 def make_fake_group(name: Any) -> "torch.distributed.ProcessGroup":
     """Return a process group of one process, whose collectives leave their tensors as they are."""
     from torch._C import _distributed_c10d as c10d  # torch may have been built without
