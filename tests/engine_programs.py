@@ -333,8 +333,8 @@ def trained_by_trainer(
         "per_device_eval_batch_size": 4,
         "gradient_accumulation_steps": 2,
         "max_steps": 4,
-        "optim": "sgd",
         "learning_rate": 0.1,
+        "adam_epsilon": 0.1,  # or steps are as large for gradients that are rounding alone
         "eval_strategy": "steps",
         "eval_steps": 2,
         "save_steps": 2,
@@ -435,24 +435,26 @@ def trained_by_lightning(
         module = Module(jit if inside else lambda model: model)
         module = module if inside else jit(module)
         loaders = [DataLoader(TensorDataset(_rows(count)), batch_size=4) for count in (22, 8)]
-        with _launched(rank):
-            trainer = lightning.Trainer(
-                max_epochs=epochs,
-                accelerator="cpu",
-                devices=2,
-                strategy=strategies[strategy](),
-                plugins=[TorchElasticEnvironment()],
-                precision=precision,
-                accumulate_grad_batches=2,
-                gradient_clip_val=0.5,
-                default_root_dir=folder,
-                logger=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                enable_checkpointing=False,
-            )
-            trainer.fit(module, *loaders, ckpt_path=start)
+        trainer = lightning.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            devices=2,
+            strategy=strategies[strategy](),
+            plugins=[TorchElasticEnvironment()],
+            precision=precision,
+            accumulate_grad_batches=2,
+            gradient_clip_val=0.5,
+            default_root_dir=folder,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+        )
+        trainer.fit(module, *loaders, ckpt_path=start)
         return trainer, module
+
+    def names(path: Path) -> list[str]:
+        return _names_of(path) if path.is_dir() else list(torch.load(path, weights_only=False)["state_dict"])
 
     def train(jit: Callable) -> tuple[dict[str, Any], Any]:
         path = f"{folder}/{jit.__name__}.ckpt"
@@ -467,11 +469,12 @@ def trained_by_lightning(
             "again": [*resumed.losses[1:], *_weights(resumed)],
             "weights": _weights(module),
             "sharded": [type(each).__name__ for each in module.model.layers.values()],
-            "saved": _names_of(Path(path)) if Path(path).is_dir() else list(torch.load(path)["state_dict"]),
+            "saved": names(Path(path)),
         }
         return found, module
 
-    return _compared(train, jitted)
+    with _launched(rank):
+        return _compared(train, jitted)
 
 
 # torch's own wrappers
@@ -548,9 +551,7 @@ def _apply_tp(model: nn.Module, mesh: DeviceMesh) -> None:
     for layer in model.layers.values():
         plan = {
             "attention_norm": SequenceParallel(),
-            "attention": PrepareModuleInput(
-                input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)
-            ),
+            "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
             **{f"attention.{name}": columns() for name in "qkv"},
             "attention.o": rows(output_layouts=Shard(1)),
             "ffn_norm": SequenceParallel(),
