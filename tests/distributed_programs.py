@@ -79,20 +79,23 @@ def collective(rank: int, name: str) -> dict[str, Any]:
 
 
 def of_a_result(rank: int) -> dict[str, Any]:
-    """Values and gradients of a function of a collective's result, with and without a history, that is under way."""
+    """Values and gradients of a function of a collective's result that is under way: as a tensor and as a DTensor, with
+    and without a history."""
     mesh = init_device_mesh("cpu", (2,))
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        return x.view(6, 4).sin() * 2 + x.new_ones(6, 1)
+        return x.view(6, 4).sin() * 2 + x.view(6, 4).cos()
 
     def results(function: Callable) -> list[torch.Tensor]:
-        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(rank), requires_grad=True)
-        total = DTensor.from_local(x * 2, mesh, [Partial()]).redistribute(placements=[Replicate()], async_op=True)
-        given = total.to_local()
-        assert isinstance(given, functional.AsyncCollectiveTensor)
-        out = function(given)
-        out.square().sum().backward()
-        return [out.detach(), x.grad, function(functional.all_reduce(x.detach(), "sum", _world()))]
+        found = []
+        for unwrap in (DTensor.to_local, lambda x: x):
+            x = torch.randn(4, 6, generator=torch.Generator().manual_seed(rank), requires_grad=True)
+            total = DTensor.from_local(x * 2, mesh, [Partial()]).redistribute(placements=[Replicate()], async_op=True)
+            assert isinstance(total.detach().to_local(), functional.AsyncCollectiveTensor)
+            out = whole(function(unwrap(total)))
+            out.square().sum().backward()
+            found += [out.detach(), x.grad]
+        return [*found, function(functional.all_reduce(x.detach(), "sum", _world()))]
 
     jitted = forge.jit(function)
     with warnings.catch_warnings(record=True) as warned:

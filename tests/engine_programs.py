@@ -128,7 +128,8 @@ def _model(**options: Any) -> Transformer:
 def _jit_blocks(model: nn.Module) -> nn.Module:
     layers = model.layers if hasattr(model, "layers") else model.model.layers
     for name, block in list(layers.named_children()):
-        layers.register_module(name, forge.jit(block))
+        block = forge.jit(block)
+        layers.register_module(name, block)
     return model
 
 
@@ -592,8 +593,9 @@ def titan(rank: int, folder: str, jitted: str, parallel: str, *, bf16: bool = Fa
         if parallel == "fsdp" or (parallel == "shard" and jit is None):
             _apply_fsdp(model, mesh, **dtypes)
         elif parallel == "shard":
-            model = forge.distributed.shard(model, mesh, forge.distributed.ShardPolicy(**dtypes))
-        if jit is not None and jitted == "model":
+            policy = forge.distributed.ShardPolicy(**dtypes)
+            model = forge.jit(forge.distributed.shard(model, mesh, policy))
+        elif jit is not None and jitted == "model":
             model = jit(model)
         model.to_empty(device="cpu")
         model.init_weights()

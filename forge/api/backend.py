@@ -107,7 +107,7 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
     """Compile a graph of tensors, of DTensors by the tensors inside of them, or of subclasses by torch's functions."""
     note_inputs(graph)
     rewritten = []
-    for rewrite in (to_plain_graph, to_local_graph, to_waited_graph):
+    for rewrite in (to_plain_graph, to_waited_graph, to_local_graph):
         found = rewrite(graph)
         if found is not None:
             graph = found.graph

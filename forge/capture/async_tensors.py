@@ -1,7 +1,7 @@
 """Inputs that are results of collectives under way become plain tensors, for which the program's call waits.
 
 Where a tensor parallel layer runs in eager before a program, as around blocks that are jitted one by one, its result is
-an AsyncCollectiveTensor: a subclass that waits at its first use. What torch.compile does, too.
+an AsyncCollectiveTensor, or a DTensor of one: a subclass that waits at its first use. torch.compile does the same.
 """
 
 from collections.abc import Callable
@@ -12,41 +12,44 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from forge.capture.dtensors import DTensor, LocalGraph
-from forge.torch_internals.distributed import is_async, local_tensor, wait, waited
+from forge.torch_internals.distributed import is_async, waited, without_wait
 from forge.torch_internals.pytree import torch_pytree
 
 
 def to_waited_graph(graph: GraphModule) -> LocalGraph | None:
     """Return the graph on tensors that are there, None where no input is a result of a collective."""
     inputs = graph.graph.find_nodes(op="placeholder")
-    places = [i for i, node in enumerate(inputs) if is_async(node.meta.get("example_value"))]
-    if not places:
+    results = [i for i, node in enumerate(inputs) if is_async(node.meta.get("example_value"))]
+    if not results:
         return None
     new = Graph()  # Dynamo reads the captured one again
     env: dict[Node, Node] = {}
     for node in graph.graph.nodes:
-        copied = env[node] = new.node_copy(node, env.__getitem__)
-        if "example_value" in node.meta:  # a view of such a tensor is one
-            value = torch_pytree.tree_map_only(torch.Tensor, _inside, node.meta["example_value"])
-            copied.meta["example_value"] = value
-    for i in places:
+        env[node] = new.node_copy(node, env.__getitem__)
+    bodies = [each.graph for each in graph.modules() if isinstance(each, GraphModule) and each is not graph]
+    for each in (new, *bodies):
+        _replace_examples(each)
+    of_dtensors = [i for i in results if isinstance(inputs[i].meta["example_value"], DTensor)]
+    plain = [i for i in results if i not in of_dtensors]  # those of DTensors are waited for when they are unwrapped
+    for i in plain:
         _wait_for_example(env[inputs[i]])
-    return LocalGraph(GraphModule(graph, new), _waiting(places))
+    return LocalGraph(GraphModule(graph, new), _waiting(plain))
 
 
-def _inside(fake: Any) -> Any:
-    if not is_async(fake):
-        return fake
-    inside = fake.elem.detach()
-    return inside.requires_grad_() if fake.requires_grad else inside
+def _replace_examples(graph: Graph) -> None:
+    """Replace the fake values of a graph. A view of a result is one, too."""
+    for node in graph.nodes:
+        if "example_value" in node.meta:
+            value = torch_pytree.tree_map_only(torch.Tensor, without_wait, node.meta["example_value"])
+            node.meta["example_value"] = value
 
 
 def _wait_for_example(node: Node) -> None:
     """Replace the value at capture of an input."""
     given = node.meta.get("grapharg")
     if given is not None:
-        example = local_tensor(given.example) if isinstance(given.example, DTensor) else given.example
-        node.meta["grapharg"] = SimpleNamespace(example=wait(example), source=given.source)
+        with torch.no_grad():
+            node.meta["grapharg"] = SimpleNamespace(example=waited(given.example), source=given.source)
 
 
 def _waiting(places: list[int]) -> Callable[[Callable], Callable]:
@@ -59,6 +62,6 @@ def _waiting(places: list[int]) -> Callable[[Callable], Callable]:
                 tensors[i] = waited(inputs[i])
             return call(*tensors)
 
-        return of_results
+        return of_results if places else call
 
     return wrap

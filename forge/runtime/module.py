@@ -87,7 +87,7 @@ _SLOTS = (
 )
 
 
-def _jitted_class(original: type, *, has_loop: bool) -> type:
+def _jitted_class(original: Any, *, has_loop: bool) -> type:
     """Return the subclass of a class whose objects are jitted modules: one for all of them, and one for those with a
     decoding loop of their own.
 
@@ -95,7 +95,8 @@ def _jitted_class(original: type, *, has_loop: bool) -> type:
     `fully_shard` keeps a table of classes as long as the process lives: what belongs to one module is in its slots,
     since the `__dict__` is that of the original.
     """
-    for each in type.__subclasses__(original):
+    known: list[type] = type.__subclasses__(original)
+    for each in known:
         if "_forge_compiled" in vars(each) and ("_sample" in vars(each)) is has_loop:
             return each
 

@@ -25,7 +25,7 @@ def test_a_collective_has_the_values_and_the_gradient_of_eager(name: str, pair: 
 def test_a_result_under_way_is_an_input_as_any_other(pair: Pair) -> None:
     for found in pair.run(of_a_result):
         assert found["broken"] == [] and found["warned"] == []
-        assert found["regions"] == 3  # a forward and its backward, and one without gradients
+        assert found["regions"] == 5  # two forwards and their backwards, and one without gradients
         torch.testing.assert_close(found["forge"], found["eager"])
 
 

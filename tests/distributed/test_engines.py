@@ -1,9 +1,12 @@
 """Engines that train a jitted model over two processes: the steps, the weights and what is saved are those of a model
 in eager."""
 
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
+import engine_programs
 import pytest
 import torch
 from engine_programs import (
@@ -58,6 +61,15 @@ def test_accelerate_shards_every_jitted_block(mixed_precision: str, pair: Pair, 
     half = mixed_precision == "bf16"
     for found in pair.run(accelerated, str(tmp_path), "blocks", sharded=True, mixed_precision=mixed_precision):
         _check(found, 8, "FSDPTransformerBlock", **(HALF if half else {}))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:forge. ")
+def test_a_model_that_is_jitted_whole_and_then_sharded_trains_in_pieces(pair: Pair, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    for found in pair.run(accelerated, str(tmp_path), "model", sharded=True):
+        assert found["broken"] and found["regions"]
+        torch.testing.assert_close(found["forge"]["losses"], found["eager"]["losses"], rtol=1e-4, atol=1e-5)
 
 
 def test_accelerate_takes_no_backend_that_it_does_not_list(pair: Pair) -> None:
@@ -139,3 +151,9 @@ def test_the_recipe_of_torchtitan_trains_in_bfloat16(jitted: str, parallel: str,
     for found in pair.run(titan, str(tmp_path), jitted, parallel, bf16=True):
         found["forge"]["sharded"] = found["eager"]["sharded"]
         _check(found, 6, **HALF)
+
+
+def test_the_lines_of_the_document_are_those_of_the_programs() -> None:
+    document = (Path(__file__).parents[2] / "docs/how-to/engines.md").read_text()
+    lines = re.findall(r"^\+ *(.*)$", document, re.MULTILINE)
+    assert lines and set(lines) <= {line.strip() for line in inspect.getsource(engine_programs).splitlines()}
