@@ -48,6 +48,7 @@ def test_accelerate_trains_and_saves_a_jitted_model(jitted: str, pair: Pair, tmp
         _check(found, 4 if jitted == "model" else 8)
 
 
+@pytest.mark.slow
 def test_accelerate_trains_in_bfloat16(pair: Pair, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     for found in pair.run(accelerated, str(tmp_path), "model", mixed_precision="bf16"):
