@@ -619,6 +619,7 @@ def titan(rank: int, folder: str, jitted: str, parallel: str, *, bf16: bool = Fa
             checkpoints.load(state, checkpoint_id=folder)
             set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
             again = steps(1)
+        weights = _weights(model)  # evaluation leaves the root's gathered
         model.eval()
         with torch.no_grad():
             evaluated = whole(model(_rows(2))).float()
@@ -627,7 +628,7 @@ def titan(rank: int, folder: str, jitted: str, parallel: str, *, bf16: bool = Fa
             "losses": [*losses, evaluated],
             "after": after,
             "again": again,
-            "weights": _weights(model),
+            "weights": weights,
             "sharded": [type(each).__name__ for each in model.layers.values()],
             "saved": _names_of(Path(folder)),
         }
