@@ -78,6 +78,39 @@ def collective(rank: int, name: str) -> dict[str, Any]:
     return {"eager": eager, "forge": ours, "opaque": told.opaque_calls, "broken": told.graph_breaks + told.eager}
 
 
+def of_a_result(rank: int) -> dict[str, Any]:
+    """Values and gradients of a function of a collective's result that is under way: as a tensor and as a DTensor, with
+    and without a history."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.view(6, 4).sin() * 2 + x.view(6, 4).cos()
+
+    def results(function: Callable) -> list[torch.Tensor]:
+        found = []
+        for unwrap in (DTensor.to_local, lambda x: x):
+            x = torch.randn(4, 6, generator=torch.Generator().manual_seed(rank), requires_grad=True)
+            total = DTensor.from_local(x * 2, mesh, [Partial()]).redistribute(placements=[Replicate()], async_op=True)
+            assert isinstance(total.detach().to_local(), functional.AsyncCollectiveTensor)
+            out = whole(function(unwrap(total)))
+            out.square().sum().backward()
+            found += [out.detach(), x.grad]
+        return [*found, function(functional.all_reduce(x.detach(), "sum", _world()))]
+
+    jitted = forge.jit(function)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        ours = results(jitted)
+    told = forge.explain(jitted)
+    return {
+        "eager": results(function),
+        "forge": ours,
+        "warned": [str(each.message) for each in warned if "forge" in str(each.message)],
+        "broken": told.graph_breaks + told.eager,
+        "regions": len(told.regions),
+    }
+
+
 def order_of_collectives(rank: int) -> list[list[str]]:
     """The collectives of a program's forward and backward in the order in which they run. Two are alike, one's result
     nobody reads, and the executors of the processes differ."""

@@ -15,6 +15,7 @@ import torch
 from forge.api.options import refuse_unknown, resolve_options
 from forge.cache import CacheEntry
 from forge.capture import dynamo
+from forge.capture.async_tensors import to_waited_graph
 from forge.capture.checks import assumptions_last
 from forge.capture.dtensors import to_local_graph
 from forge.capture.entry import must_be_one_graph
@@ -106,7 +107,7 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
     """Compile a graph of tensors, of DTensors by the tensors inside of them, or of subclasses by torch's functions."""
     note_inputs(graph)
     rewritten = []
-    for rewrite in (to_plain_graph, to_local_graph):
+    for rewrite in (to_plain_graph, to_waited_graph, to_local_graph):
         found = rewrite(graph)
         if found is not None:
             graph = found.graph

@@ -29,7 +29,7 @@ from forge.ir.source import Source
 from forge.prims.library import symbolic_dispatch
 from forge.torch_internals.autograd import enter_autocast, exit_autocast, set_grad_enabled
 from forge.torch_internals.dispatch import TorchDispatchMode
-from forge.torch_internals.distributed import draws_by_part, is_masked, local_tensor, placement_spec
+from forge.torch_internals.distributed import draws_by_part, is_masked, local_tensor, placement_spec, waited
 from forge.torch_internals.fake_tensors import FakeScriptObject, FakeTensor
 from forge.torch_internals.pytree import torch_pytree
 from forge.torch_internals.tensors import storage_id
@@ -198,7 +198,7 @@ class _Writer:
         def of_dtensors(*inputs: Any) -> Any:
             local = list(inputs)
             for i, spec in specs:
-                local[i] = inputs[i].to_local(grad_placements=spec.of_gradient)
+                local[i] = waited(inputs[i].to_local(grad_placements=spec.of_gradient))
             results = call(*[local[i] for i in kept])
             for i in changed:
                 torch.autograd.graph.increment_version(inputs[i])

@@ -31,9 +31,9 @@ _UNCUT = 4096  # places up to which layers of a sliding window have a cache of t
 _MOST_OF_MEMORY = 16  # of the device's memory, the part that caches between two generations may take
 
 
-def decoding_loop(original: Any, module: Any, compile_step: CompileStep) -> dict[str, Callable]:
-    """Return what a jitted module's class overrides for transformers' `generate`; nothing for other classes, and for
-    versions of transformers whose loop is not the one known here.
+def decoding_loop(original: Any, module: Any, compile_step: CompileStep) -> "_Loop | None":
+    """Return the loop of a jitted module for transformers' `generate`; None for other classes, and for versions of
+    transformers whose loop is not the one known here.
 
     Args:
         original: The module's class.
@@ -42,14 +42,7 @@ def decoding_loop(original: Any, module: Any, compile_step: CompileStep) -> dict
             a recorder notes.
     """
     mixin = generation.generation_mixin(original)
-    if mixin is None:
-        return {}
-    loop = _Loop(original, mixin, module, compile_step)
-
-    def _sample(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return loop.sample(self, *args, **kwargs)
-
-    return {"_sample": _sample}
+    return None if mixin is None else _Loop(original, mixin, module, compile_step)
 
 
 def cache_places(length: int) -> int:

@@ -24,6 +24,22 @@ def _is_fully_sharded(kind: type) -> bool:
     return fsdp is not None and issubclass(kind, fsdp.FSDPModule)
 
 
+_LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
+
+
+def _is_redirected(module: torch.nn.Module) -> bool:
+    """Return whether Lightning calls another method by way of this forward, which it replaces for one call: under a
+    strategy that wraps the module, `training_step` runs so. It stays Python; `self(x)` in it is compiled."""
+    forward: Any = vars(module).get("forward")
+    return getattr(forward, "__name__", "") == "wrapped_forward" and forward.__module__.startswith(_LIGHTNING)
+
+
+def _has_own_forward(module: torch.nn.Module) -> bool:
+    """Return whether the forward is not that of the class. Lightning leaves the latter in the `__dict__`."""
+    forward = vars(module).get("forward")
+    return forward is not None and getattr(forward, "__func__", None) is not type(module).forward
+
+
 def jitted_module(
     module: torch.nn.Module,
     compiled: Callable,
@@ -45,40 +61,75 @@ def jitted_module(
             transformers' (`decoding_loop`); None: transformers' loop stays.
     """
     original = type(module)
-    lazy = _is_lazy(module)
-    is_sharded = _is_fully_sharded(original)
-    compiled_forward = functools.cache(compile_forward)
+    loop = None if compile_step is None else decoding_loop(original, module, compile_step)
+    jitted: torch.nn.Module = object.__new__(_jitted_class(original, has_loop=loop is not None))
+    parts = {
+        "__dict__": module.__dict__,
+        "_forge_module": module,
+        "_forge_compiled": compiled,
+        "_forge_compiled_forward": functools.cache(compile_forward),
+        "_forge_rejit": rejit,
+        "_forge_is_lazy": _is_lazy(module),
+        "_forge_loop": loop,
+    }
+    for name, value in parts.items():
+        object.__setattr__(jitted, name, value)
+    return jitted
 
-    def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        nonlocal lazy
+
+_SLOTS = (
+    "_forge_module",
+    "_forge_compiled",
+    "_forge_compiled_forward",
+    "_forge_rejit",
+    "_forge_is_lazy",
+    "_forge_loop",
+)
+
+
+def _jitted_class(original: Any, *, has_loop: bool) -> type:
+    """Return the subclass of a class whose objects are jitted modules: one for all of them, and one for those with a
+    decoding loop of their own.
+
+    Engines look for the modules of a class to shard them one by one (Accelerate's `transformer_cls_names_to_wrap`), and
+    `fully_shard` keeps a table of classes as long as the process lives: what belongs to one module is in its slots,
+    since the `__dict__` is that of the original.
+    """
+    known: list[type] = type.__subclasses__(original)
+    for each in known:
+        if "_forge_compiled" in vars(each) and ("_sample" in vars(each)) is has_loop:
+            return each
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        module = self._forge_module
         if torch.compiler.is_compiling():  # inside a larger compiled program: part of that one
             return module(*args, **kwargs)
-        if lazy:  # tracing would initialise it with other random numbers
+        if self._forge_is_lazy:  # tracing would initialise it with other random numbers
             result = module(*args, **kwargs)
-            lazy = _is_lazy(module)
+            object.__setattr__(self, "_forge_is_lazy", _is_lazy(module))
             return result
-        if (is_sharded or _is_fully_sharded(type(self))) and "forward" not in vars(module):
+        if _is_redirected(module) or (_is_fully_sharded(type(self)) and not _has_own_forward(self)):
             return original.__call__(self, *args, **kwargs)
-        return compiled(module, *args, **kwargs)
+        return self._forge_compiled(module, *args, **kwargs)
 
     @functools.wraps(original.forward)
-    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if (is_sharded or _is_fully_sharded(type(self))) and not torch.compiler.is_compiling():
-            return compiled_forward()(module, *args, **kwargs)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling() and _is_fully_sharded(type(self)):
+            return self._forge_compiled_forward()(self._forge_module, *args, **kwargs)
         return original.forward(self, *args, **kwargs)
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> torch.nn.Module:
         """Return a module of the original class, not jitted: a module constructs its own class for a slice, say."""
         return original(*args, **kwargs)
 
-    def __deepcopy__(self: torch.nn.Module, memo: dict) -> torch.nn.Module:
-        return rejit(copy.deepcopy(module, memo))
+    def __deepcopy__(self: Any, memo: dict) -> torch.nn.Module:
+        return self._forge_rejit(copy.deepcopy(self._forge_module, memo))
 
-    def __copy__(self: torch.nn.Module) -> torch.nn.Module:
-        return rejit(copy.copy(module))
+    def __copy__(self: Any) -> torch.nn.Module:
+        return self._forge_rejit(copy.copy(self._forge_module))
 
-    def __reduce_ex__(self: torch.nn.Module, protocol: Any) -> tuple:
-        return rejit, (module,)
+    def __reduce_ex__(self: Any, protocol: Any) -> tuple:
+        return self._forge_rejit, (self._forge_module,)
 
     members = {
         "__call__": __call__,
@@ -89,14 +140,10 @@ def jitted_module(
         "__reduce_ex__": __reduce_ex__,
         "__module__": original.__module__,
         "__doc__": original.__doc__,
-        "_forge_compiled": staticmethod(compiled),
-        "_forge_module": property(lambda self: module),
+        "__slots__": _SLOTS,
     }
     if hasattr(original, "get_compiled_call"):  # by which transformers' generate has torch.compile compile a model
         members["get_compiled_call"] = lambda self, config: self.__call__
-    if compile_step is not None:
-        members |= decoding_loop(original, module, compile_step)
-    subclass = type(original.__name__, (original,), members)
-    jitted: torch.nn.Module = object.__new__(subclass)
-    object.__setattr__(jitted, "__dict__", module.__dict__)
-    return jitted
+    if has_loop:
+        members["_sample"] = lambda self, *args, **kwargs: self._forge_loop.sample(self, *args, **kwargs)
+    return type(original.__name__, (original,), members)

@@ -22,8 +22,10 @@ def is_dtensor(value: Any) -> bool:
 
 
 def local_tensor(tensor: Any) -> torch.Tensor:
-    """Return this process's part of a DTensor, without `to_local`, which autograd and Dynamo see."""
-    return tensor._local_tensor
+    """Return this process's part of a DTensor, without `to_local`, which autograd and Dynamo see. A result of a
+    collective is not waited for."""
+    part: Any = tensor._local_tensor
+    return part.elem if is_async(part) else part
 
 
 def placement_spec(tensor: Any) -> Any:
@@ -64,6 +66,46 @@ def draws_by_part(device: str) -> bool:
 
     tracker = random._rng_tracker
     return device != "cpu" and (tracker is None or tracker.distribute_region_enabled)
+
+
+def is_async(value: Any) -> bool:
+    """Return whether a tensor is a collective's result, which waits for it at its first use, or a DTensor of one."""
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return isinstance(getattr(value, "_local_tensor", value), AsyncCollectiveTensor)
+
+
+class _Wait(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, result: Any) -> torch.Tensor:
+        tensor: torch.Tensor = result.trigger_wait()
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g
+
+
+def waited(value: Any) -> Any:
+    """Return a collective's result as a plain tensor, which is there and has the history of the result; another value
+    as it is."""
+    return _Wait.apply(value) if is_async(value) else value
+
+
+def without_wait(fake: Any) -> Any:
+    """Return the fake tensor, or DTensor of one, inside of that of a collective's result, without a history; another
+    value as it is."""
+    if not is_async(fake):
+        return fake
+    if hasattr(fake, "_local_tensor"):
+        names, context = fake.__tensor_flatten__()
+        inside = {name: getattr(fake, name) for name in names}
+        inside["_local_tensor"] = fake._local_tensor.elem
+        return type(fake).__tensor_unflatten__(inside, context, fake.shape, fake.stride())
+    tensor: torch.Tensor = fake.elem.detach()
+    return tensor.requires_grad_() if fake.requires_grad else tensor
 
 
 def make_fake_group(name: Any) -> "torch.distributed.ProcessGroup":

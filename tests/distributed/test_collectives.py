@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from distributed_programs import COLLECTIVES, collective, order_of_collectives
+from distributed_programs import COLLECTIVES, collective, of_a_result, order_of_collectives
 from two_processes import Pair
 
 from forge.torch_internals.versions import TORCH
@@ -20,6 +20,13 @@ def test_a_collective_has_the_values_and_the_gradient_of_eager(name: str, pair: 
         torch.testing.assert_close(found["forge"], found["eager"])
         assert found["broken"] == [] or name in _BROKEN
         assert found["opaque"] == OPAQUE.get(name, [])
+
+
+def test_a_result_under_way_is_an_input_as_any_other(pair: Pair) -> None:
+    for found in pair.run(of_a_result):
+        assert found["broken"] == [] and found["warned"] == []
+        assert found["regions"] == 5  # two forwards and their backwards, and one without gradients
+        torch.testing.assert_close(found["forge"], found["eager"])
 
 
 def test_no_pass_drops_merges_or_reorders_collectives(pair: Pair) -> None:
