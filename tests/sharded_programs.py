@@ -402,11 +402,7 @@ def _two_dims() -> None:
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "jitted": (_jitted, ValueError, "the model is jitted; shard it first"),
     "twice": (_twice, ValueError, "the model is sharded already"),
-    "under FSDP2": (
-        _under_fsdp2,
-        ValueError,
-        "the parameter weight is a DTensor of .*, but must be one of another dim",
-    ),
+    "under FSDP2": (_under_fsdp2, ValueError, "but must be one of another dim of the mesh that DeviceMesh"),
     "two dims": (_two_dims, ValueError, "mesh has 2 dims, but must have one"),
     "no mesh": (lambda: shard(nn.Linear(2, 2), "cpu"), TypeError, "mesh is 'cpu', but must be a DeviceMesh"),
     "no module": (lambda: shard(torch.relu), TypeError, "must be a torch.nn.Module"),
