@@ -142,7 +142,7 @@ class _Sharding:
 
     def shard(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the parameter as a DTensor, of which this process has its part alone."""
-        whole = local_tensor(parameter).detach() if is_dtensor(parameter) else parameter.detach()
+        whole = (local_tensor(parameter) if isinstance(parameter, DTensor) else parameter).detach()
         if whole.device.type not in ("meta", self.mesh.device_type):
             whole = whole.to(self.mesh.device_type)
         whole = whole.contiguous()
@@ -313,13 +313,14 @@ def _check_mesh(mesh: Any, model: nn.Module) -> "DeviceMesh":
 def _check_inner_meshes(mesh: "DeviceMesh", model: nn.Module) -> None:
     """Check that parameters that are DTensors are not of the processes over which they are cut."""
     for name, parameter in model.named_parameters():
-        if is_dtensor(parameter):
+        if isinstance(parameter, DTensor):
+            inner = parameter.device_mesh
             try:
-                join_meshes(mesh, parameter.device_mesh)
+                join_meshes(mesh, inner)
             except (RuntimeError, TypeError) as error:  # no mesh has both dims, or a mesh's dims have no names
                 raise ValueError(
-                    f"shard: the parameter {name} is a DTensor of {parameter.device_mesh}, but must be one of another "
-                    f"dim of the mesh that {mesh} is a dim of, or a plain tensor"
+                    f"shard: the parameter {name} is a DTensor of {inner}, but must be one of another dim of the mesh "
+                    f"that {mesh} is a dim of, or a plain tensor"
                 ) from error
 
 
