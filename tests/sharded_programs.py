@@ -68,6 +68,19 @@ class Checkpointed(Llama):
         return self.head(self.norm(x))
 
 
+class Mixed(nn.Module):
+    """Parameters of two dtypes, of which each other one is gathered with the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = nn.Embedding(32, 8), nn.Linear(8, 8).double(), nn.LayerNorm(8), nn.Linear(8, 32).double()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        embed, mix, norm, head = self.layers
+        return head(norm(mix(embed(tokens).double()).float()).double())
+
+
 class Outside(nn.Module):
     """A layer that runs in eager and reads the weight of another."""
 
@@ -92,7 +105,7 @@ class Broken(nn.Module):
         return self.head(self.outside(self.mix(self.embed(tokens))))
 
 
-MODELS = {each.__name__: each for each in (Llama, Uneven, Tied, Frozen, Checkpointed)}
+MODELS = {each.__name__: each for each in (Llama, Uneven, Tied, Frozen, Checkpointed, Mixed)}
 
 
 def _model(kind: type[nn.Module]) -> nn.Module:

@@ -132,9 +132,13 @@ def start_all_gather(parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tenso
     Work, whose `wait` has the current stream, or the process, wait once; functional collectives wait for each part."""
     from torch._C import _distributed_c10d as c10d
 
+    found = c10d._resolve_process_group(group)
     options = c10d.AllgatherOptions()
     options.asyncOp = True
-    return c10d._resolve_process_group(group).allgather_into_tensor_coalesced([*wholes], [*parts], options)
+    if torch.distributed.get_backend(found) == "gloo" and len({each.dtype for each in parts}) > 1:
+        # gloo copies several tensors to one of the first one's dtype (ProcessGroupGloo.cpp)
+        wholes, parts = ([each.view(-1).view(torch.uint8) for each in tensors] for tensors in (wholes, parts))
+    return found.allgather_into_tensor_coalesced([*wholes], [*parts], options)
 
 
 def start_reduce_scatter(wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Any) -> Any:
