@@ -240,6 +240,29 @@ def converted_inputs(rank: int) -> list[torch.dtype]:
     return [out.dtype, model.weight.dtype, model.weight.grad.dtype]
 
 
+def unequal_batches(rank: int) -> dict[str, list[torch.Tensor]]:
+    """What training gives where each process has batches and lengths of its own, under FSDP2, sharded, and under DDP."""
+
+    def train(model: nn.Module) -> list[torch.Tensor]:
+        optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+        generator = torch.Generator().manual_seed(rank)
+        for step in range(4):
+            batch, length = ((2, 8), (3, 5), (1, 9), (4, 8))[step * (1 + 2 * rank) % 4]
+            tokens = torch.randint(0, 32, (batch, length), generator=generator)
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+            loss.backward()
+            found += [loss.detach(), *[whole(each.grad).clone() for each in model.parameters()]]
+            optimizer.step()
+            optimizer.zero_grad()
+        return found
+
+    return {
+        "fsdp2": train(_fsdp2(_model(Llama))),
+        "shard": train(forge.jit(shard(_model(Llama), policy=SMALL))),
+        "ddp": train(nn.parallel.DistributedDataParallel(forge.jit(_model(Llama)))),
+    }
+
+
 # meshes of two dims
 
 

@@ -19,6 +19,7 @@ from sharded_programs import (
     trained,
     trained_on_two_dims,
     trained_small_transformer,
+    unequal_batches,
     with_a_graph_break,
     with_a_number,
     without_gradients,
@@ -153,6 +154,12 @@ def test_buckets_grow_with_the_processes_up_to_a_part_of_the_model(
     policy: ShardPolicy, gathered: int, processes: int, bucket: int, prefetch: int
 ) -> None:
     assert policy.limits(gathered, processes) == (bucket * 2**20, prefetch * 2**20)
+
+
+def test_processes_have_unequal_batches(pair: Pair) -> None:
+    for found in pair.run(unequal_batches):
+        torch.testing.assert_close(found["shard"], found["fsdp2"], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found["ddp"], found["fsdp2"], rtol=1e-4, atol=1e-5)
 
 
 # meshes of two dims
