@@ -241,7 +241,7 @@ def converted_inputs(rank: int) -> list[torch.dtype]:
 
 
 def unequal_batches(rank: int) -> dict[str, list[torch.Tensor]]:
-    """What training gives where each process has batches and lengths of its own, under FSDP2, sharded, and under DDP."""
+    """What training gives with batches and lengths that differ by process: under FSDP2, sharded, and under DDP."""
 
     def train(model: nn.Module) -> list[torch.Tensor]:
         optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
