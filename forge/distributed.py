@@ -14,7 +14,7 @@ from forge.debug.simulation import Hardware as Hardware
 from forge.debug.simulation import Simulation as Simulation
 from forge.debug.simulation import simulate as simulate
 from forge.ir import check
-from forge.prims.distributed import chunk_rows
+from forge.prims.distributed import ShardGroup, chunk_rows
 from forge.torch_internals.autograd import in_backward
 from forge.torch_internals.distributed import (
     init_fake_processes,
@@ -98,10 +98,12 @@ class _Sharding:
     """The mesh and policy that the parameters of a sharded model share. runs: whether the model's forward runs."""
 
     def __init__(self, mesh: "DeviceMesh", policy: ShardPolicy, model: nn.Module) -> None:
+        *replicates, cuts = range(mesh.ndim)
         self.mesh = mesh
-        self.rank = mesh.get_local_rank()
-        self.size = mesh.size()
-        self.group = mesh.get_group().group_name
+        self.rank = mesh.get_local_rank(cuts)
+        self.size = mesh.size(cuts)
+        replicas = [mesh.get_group(dim).group_name for dim in replicates if mesh.size(dim) > 1]
+        self.group: ShardGroup = self.size, mesh.get_group(cuts).group_name, replicas[0] if replicas else None
         self.param_dtype = policy.param_dtype
         self.reduce_dtype = policy.reduce_dtype
         self.reshard = policy.reshard_after_forward
@@ -118,9 +120,7 @@ class _Sharding:
         length = length if inner is None else inner.length
         dtype = self.param_dtype or parameter.dtype
         part = parameter.to_local()
-        whole = unshard(
-            part, length, dtype, self.reduce_dtype, self.size, self.group, self.reshard, self.bucket, self.prefetch
-        )
+        whole = unshard(part, length, dtype, self.reduce_dtype, self.group, self.reshard, self.bucket, self.prefetch)
         if inner is None:
             return whole
         shape, stride = parameter.shape, parameter.stride()
@@ -148,12 +148,14 @@ class _Sharding:
         whole = whole.contiguous()
         rows = chunk_rows(whole.shape[0], self.size) if whole.ndim else 0
         part = whole[rows * self.rank :][:rows].clone() if whole.ndim else whole
-        mesh, placements = self.mesh, (Shard(0) if whole.ndim else Replicate(),)
+        mesh = self.mesh
+        placements: tuple[Any, ...] = (Shard(0) if whole.ndim else Replicate(),)
         shape, stride = whole.shape, whole.stride()
         if isinstance(parameter, DTensor):
             mesh = join_meshes(self.mesh, parameter.device_mesh)
             placements = outer_placements(parameter)
             shape, stride = parameter.shape, parameter.stride()
+        placements = (*[Replicate()] * (self.mesh.ndim - 1), *placements)
         tensor = DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
         return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
 
@@ -188,7 +190,8 @@ def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolic
 
     Args:
         model: The model; each process has the same weights.
-        mesh: A mesh of one dim; by default of all processes, on the device of the parameters.
+        mesh: A mesh of one dim, or of two: the processes of the first one have the same parts (HSDP). By default, of
+            all processes, on the device of the parameters.
         policy: How parameters are gathered.
 
     Returns:
@@ -196,7 +199,7 @@ def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolic
 
     Raises:
         TypeError: If the model is no module, or its parameters are no plain tensors.
-        ValueError: If the mesh has several dims or lacks this process, the model is sharded or jitted, or a parameter
+        ValueError: If the mesh has more dims or lacks this process, the model is sharded or jitted, or a parameter
             is a DTensor that is not of another dim of the same mesh.
         RuntimeError: If there is no process group.
     """
@@ -303,8 +306,8 @@ def _check_mesh(mesh: Any, model: nn.Module) -> "DeviceMesh":
         return init_device_mesh(device or _device_of_group(), (torch.distributed.get_world_size(),))
     check(isinstance(mesh, DeviceMesh), lambda: f"shard: mesh is {mesh!r}, but must be a DeviceMesh or None", TypeError)
     check(
-        mesh.ndim == 1,
-        lambda: f"shard: mesh has {mesh.ndim} dims, but must have one; give a submesh, such as mesh['shard']",
+        mesh.ndim <= 2,
+        lambda: f"shard: mesh has {mesh.ndim} dims, but must have one or two; give a submesh, such as mesh['shard']",
     )
     check(mesh.get_coordinate() is not None, lambda: "shard: this process is no part of the mesh")
     return mesh

@@ -289,6 +289,22 @@ def trained_on_two_dims(rank: int, shape: tuple[int, int], plan: str) -> dict[st
     return {**results, **_told(models["forge"]), "placements": placements}
 
 
+def trained_as_replicas(rank: int, shape: tuple[int, int], kind: str = "Uneven") -> dict[str, Any]:
+    """What training gives on a mesh whose first dim has replicas (HSDP), under FSDP2, in eager and jitted."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    policy = ShardPolicy(bucket_mb=SMALL.bucket_mb, prefetch_mb=SMALL.prefetch_mb, reduce_dtype=torch.float32)
+    mixed = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    models = {
+        "fsdp2": _fsdp2(_model(MODELS[kind]), mesh=mesh, mp_policy=mixed),
+        "eager": shard(_model(MODELS[kind]), mesh, policy),
+        "forge": forge.jit(shard(_model(MODELS[kind]), mesh, policy)),
+    }
+    results = {how: _train(model, rank) for how, model in models.items()}
+    placements = {how: [str(each.placements) for each in model.parameters()] for how, model in models.items()}
+    rows = [(row.operation, row.group_size) for row in forge.explain(models["forge"]).collectives]
+    return {**results, **_told(models["forge"]), "placements": placements, "rows": rows}
+
+
 def checkpoints_of_two_dims(rank: int, folder: str) -> bool:
     """Whether a sharded model reads the checkpoint of FSDP2's bit for bit, and the other way round."""
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
@@ -431,15 +447,15 @@ def _under_fsdp2() -> None:
     shard(fully_shard(nn.Linear(2, 2), mesh=mesh), mesh)
 
 
-def _two_dims() -> None:
-    shard(nn.Linear(2, 2), init_device_mesh("cpu", (2, 1)))
+def _three_dims() -> None:
+    shard(nn.Linear(2, 2), init_device_mesh("cpu", (2, 1, 1)))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "jitted": (_jitted, ValueError, "the model is jitted; shard it first"),
     "twice": (_twice, ValueError, "the model is sharded already"),
     "under FSDP2": (_under_fsdp2, ValueError, "but must be one of another dim of the mesh that DeviceMesh"),
-    "two dims": (_two_dims, ValueError, "mesh has 2 dims, but must have one"),
+    "three dims": (_three_dims, ValueError, "mesh has 3 dims, but must have one or two"),
     "no mesh": (lambda: shard(nn.Linear(2, 2), "cpu"), TypeError, "mesh is 'cpu', but must be a DeviceMesh"),
     "no module": (lambda: shard(torch.relu), TypeError, "must be a torch.nn.Module"),
     "no policy": (lambda: shard(nn.Linear(2, 2), policy="all"), TypeError, "policy is 'all', but must be a"),

@@ -111,12 +111,14 @@ def _awaited(bound: BoundSymbol) -> Iterator[str]:
 def _started(start: int, bound: BoundSymbol, waits: Mapping[str, int]) -> Iterator[tuple[Any, ...]]:
     """Yield (operation, group, group_size, tensors, bytes, wait) of the messages that a call starts."""
     if Tag.SENDS in bound.symbol.tags:
-        _, lengths, _, size, group = bound.args
+        _, lengths, _, (size, group, replicas) = bound.args
         started, gathers = tensors(bound.output), bound.symbol is start_unshard
         sent = [x for x, length in zip(started, lengths, strict=True) if not gathers or length is not None]
         whole = sum(map(_bytes, sent)) * (1 if gathers else size)  # what a reduction fills is a part of it
-        operation = "all_gather" if gathers else "reduce_scatter"
-        yield operation, group, size, len(started), whole, waits.get(started[0].name)
+        operation, wait = "all_gather" if gathers else "reduce_scatter", waits.get(started[0].name)
+        yield operation, group, size, len(started), whole, wait
+        if replicas is not None and not gathers:
+            yield "all_reduce", replicas, _size_of(replicas), len(started), whole // size, wait
     elif communicates(bound):
         for call in innermost(bound):
             if call.symbol in _OPERATIONS:

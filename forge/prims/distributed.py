@@ -89,6 +89,8 @@ STARTS = frozenset({all_reduce, all_gather_into_tensor, reduce_scatter_tensor, a
 
 # parameters of which each process has a part of the rows
 
+ShardGroup = tuple[int, str, str | None]  # the number of processes, and the names of their group and the replicas'
+
 
 def chunk_rows(length: Dim, group_size: int) -> Dim:
     """Return the rows of a part, as torch.chunk has them: the last parts may have fewer, or none."""
@@ -101,8 +103,7 @@ def unshard(
     length: int | None,
     dtype: torch.dtype,
     reduce_dtype: torch.dtype | None,
-    group_size: int,
-    group: str,
+    group: ShardGroup,
     reshard: bool | None,
 ) -> TensorProxy:
     """Return the whole of a parameter of which each process has a part along dim 0, converted before it is sent.
@@ -115,18 +116,19 @@ def unshard(
         length: The rows of the whole; None where every process has it all, and nothing is sent.
         dtype: The dtype of the whole.
         reduce_dtype: The dtype in which gradients are reduced; None for that of the gradient.
-        group_size: The number of processes.
-        group: The name of their group.
+        group: The number of processes, the name of their group, and that of the group of processes that have the same
+            part, over which gradients are averaged, too; None if there is none.
         reshard: Whether the backward gathers it again; None where rematerialization decides.
 
     Shapes: x (rows, ...), out (length, ...).
     """
-    check(group_size > 0, lambda: f"prims.unshard: group_size is {group_size}, but must be positive")
+    size, *_ = group
+    check(size > 0, lambda: f"prims.unshard: group has {size} processes, but must have one at least")
     if length is None:
         return like(x, dtype=dtype)
     check(
-        x.ndim > 0 and x.shape[0] <= chunk_rows(length, group_size),
-        lambda: f"prims.unshard: x is {x}, but must be a part of {length} rows for {group_size} processes",
+        x.ndim > 0 and x.shape[0] <= chunk_rows(length, size),
+        lambda: f"prims.unshard: x is {x}, but must be a part of {length} rows for {size} processes",
     )
     return like(x, shape=(length, *x.shape[1:]), dtype=dtype)
 
@@ -137,8 +139,7 @@ def reduce_to_shard(
     length: int | None,
     dtype: torch.dtype,
     reduce_dtype: torch.dtype | None,
-    group_size: int,
-    group: str,
+    group: ShardGroup,
 ) -> TensorProxy:
     """Return the average over the processes of a parameter's gradient: this process's part of it, which has `length`
     rows; None: all of it. `dtype`: of the result. The other arguments are those of `unshard`."""
@@ -180,13 +181,12 @@ def _unshard_grad(
     length: int | None,
     dtype: torch.dtype,
     reduce_dtype: torch.dtype | None,
-    group_size: int,
-    group: str,
+    group: ShardGroup,
     reshard: bool | None,
 ) -> TensorProxy:
-    out = unshard(x, length, dtype, reduce_dtype, group_size, group, reshard)
+    out = unshard(x, length, dtype, reduce_dtype, group, reshard)
     rows = None if length is None else x.shape[0]
-    put_grad(x, reduce_to_shard(get_grad(out), rows, x.dtype, reduce_dtype, group_size, group))
+    put_grad(x, reduce_to_shard(get_grad(out), rows, x.dtype, reduce_dtype, group))
     return out
 
 
@@ -196,11 +196,13 @@ def _reduce_to_shard_grad(
     length: int | None,
     dtype: torch.dtype,
     reduce_dtype: torch.dtype | None,
-    group_size: int,
-    group: str,
+    group: ShardGroup,
 ) -> TensorProxy:
-    out = reduce_to_shard(x, length, dtype, reduce_dtype, group_size, group)
-    rows = None if length is None else x.shape[0]
-    whole = unshard(get_grad(out), rows, x.dtype, reduce_dtype, group_size, group, False)
-    put_grad(x, whole / group_size)
+    out = reduce_to_shard(x, length, dtype, reduce_dtype, group)
+    size, _, replicas = group
+    g = get_grad(out)
+    if replicas is not None:
+        g = wait_tensor(all_reduce(g, "avg", replicas))
+    whole = unshard(g, None if length is None else x.shape[0], x.dtype, reduce_dtype, group, False)
+    put_grad(x, whole / size)
     return out

@@ -1,5 +1,6 @@
 """DistributedDataParallel, DTensors and process groups."""
 
+import functools
 import math
 import pickle
 import sys
@@ -141,9 +142,16 @@ def start_all_gather(parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tenso
     return found.allgather_into_tensor_coalesced([*wholes], [*parts], options)
 
 
-def start_reduce_scatter(wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Any) -> Any:
-    """Start to average each whole over all processes, of which each gets its part, by one message. Return torch's
-    Work, or what has its `wait`."""
+def start_reduce_scatter(
+    wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Any, replicas: Any = None
+) -> Any:
+    """Start to average each whole over all processes, of which each gets its part, by one message; and then the parts
+    over a group of replicas, where it is given. Return torch's Work, or what has its `wait`."""
+    work = _start_reduce_scatter(wholes, parts, group)
+    return work if replicas is None else _ReplicaAverage(work, parts, replicas)
+
+
+def _start_reduce_scatter(wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Any) -> Any:
     from torch._C import _distributed_c10d as c10d
 
     found = c10d._resolve_process_group(group)
@@ -152,6 +160,42 @@ def start_reduce_scatter(wholes: Sequence[torch.Tensor], parts: Sequence[torch.T
     if len(parts) > 1 and torch.distributed.get_backend(found) == "gloo" and len({each.dtype for each in parts}) == 1:
         return _FlatReduction(found, options, wholes, parts)
     return found.reduce_scatter_tensor_coalesced([*parts], [*wholes], options)
+
+
+class _ReplicaAverage:
+    """An average over replicas of what a reduction gives. On a GPU it starts when that is there, on a stream of its
+    own: neither the host nor the computation waits before `wait`."""
+
+    def __init__(self, reduction: Any, parts: Sequence[torch.Tensor], group: Any) -> None:
+        self._reduction, self._parts, self._group = reduction, parts, group
+        self._works: list[Any] = []
+        if parts[0].is_cuda:
+            stream = _average_stream(parts[0].device)
+            stream.wait_stream(torch.cuda.current_stream())  # its memory may have been used there
+            with torch.cuda.stream(stream):
+                self._start()
+
+    def _start(self) -> None:
+        from torch._C import _distributed_c10d as c10d
+
+        self._reduction.wait()
+        group = c10d._resolve_process_group(self._group)
+        options: Any = c10d.AllreduceCoalescedOptions()
+        options.reduceOp, options.asyncOp = torch.distributed.ReduceOp.AVG, True
+        for dtype in {each.dtype: None for each in self._parts}:
+            parts = [each for each in self._parts if each.dtype is dtype]
+            self._works.append(group.allreduce_coalesced(parts, options))
+
+    def wait(self) -> None:
+        if not self._works:
+            self._start()
+        for work in self._works:
+            work.wait()
+
+
+@functools.cache
+def _average_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)
 
 
 class _FlatReduction:

@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from forge import prims
 from forge.ir import Dim, TensorProxy
-from forge.prims.distributed import chunk_rows
+from forge.prims.distributed import ShardGroup, chunk_rows
 from forge.torch_internals.distributed import start_all_gather, start_reduce_scatter
 from forge.torch_internals.fake_tensors import FakeTensor
 from forge.torchlang.collective_watch import collective_error
@@ -22,19 +22,20 @@ Tensors = Sequence[torch.Tensor]
 
 
 def start_unshard(
-    shards: Tensors, lengths: Sequence[int | None], dtypes: Sequence[torch.dtype], group_size: int, group: str
+    shards: Tensors, lengths: Sequence[int | None], dtypes: Sequence[torch.dtype], group: ShardGroup
 ) -> list[torch.Tensor]:
     """Start to gather parameters by one message; return what `finish_unshard` waits for."""
+    size, name, _ = group
     started, parts, wholes = [], [], []
     for shard, length, dtype in zip(shards, lengths, dtypes, strict=True):
         if length is None:
             started.append(shard.to(dtype, copy=True))
             continue
-        parts.append(_message(shard, dtype, chunk_rows(length, group_size)))
-        wholes.append(parts[-1].new_empty((group_size * parts[-1].shape[0], *shard.shape[1:])))
+        parts.append(_message(shard, dtype, chunk_rows(length, size)))
+        wholes.append(parts[-1].new_empty((size * parts[-1].shape[0], *shard.shape[1:])))
         started.append(wholes[-1])
     if wholes:
-        _send(start_all_gather, parts, wholes, group)
+        _send(start_all_gather, parts, wholes, name)
     return started
 
 
@@ -48,16 +49,17 @@ def start_reduce(
     gradients: Tensors,
     lengths: Sequence[int | None],
     reduce_dtypes: Sequence[torch.dtype | None],
-    group_size: int,
-    group: str,
+    group: ShardGroup,
 ) -> list[torch.Tensor]:
-    """Start to average gradients by one message; return what `finish_reduce` waits for."""
+    """Start to average gradients by one message, and their parts over the replicas by another one; return what
+    `finish_reduce` waits for."""
+    size, name, replicas = group
     wholes = []
     for g, length, dtype in zip(gradients, lengths, reduce_dtypes, strict=True):
-        rows = g.expand(group_size, *g.shape) if length is None else g
-        wholes.append(_message(rows, dtype or g.dtype, chunk_rows(rows.shape[0], group_size) * group_size))
-    parts = [each.new_empty((each.shape[0] // group_size, *each.shape[1:])) for each in wholes]
-    _send(start_reduce_scatter, wholes, parts, group)
+        rows = g.expand(size, *g.shape) if length is None else g
+        wholes.append(_message(rows, dtype or g.dtype, chunk_rows(rows.shape[0], size) * size))
+    parts = [each.new_empty((each.shape[0] // size, *each.shape[1:])) for each in wholes]
+    _send(start_reduce_scatter, wholes, parts, name, replicas)
     return parts
 
 
@@ -80,9 +82,9 @@ class _Pending(NamedTuple):
     sent: Tensors
 
 
-def _send(start: Callable, sent: Tensors, received: Tensors, group: str) -> None:
+def _send(start: Callable, sent: Tensors, received: Tensors, *groups: str | None) -> None:
     """Start a message; the first tensor that it fills has it until it is awaited. Fake tensors send nothing."""
-    work = None if isinstance(received[0], FakeTensor) else start(sent, received, group)
+    work = None if isinstance(received[0], FakeTensor) else start(sent, received, *groups)
     received[0]._forge_pending = _Pending(work, sent)  # type: ignore[attr-defined]
 
 
@@ -117,14 +119,13 @@ def gather_alone(
     length: int | None,
     dtype: torch.dtype,
     reduce_dtype: torch.dtype | None,
-    group_size: int,
-    group: str,
+    group: ShardGroup,
     reshard: bool | None,
 ) -> torch.Tensor:
     """Return a parameter, gathered by a message of its own: prims.unshard."""
     if length is None:
         return x.to(dtype, copy=True)
-    return finish_unshard(start_unshard([x], [length], [dtype], group_size, group), [length])[0]
+    return finish_unshard(start_unshard([x], [length], [dtype], group), [length])[0]
 
 
 def reduce_alone(
@@ -132,11 +133,10 @@ def reduce_alone(
     length: int | None,
     dtype: torch.dtype,
     reduce_dtype: torch.dtype | None,
-    group_size: int,
-    group: str,
+    group: ShardGroup,
 ) -> torch.Tensor:
     """Return a part of a gradient, averaged by a message of its own: prims.reduce_to_shard."""
-    return finish_reduce(start_reduce([x], [length], [reduce_dtype], group_size, group), [length], [dtype])[0]
+    return finish_reduce(start_reduce([x], [length], [reduce_dtype], group), [length], [dtype])[0]
 
 
 class _Unshard(torch.autograd.Function):
@@ -147,9 +147,9 @@ class _Unshard(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple:
-        rows, dtype, length, _, reduce_dtype, *group, _ = ctx.how
-        part = reduce_alone(g, None if length is None else rows[0], dtype, reduce_dtype, *group)
-        return part, *[None] * 6
+        rows, dtype, length, _, reduce_dtype, group, _ = ctx.how
+        part = reduce_alone(g, None if length is None else rows[0], dtype, reduce_dtype, group)
+        return part, *[None] * 5
 
 
 def unshard(
@@ -157,8 +157,7 @@ def unshard(
     length: int | None,
     dtype: torch.dtype,
     reduce_dtype: torch.dtype | None,
-    group_size: int,
-    group: str,
+    group: ShardGroup,
     reshard: bool | None,
     bucket: int,
     prefetch: int,
@@ -169,10 +168,8 @@ def unshard(
     others are the arguments of prims.unshard.
     """
     if has_torch_function_unary(x):  # while a program is traced directly
-        return handle_torch_function(
-            unshard, (x,), x, length, dtype, reduce_dtype, group_size, group, reshard, bucket, prefetch
-        )
-    return _Unshard.apply(x, length, dtype, reduce_dtype, group_size, group, reshard)
+        return handle_torch_function(unshard, (x,), x, length, dtype, reduce_dtype, group, reshard, bucket, prefetch)
+    return _Unshard.apply(x, length, dtype, reduce_dtype, group, reshard)
 
 
 @torchsymbol(unshard, id="forge.unshard")
@@ -181,11 +178,10 @@ def unsharded(
     length: int | None,
     dtype: torch.dtype,
     reduce_dtype: torch.dtype | None,
-    group_size: int,
-    group: str,
+    group: ShardGroup,
     reshard: bool | None,
     bucket: int,
     prefetch: int,
 ) -> TensorProxy:
     """Return the whole of a parameter of which each process has a part along dim 0."""
-    return prims.unshard(x, length, dtype, reduce_dtype, group_size, group, reshard)
+    return prims.unshard(x, length, dtype, reduce_dtype, group, reshard)

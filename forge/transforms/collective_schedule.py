@@ -21,7 +21,7 @@ from forge import prims
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, Trace
 from forge.ir.proxies import Dim, hint_of
 from forge.ir.symbol import NO_TAGS
-from forge.prims.distributed import chunk_rows
+from forge.prims.distributed import ShardGroup, chunk_rows
 from forge.transforms.makers import innermost, is_view
 from forge.transforms.unshards import is_reduction, is_unshard, limits
 
@@ -254,7 +254,8 @@ class _Bucketing(NamedTuple):
     def message(self, calls: Sequence[_Call]) -> _Message:
         bounds = [call.bound for call in calls]
         values, lengths = [bound.args[0] for bound in bounds], [bound.args[1] for bound in bounds]
-        size, group = bounds[0].args[4:6]
+        group: ShardGroup = bounds[0].args[4]
+        size, *_ = group
         gathers = is_unshard(bounds[0])
         if gathers:
             start, finish = self.operators.start_unshard, self.operators.finish_unshard
@@ -274,7 +275,7 @@ class _Bucketing(NamedTuple):
         tags, source = NO_TAGS.union(*[bound.tags for bound in bounds]), bounds[0].source
         results = tuple(bound.output for bound in bounds)
         return _Message(
-            BoundSymbol(start, (values, lengths, dtypes, size, group), {}, handles, (), source, tags),
+            BoundSymbol(start, (values, lengths, dtypes, group), {}, handles, (), source, tags),
             BoundSymbol(finish, (list(handles), lengths, *more), {}, results, (), source, tags),
             sum(call.bytes for call in calls),
             _prefetch(self.parameters, values[0].name),
@@ -285,7 +286,7 @@ def _buckets(calls: Iterable[_Call]) -> list[list[_Call]]:
     buckets: list[list[_Call]] = []
     bytes = 0
     for call in calls:
-        same = bool(buckets) and buckets[-1][0].bound.args[4:6] == call.bound.args[4:6]
+        same = bool(buckets) and buckets[-1][0].bound.args[4] == call.bound.args[4]
         if not same or bytes + call.bytes > call.bucket:
             buckets.append([])
             bytes = 0

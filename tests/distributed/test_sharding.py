@@ -17,6 +17,7 @@ from sharded_programs import (
     order_of_messages,
     refused,
     trained,
+    trained_as_replicas,
     trained_on_two_dims,
     trained_small_transformer,
     unequal_batches,
@@ -184,6 +185,23 @@ def test_a_mesh_of_two_by_two(plan: str, tmp_path: Path) -> None:
     processes = Pair(tmp_path, size=4)
     try:
         for found in processes.run(trained_on_two_dims, (2, 2), plan):
+            _check_on_two_dims(found)
+    finally:
+        processes.end()
+
+
+@pytest.mark.parametrize("kind", ["Uneven", "Mixed"])
+def test_gradients_are_averaged_over_replicas(kind: str, pair: Pair) -> None:
+    for found in pair.run(trained_as_replicas, (2, 1), kind):
+        _check_on_two_dims(found)
+        assert found["rows"].count(("reduce_scatter", 1)) == found["rows"].count(("all_reduce", 2)) > 0
+
+
+@pytest.mark.slow
+def test_parameters_are_sharded_over_replicas(tmp_path: Path) -> None:
+    processes = Pair(tmp_path, size=4)
+    try:
+        for found in processes.run(trained_as_replicas, (2, 2)):
             _check_on_two_dims(found)
     finally:
         processes.end()
