@@ -136,10 +136,15 @@ def start_all_gather(parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tenso
     found = c10d._resolve_process_group(group)
     options = c10d.AllgatherOptions()
     options.asyncOp = True
-    if torch.distributed.get_backend(found) == "gloo" and len({each.dtype for each in parts}) > 1:
+    if _is_gloo(found, parts) and len({each.dtype for each in parts}) > 1:
         # gloo copies several tensors to one of the first one's dtype (ProcessGroupGloo.cpp)
         wholes, parts = ([each.view(-1).view(torch.uint8) for each in tensors] for tensors in (wholes, parts))
     return found.allgather_into_tensor_coalesced([*wholes], [*parts], options)
+
+
+def _is_gloo(group: Any, sent: Sequence[torch.Tensor]) -> bool:
+    """Return whether gloo sends these tensors: each kind of device has a backend."""
+    return bool(group._get_backend(sent[0].device).name() == "gloo")
 
 
 def start_reduce_scatter(
@@ -157,7 +162,7 @@ def _start_reduce_scatter(wholes: Sequence[torch.Tensor], parts: Sequence[torch.
     found = c10d._resolve_process_group(group)
     options: Any = c10d.ReduceScatterOptions()
     options.reduceOp, options.asyncOp = torch.distributed.ReduceOp.AVG, True
-    if len(parts) > 1 and torch.distributed.get_backend(found) == "gloo" and len({each.dtype for each in parts}) == 1:
+    if len(parts) > 1 and _is_gloo(found, parts) and len({each.dtype for each in parts}) == 1:
         return _FlatReduction(found, options, wholes, parts)
     return found.reduce_scatter_tensor_coalesced([*parts], [*wholes], options)
 
