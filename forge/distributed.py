@@ -229,8 +229,9 @@ def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolic
             parameters_of(module)[name] = done[id(parameter)][1]
         key = type(module), *parts.items()
         if key not in classes:
-            classes[key] = _reading_class(type(module), parts, sharding)
+            classes[key] = _reading_class(type(module), parts)
         module.__class__ = classes[key]
+        vars(module)["_forge_sharding"] = sharding  # of the instance, so that a copy of the model has its own
     model.register_forward_pre_hook(sharding.enter, prepend=True, with_kwargs=True)
     model.register_forward_hook(sharding.leave, always_call=True)
     return model
@@ -267,15 +268,15 @@ def _holders(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, nn.Paramet
             yield module, found
 
 
-def _reading_class(original: type, parts: Mapping[str, _InnerPart | None], sharding: _Sharding) -> type:
-    """Return a subclass whose instances' parameters of these names are read through `sharding`."""
-    members: dict[str, Any] = {name: property(_reader(name, sharding, part)) for name, part in parts.items()}
-    members |= {"__module__": original.__module__, "__doc__": original.__doc__, "_forge_sharding": sharding}
+def _reading_class(original: type, parts: Mapping[str, _InnerPart | None]) -> type:
+    """Return a subclass whose instances' parameters of these names are read through their sharding."""
+    members: dict[str, Any] = {name: property(_reader(name, part)) for name, part in parts.items()}
+    members |= {"__module__": original.__module__, "__doc__": original.__doc__}
     return type(original.__name__, (original,), members)
 
 
-def _reader(name: str, sharding: _Sharding, part: _InnerPart | None) -> Callable[[nn.Module], Any]:
-    return lambda module: sharding.read(parameters_of(module)[name], part)
+def _reader(name: str, part: _InnerPart | None) -> Callable[[Any], Any]:
+    return lambda module: module._forge_sharding.read(parameters_of(module)[name], part)
 
 
 def _check_model(model: Any) -> None:

@@ -8,6 +8,7 @@ asked for.
 
 import hashlib
 import json
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -37,6 +38,7 @@ from forge.support.background import is_wanted
 from forge.transforms.split import SavedValue
 
 _PARTS = ("forward", "backward", "epilogue")
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")  # in the repr of a function: of this process alone
 _loaded: BoundedDict = BoundedDict(4096)  # functions that executors made of dumped regions, by executor and hash
 
 
@@ -116,7 +118,8 @@ def _hash(training: TrainingPlan) -> str:
     split = training.split
     assert split is not None, "a plan from disk is not written again"
     saved = [names(part) for part in split.output]
-    return hashlib.sha256(repr((split.input_names, split.bound_symbols, saved)).encode()).hexdigest()
+    printed = _ADDRESS.sub("", repr((split.input_names, split.bound_symbols, saved)))
+    return hashlib.sha256(printed.encode()).hexdigest()
 
 
 def _claim_data(claim: Claim, graph: GraphKey) -> list:

@@ -187,7 +187,7 @@ class Layouts:
     `uncertain` names those whose strides are a promise, `fixed` other values that were decided when the program was
     compiled (which kernel attends). `fake` is the mode in which their stand-ins live. `flops` counts those of all
     calls, where no length is symbolic. `shown` tells, of each value that is another one's memory, of which one's it
-    is, and how many elements further on it begins.
+    is, and how many elements further on it begins; a message's memory is a value's own once it is awaited.
     """
 
     def __init__(self, inputs: Iterable[Proxy] = (), *, shared: bool = True) -> None:
@@ -286,7 +286,7 @@ class Layouts:
         for leaf, value, share, offset, chosen in outputs:
             if isinstance(leaf, Proxy):
                 self.values[leaf.name] = value
-                if share is not None:
+                if share is not None and Tag.AWAITS not in call.symbol.tags:  # there is nothing to show before
                     base, further = self.shown.get(given[share], (given[share], 0))
                     self.shown[leaf.name] = (base, further + offset)
                 if chosen or not ran.known or (share is not None and given[share] in self.uncertain):

@@ -243,7 +243,7 @@ def simulate(
         optimizer_tensors: The tensors like a parameter that the optimizer has of each, two for AdamW.
 
     Raises:
-        TypeError: If `jitted` is no jitted module.
+        TypeError: If `jitted` is no jitted module, or `args` no tuple.
         ValueError: If no gradient flows, or the call needs no compilation.
     """
     hardware = Hardware() if hardware is None else hardware
@@ -255,6 +255,11 @@ def simulate(
         TypeError,
     )
     assert again is not None, "so forge.jit made it"
+    check(
+        isinstance(args, (tuple, list)),
+        lambda: f"simulate: args is a {type(args).__name__}, but must be a tuple of the arguments of the forward",
+        TypeError,
+    )
     report = _compile(again, args, kwargs)
     check(bool(report.backward_traces), lambda: "simulate: no gradient flows; a step needs parameters with one")
     parameters = _parameters_of(jitted)

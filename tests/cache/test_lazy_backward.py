@@ -279,3 +279,23 @@ def test_gradients_of_every_set_of_outputs_in_a_second_process(executors: str) -
     first, second = (printed(start(executors, program=TWO_OUTPUTS)) for _ in range(2))
     assert first.endswith("cached 0\n")
     assert second == first.replace("cached 0", "cached 1")
+
+
+# the output whose gradient the first process asks for, the second one does not; an LSTM is an opaque call of a builtin
+RECURRENT = """
+import sys
+import torch
+import forge
+
+torch.manual_seed(0)
+model = torch.nn.LSTM(4, 3)
+jitted = forge.jit(model)
+jitted(torch.randn(5, 4))[0 if sys.argv[1] == "first" else 1][0].sum().backward()
+print(forge.explain(jitted).cached, model.weight_ih_l0.grad.abs().sum().item() > 0)
+"""
+
+
+def test_another_process_compiles_another_backward_of_a_builtin() -> None:
+    """A builtin is printed with its address, which is another one in each process."""
+    assert printed(start("torch", "first", program=RECURRENT)).split() == ["0", "True"]
+    assert printed(start("torch", "second", program=RECURRENT)).split() == ["1", "True"]

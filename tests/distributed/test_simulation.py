@@ -301,6 +301,12 @@ def test_what_is_not_a_jitted_module_is_refused() -> None:
         simulate(forge.jit(torch.sin), (torch.empty(2, device="meta"),))
 
 
+def test_a_tensor_is_no_tuple_of_arguments() -> None:
+    """Of its rows, the first would be the argument."""
+    with pytest.raises(TypeError, match="args is a Tensor, but must be a tuple of the arguments"):
+        simulate(forge.jit(nn.Linear(2, 2)), torch.empty(1, 2, device="meta"))
+
+
 def test_a_model_without_gradients_is_refused() -> None:
     with pytest.raises(ValueError, match="no gradient flows"), torch.no_grad():
         simulate(forge.jit(nn.Linear(2, 2)), (torch.empty(2, 2, device="meta"),))
