@@ -136,9 +136,8 @@ def start_all_gather(parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tenso
     found = c10d._resolve_process_group(group)
     options = c10d.AllgatherOptions()
     options.asyncOp = True
-    if _is_gloo(found, parts) and len({each.dtype for each in parts}) > 1:
-        # gloo copies several tensors to one of the first one's dtype (ProcessGroupGloo.cpp)
-        wholes, parts = ([each.view(-1).view(torch.uint8) for each in tensors] for tensors in (wholes, parts))
+    if _is_gloo(found, parts):
+        return _FlatGather(found, options, parts, wholes)
     return found.allgather_into_tensor_coalesced([*wholes], [*parts], options)
 
 
@@ -189,7 +188,10 @@ class _ReplicaAverage:
         options.reduceOp, options.asyncOp = torch.distributed.ReduceOp.AVG, True
         for dtype in {each.dtype: None for each in self._parts}:
             parts = [each for each in self._parts if each.dtype is dtype]
-            self._works.append(group.allreduce_coalesced(parts, options))
+            if _is_gloo(group, parts):
+                self._works += [group.allreduce([each], options.reduceOp) for each in parts]
+            else:
+                self._works.append(group.allreduce_coalesced(parts, options))
 
     def wait(self) -> None:
         if not self._works:
@@ -203,8 +205,30 @@ def _average_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)
 
 
+# gloo and several tensors at once (ProcessGroupGloo.cpp): gathered, they are copied to the first one's dtype, and
+# reduced, each is a message of its own. Its two threads write the names of what they complete to one string, without a
+# lock (`runLoop`): where a name is longer than the 15 characters that a string holds in place, as that of a coalesced
+# collective is, two that complete at once corrupt the heap.
+
+
+class _FlatGather:
+    """A gather of several tensors as one, of bytes."""
+
+    def __init__(self, group: Any, options: Any, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor]) -> None:
+        pieces = [part.view(-1).view(torch.uint8) for part in parts]
+        self._wholes, self._sizes = wholes, [piece.numel() for piece in pieces]
+        sent = torch.cat(pieces)
+        self._received = sent.new_empty((group.size(), sent.numel()))
+        self._work = group._allgather_base(self._received.view(-1), sent, options)
+
+    def wait(self) -> None:
+        self._work.wait()
+        for whole, piece in zip(self._wholes, self._received.split(self._sizes, 1), strict=True):
+            whole.view(-1).view(torch.uint8).view(piece.shape).copy_(piece)
+
+
 class _FlatReduction:
-    """A reduction of several tensors as one: gloo sends a message for each of several (ProcessGroupGloo.cpp)."""
+    """A reduction of several tensors of one dtype as one."""
 
     def __init__(self, group: Any, options: Any, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
         sent = torch.cat([whole.view(group.size(), -1) for whole in wholes], 1).view(-1)
