@@ -207,8 +207,8 @@ def _average_stream(device: torch.device) -> Any:
 
 # gloo and several tensors at once (ProcessGroupGloo.cpp): gathered, they are copied to the first one's dtype, and
 # reduced, each is a message of its own. Its two threads write the names of what they complete to one string, without a
-# lock (`runLoop`): where a name is longer than the 15 characters that a string holds in place, as that of a coalesced
-# collective is, two that complete at once corrupt the heap.
+# lock (`runLoop`): the name of a coalesced collective is longer than what a string holds in place, so that two that
+# complete at once may free the same memory.
 
 
 class _FlatGather:
@@ -262,15 +262,11 @@ def clone_store() -> Any:
     return store.clone()
 
 
-def recorded_collectives() -> list[dict[str, Any]]:
-    """Return the last collectives that torch's flight recorder has of this process, in order, with their frames."""
-    found = [each for dump in _recorders() for each in pickle.loads(dump(True, True, False)).get("entries", ())]
+def recorded_collectives(*, frames: bool) -> list[dict[str, Any]]:
+    """Return the last collectives that torch's flight recorder has of this process, in order, with the frames that
+    called them where these are wanted: to name them takes milliseconds."""
+    found = [each for dump in _recorders() for each in pickle.loads(dump(True, frames, False)).get("entries", ())]
     return sorted(found, key=lambda entry: entry["time_created_ns"])
-
-
-def recorded_progress() -> list[Any]:
-    """Return what changes with each new collective of this process."""
-    return [pickle.loads(dump(False, False, False)).get("pg_status") for dump in _recorders()]
 
 
 def _recorders() -> list[Any]:

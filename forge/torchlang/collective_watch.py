@@ -23,13 +23,13 @@ import torch
 import torch.distributed
 
 from forge.ir.printing import sources_at
-from forge.torch_internals.distributed import clone_store, recorded_collectives, recorded_progress
+from forge.torch_internals.distributed import clone_store, recorded_collectives
 
 WARNING = "FORGE_COLLECTIVE_WARNING"
 ANSWERED_WITHIN = 8.0  # seconds; a process looks once in a second
 _SECONDS = 60.0
 _INTERVAL = 1.0
-_QUIET = 3.0  # seconds without a new collective after which a process looks at the store
+_LOOKS = 6  # at what is on its way, in the time after which a warning is due
 _LAST = 3  # collectives that a process names
 _TENSORS = 2  # of a collective whose shapes are named
 _ROOT = str(Path(__file__).parents[1])
@@ -65,8 +65,7 @@ class _Watch:
         self.group = torch.distributed.group.WORLD
         self._own = clone_store()  # of the thread; one that is shared waits for others' requests
         self._answered = 0  # requests
-        self._progress: Any = None
-        self._since = time.monotonic()
+        self._looked = time.monotonic()
         self._warned: set[Any] = set()
         self.thread = threading.Thread(target=self._run, name="forge collective watch", daemon=True)
         self.thread.start()
@@ -94,20 +93,16 @@ class _Watch:
                 time.sleep(_INTERVAL)
 
     def _look(self) -> None:
-        progress = recorded_progress()
-        if progress != self._progress:
-            self._progress, self._since = progress, time.monotonic()
-            return
-        if time.monotonic() - self._since < _QUIET:
-            return
         self._answer()
         limit = _warning_seconds()
-        if limit:
-            stuck = [each for each in recorded_collectives() if not each["retired"] and _age(each) > limit]
-            new = [each for each in stuck if each["record_id"] not in self._warned]
-            if new:
-                self._warned.update(each["record_id"] for each in stuck)
-                threading.Thread(target=self._warn, args=(_age(new[0]),), daemon=True).start()
+        if not limit or time.monotonic() - self._looked < limit / _LOOKS:
+            return
+        self._looked = time.monotonic()
+        stuck = [each for each in recorded_collectives(frames=False) if not each["retired"] and _age(each) > limit]
+        new = [each for each in stuck if each["record_id"] not in self._warned]
+        if new:
+            self._warned.update(each["record_id"] for each in stuck)
+            threading.Thread(target=self._warn, args=(_age(new[0]),), daemon=True).start()
 
     def _warn(self, seconds: float) -> None:
         """Ask the others, in a thread of its own: this process answers meanwhile."""
@@ -121,7 +116,8 @@ class _Watch:
         self._answered = asked
 
     def _state(self) -> _State:
-        return _State(self.rank, _main_thread_place(), [_described(each) for each in recorded_collectives()[-_LAST:]])
+        last = recorded_collectives(frames=True)[-_LAST:]
+        return _State(self.rank, _main_thread_place(), [_described(each) for each in last])
 
 
 def _key(number: int, rank: int) -> str:
