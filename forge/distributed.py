@@ -10,9 +10,7 @@ import torch.distributed
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from forge.debug.simulation import Hardware as Hardware
-from forge.debug.simulation import Simulation as Simulation
-from forge.debug.simulation import simulate as simulate
+from forge.debug.simulation import Hardware, Simulation, simulate
 from forge.ir import check
 from forge.prims.distributed import ShardGroup, chunk_rows
 from forge.torch_internals.autograd import in_backward
@@ -25,16 +23,23 @@ from forge.torch_internals.distributed import (
 )
 from forge.torch_internals.modules import parameters_of
 from forge.torch_internals.pytree import torch_pytree
-from forge.torchlang.collective_watch import last_collectives
+from forge.torchlang.collective_watch import CollectiveError, last_collectives
 from forge.torchlang.parameter_shards import unshard
 
 if torch.distributed.is_available():
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    from forge.torchlang.collective_watch import CollectiveError
-
-__all__ = ["CollectiveError", "ShardPolicy", "last_collectives", "shard"]
+__all__ = [
+    "CollectiveError",
+    "Hardware",
+    "ShardPolicy",
+    "Simulation",
+    "fake_processes",
+    "last_collectives",
+    "shard",
+    "simulate",
+]
 
 MEBIBYTE = 1 << 20
 

@@ -40,12 +40,10 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _log = logging.getLogger("forge.distributed")
 
 
-if torch.distributed.is_available():
+class CollectiveError(getattr(torch.distributed, "DistBackendError", RuntimeError)):  # type: ignore[misc]
+    """A collective of a compiled program failed; the message names the last collectives of each rank."""
 
-    class CollectiveError(torch.distributed.DistBackendError):
-        """A collective of a compiled program failed; the message names the last collectives of each rank."""
-
-        __module__ = "forge.distributed"
+    __module__ = "forge.distributed"
 
 
 class _State(NamedTuple):
