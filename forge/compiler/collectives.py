@@ -1,14 +1,13 @@
 """The collectives of a trace: what each sends, where it starts and is awaited, and what runs meanwhile."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from forge import prims
 from forge.executors.torchex.distributed import start_unshard
-from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, Trace
+from forge.ir import BoundSymbol, Symbol, Tag, Trace
 from forge.ir.printing import STATEMENTS
-from forge.ir.proxies import hint_of
+from forge.ir.proxies import bytes_of
 from forge.ir.pytree import tensors
 from forge.ir.source import Source
 from forge.torch_internals.distributed import process_group
@@ -114,7 +113,7 @@ def _started(start: int, bound: BoundSymbol, waits: Mapping[str, int]) -> Iterat
         _, lengths, _, (size, group, replicas) = bound.args
         started, gathers = tensors(bound.output), bound.symbol is start_unshard
         sent = [x for x, length in zip(started, lengths, strict=True) if not gathers or length is not None]
-        whole = sum(map(_bytes, sent)) * (1 if gathers else size)  # what a reduction fills is a part of it
+        whole = sum(map(bytes_of, sent)) * (1 if gathers else size)  # what a reduction fills is a part of it
         operation, wait = "all_gather" if gathers else "reduce_scatter", waits.get(started[0].name)
         yield operation, group, size, len(started), whole, wait
         if replicas is not None and not gathers:
@@ -125,7 +124,7 @@ def _started(start: int, bound: BoundSymbol, waits: Mapping[str, int]) -> Iterat
                 arguments = call.symbol.bind(call.args, call.kwargs)
                 group = arguments["group"]
                 size = arguments.get("group_size") or _size_of(group)
-                whole = max(_bytes(call.args[0]), _bytes(call.output))
+                whole = max(bytes_of(call.args[0]), bytes_of(call.output))
                 wait = start if call.symbol in _SYNCHRONOUS else waits.get(call.output.name)
                 yield _OPERATIONS[call.symbol], group, size, 1, whole, wait
 
@@ -133,7 +132,3 @@ def _started(start: int, bound: BoundSymbol, waits: Mapping[str, int]) -> Iterat
 def _size_of(group: str) -> int | None:
     found = process_group(group)
     return None if found is None else found.size()
-
-
-def _bytes(x: TensorProxy) -> int:
-    return math.prod(map(hint_of, x.shape)) * x.dtype.itemsize

@@ -21,7 +21,7 @@ from forge.executors.executor import Decision, FusionExecutor, is_own
 from forge.executors.torchex.linear_cross_entropy import chunks_of_a_gpu
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.printing import STATEMENTS
-from forge.ir.proxies import hint_of
+from forge.ir.proxies import bytes_of, hint_of
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.ir.strides import contiguous
 from forge.torch_internals.dispatch import TorchDispatchMode
@@ -210,9 +210,9 @@ class _Runner:
     def see(self, number: int, bound: BoundSymbol, made: Sequence[Any]) -> None:
         """Note the call that just ran, and what the memory that it made is for."""
         kernels = self.watch.take_kernels()
-        if getattr(bound.symbol.op, "func", None) in (_region, _made):
+        if getattr(bound.symbol.op, "func", None) in (_region, _fake_results):
             read = tensors((bound.args, bound.kwargs, bound.output))
-            kernels = [Kernel(0, torch.float32, sum(map(size_of, {each.name: each for each in read}.values())))]
+            kernels = [Kernel(0, torch.float32, sum(map(bytes_of, {each.name: each for each in read}.values())))]
         self.calls.append(FakeCall(number, kernels))
         if Tag.SENDS in bound.symbol.tags:
             use = GATHERED if "unshard" in bound.symbol.name else REDUCING
@@ -231,7 +231,7 @@ def _as_fake(bound: BoundSymbol) -> BoundSymbol:
         return bound.replace(symbol=_with_op(symbol, _as_strided))
     if symbol in STATEMENTS or is_own(symbol.op):
         return bound if symbol.fallback is None else bound.replace(symbol=_with_op(symbol, symbol.op))
-    return bound.replace(symbol=_with_op(symbol, partial(_made, bound.output)))
+    return bound.replace(symbol=_with_op(symbol, partial(_fake_results, bound.output)))
 
 
 def _as_strided(x: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:
@@ -243,13 +243,8 @@ def _with_op(symbol: Symbol, op: Any) -> Symbol:
     return Symbol(symbol.name, symbol.id, meta=symbol.meta, tags=symbol.tags, executor=symbol.executor, op=op)
 
 
-def _made(output: Any, *args: Any, **kwargs: Any) -> Any:
+def _fake_results(output: Any, *args: Any, **kwargs: Any) -> Any:
     return tree_map(_value, output)
-
-
-def size_of(proxy: TensorProxy) -> int:
-    """Return the bytes of a value, of a symbolic size as it was when the program was captured."""
-    return int(torch.Size(map(hint_of, proxy.shape)).numel()) * proxy.dtype.itemsize
 
 
 @contextmanager

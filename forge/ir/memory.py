@@ -6,7 +6,6 @@ handle inverts its views and gives the storage a new value; reading a handle rep
 since. Until the first write nothing is replayed.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 
 from forge.ir import pytree
 from forge.ir.checks import check
-from forge.ir.proxies import Dim, TensorProxy, hint_of
+from forge.ir.proxies import Dim, TensorProxy, bytes_of, hint_of
 from forge.ir.state import state
 from forge.ir.symbol import Tag, union
 
@@ -112,17 +111,13 @@ def _mark_leaf(view: TensorProxy, step: ViewStep) -> None:
 
 def _repeats(step: ViewStep, base: TensorProxy, shown: TensorProxy) -> bool:
     """Return whether the view shows an element of `base` more than once: expand, overlapping windows or strides."""
-    if _bytes(shown) > _bytes(base):
+    if bytes_of(shown) > bytes_of(base):
         return True
     view = getattr(step.symbol, "id", None)
     if view == "torch.Tensor.unfold":
         distance = step.args[2] if len(step.args) > 2 else step.kwargs["step"]
         return hint_of(distance) < hint_of(shown.shape[-1])
     return view == "prims.as_strided" and overlaps(*(map(hint_of, each) for each in step.args[:2]))
-
-
-def _bytes(tensor: TensorProxy) -> int:
-    return math.prod(map(hint_of, tensor.shape)) * tensor.dtype.itemsize
 
 
 def overlaps(shape: Iterable[Dim], strides: Iterable[Dim]) -> bool:

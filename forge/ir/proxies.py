@@ -1,5 +1,6 @@
 """Proxies: what stands for a tensor or a number while a program is traced."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -352,3 +353,8 @@ class _BoundMethod:
 def differentiable(value: Any) -> bool:
     """Return whether it is a tensor, or the proxy of one, whose dtype has gradients."""
     return isinstance(value, (TensorProxy, torch.Tensor)) and (value.dtype.is_floating_point or value.dtype.is_complex)
+
+
+def bytes_of(x: TensorProxy) -> int:
+    """Return the bytes of a value; a symbolic size counts as it was when the program was captured."""
+    return math.prod(map(hint_of, x.shape)) * x.dtype.itemsize

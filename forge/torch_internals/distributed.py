@@ -26,7 +26,7 @@ def local_tensor(tensor: Any) -> torch.Tensor:
     """Return this process's part of a DTensor, without `to_local`, which autograd and Dynamo see. A result of a
     collective is not waited for."""
     part: Any = tensor._local_tensor
-    return part.elem if is_async(part) else part
+    return part if type(part) is torch.Tensor or not is_async(part) else part.elem
 
 
 def placement_spec(tensor: Any) -> Any:

@@ -115,7 +115,7 @@ class _Watch:
 
     def _state(self) -> _State:
         last = recorded_collectives(frames=True)[-_LAST:]
-        return _State(self.rank, _main_thread_place(), [_described(each) for each in last])
+        return _State(self.rank, _main_thread_location(), [_described(each) for each in last])
 
 
 def _key(number: int, rank: int) -> str:
@@ -190,10 +190,10 @@ def _described(entry: dict[str, Any]) -> str:
     name, description = entry["process_group"]
     group = f"group {name} ({description})" if description not in ("", "undefined") else f"group {name}"
     sent = f" of {tensors}" if tensors else ""
-    return f"{entry['collective_seq_id']}: {entry['profiling_name']}{sent} in {group}, {state}{_place(entry)}"
+    return f"{entry['collective_seq_id']}: {entry['profiling_name']}{sent} in {group}, {state}{_location(entry)}"
 
 
-def _place(entry: dict[str, Any]) -> str:
+def _location(entry: dict[str, Any]) -> str:
     """Return the user's line of a collective: in a program of forge, one for which the generated call is."""
     for frame in entry.get("frames", ()):
         name, line = frame["filename"], frame["line"]
@@ -205,7 +205,7 @@ def _place(entry: dict[str, Any]) -> str:
     return ""
 
 
-def _main_thread_place() -> str:
+def _main_thread_location() -> str:
     """Return the user's line at which the main thread is, and whether it compiles.
 
     faulthandler makes no frame objects: those of sys._current_frames outlive the frames that Dynamo runs.

@@ -12,14 +12,13 @@ have the policy's bytes at most. No message moves over another call that communi
 Source: S. Li et al., PyTorch Distributed (2020), for buckets; Y. Zhao et al., PyTorch FSDP (2023), for gathering ahead.
 """
 
-import math
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from forge import prims
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, Trace
-from forge.ir.proxies import Dim, hint_of
+from forge.ir.proxies import Dim, bytes_of
 from forge.ir.symbol import NO_TAGS
 from forge.prims.distributed import ShardGroup, chunk_rows
 from forge.transforms.makers import innermost, is_view
@@ -138,7 +137,7 @@ def overlap_collectives(trace: Trace, parameters: Parameters, operators: Operato
                 gathers = bound.symbol is operators.start_unshard
                 wholes = finish.output if gathers else bound.args[0]
                 prefetch = _prefetch(parameters, bound.args[0][0].name)
-                sequence.append(_Message(bound, finish, sum(map(_bytes, wholes)), prefetch))
+                sequence.append(_Message(bound, finish, sum(map(bytes_of, wholes)), prefetch))
         others = [bound for bound in segment if not {Tag.SENDS, Tag.AWAITS} & bound.symbol.tags]
         return _Writer(sequence, operators).write(others, needed)
 
@@ -228,11 +227,11 @@ class _Bucketing(NamedTuple):
                 time = readers.get(bound.output.name, len(segment))
                 if known is not None:
                     time = -known.last if self.backward else known.first
-                gathers.append(_Call(bound, time, _bytes(bound.output), (known or _NO_LIMITS)[-2]))
+                gathers.append(_Call(bound, time, bytes_of(bound.output), (known or _NO_LIMITS)[-2]))
             elif is_reduction(bound):
                 known = self.parameters.get(self.owners.get(bound.output.name, ""))
                 time = place if known is None else -known.first
-                reductions.append(_Call(bound, time, _bytes(bound.args[0]), (known or _NO_LIMITS)[-2]))
+                reductions.append(_Call(bound, time, bytes_of(bound.args[0]), (known or _NO_LIMITS)[-2]))
         gathers.sort(key=lambda call: call.time)
         reductions.sort(key=lambda call: call.time)
         return gathers, reductions
@@ -400,7 +399,3 @@ def _padded(whole: TensorProxy, size: int, length: int | None) -> tuple[Dim, ...
 def _part(whole: TensorProxy, size: int) -> tuple[Dim, ...]:
     """Return the shape of a part of what is reduced; of a number, of which each process sends a copy for each."""
     return (chunk_rows(whole.shape[0], size), *whole.shape[1:]) if whole.ndim else (1,)
-
-
-def _bytes(x: TensorProxy) -> int:
-    return math.prod(map(hint_of, x.shape)) * x.dtype.itemsize

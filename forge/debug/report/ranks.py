@@ -71,10 +71,10 @@ def by_ranks(values: Sequence[Any]) -> str:
     ranks: dict[Any, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
-    return ", ".join(f"{value} on {_named(which)}" for value, which in ranks.items())
+    return ", ".join(f"{value} on {_rank_ranges(which)}" for value, which in ranks.items())
 
 
-def _named(ranks: Sequence[int]) -> str:
+def _rank_ranges(ranks: Sequence[int]) -> str:
     """Return `rank 3`, `ranks 0 to 7, 9`."""
     runs: list[list[int]] = []
     for rank in ranks:
