@@ -4,7 +4,8 @@
 
 A step is a forward, the loss and a backward. On GPUs over nccl: hidden 2048, bfloat16, 4×2048 tokens a rank; else over
 gloo and tiny. A system's model is freed before the next one's is made. Milliseconds are the median of the rounds, of
-the slower rank; GiB is what a rank holds at its peak (GPUs).
+the slower rank; GiB is what a rank holds at its peak (GPUs); the losses are those of 20 steps of gradient descent, and
+their greatest relative distance from eager's.
 
 ddp is DDP(forge.jit(model)) and torch.compile(DDP(model)); fsdp jits the sharded model, fsdp-blocks each of its layers;
 shard is forge.jit(forge.distributed.shard(model)), beside FSDP2 with each of its layers compiled; tensor cuts the
@@ -35,6 +36,7 @@ import forge
 from bench.timing import show_table
 
 WARM = 3  # steps after compiling and before those measured
+STEPS, RATE = 20, 0.01  # of the training whose losses are compared with eager's
 
 
 class Sizes(NamedTuple):
@@ -56,11 +58,12 @@ SIZES = {
 
 
 class Measured(NamedTuple):
-    """Milliseconds a step, bytes at the peak, seconds of the first step, and what was compiled."""
+    """Milliseconds a step, bytes at the peak, seconds of the first step, losses of a training, and what was compiled."""
 
     milliseconds: float
     memory: int
     first: float
+    losses: list[float]
     graphs: int
     breaks: int
     opaque: int
@@ -190,7 +193,22 @@ def measure(
     slower = torch.tensor([statistics.median(seconds), first], device=device)
     torch.distributed.all_reduce(slower, torch.distributed.ReduceOp.MAX)
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-    return Measured(slower[0].item() * 1e3, memory, slower[1].item(), *_told(system, compiled))
+    losses = _losses(model, ids)
+    return Measured(slower[0].item() * 1e3, memory, slower[1].item(), losses, *_told(system, compiled))
+
+
+def _losses(model: nn.Module, ids: torch.Tensor) -> list[float]:
+    """Return the losses of STEPS steps of plain gradient descent on one batch, as the mean of the ranks."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=RATE, foreach=False), []  # DTensors beside tensors
+    for _ in range(STEPS):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    mean = torch.stack(losses)
+    torch.distributed.all_reduce(mean)
+    return (mean / torch.distributed.get_world_size()).tolist()
 
 
 def _seconds(step: Callable[[], None], device: torch.device) -> float:
@@ -229,7 +247,8 @@ def _free() -> None:
 
 
 def _rows(plan: str, found: dict[str, Measured]) -> Iterator[tuple[str, ...]]:
-    yield plan, "ms", "/ torch.compile", "GiB", "first step, s", "graphs", "breaks", "opaque calls"
+    yield plan, "ms", "/ torch.compile", "GiB", "first step, s", "loss", "off eager's", "graphs", "breaks", "opaque calls"
+    exact = found["eager"].losses
     for system, each in found.items():
         yield (
             system,
@@ -237,7 +256,9 @@ def _rows(plan: str, found: dict[str, Measured]) -> Iterator[tuple[str, ...]]:
             f"{each.milliseconds / found['torch.compile'].milliseconds:.3f}",
             f"{each.memory / 2**30:.2f}" if each.memory else "-",
             f"{each.first:.1f}",
-            *(("-",) * 3 if system == "eager" else map(str, each[3:])),
+            f"{each.losses[0]:.3f} to {each.losses[-1]:.3f}",
+            f"{max(abs(loss / other - 1) for loss, other in zip(each.losses, exact, strict=True)):.1e}",
+            *(("-",) * 3 if system == "eager" else map(str, (each.graphs, each.breaks, each.opaque))),
         )
 
 

@@ -260,3 +260,15 @@ def of_varying_parts(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor],
         ours = [whole(jitted(x)) for x in values]
     expected = [whole(double(x)) for x in values]
     return ours, expected, [str(each.message) for each in told if str(each.message).startswith("forge")]
+
+
+def gathered_parts_of_several_lengths(rank: int) -> tuple[list[torch.Tensor], int]:
+    """Gradients of parts whose length along the cut dim varies, and the number of programs: lengths are read backward."""
+    mesh = init_device_mesh("cpu", (2,))
+    jitted = forge.jit(lambda x: x.redistribute(mesh, [Replicate()]))
+    gradients = []
+    for length in (8, 16, 12):
+        x = distribute_tensor(torch.zeros(2, length), mesh, [Shard(1)]).requires_grad_()
+        (jitted(x).to_local() * torch.arange(float(length))).sum().backward()
+        gradients.append(whole(x.grad))
+    return gradients, forge.explain(jitted).graphs

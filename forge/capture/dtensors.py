@@ -56,7 +56,10 @@ def to_local_graph(graph: GraphModule) -> LocalGraph | None:
     if not any(map(_has_dtensor, graph.graph.nodes)):
         return None
     with autocast_mode.preserve(), grad_mode.preserve():
-        return _Writer(graph).write()
+        writer = _Writer(graph)
+        local = writer.write()
+        writer.add_lengths()
+        return LocalGraph(local, writer.wrap)
 
 
 def _has_dtensor(node: Node) -> bool:
@@ -136,10 +139,11 @@ class _Writer:
         self.changed: set[int] = set()  # inputs
         self.inputs: list[_Spec | None] = []  # of each input: how it is placed, None where it is no DTensor
         self.left_out: list[int] = []  # inputs that are no tensors
+        self.lengths: list[tuple[int, int]] = []  # inputs and dims of local tensors, whose lengths are further inputs
         self.outputs: dict[int, _Spec] = {}
         self.node = next(iter(graph.graph.nodes))  # the one that is rewritten
 
-    def write(self) -> LocalGraph:
+    def write(self) -> GraphModule:
         for node in self.old.graph.nodes:
             self.node = node
             try:
@@ -147,7 +151,7 @@ class _Writer:
             except Unsupported as reason:
                 reason.at(Source.of(node))
                 raise
-        return LocalGraph(GraphModule(self.old, self.new), self.wrap)
+        return GraphModule(self.old, self.new)
 
     def write_node(self, node: Node) -> Any:
         given = [value for each in node.all_input_nodes for value in torch_pytree.tree_leaves(_example(each))]
@@ -182,6 +186,21 @@ class _Writer:
         self.inputs.append(_spec(value) if isinstance(value, DTensor) else None)
         return self.copy(node, self.inside(value))
 
+    def add_lengths(self) -> None:
+        """Make inputs of the symbols of local tensors' lengths: Dynamo before torch 2.13 hands over the whole's only."""
+        placeholders = self.old.graph.find_nodes(op="placeholder")
+        given = [self.env[node] for i, node in enumerate(placeholders) if i not in self.left_out]
+        symbols = {_example(node).node.expr for node in given if isinstance(_example(node), torch.SymInt)}
+        for i, spec in enumerate(self.inputs):
+            shape = () if spec is None else _example(self.env[placeholders[i]]).shape
+            for dim, length in enumerate(shape):
+                if isinstance(length, torch.SymInt) and length.node.expr.is_symbol and length.node.expr not in symbols:
+                    symbols.add(length.node.expr)
+                    self.lengths.append((i, dim))
+                    with self.new.inserting_after(given[-1]):
+                        given.append(self.new.placeholder(f"length_{length.node.expr}"))
+                    given[-1].meta["example_value"] = length
+
     def output(self, node: Node) -> Any:
         results: Any = node.args[0]
         for i, each in enumerate(results):
@@ -199,7 +218,7 @@ class _Writer:
             local = list(inputs)
             for i, spec in specs:
                 local[i] = waited(inputs[i].to_local(grad_placements=spec.of_gradient))
-            results = call(*[local[i] for i in kept])
+            results = call(*[local[i] for i in kept], *[local[i].shape[dim] for i, dim in self.lengths])
             for i in changed:
                 torch.autograd.graph.increment_version(inputs[i])
             if not outputs:
@@ -254,7 +273,7 @@ class _Writer:
         """Return a checkpoint whose body is a graph on local tensors."""
         body: Any = node.args[0]
         inner = _Writer(getattr(self.old, body.target))
-        graph = inner.write().graph
+        graph = inner.write()
         if inner.outputs or inner.changed:
             raise Unsupported("a checkpoint returns or changes a DTensor")
         name = f"{body.target}_on_local_tensors"

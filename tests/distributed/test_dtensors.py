@@ -9,6 +9,7 @@ from dtensor_programs import (
     changed_buffers,
     drawn,
     drawn_by_part,
+    gathered_parts_of_several_lengths,
     loss_of_a_cut_vocabulary,
     of_dtensors,
     of_varying_parts,
@@ -81,3 +82,10 @@ def test_uneven_parts_of_several_lengths_run_in_eager_with_the_reason(pair: Pair
     for values, expected, told in pair.run(of_varying_parts):
         assert len(told) == 1 and "whose length varies has uneven or strided parts" in told[0]
         torch.testing.assert_close(values, expected)
+
+
+def test_lengths_of_local_tensors_are_read_in_the_backward(pair: Pair) -> None:
+    for gradients, graphs in pair.run(gathered_parts_of_several_lengths):
+        assert graphs == 2  # the second is of all lengths
+        for gradient in gradients:
+            torch.testing.assert_close(gradient, torch.arange(float(gradient.shape[1])).expand(2, -1))
