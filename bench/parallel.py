@@ -1,6 +1,6 @@
 """Training of a Llama in several processes: a step of eager, torch.compile and forge, in turn in one process a rank.
 
-    torchrun --nproc-per-node 2 -m bench.parallel [--plan ddp fsdp fsdp-blocks shard tensor] [--layers 12] [--rounds 10]
+    torchrun --nproc-per-node 2 -m bench.parallel [--plan ddp fsdp fsdp-blocks shard offload tensor] [--rounds 10]
 
 A step is a forward, the loss and a backward. On GPUs over nccl: hidden 2048, bfloat16, 4×2048 tokens a rank; else over
 gloo and tiny. A system's model is freed before the next one's is made. Milliseconds are the median of the rounds, of
@@ -8,8 +8,8 @@ the slower rank; GiB is what a rank holds at its peak (GPUs); the losses are tho
 their greatest relative distance from eager's.
 
 ddp is DDP(forge.jit(model)) and torch.compile(DDP(model)); fsdp jits the sharded model, fsdp-blocks each of its layers;
-shard is forge.jit(forge.distributed.shard(model)), beside FSDP2 with each of its layers compiled; tensor cuts the
-layers' products by columns and rows.
+shard is forge.jit(forge.distributed.shard(model)), beside FSDP2 with each of its layers compiled; offload is that with
+parameters and gradients in host memory; tensor cuts the layers' products by columns and rows.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import torch
 import torch.distributed
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -58,7 +58,7 @@ SIZES = {
 
 
 class Measured(NamedTuple):
-    """Milliseconds a step, bytes at the peak, seconds of the first step, losses of a training, and what was compiled."""
+    """Milliseconds a step, bytes at the peak, seconds of the first step, losses, and what was compiled."""
 
     milliseconds: float
     memory: int
@@ -90,16 +90,22 @@ def _sharded(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str) 
     return compile(fully_shard(model, mesh=mesh))
 
 
-def _sharded_blocks(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str) -> nn.Module:
+def _sharded_blocks(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str, **policies: Any) -> nn.Module:
     for name, layer in list(_layers(model).named_children()):
-        setattr(_layers(model), name, fully_shard(compile(layer), mesh=mesh))
-    return fully_shard(model, mesh=mesh)
+        setattr(_layers(model), name, fully_shard(compile(layer), mesh=mesh, **policies))
+    return fully_shard(model, mesh=mesh, **policies)
 
 
 def _whole_program(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str) -> nn.Module:
     if system == "forge":
         return compile(forge.distributed.shard(model, mesh))
     return _sharded_blocks(model, mesh, compile, system)
+
+
+def _offloaded(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str) -> nn.Module:
+    if system == "forge":
+        return compile(forge.distributed.shard(model, mesh, forge.distributed.ShardPolicy(cpu_offload=True)))
+    return _sharded_blocks(model, mesh, compile, system, offload_policy=CPUOffloadPolicy())
 
 
 def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str) -> nn.Module:
@@ -116,6 +122,7 @@ PLANS = {
     "fsdp": _sharded,
     "fsdp-blocks": _sharded_blocks,
     "shard": _whole_program,
+    "offload": _offloaded,
     "tensor": _tensor_parallel,
 }
 
@@ -247,7 +254,8 @@ def _free() -> None:
 
 
 def _rows(plan: str, found: dict[str, Measured]) -> Iterator[tuple[str, ...]]:
-    yield plan, "ms", "/ torch.compile", "GiB", "first step, s", "loss", "off eager's", "graphs", "breaks", "opaque calls"
+    columns = "ms", "/ torch.compile", "GiB", "first step, s", "loss", "off eager's", "graphs", "breaks", "opaque calls"
+    yield plan, *columns
     exact = found["eager"].losses
     for system, each in found.items():
         yield (

@@ -1,5 +1,6 @@
 """forge.distributed: parameters sharded over processes, gathered and freed by the program that reads them."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from forge.torch_internals.distributed import (
     is_dtensor,
     join_meshes,
     local_tensor,
+    make_dtensor,
     outer_placements,
 )
 from forge.torch_internals.modules import parameters_of
@@ -59,6 +61,8 @@ class ShardPolicy:
             a sixteenth of all parameters.
         prefetch_mb: The mebibytes that are gathered ahead of their use, at most; one message is in any case. None:
             twice those of a bucket.
+        cpu_offload: Whether parameters, gradients and so the optimizer's states are in host memory, pinned for a GPU.
+            They are copied to the mesh's device to be gathered, and back once reduced, beside the computation.
     """
 
     param_dtype: torch.dtype | None = None
@@ -66,6 +70,7 @@ class ShardPolicy:
     reshard_after_forward: bool | None = None
     bucket_mb: float | None = None
     prefetch_mb: float | None = None
+    cpu_offload: bool = False
 
     def __post_init__(self) -> None:
         for name in ("param_dtype", "reduce_dtype"):
@@ -78,6 +83,11 @@ class ShardPolicy:
         check(
             self.reshard_after_forward in (None, True, False),
             lambda: f"ShardPolicy: reshard_after_forward is {self.reshard_after_forward!r}, but must be a bool or None",
+            TypeError,
+        )
+        check(
+            self.cpu_offload in (True, False),
+            lambda: f"ShardPolicy: cpu_offload is {self.cpu_offload!r}, but must be a bool",
             TypeError,
         )
         for name in ("bucket_mb", "prefetch_mb"):
@@ -112,9 +122,17 @@ class _Sharding:
         self.param_dtype = policy.param_dtype
         self.reduce_dtype = policy.reduce_dtype
         self.reshard = policy.reshard_after_forward
+        self.is_offloaded = policy.cpu_offload
         gathered = sum(each.numel() * (policy.param_dtype or each.dtype).itemsize for each in model.parameters())
         self.bucket, self.prefetch = policy.limits(gathered, self.size)
         self.runs = False
+
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """The device of this process on the mesh, on which parameters are gathered."""
+        if self.mesh.device_type == "cpu":
+            return torch.device("cpu")
+        return torch.device(self.mesh.device_type, torch.accelerator.current_device_index())
 
     def read(self, parameter: Any, inner: "_InnerPart | None") -> Any:
         """Return the whole of a parameter in a forward, the parameter elsewhere. inner: that whole as a part of a
@@ -125,7 +143,9 @@ class _Sharding:
         length = length if inner is None else inner.length
         dtype = self.param_dtype or parameter.dtype
         part = parameter.to_local()
-        whole = unshard(part, length, dtype, self.reduce_dtype, self.group, self.reshard, self.bucket, self.prefetch)
+        device = self.device if self.is_offloaded else part.device
+        how = length, dtype, device, self.reduce_dtype, self.group, self.reshard
+        whole = unshard(part, *how, self.bucket, self.prefetch)
         if inner is None:
             return whole
         shape, stride = parameter.shape, parameter.stride()
@@ -148,11 +168,8 @@ class _Sharding:
     def shard(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the parameter as a DTensor, of which this process has its part alone."""
         whole = (local_tensor(parameter) if isinstance(parameter, DTensor) else parameter).detach()
-        if whole.device.type not in ("meta", self.mesh.device_type):
-            whole = whole.to(self.mesh.device_type)
-        whole = whole.contiguous()
         rows = chunk_rows(whole.shape[0], self.size) if whole.ndim else 0
-        part = whole[rows * self.rank :][:rows].clone() if whole.ndim else whole
+        part = self.place(whole[rows * self.rank :][:rows] if whole.ndim else whole)
         mesh = self.mesh
         placements: tuple[Any, ...] = (Shard(0) if whole.ndim else Replicate(),)
         shape, stride = whole.shape, whole.stride()
@@ -161,8 +178,14 @@ class _Sharding:
             placements = outer_placements(parameter)
             shape, stride = parameter.shape, parameter.stride()
         placements = (*[Replicate()] * (self.mesh.ndim - 1), *placements)
-        tensor = DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
+        tensor = make_dtensor(part, mesh, placements, shape, stride)
         return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+
+    def place(self, part: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a part where it stays: in host memory, or on the mesh's device."""
+        device = part.device if part.is_meta else torch.device("cpu") if self.is_offloaded else self.device
+        pinned = self.is_offloaded and self.device.type == "cuda" and not part.is_meta
+        return torch.empty(part.shape, dtype=part.dtype, device=device, pin_memory=pinned).copy_(part)
 
 
 class _InnerPart(NamedTuple):
@@ -188,7 +211,8 @@ def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolic
     Each parameter becomes a DTensor cut along dim 0. Where the model's forward reads one, the whole is gathered, and
     its gradient is averaged over the processes and scattered. `forge.jit(forge.distributed.shard(model))` compiles all
     of that into one program: parameters are gathered in buckets, ahead of their use, freed, and gathered again in the
-    backward. Elsewhere, as in an optimizer or a checkpoint, parameters are the DTensors.
+    backward. Elsewhere, as in an optimizer or a checkpoint, parameters are the DTensors. Buffers move to the mesh's
+    device.
 
     Parameters may be DTensors of another dim of the same mesh (`parallelize_module`): they are cut along dim 0 once
     more, and the forward reads them as it did.
@@ -237,6 +261,9 @@ def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolic
             classes[key] = _reading_class(type(module), parts)
         module.__class__ = classes[key]
         vars(module)["_forge_sharding"] = sharding  # of the instance, so that a copy of the model has its own
+    for module, name, buffer in _buffers(model):
+        if buffer.device.type not in ("meta", mesh.device_type):
+            setattr(module, name, buffer.to(sharding.device))
     model.register_forward_pre_hook(sharding.enter, prepend=True, with_kwargs=True)
     model.register_forward_hook(sharding.leave, always_call=True)
     return model
@@ -271,6 +298,13 @@ def _holders(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, nn.Paramet
         found = {name: parameter for name, parameter in parameters_of(module).items() if parameter is not None}
         if found:
             yield module, found
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+    """Yield the buffers of the model's modules, with these and their names there."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            yield module, name, buffer
 
 
 def _reading_class(original: type, parts: Mapping[str, _InnerPart | None]) -> type:

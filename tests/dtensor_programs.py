@@ -263,7 +263,7 @@ def of_varying_parts(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor],
 
 
 def gathered_parts_of_several_lengths(rank: int) -> tuple[list[torch.Tensor], int]:
-    """Gradients of parts whose length along the cut dim varies, and the number of programs: lengths are read backward."""
+    """Gradients of parts whose length along the cut dim varies, which the backward reads, and how many programs."""
     mesh = init_device_mesh("cpu", (2,))
     jitted = forge.jit(lambda x: x.redistribute(mesh, [Replicate()]))
     gradients = []

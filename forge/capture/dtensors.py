@@ -187,7 +187,7 @@ class _Writer:
         return self.copy(node, self.inside(value))
 
     def add_lengths(self) -> None:
-        """Make inputs of the symbols of local tensors' lengths: Dynamo before torch 2.13 hands over the whole's only."""
+        """Make inputs of the symbols in local tensors' lengths: before torch 2.13, Dynamo gives the whole's alone."""
         placeholders = self.old.graph.find_nodes(op="placeholder")
         given = [self.env[node] for i, node in enumerate(placeholders) if i not in self.left_out]
         symbols = {_example(node).node.expr for node in given if isinstance(_example(node), torch.SymInt)}

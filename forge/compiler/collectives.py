@@ -110,7 +110,7 @@ def _awaited(bound: BoundSymbol) -> Iterator[str]:
 def _started(start: int, bound: BoundSymbol, waits: Mapping[str, int]) -> Iterator[tuple[Any, ...]]:
     """Yield (operation, group, group_size, tensors, bytes, wait) of the messages that a call starts."""
     if Tag.SENDS in bound.symbol.tags:
-        _, lengths, _, (size, group, replicas) = bound.args
+        _, lengths, _, _, (size, group, replicas) = bound.args
         started, gathers = tensors(bound.output), bound.symbol is start_unshard
         sent = [x for x, length in zip(started, lengths, strict=True) if not gathers or length is not None]
         whole = sum(map(bytes_of, sent)) * (1 if gathers else size)  # what a reduction fills is a part of it

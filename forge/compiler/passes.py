@@ -38,7 +38,7 @@ from forge.transforms.split import split as split_forward
 from forge.transforms.users import run_users
 
 _GRAPHS = Pool()
-_MESSAGES = Operators(
+MESSAGES = Operators(
     distributed.start_unshard, distributed.finish_unshard, distributed.start_reduce, distributed.finish_reduce
 )
 
@@ -355,7 +355,7 @@ def bucket_collectives(trace: Trace, context: Context) -> Trace:
     """Gather parameters, and reduce their gradients, several by one message, in an order of all processes."""
     parameters = find_parameters(context.program.trace)
     inputs = context.derivative.trace.input_names if context.kind is Kind.BACKWARD else None
-    return transforms.bucket_collectives(trace, parameters, _MESSAGES, inputs)
+    return transforms.bucket_collectives(trace, parameters, MESSAGES, inputs)
 
 
 def claim(trace: Trace, context: Context) -> Trace:
@@ -420,7 +420,7 @@ def cuda_graphs(trace: Trace, context: Context) -> Trace:
 
 def overlap_collectives(trace: Trace, context: Context) -> Trace:
     """Start messages that gather and reduce parameters early, and await them late, within the memory allowed."""
-    return transforms.overlap_collectives(trace, find_parameters(context.program.trace), _MESSAGES)
+    return transforms.overlap_collectives(trace, find_parameters(context.program.trace), MESSAGES)
 
 
 def bucket_gradients(trace: Trace, context: Context) -> Trace:

@@ -230,6 +230,12 @@ def check_number_or_tensor(op: str, **arguments: Any) -> None:
         )
 
 
-def like(x: TensorProxy, *, shape: Sequence[Dim] | None = None, dtype: torch.dtype | None = None) -> TensorProxy:
+def like(
+    x: TensorProxy,
+    *,
+    shape: Sequence[Dim] | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> TensorProxy:
     """Return a new tensor with `x`'s shape, dtype and device unless given."""
-    return current_trace().tensor(x.shape if shape is None else shape, dtype or x.dtype, x.device)
+    return current_trace().tensor(x.shape if shape is None else shape, dtype or x.dtype, device or x.device)

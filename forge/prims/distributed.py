@@ -102,6 +102,7 @@ def unshard(
     x: TensorProxy,
     length: int | None,
     dtype: torch.dtype,
+    device: torch.device,
     reduce_dtype: torch.dtype | None,
     group: ShardGroup,
     reshard: bool | None,
@@ -115,6 +116,7 @@ def unshard(
         x: This process's part, of `chunk_rows` rows, fewer or none.
         length: The rows of the whole; None where every process has it all, and nothing is sent.
         dtype: The dtype of the whole.
+        device: The device of the whole, on which it is sent; x may be in host memory.
         reduce_dtype: The dtype in which gradients are reduced; None for that of the gradient.
         group: The number of processes, the name of their group, and that of the group of processes that have the same
             part, over which gradients are averaged, too; None if there is none.
@@ -125,12 +127,12 @@ def unshard(
     size, *_ = group
     check(size > 0, lambda: f"prims.unshard: group has {size} processes, but must have one at least")
     if length is None:
-        return like(x, dtype=dtype)
+        return like(x, dtype=dtype, device=device)
     check(
         x.ndim > 0 and x.shape[0] <= chunk_rows(length, size),
         lambda: f"prims.unshard: x is {x}, but must be a part of {length} rows for {size} processes",
     )
-    return like(x, shape=(length, *x.shape[1:]), dtype=dtype)
+    return like(x, shape=(length, *x.shape[1:]), dtype=dtype, device=device)
 
 
 @primitive(tags=(Tag.NO_FUSE,))
@@ -138,14 +140,15 @@ def reduce_to_shard(
     x: TensorProxy,
     length: int | None,
     dtype: torch.dtype,
+    device: torch.device,
     reduce_dtype: torch.dtype | None,
     group: ShardGroup,
 ) -> TensorProxy:
     """Return the average over the processes of a parameter's gradient: this process's part of it, which has `length`
-    rows; None: all of it. `dtype`: of the result. The other arguments are those of `unshard`."""
+    rows; None: all of it. `dtype`, `device`: of the result. The other arguments are those of `unshard`."""
     if length is None:
-        return like(x, dtype=dtype)
-    return like(x, shape=(length, *x.shape[1:]), dtype=dtype)
+        return like(x, dtype=dtype, device=device)
+    return like(x, shape=(length, *x.shape[1:]), dtype=dtype, device=device)
 
 
 # gradients
@@ -180,13 +183,14 @@ def _unshard_grad(
     x: TensorProxy,
     length: int | None,
     dtype: torch.dtype,
+    device: torch.device,
     reduce_dtype: torch.dtype | None,
     group: ShardGroup,
     reshard: bool | None,
 ) -> TensorProxy:
-    out = unshard(x, length, dtype, reduce_dtype, group, reshard)
+    out = unshard(x, length, dtype, device, reduce_dtype, group, reshard)
     rows = None if length is None else x.shape[0]
-    put_grad(x, reduce_to_shard(get_grad(out), rows, x.dtype, reduce_dtype, group))
+    put_grad(x, reduce_to_shard(get_grad(out), rows, x.dtype, x.device, reduce_dtype, group))
     return out
 
 
@@ -195,14 +199,15 @@ def _reduce_to_shard_grad(
     x: TensorProxy,
     length: int | None,
     dtype: torch.dtype,
+    device: torch.device,
     reduce_dtype: torch.dtype | None,
     group: ShardGroup,
 ) -> TensorProxy:
-    out = reduce_to_shard(x, length, dtype, reduce_dtype, group)
+    out = reduce_to_shard(x, length, dtype, device, reduce_dtype, group)
     size, _, replicas = group
     g = get_grad(out)
     if replicas is not None:
         g = wait_tensor(all_reduce(g, "avg", replicas))
-    whole = unshard(g, None if length is None else x.shape[0], x.dtype, reduce_dtype, group, False)
+    whole = unshard(g, None if length is None else x.shape[0], x.dtype, x.device, reduce_dtype, group, False)
     put_grad(x, whole / size)
     return out

@@ -34,6 +34,17 @@ def placement_spec(tensor: Any) -> Any:
     return tensor._spec
 
 
+def make_dtensor(
+    part: torch.Tensor, mesh: Any, placements: Sequence[Any], shape: Sequence[int], stride: Sequence[int]
+) -> Any:
+    """Return the DTensor of which this process has a part, on whatever device: `from_local` moves it to the mesh's."""
+    from torch.distributed.tensor import DTensor  # torch may have been built without
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    meta = TensorMeta(torch.Size(shape), tuple(stride), part.dtype)
+    return DTensor(part, DTensorSpec(mesh, tuple(placements), meta), requires_grad=False)
+
+
 def join_meshes(outer: Any, inner: Any) -> Any:
     """Return the mesh of the dims of two that are parts of one, the outer one's first."""
     from torch.distributed.device_mesh import DeviceMesh  # torch may have been built without

@@ -17,25 +17,35 @@ from forge.torch_internals.distributed import start_all_gather, start_reduce_sca
 from forge.torch_internals.fake_tensors import FakeTensor
 from forge.torchlang.collective_watch import collective_error
 from forge.torchlang.core import torchsymbol
+from forge.torchlang.host_copies import HostCopies
 
 Tensors = Sequence[torch.Tensor]
 
 
 def start_unshard(
-    shards: Tensors, lengths: Sequence[int | None], dtypes: Sequence[torch.dtype], group: ShardGroup
+    shards: Tensors,
+    lengths: Sequence[int | None],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    group: ShardGroup,
 ) -> list[torch.Tensor]:
-    """Start to gather parameters by one message; return what `finish_unshard` waits for."""
+    """Start to gather parameters by one message on a device; return what `finish_unshard` waits for."""
     size, name, _ = group
-    started, parts, wholes = [], [], []
+    started, sent = [], []
     for shard, length, dtype in zip(shards, lengths, dtypes, strict=True):
         if length is None:
-            started.append(shard.to(dtype, copy=True))
+            started.append(shard.to(device, dtype, copy=True))
             continue
-        parts.append(_message(shard, dtype, chunk_rows(length, size)))
-        wholes.append(parts[-1].new_empty((size * parts[-1].shape[0], *shard.shape[1:])))
-        started.append(wholes[-1])
-    if wholes:
-        _send(start_all_gather, parts, wholes, name)
+        rows = chunk_rows(length, size)
+        started.append(torch.empty((size * rows, *shard.shape[1:]), dtype=dtype, device=device))
+        sent.append((shard, rows, started[-1]))
+    if sent:
+        copies = HostCopies()
+        there = copies.upload([shard for shard, _, _ in sent], device)
+        with copies.sending():
+            parts = [_as_sent(x, whole.dtype, rows) for x, (_, rows, whole) in zip(there, sent, strict=True)]
+            wholes = [whole for *_, whole in sent]
+            _send(start_all_gather, parts, wholes, name).until_awaited(wholes, copies)
     return started
 
 
@@ -49,18 +59,22 @@ def start_reduce(
     gradients: Tensors,
     lengths: Sequence[int | None],
     reduce_dtypes: Sequence[torch.dtype | None],
+    device: torch.device,
     group: ShardGroup,
 ) -> list[torch.Tensor]:
     """Start to average gradients by one message, and their parts over the replicas by another one; return what
-    `finish_reduce` waits for."""
+    `finish_reduce` waits for, on a device."""
     size, name, replicas = group
     wholes = []
     for g, length, dtype in zip(gradients, lengths, reduce_dtypes, strict=True):
         rows = g.expand(size, *g.shape) if length is None else g
-        wholes.append(_message(rows, dtype or g.dtype, chunk_rows(rows.shape[0], size) * size))
+        wholes.append(_as_sent(rows, dtype or g.dtype, chunk_rows(rows.shape[0], size) * size))
     parts = [each.new_empty((each.shape[0] // size, *each.shape[1:])) for each in wholes]
-    _send(start_reduce_scatter, wholes, parts, name, replicas)
-    return parts
+    message = _send(start_reduce_scatter, wholes, parts, name, replicas)
+    copies = HostCopies()
+    started = parts if parts[0].device == device else copies.download(parts, device, message.wait)
+    message.until_awaited(started, copies)
+    return started
 
 
 def finish_reduce(
@@ -75,30 +89,41 @@ def finish_reduce(
     ]
 
 
-class _Pending(NamedTuple):
-    """A message on its way, and the tensors that it reads; work: None of fake tensors, which are not sent."""
+class _Message(NamedTuple):
+    """A message on its way, and the tensors that it reads. work: torch's Work; None of fake ones, which are not
+    sent."""
 
     work: Any
     sent: Tensors
 
+    def wait(self) -> None:
+        """Have the current stream, or the process, wait for it. Raises: CollectiveError."""
+        if self.work is not None:
+            try:
+                self.work.wait()
+            except RuntimeError as error:
+                raise collective_error(error) from error
 
-def _send(start: Callable, sent: Tensors, received: Tensors, *groups: str | None) -> None:
-    """Start a message; the first tensor that it fills has it until it is awaited. Fake tensors send nothing."""
+    def until_awaited(self, started: Tensors, copies: HostCopies) -> None:
+        """Have the first of these tensors hold the message, and its copies to or from the host, until it is awaited."""
+        started[0]._forge_pending = self, copies  # type: ignore[attr-defined]
+
+
+def _send(start: Callable, sent: Tensors, received: Tensors, *groups: str | None) -> _Message:
+    """Start a message."""
     work = None if isinstance(received[0], FakeTensor) else start(sent, received, *groups)
-    received[0]._forge_pending = _Pending(work, sent)  # type: ignore[attr-defined]
+    return _Message(work, sent)
 
 
 def _await(started: Tensors) -> None:
     for each in started:
-        pending = vars(each).pop("_forge_pending", None)
-        if pending is not None and pending.work is not None:
-            try:
-                pending.work.wait()
-            except RuntimeError as error:
-                raise collective_error(error) from error
+        message, copies = vars(each).pop("_forge_pending", (None, None))
+        if message is not None:
+            message.wait()
+            copies.wait(message.wait)
 
 
-def _message(x: torch.Tensor, dtype: torch.dtype, rows: Dim) -> torch.Tensor:
+def _as_sent(x: torch.Tensor, dtype: torch.dtype, rows: Dim) -> torch.Tensor:
     """Return a tensor as it is sent: of a dtype, contiguous, with zeros after its last row. It is copied at most
     once."""
     length = x.shape[0]
@@ -118,44 +143,45 @@ def gather_alone(
     x: torch.Tensor,
     length: int | None,
     dtype: torch.dtype,
+    device: torch.device,
     reduce_dtype: torch.dtype | None,
     group: ShardGroup,
     reshard: bool | None,
 ) -> torch.Tensor:
     """Return a parameter, gathered by a message of its own: prims.unshard."""
-    if length is None:
-        return x.to(dtype, copy=True)
-    return finish_unshard(start_unshard([x], [length], [dtype], group), [length])[0]
+    return finish_unshard(start_unshard([x], [length], [dtype], device, group), [length])[0]
 
 
 def reduce_alone(
     x: torch.Tensor,
     length: int | None,
     dtype: torch.dtype,
+    device: torch.device,
     reduce_dtype: torch.dtype | None,
     group: ShardGroup,
 ) -> torch.Tensor:
     """Return a part of a gradient, averaged by a message of its own: prims.reduce_to_shard."""
-    return finish_reduce(start_reduce([x], [length], [reduce_dtype], group), [length], [dtype])[0]
+    return finish_reduce(start_reduce([x], [length], [reduce_dtype], device, group), [length], [dtype])[0]
 
 
 class _Unshard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, *how: Any) -> torch.Tensor:
-        ctx.how = x.shape[:1], x.dtype, *how
+        ctx.how = x.shape[:1], x.dtype, x.device, *how
         return gather_alone(x, *how)
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple:
-        rows, dtype, length, _, reduce_dtype, group, _ = ctx.how
-        part = reduce_alone(g, None if length is None else rows[0], dtype, reduce_dtype, group)
-        return part, *[None] * 5
+        rows, dtype, device, length, _, _, reduce_dtype, group, _ = ctx.how
+        part = reduce_alone(g, None if length is None else rows[0], dtype, device, reduce_dtype, group)
+        return part, *[None] * 6
 
 
 def unshard(
     x: torch.Tensor,
     length: int | None,
     dtype: torch.dtype,
+    device: torch.device,
     reduce_dtype: torch.dtype | None,
     group: ShardGroup,
     reshard: bool | None,
@@ -168,8 +194,10 @@ def unshard(
     others are the arguments of prims.unshard.
     """
     if has_torch_function_unary(x):  # while a program is traced directly
-        return handle_torch_function(unshard, (x,), x, length, dtype, reduce_dtype, group, reshard, bucket, prefetch)
-    return _Unshard.apply(x, length, dtype, reduce_dtype, group, reshard)
+        return handle_torch_function(
+            unshard, (x,), x, length, dtype, device, reduce_dtype, group, reshard, bucket, prefetch
+        )
+    return _Unshard.apply(x, length, dtype, device, reduce_dtype, group, reshard)
 
 
 @torchsymbol(unshard, id="forge.unshard")
@@ -177,6 +205,7 @@ def unsharded(
     x: TensorProxy,
     length: int | None,
     dtype: torch.dtype,
+    device: torch.device,
     reduce_dtype: torch.dtype | None,
     group: ShardGroup,
     reshard: bool | None,
@@ -184,4 +213,4 @@ def unsharded(
     prefetch: int,
 ) -> TensorProxy:
     """Return the whole of a parameter of which each process has a part along dim 0."""
-    return prims.unshard(x, length, dtype, reduce_dtype, group, reshard)
+    return prims.unshard(x, length, dtype, device, reduce_dtype, group, reshard)

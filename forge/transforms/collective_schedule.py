@@ -16,6 +16,8 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
+
 from forge import prims
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, Trace
 from forge.ir.proxies import Dim, bytes_of
@@ -253,7 +255,8 @@ class _Bucketing(NamedTuple):
     def message(self, calls: Sequence[_Call]) -> _Message:
         bounds = [call.bound for call in calls]
         values, lengths = [bound.args[0] for bound in bounds], [bound.args[1] for bound in bounds]
-        group: ShardGroup = bounds[0].args[4]
+        device: torch.device = bounds[0].args[3]
+        group: ShardGroup = bounds[0].args[5]
         size, *_ = group
         gathers = is_unshard(bounds[0])
         if gathers:
@@ -262,19 +265,18 @@ class _Bucketing(NamedTuple):
             shapes = [_padded(bound.output, size, length) for bound, length in zip(bounds, lengths, strict=True)]
         else:
             start, finish = self.operators.start_reduce, self.operators.finish_reduce
-            dtypes = [bound.args[3] or bound.args[0].dtype for bound in bounds]
+            dtypes = [bound.args[4] or bound.args[0].dtype for bound in bounds]
             read = [x for x, dtype in zip(values, dtypes, strict=True) if x.dtype is dtype]  # else a copy is
             more = [[bound.args[2] for bound in bounds], read]
             shapes = [_part(bound.args[0], size) for bound in bounds]
         hint = "gathering" if gathers else "reducing"
         handles = tuple(
-            self.new.tensor(shape, dtype, x.device, name=hint)
-            for shape, dtype, x in zip(shapes, dtypes, values, strict=True)
+            self.new.tensor(shape, dtype, device, name=hint) for shape, dtype in zip(shapes, dtypes, strict=True)
         )
         tags, source = NO_TAGS.union(*[bound.tags for bound in bounds]), bounds[0].source
         results = tuple(bound.output for bound in bounds)
         return _Message(
-            BoundSymbol(start, (values, lengths, dtypes, group), {}, handles, (), source, tags),
+            BoundSymbol(start, (values, lengths, dtypes, device, group), {}, handles, (), source, tags),
             BoundSymbol(finish, (list(handles), lengths, *more), {}, results, (), source, tags),
             sum(call.bytes for call in calls),
             _prefetch(self.parameters, values[0].name),
@@ -285,13 +287,19 @@ def _buckets(calls: Iterable[_Call]) -> list[list[_Call]]:
     buckets: list[list[_Call]] = []
     bytes = 0
     for call in calls:
-        same = bool(buckets) and buckets[-1][0].bound.args[4] == call.bound.args[4]
+        same = bool(buckets) and _way(buckets[-1][0]) == _way(call)
         if not same or bytes + call.bytes > call.bucket:
             buckets.append([])
             bytes = 0
         buckets[-1].append(call)
         bytes += call.bytes
     return buckets
+
+
+def _way(call: _Call) -> tuple[torch.device, ShardGroup]:
+    """Return the device of a call's result, and the group: those of one message have the same."""
+    device, group = call.bound.args[3], call.bound.args[5]
+    return device, group
 
 
 def _prefetch(parameters: Parameters, sent: str) -> int:

@@ -18,9 +18,9 @@ def is_reduction(bound: BoundSymbol) -> bool:
 
 def reshards(bound: BoundSymbol) -> Any:
     """Return whether a parameter that a call gathers is to be gathered again in the backward, None where it may."""
-    return bound.args[5]
+    return bound.args[6]
 
 
 def limits(bound: BoundSymbol) -> tuple[int, int] | None:
     """Return the bytes of a bucket, and those that are gathered ahead, of a captured call; None for one of a rule."""
-    return (bound.args[6], bound.args[7]) if bound.symbol is torchlang.unsharded else None
+    return (bound.args[7], bound.args[8]) if bound.symbol is torchlang.unsharded else None

@@ -101,7 +101,7 @@ if torch.distributed.is_available():
     torch.compiler.allow_in_graph(parameter_shards.unshard)  # as forge.distributed.shard does
 
     def _unshard(x: torch.Tensor, length: int | None, group: str) -> torch.Tensor:
-        return parameter_shards.unshard(x, length, x.dtype, None, (1, group, None), None, 1 << 20, 1 << 20)
+        return parameter_shards.unshard(x, length, x.dtype, x.device, None, (1, group, None), None, 1 << 20, 1 << 20)
 
     op(
         "unshard",
