@@ -22,8 +22,6 @@ _OUTSIDE_SHARE = 0.2  # of a program's calls, at most, of one that is recorded w
 _OUTSIDE = {
     Tag.OPAQUE: "the call is an opaque call",
     Tag.EFFECT: "the call has an effect",
-    Tag.SENDS: "the call sends a message to other processes",
-    Tag.AWAITS: "the call waits for a message of other processes",
     Tag.SYNCHRONIZING: "the call reads values back to Python",
     Tag.DONATES: "whether it writes to its argument is decided when it runs",
 }
