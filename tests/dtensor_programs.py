@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import forge
 from forge.capture import dtensors
+from forge.torchlang import partial_draws
 
 
 def _all(x: torch.Tensor) -> torch.Tensor:
@@ -182,11 +183,27 @@ def drawn(rank: int, place: Any, seed: int) -> dict[str, Any]:
     }
 
 
-def drawn_by_part(rank: int) -> dict[str, Any]:
-    """As `drawn` of parts, as though the device had the generators of a GPU."""
+class _Offset:
+    """The offset of a generator such as a GPU's."""
+
+    def __init__(self) -> None:
+        self.moves = [100]
+
+    def get_offset(self) -> int:
+        return self.moves[-1]
+
+    def set_offset(self, offset: int) -> None:
+        self.moves.append(offset)
+
+
+def drawn_by_part(rank: int, place: Any) -> dict[str, Any]:
+    """As `drawn`, as though the device had the generators of a GPU, and where such a one is before and after draws."""
+    generator = _Offset()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dtensors, "draws_by_part", lambda device: True)
-        return drawn(rank, Shard(0), 1)
+        patch.setattr(partial_draws, "generator_of", lambda device: generator)
+        patch.setattr(partial_draws, "sync_generators", lambda kind: None)
+        return {**drawn(rank, place, 1), "moves": generator.moves}
 
 
 class Counting(nn.Module):

@@ -245,8 +245,8 @@ _NOT_RECORDED = set() if TORCH >= (2, 13) else {"prims.grid_sampler_double_backw
 def test_every_prim_is_recorded_by_some_opinfo() -> None:
     """A prim that no sample's forward or gradient records is dead, or untested.
 
-    Front ends record the prims of the memory and modes families for writes and modes: tests/ir/test_memory.py and
-    tests/capture/test_programs.py have them.
+    Front ends record the prims of the memory and modes families for writes and modes: tests/ir/test_memory.py,
+    tests/capture/test_programs.py and tests/distributed/test_dtensors.py have them.
     """
     seen = set(_recorded()) | _in_backwards()
     _report(

@@ -12,7 +12,9 @@ makes a part of something of a value that every process has gives each process a
 `forge.spread` sums them.
 """
 
+import functools
 import inspect
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,12 +31,20 @@ from forge.ir.source import Source
 from forge.prims.library import symbolic_dispatch
 from forge.torch_internals.autograd import enter_autocast, exit_autocast, set_grad_enabled
 from forge.torch_internals.dispatch import TorchDispatchMode
-from forge.torch_internals.distributed import draws_by_part, is_masked, local_tensor, placement_spec, waited
+from forge.torch_internals.distributed import (
+    draws_by_part,
+    is_masked,
+    local_tensor,
+    placement_spec,
+    random_operators,
+    waited,
+)
 from forge.torch_internals.fake_tensors import FakeScriptObject, FakeTensor
 from forge.torch_internals.pytree import torch_pytree
 from forge.torch_internals.tensors import storage_id
 from forge.torchlang import autocast_mode, grad_mode
 from forge.torchlang.fake_execution import changed_tensors
+from forge.torchlang.partial_draws import begin_partial_draw, end_partial_draw, part_offsets
 from forge.torchlang.sharding import of_gradient, redistribute, spread
 
 if TYPE_CHECKING or torch.distributed.is_available():
@@ -365,17 +375,47 @@ class _Writer:
             shown = results or [_example(node.all_input_nodes[0])]
             specs = [_spec(leaf) for leaf in shown]
             trial = _FakeCall(function, node.args, node.kwargs)
-            if draws_by_part(specs[0].mesh.device_type) and trial.is_random:
-                return self.opaque(node, *self.called(node, function, node.args, node.kwargs))
-            prepared = self.as_local(node, trial, specs)
+            by_part = draws_by_part(specs[0].mesh.device_type) and bool(trial.draws)
+            offsets = self.offsets(trial, specs[0], self.inside(shown[0])) if by_part else ()
+            prepared = None if offsets is None else self.as_local(node, trial, specs)
             if prepared is not None:
                 args, kwargs = prepared
+                if offsets:
+                    device, begin, end = offsets
+                    self.move_generator(begin_partial_draw, device, begin)
                 copied = self.new.create_node(node.op, node.target, args, kwargs, name=node.name)
                 copied.meta = {**node.meta, "example_value": self.all_inside(example)}
+                if offsets:
+                    self.move_generator(end_partial_draw, device, end)
                 return copied
+            if by_part:
+                return self.opaque(node, *self.called(node, function, node.args, node.kwargs))
         if changes:
             raise Unsupported(f"{name} changes a DTensor in place by other operators than those of a tensor")
         return self.by_dtensors(node, function, node.args, node.kwargs)
+
+    def offsets(self, trial: "_FakeCall", spec: _Spec, local: torch.Tensor) -> tuple[Any, ...] | None:
+        """Return the device, and the offsets of its generator by which a call draws its part of a result; () for a call
+        that DTensors leave alone, None where they are not known."""
+        drawn = [shape for operator, shape in trial.draws if operator in random_operators()]
+        if not drawn:
+            return ()
+        cuts = [(dim, place) for dim, place in enumerate(spec.places) if place != "replicate"]
+        if len(trial.draws) > 1 or drawn != [local.shape] or not all(isinstance(place, int) for _, place in cuts):
+            return None
+        if len({place for _, place in cuts}) < len(cuts):
+            return None
+        largest, index = list(spec.shape), 0
+        for dim, place in sorted(cuts, key=lambda cut: cut[1]):
+            size, rank, _ = spec.group(dim)
+            largest[place] = -(-largest[place] // size)
+            index = index * size + rank
+        begin, end = part_offsets(math.prod(spec.shape), math.prod(largest), index)
+        return local.device, begin, end
+
+    def move_generator(self, move: Callable, device: torch.device, offset: Any) -> None:
+        moving = self.new.call_function(move, (device, offset))
+        moving.meta = {**self.node.meta, "example_value": None}
 
     def note_change(self, node: Node, name: str) -> None:
         """Note which inputs a node changes. Raises Unsupported where torch's graph of an input changes, too."""
@@ -591,7 +631,7 @@ class _OperatorRecorder(TorchDispatchMode):
 
     def __init__(self, given: Sequence[Any] = ()) -> None:
         super().__init__()
-        self.random = False
+        self.draws: list[tuple[Any, torch.Size]] = []  # operators that draw, with the shapes that they fill
         self.writes: list[Any] = []  # what changes what is given in place, and what it reads
         self.memory = {storage_id(x) for x in given if isinstance(x, torch.Tensor)}
         self.alive = list(given)  # an id is an object's while it lives
@@ -601,7 +641,8 @@ class _OperatorRecorder(TorchDispatchMode):
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # DTensor calls it of the tensors inside
         kwargs = kwargs or {}
-        self.random |= torch.Tag.nondeterministic_seeded in func.tags
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.draws.append((func, args[0].shape if args and isinstance(args[0], torch.Tensor) else torch.Size()))
         result = func(*args, **kwargs)
         read = tuple(map(self.label, torch_pytree.tree_leaves((args, kwargs))))
         for x in changed_tensors(func, args, kwargs):
@@ -631,7 +672,7 @@ class _FakeCall:
 
     def __init__(self, function: Callable, args: tuple, kwargs: dict) -> None:
         self.function = function
-        self.random = False
+        self._draws: list[tuple[Any, torch.Size]] = []
         self.leaves, self.structure = torch_pytree.tree_flatten((args, kwargs))
         self.of_dtensors = self._propagate([_unmasked(x) for x in self.leaves], {})
 
@@ -658,14 +699,15 @@ class _FakeCall:
                 made = _run(self.function, values, self.structure)
             except Exception:
                 return None
-        self.random |= seen.random
+        self._draws = seen.draws
         results = [local_tensor(x) if isinstance(x, DTensor) else x for x in torch_pytree.tree_leaves(made)]
         return [seen.label(each) for each in results], seen.writes
 
-    @property
-    def is_random(self) -> bool:
+    @functools.cached_property
+    def draws(self) -> list[tuple[Any, torch.Size]]:
+        """The operators on local tensors that draw random numbers, and the shapes that these fill."""
         self.of_local(self.leaves, {})
-        return self.random
+        return self._draws
 
     def divisions(self, given: dict[Node, _Spec], partial: list[int]) -> Iterator[dict[Node, Sequence[int]]]:
         """Yield the arguments that every process has and divides where the result is a sum (a bias)."""

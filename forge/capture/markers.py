@@ -22,6 +22,7 @@ from forge.torch_internals.autograd import (
 from forge.torch_internals.functorch import lazy_load_decompositions, predispatch_enter_dual_level
 from forge.torch_internals.tensors import log_api_usage_once
 from forge.torchlang import autocast_mode
+from forge.torchlang.partial_draws import begin_partial_draw, end_partial_draw
 
 
 class Interpreter(Protocol):
@@ -144,6 +145,8 @@ MARKERS: dict[Any, Callable] = {
     lazy_load_decompositions: _ignore,
     predispatch_enter_dual_level: _enter_dual_level,
     set_grad_enabled: lambda interpreter, mode: set_grad_enabled(mode),
+    begin_partial_draw: lambda interpreter, device, offset: prims.begin_partial_draw(device, offset),
+    end_partial_draw: lambda interpreter, device, offset: prims.end_partial_draw(device, offset),
     enter_inference_mode: _enter_inference_mode,
     exit_inference_mode: _exit,
     log_api_usage_once: _ignore,

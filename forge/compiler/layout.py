@@ -278,7 +278,8 @@ class Layouts:
         """Return the layouts of a claimed call's results, and record them."""
         for proxy in tensors(call.output):
             self._see(proxy.shape)
-        predictable = UNPREDICTABLE.isdisjoint(call.all_tags) and is_own(call.symbol.op)
+        acts = call.output is None  # such as one that moves a generator: it would do so now
+        predictable = UNPREDICTABLE.isdisjoint(call.all_tags) and is_own(call.symbol.op) and not acts
         ran = self._run_with_memo(call) if predictable else self._run_by_meta(call)
         self.flops += ran.flops
         given = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))

@@ -5,6 +5,7 @@ import math
 import pickle
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -78,6 +79,22 @@ def draws_by_part(device: str) -> bool:
 
     tracker = random._rng_tracker
     return device != "cpu" and (tracker is None or tracker.distribute_region_enabled)
+
+
+def random_operators() -> frozenset[Any]:
+    """Return the operators for which DTensors draw by part."""
+    from torch.distributed.tensor import DTensor  # torch may have been built without
+
+    return frozenset(DTensor._op_dispatcher._random_ops)
+
+
+def sync_generators(device_type: str) -> None:
+    """Have all processes' generators be as the first one's, once, as DTensors do before they draw."""
+    from torch.distributed.tensor import _random as random  # torch may have been built without
+
+    if random._rng_tracker is None:
+        mesh: Any = SimpleNamespace(device_type=device_type)  # it reads no more of one
+        random._rng_tracker = random.OffsetBasedRNGTracker(mesh)
 
 
 def is_async(value: Any) -> bool:

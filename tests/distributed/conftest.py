@@ -14,3 +14,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     made = Pair(tmp_path_factory.mktemp("processes"))
     yield made
     made.end()
+
+
+@pytest.fixture
+def nccl() -> Iterator[None]:
+    """A process group of this process alone, on a GPU."""
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    if torch.distributed.is_initialized():
+        pytest.skip("the process has a process group")
+    torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()

@@ -1,7 +1,6 @@
 """Parameters that are offloaded to host memory: gathered on the device, their gradients reduced there, copied back."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -55,17 +54,6 @@ def test_a_policy_that_is_no_bool_is_refused() -> None:
 
 
 # on a GPU, a group of one process copies as others do
-
-
-@pytest.fixture
-def nccl() -> Iterator[None]:
-    if not torch.cuda.is_available():
-        pytest.skip("host memory and the device's are the same without a GPU")
-    if torch.distributed.is_initialized():
-        pytest.skip("the process has a process group")
-    torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 def _train(model: Any, steps: int = 4) -> list[torch.Tensor]:

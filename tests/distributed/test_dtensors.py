@@ -15,9 +15,12 @@ from dtensor_programs import (
     of_varying_parts,
     uneven,
 )
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn import functional as F
 from two_processes import Pair
 
+import forge
 from forge.torch_internals.versions import TORCH
 
 _VIEW = pytest.param(
@@ -57,12 +60,35 @@ def test_processes_drop_parts_of_their_own_and_what_all_have_together(
         assert torch.equal(one, other) is alike
 
 
-def test_parts_that_are_drawn_by_their_place_are_opaque(pair: Pair) -> None:
-    """Where generators have offsets, eager draws from that of a part."""
-    for found in pair.run(drawn_by_part):
+@pytest.mark.parametrize("place", [Shard(0), Shard(2), Replicate()], ids=str)
+def test_parts_are_drawn_by_their_place_where_generators_have_offsets(place: Any, pair: Pair) -> None:
+    """512 numbers of 1024 are a part. Attention of CPUs drops scores, of which there are others than results."""
+    for rank, found in enumerate(pair.run(drawn_by_part, place)):
         assert found["broken"] == []
-        assert "torch.nn.functional.dropout of DTensors" in found["opaque"]
+        assert found["opaque"] == ["torch.nn.functional.scaled_dot_product_attention of DTensors"]
+        assert found["moves"] == [100, 100 if place.is_replicate() else 100 + 512 * rank, 100 + 1024]
         torch.testing.assert_close(found["forge"], found["eager"])
+
+
+@pytest.mark.parametrize("place", [Shard(0), Replicate()], ids=str)
+@pytest.mark.parametrize("lengths", [(8,), (8, 12, 5)], ids=str)
+def test_dropout_on_a_gpu_draws_what_eager_does(place: Any, lengths: tuple[int, ...], nccl: None) -> None:
+    mesh = init_device_mesh("cuda", (1,))
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(F.dropout(x, 0.5) * 2, 0.25)
+
+    jitted = forge.jit(twice)
+    for length in lengths:
+        results = []
+        for function in (twice, jitted):
+            torch.manual_seed(0)
+            x = distribute_tensor(torch.ones(4, length, device="cuda"), mesh, [place]).requires_grad_()
+            out = function(x)
+            out.sum().backward()
+            results.append([out.to_local(), x.grad.to_local(), torch.rand(3, device="cuda")])
+        torch.testing.assert_close(*results, rtol=0, atol=0)
+    assert forge.explain(jitted).opaque_calls == []
 
 
 def test_buffers_that_are_dtensors_change_in_place(pair: Pair) -> None:

@@ -9,9 +9,11 @@ from forge import clang, prims, torchlang
 from forge.executors.torchex.core import run_prim, run_prims, run_torchlang, torchex
 from forge.ir import Tag, TensorProxy, get_grad, put_grad, register_grad
 from forge.prims.core import like
+from forge.torchlang.partial_draws import begin_partial_draw, end_partial_draw
 from forge.torchlang.random import noise_dtype
 from forge.transforms.double import register_redraw
 
+run_prims({prims.begin_partial_draw: begin_partial_draw, prims.end_partial_draw: end_partial_draw})
 run_prims({prims.multinomial: torch.multinomial})
 
 
