@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from forge.capture.dtensors import DTensor, LocalGraph
+from forge.capture.dtensor_placements import DTensor
+from forge.capture.dtensors import LocalGraph
 from forge.torch_internals.distributed import is_async, waited, without_wait
 from forge.torch_internals.pytree import torch_pytree
 

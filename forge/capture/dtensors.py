@@ -12,45 +12,30 @@ makes a part of something of a value that every process has gives each process a
 `forge.spread` sums them.
 """
 
-import functools
 import inspect
-import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional
 
 from forge import torchlang
+from forge.capture.dtensor_placements import DTensor, OfDTensors, Spec, example_of, place_of, spec_of
+from forge.capture.dtensor_trials import FakeCall
 from forge.capture.higher_order import writes
 from forge.capture.operator_graphs import operator_graphs, run_graphs
 from forge.compiler.program import Unsupported
 from forge.ir.source import Source
-from forge.prims.library import symbolic_dispatch
 from forge.torch_internals.autograd import enter_autocast, exit_autocast, set_grad_enabled
-from forge.torch_internals.dispatch import TorchDispatchMode
-from forge.torch_internals.distributed import (
-    draws_by_part,
-    is_masked,
-    local_tensor,
-    placement_spec,
-    random_operators,
-    waited,
-)
-from forge.torch_internals.fake_tensors import FakeScriptObject, FakeTensor
+from forge.torch_internals.distributed import draws_by_part, is_masked, local_tensor, waited
+from forge.torch_internals.fake_tensors import FakeScriptObject
 from forge.torch_internals.pytree import torch_pytree
 from forge.torch_internals.tensors import storage_id
 from forge.torchlang import autocast_mode, grad_mode
-from forge.torchlang.fake_execution import changed_tensors
-from forge.torchlang.partial_draws import begin_partial_draw, end_partial_draw, part_offsets
+from forge.torchlang.partial_draws import begin_partial_draw, end_partial_draw
 from forge.torchlang.sharding import of_gradient, redistribute, spread
-
-if TYPE_CHECKING or torch.distributed.is_available():
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-else:
-    DTensor = Partial = Replicate = Shard = ()
 
 
 class LocalGraph(NamedTuple):
@@ -76,69 +61,6 @@ def _has_dtensor(node: Node) -> bool:
     return any(isinstance(leaf, DTensor) for leaf in torch_pytree.tree_leaves(node.meta.get("example_value")))
 
 
-class _Spec(NamedTuple):
-    """The placement of a DTensor, and the shape and strides of all of it."""
-
-    mesh: Any
-    placements: tuple[Any, ...]
-    shape: tuple[Any, ...]
-    stride: tuple[Any, ...]
-
-    @property
-    def places(self) -> tuple[Any, ...]:
-        """A place for each dim of the mesh; a placement that is none of them as it is."""
-        return tuple(map(_place, self.placements))
-
-    @property
-    def is_even(self) -> bool:
-        """Return whether each process has as much, in the order of the processes, or all of it, or a part of a sum."""
-        cut = [(dim, place) for dim, place in enumerate(self.places) if isinstance(place, int)]
-        return (
-            all(isinstance(place, (int, str)) for place in self.places)
-            and all(self.shape[place] % self.mesh.size(dim) == 0 for dim, place in cut)
-            and len({place for _, place in cut}) == len(cut)
-        )
-
-    @property
-    def is_local(self) -> bool:
-        """Return whether functions of each process's part are parts of those of the whole, their gradients too."""
-        return not any(each.is_partial() and _place(each) != "partial" for each in self.placements)
-
-    def group(self, dim: int) -> tuple[int, int, str]:
-        """Return the size, this process's rank and the name of the group along a dim of the mesh."""
-        return self.mesh.size(dim), self.mesh.get_local_rank(dim), self.mesh.get_group(dim).group_name
-
-    def wrap(self, local: torch.Tensor) -> Any:
-        """Return the DTensor of which this process has `local`."""
-        shape, stride = (None, None) if self.is_even else (torch.Size(self.shape), self.stride)
-        return DTensor.from_local(local, self.mesh, self.placements, shape=shape, stride=stride)
-
-    @property
-    def of_gradient(self) -> list[Any]:
-        return [Replicate() if each.is_partial() else each for each in self.placements]
-
-
-def _place(placement: Any) -> Any:
-    if type(placement) is Shard:
-        return placement.dim
-    if type(placement) is Replicate:
-        return "replicate"
-    return "partial" if type(placement) is Partial and placement.reduce_op == "sum" else placement
-
-
-def _spec(value: Any) -> _Spec:
-    """Return how a DTensor is placed; what is masked before it is summed is a sum. Raises Unsupported."""
-    spec = placement_spec(value)
-    mesh = spec.mesh.real_obj if isinstance(spec.mesh, FakeScriptObject) else spec.mesh
-    if mesh.get_coordinate() is None:
-        raise Unsupported("this process is no part of a DTensor's mesh")
-    placements = tuple(Partial() if is_masked(each) else each for each in spec.placements)
-    found = _Spec(mesh, placements, tuple(value.shape), tuple(value.stride()))
-    if not found.is_even and any(isinstance(size, torch.SymInt) for size in (*found.shape, *found.stride)):
-        raise Unsupported("a DTensor whose length varies has uneven or strided parts")
-    return found
-
-
 class _Writer:
     def __init__(self, graph: GraphModule) -> None:
         self.old = graph
@@ -147,10 +69,10 @@ class _Writer:
         self.locals: dict[int, tuple[Any, Any]] = {}  # DTensors and the tensors inside, by the ids of the former
         self.scopes: dict[Node, Any] = {}  # of torch.autocast
         self.changed: set[int] = set()  # inputs
-        self.inputs: list[_Spec | None] = []  # of each input: how it is placed, None where it is no DTensor
+        self.inputs: list[Spec | None] = []  # of each input: how it is placed, None where it is no DTensor
         self.left_out: list[int] = []  # inputs that are no tensors
         self.lengths: list[tuple[int, int]] = []  # inputs and dims of local tensors, whose lengths are further inputs
-        self.outputs: dict[int, _Spec] = {}
+        self.outputs: dict[int, Spec] = {}
         self.node = next(iter(graph.graph.nodes))  # the one that is rewritten
 
     def write(self) -> GraphModule:
@@ -164,7 +86,7 @@ class _Writer:
         return GraphModule(self.old, self.new)
 
     def write_node(self, node: Node) -> Any:
-        given = [value for each in node.all_input_nodes for value in torch_pytree.tree_leaves(_example(each))]
+        given = [value for each in node.all_input_nodes for value in torch_pytree.tree_leaves(example_of(each))]
         if node.op == "placeholder":
             return self.placeholder(node)
         if node.op == "output":
@@ -188,21 +110,21 @@ class _Writer:
     # the boundary
 
     def placeholder(self, node: Node) -> Any:
-        value = _example(node)
+        value = example_of(node)
         if isinstance(value, FakeScriptObject):  # a mesh, which Dynamo guards
             self.left_out.append(len(self.inputs))
             self.inputs.append(None)
             return None
-        self.inputs.append(_spec(value) if isinstance(value, DTensor) else None)
+        self.inputs.append(spec_of(value) if isinstance(value, DTensor) else None)
         return self.copy(node, self.inside(value))
 
     def add_lengths(self) -> None:
         """Make inputs of the symbols in local tensors' lengths: before torch 2.13, Dynamo gives the whole's alone."""
         placeholders = self.old.graph.find_nodes(op="placeholder")
         given = [self.env[node] for i, node in enumerate(placeholders) if i not in self.left_out]
-        symbols = {_example(node).node.expr for node in given if isinstance(_example(node), torch.SymInt)}
+        symbols = {example_of(node).node.expr for node in given if isinstance(example_of(node), torch.SymInt)}
         for i, spec in enumerate(self.inputs):
-            shape = () if spec is None else _example(self.env[placeholders[i]]).shape
+            shape = () if spec is None else example_of(self.env[placeholders[i]]).shape
             for dim, length in enumerate(shape):
                 if isinstance(length, torch.SymInt) and length.node.expr.is_symbol and length.node.expr not in symbols:
                     symbols.add(length.node.expr)
@@ -214,8 +136,8 @@ class _Writer:
     def output(self, node: Node) -> Any:
         results: Any = node.args[0]
         for i, each in enumerate(results):
-            if isinstance(each, Node) and isinstance(_example(each), DTensor):
-                self.outputs[i] = _spec(_example(each))
+            if isinstance(each, Node) and isinstance(example_of(each), DTensor):
+                self.outputs[i] = spec_of(example_of(each))
         return self.copy(node)
 
     def wrap(self, call: Callable) -> Callable:
@@ -296,7 +218,7 @@ class _Writer:
 
     def insert(self, target: Callable, *args: Any) -> Node:
         """Return a call of a function of local tensors, the first argument among them."""
-        values = [_example(each) if isinstance(each, Node) else each for each in args]
+        values = [example_of(each) if isinstance(each, Node) else each for each in args]
         with values[0].fake_mode, torch.no_grad():
             made = target(*values)
         if any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
@@ -305,7 +227,7 @@ class _Writer:
         node.meta = {**self.node.meta, "example_value": made}
         return node
 
-    def spread(self, x: Node, spec: _Spec, dims: Sequence[int]) -> Node:
+    def spread(self, x: Node, spec: Spec, dims: Sequence[int]) -> Node:
         """Return x, whose gradients are summed along these dims of the mesh."""
         for dim in dims:
             x = self.insert(spread, x, *spec.group(dim))
@@ -317,16 +239,16 @@ class _Writer:
         others = [name for name, given in node.kwargs.items() if name not in known and given is not None]
         if others or node.kwargs.get("run_check") or not isinstance(value, Node):
             raise Unsupported(f"DTensor.from_local is called with {', '.join(node.kwargs)}")
-        _spec(_example(node))
+        spec_of(example_of(node))
         return self.local(value)
 
     def to_local(self, node: Node) -> Any:
         value: Any = node.args[0]
-        spec, local = _spec(_example(value)), self.local(value)
+        spec, local = spec_of(example_of(value)), self.local(value)
         wanted: Any = node.kwargs.get("grad_placements")
-        if wanted is None or not _example(value).requires_grad:
+        if wanted is None or not example_of(value).requires_grad:
             return local
-        places = [_place(each) for each in wanted]
+        places = [place_of(each) for each in wanted]
         summed = [dim for dim, place in enumerate(places) if place != of_gradient(spec.places[dim])]
         if any(places[dim] != "partial" or spec.places[dim] != "replicate" for dim in summed):
             return self.by_dtensors(node, DTensor.to_local, (value,), {"grad_placements": list(wanted)})
@@ -339,7 +261,7 @@ class _Writer:
             for name, given in node.kwargs.items()
             if name not in ("placements", "async_op", "device_mesh") and given is not None
         }
-        before, after = _spec(_example(value)), _spec(_example(node))
+        before, after = spec_of(example_of(value)), spec_of(example_of(node))
         if before.mesh != after.mesh:
             raise Unsupported("a DTensor is redistributed to another mesh")
         if before.placements == after.placements and not others:
@@ -357,8 +279,8 @@ class _Writer:
 
     def call(self, node: Node, name: str) -> Any:
         """Return a torch function: of the local tensors where that is the same, else what DTensors do."""
-        example = _example(node)
-        if name == "getitem" and isinstance(_example(node.all_input_nodes[0]), (tuple, list)):
+        example = example_of(node)
+        if name == "getitem" and isinstance(example_of(node.all_input_nodes[0]), (tuple, list)):
             return self.copy(node, self.inside(example))
         results = [leaf for leaf in torch_pytree.tree_leaves(example) if leaf is not None]
         changes = writes(node)
@@ -372,11 +294,11 @@ class _Writer:
             return looked_up
         if all(isinstance(leaf, DTensor) and not any(map(is_masked, leaf.placements)) for leaf in results):
             # torch keeps what it masks until it is redistributed: no trial
-            shown = results or [_example(node.all_input_nodes[0])]
-            specs = [_spec(leaf) for leaf in shown]
-            trial = _FakeCall(function, node.args, node.kwargs)
+            shown = results or [example_of(node.all_input_nodes[0])]
+            specs = [spec_of(leaf) for leaf in shown]
+            trial = FakeCall(function, node.args, node.kwargs)
             by_part = draws_by_part(specs[0].mesh.device_type) and bool(trial.draws)
-            offsets = self.offsets(trial, specs[0], self.inside(shown[0])) if by_part else ()
+            offsets = trial.draw_offsets(specs[0], self.inside(shown[0])) if by_part else ()
             prepared = None if offsets is None else self.as_local(node, trial, specs)
             if prepared is not None:
                 args, kwargs = prepared
@@ -394,25 +316,6 @@ class _Writer:
             raise Unsupported(f"{name} changes a DTensor in place by other operators than those of a tensor")
         return self.by_dtensors(node, function, node.args, node.kwargs)
 
-    def offsets(self, trial: "_FakeCall", spec: _Spec, local: torch.Tensor) -> tuple[Any, ...] | None:
-        """Return the device, and the offsets of its generator by which a call draws its part of a result; () for a call
-        that DTensors leave alone, None where they are not known."""
-        drawn = [shape for operator, shape in trial.draws if operator in random_operators()]
-        if not drawn:
-            return ()
-        cuts = [(dim, place) for dim, place in enumerate(spec.places) if place != "replicate"]
-        if len(trial.draws) > 1 or drawn != [local.shape] or not all(isinstance(place, int) for _, place in cuts):
-            return None
-        if len({place for _, place in cuts}) < len(cuts):
-            return None
-        largest, index = list(spec.shape), 0
-        for dim, place in sorted(cuts, key=lambda cut: cut[1]):
-            size, rank, _ = spec.group(dim)
-            largest[place] = -(-largest[place] // size)
-            index = index * size + rank
-        begin, end = part_offsets(math.prod(spec.shape), math.prod(largest), index)
-        return local.device, begin, end
-
     def move_generator(self, move: Callable, device: torch.device, offset: Any) -> None:
         moving = self.new.call_function(move, (device, offset))
         moving.meta = {**self.node.meta, "example_value": None}
@@ -420,12 +323,12 @@ class _Writer:
     def note_change(self, node: Node, name: str) -> None:
         """Note which inputs a node changes. Raises Unsupported where torch's graph of an input changes, too."""
         written = [each for each in (*node.args[:1], node.kwargs.get("out")) if isinstance(each, Node)]
-        memory = {storage_id(self.inside(_example(each))) for each in written}
+        memory = {storage_id(self.inside(example_of(each))) for each in written}
         inputs = self.old.graph.find_nodes(op="placeholder")
         for i, (each, spec) in enumerate(zip(inputs, self.inputs, strict=True)):
-            if spec is not None and storage_id(self.inside(_example(each))) in memory:
+            if spec is not None and storage_id(self.inside(example_of(each))) in memory:
                 self.changed.add(i)
-                if torch.is_grad_enabled() and _example(each).requires_grad:
+                if torch.is_grad_enabled() and example_of(each).requires_grad:
                     raise Unsupported(f"{name} changes an input that is a DTensor with gradients in place")
 
     def embedding(self, node: Node) -> Node | None:
@@ -438,15 +341,15 @@ class _Writer:
         padding = given.pop("padding_idx", None)
         if any(option not in (None, False, 2.0) for option in given.values()):  # 2.0: max_norm's unused norm
             return None
-        if not all(isinstance(each, Node) and isinstance(_example(each), DTensor) for each in (words, weight)):
+        if not all(isinstance(each, Node) and isinstance(example_of(each), DTensor) for each in (words, weight)):
             return None
-        cut, read = _spec(_example(weight)), _spec(_example(words))
+        cut, read = spec_of(example_of(weight)), spec_of(example_of(words))
         dims = [dim for dim, place in enumerate(cut.places) if place == 0]
         others = [place for place in cut.places if place != 0]
         if len(dims) != 1 or cut.mesh != read.mesh or {*others, *read.places} != {"replicate"}:
             return None
         local = self.local(weight)
-        rows, (size, rank, _) = _example(local).shape[0], cut.group(dims[0])
+        rows, (size, rank, _) = example_of(local).shape[0], cut.group(dims[0])
         if not isinstance(rows, int) or rows == 0:
             return None
         start = rank * -(-cut.shape[0] // size)
@@ -458,12 +361,12 @@ class _Writer:
         found = self.insert(functional.embedding, self.insert(torch.masked_fill, here, missing, 0), local, padding)
         return self.insert(torch.masked_fill, found, self.insert(torch.unsqueeze, missing, -1), 0.0)
 
-    def as_local(self, node: Node, trial: "_FakeCall", results: list[_Spec]) -> tuple[tuple, dict] | None:
+    def as_local(self, node: Node, trial: FakeCall, results: list[Spec]) -> tuple[tuple, dict] | None:
         """Return the arguments with which the function of local tensors is the call; None where there are none."""
-        nodes = [each for each in trial.leaves if isinstance(each, Node) and isinstance(_example(each), torch.Tensor)]
-        if not all(isinstance(_example(each), DTensor) for each in nodes):
+        nodes = [each for each in trial.leaves if isinstance(each, Node) and isinstance(example_of(each), torch.Tensor)]
+        if not all(isinstance(example_of(each), DTensor) for each in nodes):
             return None
-        given = {each: _spec(_example(each)) for each in nodes}
+        given = {each: spec_of(example_of(each)) for each in nodes}
         mesh = results[0].mesh
         if any(spec.mesh != mesh or not spec.is_local for spec in (*given.values(), *results)):
             return None
@@ -471,14 +374,14 @@ class _Writer:
             return None
         partial = [dim for dim in range(mesh.ndim) if all(spec.places[dim] == "partial" for spec in results)]
         for divided in trial.divisions(given, partial):
-            sizes = trial.sizes_of(self.inside(_example(node)))
+            sizes = trial.sizes_of(self.inside(example_of(node)))
             for replaced in (trial.leaves, sizes):
                 if replaced is not None and trial.of_local(replaced, divided) == trial.of_dtensors:
                     return self.arguments(trial, replaced, given, results, divided)
         return None
 
     def arguments(
-        self, trial: "_FakeCall", replaced: list[Any], given: dict[Node, _Spec], results: list[_Spec], divided: dict
+        self, trial: FakeCall, replaced: list[Any], given: dict[Node, Spec], results: list[Spec], divided: dict
     ) -> tuple[tuple, dict] | None:
         """Return the arguments on local tensors, divided and spread where that is to be."""
         local: dict[Node, Node] = {}
@@ -495,16 +398,16 @@ class _Writer:
             x = self.local(each)
             for dim in divided.get(each, ()):
                 x = self.insert(redistribute, x, "replicate", "partial", *spec.group(dim))
-            local[each] = self.spread(x, spec, spread_along) if _example(each).requires_grad else x
+            local[each] = self.spread(x, spec, spread_along) if example_of(each).requires_grad else x
         leaves = [local.get(leaf, self.env.get(leaf)) if isinstance(leaf, Node) else leaf for leaf in replaced]
         return torch_pytree.tree_unflatten(leaves, trial.structure)
 
     def by_dtensors(self, node: Node, function: Callable, args: tuple, kwargs: dict) -> Any:
         """Return the operators and collectives of a call that DTensors make; an opaque call where they are unknown."""
         called, given = self.called(node, function, args, kwargs)
-        example = self.all_inside(_example(node))
+        example = self.all_inside(example_of(node))
         results = torch_pytree.tree_leaves(example)
-        examples = [_example(each) for each in given]
+        examples = [example_of(each) for each in given]
         if not any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in results):
             examples = [each.detach() for each in examples]
         found = operator_graphs(called, examples)
@@ -519,26 +422,25 @@ class _Writer:
         only.meta = {**node.meta, "example_value": example}
         return only
 
-    def called(
-        self, node: Node, function: Callable, args: tuple, kwargs: dict
-    ) -> tuple["OfDTensors", tuple[Node, ...]]:
+    def called(self, node: Node, function: Callable, args: tuple, kwargs: dict) -> tuple[OfDTensors, tuple[Node, ...]]:
         """Return a call of DTensors as one of the tensors inside, and these."""
         leaves, structure = torch_pytree.tree_flatten((args, kwargs))
-        values = [_example(leaf) if isinstance(leaf, Node) else leaf for leaf in leaves]
+        values = [example_of(leaf) if isinstance(leaf, Node) else leaf for leaf in leaves]
         tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
+        result = example_of(node)
         called = OfDTensors(
             function,
             [None if i in tensors else value for i, value in enumerate(values)],
             structure,
             tensors,
-            {i: _spec(value) for i, value in enumerate(values) if isinstance(value, DTensor)},
-            [_spec(leaf) if isinstance(leaf, DTensor) else None for leaf in torch_pytree.tree_leaves(_example(node))],
+            {i: spec_of(value) for i, value in enumerate(values) if isinstance(value, DTensor)},
+            [spec_of(leaf) if isinstance(leaf, DTensor) else None for leaf in torch_pytree.tree_leaves(result)],
         )
         return called, tuple(self.local(leaves[i]) for i in tensors)
 
-    def opaque(self, node: Node, called: "OfDTensors", given: tuple[Node, ...]) -> Node:
+    def opaque(self, node: Node, called: OfDTensors, given: tuple[Node, ...]) -> Node:
         made = self.new.call_function(called, given)
-        made.meta = {**node.meta, "example_value": self.all_inside(_example(node))}
+        made.meta = {**node.meta, "example_value": self.all_inside(example_of(node))}
         return made
 
     def hold(self, graph: GraphModule) -> str:
@@ -551,175 +453,9 @@ class _Writer:
 _CALLS = ("call_function", "call_method")
 
 
-def _example(node: Node) -> Any:
-    return node.meta.get("example_value")
-
-
-def _unmasked(leaf: Any) -> Any:
-    """Return a node's example, that of a masked sum as one of a sum; another leaf as it is."""
-    value = _example(leaf) if isinstance(leaf, Node) else leaf
-    if not isinstance(value, DTensor) or not any(map(is_masked, value.placements)):
-        return value
-    local: Any = local_tensor(value)
-    with local.fake_mode, torch.no_grad():
-        return _spec(value).wrap(local)
-
-
 def _name(node: Node) -> str:
     return torchlang.function_name(node.target).rpartition(".")[2]
 
 
 def _callable(node: Node) -> Callable:
     return getattr(DTensor, node.target) if isinstance(node.target, str) else node.target
-
-
-class OfDTensors:
-    """A torch function of DTensors as one of the tensors inside, by torch's own DTensors and their autograd.
-
-    leaves, structure: of its arguments; tensors: the positions of the tensors among them. specs: of those that are
-    DTensors, by position; results: of what it returns, None for a tensor that is none.
-    """
-
-    communicates = True
-
-    def __init__(
-        self,
-        function: Callable,
-        leaves: list[Any],
-        structure: Any,
-        tensors: list[int],
-        specs: dict[int, _Spec],
-        results: list[_Spec | None],
-    ) -> None:
-        self.function = function
-        self.leaves = leaves
-        self.structure = structure
-        self.tensors = tensors
-        self.specs = specs
-        self.results = results
-        self.__name__ = f"{torchlang.function_name(function)} of DTensors"
-
-    def __call__(self, *tensors: Any) -> Any:
-        given = list(self.leaves)
-        for i, tensor in zip(self.tensors, tensors, strict=True):
-            given[i] = self.specs[i].wrap(tensor) if i in self.specs else tensor
-        found, structure = torch_pytree.tree_flatten(_run(self.function, given, self.structure))
-        local = [
-            each if spec is None else placed(each, spec).to_local(grad_placements=spec.of_gradient)
-            for each, spec in zip(found, self.results, strict=True)
-        ]
-        return torch_pytree.tree_unflatten(local, structure)
-
-
-def placed(x: Any, spec: _Spec) -> Any:
-    """Return a DTensor placed so; what is masked before it is summed by way of the sum."""
-    if any(map(is_masked, x.placements)):
-        x = x.redistribute(placements=[Replicate() if is_masked(each) else each for each in x.placements])
-    return x.redistribute(placements=spec.placements)
-
-
-def _run(function: Callable, leaves: Sequence[Any], structure: Any) -> Any:
-    args, kwargs = torch_pytree.tree_unflatten(list(leaves), structure)
-    return function(*args, **kwargs)
-
-
-# which operators run
-
-
-class _OperatorRecorder(TorchDispatchMode):
-    """The operators that run on local tensors. `labels`: of each tensor, by id, the expression that makes it."""
-
-    def __init__(self, given: Sequence[Any] = ()) -> None:
-        super().__init__()
-        self.draws: list[tuple[Any, torch.Size]] = []  # operators that draw, with the shapes that they fill
-        self.writes: list[Any] = []  # what changes what is given in place, and what it reads
-        self.memory = {storage_id(x) for x in given if isinstance(x, torch.Tensor)}
-        self.alive = list(given)  # an id is an object's while it lives
-        self.labels: dict[int, Any] = {id(x): ("given", i) for i, x in enumerate(given) if isinstance(x, torch.Tensor)}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # DTensor calls it of the tensors inside
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.draws.append((func, args[0].shape if args and isinstance(args[0], torch.Tensor) else torch.Size()))
-        result = func(*args, **kwargs)
-        read = tuple(map(self.label, torch_pytree.tree_leaves((args, kwargs))))
-        for x in changed_tensors(func, args, kwargs):
-            self.alive.append(x)
-            self.labels[id(x)] = (str(func), read)
-            if storage_id(x) in self.memory:
-                self.writes.append(self.labels[id(x)])
-        for i, each in enumerate(torch_pytree.tree_leaves(result)):
-            if isinstance(each, torch.Tensor) and id(each) not in self.labels:
-                self.alive.append(each)
-                self.labels[id(each)] = (str(func), i, read)
-        return result
-
-    def label(self, leaf: Any) -> Any:
-        return self.labels.get(id(leaf), "another") if isinstance(leaf, torch.Tensor) else repr(leaf)
-
-
-def _sizes(leaf: Any) -> Sequence[Any]:
-    return leaf.shape if isinstance(leaf, torch.Tensor) else [leaf]
-
-
-class _FakeCall:
-    """A torch function run on fake tensors, to see of which operators its results are made.
-
-    leaves, structure: of its arguments, as nodes. of_dtensors: what it makes of DTensors; None where it fails.
-    """
-
-    def __init__(self, function: Callable, args: tuple, kwargs: dict) -> None:
-        self.function = function
-        self._draws: list[tuple[Any, torch.Size]] = []
-        self.leaves, self.structure = torch_pytree.tree_flatten((args, kwargs))
-        self.of_dtensors = self._propagate([_unmasked(x) for x in self.leaves], {})
-
-    def of_local(self, leaves: Sequence[Any], divided: dict[Node, Sequence[int]]) -> Any:
-        """Return the fake results for the local tensors of `leaves`, those in `divided` divided by the sizes of these
-        groups."""
-        values = [_example(x) if isinstance(x, Node) else x for x in leaves]
-        sizes = {
-            i: [_spec(_example(x)).mesh.size(dim) for dim in divided[x]]
-            for i, x in enumerate(leaves)
-            if isinstance(x, Node) and x in divided
-        }
-        return self._propagate([local_tensor(x) if isinstance(x, DTensor) else x for x in values], sizes)
-
-    def _propagate(self, values: list[Any], sizes: dict[int, list[int]]) -> Any:
-        inside = [local_tensor(x) if isinstance(x, DTensor) else x for x in values]
-        fake = next(x.fake_mode for x in inside if isinstance(x, FakeTensor))
-        symbolic = any(isinstance(size, torch.SymInt) for x in inside for size in _sizes(x))
-        with fake, torch.no_grad(), symbolic_dispatch(symbolic), _OperatorRecorder(inside) as seen:
-            try:
-                for i, dividers in sizes.items():
-                    for size in dividers:
-                        values[i] = values[i] / size
-                made = _run(self.function, values, self.structure)
-            except Exception:
-                return None
-        self._draws = seen.draws
-        results = [local_tensor(x) if isinstance(x, DTensor) else x for x in torch_pytree.tree_leaves(made)]
-        return [seen.label(each) for each in results], seen.writes
-
-    @functools.cached_property
-    def draws(self) -> list[tuple[Any, torch.Size]]:
-        """The operators on local tensors that draw random numbers, and the shapes that these fill."""
-        self.of_local(self.leaves, {})
-        return self._draws
-
-    def divisions(self, given: dict[Node, _Spec], partial: list[int]) -> Iterator[dict[Node, Sequence[int]]]:
-        """Yield the arguments that every process has and divides where the result is a sum (a bias)."""
-        yield {}
-        for each, spec in given.items():
-            if partial and all(spec.places[dim] == "replicate" for dim in partial):
-                yield {each: partial}
-
-    def sizes_of(self, result: Any) -> list[Any] | None:
-        """Return the leaves with local shapes where a shape is read; None where none is."""
-        numbers = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, int)]
-        if not isinstance(result, torch.Tensor) or len(numbers) != result.ndim:
-            return None
-        shape = dict(zip(numbers, result.shape, strict=True))
-        return [shape.get(i, leaf) for i, leaf in enumerate(self.leaves)]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from forge.capture.dtensors import DTensor
+from forge.capture.dtensor_placements import DTensor
 from forge.ir.pytree import leaves
 from forge.torch_internals.dispatch import (
     DispatchKey,

@@ -1,0 +1,138 @@
+"""How DTensors are placed, and their functions as ones of the tensors inside, by torch's own DTensors."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from forge import torchlang
+from forge.compiler.program import Unsupported
+from forge.torch_internals.distributed import is_masked, placement_spec
+from forge.torch_internals.fake_tensors import FakeScriptObject
+from forge.torch_internals.pytree import torch_pytree
+
+if TYPE_CHECKING or torch.distributed.is_available():
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+else:
+    DTensor = Partial = Replicate = Shard = ()
+
+
+class Spec(NamedTuple):
+    """The placement of a DTensor, and the shape and strides of all of it."""
+
+    mesh: Any
+    placements: tuple[Any, ...]
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+
+    @property
+    def places(self) -> tuple[Any, ...]:
+        """A place for each dim of the mesh; a placement that is none of them as it is."""
+        return tuple(map(place_of, self.placements))
+
+    @property
+    def is_even(self) -> bool:
+        """Return whether each process has as much, in the order of the processes, or all of it, or a part of a sum."""
+        cut = [(dim, place) for dim, place in enumerate(self.places) if isinstance(place, int)]
+        return (
+            all(isinstance(place, (int, str)) for place in self.places)
+            and all(self.shape[place] % self.mesh.size(dim) == 0 for dim, place in cut)
+            and len({place for _, place in cut}) == len(cut)
+        )
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether functions of each process's part are parts of those of the whole, their gradients too."""
+        return not any(each.is_partial() and place_of(each) != "partial" for each in self.placements)
+
+    def group(self, dim: int) -> tuple[int, int, str]:
+        """Return the size, this process's rank and the name of the group along a dim of the mesh."""
+        return self.mesh.size(dim), self.mesh.get_local_rank(dim), self.mesh.get_group(dim).group_name
+
+    def wrap(self, local: torch.Tensor) -> Any:
+        """Return the DTensor of which this process has `local`."""
+        shape, stride = (None, None) if self.is_even else (torch.Size(self.shape), self.stride)
+        return DTensor.from_local(local, self.mesh, self.placements, shape=shape, stride=stride)
+
+    @property
+    def of_gradient(self) -> list[Any]:
+        return [Replicate() if each.is_partial() else each for each in self.placements]
+
+
+def place_of(placement: Any) -> Any:
+    """Return the dim along which a placement cuts, "replicate" or "partial"; another placement as it is."""
+    if type(placement) is Shard:
+        return placement.dim
+    if type(placement) is Replicate:
+        return "replicate"
+    return "partial" if type(placement) is Partial and placement.reduce_op == "sum" else placement
+
+
+def spec_of(value: Any) -> Spec:
+    """Return how a DTensor is placed; what is masked before it is summed is a sum. Raises Unsupported."""
+    spec = placement_spec(value)
+    mesh = spec.mesh.real_obj if isinstance(spec.mesh, FakeScriptObject) else spec.mesh
+    if mesh.get_coordinate() is None:
+        raise Unsupported("this process is no part of a DTensor's mesh")
+    placements = tuple(Partial() if is_masked(each) else each for each in spec.placements)
+    found = Spec(mesh, placements, tuple(value.shape), tuple(value.stride()))
+    if not found.is_even and any(isinstance(size, torch.SymInt) for size in (*found.shape, *found.stride)):
+        raise Unsupported("a DTensor whose length varies has uneven or strided parts")
+    return found
+
+
+def example_of(node: Node) -> Any:
+    """Return the fake value of a node of Dynamo's graph, None where it has none."""
+    return node.meta.get("example_value")
+
+
+class OfDTensors:
+    """A torch function of DTensors as one of the tensors inside, by torch's own DTensors and their autograd.
+
+    leaves, structure: of its arguments; tensors: the positions of the tensors among them. specs: of those that are
+    DTensors, by position; results: of what it returns, None for a tensor that is none.
+    """
+
+    communicates = True
+
+    def __init__(
+        self,
+        function: Callable,
+        leaves: list[Any],
+        structure: Any,
+        tensors: list[int],
+        specs: dict[int, Spec],
+        results: list[Spec | None],
+    ) -> None:
+        self.function = function
+        self.leaves = leaves
+        self.structure = structure
+        self.tensors = tensors
+        self.specs = specs
+        self.results = results
+        self.__name__ = f"{torchlang.function_name(function)} of DTensors"
+
+    def __call__(self, *tensors: Any) -> Any:
+        given = list(self.leaves)
+        for i, tensor in zip(self.tensors, tensors, strict=True):
+            given[i] = self.specs[i].wrap(tensor) if i in self.specs else tensor
+        found, structure = torch_pytree.tree_flatten(run_on(self.function, given, self.structure))
+        local = [
+            each if spec is None else placed(each, spec).to_local(grad_placements=spec.of_gradient)
+            for each, spec in zip(found, self.results, strict=True)
+        ]
+        return torch_pytree.tree_unflatten(local, structure)
+
+
+def placed(x: Any, spec: Spec) -> Any:
+    """Return a DTensor placed so; what is masked before it is summed by way of the sum."""
+    if any(map(is_masked, x.placements)):
+        x = x.redistribute(placements=[Replicate() if is_masked(each) else each for each in x.placements])
+    return x.redistribute(placements=spec.placements)
+
+
+def run_on(function: Callable, leaves: Sequence[Any], structure: Any) -> Any:
+    """Return what a function gives of (args, kwargs), flattened to leaves and their structure."""
+    args, kwargs = torch_pytree.tree_unflatten(list(leaves), structure)
+    return function(*args, **kwargs)
