@@ -236,7 +236,8 @@ def _sends_beside_products(trace: Trace, context: Context) -> bool:
     """Return whether there are collectives, of a program whose values are not compared with eager's."""
     if context.config.comparison is not None:
         return False
-    return any(is_start(bound) or hides(bound, is_start, Tag.EFFECT) for bound in trace.bound_symbols)
+    acting = (bound for bound in trace.bound_symbols if Tag.EFFECT in bound.all_tags)
+    return any(is_start(bound) or hides(bound, is_start, Tag.EFFECT) for bound in acting)
 
 
 def _has_messages(trace: Trace, context: Context) -> bool:
