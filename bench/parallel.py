@@ -105,7 +105,9 @@ def _whole_program(model: nn.Module, mesh: DeviceMesh, compile: Compile, system:
 def _offloaded(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str) -> nn.Module:
     if system == "forge":
         return compile(forge.distributed.shard(model, mesh, forge.distributed.ShardPolicy(cpu_offload=True)))
-    return _sharded_blocks(model, mesh, compile, system, offload_policy=CPUOffloadPolicy())
+    return _sharded_blocks(
+        model, mesh, compile, system, offload_policy=CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
+    )
 
 
 def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str) -> nn.Module:
@@ -254,9 +256,19 @@ def _free() -> None:
 
 
 def _rows(plan: str, found: dict[str, Measured]) -> Iterator[tuple[str, ...]]:
-    columns = "ms", "/ torch.compile", "GiB", "first step, s", "loss", "off eager's", "graphs", "breaks", "opaque calls"
+    first, exact = next(iter((name, each.losses) for name, each in found.items()))
+    columns = (
+        "ms",
+        "/ torch.compile",
+        "GiB",
+        "first step, s",
+        "loss",
+        f"off {first}'s",
+        "graphs",
+        "breaks",
+        "opaque calls",
+    )
     yield plan, *columns
-    exact = found["eager"].losses
     for system, each in found.items():
         yield (
             system,
@@ -273,6 +285,7 @@ def _rows(plan: str, found: dict[str, Measured]) -> Iterator[tuple[str, ...]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", nargs="+", choices=list(PLANS), default=list(PLANS))
+    parser.add_argument("--only", nargs="+", choices=list(SYSTEMS), default=[], help="systems beside torch.compile")
     parser.add_argument("--layers", type=int, help="12 on GPUs, else 2")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--profile", type=Path, help="folder for a Chrome trace of a step of rank 0 of each system")
@@ -297,7 +310,9 @@ def main() -> None:
     layers = options.layers or (12 if kind == "cuda" else 2)
     for plan in options.plan:
         found = {
-            system: measure(plan, system, layers, mesh, device, options.rounds, options.profile) for system in SYSTEMS
+            system: measure(plan, system, layers, mesh, device, options.rounds, options.profile)
+            for system in SYSTEMS
+            if not options.only or system in (*options.only, "torch.compile")
         }
         if shown:
             show_table([*_rows(plan, found)])
