@@ -21,7 +21,7 @@ from forge.capture.dtensors import to_local_graph
 from forge.capture.entry import must_be_one_graph
 from forge.capture.handles import JitHandle, handle_of_torch_compile
 from forge.capture.higher_order import runnable
-from forge.capture.inputs import display_name, note_inputs
+from forge.capture.inputs import display_name, forget_examples, note_inputs
 from forge.capture.layers import decide
 from forge.capture.python_dispatch import find_dispatched_value
 from forge.capture.quantized_tensors import to_plain_graph
@@ -114,6 +114,8 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
             rewritten.append(found.wrap)
     assumptions_last(graph)
     subclass = find_dispatched_value(graph)
+    if rewritten:
+        forget_examples(graph)
     if subclass is not None:
         config = config.in_torch()
     layers = decide(graph, next((each for each in config.executors if isinstance(each, ModuleExecutor)), None))

@@ -145,12 +145,13 @@ class _Writer:
         specs = [(i, spec) for i, spec in enumerate(self.inputs) if spec is not None]
         kept = [i for i in range(len(self.inputs)) if i not in self.left_out]
         outputs, changed = list(self.outputs.items()), sorted(self.changed)
+        lengths = self.lengths  # not the writer, which keeps both graphs
 
         def of_dtensors(*inputs: Any) -> Any:
             local = list(inputs)
             for i, spec in specs:
                 local[i] = waited(inputs[i].to_local(grad_placements=spec.of_gradient))
-            results = call(*[local[i] for i in kept], *[local[i].shape[dim] for i, dim in self.lengths])
+            results = call(*[local[i] for i in kept], *[local[i].shape[dim] for i, dim in lengths])
             for i in changed:
                 torch.autograd.graph.increment_version(inputs[i])
             if not outputs:

@@ -41,6 +41,13 @@ def note_inputs(graph: GraphModule) -> None:
             node.meta[_GAINS_HISTORY] = node.meta["example_value"].requires_grad
 
 
+def forget_examples(graph: GraphModule) -> None:
+    """Delete the values at capture of the inputs of a rewritten graph, as Dynamo does of its own: the compiled program
+    may keep the graph, and torch.utils.swap_tensors takes no parameter to which a weak reference is."""
+    for node in graph.graph.find_nodes(op="placeholder"):
+        node.meta.pop("grapharg", None)
+
+
 def note_weight(node: Node, path: str) -> None:
     """Note that an input is the parameter or buffer at a path in the module."""
     node.meta[_WEIGHT] = Weight(path, versioned=True)
