@@ -1,9 +1,12 @@
 """forge.distributed: parameters sharded over processes, gathered and freed by the program that reads them."""
 
+import copy
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from forge.debug.simulation import Hardware, Simulation, simulate
 from forge.ir import check
+from forge.ir.checks import check_integer, check_number
 from forge.prims.distributed import ShardGroup, chunk_rows
 from forge.torch_internals.autograd import in_backward
 from forge.torch_internals.distributed import (
@@ -39,6 +43,7 @@ __all__ = [
     "Simulation",
     "fake_processes",
     "last_collectives",
+    "register_forward_method",
     "shard",
     "simulate",
 ]
@@ -81,21 +86,18 @@ class ShardPolicy:
                 TypeError,
             )
         check(
-            self.reshard_after_forward in (None, True, False),
+            isinstance(self.reshard_after_forward, (bool, NoneType)),
             lambda: f"ShardPolicy: reshard_after_forward is {self.reshard_after_forward!r}, but must be a bool or None",
             TypeError,
         )
         check(
-            self.cpu_offload in (True, False),
+            isinstance(self.cpu_offload, bool),
             lambda: f"ShardPolicy: cpu_offload is {self.cpu_offload!r}, but must be a bool",
             TypeError,
         )
         for name in ("bucket_mb", "prefetch_mb"):
-            size = getattr(self, name)
-            check(
-                size is None or (isinstance(size, (int, float)) and size > 0),
-                lambda name=name, size=size: f"ShardPolicy: {name} is {size!r}, but must be a positive number or None",
-            )
+            if getattr(self, name) is not None:
+                check_number(getattr(self, name), f"ShardPolicy: {name}", "a positive number or None")
 
     def limits(self, gathered: int, processes: int) -> tuple[int, int]:
         """Return the bytes of a bucket, and those that are gathered ahead, for parameters of so many bytes.
@@ -134,6 +136,22 @@ class _Sharding:
             return torch.device("cpu")
         return torch.device(self.mesh.device_type, torch.accelerator.current_device_index())
 
+    def call(self, function: Callable, module: nn.Module, args: tuple, kwargs: dict) -> Any:
+        """Call a function of a module of the model. It reads whole parameters, and so does what it calls; inputs of
+        the outermost call are converted."""
+        if self.runs:
+            return function(module, *args, **kwargs)
+        args, kwargs = torch_pytree.tree_map(self.convert, (args, kwargs))
+        self.runs = True
+        if torch.compiler.is_compiling():  # Dynamo does not resume in a `try` after a graph break
+            result = function(module, *args, **kwargs)
+            self.runs = False
+            return result
+        try:
+            return function(module, *args, **kwargs)
+        finally:
+            self.runs = False
+
     def read(self, parameter: Any, inner: "_InnerPart | None") -> Any:
         """Return the whole of a parameter in a forward, the parameter elsewhere. inner: that whole as a part of a
         tensor that other processes have parts of, too."""
@@ -141,7 +159,7 @@ class _Sharding:
             return parameter
         length = parameter.shape[0] if parameter.ndim else None
         length = length if inner is None else inner.length
-        dtype = self.param_dtype or parameter.dtype
+        dtype = self.param_dtype if self.param_dtype and parameter.is_floating_point() else parameter.dtype
         part = parameter.to_local()
         device = self.device if self.is_offloaded else part.device
         how = length, dtype, device, self.reduce_dtype, self.group, self.reshard
@@ -150,15 +168,6 @@ class _Sharding:
             return whole
         shape, stride = parameter.shape, parameter.stride()
         return DTensor.from_local(whole, inner.mesh, inner.placements, run_check=False, shape=shape, stride=stride)
-
-    def enter(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Begin the model's forward: convert its inputs."""
-        self.runs = True
-        return torch_pytree.tree_map(self.convert, args), torch_pytree.tree_map(self.convert, kwargs)
-
-    def leave(self, module: nn.Module, args: tuple, output: Any) -> None:
-        """End the model's forward."""
-        self.runs = False
 
     def convert(self, value: Any) -> Any:
         if self.param_dtype is None or not isinstance(value, torch.Tensor) or not value.is_floating_point():
@@ -264,9 +273,35 @@ def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolic
     for module, name, buffer in _buffers(model):
         if buffer.device.type not in ("meta", mesh.device_type):
             setattr(module, name, buffer.to(sharding.device))
-    model.register_forward_pre_hook(sharding.enter, prepend=True, with_kwargs=True)
-    model.register_forward_hook(sharding.leave, always_call=True)
     return model
+
+
+def register_forward_method(module: nn.Module, name: str) -> None:
+    """Have a method of a sharded model read whole parameters, as its forward does.
+
+    Without it, the forwards that a method calls read whole parameters, the method itself DTensors.
+
+    Args:
+        module: The sharded model, jitted or not, or a module of it. Others of its class in the model have the method,
+            too, and so do copies.
+        name: The name of a method.
+
+    Raises:
+        TypeError: If `module` is no part of a sharded model.
+        ValueError: If its class has no such method.
+    """
+    check(
+        hasattr(module, "_forge_sharding"),
+        lambda: f"register_forward_method: module is a {type(module).__name__}, but must be a sharded torch.nn.Module",
+        TypeError,
+    )
+    kind = type(getattr(module, "_forge_module", module))  # of a jitted one, what it was made of
+    function = getattr(kind, name, None)
+    check(
+        inspect.isfunction(function),
+        lambda: f"register_forward_method: name is {name!r}, but must be a method of {kind.__name__}",
+    )
+    setattr(kind, name, _reading(function))
 
 
 @contextmanager
@@ -278,8 +313,12 @@ def fake_processes(size: int, rank: int = 0) -> Iterator[None]:
         rank: The rank of this one.
 
     Raises:
+        TypeError: If a number is no integer.
+        ValueError: If `size` is not positive, or `rank` is none of the processes.
         RuntimeError: If there is a process group.
     """
+    check_integer(size, "fake_processes: size", 1)
+    check_integer(rank, "fake_processes: rank", 0, size - 1)
     check(
         not torch.distributed.is_initialized(),
         lambda: "fake_processes: there is a process group; call torch.distributed.destroy_process_group first",
@@ -293,10 +332,10 @@ def fake_processes(size: int, rank: int = 0) -> Iterator[None]:
 
 
 def _holders(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, nn.Parameter]]]:
-    """Yield the modules that have parameters, and those by their names there."""
+    """Yield the modules that have parameters, or whose modules do, and their own parameters by name."""
     for module in model.modules():
         found = {name: parameter for name, parameter in parameters_of(module).items() if parameter is not None}
-        if found:
+        if found or any(True for _ in module.parameters()):
             yield module, found
 
 
@@ -307,21 +346,93 @@ def _buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
             yield module, name, buffer
 
 
-def _reading_class(original: type, parts: Mapping[str, _InnerPart | None]) -> type:
-    """Return a subclass whose instances' parameters of these names are read through their sharding."""
+def _reading_class(original: Any, parts: Mapping[str, _InnerPart | None]) -> type:
+    """Return a subclass whose instances read parameters of these names through their sharding."""
+
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        """Return a module of the original class: a module constructs its own class for a slice, say."""
+        return original(*args, **kwargs)
+
+    def register_parameter(self: Any, name: str, param: Any) -> None:
+        if name in parts:
+            _check_assigned(self, name, param)
+        original.register_parameter(self, name, param)
+
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        raise TypeError(
+            f"{original.__name__}: a sharded model cannot be pickled, since this process has a part of it alone; save "
+            "its state, by torch.distributed.checkpoint.state_dict.get_model_state_dict"
+        )
+
     members: dict[str, Any] = {name: property(_reader(name, part)) for name, part in parts.items()}
-    members |= {"__module__": original.__module__, "__doc__": original.__doc__}
+    members |= {
+        "__new__": __new__,
+        "__copy__": _copier(original, copy.copy),
+        "__deepcopy__": _copier(original, copy.deepcopy),
+        "__reduce_ex__": __reduce_ex__,
+        "register_parameter": register_parameter,
+        "__module__": original.__module__,
+        "__doc__": original.__doc__,
+    }
+    if original.forward is not nn.Module.forward:
+        members["forward"] = _reading(original.forward)
     return type(original.__name__, (original,), members)
 
 
 def _reader(name: str, part: _InnerPart | None) -> Callable[[Any], Any]:
-    return lambda module: module._forge_sharding.read(parameters_of(module)[name], part)
+    def read(module: Any) -> Any:
+        parameter = parameters_of(module)[name]
+        return None if parameter is None else module._forge_sharding.read(parameter, part)
+
+    return read
+
+
+def _reading(function: Callable) -> Callable:
+    """Return a method that reads whole parameters of its sharded module, and has what it calls read them."""
+
+    @functools.wraps(function)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._forge_sharding.call(function, self, args, kwargs)
+
+    return call
+
+
+def _copier(original: type, copy: Callable) -> Callable:
+    """Return a method that copies a sharded module as one of its original class."""
+
+    def copied(self: Any, *memo: dict) -> Any:
+        sharded, self.__class__ = type(self), original
+        try:
+            twin = copy(self, *memo)
+        finally:
+            self.__class__ = sharded
+        twin.__class__ = sharded
+        return twin
+
+    return copied
+
+
+def _check_assigned(module: nn.Module, name: str, parameter: Any) -> None:
+    """Check that what a sharded parameter is replaced by is sharded as it is."""
+    former: Any = parameters_of(module).get(name)
+    if former is None or parameter is None:
+        return
+    check(
+        isinstance(parameter, DTensor)
+        and (parameter.device_mesh, parameter.placements) == (former.device_mesh, former.placements),
+        lambda: (
+            f"{type(module).__name__}: {name} is sharded, but was assigned a {type(parameter).__name__} that is not; "
+            "write to it in place, or load whole tensors by "
+            "torch.distributed.checkpoint.state_dict.set_model_state_dict"
+        ),
+        TypeError,
+    )
 
 
 def _check_model(model: Any) -> None:
     check(isinstance(model, nn.Module), lambda: f"shard: model is {model!r}, but must be a torch.nn.Module", TypeError)
     check(
-        not hasattr(model, "_forge_compiled"),
+        not any(hasattr(module, "_forge_compiled") for module in model.modules()),
         lambda: "shard: the model is jitted; shard it first: forge.jit(forge.distributed.shard(model))",
     )
     check(

@@ -32,6 +32,7 @@ from forge.debug.fake_execution import (
 from forge.executors.executor import Executor, FusionExecutor
 from forge.executors.registry import resolve_executors
 from forge.ir import check
+from forge.ir.checks import check_integer, check_number
 from forge.prims.distributed import chunk_rows
 from forge.torch_internals.distributed import local_tensor, process_group
 from forge.torch_internals.fake_tensors import meta_tensors_on
@@ -83,12 +84,14 @@ class Hardware:
     network_step_seconds: float = 9.6e-6
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            check(
-                each.name == "name" or (isinstance(value, (int, float)) and value >= 0),
-                lambda name=each.name, value=value: f"Hardware: {name} is {value!r}, but must be a positive number",
-            )
+        check(isinstance(self.name, str), lambda: f"Hardware: name is {self.name!r}, but must be a str", TypeError)
+        check_integer(self.node_size, "Hardware: node_size", 1)
+        for each in fields(self)[1:]:
+            value, what = getattr(self, each.name), f"Hardware: {each.name}"
+            if each.name.endswith("seconds"):
+                check_number(value, what, "a number of seconds", zero=True)
+            else:
+                check_number(value, what)
 
     def compute_seconds(self, kernel: Kernel) -> float:
         """Return the time of a kernel: of its operations or its bytes, whichever take longer."""
@@ -243,11 +246,22 @@ def simulate(
         optimizer_tensors: The tensors like a parameter that the optimizer has of each, two for AdamW.
 
     Raises:
-        TypeError: If `jitted` is no jitted module, or `args` no tuple.
-        ValueError: If no gradient flows, or the call needs no compilation.
+        TypeError: If `jitted` is no jitted module, `args` no tuple, `kwargs` no mapping, or `hardware` no Hardware.
+        ValueError: If no gradient flows, the call needs no compilation, or `optimizer_tensors` is negative.
     """
     hardware = Hardware() if hardware is None else hardware
     kwargs = {} if kwargs is None else kwargs
+    check(
+        isinstance(hardware, Hardware),
+        lambda: f"simulate: hardware is {hardware!r}, but must be a forge.distributed.Hardware",
+        TypeError,
+    )
+    check(
+        isinstance(kwargs, Mapping),
+        lambda: f"simulate: kwargs is a {type(kwargs).__name__}, but must be a dict of keyword arguments",
+        TypeError,
+    )
+    check_integer(optimizer_tensors, "simulate: optimizer_tensors", 0)
     again = handle_of(jitted, "simulate").again
     check(
         isinstance(jitted, nn.Module) and again is not None,

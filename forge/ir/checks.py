@@ -1,6 +1,8 @@
 """The functions that raise a user's mistakes, and errors of others: in one line, without their frames."""
 
+import math
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -28,6 +30,25 @@ def check_flag(given: Any, what: str, wanted: Sequence[bool | str | None] = (Tru
     listed = f"{', '.join(others)} or {last}"
     is_known = any(given is each or (isinstance(given, str) and given == each) for each in wanted)
     check(is_known, lambda: f"{what} is {given!r}, but must be {listed}", TypeError)
+
+
+def check_integer(given: Any, what: str, least: int, most: int | None = None) -> None:
+    """Raise TypeError where `given`, which the user knows as `what`, is no integer, and ValueError where it is none
+    from `least` to `most`."""
+    wanted = f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
+    is_integer = isinstance(given, Integral) and not isinstance(given, bool)
+    check(is_integer, lambda: f"{what} is {given!r}, but must be {wanted}", TypeError)
+    fits = least <= given and (most is None or given <= most)
+    check(fits, lambda: f"{what} is {given!r}, but must be {wanted}")
+
+
+def check_number(given: Any, what: str, wanted: str = "a positive number", *, zero: bool = False) -> None:
+    """Raise TypeError where `given`, which the user knows as `what`, is no real number, and ValueError where it is not
+    finite and positive. zero: whether it may be zero."""
+    is_number = isinstance(given, Real) and not isinstance(given, bool)
+    check(is_number, lambda: f"{what} is {given!r}, but must be {wanted}", TypeError)
+    fits = math.isfinite(given) and (given > 0 or (zero and given == 0))
+    check(fits, lambda: f"{what} is {given!r}, but must be {wanted}")
 
 
 def in_one_line(error: BaseException) -> str:

@@ -237,7 +237,10 @@ def test_a_process_group_is_needed() -> None:
         ({"reduce_dtype": "float32"}, "reduce_dtype is 'float32'"),
         ({"reshard_after_forward": 2}, "reshard_after_forward is 2, but must be a bool or None"),
         ({"bucket_mb": 0}, "bucket_mb is 0, but must be a positive number"),
-        ({"prefetch_mb": "1"}, "prefetch_mb is '1'"),
+        ({"reshard_after_forward": 1}, "reshard_after_forward is 1"),
+        ({"bucket_mb": True}, "bucket_mb is True"),
+        ({"bucket_mb": float("inf")}, "bucket_mb is inf"),
+        ({"prefetch_mb": "1"}, "prefetch_mb is '1', but must be a positive number or None"),
     ],
 )
 def test_a_policy_is_checked(options: dict[str, Any], match: str) -> None:

@@ -317,6 +317,59 @@ def test_fake_processes_are_none_beside_others() -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("given", "error", "match"),
+    [
+        ((-1,), ValueError, "fake_processes: size is -1, but must be an integer of at least 1"),
+        ((0,), ValueError, "size is 0"),
+        (("2",), TypeError, "size is '2', but must be an integer"),
+        ((True,), TypeError, "size is True"),
+        ((2, 2), ValueError, "fake_processes: rank is 2, but must be an integer from 0 to 1"),
+        ((2, -1), ValueError, "rank is -1"),
+        ((2, 0.0), TypeError, "rank is 0.0"),
+    ],
+)
+def test_the_numbers_of_fake_processes_are_checked(given: tuple, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match), fake_processes(*given):
+        pass
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"name": 1}, TypeError, "Hardware: name is 1, but must be a str"),
+        ({"flops": 0}, ValueError, "Hardware: flops is 0, but must be a positive number"),
+        ({"memory": float("nan")}, ValueError, "memory is nan"),
+        ({"memory_bandwidth": "1"}, TypeError, "memory_bandwidth is '1'"),
+        ({"kernel_seconds": -1}, ValueError, "kernel_seconds is -1, but must be a number of seconds"),
+        ({"node_size": 8.0}, TypeError, "Hardware: node_size is 8.0, but must be an integer of at least 1"),
+        ({"node_size": 0}, ValueError, "node_size is 0"),
+    ],
+)
+def test_hardware_is_checked(options: dict[str, Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        Hardware(**options)
+
+
+def test_messages_may_take_no_time_to_start() -> None:
+    assert Hardware(message_seconds=0).message_time(0, 0, [0, 1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"hardware": "H100"}, TypeError, "simulate: hardware is 'H100', but must be a forge.distributed.Hardware"),
+        ({"kwargs": [1]}, TypeError, "simulate: kwargs is a list, but must be a dict"),
+        ({"optimizer_tensors": -1}, ValueError, "simulate: optimizer_tensors is -1, but must be an integer of at"),
+        ({"optimizer_tensors": 1.5}, TypeError, "optimizer_tensors is 1.5"),
+    ],
+)
+def test_the_options_of_simulate_are_checked(options: dict[str, Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        simulate(forge.jit(nn.Linear(2, 2)), (torch.empty(2, 2, device="meta"),), **options)
+
+
 def test_a_graph_break_is_refused_as_by_fullgraph() -> None:
     with pytest.raises(torch._dynamo.exc.Unsupported):
         simulate(forge.jit(Branching()), (torch.empty(4, WIDTH, device="meta"),))
