@@ -143,10 +143,6 @@ class _Sharding:
             return function(module, *args, **kwargs)
         args, kwargs = torch_pytree.tree_map(self.convert, (args, kwargs))
         self.runs = True
-        if torch.compiler.is_compiling():  # Dynamo does not resume in a `try` after a graph break
-            result = function(module, *args, **kwargs)
-            self.runs = False
-            return result
         try:
             return function(module, *args, **kwargs)
         finally:
@@ -296,7 +292,7 @@ def register_forward_method(module: nn.Module, name: str) -> None:
         TypeError,
     )
     kind = type(getattr(module, "_forge_module", module))  # of a jitted one, what it was made of
-    function = getattr(kind, name, None)
+    function = getattr(kind, name, None) if isinstance(name, str) else None
     check(
         inspect.isfunction(function),
         lambda: f"register_forward_method: name is {name!r}, but must be a method of {kind.__name__}",

@@ -1,6 +1,7 @@
 """Programs of the two processes of tests/distributed/test_sharded_models.py: sharded models of transformers, entries of
 a model other than its forward, and changes of a model that is sharded."""
 
+import contextlib
 import copy
 import io
 import pickle
@@ -155,6 +156,29 @@ def entered(rank: int, entry: str) -> dict[str, Any]:
         copied = "copy" in entry
         found[how] = [out.detach(), *[None if p.grad is None or copied else whole(p.grad) for p in model.parameters()]]
         found["outside"].append(type(model.head.weight).__name__)
+    return found
+
+
+def interrupted(rank: int) -> list[str]:
+    """What an attribute of a jitted model is after a forward that raises after a graph break, and after another one."""
+
+    class Raises(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, error: bool) -> torch.Tensor:
+            x = self.layer(x)
+            torch._dynamo.graph_break()
+            if error:
+                raise KeyError("asked for")
+            return self.layer(x)
+
+    model, found = forge.jit(shard(Raises())), []
+    for error in (True, False):
+        with pytest.raises(KeyError) if error else contextlib.nullcontext():
+            model(torch.ones(4), error)
+        found.append(type(model.layer.weight).__name__)
     return found
 
 

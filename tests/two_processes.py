@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed
 import torch.multiprocessing
+from torch.distributed.checkpoint.api import CheckpointException
 
 WAIT = 120  # seconds for one function, however busy the machine is
 
@@ -60,6 +61,6 @@ def _serve(rank: int, size: int, end: Any, store: str) -> None:
         torch.compiler.reset()
         try:
             answer = None, function(rank, *args, **options)
-        except Exception:
+        except (Exception, CheckpointException):  # the latter is a BaseException
             answer = traceback.format_exc(), None
         end.send(answer)

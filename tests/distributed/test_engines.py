@@ -20,6 +20,8 @@ from engine_programs import (
 )
 from two_processes import Pair
 
+from forge.torch_internals.versions import TORCH
+
 # A region keeps float32 between operators that round to bfloat16 in eager: a few of its units.
 HALF = {"rtol": 0.05, "atol": 0.02}
 
@@ -141,6 +143,8 @@ def test_the_recipe_of_torchtitan_trains_and_saves_a_llama(
     jitted: str, parallel: str, graphs: int, pair: Pair, tmp_path: Path
 ) -> None:
     """Built without memory, parallel, checkpointed, compiled, sharded, and then initialized."""
+    if parallel == "tp" and TORCH < (2, 13):
+        pytest.skip("torch leaves gradients of norms under SequenceParallel partial, and neither clips nor saves those")
     for found in pair.run(titan, str(tmp_path), jitted, parallel):
         found["forge"]["sharded"] = found["eager"]["sharded"]
         _check(found, graphs)

@@ -11,6 +11,7 @@ from sharded_models import (
     changed,
     entered,
     generated,
+    interrupted,
     refused,
     trained_transformer,
     under_autocast,
@@ -66,6 +67,10 @@ def test_an_entry_reads_whole_parameters(entry: str, pair: Pair) -> None:
         torch.testing.assert_close(found["eager"], found["plain"])
         torch.testing.assert_close(found["forge"], found["plain"])
         assert found["outside"] == ["Parameter", "DTensor", "DTensor"]
+
+
+def test_attributes_are_sharded_after_an_error(pair: Pair) -> None:
+    assert pair.run(interrupted) == [["DTensor", "DTensor"]] * 2
 
 
 def test_a_sharded_model_generates(pair: Pair) -> None:
