@@ -292,7 +292,7 @@ def register_forward_method(module: nn.Module, name: str) -> None:
         TypeError,
     )
     kind = type(getattr(module, "_forge_module", module))  # of a jitted one, what it was made of
-    function = getattr(kind, name, None) if isinstance(name, str) else None
+    function: Any = getattr(kind, name, None) if isinstance(name, str) else None
     check(
         inspect.isfunction(function),
         lambda: f"register_forward_method: name is {name!r}, but must be a method of {kind.__name__}",

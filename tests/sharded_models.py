@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from distributed_programs import Llama, whole
-from models.zoo import MODELS
 from sharded_programs import SMALL, Uneven, _fsdp2, _model, _told, _train
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -21,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import forge
 from forge.distributed import ShardPolicy, register_forward_method, shard
+from tests.models.zoo import MODELS
 
 # training
 
