@@ -377,7 +377,10 @@ def _reading_class(original: Any, parts: Mapping[str, _InnerPart | None]) -> typ
 
 def _reader(name: str, part: _InnerPart | None) -> Callable[[Any], Any]:
     def read(module: Any) -> Any:
-        parameter = parameters_of(module)[name]
+        parameters = parameters_of(module)
+        if name not in parameters:  # deleted: a module may have something else of this name, which it finds itself
+            raise AttributeError(name)
+        parameter = parameters[name]
         return None if parameter is None else module._forge_sharding.read(parameter, part)
 
     return read

@@ -232,14 +232,17 @@ def changed(rank: int, change: str) -> dict[str, Any]:
     return {"eager": _train(reference, rank, steps=2), "forge": _train(jitted, rank, steps=2)}
 
 
-def without_a_bias(rank: int) -> list[torch.Tensor]:
-    """The result of a sharded layer whose bias is removed, in eager and jitted, and of a plain one."""
-    found = []
+def without_a_bias(rank: int) -> dict[str, list[Any]]:
+    """The results of a plain layer, a sharded one and a jitted one whose bias is None, and whether they have one once
+    it is deleted."""
+    found: dict[str, list[Any]] = {"results": [], "there": []}
     for prepare in (lambda model: model, shard, lambda model: forge.jit(shard(model))):
         model = prepare(_model(lambda: nn.Linear(3, 3)))
         model(torch.ones(3))
         model.bias = None
-        found.append(model(torch.ones(3)).detach())
+        found["results"].append(model(torch.ones(3)).detach())
+        del model.bias
+        found["there"].append(hasattr(model, "bias"))
     return found
 
 

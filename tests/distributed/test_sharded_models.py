@@ -90,8 +90,10 @@ def test_a_sharded_model_that_ran_may_change_as_under_fsdp2(change: str, pair: P
 
 
 def test_a_parameter_may_be_removed(pair: Pair) -> None:
-    for plain, *others in pair.run(without_a_bias):
+    for found in pair.run(without_a_bias):
+        plain, *others = found["results"]
         torch.testing.assert_close(others, [plain, plain])
+        assert found["there"] == [False] * 3
 
 
 def test_parameters_of_integers_keep_their_dtype(pair: Pair) -> None:
