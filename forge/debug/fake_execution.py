@@ -216,8 +216,8 @@ class _Runner:
         self.calls.append(FakeCall(number, kernels))
         if Tag.SENDS in bound.symbol.tags:
             use = GATHERED if "unshard" in bound.symbol.name else REDUCING
-            pending = getattr(made[0], "_forge_pending", None)
-            self.watch.use([*made, *(pending.sent if pending is not None else ())], use, [TEMPORARIES])
+            message, _ = getattr(made[0], "_forge_pending", (None, None))
+            self.watch.use([*made, *(message.sent if message is not None else ())], use, [TEMPORARIES])
         elif Tag.AWAITS in bound.symbol.tags:
             self.watch.use(made, GRADIENTS, [REDUCING])
         kept = [each for proxy, each in zip(tensors(bound.output), made, strict=True) if proxy.name in self.saved]
