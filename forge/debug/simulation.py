@@ -247,6 +247,7 @@ def simulate(
 
     Raises:
         TypeError: If `jitted` is no jitted module, `args` no tuple, `kwargs` no mapping, or `hardware` no Hardware.
+        NotImplementedError: If parameters are offloaded.
         ValueError: If no gradient flows, the call needs no compilation, or `optimizer_tensors` is negative.
     """
     hardware = Hardware() if hardware is None else hardware
@@ -273,6 +274,12 @@ def simulate(
         isinstance(args, (tuple, list)),
         lambda: f"simulate: args is a {type(args).__name__}, but must be a tuple of the arguments of the forward",
         TypeError,
+    )
+    shardings = [getattr(module, "_forge_sharding", None) for module in jitted.modules()]
+    check(
+        not any(each is not None and each.is_offloaded for each in shardings),
+        lambda: "simulate: the parameters are in host memory (cpu_offload), to which copies are not simulated",
+        NotImplementedError,
     )
     report = _compile(again, args, kwargs)
     check(bool(report.backward_traces), lambda: "simulate: no gradient flows; a step needs parameters with one")

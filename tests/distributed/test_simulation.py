@@ -307,6 +307,11 @@ def test_a_tensor_is_no_tuple_of_arguments() -> None:
         simulate(forge.jit(nn.Linear(2, 2)), torch.empty(1, 2, device="meta"))
 
 
+def test_parameters_in_host_memory_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="copies are not simulated"):
+        simulated(cpu_offload=True)
+
+
 def test_a_model_without_gradients_is_refused() -> None:
     with pytest.raises(ValueError, match="no gradient flows"), torch.no_grad():
         simulate(forge.jit(nn.Linear(2, 2)), (torch.empty(2, 2, device="meta"),))
