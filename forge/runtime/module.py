@@ -146,4 +146,5 @@ def _jitted_class(original: Any, *, has_loop: bool) -> type:
         members["get_compiled_call"] = lambda self, config: self.__call__
     if has_loop:
         members["_sample"] = lambda self, *args, **kwargs: self._forge_loop.sample(self, *args, **kwargs)
+        members["_beam_search"] = lambda self, *args, **kwargs: self._forge_loop.search_beams(self, *args, **kwargs)
     return type(original.__name__, (original,), members)

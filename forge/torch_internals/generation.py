@@ -1,8 +1,9 @@
 """The private parts of transformers' `generate` (transformers/generation/utils.py, 5.17 to 5.23)."""
 
 import inspect
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,8 +12,15 @@ _PARAMETERS = {
         "input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer",
         "model_kwargs",
     },
+    "_beam_search": {
+        "input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "model_kwargs",
+    },
     "_prefill": {"input_ids", "generation_config", "model_kwargs", "is_first_iteration"},
 }  # fmt: skip
+
+# its preparation of a token's inputs counts the positions where it is not passed them, and does nothing else
+_WHISPER = ("transformers.models.whisper.modeling_whisper",)
+NAMES_OF_POSITIONS = ("position_ids", "decoder_position_ids")
 
 
 def generation_mixin(model: type) -> Any:
@@ -26,9 +34,78 @@ def generation_mixin(model: type) -> Any:
     return mixin
 
 
+def own_method(model: type, mixin: type, *, has_beams: bool) -> str | None:
+    """Return which of the methods that the loop runs or replaces a class of models has of its own, if what it does is
+    not known here."""
+    names = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_reorder_cache")
+    for name in names if has_beams else names[:2]:
+        method = getattr(model, name, None)
+        if method is not getattr(mixin, name, None) and method.__module__ not in _WHISPER:
+            return name
+    return None
+
+
+def is_whisper(model: Any) -> bool:
+    """Return whether a model is Whisper, which counts positions in its decoder's mask, for which a step passes them,
+    and whose decoder reads all that the encoder says, whatever the encoder's mask."""
+    return type(model).prepare_inputs_for_generation.__module__ in _WHISPER
+
+
+def argument_names(has_encoder: bool) -> tuple[str, str]:
+    """Return the names of a model's mask and positions of the text that it generates."""
+    return ("decoder_attention_mask", "decoder_position_ids") if has_encoder else ("attention_mask", "position_ids")
+
+
+def masks_encoder(model: Any) -> bool:
+    """Return whether a decoder masks what it reads of its encoder: of a text, but not of frames."""
+    return bool(model.config.is_encoder_decoder and model.main_input_name == "input_ids")
+
+
 def sample(model: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
     """Run transformers' loop of a class of models."""
     return model._sample(instance, *args, **kwargs)
+
+
+def search_beams(model: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run transformers' beam search of a class of models. instance: A model, or a BeamModel."""
+    return model._beam_search(instance, *args, **kwargs)
+
+
+class BeamModel:
+    """A model in transformers' beam search, with other code in the place of its calls.
+
+    Args:
+        model: The model.
+        prefill: Returns the logits after the prompt, of (batch, vocabulary).
+        steps: Has `logits_after(tokens, input_ids)`, which returns the logits after a text, and `reorder(rows)`, which
+            says from which rows of the cache the next text goes on.
+    """
+
+    def __init__(self, model: Any, prefill: Callable[[], torch.Tensor], steps: Any) -> None:
+        self._model, self._logits, self._steps = model, prefill, steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, input_ids: torch.Tensor, return_dict: bool) -> Any:
+        return _Logits(self._steps.logits_after(input_ids[:, -1], input_ids)[:, None])
+
+    def _prefill(self, *args: Any, **kwargs: Any) -> Any:
+        return _Logits(self._logits()[:, None])
+
+    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
+        return {"input_ids": input_ids}
+
+    def _update_model_kwargs_for_generation(self, outputs: Any, arguments: Any, **kwargs: Any) -> Any:
+        return arguments
+
+    def _reorder_cache(self, cache: Any, rows: torch.Tensor) -> Any:
+        self._steps.reorder(rows)
+        return cache
+
+
+class _Logits(NamedTuple):
+    logits: torch.Tensor
 
 
 def prefill(model: Any, input_ids: torch.Tensor, generation_config: Any, arguments: dict[str, Any]) -> Any:
