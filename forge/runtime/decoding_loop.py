@@ -91,7 +91,7 @@ class _Loop:
         choice = _Choice(generation_config, stopping_criteria, logits_processor, input_ids)
         stop = _Stop(input_ids.device, streamer, is_late=not generation.is_callers(model_kwargs["past_key_values"]))
         callbacks = (*logits_processor, *stopping_criteria, *([] if streamer is None else [streamer]))
-        steps = self._steps(callbacks, model_kwargs, end, has_beams=False)
+        steps = self._steps(callbacks, model_kwargs, end)
         with generation.optimized_for_decoding(model):
             while True:
                 tokens, input_ids = choice.extend(input_ids, logits)
@@ -117,13 +117,12 @@ class _Loop:
         **model_kwargs: Any,
     ) -> Any:
         """Return prompts continued by the beams of the best scores: transformers' `GenerationMixin._beam_search`, which
-        runs with the steps of this loop in the model's place. Each step takes the cache's rows of the beams that go on
-        before it reads them."""
+        runs with the steps of this loop in the model's place."""
         if self._is_left(generation_config, stopping_criteria, synced_gpus, model_kwargs, has_beams=True):
             beams = model
         else:
             callbacks = (*logits_processor, *stopping_criteria)
-            steps = self._steps(callbacks, model_kwargs, stopping_criteria.max_length, has_beams=True)
+            steps = self._steps(callbacks, model_kwargs, stopping_criteria.max_length)
             prefill = functools.partial(self._prefill, model, input_ids, generation_config, model_kwargs)
             beams = generation.BeamModel(model, prefill, steps)
         sequences = generation.search_beams(
@@ -140,12 +139,12 @@ class _Loop:
             steps.finish()
         return sequences
 
-    def _steps(self, callbacks: Iterable[Any], arguments: dict[str, Any], end: int, *, has_beams: bool) -> "_Steps":
+    def _steps(self, callbacks: Iterable[Any], arguments: dict[str, Any], end: int) -> "_Steps":
         """Return the steps of a generation. callbacks: What runs between them. See _Steps for the others."""
         step = self._step = self._step or self._compile(_step, self._recorder)
         may_repeat = all(map(_is_of_transformers, callbacks))  # the caller's may change the model
         recorder = self._recorder if may_repeat else None
-        return _Steps(step, recorder, self._module, self._states, arguments, end, has_beams=has_beams)
+        return _Steps(step, recorder, self._module, self._states, arguments, end)
 
     def _prefill(self, model: Any, input_ids: torch.Tensor, generation_config: Any, arguments: dict) -> torch.Tensor:
         """Return the logits of the prompt's last token. Sets the cache.
@@ -225,23 +224,15 @@ def _is_of_transformers(callback: Any) -> bool:
     return type(callback).__module__.partition(".")[0] == "transformers"
 
 
-def _step(
-    module: Any, tokens: torch.Tensor, state: dict[str, Any], order: torch.Tensor | None, arguments: dict[str, Any]
-) -> torch.Tensor:
+def _step(module: Any, tokens: torch.Tensor, state: dict[str, Any], arguments: dict[str, Any]) -> torch.Tensor:
     """Return the logits after one more token, in float32, and move the positions on. This is what forge compiles.
 
     Args:
         module: The model.
         tokens: (batch, 1), the last token.
         state: The arguments of the model's that the state has (`State.arguments`).
-        order: (batch,), the rows of the cache that the tokens go on from; None: each token goes on from its row.
         arguments: The others, which are the same at each token.
     """
-    if order is not None:
-        for layer in text_cache(state["past_key_values"]).layers:
-            if layer.is_initialized:
-                layer.keys.copy_(layer.keys.index_select(0, order))
-                layer.values.copy_(layer.values.index_select(0, order))
     inputs = module.prepare_inputs_for_generation(tokens, next_sequence_length=1, **state, **arguments)
     logits: torch.Tensor = module(**inputs, return_dict=True).logits[:, -1].to(copy=True, dtype=torch.float32)
     for name in generation.NAMES_OF_POSITIONS:
@@ -260,7 +251,6 @@ class _Steps:
         states: What the steps read and write.
         arguments: Of the model, after the prompt.
         end: The greatest length of the text.
-        has_beams: Whether the rows of the cache change their order.
     """
 
     def __init__(
@@ -271,13 +261,10 @@ class _Steps:
         states: "States",
         arguments: dict[str, Any],
         end: int,
-        *,
-        has_beams: bool,
     ) -> None:
         self._step, self._recorder, self._module = step, recorder, module
         self._states, self._arguments, self._end = states, arguments, end
-        self._has_beams = has_beams
-        self._order: torch.Tensor | None = None
+        self._length = 0  # of the text at the last step
         self._state: State | None = None
         self._call: Callable[[torch.Tensor], torch.Tensor]  # of the state
 
@@ -285,26 +272,27 @@ class _Steps:
         """Return the logits after a text, in float32. tokens: its last ones, of (batch,)."""
         before = self._state
         if before is None:
-            state = self._states.after_prompt(self._arguments, input_ids[:, :-1], self._end, has_beams=self._has_beams)
+            state = self._states.after_prompt(self._arguments, input_ids[:, :-1], self._end)
         else:
             state = before
         state = self._states.for_length(state, input_ids.shape[1], self._end)
         if state is not before:
             self._call = self._of_state(state)
             self._state = state
-        if state.order is not None and self._order is not None:
-            state.order.copy_(self._order)
+        self._length = input_ids.shape[1]
         return self._call(tokens[:, None])
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Have the next step go on from some rows of the cache, of (batch,)."""
-        self._order = rows
+        """Have the next step go on from some rows of the cache, of (batch,). The beams of a prompt begin alike, and
+        read the same of an encoder: the rows of the text change places, once there is one."""
+        if self._state is not None:
+            self._state.reorder(rows, self._length)
 
     def _of_state(self, state: "State") -> Callable[[torch.Tensor], torch.Tensor]:
         arguments = state.arguments()
 
         def call(tokens: torch.Tensor) -> torch.Tensor:
-            logits: torch.Tensor = self._step(self._module, tokens, arguments, state.order, self._arguments)
+            logits: torch.Tensor = self._step(self._module, tokens, arguments, self._arguments)
             return logits
 
         return call if self._recorder is None else RepeatedCall(call, self._recorder)

@@ -61,7 +61,6 @@ class State:
         mask: (batch, length), of zeros for padding. The state's has a row as long as the cache.
         positions: (batch, 1), those of the next tokens; None for a model that takes none.
         encoded: What the decoder reads of its encoder; None for other models.
-        has_beams: Whether each step takes the cache's rows in another order.
         key: What another generation must have in common to go on with it.
     """
 
@@ -71,13 +70,11 @@ class State:
         mask: torch.Tensor,
         positions: torch.Tensor | None,
         encoded: _Encoded | None,
-        has_beams: bool,
         key: Any,
     ) -> None:
         self.cache, self.encoded, self.key = cache, encoded, key
         self.mask = mask.new_empty(len(mask), places_of(cache))
         self.positions = None if positions is None else positions.new_empty(len(mask), 1)
-        self.order = torch.arange(len(mask), device=mask.device) if has_beams else None
 
     def start(self, mask: torch.Tensor, positions: torch.Tensor | None) -> None:
         """Set the padding of the text so far, and the next tokens' positions."""
@@ -100,6 +97,14 @@ class State:
                 arguments["attention_mask"] = self.encoded.mask
         return arguments
 
+    def reorder(self, rows: torch.Tensor, length: int) -> None:
+        """Give each row of a text of some length another row's keys and values."""
+        for layer in text_cache(self.cache).layers:
+            if layer.is_initialized:
+                for whole in (layer.keys, layer.values):
+                    used = whole[:, :, :length]
+                    used.copy_(used.index_select(0, rows))
+
     @property
     def nbytes(self) -> int:
         """The bytes of the cache."""
@@ -115,7 +120,7 @@ class States:
         self._module = module
         self._free: list[State] = []
 
-    def after_prompt(self, arguments: dict[str, Any], prompt: torch.Tensor, end: int, *, has_beams: bool) -> State:
+    def after_prompt(self, arguments: dict[str, Any], prompt: torch.Tensor, end: int) -> State:
         """Return the state after the prompt. arguments: of the model, after the prompt; those that the state has are
         taken out. end: the greatest length of the text."""
         encoded = self._taken_encoded(arguments)
@@ -129,12 +134,12 @@ class States:
         elif generation.is_whisper(self._module):
             positions = mask.long().sum(-1, keepdim=True)
         if generation.is_callers(cache):
-            state = State(cache, mask, positions, encoded, has_beams, None)
+            state = State(cache, mask, positions, encoded, None)
             state.start(mask, positions)
             return state
         length = mask.shape[1]
         places = cache_places(min(end, length + _AHEAD))
-        return self._filled(cache, mask, positions, encoded, has_beams, length, places)
+        return self._filled(cache, mask, positions, encoded, length, places)
 
     def _taken_encoded(self, arguments: dict[str, Any]) -> _Encoded | None:
         """Return what the decoder reads of its encoder, and take it out of the model's arguments."""
@@ -158,8 +163,7 @@ class States:
         if state.key is None or length <= places_of(state.cache):
             return state
         places = cache_places(min(end, 2 * length))
-        has_beams = state.order is not None
-        larger = self._filled(state.cache, state.mask, state.positions, state.encoded, has_beams, length - 1, places)
+        larger = self._filled(state.cache, state.mask, state.positions, state.encoded, length - 1, places)
         self.put_back(state)
         return larger
 
@@ -178,7 +182,6 @@ class States:
         mask: torch.Tensor,
         positions: torch.Tensor | None,
         encoded: _Encoded | None,
-        has_beams: bool,
         length: int,
         places: int,
     ) -> State:
@@ -193,14 +196,13 @@ class States:
             mask.device,
             positions is None,
             None if memory is None else memory.key(),
-            has_beams,
             None if first is None else first.keys.dtype,
             torch.is_inference_mode_enabled(),  # whose tensors may not be written to elsewhere
         )
         state = next((each for each in self._free if each.key == key), None)
         if state is None:
             empty = _new_cache(self._module, cache, places, memory)
-            state = State(empty, mask, positions, memory, has_beams, key)
+            state = State(empty, mask, positions, memory, key)
         else:
             self._free.remove(state)
         for part, its_source in zip(parts_of(state.cache), parts_of(cache), strict=True):

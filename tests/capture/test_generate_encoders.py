@@ -36,7 +36,6 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "marian": _BART,
     "mbart": _BART,
     "pegasus": _BART,
-    "m2m_100": _BART,
 }
 _GREEDY = {"do_sample": False, "repetition_penalty": 1.3}
 _SAMPLED = {"do_sample": True, "top_k": 20, "temperature": 0.9}
