@@ -61,6 +61,7 @@ class _Loop:
         self._step: Callable[..., torch.Tensor] | None = None  # compiled once it is needed
         self._recorder = CallRecorder()  # of its calls
         self._states = States(module)
+        self._has_encoder = bool(module.config.is_encoder_decoder)
 
     def sample(
         self,
@@ -98,13 +99,18 @@ class _Loop:
                 if stop(choice.unfinished, tokens) or input_ids.shape[1] >= end:
                     break
                 logits = steps.logits_after(tokens, input_ids)
-        if stop.ended_before():
+        undone = int(stop.ended_before())
+        if undone:
             input_ids = input_ids[:, :-1]
             choice.undo()
-        steps.finish()
         if streamer is not None:
             streamer.end()
-        return input_ids
+        if not generation_config.return_dict_in_generate:
+            steps.finish()
+            return input_ids
+        cache = steps.finish_with_cache(undone)
+        outputs = {"scores": choice.scores, "logits": choice.logits, "past_key_values": cache}
+        return generation.output_class(self._has_encoder)(sequences=input_ids, **outputs)
 
     def search_beams(
         self,
@@ -125,7 +131,7 @@ class _Loop:
             steps = self._steps(callbacks, model_kwargs, stopping_criteria.max_length)
             prefill = functools.partial(self._prefill, model, input_ids, generation_config, model_kwargs)
             beams = generation.BeamModel(model, prefill, steps)
-        sequences = generation.search_beams(
+        outputs = generation.search_beams(
             self._original,
             beams,
             input_ids,
@@ -135,9 +141,13 @@ class _Loop:
             synced_gpus=synced_gpus,
             **model_kwargs,
         )
-        if beams is not model:
+        if beams is model:
+            return outputs
+        if isinstance(outputs, torch.Tensor):
             steps.finish()
-        return sequences
+        else:
+            outputs.past_key_values = steps.finish_with_cache()
+        return outputs
 
     def _steps(self, callbacks: Iterable[Any], arguments: dict[str, Any], end: int) -> "_Steps":
         """Return the steps of a generation. callbacks: What runs between them. See _Steps for the others."""
@@ -182,23 +192,23 @@ class _Loop:
             return f"the model has its own {name}"
         if synced_gpus or generation_config.is_assistant:
             return "another process or model waits for each token"
-        if generation_config.return_dict_in_generate:
-            return "the scores and the cache are returned"
+        returned = generation_config.return_dict_in_generate
+        if returned and (generation_config.output_attentions or generation_config.output_hidden_states):
+            return "attentions or hidden states are returned"
         if generation_config.prefill_chunk_size is not None or stopping_criteria.max_length is None:
             return "the prompt comes in chunks, or the text has no greatest length"
-        has_encoder = self._module.config.is_encoder_decoder
-        names = generation.argument_names(has_encoder)
-        known = _KNOWN | {*names, *(["encoder_outputs"] if has_encoder else [])}
+        names = generation.argument_names(self._has_encoder)
+        known = _KNOWN | {*names, *(["encoder_outputs"] if self._has_encoder else [])}
         unknown = {name for name, each in arguments.items() if name not in known and each is not None}
         if unknown or not arguments.get("use_cache"):
             return f"the model takes {', '.join(sorted(unknown))}" if unknown else "there is no cache"
         if any(each.ndim != 2 for each in map(arguments.get, {*names, "attention_mask"}) if each is not None):
             return f"{' or '.join(names)} does not have two dimensions"
-        if has_encoder and not hasattr(arguments["encoder_outputs"], "last_hidden_state"):
+        if self._has_encoder and not hasattr(arguments["encoder_outputs"], "last_hidden_state"):
             return "encoder_outputs is a tuple"
-        return self._reason_against_cache(arguments.get("past_key_values"), stopping_criteria.max_length)
+        return self._reason_against_cache(arguments.get("past_key_values"), stopping_criteria.max_length, returned)
 
-    def _reason_against_cache(self, whole: Any, length: int) -> str | None:
+    def _reason_against_cache(self, whole: Any, length: int, is_returned: bool) -> str | None:
         """Return why a cache is left as it is, to transformers' loop."""
         cache, *of_encoder = parts_of(whole)
         kinds = {kind_of(each) for each in getattr(cache, "layers", ())}
@@ -208,6 +218,8 @@ class _Loop:
         growing, fixed = {GROWING, GROWING_SLIDING}, {STATIC, STATIC_SLIDING}
         if getattr(cache, "offloading", False) or not kinds or not (kinds <= growing or kinds <= fixed):
             return f"the cache is {type(cache).__name__} of {', '.join(sorted(kinds)) or 'no layers'}"
+        if is_returned and kinds != {GROWING}:
+            return "a static cache or one of windows is returned"
         if any(kind_of(layer) not in (GROWING, STATIC) for each in of_encoder for layer in each.layers):
             return "the keys of the encoder are cut to a window"
         if not generation.has_static_cache(self._module):
@@ -297,6 +309,15 @@ class _Steps:
 
         return call if self._recorder is None else RepeatedCall(call, self._recorder)
 
+    def finish_with_cache(self, undone: int = 0) -> Any:
+        """Let other generations have the state. Return a growing cache of the text at the last step, less the tokens
+        that are undone."""
+        if self._state is None:
+            return self._arguments["past_key_values"]
+        cache = self._states.copied_cache(self._state, self._length - undone)
+        self.finish()
+        return cache
+
     def finish(self) -> None:
         """Let other generations have the state."""
         if self._state is not None:
@@ -312,11 +333,18 @@ class _Choice:
         has_end = any(hasattr(each, "eos_token_id") for each in criteria)
         self._pad = generation.padding_token(config).to(self._device) if has_end else None
         self._state: torch.Tensor | None = None
+        returned = config.return_dict_in_generate
+        self.scores: tuple[torch.Tensor, ...] | None = () if returned and config.output_scores else None
+        self.logits: tuple[torch.Tensor, ...] | None = () if returned and config.output_logits else None
         self.unfinished = input_ids.new_ones(len(input_ids))
 
     def extend(self, input_ids: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the next tokens, and the text with them; set which sequences are unfinished."""
         scores = self._processors(input_ids, logits)
+        if self.scores is not None:
+            self.scores = (*self.scores, scores.clone())  # a CUDA graph writes its logits anew
+        if self.logits is not None:
+            self.logits = (*self.logits, logits.clone())
         if self._draws:
             if self._device.type == "cuda":
                 self._state = torch.cuda.get_rng_state(self._device)
@@ -326,11 +354,13 @@ class _Choice:
         if self._pad is not None:
             tokens = tokens * self.unfinished + self._pad * (1 - self.unfinished)
         input_ids = torch.cat([input_ids, tokens[:, None]], dim=-1)
-        self.unfinished = self.unfinished & ~self._criteria(input_ids, None)
+        self.unfinished = self.unfinished & ~self._criteria(input_ids, self.scores)
         return tokens, input_ids
 
     def undo(self) -> None:
-        """Give the generator of random numbers the state that it had before the last draw."""
+        """Forget the last draw, and give the generator of random numbers the state that it had before it."""
+        self.scores = None if self.scores is None else self.scores[:-1]
+        self.logits = None if self.logits is None else self.logits[:-1]
         if self._state is not None:
             torch.cuda.set_rng_state(self._state, self._device)
 

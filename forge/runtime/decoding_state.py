@@ -73,6 +73,7 @@ class State:
         key: Any,
     ) -> None:
         self.cache, self.encoded, self.key = cache, encoded, key
+        self.source_length = 0  # of the encoder's input, without padding
         self.mask = mask.new_empty(len(mask), places_of(cache))
         self.positions = None if positions is None else positions.new_empty(len(mask), 1)
 
@@ -139,7 +140,9 @@ class States:
             return state
         length = mask.shape[1]
         places = cache_places(min(end, length + _AHEAD))
-        return self._filled(cache, mask, positions, encoded, length, places)
+        state = self._filled(cache, mask, positions, encoded, length, places)
+        state.source_length = 0 if encoded is None else encoded.states.shape[1]
+        return state
 
     def _taken_encoded(self, arguments: dict[str, Any]) -> _Encoded | None:
         """Return what the decoder reads of its encoder, and take it out of the model's arguments."""
@@ -164,8 +167,23 @@ class States:
             return state
         places = cache_places(min(end, 2 * length))
         larger = self._filled(state.cache, state.mask, state.positions, state.encoded, length - 1, places)
+        larger.source_length = state.source_length
         self.put_back(state)
         return larger
+
+    def copied_cache(self, state: State, length: int) -> Any:
+        """Return a growing cache with what a state has of a text of some length; the caller's cache as it is."""
+        if state.key is None:
+            return state.cache
+        cache = growing_cache(self._module, state.cache)
+        for part, source in zip(parts_of(cache), parts_of(state.cache), strict=True):
+            count = length if source is text_cache(state.cache) else state.source_length
+            for index, layer in enumerate(source.layers):
+                if layer.is_initialized:
+                    part.update(layer.keys[:, :, :count], layer.values[:, :, :count], index)
+        if cache is not text_cache(cache):
+            cache.is_updated.update(state.cache.is_updated)
+        return cache
 
     def put_back(self, state: State) -> None:
         """Let another generation have a state, of those that together take a small part of a GPU's memory."""

@@ -1,6 +1,7 @@
 """The private parts of transformers' `generate` (transformers/generation/utils.py, 5.17 to 5.23)."""
 
 import inspect
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -28,6 +29,17 @@ def generation_mixin(model: type) -> Any:
     whose loop is not the one known here."""
     mixin = next((each for each in model.__mro__ if each.__module__ == "transformers.generation.utils"), None)
     for name, parameters in _PARAMETERS.items():
+        method = getattr(model, name, None)
+        if method is None or not parameters <= set(inspect.signature(method).parameters):
+            return None
+    return mixin
+
+
+def own_method(model: type, mixin: type, *, has_beams: bool) -> str | None:
+    """Return which of the methods that the loop runs or replaces a class of models has of its own, if what it does is
+    not known here."""
+    loop = ("_beam_search", "_reorder_cache") if has_beams else ("_sample",)
+    for name in ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", *loop):
         method = getattr(model, name, None)
         if method is None or not parameters <= set(inspect.signature(method).parameters):
             return None
@@ -66,6 +78,12 @@ def sample(model: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
     return model._sample(instance, *args, **kwargs)
 
 
+def output_class(has_encoder: bool) -> Any:
+    """Return transformers' class of what `_sample` returns, of tokens and what else is asked for."""
+    utils = sys.modules["transformers.generation.utils"]
+    return utils.GenerateEncoderDecoderOutput if has_encoder else utils.GenerateDecoderOnlyOutput
+
+
 def search_beams(model: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
     """Run transformers' beam search of a class of models. instance: A model, or a BeamModel."""
     return model._beam_search(instance, *args, **kwargs)
@@ -102,6 +120,33 @@ class BeamModel:
     def _reorder_cache(self, cache: Any, rows: torch.Tensor) -> Any:
         self._steps.reorder(rows)
         return cache
+
+
+def encoding_method(model: type, mixin: type) -> str | None:
+    """Return which of transformers' methods runs the encoder of a class of models; None for a class with its own."""
+    for name in ("_prepare_text_encoder_decoder_kwargs_for_generation", "_prepare_encoder_decoder_kwargs_for_generation"):
+        method = getattr(model, name, None)
+        if method is not None:
+            return name if method is getattr(mixin, name, None) else None
+    return None
+
+
+class EncoderModel:
+    """A model whose encoder is other code, for the method that runs the encoder.
+
+    Args:
+        model: The model.
+        encode: Returns the encoder's output for its arguments.
+    """
+
+    def __init__(self, model: Any, encode: Callable[..., Any]) -> None:
+        self._model, self._encode = model, encode
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def get_encoder(self) -> Any:
+        return functools.wraps(self._model.get_encoder().forward)(self._encode)
 
 
 class _Logits(NamedTuple):

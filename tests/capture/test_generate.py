@@ -182,10 +182,30 @@ def test_callers_static_cache_holds_the_text() -> None:
         torch.testing.assert_close(actual.keys, expected.keys)
 
 
+_RETURNED = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+
+
+def test_scores_and_the_cache_are_returned_as_by_eager(left: Any) -> None:
+    model = _model(eos_token_id=None)
+    prompt = _prompt(2, 12)
+    actual, expected = (tokens_of(each, prompt, 20, **_SAMPLED, **_RETURNED) for each in (forge.jit(model), model))
+    assert not left()
+    assert type(actual) is type(expected)
+    assert actual.keys() == expected.keys()
+    assert torch.equal(actual.sequences, expected.sequences)
+    torch.testing.assert_close((actual.scores, actual.logits), (expected.scores, expected.logits))
+    for ours, theirs in zip(actual.past_key_values.layers, expected.past_key_values.layers, strict=True):
+        torch.testing.assert_close((ours.keys, ours.values), (theirs.keys, theirs.values))
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"return_dict_in_generate": True, "output_scores": True}, "the scores and the cache are returned"),
+        ({"return_dict_in_generate": True, "output_hidden_states": True}, "attentions or hidden states are returned"),
+        (
+            {"return_dict_in_generate": True, "cache_implementation": "static"},
+            "a static cache or one of windows is returned",
+        ),
         ({"past_key_values": DynamicCache()}, "the caller's cache is not a static one"),
         ({"past_key_values": "short"}, "the caller's cache is not a static one"),
         ({"use_cache": False}, "there is no cache"),

@@ -61,6 +61,19 @@ def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Callable
     assert not left()
 
 
+def test_scores_and_the_cache_are_returned_as_by_eager(left: Callable[[], list[str]]) -> None:
+    model = _model(eos_token_id=None)
+    prompt = _prompt(model, 2, 12)
+    options = _GREEDY | {"return_dict_in_generate": True, "output_scores": True}
+    actual, expected = (tokens_of(each, prompt, 20, **options) for each in (forge.jit(model), model))
+    assert not left()
+    assert actual.keys() == expected.keys()
+    assert torch.equal(actual.beam_indices, expected.beam_indices)
+    torch.testing.assert_close((actual.sequences_scores, actual.scores), (expected.sequences_scores, expected.scores))
+    for ours, theirs in zip(actual.past_key_values.layers, expected.past_key_values.layers, strict=True):
+        torch.testing.assert_close((ours.keys, ours.values), (theirs.keys, theirs.values))
+
+
 def test_beams_change_places() -> None:
     """Without this, the tests here would pass with a cache whose rows stay."""
     model = _model(eos_token_id=None)

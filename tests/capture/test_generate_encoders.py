@@ -94,6 +94,7 @@ def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Callable
         {"cache_implementation": "static"},
         {"do_sample": True, "temperature": 0.8},
         {"return_timestamps": True, "condition_on_prev_tokens": True},
+        {"return_timestamps": True, "temperature": (0.0, 0.5), "logprob_threshold": -1.0, "no_speech_threshold": 0.6},
     ],
 )
 def test_whisper_writes_the_tokens_of_eager(options: dict[str, Any], left: Callable[[], list[str]]) -> None:
@@ -212,10 +213,25 @@ def test_callers_static_cache_holds_the_text(left: Callable[[], list[str]]) -> N
             torch.testing.assert_close(ours.keys, theirs.keys)
 
 
+def test_scores_and_the_cache_are_returned_as_by_eager(left: Callable[[], list[str]]) -> None:
+    model = _model(eos_token_id=None)
+    source = _source(2, 12)
+    options = _SAMPLED | {"return_dict_in_generate": True, "output_scores": True}
+    actual, expected = (tokens_of(each, source, 20, **options) for each in (forge.jit(model), model))
+    assert not left()
+    assert actual.keys() == expected.keys()
+    assert torch.equal(actual.sequences, expected.sequences)
+    torch.testing.assert_close(actual.scores, expected.scores)
+    for part in ("self_attention_cache", "cross_attention_cache"):
+        ours, theirs = (getattr(each.past_key_values, part).layers for each in (actual, expected))
+        for layer, wanted in zip(ours, theirs, strict=True):
+            torch.testing.assert_close((layer.keys, layer.values), (wanted.keys, wanted.values))
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"return_dict_in_generate": True, "output_scores": True}, "the scores and the cache are returned"),
+        ({"return_dict_in_generate": True, "output_attentions": True}, "attentions or hidden states are returned"),
         ({"past_key_values": "growing"}, "the caller's cache is not a static one"),
         ({"use_cache": False}, "there is no cache"),
     ],
