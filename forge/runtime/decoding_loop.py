@@ -52,6 +52,18 @@ def decoding_loop(original: Any, module: Any, compile_step: CompileStep) -> "_Lo
     return None if mixin is None else _Loop(original, mixin, module, compile_step)
 
 
+def loop_methods(original: Any) -> dict[str, Callable]:
+    """Return the methods of transformers' that the loop replaces in the class of jitted modules of a class."""
+    methods: dict[str, Callable] = {
+        "_sample": lambda self, *args, **kwargs: self._forge_loop.sample(self, *args, **kwargs),
+        "_beam_search": lambda self, *args, **kwargs: self._forge_loop.search_beams(self, *args, **kwargs),
+    }
+    encoding = generation.encoding_method(original)
+    if encoding is not None:
+        methods[encoding] = lambda self, *args, **kwargs: self._forge_loop.run_encoder(self, encoding, *args, **kwargs)
+    return methods
+
+
 class _Loop:
     """The loop of one jitted module. See decoding_loop for the arguments; mixin: transformers' GenerationMixin."""
 
@@ -60,6 +72,7 @@ class _Loop:
         self._compile = compile_step
         self._step: Callable[..., torch.Tensor] | None = None  # compiled once it is needed
         self._recorder = CallRecorder()  # of its calls
+        self._encode: Callable[..., Any] | None = None  # compiled once it is needed
         self._states = States(module)
         self._has_encoder = bool(module.config.is_encoder_decoder)
 
@@ -149,6 +162,15 @@ class _Loop:
             outputs.past_key_values = steps.finish_with_cache()
         return outputs
 
+    def run_encoder(self, model: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Return a generation's arguments with the encoder's output, by one program. method: transformers' for it."""
+        if hasattr(model, "hf_device_map"):  # hooks of the encoder move its input between devices
+            instance = model
+        else:
+            encode = self._encode = self._encode or self._compile(_encode, CallRecorder())
+            instance = generation.EncoderModel(model, functools.partial(encode, self._module))
+        return generation.run_encoder(self._original, method, instance, *args, **kwargs)
+
     def _steps(self, callbacks: Iterable[Any], arguments: dict[str, Any], end: int) -> "_Steps":
         """Return the steps of a generation. callbacks: What runs between them. See _Steps for the others."""
         step = self._step = self._step or self._compile(_step, self._recorder)
@@ -234,6 +256,11 @@ class _Loop:
 def _is_of_transformers(callback: Any) -> bool:
     """Return whether a processor, criterion or streamer is one of transformers' own."""
     return type(callback).__module__.partition(".")[0] == "transformers"
+
+
+def _encode(module: Any, arguments: dict[str, Any]) -> Any:
+    """Return the encoder's output. This is what forge compiles."""
+    return module.get_encoder()(**arguments)
 
 
 def _step(module: Any, tokens: torch.Tensor, state: dict[str, Any], arguments: dict[str, Any]) -> torch.Tensor:

@@ -10,7 +10,7 @@ from forge.torch_internals import generation
 STATIC, STATIC_SLIDING = "StaticLayer", "StaticSlidingWindowLayer"
 GROWING, GROWING_SLIDING = "DynamicLayer", "DynamicSlidingWindowLayer"
 _LEAST = 256  # places of a static cache
-_LEAST_OF_ENCODER = 64  # places for the keys of an encoder, which each token reads all of
+_LEAST_OF_PAIR = 64  # places of both caches of an encoder-decoder, whose text begins with one token
 _AHEAD = 256  # tokens that a cache has room for at first
 _MOST_OF_MEMORY = 16  # of the device's memory, the part that caches between two generations may take
 
@@ -139,7 +139,7 @@ class States:
             state.start(mask, positions)
             return state
         length = mask.shape[1]
-        places = cache_places(min(end, length + _AHEAD))
+        places = cache_places(min(end, length + _AHEAD), _LEAST if encoded is None else _LEAST_OF_PAIR)
         state = self._filled(cache, mask, positions, encoded, length, places)
         state.source_length = 0 if encoded is None else encoded.states.shape[1]
         return state
@@ -159,7 +159,7 @@ class States:
     def _padding(self, encoded: _Encoded) -> int:
         """Return the places after an encoder's states with which texts of many lengths share a few programs."""
         length = encoded.states.shape[1]
-        return cache_places(length, _LEAST_OF_ENCODER) - length if generation.masks_encoder(self._module) else 0
+        return cache_places(length, _LEAST_OF_PAIR) - length if generation.masks_encoder(self._module) else 0
 
     def for_length(self, state: State, length: int, end: int) -> State:
         """Return the state, or one that goes on in a larger cache where a text of this length has no place."""

@@ -20,7 +20,7 @@ _PARAMETERS = {
 }  # fmt: skip
 
 # its preparation of a token's inputs counts the positions where it is not passed them, and does nothing else
-_WHISPER = ("transformers.models.whisper.modeling_whisper",)
+_WHISPER = "transformers.models.whisper.modeling_whisper"
 NAMES_OF_POSITIONS = ("position_ids", "decoder_position_ids")
 
 
@@ -41,18 +41,7 @@ def own_method(model: type, mixin: type, *, has_beams: bool) -> str | None:
     loop = ("_beam_search", "_reorder_cache") if has_beams else ("_sample",)
     for name in ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", *loop):
         method = getattr(model, name, None)
-        if method is None or not parameters <= set(inspect.signature(method).parameters):
-            return None
-    return mixin
-
-
-def own_method(model: type, mixin: type, *, has_beams: bool) -> str | None:
-    """Return which of the methods that the loop runs or replaces a class of models has of its own, if what it does is
-    not known here."""
-    names = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_reorder_cache")
-    for name in names if has_beams else names[:2]:
-        method = getattr(model, name, None)
-        if method is not getattr(mixin, name, None) and method.__module__ not in _WHISPER:
+        if method is not getattr(mixin, name, None) and method.__module__ != _WHISPER:
             return name
     return None
 
@@ -60,7 +49,7 @@ def own_method(model: type, mixin: type, *, has_beams: bool) -> str | None:
 def is_whisper(model: Any) -> bool:
     """Return whether a model is Whisper, which counts positions in its decoder's mask, for which a step passes them,
     and whose decoder reads all that the encoder says, whatever the encoder's mask."""
-    return type(model).prepare_inputs_for_generation.__module__ in _WHISPER
+    return type(model).prepare_inputs_for_generation.__module__ == _WHISPER
 
 
 def argument_names(has_encoder: bool) -> tuple[str, str]:
@@ -122,9 +111,18 @@ class BeamModel:
         return cache
 
 
-def encoding_method(model: type, mixin: type) -> str | None:
+def run_encoder(model: Any, name: str, instance: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a class's method that runs the encoder. instance: A model, or an EncoderModel."""
+    return getattr(model, name)(instance, *args, **kwargs)
+
+
+def encoding_method(model: type) -> str | None:
     """Return which of transformers' methods runs the encoder of a class of models; None for a class with its own."""
-    for name in ("_prepare_text_encoder_decoder_kwargs_for_generation", "_prepare_encoder_decoder_kwargs_for_generation"):
+    mixin = generation_mixin(model)
+    for name in (
+        "_prepare_text_encoder_decoder_kwargs_for_generation",
+        "_prepare_encoder_decoder_kwargs_for_generation",
+    ):
         method = getattr(model, name, None)
         if method is not None:
             return name if method is getattr(mixin, name, None) else None
@@ -136,7 +134,7 @@ class EncoderModel:
 
     Args:
         model: The model.
-        encode: Returns the encoder's output for its arguments.
+        encode: Returns the encoder's output for a dictionary of its arguments.
     """
 
     def __init__(self, model: Any, encode: Callable[..., Any]) -> None:
@@ -146,7 +144,17 @@ class EncoderModel:
         return getattr(self._model, name)
 
     def get_encoder(self) -> Any:
-        return functools.wraps(self._model.get_encoder().forward)(self._encode)
+        return _Encoder(self._model.get_encoder().forward, self._encode)
+
+
+class _Encoder:
+    """forward: The encoder's, whose parameters say which arguments it takes."""
+
+    def __init__(self, forward: Callable[..., Any], encode: Callable[..., Any]) -> None:
+        self.forward, self._encode = forward, encode
+
+    def __call__(self, **arguments: Any) -> Any:
+        return self._encode(arguments)
 
 
 class _Logits(NamedTuple):
