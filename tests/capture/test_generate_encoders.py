@@ -108,6 +108,14 @@ def test_whisper_writes_the_tokens_of_eager(options: dict[str, Any], left: Calla
     assert not left()
 
 
+def test_encoder_is_a_program() -> None:
+    model = _model()
+    jitted = forge.jit(model)
+    source = _source(2, 12)
+    assert torch.equal(tokens_of(jitted, source, 1, **_GREEDY), tokens_of(model, source, 1, **_GREEDY))
+    assert handle_of(jitted, "test").history.graphs == 2  # and the first step
+
+
 def test_prompt_of_the_decoder_and_its_padding_are_kept(left: Callable[[], list[str]]) -> None:
     model = _model("bart")
     start = torch.tensor([[2, 30, 31, 32], [2, 40, 41, 42]])
@@ -119,11 +127,15 @@ def test_prompt_of_the_decoder_and_its_padding_are_kept(left: Callable[[], list[
     assert not left()
 
 
-def test_text_longer_than_the_cache_goes_on_in_a_larger_one() -> None:
+def test_text_longer_than_the_cache_goes_on_in_a_larger_one(grown: list[int]) -> None:
     model = _model(eos_token_id=None)
     source = _source(2, 12)
-    actual, expected = (tokens_of(each, source, 330, **_SAMPLED) for each in (forge.jit(model), model))
-    assert torch.equal(actual, expected)
+    options = _SAMPLED | {"return_dict_in_generate": True}
+    actual, expected = (tokens_of(each, source, 400, **options) for each in (forge.jit(model), model))
+    assert torch.equal(actual.sequences, expected.sequences)
+    keys, wanted = (each.past_key_values.cross_attention_cache.layers[1].keys for each in (actual, expected))
+    torch.testing.assert_close(keys, wanted)
+    assert grown == [384, 512]
 
 
 @pytest.mark.parametrize("kind", ["eos", "criterion", "max_length"])
