@@ -4,7 +4,8 @@ transformers prepares each token's inputs in Python (slices, masks, positions), 
 to see whether it ends the sequence; with its default cache, which grows, every call has other shapes. Here the
 preparation is part of a program of fixed shapes, the cache is a static one, and the host reads whether a sequence ended
 one token late, while the device computes the next one. Logits processors, sampling and stopping criteria are
-transformers' own, as they are given, and run in the same order with the same random numbers.
+transformers' own, as they are given, and run in the same order with the same random numbers. Beam search is
+transformers' too, with these steps in the model's place. An encoder is one program, and its keys are computed once.
 
 What this loop has no program for is left to transformers' loop (`_reason_against`).
 """
