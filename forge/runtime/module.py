@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from forge.runtime.decoding_loop import CompileStep, decoding_loop
+from forge.runtime.decoding_loop import CompileStep, decoding_loop, loop_methods
 
 
 def _is_lazy(module: torch.nn.Module) -> bool:
@@ -145,5 +145,5 @@ def _jitted_class(original: Any, *, has_loop: bool) -> type:
     if hasattr(original, "get_compiled_call"):  # by which transformers' generate has torch.compile compile a model
         members["get_compiled_call"] = lambda self, config: self.__call__
     if has_loop:
-        members["_sample"] = lambda self, *args, **kwargs: self._forge_loop.sample(self, *args, **kwargs)
+        members |= loop_methods(original)
     return type(original.__name__, (original,), members)

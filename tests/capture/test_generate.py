@@ -1,7 +1,6 @@
 """transformers' `generate` of a jitted model, by the loop of forge: the tokens of eager, and few programs."""
 
 import copy
-import logging
 from typing import Any
 
 import pytest
@@ -10,9 +9,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticC
 
 import forge
 from forge.capture.handles import handle_of
-from forge.runtime import cuda_graphs, cuda_recorder, decoding_loop
-from forge.runtime.decoding_loop import cache_places
+from forge.runtime import cuda_graphs, cuda_recorder, decoding_state
+from forge.runtime.decoding_state import cache_places
 from forge.runtime.repeated_calls import RepeatedCall
+from tests.capture.generations import tokens_of, with_random_weights
 from tests.executors.test_cuda_graphs import Double
 
 _SIZES = {
@@ -41,10 +41,7 @@ def _model(family: str = "llama", **others: Any) -> Any:
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **{**_SIZES, **_FAMILIES.get(family, {}), **others})
     model = AutoModelForCausalLM.from_config(config).eval()
-    for each in model.parameters():
-        if each.ndim > 1:
-            torch.nn.init.normal_(each, std=0.2)  # else a text repeats one token
-    return model
+    return with_random_weights(model)
 
 
 def _prompt(batch: int, length: int, padding: int = 3) -> dict[str, torch.Tensor]:
@@ -56,18 +53,6 @@ def _prompt(batch: int, length: int, padding: int = 3) -> dict[str, torch.Tensor
     return {"input_ids": tokens, "attention_mask": mask}
 
 
-def _tokens(model: Any, prompt: dict[str, Any], new: int, **options: Any) -> torch.Tensor:
-    torch.manual_seed(1)
-    return model.generate(**prompt, max_new_tokens=new, disable_compile=True, **options)
-
-
-@pytest.fixture
-def left(caplog: pytest.LogCaptureFixture) -> Any:
-    """Return a function that returns why generations were left to transformers' loop."""
-    caplog.set_level(logging.INFO, logger="forge.generate")
-    return lambda: [each.getMessage() for each in caplog.records if each.name == "forge.generate"]
-
-
 @pytest.mark.parametrize("family", _FAMILIES)
 def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Any) -> None:
     model = _model(family)
@@ -75,7 +60,7 @@ def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Any) -> 
     options = (_GREEDY, _SAMPLED, _GREEDY | {"cache_implementation": "static"}, _GREEDY | {"repetition_penalty": 1.3})
     for (length, padding, new), each in zip([(10, 3, 30), (21, 3, 14), (17, 2, 40), (10, 0, 25)], options, strict=True):
         prompt = _prompt(2, length, padding)
-        assert torch.equal(_tokens(jitted, prompt, new, **each), _tokens(model, prompt, new, **each))
+        assert torch.equal(tokens_of(jitted, prompt, new, **each), tokens_of(model, prompt, new, **each))
     history = handle_of(jitted, "test").history
     assert (
         history.graphs <= 4
@@ -84,12 +69,13 @@ def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Any) -> 
     assert not left()
 
 
-def test_text_longer_than_the_cache_goes_on_in_a_larger_one() -> None:
+def test_text_longer_than_the_cache_goes_on_in_a_larger_one(grown: list[int]) -> None:
     model = _model(eos_token_id=None)
     jitted = forge.jit(model)
     prompt = _prompt(2, 20)
-    actual, expected = (_tokens(each, prompt, 330, **_GREEDY) for each in (jitted, model))
+    actual, expected = (tokens_of(each, prompt, 400, **_GREEDY) for each in (jitted, model))
     assert torch.equal(actual, expected)
+    assert grown == [384, 512]
 
 
 def test_places_of_caches_are_few_and_enough() -> None:
@@ -111,7 +97,7 @@ def test_sequences_end_where_those_of_eager_do(criterion: str) -> None:
     for seed in range(4):
         torch.manual_seed(seed)
         prompt = _prompt(2, 12)
-        actual, expected = (_tokens(each, prompt, 60, **_SAMPLED, **options) for each in (jitted, model))
+        actual, expected = (tokens_of(each, prompt, 60, **_SAMPLED, **options) for each in (jitted, model))
         assert torch.equal(actual, expected)
         lengths.add(expected.shape[1])
     assert min(lengths) < 72
@@ -130,7 +116,7 @@ def test_steps_run_the_program_alone_after_the_second(monkeypatch: pytest.Monkey
     prompt = _prompt(2, 8)
     jitted = forge.jit(model)
     for _ in range(2):
-        assert torch.equal(_tokens(jitted, prompt, 20, **_GREEDY), _tokens(model, prompt, 20, **_GREEDY))
+        assert torch.equal(tokens_of(jitted, prompt, 20, **_GREEDY), tokens_of(model, prompt, 20, **_GREEDY))
     assert looked_at == [1, 1] * 2
 
 
@@ -150,9 +136,9 @@ def test_weights_that_the_callers_code_replaces_meanwhile_are_those_of_the_next_
     model = _model(eos_token_id=None)
     other = copy.deepcopy(model)
     prompt = _prompt(2, 8)
-    actual = _tokens(forge.jit(model), prompt, 16, stopping_criteria=[_ReplacesWeight(model)], **_GREEDY)
-    plain = _tokens(copy.deepcopy(other), prompt, 16, **_GREEDY)
-    assert torch.equal(actual, _tokens(other, prompt, 16, stopping_criteria=[_ReplacesWeight(other)], **_GREEDY))
+    actual = tokens_of(forge.jit(model), prompt, 16, stopping_criteria=[_ReplacesWeight(model)], **_GREEDY)
+    plain = tokens_of(copy.deepcopy(other), prompt, 16, **_GREEDY)
+    assert torch.equal(actual, tokens_of(other, prompt, 16, stopping_criteria=[_ReplacesWeight(other)], **_GREEDY))
     assert not torch.equal(actual, plain)
 
 
@@ -172,7 +158,7 @@ def test_streamer_gets_each_token_once() -> None:
     streamed = []
     for each in (model, forge.jit(model)):
         streamer = Streamer()
-        _tokens(each, prompt, 30, **_GREEDY, streamer=streamer)
+        tokens_of(each, prompt, 30, **_GREEDY, streamer=streamer)
         streamed.append(streamer.tokens)
     assert streamed[0] == streamed[1]
 
@@ -181,7 +167,7 @@ def test_several_texts_of_a_prompt_are_those_of_eager() -> None:
     model = _model()
     prompt = _prompt(2, 12)
     actual, expected = (
-        _tokens(each, prompt, 20, **_SAMPLED, num_return_sequences=3) for each in (forge.jit(model), model)
+        tokens_of(each, prompt, 20, **_SAMPLED, num_return_sequences=3) for each in (forge.jit(model), model)
     )
     assert torch.equal(actual, expected)
 
@@ -191,17 +177,36 @@ def test_callers_static_cache_holds_the_text() -> None:
     prompt = _prompt(1, 12, padding=0)
     caches = [StaticCache(config=model.config, max_cache_len=64) for _ in range(2)]
     for each, cache in zip((model, forge.jit(model)), caches, strict=True):
-        _tokens(each, prompt, 20, **_GREEDY, past_key_values=cache)
+        tokens_of(each, prompt, 20, **_GREEDY, past_key_values=cache)
     assert int(caches[1].get_seq_length()) == int(caches[0].get_seq_length()) == 31
     for actual, expected in zip(caches[1].layers, caches[0].layers, strict=True):
         torch.testing.assert_close(actual.keys, expected.keys)
 
 
+_RETURNED = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+
+
+def test_scores_and_the_cache_are_returned_as_by_eager(left: Any) -> None:
+    model = _model(eos_token_id=None)
+    prompt = _prompt(2, 12)
+    actual, expected = (tokens_of(each, prompt, 20, **_SAMPLED, **_RETURNED) for each in (forge.jit(model), model))
+    assert not left()
+    assert type(actual) is type(expected)
+    assert actual.keys() == expected.keys()
+    assert torch.equal(actual.sequences, expected.sequences)
+    torch.testing.assert_close((actual.scores, actual.logits), (expected.scores, expected.logits))
+    for ours, theirs in zip(actual.past_key_values.layers, expected.past_key_values.layers, strict=True):
+        torch.testing.assert_close((ours.keys, ours.values), (theirs.keys, theirs.values))
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"num_beams": 2}, None),  # another loop of transformers
-        ({"return_dict_in_generate": True, "output_scores": True}, "the scores and the cache are returned"),
+        ({"return_dict_in_generate": True, "output_hidden_states": True}, "attentions or hidden states are returned"),
+        (
+            {"return_dict_in_generate": True, "cache_implementation": "static"},
+            "a static cache or one of windows is returned",
+        ),
         ({"past_key_values": DynamicCache()}, "the caller's cache is not a static one"),
         ({"past_key_values": "short"}, "the caller's cache is not a static one"),
         ({"use_cache": False}, "there is no cache"),
@@ -219,9 +224,9 @@ def test_other_generations_are_left_to_transformers(options: dict[str, Any], rea
             own["past_key_values"] = StaticCache(config=model.config, max_cache_len=12)
             own["use_cache"] = True
             with pytest.raises(Exception, match="index"):
-                _tokens(each, prompt, 8, **_GREEDY, **own)
+                tokens_of(each, prompt, 8, **_GREEDY, **own)
             continue
-        text = _tokens(each, prompt, 8, **_GREEDY, **own)
+        text = tokens_of(each, prompt, 8, **_GREEDY, **own)
         texts.append(text if isinstance(text, torch.Tensor) else text.sequences)
     assert not texts or torch.equal(*texts)
     assert [each for each in left() if reason is None or reason not in each] == []
@@ -230,7 +235,7 @@ def test_other_generations_are_left_to_transformers(options: dict[str, Any], rea
 
 def test_generations_replay_the_graph_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_recorder, "_recorder", Double())
-    monkeypatch.setattr(decoding_loop, "_memory_for", lambda device: 2**20)  # as on a GPU
+    monkeypatch.setattr(decoding_state, "_memory_for", lambda device: 2**20)  # as on a GPU
     model = _model(eos_token_id=None)
     jitted = forge.jit(model, cuda_graphs=True)
 
@@ -245,7 +250,7 @@ def test_generations_replay_the_graph_of_the_first(monkeypatch: pytest.MonkeyPat
     )
     for number in range(4):
         prompt = _prompt(2, 12 + number)
-        assert torch.equal(_tokens(jitted, prompt, 30, **_GREEDY), _tokens(model, prompt, 30, **_GREEDY))
+        assert torch.equal(tokens_of(jitted, prompt, 30, **_GREEDY), tokens_of(model, prompt, 30, **_GREEDY))
         if number == 0:
             forge.finish_compiling(jitted)
         elif number == 1:
@@ -255,14 +260,14 @@ def test_generations_replay_the_graph_of_the_first(monkeypatch: pytest.MonkeyPat
 
 
 def test_generations_in_inference_mode_and_outside_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding_loop, "_memory_for", lambda device: 2**20)  # as on a GPU
+    monkeypatch.setattr(decoding_state, "_memory_for", lambda device: 2**20)  # as on a GPU
     model = _model(eos_token_id=None)
     jitted = forge.jit(model)
     prompt = _prompt(2, 12)
-    expected = _tokens(model, prompt, 8, **_GREEDY)
+    expected = tokens_of(model, prompt, 8, **_GREEDY)
     for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
         with mode():
-            assert torch.equal(_tokens(jitted, prompt, 8, **_GREEDY), expected)
+            assert torch.equal(tokens_of(jitted, prompt, 8, **_GREEDY), expected)
 
 
 def test_numerics_of_eager_keep_the_growing_cache() -> None:
@@ -270,4 +275,4 @@ def test_numerics_of_eager_keep_the_growing_cache() -> None:
     jitted = forge.jit(model, numerics="eager")
     assert "_sample" not in vars(type(jitted))
     prompt = _prompt(2, 12)
-    assert torch.equal(_tokens(jitted, prompt, 12, **_GREEDY), _tokens(model, prompt, 12, **_GREEDY))
+    assert torch.equal(tokens_of(jitted, prompt, 12, **_GREEDY), tokens_of(model, prompt, 12, **_GREEDY))

@@ -1,0 +1,315 @@
+"""The memory of forge's decoding loop: caches, masks and what a decoder reads of its encoder, at fixed shapes."""
+
+import sys
+from typing import Any, NamedTuple
+
+import torch
+
+from forge.torch_internals import generation
+
+STATIC, STATIC_SLIDING = "StaticLayer", "StaticSlidingWindowLayer"
+GROWING, GROWING_SLIDING = "DynamicLayer", "DynamicSlidingWindowLayer"
+_LEAST = 256  # places of a static cache
+_LEAST_OF_PAIR = 64  # places of both caches of an encoder-decoder, whose text begins with one token
+_AHEAD = 256  # tokens that a cache has room for at first
+_MOST_OF_MEMORY = 16  # of the device's memory, the part that caches between two generations may take
+
+
+def cache_places(length: int, least: int = _LEAST) -> int:
+    """Return the places of the static cache for a length: a power of two, or one and a half of one, so that texts of
+    many lengths share a few programs."""
+    places = least
+    while places < length:
+        places = places * 3 // 2 if places & (places - 1) == 0 else places * 4 // 3
+    return places
+
+
+class _Encoded(NamedTuple):
+    """What a decoder reads of its encoder.
+
+    states: (batch, length, size), the last hidden states. mask: Of the encoder's input; None for a model that takes
+    none. output: transformers' class for them.
+    """
+
+    states: torch.Tensor
+    mask: torch.Tensor | None
+    output: Any
+
+    def with_padding(self, padding: int) -> "_Encoded":
+        """Return memory for it and some places more."""
+        batch, length, size = self.states.shape
+        mask = None if self.mask is None else self.mask.new_empty(len(self.mask), self.mask.shape[1] + padding)
+        return _Encoded(self.states.new_empty(batch, length + padding, size), mask, self.output)
+
+    def key(self) -> tuple:
+        """Return what another generation must have in common to use this memory."""
+        return self.states.shape, self.states.dtype, None if self.mask is None else (self.mask.shape, self.mask.dtype)
+
+    def hold(self, other: "_Encoded") -> None:
+        """Hold what another one has, which may be shorter; the mask hides the places after it."""
+        for whole, part in ((self.states, other.states), (self.mask, other.mask)):
+            if whole is not None and part is not None:
+                whole[:, part.shape[1] :].zero_()
+                whole[:, : part.shape[1]].copy_(part)
+
+
+class State:
+    """The memory that the steps of a generation read and write, which stays where it is, as CUDA graphs need it.
+
+    Args:
+        cache: A static one; of an encoder-decoder with the keys and values of the encoder.
+        mask: (batch, length), of zeros for padding. The state's has a row as long as the cache.
+        positions: (batch, 1), those of the next tokens; None for a model that takes none.
+        encoded: What the decoder reads of its encoder; None for other models.
+        key: What another generation must have in common to go on with it.
+    """
+
+    def __init__(
+        self,
+        cache: Any,
+        mask: torch.Tensor,
+        positions: torch.Tensor | None,
+        encoded: _Encoded | None,
+        key: Any,
+    ) -> None:
+        self.cache, self.encoded, self.key = cache, encoded, key
+        self.source_length = 0  # of the encoder's input, without padding
+        self.mask = mask.new_empty(len(mask), places_of(cache))
+        self.positions = None if positions is None else positions.new_empty(len(mask), 1)
+
+    def start(self, mask: torch.Tensor, positions: torch.Tensor | None) -> None:
+        """Set the padding of the text so far, and the next tokens' positions."""
+        length = min(mask.shape[1], self.mask.shape[1])
+        self.mask.fill_(1)  # places that the text has not reached are seen by no query before it does
+        self.mask[:, :length].copy_(mask[:, :length])
+        if self.positions is not None:
+            assert positions is not None
+            self.positions.copy_(positions)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the model's arguments that are in this memory."""
+        mask, positions = generation.argument_names(self.encoded is not None)
+        arguments = {"past_key_values": self.cache, mask: self.mask}
+        if self.positions is not None:
+            arguments[positions] = self.positions
+        if self.encoded is not None:
+            arguments["encoder_outputs"] = self.encoded.output(last_hidden_state=self.encoded.states)
+            if self.encoded.mask is not None:
+                arguments["attention_mask"] = self.encoded.mask
+        return arguments
+
+    def reorder(self, rows: torch.Tensor, length: int) -> None:
+        """Give each row of a text of some length another row's keys and values."""
+        for layer in text_cache(self.cache).layers:
+            if layer.is_initialized:
+                for whole in (layer.keys, layer.values):
+                    used = whole[:, :, :length]
+                    used.copy_(used.index_select(0, rows))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the cache."""
+        layers = [each for part in parts_of(self.cache) for each in part.layers if each.is_initialized]
+        return sum(each.keys.nbytes + each.values.nbytes for each in layers)
+
+
+class States:
+    """The states of generations of a module, and those of earlier ones whose memory later ones use, the last used
+    last."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._free: list[State] = []
+
+    def after_prompt(self, arguments: dict[str, Any], prompt: torch.Tensor, end: int) -> State:
+        """Return the state after the prompt. arguments: of the model, after the prompt; those that the state has are
+        taken out. end: the greatest length of the text."""
+        encoded = self._taken_encoded(arguments)
+        name_of_mask, name_of_positions = generation.argument_names(encoded is not None)
+        cache, mask = arguments.pop("past_key_values"), arguments.pop(name_of_mask, None)
+        positions = arguments.pop(name_of_positions, None)
+        if mask is None:  # a program for both
+            mask = torch.ones_like(prompt)
+        if positions is not None:
+            positions = positions[:, -1:] + 1
+        elif generation.is_whisper(self._module):
+            positions = mask.long().sum(-1, keepdim=True)
+        if generation.is_callers(cache):
+            state = State(cache, mask, positions, encoded, None)
+            state.start(mask, positions)
+            return state
+        length = mask.shape[1]
+        places = cache_places(min(end, length + _AHEAD), _LEAST if encoded is None else _LEAST_OF_PAIR)
+        state = self._filled(cache, mask, positions, encoded, length, places)
+        state.source_length = 0 if encoded is None else encoded.states.shape[1]
+        return state
+
+    def _taken_encoded(self, arguments: dict[str, Any]) -> _Encoded | None:
+        """Return what the decoder reads of its encoder, and take it out of the model's arguments."""
+        outputs = arguments.pop("encoder_outputs", None)
+        if outputs is None:
+            return None
+        states, mask = outputs.last_hidden_state, arguments.pop("attention_mask", None)
+        if generation.is_whisper(self._module):
+            mask = None
+        elif mask is None and generation.masks_encoder(self._module):  # a program for both
+            mask = states.new_ones(states.shape[:2], dtype=torch.long)
+        return _Encoded(states, mask, type(outputs))
+
+    def _padding(self, encoded: _Encoded) -> int:
+        """Return the places after an encoder's states with which texts of many lengths share a few programs."""
+        length = encoded.states.shape[1]
+        return cache_places(length, _LEAST_OF_PAIR) - length if generation.masks_encoder(self._module) else 0
+
+    def for_length(self, state: State, length: int, end: int) -> State:
+        """Return the state, or one that goes on in a larger cache where a text of this length has no place."""
+        if state.key is None or length <= places_of(state.cache):
+            return state
+        places = cache_places(min(end, 2 * length))
+        larger = self._filled(state.cache, state.mask, state.positions, state.encoded, length - 1, places)
+        larger.source_length = state.source_length
+        self.put_back(state)
+        return larger
+
+    def copied_cache(self, state: State, length: int) -> Any:
+        """Return a growing cache with what a state has of a text of some length; the caller's cache as it is."""
+        if state.key is None:
+            return state.cache
+        cache = growing_cache(self._module, state.cache)
+        for part, source in zip(parts_of(cache), parts_of(state.cache), strict=True):
+            count = length if source is text_cache(state.cache) else state.source_length
+            for index, layer in enumerate(source.layers):
+                if layer.is_initialized:
+                    part.update(layer.keys[:, :, :count], layer.values[:, :, :count], index)
+        if cache is not text_cache(cache):
+            cache.is_updated.update(state.cache.is_updated)
+        return cache
+
+    def put_back(self, state: State) -> None:
+        """Let another generation have a state, of those that together take a small part of a GPU's memory."""
+        if state.key is None:
+            return
+        self._free.append(state)
+        most = _memory_for(state.mask.device)
+        while sum(each.nbytes for each in self._free) > most:
+            self._free.pop(0)
+
+    def _filled(
+        self,
+        cache: Any,
+        mask: torch.Tensor,
+        positions: torch.Tensor | None,
+        encoded: _Encoded | None,
+        length: int,
+        places: int,
+    ) -> State:
+        """Return a state of some places with what a cache holds of a text of this length. A growing cache gives its
+        tensors up."""
+        memory = None if encoded is None else encoded.with_padding(self._padding(encoded))
+        first = next((each for each in text_cache(cache).layers if each.is_initialized), None)
+        key = (
+            places,
+            len(mask),
+            mask.dtype,
+            mask.device,
+            positions is None,
+            None if memory is None else memory.key(),
+            None if first is None else first.keys.dtype,
+            torch.is_inference_mode_enabled(),  # whose tensors may not be written to elsewhere
+        )
+        state = next((each for each in self._free if each.key == key), None)
+        if state is None:
+            empty = _new_cache(self._module, cache, places, memory)
+            state = State(empty, mask, positions, memory, key)
+        else:
+            self._free.remove(state)
+        for part, its_source in zip(parts_of(state.cache), parts_of(cache), strict=True):
+            for layer, source in zip(part.layers, its_source.layers, strict=True):
+                if source.is_initialized:
+                    _fill(layer, source, length if part is text_cache(state.cache) else source.keys.shape[2])
+        if state.encoded is not None and encoded is not None:
+            state.encoded.hold(encoded)
+        state.start(mask, positions)
+        return state
+
+
+def _fill(layer: Any, source: Any, length: int) -> None:
+    """Have a layer of a static cache hold what another cache's layer has of a text of this length."""
+    if not layer.is_initialized:
+        layer.lazy_initialization(source.keys, source.values)
+    count = min(source.keys.shape[2], length)
+    first = length - count  # a window has the last ones
+    for whole, part in ((layer.keys, source.keys), (layer.values, source.values)):
+        whole.zero_()  # a value that is not a number would outlast its mask
+        whole[:, :, first:length].copy_(part[:, :, :count])
+    layer.cumulative_length.fill_(length)
+    if kind_of(source) != STATIC:
+        source.keys = source.values = None
+
+
+def _memory_for(device: torch.device) -> int:
+    """Return the bytes of the states that stay between generations: none where no CUDA graph reads them."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.get_device_properties(device).total_memory // _MOST_OF_MEMORY
+
+
+# transformers' caches
+
+
+def text_cache(cache: Any) -> Any:
+    """Return the part of a cache that grows with the text."""
+    return getattr(cache, "self_attention_cache", cache)
+
+
+def parts_of(cache: Any) -> tuple[Any, ...]:
+    """Return the caches of layers that a cache has: two for an encoder-decoder, that of the text first."""
+    is_pair = hasattr(cache, "self_attention_cache")
+    return (cache.self_attention_cache, cache.cross_attention_cache) if is_pair else (cache,)
+
+
+def growing_cache(module: Any, cache: Any) -> Any:
+    """Return an empty cache that grows, for the model of another cache."""
+    config = _text_config(module)
+    caches = [of_transformers(cache, "DynamicCache")(config=config) for _ in parts_of(cache)]
+    return caches[0] if len(caches) == 1 else of_transformers(cache, "EncoderDecoderCache")(*caches)
+
+
+def _new_cache(module: Any, cache: Any, places: int, encoded: _Encoded | None) -> Any:
+    """Return an empty static cache with as many layers as another one has."""
+    sizes = [places] if encoded is None else [places, encoded.states.shape[1]]
+    parts = [_new_part(module, part, size) for part, size in zip(parts_of(cache), sizes, strict=True)]
+    if encoded is None:
+        return parts[0]
+    pair = of_transformers(cache, "EncoderDecoderCache")(*parts)
+    pair.is_updated.update(cache.is_updated)  # the keys of the encoder are computed
+    return pair
+
+
+def _new_part(module: Any, cache: Any, places: int) -> Any:
+    static, layer = (of_transformers(cache, name) for name in ("StaticCache", STATIC))
+    empty = static(config=_text_config(module), max_cache_len=places)
+    empty.layers = [layer(max_cache_len=places) for _ in cache.layers]  # windows too: a mask cuts them
+    return empty
+
+
+def _text_config(module: Any) -> Any:
+    return module.config.get_text_config(decoder=True)
+
+
+def of_transformers(cache: Any, name: str) -> Any:
+    """Return a class of transformers' module of caches."""
+    base = next(each for each in type(cache).__mro__ if each.__name__ == "Cache")
+    return getattr(sys.modules[base.__module__], name)
+
+
+def kind_of(layer: Any) -> str:
+    """Return which of transformers' classes a cache's layer is of."""
+    kind = type(layer)
+    return kind.__name__ if kind.__module__ == "transformers.cache_utils" else f"{kind.__module__}.{kind.__name__}"
+
+
+def places_of(cache: Any) -> int:
+    """Return for how many tokens a static cache has places."""
+    places: int = text_cache(cache).layers[0].max_cache_len
+    return places
