@@ -301,7 +301,6 @@ def of_several_lengths(rank: int, plan: str) -> dict[str, Any]:
         "opaque": sorted(set(told.opaque_calls)),
         "broken": told.graph_breaks + told.eager,
         "graphs": told.graphs,
-        "overlap": [each.overlap for each in told.collectives if each.phase == "backward"],
     }
 
 

@@ -34,12 +34,6 @@ def test_sizes_are_symbolic_in_a_parallel_model(plan: str, pair: Pair) -> None:
         torch.testing.assert_close(found["forge"], found["eager"])
 
 
-def test_weights_gradients_are_computed_while_those_of_inputs_are_reduced(pair: Pair) -> None:
-    for found in pair.run(of_several_lengths, "columns and rows"):
-        assert len(found["overlap"]) > 4
-        assert all(any("mm" in call or "matmul" in call for call in calls) for calls in found["overlap"])
-
-
 @pytest.mark.parametrize("what", CUT)
 def test_functions_of_cut_tensors_are_those_of_the_tensors_inside(what: str, pair: Pair) -> None:
     for found in pair.run(of_cut_tensors, what):
