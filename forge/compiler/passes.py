@@ -391,11 +391,6 @@ def join_copies(trace: Trace, context: Context) -> Trace:
     return transforms.join_copies(trace, memory.copies)
 
 
-def delay_products(trace: Trace, context: Context) -> Trace:
-    """Have matrix products that a collective does not wait for run while it is on its way."""
-    return transforms.delay_products(trace)
-
-
 def overlap_calls(trace: Trace, context: Context) -> Trace:
     """Start the collectives of the program early and await them late."""
     return transforms.overlap_calls(trace)

@@ -71,7 +71,6 @@ from forge.transforms import Freezing
 from forge.transforms.collective_overlap import is_start
 from forge.transforms.collective_schedule import has_messages
 from forge.transforms.joined_copies import is_copy
-from forge.transforms.makers import hides
 from forge.transforms.split import innermost
 from forge.transforms.unshards import is_unshard
 
@@ -232,14 +231,6 @@ def _has_collectives(trace: Trace, context: Context) -> bool:
     return any(Tag.EFFECT in bound.all_tags and is_start(bound) for bound in trace.bound_symbols)
 
 
-def _sends_beside_products(trace: Trace, context: Context) -> bool:
-    """Return whether there are collectives, of a program whose values are not compared with eager's."""
-    if context.config.comparison is not None:
-        return False
-    acting = (bound for bound in trace.bound_symbols if Tag.EFFECT in bound.all_tags)
-    return any(is_start(bound) or hides(bound, is_start, Tag.EFFECT) for bound in acting)
-
-
 def _has_messages(trace: Trace, context: Context) -> bool:
     return any(Tag.SENDS in bound.symbol.tags for bound in trace.bound_symbols)
 
@@ -275,7 +266,6 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(passes.decoding_attention, Form.PROGRAM, _infers, "optimize"),
     Pass(passes.join_quantized, Form.PROGRAM, _infers, "optimize"),
     Pass(passes.products, Form.PROGRAM, _measures_products, "claim and generate"),
-    Pass(passes.delay_products, Form.PROGRAM, _sends_beside_products, "optimize"),
     Pass(passes.bucket_collectives, Form.PROGRAM, _gathers_parameters, "optimize"),
     Pass(passes.claim, Form.PROGRAM, _always, "claim and generate", Form.CLAIMED),
     Pass(passes.fuse, Form.CLAIMED, _always, "claim and generate", Form.FUSED),

@@ -4,7 +4,7 @@ from forge.support.deprecation import renamed_attributes
 from forge.transforms.attention_blocks import attention_blocks
 from forge.transforms.attention_masks import attention_masks
 from forge.transforms.channels_last import channels_last
-from forge.transforms.collective_overlap import delay_products, overlap_calls
+from forge.transforms.collective_overlap import overlap_calls
 from forge.transforms.collective_schedule import bucket_collectives, overlap_collectives
 from forge.transforms.contractions import contract
 from forge.transforms.cse import cse
@@ -37,7 +37,6 @@ __all__ = [
     "cse",
     "dce",
     "decoding_attention",
-    "delay_products",
     "delete_last_used",
     "fold_norms",
     "fused_linear_cross_entropy",

@@ -13,7 +13,7 @@ Source: S. Li et al., PyTorch Distributed (2020), for buckets; Y. Zhao et al., P
 """
 
 from bisect import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, Trace
 from forge.ir.proxies import Dim, bytes_of
 from forge.ir.symbol import NO_TAGS
 from forge.prims.distributed import ShardGroup, chunk_rows
-from forge.transforms.makers import exposed, hides, innermost, is_view
+from forge.transforms.makers import innermost, is_view
 from forge.transforms.unshards import is_reduction, is_unshard, limits
 
 _SILENT = frozenset({prims.copy_, prims.copy_data_, prims.require})  # effects without a message
@@ -108,7 +108,7 @@ class _Message:
 
 def has_messages(trace: Trace) -> bool:
     """Return whether calls of a trace are sent."""
-    return any(_is_sent(bound) or hides(bound, _is_sent, Tag.NO_FUSE) for bound in trace.bound_symbols)
+    return any(_is_sent(bound) or _hides_sent(bound) for bound in trace.bound_symbols)
 
 
 def bucket_collectives(
@@ -120,7 +120,7 @@ def bucket_collectives(
     in the program's order, backwards.
     """
     new = trace.derive("bucket_collectives", [])
-    calls = list(exposed(trace.bound_symbols, _is_sent, Tag.NO_FUSE))
+    calls = list(_in_sight(trace.bound_symbols))
     owners = {} if inputs is None else _owners(trace.output, calls, inputs)
     bucketing = _Bucketing(new, parameters, operators, owners, backward=inputs is not None)
     new.bound_symbols = _by_segment(calls, trace.output_names, bucketing.write)
@@ -148,6 +148,19 @@ def overlap_collectives(trace: Trace, parameters: Parameters, operators: Operato
 
 def _is_sent(bound: BoundSymbol) -> bool:
     return is_unshard(bound) or is_reduction(bound)
+
+
+def _hides_sent(bound: BoundSymbol) -> bool:
+    """Return whether a composite has calls that are sent, and may be taken apart."""
+    if _is_sent(bound) or Tag.OPAQUE_TO_PASSES in bound.tags or Tag.NO_FUSE not in bound.all_tags:
+        return False
+    return any(map(_is_sent, innermost(bound)))
+
+
+def _in_sight(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """Yield the calls, in place of a composite that hides some that are sent its parts."""
+    for bound in calls:
+        yield from _in_sight(bound.subsymbols) if _hides_sent(bound) else (bound,)
 
 
 def _communicates(bound: BoundSymbol) -> bool:

@@ -1,6 +1,6 @@
 """Who makes each value of a trace, in plain sight and inside of composites."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 from forge.ir import BoundSymbol, Tag, Trace
 
@@ -27,20 +27,6 @@ def innermost(bound: BoundSymbol) -> Iterator[BoundSymbol]:
         return
     for sub in bound.subsymbols:
         yield from innermost(sub)
-
-
-def exposed(calls: Iterable[BoundSymbol], is_wanted: Callable[[BoundSymbol], bool], tag: Tag) -> Iterator[BoundSymbol]:
-    """Yield the calls, in place of a composite that has calls inside that are wanted its parts. tag: one that these
-    have."""
-    for bound in calls:
-        yield from exposed(bound.subsymbols, is_wanted, tag) if hides(bound, is_wanted, tag) else (bound,)
-
-
-def hides(bound: BoundSymbol, is_wanted: Callable[[BoundSymbol], bool], tag: Tag) -> bool:
-    """Return whether a composite has calls that are wanted, and may be taken apart."""
-    if tag not in bound.all_tags or Tag.OPAQUE_TO_PASSES in bound.tags or is_wanted(bound):
-        return False
-    return any(map(is_wanted, innermost(bound)))
 
 
 def is_view(bound: BoundSymbol) -> bool:

@@ -11,7 +11,7 @@ from forge.executors import claim, resolve_executors
 from forge.ir import Trace
 from forge.testing.process_group import group_of_one
 from forge.torch_internals.versions import TORCH
-from forge.transforms.collective_overlap import delay_products, overlap_calls
+from forge.transforms.collective_overlap import overlap_calls
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
@@ -81,60 +81,6 @@ def test_nothing_that_is_sent_is_written_to_meanwhile() -> None:
 
     names, _ = _overlapped(function, *_inputs())
     assert names.index("wait_tensor") < names.index("copy_") < names.index("all_gather_into_tensor", 1)
-
-
-def _delayed(function: Any, *inputs: torch.Tensor) -> list[str]:
-    before = forge.trace(function, *inputs)
-    after = delay_products(before)
-    results = []
-    for trace in (before, after):
-        claimed, _ = claim(trace, resolve_executors(["torch"]))
-        results.append(claimed.python_callable()(*[each.clone() for each in inputs]))
-    torch.testing.assert_close(*results, rtol=0, atol=0)
-    return [bound.symbol.name for bound in after.bound_symbols]
-
-
-def test_products_that_a_collective_does_not_wait_for_run_after_its_start() -> None:
-    """As in the backward of layers whose products are cut: the sum of their inputs' gradients is reduced."""
-    group = group_of_one()
-
-    def function(x: Any, y: Any) -> Any:
-        first = prims.matmul(x, y)
-        weight = prims.matmul(y, x)
-        second = prims.matmul(x, x)
-        turned = prims.neg(weight)
-        total = prims.add(first, second)
-        return prims.sin(prims.wait_tensor(prims.all_reduce(total, "sum", group))), turned
-
-    names = _delayed(function, *_inputs())
-    assert names == ["matmul", "matmul", "add", "all_reduce", "matmul", "neg", "wait_tensor", "sin"]
-
-
-def test_as_many_products_run_meanwhile_as_take_the_time_of_a_collective() -> None:
-    """Later ones first: what they read stays in memory until then."""
-    group = group_of_one()
-    wide, x = torch.ones(256, 4096), torch.ones(4, 4)
-
-    def function(wide: Any, x: Any) -> Any:
-        early = prims.matmul(wide, prims.permute(wide, (1, 0)))
-        late = prims.matmul(prims.permute(wide, (1, 0)), wide)
-        reduced = prims.wait_tensor(prims.all_reduce(prims.sin(x), "sum", group))
-        return early, late, reduced
-
-    names = _delayed(function, wide, x)
-    assert names.index("matmul") < names.index("all_reduce")
-    assert names[-3:] == ["all_reduce", "matmul", "wait_tensor"]
-
-
-def test_no_product_moves_over_a_call_that_may_write() -> None:
-    group = group_of_one()
-
-    def function(x: Any, y: Any) -> Any:
-        product = prims.matmul(x, y)
-        prims.copy_(x, y)
-        return product, prims.wait_tensor(prims.all_reduce(y, "sum", group))
-
-    assert _delayed(function, *_inputs()) == ["matmul", "copy_", "all_reduce", "wait_tensor"]
 
 
 @pytest.mark.skipif(TORCH < (2, 13), reason="before torch 2.13 its group of one process writes no results")
