@@ -1,5 +1,6 @@
 """Programs on DTensors of the two processes of tests/distributed: each in eager and jitted."""
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 from distributed_programs import parallel, train, whole
 from torch import nn
+from torch._guards import detect_fake_mode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel
@@ -204,6 +206,24 @@ def drawn_by_part(rank: int, place: Any) -> dict[str, Any]:
         patch.setattr(partial_draws, "generator_of", lambda device: generator)
         patch.setattr(partial_draws, "sync_generators", lambda kind: None)
         return {**drawn(rank, place, 1), "moves": generator.moves}
+
+
+class _Tracker:
+    """The state of a generator, which DTensors read for random functions: capture has no values."""
+
+    distribute_region_enabled = True
+
+    def _distribute_region(self, spec: Any, generator: Any = None) -> Any:
+        if detect_fake_mode() is not None:
+            raise AssertionError("a generator's state is no fake tensor")
+        return contextlib.nullcontext()
+
+
+def drawn_beside_a_tracker(rank: int) -> dict[str, Any]:
+    """As `drawn_by_part`, once a random function of a DTensor ran."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.distributed.tensor._random, "_rng_tracker", _Tracker())
+        return drawn_by_part(rank, Shard(0))
 
 
 class Counting(nn.Module):

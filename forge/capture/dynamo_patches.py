@@ -18,6 +18,7 @@ from forge.torch_internals import (  # noqa: F401  # whose patches are in the ta
     dynamo_methods,
     dynamo_tensors,
 )
+from forge.torch_internals.distributed import load_dtensor_patches
 from forge.torch_internals.patch import Scope, patches_of
 
 
@@ -36,6 +37,7 @@ def capture_scope(layers: ModuleExecutor | None = None) -> Iterator[None]:
     modules."""
     with ExitStack() as stack:
         stack.enter_context(mark_layers(layers))
+        load_dtensor_patches()
         for each in patches_of(Scope.CAPTURE):
             stack.enter_context(each)
         yield

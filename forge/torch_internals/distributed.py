@@ -83,9 +83,15 @@ def draws_by_part(device: str) -> bool:
 
 def random_operators() -> frozenset[Any]:
     """Return the operators for which DTensors draw by part."""
-    from torch.distributed.tensor import DTensor  # torch may have been built without
+    from forge.torch_internals.dynamo_dtensors import RANDOM_OPERATORS  # torch may have been built without
 
-    return frozenset(DTensor._op_dispatcher._random_ops)
+    return RANDOM_OPERATORS
+
+
+def load_dtensor_patches() -> None:
+    """Have the table of patches contain those for DTensors, where these are imported: the import takes a second."""
+    if "torch.distributed.tensor" in sys.modules:
+        import forge.torch_internals.dynamo_dtensors
 
 
 def sync_generators(device_type: str) -> None:

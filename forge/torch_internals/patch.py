@@ -114,7 +114,7 @@ class Patch(Replaced):
             super().__exit__(*raised)
 
     def __str__(self) -> str:
-        owner = getattr(self.owner, "__qualname__", self.owner.__name__)
+        owner = getattr(self.owner, "__qualname__", None) or getattr(self.owner, "__name__", type(self.owner).__name__)
         return f"{owner}.{self.name}"
 
 

@@ -8,6 +8,7 @@ from dtensor_programs import (
     FUNCTIONS,
     changed_buffers,
     drawn,
+    drawn_beside_a_tracker,
     drawn_by_part,
     gathered_parts_of_several_lengths,
     loss_of_a_cut_vocabulary,
@@ -70,6 +71,12 @@ def test_parts_are_drawn_by_their_place_where_generators_have_offsets(place: Any
         torch.testing.assert_close(found["forge"], found["eager"])
 
 
+def test_random_functions_are_captured_once_dtensors_track_generators(pair: Pair) -> None:
+    for found in pair.run(drawn_beside_a_tracker):
+        assert found["broken"] == [] and found["moves"][-1] == 100 + 1024
+        torch.testing.assert_close(found["forge"], found["eager"])
+
+
 @pytest.mark.parametrize("place", [Shard(0), Replicate()], ids=str)
 @pytest.mark.parametrize("lengths", [(8,), (8, 12, 5)], ids=str)
 def test_dropout_on_a_gpu_draws_what_eager_does(place: Any, lengths: tuple[int, ...], nccl: None) -> None:
@@ -88,7 +95,8 @@ def test_dropout_on_a_gpu_draws_what_eager_does(place: Any, lengths: tuple[int, 
             out.sum().backward()
             results.append([out.to_local(), x.grad.to_local(), torch.rand(3, device="cuda")])
         torch.testing.assert_close(*results, rtol=0, atol=0)
-    assert forge.explain(jitted).opaque_calls == []
+    told = forge.explain(jitted)
+    assert told.opaque_calls == [] and told.graph_breaks + told.eager == []
 
 
 def test_buffers_that_are_dtensors_change_in_place(pair: Pair) -> None:
