@@ -11,8 +11,7 @@ import forge
 from forge.capture.handles import handle_of
 from forge.runtime import cuda_graphs, cuda_recorder, decoding_state
 from forge.runtime.decoding_state import cache_places
-from forge.runtime.repeated_calls import RepeatedCall
-from tests.capture.generations import tokens_of, with_random_weights
+from tests.capture.generations import check_streams, count_noted_calls, tokens_of, with_random_weights
 from tests.executors.test_cuda_graphs import Double
 
 _SIZES = {
@@ -104,14 +103,7 @@ def test_sequences_end_where_those_of_eager_do(criterion: str) -> None:
 
 
 def test_steps_run_the_program_alone_after_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at: list[int] = []
-    note = RepeatedCall._note
-
-    def counted(self: RepeatedCall, calls: list[Any], x: torch.Tensor) -> None:
-        looked_at.append(len(calls))
-        note(self, calls, x)
-
-    monkeypatch.setattr(RepeatedCall, "_note", counted)
+    looked_at = count_noted_calls(monkeypatch)
     model = _model(eos_token_id=None)
     prompt = _prompt(2, 8)
     jitted = forge.jit(model)
@@ -143,24 +135,7 @@ def test_weights_that_the_callers_code_replaces_meanwhile_are_those_of_the_next_
 
 
 def test_streamer_gets_each_token_once() -> None:
-    class Streamer:
-        def __init__(self) -> None:
-            self.tokens: list[Any] = []
-
-        def put(self, value: torch.Tensor) -> None:
-            self.tokens.append(value.tolist())
-
-        def end(self) -> None:
-            self.tokens.append("end")
-
-    model = _model()
-    prompt = _prompt(1, 12, padding=0)
-    streamed = []
-    for each in (model, forge.jit(model)):
-        streamer = Streamer()
-        tokens_of(each, prompt, 30, **_GREEDY, streamer=streamer)
-        streamed.append(streamer.tokens)
-    assert streamed[0] == streamed[1]
+    check_streams(_model(), _prompt(1, 12, padding=0), **_GREEDY)
 
 
 def test_several_texts_of_a_prompt_are_those_of_eager() -> None:

@@ -9,8 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import forge
 from forge.capture.handles import handle_of
-from forge.runtime.repeated_calls import RepeatedCall
-from tests.capture.generations import tokens_of, with_random_weights
+from tests.capture.generations import count_noted_calls, tokens_of, with_random_weights
 
 _COMMON = {"vocab_size": 96, "pad_token_id": 0, "eos_token_id": 9}
 _LLAMA = {
@@ -102,14 +101,7 @@ def test_text_longer_than_the_cache_goes_on_in_a_larger_one(grown: list[int]) ->
 
 
 def test_steps_run_the_program_alone_after_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at: list[int] = []
-    note = RepeatedCall._note
-
-    def counted(self: RepeatedCall, calls: list[Any], x: torch.Tensor) -> None:
-        looked_at.append(len(calls))
-        note(self, calls, x)
-
-    monkeypatch.setattr(RepeatedCall, "_note", counted)
+    looked_at = count_noted_calls(monkeypatch)
     model = _model(eos_token_id=None)
     jitted = forge.jit(model)
     prompt = _prompt(model, 2, 8)

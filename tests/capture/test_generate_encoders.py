@@ -21,7 +21,7 @@ from transformers import (
 import forge
 from forge.capture.handles import handle_of
 from forge.runtime import decoding_state
-from tests.capture.generations import tokens_of, with_random_weights
+from tests.capture.generations import check_streams, tokens_of, with_random_weights
 
 _T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
 _BART = {
@@ -161,24 +161,7 @@ def test_texts_end_where_those_of_eager_do(kind: str, left: Callable[[], list[st
 
 
 def test_streamer_gets_each_token_once() -> None:
-    class Streamer:
-        def __init__(self) -> None:
-            self.tokens: list[Any] = []
-
-        def put(self, value: torch.Tensor) -> None:
-            self.tokens.append(value.tolist())
-
-        def end(self) -> None:
-            self.tokens.append("end")
-
-    model = _model()
-    source = _source(1, 12, padding=0)
-    streamed = []
-    for each in (model, forge.jit(model)):
-        streamer = Streamer()
-        tokens_of(each, source, 30, **_GREEDY, streamer=streamer)
-        streamed.append(streamer.tokens)
-    assert streamed[0] == streamed[1]
+    check_streams(_model(), _source(1, 12, padding=0), **_GREEDY)
 
 
 def test_callers_states_of_the_encoder_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
