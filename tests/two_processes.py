@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed
 import torch.multiprocessing
+from torch.distributed import distributed_c10d
 from torch.distributed.checkpoint.api import CheckpointException
 
 WAIT = 120  # seconds for one function, however busy the machine is
@@ -50,10 +51,22 @@ class Pair:
             process.join()
 
 
+class _OneThread(getattr(distributed_c10d, "ProcessGroupGloo", object)):  # type: ignore[misc]  # torch may have no gloo
+    """gloo with one thread: two assign the name of what they complete to one string, without a lock, and names that do
+    not fit in it (reduce_scatter's) are freed twice now and then (ProcessGroupGloo.cpp, runLoop)."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
+        options = self._Options()
+        options._devices = [self.create_default_device()]
+        options._timeout, options._threads = timeout, 1
+        super().__init__(store, rank, size, options)
+
+
 def _serve(rank: int, size: int, end: Any, store: str) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     found = torch.distributed.FileStore(store, size)
+    distributed_c10d.ProcessGroupGloo = _OneThread
     torch.distributed.init_process_group("gloo", store=found, rank=rank, world_size=size)
     while True:
         function, args, options = end.recv()
