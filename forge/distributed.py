@@ -174,7 +174,7 @@ class _Sharding:
         """Return the parameter as a DTensor, of which this process has its part alone."""
         whole = (local_tensor(parameter) if isinstance(parameter, DTensor) else parameter).detach()
         rows = chunk_rows(whole.shape[0], self.size) if whole.ndim else 0
-        part = self.place(whole[rows * self.rank :][:rows] if whole.ndim else whole)
+        part = self.copy_to_storage(whole[rows * self.rank :][:rows] if whole.ndim else whole)
         mesh = self.mesh
         placements: tuple[Any, ...] = (Shard(0) if whole.ndim else Replicate(),)
         shape, stride = whole.shape, whole.stride()
@@ -186,7 +186,7 @@ class _Sharding:
         tensor = make_dtensor(part, mesh, placements, shape, stride)
         return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
 
-    def place(self, part: torch.Tensor) -> torch.Tensor:
+    def copy_to_storage(self, part: torch.Tensor) -> torch.Tensor:
         """Return a copy of a part where it stays: in host memory, or on the mesh's device."""
         device = part.device if part.is_meta else torch.device("cpu") if self.is_offloaded else self.device
         pinned = self.is_offloaded and self.device.type == "cuda" and not part.is_meta

@@ -119,14 +119,14 @@ class OfDTensors:
             given[i] = self.specs[i].wrap(tensor) if i in self.specs else tensor
         found, structure = torch_pytree.tree_flatten(run_on(self.function, given, self.structure))
         local = [
-            each if spec is None else placed(each, spec).to_local(grad_placements=spec.of_gradient)
+            each if spec is None else redistribute_as(each, spec).to_local(grad_placements=spec.of_gradient)
             for each, spec in zip(found, self.results, strict=True)
         ]
         return torch_pytree.tree_unflatten(local, structure)
 
 
-def placed(x: Any, spec: Spec) -> Any:
-    """Return a DTensor placed so; what is masked before it is summed by way of the sum."""
+def redistribute_as(x: Any, spec: Spec) -> Any:
+    """Return a DTensor with the placements of a spec; one that is masked before it is summed by way of the sum."""
     if any(map(is_masked, x.placements)):
         x = x.redistribute(placements=[Replicate() if is_masked(each) else each for each in x.placements])
     return x.redistribute(placements=spec.placements)

@@ -25,7 +25,7 @@ def cache_places(length: int, least: int = _LEAST) -> int:
 
 
 class _Encoded(NamedTuple):
-    """What a decoder reads of its encoder.
+    """The results of an encoder, which a decoder reads.
 
     states: (batch, length, size), the last hidden states. mask: Of the encoder's input; None for a model that takes
     none. output: transformers' class for them.
