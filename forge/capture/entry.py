@@ -11,6 +11,7 @@ Dynamo's settings hold for the whole process; forge's are in force only while it
 import functools
 import os
 import re
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -47,6 +48,7 @@ from forge.torch_internals.dynamo import (
     innermost_backend,
     is_fx_symbolic_tracing,
     optimize,
+    release_programs,
     set_eval_frame,
     shapes_config,
     symbolic_convert,
@@ -124,6 +126,7 @@ class FrameCallback(BackendChain):
         self._backend = innermost_backend(callback)
         self._settings = _available_settings(config, wanted)
         self._shapes = _available_settings(shapes_config, _SHAPES)
+        self._codes: list[tuple[weakref.ref[CodeType], weakref.ref[CodeType]]] = []  # of frames, before and after
 
     def _current_settings(self, code: CodeType) -> dict[str, Any]:
         """Return the settings for the modes around the running call of `code`.
@@ -150,6 +153,8 @@ class FrameCallback(BackendChain):
         with compile_lock, paused_gc(), restore_transforms(), settings, shapes, patches, quietly, noted:
             try:
                 returned = self.call_inner(*frame)
+                if returned.guarded_code is not None:
+                    self._codes.append((weakref.ref(code), weakref.ref(returned.guarded_code.code)))
                 if returned.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:  # Dynamo compiles no more of it
                     self._history.on_recompile_limit(self._dynamic, limits)
                 elif returned.frame_exec_strategy.cur_action == FrameAction.SKIP:
@@ -170,6 +175,10 @@ class FrameCallback(BackendChain):
                 reason, source = _in_words(failure), Source(str(failure))
                 self._history.on_capture_failure(code, reason, source, likely=raises or _raises_in_eager(failure))
                 return self._in_eager(f"a call fails: {reason}", source)
+
+    def release_with(self, entry: Callable) -> None:
+        """Release what is compiled once `entry` is gone, through which alone it is called."""
+        weakref.finalize(entry, release_programs, self._codes, weakref.ref(self._backend)).atexit = False
 
     def _in_eager(self, reason: str, source: Source | None) -> ConvertFrameReturn:
         """Return the decision that the frame runs in eager: it raises there what torch raises, and the program may
@@ -219,6 +228,7 @@ def enter(
         return function
     assert callable(context.callback)
     callback = context.callback = FrameCallback(context.callback, before, dynamic, history, fullgraph, layers)
+    callback.release_with(function)
     history.entry = function.__code__
     compiled = context(function)
     compiling, jit_tracing = maybe_current_level, is_tracing

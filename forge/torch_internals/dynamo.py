@@ -1,6 +1,7 @@
 """Dynamo: its bytecode translator, variables, guards and settings."""
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -26,6 +27,7 @@ from torch._dynamo.exc import TorchRuntimeError as TorchRuntimeError
 from torch._dynamo.exc import Unsupported as DynamoUnsupported
 from torch._dynamo.exc import raise_observed_exception as raise_observed_exception
 from torch._dynamo.exc import unimplemented as unimplemented
+from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.guards import GuardBuilder as GuardBuilder
 from torch._dynamo.guards import install_guard as install_guard
 from torch._dynamo.repro.after_dynamo import WrapBackendDebug as WrapBackendDebug
@@ -118,6 +120,32 @@ def inner_backend(callback: Any) -> Any:
 def entries_of_others(code: CodeType, backend: Any) -> int:
     """Return the number of cache entries of `code` that backends other than `backend` compiled."""
     return sum(entry.backend is not backend for entry in eval_frame._debug_get_cache_entry_list(code))
+
+
+_PROGRAM = "__compiled_fn"  # the global that is the program which a backend returned
+
+
+def release_programs(codes: Sequence[tuple[weakref.ref[CodeType], weakref.ref[CodeType]]], backend: Any) -> None:
+    """Let go of what a backend compiled, of which nobody will call it any more.
+
+    Dynamo frees a program with the code that it made of a frame. The cache of the frame's own code has that, which in a
+    function or a class of the user's lives on; tracebacks have it, too: those in the metrics of later frames and in
+    the flight recorder of collectives.
+
+    Args:
+        codes: Of each frame its own code and the code that Dynamo made of it.
+        backend: A weak reference to the backend.
+    """
+    for own, compiled in codes:
+        code = own()
+        for entry in () if code is None else eval_frame._debug_get_cache_entry_list(code):
+            guards = entry.guard_manager
+            if entry.backend is backend() and guards.extra_state is not None:
+                guards.extra_state.invalidate(entry, DeletedGuardManagerWrapper("its jitted function is gone"))
+        made = compiled()
+        for hook in () if made is None else dynamo_utils.CleanupManager.instance.get(made, ()):
+            if hook.name.startswith(_PROGRAM):  # others may be of several codes
+                hook.scope[hook.name] = None
 
 
 def original_module(compiled: Any) -> Any:

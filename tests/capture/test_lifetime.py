@@ -5,12 +5,14 @@ import linecache
 import sys
 import weakref
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from support import rounded
 from torch import nn
 from torch.utils._pytree import tree_leaves
+from torch.utils._traceback import CapturedTraceback
 
 import forge
 from forge.capture.handles import handle_of
@@ -118,6 +120,59 @@ def test_a_deleted_model_is_freed_without_a_reset() -> None:
     del net, jitted
     gc.collect()
     assert weight() is None
+
+
+class Traced(Net):
+    """Its frames are in a traceback, as torch's flight recorder has those of each collective."""
+
+    tracebacks: ClassVar[list[CapturedTraceback]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        torch._dynamo.graph_break()
+        self.tracebacks.append(CapturedTraceback.extract())
+        return self.second(hidden)
+
+
+def programs_left(make: Callable[[], nn.Module]) -> list[Any]:
+    """Return the programs that are there once a jitted model was trained and deleted."""
+    jitted = forge.jit(make())
+    handle = handle_of(jitted)
+    backward(jitted, jitted)
+    assert handle.reports
+    del jitted
+    gc.collect()
+    return handle.reports
+
+
+@pytest.mark.parametrize("make", [Net, Breaking, Opaque, Traced], ids=lambda make: make.__name__)
+def test_the_programs_of_a_deleted_model_are_freed_without_a_reset(make: Callable) -> None:
+    """Those behind a graph break are in the cache of a method's code, which lives as long as the class."""
+    for _ in range(2):
+        assert programs_left(make) == []
+
+
+def test_a_backward_runs_after_its_model_is_deleted() -> None:
+    net = Breaking()
+    jitted = forge.jit(net)
+    loss, expected = jitted(X).sum(), torch.autograd.grad(net(X).sum(), [*net.parameters()])
+    del jitted
+    gc.collect()
+    torch.testing.assert_close(torch.autograd.grad(loss, [*net.parameters()]), expected)
+
+
+def test_another_jitted_model_of_the_class_keeps_its_programs() -> None:
+    models = [Breaking() for _ in range(3)]
+    jitted = [forge.jit(each) for each in models]
+    for each in jitted:
+        backward(each, each)
+    handle = handle_of(jitted[1])
+    del jitted[0]
+    gc.collect()
+    assert len(handle.reports) == 2
+    for each, model in zip(jitted, models[1:], strict=True):
+        with torch.compiler.set_stance("fail_on_recompile"):
+            torch.testing.assert_close(each(X), model(X))
 
 
 def test_generated_text_goes_with_what_was_generated() -> None:
