@@ -396,6 +396,11 @@ def overlap_calls(trace: Trace, context: Context) -> Trace:
     return transforms.overlap_calls(trace)
 
 
+def reduce_in_place(trace: Trace, context: Context) -> Trace:
+    """Have a reduction over processes write its result where its input was, if nothing reads that again."""
+    return transforms.reduce_in_place(trace, distributed.REDUCTION)
+
+
 def compare(trace: Trace, context: Context) -> Trace:
     """Compare each value with that of the reference, as both are computed (check="eager")."""
     phase = "backward" if context.kind is Kind.BACKWARD else "forward"

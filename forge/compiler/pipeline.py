@@ -70,6 +70,7 @@ from forge.torchlang import autocast_mode
 from forge.transforms import Freezing
 from forge.transforms.collective_overlap import is_start
 from forge.transforms.collective_schedule import has_messages
+from forge.transforms.in_place_reductions import is_reduction
 from forge.transforms.joined_copies import is_copy
 from forge.transforms.split import innermost
 from forge.transforms.unshards import is_unshard
@@ -231,6 +232,11 @@ def _has_collectives(trace: Trace, context: Context) -> bool:
     return any(Tag.EFFECT in bound.all_tags and is_start(bound) for bound in trace.bound_symbols)
 
 
+def _reduces(trace: Trace, context: Context) -> bool:
+    """Return whether there are reductions, and their inputs are not compared with eager's."""
+    return context.config.comparison is None and any(map(is_reduction, trace.bound_symbols))
+
+
 def _has_messages(trace: Trace, context: Context) -> bool:
     return any(Tag.SENDS in bound.symbol.tags for bound in trace.bound_symbols)
 
@@ -272,6 +278,7 @@ PIPELINE: tuple[Pass, ...] = (
     _lowering(passes.restride_outputs, when=_returns_to_caller, is_stage=False),
     _lowering(passes.join_copies, when=_copies_several),
     _lowering(passes.overlap_calls, when=_has_collectives),
+    _lowering(passes.reduce_in_place, when=_reduces),
     _lowering(passes.compare, when=_has_reference, is_stage=False),
     _lowering(passes.cuda_graphs, when=_records_cuda_graphs, is_stage=False),
     _lowering(passes.overlap_collectives, when=_has_messages),

@@ -14,6 +14,7 @@ from forge.transforms.folded_norms import fold_norms
 from forge.transforms.freezing import Freezing
 from forge.transforms.grouped_queries import grouped_queries
 from forge.transforms.hoist import hoist, hoist_weights
+from forge.transforms.in_place_reductions import reduce_in_place
 from forge.transforms.joined_copies import join_copies
 from forge.transforms.joined_products import join_products
 from forge.transforms.joined_quantized import join_quantized
@@ -50,6 +51,7 @@ __all__ = [
     "overlap_calls",
     "overlap_collectives",
     "products",
+    "reduce_in_place",
     "rematerialize",
     "row_major",
     "row_products",

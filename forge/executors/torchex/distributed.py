@@ -19,6 +19,13 @@ if torch.distributed.is_available():
     run_prims({prims.all_reduce: functional.all_reduce})
     run_prims({prims.unshard: shards.gather_alone, prims.reduce_to_shard: shards.reduce_alone})
 
+    def all_reduce_(x: torch.Tensor, reduce_op: str, group: str) -> torch.Tensor:
+        """Return the processes' tensors reduced, in x's memory where it is contiguous."""
+        reduce = functional.all_reduce_ if x.is_contiguous() else functional.all_reduce
+        return reduce(x, reduce_op, group)
+
+    REDUCTION = torchex.register_operator("all_reduce_", like=prims.all_reduce, fn=all_reduce_, tags=[Tag.IN_PLACE])
+
     @run_prim(prims.wait_tensor)
     def wait_tensor(x: torch.Tensor) -> torch.Tensor:
         """Return a collective's result once it is there. Raises: CollectiveError, which names the ranks' last

@@ -1,0 +1,66 @@
+"""Reductions over processes that write their result where their input was, if nothing reads that again.
+
+    reduced = all_reduce(product)    ->    reduced = all_reduce_(product)
+
+torch's functional collective copies its input first. The copy takes time and memory, and it is elsewhere at each call,
+where CUDA graphs read inputs that stay. Inductor does the same for the programs that it compiles (its pass reinplace).
+"""
+
+from collections.abc import Iterator
+
+from forge import prims
+from forge.ir import BoundSymbol, Symbol, Tag, Trace
+from forge.transforms.collective_overlap import is_start
+from forge.transforms.makers import innermost
+from forge.transforms.split import SharedMemory
+from forge.transforms.split import innermost as innermost_of_all
+
+
+def is_reduction(bound: BoundSymbol) -> bool:
+    """Return whether a claimed call is one prims.all_reduce."""
+    return [call.symbol for call in innermost(bound)] == [prims.all_reduce]
+
+
+def reduce_in_place(trace: Trace, operator: Symbol) -> Trace:
+    """Return the claimed trace with calls of `operator` for reductions whose input dies.
+
+    The input is a value that calls of the trace made, no argument of theirs. Neither it nor a view of it is returned,
+    read later, or sent by another collective, which may be on its way.
+
+    Args:
+        trace: The claimed trace, with each collective where it runs.
+        operator: The operator that has the arguments of prims.all_reduce and writes to the first one.
+    """
+    calls = list(trace.bound_symbols)
+    replaced = {place: _with(calls[place], operator) for place in _places(trace, operator)}
+    if not replaced:
+        return trace
+    return trace.derive("reduce_in_place", [replaced.get(place, bound) for place, bound in enumerate(calls)])
+
+
+def _places(trace: Trace, operator: Symbol) -> Iterator[int]:
+    shared = SharedMemory(innermost_of_all(trace.bound_symbols))
+    kept = shared.of([*trace.input_names, *trace.output_names, *trace.constants])
+    readers: dict[str, list[int]] = {}
+    unknown: set[str] = set()  # values of which an opaque call may keep the memory
+    for place, bound in enumerate(trace.bound_symbols):
+        for name in bound.inputs:
+            readers.setdefault(name, []).append(place)
+        if Tag.OPAQUE in bound.all_tags:
+            unknown.update(bound.inputs, bound.outputs)
+    for place, bound in enumerate(trace.bound_symbols):
+        if bound.symbol.executor is not operator.executor or not is_reduction(bound):
+            continue
+        memory = shared.of([bound.args[0].name])
+        others = {each for name in memory for each in readers.get(name, ())} - {place}
+        is_sent = any(is_start(trace.bound_symbols[each]) or _sends(trace.bound_symbols[each]) for each in others)
+        if memory.isdisjoint(kept | unknown) and not is_sent and all(each < place for each in others):
+            yield place
+
+
+def _sends(bound: BoundSymbol) -> bool:
+    return Tag.SENDS in bound.all_tags
+
+
+def _with(bound: BoundSymbol, operator: Symbol) -> BoundSymbol:
+    return BoundSymbol(operator, bound.args, bound.kwargs, bound.output, bound.subsymbols, bound.source, bound.tags)

@@ -1,0 +1,106 @@
+"""Reductions over processes in the memory of their input: where nobody reads it again, and nowhere else."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import forge
+from forge import prims
+from forge.executors import claim, resolve_executors
+from forge.executors.torchex import distributed
+from forge.testing.process_group import group_of_one
+from forge.transforms import overlap_calls, reduce_in_place
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+
+
+def _reductions(function: Callable[..., Any]) -> list[str]:
+    inputs = [torch.rand(4, 4) for _ in range(2)]
+    claimed, _ = claim(forge.trace(function, *inputs), resolve_executors(["torch"]))
+    trace = reduce_in_place(overlap_calls(claimed), distributed.REDUCTION)
+    given, expected = [each.clone() for each in inputs], [each.clone() for each in inputs]
+    ours, theirs = trace.python_callable()(*given), claimed.python_callable()(*expected)
+    torch.testing.assert_close([ours, given], [theirs, expected], rtol=0, atol=0)
+    return [bound.symbol.name for bound in trace.bound_symbols if "reduce" in bound.symbol.name]
+
+
+def _reduce(x: Any) -> Any:
+    return prims.wait_tensor(prims.all_reduce(x, "sum", group_of_one()))
+
+
+def _of_an_input(x: Any, y: Any) -> Any:
+    return _reduce(x)
+
+
+def _of_a_result(x: Any, y: Any) -> Any:
+    z = prims.exp(x)
+    return z, _reduce(z)
+
+
+def _of_a_value_read_later(x: Any, y: Any) -> Any:
+    z = prims.exp(x)
+    reduced = _reduce(z)
+    return prims.mul(prims.sin(reduced), z)
+
+
+def _of_a_view_of_an_input(x: Any, y: Any) -> Any:
+    return _reduce(prims.permute(x, (1, 0)))
+
+
+def _of_a_value_whose_view_is_returned(x: Any, y: Any) -> Any:
+    z = prims.exp(x)
+    return prims.permute(z, (1, 0)), _reduce(z)
+
+
+def _of_what_is_sent(x: Any, y: Any) -> Any:
+    z = prims.exp(x)
+    gathered = prims.all_gather_into_tensor(z, 1, group_of_one())
+    return _reduce(z), prims.wait_tensor(gathered)
+
+
+@pytest.mark.parametrize("function", [
+    _of_an_input, _of_a_result, _of_a_value_read_later, _of_a_view_of_an_input, _of_a_value_whose_view_is_returned,
+    _of_what_is_sent,
+], ids=lambda each: each.__name__)  # fmt: skip
+def test_memory_that_others_read_is_not_written(function: Callable[..., Any]) -> None:
+    assert set(_reductions(function)) == {"all_reduce"}
+
+
+def _of_a_product(x: Any, y: Any) -> Any:
+    return prims.sin(_reduce(prims.matmul(x, y)))
+
+
+def _of_a_value_read_before(x: Any, y: Any) -> Any:
+    z = prims.exp(x)
+    other = prims.sin(z)
+    return _reduce(prims.add(z, other))
+
+
+def _of_a_view(x: Any, y: Any) -> Any:
+    """It is not contiguous: the reduction copies it when it runs."""
+    return _reduce(prims.permute(prims.exp(x), (1, 0)))
+
+
+def _of_a_reduced_value(x: Any, y: Any) -> Any:
+    return _reduce(prims.neg(_reduce(prims.exp(x))))
+
+
+@pytest.mark.parametrize("function", [
+    _of_a_product, _of_a_value_read_before, _of_a_view, _of_a_reduced_value
+], ids=lambda each: each.__name__)  # fmt: skip
+def test_memory_that_nobody_reads_again_is_written(function: Callable[..., Any]) -> None:
+    assert set(_reductions(function)) == {"all_reduce_"}
+
+
+def test_the_default_configuration_reduces_in_place() -> None:
+    group = group_of_one()
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        functional = torch.ops._c10d_functional
+        return functional.wait_tensor(functional.all_reduce(x @ y, "sum", group)).sin()
+
+    jitted, (x, y) = forge.jit(function), [torch.rand(4, 4) for _ in range(2)]
+    torch.testing.assert_close(jitted(x, y), function(x, y))
+    assert "all_reduce_(" in str(forge.last_traces(jitted)[-1])
