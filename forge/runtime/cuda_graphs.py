@@ -35,6 +35,7 @@ _MOVES = 2  # of an input between calls, before it is copied; one, if it is a sm
 _SMALL = 2**24  # bytes
 _RECORDINGS = 4  # of a function, for one set of inputs
 _UNREQUESTED = 3  # of one that is recorded without having been asked for: each holds memory of its own
+_PATIENCE = 3  # calls for which the recordings of one that nobody asked for are not free, but free for those between
 _MOST = 12  # recordings in vain, of one that nobody asked for
 _MOST_WRITTEN = 2  # recordings in vain, of one that writes to inputs which are elsewhere
 _PROFITABLE = 8  # runs of a recording, which take less than it and they do without
@@ -256,6 +257,7 @@ class Graph:
         self._most_unserved = sys.maxsize if is_requested or not has_symbolic_sizes else _MOST_SIZES
         self._unserved = 0  # calls
         self._calls = BoundedDict(256)  # by key, of those that no recording served
+        self._waits: list[int] = []  # for calls that no recording served because memory was held: the runs before
         self._pointers: list[int] = []  # of the last call
         self._moves: list[int] = []
         self._recorded: list[_Recording] = []
@@ -308,8 +310,22 @@ class Graph:
         blocked = [each for each in alike if not each.is_held()]  # by results of others
         if len(alike) - len(blocked) >= (_RECORDINGS if self._is_requested else _UNREQUESTED):
             return None
+        if alike and self._may_be_free_soon(blocked):
+            return None
         with acquired(recording_lock) as is_alone:
             return self._record(inputs, memory, alike, blocked) if is_alone else None
+
+    def _may_be_free_soon(self, blocked: Collection[_Recording]) -> bool:
+        """Return whether a call is not worth a recording, which has memory of its own: what is held is rarely held, and
+        another thread may be about to drop it, as torch's does that ran a backward.
+
+        blocked: the recordings of these inputs that the results of others keep from running. The caller may hold those
+        of its own for long."""
+        is_held_by_caller = any(self._returned) and not blocked
+        if self._is_requested or is_held_by_caller:
+            return False
+        self._waits = [*(runs for runs in self._waits if runs > self._runs - _UNUSED), self._runs]
+        return len(self._waits) < _PATIENCE
 
     def _drop_unused(self, used: _Recording, alike: Sequence[_Recording]) -> None:
         """Drop recordings of the same inputs that were not needed for a while: each holds memory of its own."""
@@ -337,6 +353,7 @@ class Graph:
         copied = frozenset(place for place, moves in movable if _is_copied(inputs.tensors[place], moves))
         self.in_vain += bool(self.recordings) and self._runs < _PROFITABLE
         self._runs = 0
+        self._waits.clear()
         ways = [(each.results.handing_out, each in blocked) for each in alike]
         before = [way for way, is_blocked in ways if way is HandingOut.COPIES or not is_blocked]
         self._is_alone |= bool(blocked)

@@ -493,3 +493,21 @@ def test_a_gradient_of_a_differentiable_backward_may_lie_otherwise(device: str) 
             (once,) = torch.autograd.grad(each(x), x, gradient, create_graph=True)
             found.append((once.detach().clone(), *torch.autograd.grad(once.square().sum(), x)))
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_memory_that_is_rarely_held_is_no_reason_to_record_again(device: str) -> None:
+    """As by torch's thread that ran a backward; what is held often is."""
+
+    def held_every(calls: int) -> int:
+        graph = Called("graph", lambda x: (x * 2,), Pool(), returned=[False], is_requested=False)
+        x, out = torch.ones(4, device=device), None
+        for i in range(200):
+            new = graph(x)
+            torch.testing.assert_close(new[0], x * 2)
+            out = new if i % calls == 0 else None
+            del new
+        del out
+        return graph.recordings
+
+    assert held_every(50) == 1
+    assert held_every(2) == 2
