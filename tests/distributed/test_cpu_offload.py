@@ -14,6 +14,7 @@ import forge
 from forge import prims
 from forge.compiler.passes import MESSAGES
 from forge.distributed import ShardPolicy, shard
+from forge.torchlang.host_copies import _stream
 from forge.transforms import bucket_collectives
 from forge.transforms.collective_schedule import find_parameters
 
@@ -103,6 +104,8 @@ def test_parameters_may_change_once_a_forward_ended(nccl: None) -> None:
         parts = [each.to_local() for each in model.parameters()]
         kept = [part.clone() for part in parts]
         for _ in range(5):
+            with torch.cuda.stream(_stream(x.device, "upload")):
+                torch.cuda._sleep(10**8)  # copies start later than the process would go on
             found = model(x)
             for part in reversed(parts):  # the last is copied last
                 part.zero_()
