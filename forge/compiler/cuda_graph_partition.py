@@ -36,6 +36,7 @@ def record(
     generate: Generate,
     kept: Collection[str] = (),
     trusted: Collection[str] = (),
+    transient: Collection[str] = (),
     *,
     is_requested: bool = True,
 ) -> Trace:
@@ -48,6 +49,7 @@ def record(
         generate: Returns the function of a trace.
         kept: Outputs that others may keep.
         trusted: Inputs whose metadata are the same at each call, if their sizes are.
+        transient: Inputs that are other tensors at each call.
         is_requested: False if nobody asked for CUDA graphs.
     """
     first, others = _calls_that_run_first(trace, kept)
@@ -58,7 +60,7 @@ def record(
         else:
             pieces += [[bound], []]
     make = partial(Graph, pool=pool, is_requested=is_requested)
-    writer = _Writer(trace, make, generate, frozenset(kept), frozenset(trusted))
+    writer = _Writer(trace, make, generate, frozenset(kept), frozenset(trusted), frozenset(transient))
     writer.calls += first
     for piece in pieces:
         writer.piece(piece)
@@ -155,12 +157,14 @@ class _Writer:
         generate: Generate,
         kept: frozenset[str],
         trusted: frozenset[str],
+        transient: frozenset[str],
     ) -> None:
         self.trace = trace
         self.make = make
         self.generate = generate
         self.kept = kept
         self.trusted = set(trusted)
+        self.transient = transient
         self.calls: list[BoundSymbol] = []
         self.graphs = 0
         self.outputs = set(trace.output_names)
@@ -210,6 +214,7 @@ class _Writer:
                 place for place, proxy in enumerate(given) if _through_views(proxy.name, self.makers)[0] in targets
             ],
             last=[place for place, proxy in enumerate(given) if self._dies_in(proxy.name, inside)],
+            transient=[place for place, proxy in enumerate(given) if proxy.name in self.transient],
             has_symbolic_sizes=bool(self.lengths),
         )
         self.trusted |= wanted.keys()

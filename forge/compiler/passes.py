@@ -415,12 +415,21 @@ def cuda_graphs(trace: Trace, context: Context) -> Trace:
     """Make one call of each run of calls that can be recorded as a CUDA graph."""
     generate = partial(_generate, form=Form.FUSED, context=context)
     trusted: list[str] = []
+    gradients: set[str] = set()  # of the program's outputs
     if context.kind is Kind.PROGRAM:
         trusted = trace.input_names  # Dynamo guards these
     elif context.kind is Kind.BACKWARD:
         trusted = names(context.derivative.parts.saved_tensors)
-    is_requested = context.config.cuda_graphs is True
-    return cuda_graph_partition.record(trace, _GRAPHS, generate, context.returned, trusted, is_requested=is_requested)
+        gradients = set(trace.input_names).difference(trusted)
+    return cuda_graph_partition.record(
+        trace,
+        _GRAPHS,
+        generate,
+        context.returned,
+        trusted,
+        gradients,
+        is_requested=context.config.cuda_graphs is True,
+    )
 
 
 def overlap_collectives(trace: Trace, context: Context) -> Trace:

@@ -220,6 +220,7 @@ class Graph:
         checked: Places of arguments whose metadata may differ from call to call; None: all.
         written: Places of arguments that the function writes to.
         last: Places of arguments that nobody reads afterwards.
+        transient: Places of arguments that are other tensors at each call, which may happen to be where others were.
         is_requested: False for a program that is recorded without having been asked for, which is not recorded where
             memory is short or many inputs would be copied.
         has_symbolic_sizes: Whether sizes may differ from call to call; each set of sizes is recorded.
@@ -237,6 +238,7 @@ class Graph:
         checked: Collection[int] | None = None,
         written: Collection[int] = (),
         last: Collection[int] = (),
+        transient: Collection[int] = (),
         *,
         is_requested: bool = True,
         has_symbolic_sizes: bool = False,
@@ -252,6 +254,7 @@ class Graph:
         self._checked = checked
         self._written = written
         self._last = frozenset(last).difference(written)
+        self._transient = frozenset(transient)
         self._is_requested = is_requested
         self._warm_up = _WARM_UP if is_requested else _WARM_SIZES if has_symbolic_sizes else _WARM
         self._most_unserved = sys.maxsize if is_requested or not has_symbolic_sizes else _MOST_SIZES
@@ -348,9 +351,10 @@ class Graph:
     def _record(
         self, inputs: _Inputs, memory: Memory, alike: list[_Recording], blocked: list[_Recording]
     ) -> _Recording | None:
-        written = {place for place, among_all in enumerate(inputs.places()) if among_all in self._written}
-        movable = ((place, moves) for place, moves in enumerate(self._moves) if place not in written)
-        copied = frozenset(place for place, moves in movable if _is_copied(inputs.tensors[place], moves))
+        places = inputs.places()
+        written = {place for place, among_all in enumerate(places) if among_all in self._written}
+        moves = [self._moves_of(inputs, place, among_all) for place, among_all in enumerate(places)]
+        copied = frozenset(i for i, x in enumerate(inputs.tensors) if i not in written and _is_copied(x, moves[i]))
         self.in_vain += bool(self.recordings) and self._runs < _PROFITABLE
         self._runs = 0
         self._waits.clear()
@@ -358,7 +362,7 @@ class Graph:
         before = [way for way, is_blocked in ways if way is HandingOut.COPIES or not is_blocked]
         self._is_alone |= bool(blocked)
         self._drop_useless(inputs, alike, blocked)
-        last = [place for place, among_all in enumerate(inputs.places()) if among_all in self._last]
+        last = [place for place, among_all in enumerate(places) if among_all in self._last]
         try:
             if not self._is_requested and self.in_vain >= _MOST:
                 raise NotImplementedError(f"it was recorded {self.recordings} times, for inputs that move")
@@ -379,6 +383,11 @@ class Graph:
         others = [each for each in self._recorded if each not in replaced]
         self._recorded = [made, *others][: 2 * _RECORDINGS]
         return made
+
+    def _moves_of(self, inputs: _Inputs, place: int, among_all: int) -> int:
+        """Return how often an input moved, or is known to move."""
+        is_transient = among_all in self._transient and memory_of(inputs.tensors[place]) not in _owners
+        return max(self._moves[place], is_transient)
 
     def _drop_useless(self, inputs: _Inputs, alike: list[_Recording], blocked: list[_Recording]) -> None:
         """Drop the recordings whose inputs are elsewhere now, and the blocked ones: a new one may use their memory."""

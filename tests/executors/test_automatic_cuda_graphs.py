@@ -604,3 +604,23 @@ def test_a_recorded_program_stays_in_plain_sight(device: str) -> None:
     assert (str(forge.last_traces(jitted)[-1]), len(forge.last_traces(jitted))) == before
     explained = forge.explain(jitted, profile=True)
     assert explained.costs and not explained.unprofiled and explained.recorded == 2
+
+
+def test_the_gradient_of_a_loss_may_be_elsewhere_later(device: str) -> None:
+    """It is a new tensor at each step, which happened to be in the same place while the backward was recorded."""
+    module, (x,) = deep(device), data(device, 1)
+    jitted = forge.jit(lambda x: module(x).square().sum(), executors=EXECUTORS)
+    gradients = [torch.ones((), device=device) for _ in range(2)]
+    for step in range(2 * MANY):
+        jitted(x).backward(gradients[step > MANY])
+    assert [each.recordings for each in graphs(jitted)] == [1, 1]
+
+
+def test_a_gradient_from_another_recording_is_not_copied(device: str) -> None:
+    after = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).to(device)
+    first, second = [forge.jit(module, executors=EXECUTORS) for module in (deep(device), after)]
+    (x,) = data(device, 1)
+    for _ in range(2 * MANY):
+        second(first(x)).sum().backward()
+    assert not graphs(first)[1]._recorded[0].copied
+    assert graphs(second)[1]._recorded[0].copied
