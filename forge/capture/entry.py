@@ -64,6 +64,7 @@ from forge.torchlang.autocast_mode import casts_recurrent_layers
 from forge.torchlang.collective_watch import watch
 
 free_after_fork(compile_lock)
+skip_dynamo(release_programs)  # a finalizer, which runs between two graphs, too
 _WRONG_CALLS = (
     WRONG_ARGUMENTS,
     "TypeError when making fake tensor call",
