@@ -13,7 +13,6 @@ from forge.ir import BoundSymbol, Symbol, Tag, Trace
 from forge.transforms.collective_overlap import is_start
 from forge.transforms.makers import innermost
 from forge.transforms.split import SharedMemory
-from forge.transforms.split import innermost as innermost_of_all
 
 
 def is_reduction(bound: BoundSymbol) -> bool:
@@ -39,7 +38,7 @@ def reduce_in_place(trace: Trace, operator: Symbol) -> Trace:
 
 
 def _places(trace: Trace, operator: Symbol) -> Iterator[int]:
-    shared = SharedMemory(innermost_of_all(trace.bound_symbols))
+    shared = SharedMemory(trace.bound_symbols)
     kept = shared.of([*trace.input_names, *trace.output_names, *trace.constants])
     readers: dict[str, list[int]] = {}
     unknown: set[str] = set()  # values of which an opaque call may keep the memory
