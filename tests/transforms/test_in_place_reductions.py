@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import forge
-from forge import prims
-from forge.executors import claim, resolve_executors
+from forge import prims, torchlang
+from forge.executors import OperatorExecutor, claim, resolve_executors
 from forge.executors.torchex import distributed
 from forge.testing.process_group import group_of_one
 from forge.transforms import overlap_calls, reduce_in_place
@@ -156,3 +156,18 @@ def test_memory_of_an_input_that_is_written_in_place_is_not_written() -> None:
     text = str(forge.last_traces(jitted)[-1])
     assert "set_item_(" in text or "slice_scatter_(" in text
     assert "all_reduce_(" not in text
+
+
+def test_memory_of_a_function_of_the_users_is_not_written() -> None:
+    """It may return its argument."""
+    mine, group = OperatorExecutor("mine"), group_of_one()
+    mine.register_implementation(torchlang.silu, lambda x: x if x.is_contiguous() else x.contiguous())
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = x @ y
+        first, second = _all_reduce(z.sin(), group), _all_reduce(nn.functional.silu(z), group)
+        return z.cos() * second.sum(), first
+
+    jitted = forge.jit(function, executors=[mine, "torch"])
+    jitted(torch.rand(4, 4), torch.rand(4, 4))
+    assert str(forge.last_traces(jitted)[-1]).count("all_reduce_(") == 1  # of sin
