@@ -309,3 +309,24 @@ def gathered_parts_of_several_lengths(rank: int) -> tuple[list[torch.Tensor], in
         (jitted(x).to_local() * torch.arange(float(length))).sum().backward()
         gradients.append(whole(x.grad))
     return gradients, forge.explain(jitted).graphs
+
+
+def added_parts_of_several_lengths(rank: int) -> dict[str, Any]:
+    """Results and gradients of the sum of what is placed in two ways, of several lengths along the cut dim."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def add(x: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(x) + x.redistribute(placements=[Replicate()]).sin()
+
+    def results(function: Callable) -> list[torch.Tensor]:
+        found = []
+        for length in (8, 16, 12):
+            x = distribute_tensor(torch.arange(2.0 * length).view(2, length), mesh, [Shard(1)]).requires_grad_()
+            out = function(x)
+            whole(out).sum().backward()
+            found += [whole(out).detach(), whole(x.grad)]
+        return found
+
+    jitted = forge.jit(add)
+    ours, told = results(jitted), forge.explain(jitted)
+    return {"eager": results(add), "forge": ours, "broken": told.graph_breaks + told.eager}

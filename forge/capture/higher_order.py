@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.utils.checkpoint import checkpoint
 
 from forge.compiler.program import Unsupported
 from forge.ir.pytree import leaves
@@ -26,6 +27,7 @@ from forge.torch_internals.functorch import (
 from forge.torch_internals.tensors import storage_id
 
 _OPENERS, _CLOSERS = level_markers("increment_nesting"), level_markers("decrement_nesting")
+_CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 _FORBID_HOOKS = saved_tensors_hooks_disable
 _ALLOW_HOOKS = saved_tensors_hooks_enable
 STARTS = frozenset({*_OPENERS, _FORBID_HOOKS})
@@ -108,7 +110,27 @@ def runnable(graph: GraphModule) -> Callable:
     """Return the graph as torch runs it; where it fails, no level that it opened stays open, and the error has the
     user's line as a note."""
     opens = any(node.target in STARTS for node in graph.graph.nodes)
-    return LevelRestoringCall(_AnnotatedCall(graph)) if opens else _AnnotatedCall(graph)
+    call = _AnnotatedCall(_with_checkpoints(graph))
+    return LevelRestoringCall(call) if opens else call
+
+
+def _with_checkpoints(graph: GraphModule) -> GraphModule:
+    """Return the graph with torch's checkpoints in the place of Dynamo's operator, which leaves it to a compiler that a
+    dropout drops the same once more."""
+    if not graph.graph.find_nodes(op="call_function", target=_CHECKPOINT):
+        return graph
+    copied = Graph()
+    copied.output(copied.graph_copy(graph.graph, {}))
+    for node in copied.find_nodes(op="call_function", target=_CHECKPOINT):
+        node.target = _checkpoint
+    return GraphModule(graph, copied)
+
+
+def _checkpoint(body: GraphModule, *args: Any, **options: Any) -> Any:
+    contexts = body.meta.get("_checkpoint_context_fn")
+    if contexts is not None:
+        options["context_fn"] = contexts
+    return checkpoint(_with_checkpoints(body), *args, **{**options, "use_reentrant": False})
 
 
 class _AnnotatedCall:

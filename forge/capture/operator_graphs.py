@@ -45,14 +45,15 @@ def operator_graphs(function: Callable, args: Sequence[Any]) -> OperatorGraphs |
             made = _results(function, plain, wanted)[0]
             flowing = [i for i, each in enumerate(made) if each.requires_grad]
             incoming = [torch.empty_like(made[i]) for i in flowing]
-            graph = make_fx(_Joint(function, wanted, flowing))(incoming, plain)
+            graph = make_fx(_Joint(function, wanted, flowing))(plain, incoming)
         except Exception:
             return None
     graph.graph.eliminate_dead_code(is_impure_node=acts)
     if not all(map(_is_known, graph.graph.nodes)):
         return None
     as_captured(graph)
-    return _split(graph, len(incoming), len(made), tuple(i for i in range(len(made)) if i not in flowing))
+    constant = tuple(i for i in range(len(made)) if i not in flowing)
+    return _split(graph, slice(len(plain), len(plain) + len(incoming)), len(made), constant)
 
 
 @contextmanager
@@ -80,15 +81,16 @@ def _results(function: Callable, args: Sequence[Any], wanted: Sequence[int]) -> 
 
 
 class _Joint:
-    """A function's results and then the gradients of its `wanted` arguments, as a function of the gradients of the
-    results at `flowing` and of the arguments."""
+    """A function's results and then the gradients of its `wanted` arguments, as a function of the arguments and of the
+    gradients of the results at `flowing`. The arguments are first: a graph reads a length from the first that has it.
+    """
 
     def __init__(self, function: Callable, wanted: Sequence[int], flowing: Sequence[int]) -> None:
         self.function = function
         self.wanted = wanted
         self.flowing = flowing
 
-    def __call__(self, incoming: Sequence[torch.Tensor], args: Sequence[torch.Tensor]) -> tuple[list[Any], list[Any]]:
+    def __call__(self, args: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> tuple[list[Any], list[Any]]:
         made, inputs = _results(self.function, args, self.wanted)
         found: list[Any] = [None] * len(args)
         if self.flowing:
@@ -105,10 +107,11 @@ def _is_known(node: Node) -> bool:
     return torchlang.find(node.target) is not None or operator_symbol(node.target) is not None
 
 
-def _split(joint: GraphModule, incoming: int, results: int, constant: tuple[int, ...]) -> OperatorGraphs:
+def _split(joint: GraphModule, incoming: slice, results: int, constant: tuple[int, ...]) -> OperatorGraphs:
     """Return the graph before the first node that reads a gradient, and the rest."""
     *nodes, output = joint.graph.nodes
-    gradients, others = nodes[:incoming], nodes[incoming:]
+    gradients = nodes[incoming]
+    others = nodes[: incoming.start] + nodes[incoming.stop :]
     start = next((i for i, node in enumerate(others) if not set(gradients).isdisjoint(node.all_input_nodes)), None)
     before, behind = others[:start], others[start:] if start is not None else []
     made, found = output.args[0][:results], output.args[0][results:]

@@ -32,7 +32,9 @@ REINTERPRETED = Symbol(
     tags=frozenset({Tag.VIEW}),
     op=reinterpreted,
 )
-CONTIGUOUS = Symbol("contiguous", "forge.contiguous", meta=lambda x: x, op=in_row_major)
+CONTIGUOUS = Symbol(
+    "contiguous", "forge.contiguous", meta=lambda x: x, tags=frozenset({Tag.MAY_BE_VIEW}), op=in_row_major
+)
 
 
 class FusionResult(NamedTuple):

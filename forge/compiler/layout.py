@@ -475,7 +475,9 @@ def pair_leaves(output: Any, result: Any) -> list[tuple[Any, Any]]:
     return [(output, result)]
 
 
-RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op=to_strides)
+RESTRIDED = Symbol(
+    "restrided", "forge.restrided", meta=lambda x, strides: x, tags=frozenset({Tag.MAY_BE_VIEW}), op=to_strides
+)
 
 
 def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None) -> Trace:

@@ -16,7 +16,7 @@ from forge.compiler.context import Context, Derivative, Form, Kind
 from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
 from forge.compiler.program import inline_epilogue, write_early
-from forge.executors.executor import Declined, Executor, call_checker
+from forge.executors.executor import Declined, Executor, FusionExecutor, call_checker, is_own
 from forge.executors.torchex import distributed, memory
 from forge.executors.torchex.attention import attention, takes_broadcast, takes_groups
 from forge.executors.torchex.core import torchex
@@ -397,8 +397,19 @@ def overlap_calls(trace: Trace, context: Context) -> Trace:
 
 
 def reduce_in_place(trace: Trace, context: Context) -> Trace:
-    """Have a reduction over processes write its result where its input was, if nothing reads that again."""
-    return transforms.reduce_in_place(trace, distributed.REDUCTION)
+    """Have a reduction over processes write its result where its input was, if nothing reads that again.
+
+    A function that is not forge's or torch's may return its argument, or keep it."""
+    others = [bound for bound in trace.bound_symbols if _runs_code_of_others(bound)]
+    unknown = {name for bound in others for name in (*bound.inputs, *bound.outputs)}
+    return transforms.reduce_in_place(trace, distributed.REDUCTION, unknown)
+
+
+def _runs_code_of_others(bound: BoundSymbol) -> bool:
+    executor, op = bound.symbol.executor, bound.symbol.op
+    if isinstance(executor, FusionExecutor):
+        return not type(executor).__module__.startswith("forge.")
+    return op is not None and not is_own(op)
 
 
 def compare(trace: Trace, context: Context) -> Trace:

@@ -18,6 +18,7 @@ class Tag(Enum):
     """Properties of a symbol or of one call that transforms must respect."""
 
     VIEW = auto()  # the prim's output shares the first argument's memory; a composite may have such a prim inside
+    MAY_BE_VIEW = auto()  # the result is an argument, a view of one or a copy, as it turns out when the call runs
     RANDOM = auto()  # draws from a generator: never merged, hoisted, reordered or dropped
     EFFECT = auto()  # changes something outside the trace: kept, in order
     SENDS = auto()  # starts a message to other processes: such calls keep their order

@@ -78,7 +78,7 @@ def all_to_all_single(
     return current_trace().tensor((size, *x.shape[1:]), x.dtype, x.device)
 
 
-@primitive(tags=COLLECTIVE)
+@primitive(tags=(*COLLECTIVE, Tag.MAY_BE_VIEW))
 def wait_tensor(x: TensorProxy) -> TensorProxy:
     """x, which a collective returned, once it is there. Shapes and dtypes: x's."""
     return like(x)

@@ -107,7 +107,7 @@ def _unary(
     return make_prim(name, name, meta=meta, tags=tags)
 
 
-def _to_real(name: str, meaning: str, accepts: Accepts) -> Symbol[TensorProxy]:
+def _to_real(name: str, meaning: str, accepts: Accepts, tags: Iterable[Tag] = ()) -> Symbol[TensorProxy]:
     """Return a function of complex numbers whose values are real."""
     op = f"prims.{name}"
 
@@ -116,7 +116,7 @@ def _to_real(name: str, meaning: str, accepts: Accepts) -> Symbol[TensorProxy]:
         return like(x, dtype=real_dtype(x.dtype))
 
     meta.__doc__ = f"{meaning}, elementwise.\n\nDtypes: {accepts.value}; out has that of x's parts."
-    return make_prim(name, name, meta=meta)
+    return make_prim(name, name, meta=meta, tags=tags)
 
 
 def _binary(
@@ -193,9 +193,9 @@ tanh = _unary("tanh", "hyperbolic tangent", accepts=FLOAT)
 abs = _to_real("abs", "the absolute value", NUMERIC)
 angle = _to_real("angle", "the angle in the complex plane, from -pi to pi", FLOAT)
 bitwise_not = _unary("bitwise_not", "bitwise complement; logical not of a bool", accepts=INTEGER)
-conj = _unary("conj", "the complex conjugate", accepts=ANY)
-real = _to_real("real", "the real part", ANY)
-imag = _to_real("imag", "the imaginary part of a complex number", COMPLEX)
+conj = _unary("conj", "the complex conjugate", accepts=ANY, tags=[Tag.MAY_BE_VIEW])
+real = _to_real("real", "the real part", ANY, tags=[Tag.MAY_BE_VIEW])
+imag = _to_real("imag", "the imaginary part of a complex number", COMPLEX, tags=[Tag.MAY_BE_VIEW])
 sgn = _unary("sgn", "x / |x| of a complex number, 0 at 0", accepts=COMPLEX)
 ceil = _unary("ceil", "the smallest integer that is not below x", accepts=COUNTING)
 floor = _unary("floor", "the largest integer that is not above x", accepts=COUNTING)
@@ -278,7 +278,7 @@ def convert_element_type(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
     return like(x, dtype=dtype)
 
 
-@primitive()
+@primitive(tags=[Tag.MAY_BE_VIEW])
 def device_put(x: TensorProxy, device: torch.device, non_blocking: bool = False) -> TensorProxy:
     """x on another device. Source: torch.Tensor.to."""
     check(

@@ -122,6 +122,15 @@ def entries_of_others(code: CodeType, backend: Any) -> int:
     return sum(entry.backend is not backend for entry in eval_frame._debug_get_cache_entry_list(code))
 
 
+class _ReleasedGuards(DeletedGuardManagerWrapper):
+    """The guards of a program that nobody calls any more. Dynamo counts it among those of its frame's code whose guards
+    are about the same objects, of which there is a limit: these are about another one."""
+
+    def __init__(self) -> None:
+        super().__init__("its jitted function is gone")
+        self.id_matched_objs = {"": lambda: self}  # type: ignore[dict-item]
+
+
 _PROGRAM = "__compiled_fn"  # the global that is the program which a backend returned
 
 
@@ -141,7 +150,7 @@ def release_programs(codes: Sequence[tuple[weakref.ref[CodeType], weakref.ref[Co
         for entry in () if code is None else eval_frame._debug_get_cache_entry_list(code):
             guards = entry.guard_manager
             if entry.backend is backend() and guards.extra_state is not None:
-                guards.extra_state.invalidate(entry, DeletedGuardManagerWrapper("its jitted function is gone"))
+                guards.extra_state.invalidate(entry, _ReleasedGuards())
         made = compiled()
         for hook in () if made is None else dynamo_utils.CleanupManager.instance.get(made, ()):
             if hook.name.startswith(_PROGRAM):  # others may be of several codes

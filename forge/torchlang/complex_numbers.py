@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Tag, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import same, torch_check
 from forge.torch_internals.versions import WRONG_KIND
 from forge.torchlang.core import View, getter, torchsymbol
@@ -93,7 +93,12 @@ def _as_real(x: TensorProxy) -> TensorProxy:
     return clang.stack([prims.real(x), prims.imag(x)], -1)
 
 
-@torchsymbol(torch.view_as_real, view=View.ALWAYS, invert=lambda x, new: _as_complex(new))
+@torchsymbol(
+    torch.view_as_real,
+    view=View.ALWAYS,
+    invert=lambda x, new: _as_complex(new),
+    tags=[Tag.MAY_BE_VIEW],
+)
 def view_as_real(input: TensorProxy) -> TensorProxy:
     """Return both parts of complex numbers, in a last dim of length 2."""
     _check_complex("view_as_real", input)
@@ -103,7 +108,12 @@ def view_as_real(input: TensorProxy) -> TensorProxy:
 prims.register_vjp(view_as_real, input=lambda g: _as_complex(g))
 
 
-@torchsymbol(torch.view_as_complex, view=View.ALWAYS, invert=lambda x, new: _as_real(new))
+@torchsymbol(
+    torch.view_as_complex,
+    view=View.ALWAYS,
+    invert=lambda x, new: _as_real(new),
+    tags=[Tag.MAY_BE_VIEW],
+)
 def view_as_complex(input: TensorProxy) -> TensorProxy:
     """Return the complex numbers whose parts are in the last dim, of length 2. Dtypes: float16, float32 or float64."""
     check(
@@ -132,13 +142,13 @@ def conj(input: TensorProxy) -> TensorProxy:
 # A proxy does not know whether torch conjugates or negates a tensor where it is read; Dynamo's fake tensors do.
 
 
-@torchsymbol(torch.resolve_conj, Tensor.resolve_conj, view=View.MAYBE)
+@torchsymbol(torch.resolve_conj, Tensor.resolve_conj, view=View.MAYBE, tags=[Tag.MAY_BE_VIEW])
 def resolve_conj(input: TensorProxy) -> TensorProxy:
     """Return a tensor whose conjugation is done; the input itself where there is none to do."""
     return prims.clone(input)
 
 
-@torchsymbol(torch.resolve_neg, Tensor.resolve_neg, view=View.MAYBE)
+@torchsymbol(torch.resolve_neg, Tensor.resolve_neg, view=View.MAYBE, tags=[Tag.MAY_BE_VIEW])
 def resolve_neg(input: TensorProxy) -> TensorProxy:
     """Return a tensor whose negation is done; the input itself where there is none to do."""
     return prims.clone(input)

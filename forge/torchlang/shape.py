@@ -348,7 +348,7 @@ def _narrow_back(x: TensorProxy, new: TensorProxy, dim: int, start: Dim, length:
     return prims.slice_scatter(x, new, dim, start, start + length)
 
 
-@torchsymbol(torch.narrow, Tensor.narrow, view=_narrow_view, invert=_narrow_back)
+@torchsymbol(torch.narrow, Tensor.narrow, view=_narrow_view, invert=_narrow_back, tags=[Tag.MAY_BE_VIEW])
 def narrow(input: TensorProxy, dim: int, start: Dim | TensorProxy, length: Dim) -> TensorProxy:
     """`length` elements from `start` along `dim`."""
     if isinstance(start, TensorProxy):

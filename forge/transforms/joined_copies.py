@@ -7,7 +7,7 @@ from forge import prims
 from forge.ir import BoundSymbol, Symbol, Tag, Trace
 from forge.ir.symbol import NO_TAGS
 from forge.prims.core import same_shape
-from forge.transforms.split import SharedMemory, innermost
+from forge.transforms.split import SharedMemory
 
 _BARRIERS = frozenset({Tag.EFFECT, Tag.OPAQUE, Tag.DONATES})  # what these write to is not known
 
@@ -50,7 +50,7 @@ def join_copies(trace: Trace, operator: Symbol) -> Trace:
 def _groups(trace: Trace, executor: Any) -> list[_Group]:
     groups: list[_Group] = []
     open_groups: dict[Any, _Group] = {}
-    shared = SharedMemory(innermost(trace.bound_symbols))
+    shared = SharedMemory(trace.bound_symbols)
     inputs = set(trace.input_names)
 
     def close(*, reads: set[str], writes: set[str]) -> None:

@@ -44,7 +44,7 @@ class Split:
     def saved_values(self) -> list[SavedValue]:
         """Return the saved values, in order."""
         outputs, given, _ = self.forward.output
-        memory = SharedMemory(innermost(self.forward.bound_symbols))
+        memory = SharedMemory(self.forward.bound_symbols)
         there = memory.of([*self.forward.input_names, *names(outputs)])
         makers = {name: bound for bound in self.forward.bound_symbols for name in bound.outputs}
         found = []
@@ -85,7 +85,7 @@ def backward_of(
     """
     every = backward(joint, seeds_of(joint.forward, outputs), wanted)
     visible = {*names(tensors_of(joint.forward.inputs)), *joint.forward.output_names}.difference(parameters)
-    memory = SharedMemory(innermost(joint.forward.bound_symbols))
+    memory = SharedMemory(joint.forward.bound_symbols)
     exposed = _exposed_names(joint.forward, every, memory, mutated, visible)
     shown = [bound for bound in joint.forward.bound_symbols if exposed.isdisjoint(bound.outputs)]
     return _simplify(every, shown), exposed, _read_for_some(joint.forward, every, memory, visible)
@@ -228,13 +228,14 @@ def _lengths(forward: Trace) -> set[str]:
 
 
 class SharedMemory:
-    """Groups of a program's values that may share memory: views and their bases. calls: the innermost ones."""
+    """Groups of a program's values that may share memory: views and their bases, and what is written in place."""
 
     def __init__(self, calls: Iterable[BoundSymbol]) -> None:
         self._groups: dict[str, set[str]] = {}
-        for bound in calls:
-            if Tag.VIEW in bound.all_tags or (bound.symbol in _MAY_BE_VIEWS and not _copies(bound)):
-                group = set().union(*map(self._group, (*names(tensors_of(bound.args)), *bound.outputs)))
+        for bound in _with_inner(calls):
+            shown = names(tensors_of(_shown_by(bound)))
+            if shown:
+                group = set().union(*map(self._group, (*shown, *bound.outputs)))
                 self._groups.update(dict.fromkeys(group, group))
 
     def _group(self, name: str) -> set[str]:
@@ -245,7 +246,25 @@ class SharedMemory:
         return set().union(*map(self._group, names))
 
 
-_MAY_BE_VIEWS = frozenset((prims.reshape, prims.contiguous))
+_MAY_BE_COPIES = frozenset((prims.reshape, prims.contiguous))
+
+
+def _shown_by(bound: BoundSymbol) -> tuple[Any, ...]:
+    """Return the arguments whose memory the results of a call may show."""
+    if bound.symbol in _MAY_BE_COPIES:
+        return () if _copies(bound) else bound.args
+    if bound.symbol is prims.with_data:
+        return bound.args[1:]
+    if Tag.IN_PLACE in bound.symbol.tags:
+        return bound.args[:1]
+    return () if {Tag.VIEW, Tag.MAY_BE_VIEW}.isdisjoint(bound.symbol.tags) else bound.args
+
+
+def _with_inner(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """Yield calls and those inside of them: torch's view_as_real gives a view, the prims inside of it do not."""
+    for bound in calls:
+        yield bound
+        yield from _with_inner(bound.subsymbols)
 
 
 def _copies(bound: BoundSymbol) -> bool:

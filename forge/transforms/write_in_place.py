@@ -15,7 +15,7 @@ from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace
 from forge.ir.pytree import names
 from forge.ir.symbol import substitute
 from forge.transforms.dce import KEPT
-from forge.transforms.split import SharedMemory, innermost
+from forge.transforms.split import SharedMemory
 
 # calls that read the metadata of their first argument, and give the value of their second
 _METADATA_FIRST = frozenset({prims.copy_, prims.with_data, torchlang.copy})
@@ -69,7 +69,7 @@ class _Finder:
             if is_read or not KEPT.isdisjoint(bound.all_tags):
                 for name in names(bound.args[1:]) if bound.symbol in _METADATA_FIRST else bound.inputs:
                     self.readers.setdefault(name, []).append(bound)
-        self.returned = SharedMemory(innermost(trace.bound_symbols)).of(trace.output_names)
+        self.returned = SharedMemory(trace.bound_symbols).of(trace.output_names)
 
     def updates_before(self, copy: BoundSymbol) -> list[BoundSymbol] | None:
         """Return the calls that make the new value of a copy's target out of its old one, the first one first; None

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils import _pytree
+from torch.utils.checkpoint import checkpoint
 
 import forge
 from forge.runtime.buckets import bucket_bytes_at
@@ -673,3 +674,25 @@ def test_a_detached_tensor_that_is_written_to_has_the_history_of_that(name: str)
     for expected, actual in zip(*found, strict=True):
         assert expected is actual is None or torch.equal(actual, expected)
     assert (not forge.explain(jitted).eager) is compiles
+
+
+@pytest.mark.filterwarnings("ignore:forge. a graph runs in eager")
+def test_a_checkpoint_in_a_graph_that_runs_in_eager_drops_the_same_once_more() -> None:
+    def dropped(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x * 2, 0.5).sin() * x
+
+    def function(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        y = checkpoint(lambda y: checkpoint(dropped, y, use_reentrant=False) + dropped(y), x, use_reentrant=False)
+        shown = rows.expand(2, 3)
+        shown[0].add_(1)  # is refused: it shows its memory twice
+        return y
+
+    found, jitted = [], forge.jit(function)
+    for call in (function, jitted):
+        x = torch.linspace(-1, 1, 64).requires_grad_()
+        torch.manual_seed(0)
+        result = call(x, torch.zeros(3))
+        result.square().sum().backward()
+        found.append((result.detach(), x.grad, torch.get_rng_state()))
+    assert forge.explain(jitted).eager
+    torch.testing.assert_close(found[1], found[0])

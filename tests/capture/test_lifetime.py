@@ -175,6 +175,16 @@ def test_another_jitted_model_of_the_class_keeps_its_programs() -> None:
             torch.testing.assert_close(each(X), model(X))
 
 
+def test_deleted_jitted_models_leave_the_recompile_limit_to_others() -> None:
+    for _ in range(torch._dynamo.config.recompile_limit + 1):
+        assert programs_left(Breaking) == []
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        torch.compile(Breaking(), backend="eager")(X)
+    jitted = forge.jit(Breaking())
+    jitted(X)
+    assert forge.explain(jitted).graphs == 2
+
+
 def test_generated_text_goes_with_what_was_generated() -> None:
     def texts() -> int:
         gc.collect()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from dtensor_programs import (
     FUNCTIONS,
+    added_parts_of_several_lengths,
     changed_buffers,
     drawn,
     drawn_beside_a_tracker,
@@ -123,3 +124,9 @@ def test_lengths_of_local_tensors_are_read_in_the_backward(pair: Pair) -> None:
         assert graphs == 2  # the second is of all lengths
         for gradient in gradients:
             torch.testing.assert_close(gradient, torch.arange(float(gradient.shape[1])).expand(2, -1))
+
+
+def test_operators_of_dtensors_are_found_for_several_lengths(pair: Pair) -> None:
+    for found in pair.run(added_parts_of_several_lengths):
+        assert found["broken"] == []
+        torch.testing.assert_close(found["forge"], found["eager"])
