@@ -7,6 +7,7 @@ where CUDA graphs read inputs that stay. Inductor does the same for the programs
 """
 
 from collections.abc import Collection, Iterator
+from itertools import islice
 
 from forge import prims
 from forge.ir import BoundSymbol, Symbol, Tag, Trace
@@ -17,7 +18,7 @@ from forge.transforms.split import SharedMemory
 
 def is_reduction(bound: BoundSymbol) -> bool:
     """Return whether a claimed call is one prims.all_reduce."""
-    return [call.symbol for call in innermost(bound)] == [prims.all_reduce]
+    return [call.symbol for call in islice(innermost(bound), 2)] == [prims.all_reduce]
 
 
 def reduce_in_place(trace: Trace, operator: Symbol, unknown: Collection[str] = ()) -> Trace:
@@ -31,35 +32,35 @@ def reduce_in_place(trace: Trace, operator: Symbol, unknown: Collection[str] = (
         operator: The operator that has the arguments of prims.all_reduce and writes to the first one.
         unknown: The names of values of which it is not known who has their memory; those of opaque calls are, too.
     """
-    calls = list(trace.bound_symbols)
-    replaced = {place: _with(calls[place], operator) for place in _places(trace, operator, unknown)}
-    if not replaced:
+    places = set(_places(trace, operator, unknown))
+    if not places:
         return trace
-    return trace.derive("reduce_in_place", [replaced.get(place, bound) for place, bound in enumerate(calls)])
+    calls = [_in_place(x, operator) if place in places else x for place, x in enumerate(trace.bound_symbols)]
+    return trace.derive("reduce_in_place", calls)
 
 
 def _places(trace: Trace, operator: Symbol, unknown: Collection[str]) -> Iterator[int]:
     shared = SharedMemory(trace.bound_symbols)
-    kept = {*shared.of([*trace.input_names, *trace.output_names, *trace.constants]), *unknown}
+    visible = {*shared.of([*trace.input_names, *trace.output_names, *trace.constants]), *unknown}  # to others
     readers: dict[str, list[int]] = {}
     for place, bound in enumerate(trace.bound_symbols):
         for name in bound.inputs:
             readers.setdefault(name, []).append(place)
         if Tag.OPAQUE in bound.all_tags:
-            kept.update(bound.inputs, bound.outputs)  # it may keep their memory
+            visible.update(bound.inputs, bound.outputs)  # it may keep their memory
     for place, bound in enumerate(trace.bound_symbols):
         if bound.symbol.executor is not operator.executor or not is_reduction(bound):
             continue
         memory = shared.of([bound.args[0].name])
         others = {each for name in memory for each in readers.get(name, ())} - {place}
-        is_sent = any(is_start(trace.bound_symbols[each]) or _sends(trace.bound_symbols[each]) for each in others)
-        if memory.isdisjoint(kept) and not is_sent and all(each < place for each in others):
+        is_sent = any(_sends(trace.bound_symbols[each]) for each in others)
+        if memory.isdisjoint(visible) and not is_sent and all(each < place for each in others):
             yield place
 
 
 def _sends(bound: BoundSymbol) -> bool:
-    return Tag.SENDS in bound.all_tags
+    return Tag.SENDS in bound.all_tags or is_start(bound)
 
 
-def _with(bound: BoundSymbol, operator: Symbol) -> BoundSymbol:
+def _in_place(bound: BoundSymbol, operator: Symbol) -> BoundSymbol:
     return BoundSymbol(operator, bound.args, bound.kwargs, bound.output, bound.subsymbols, bound.source, bound.tags)
