@@ -18,8 +18,10 @@ from typing import Any
 import torch
 
 from forge.runtime.decoding_state import (
+    EMPTY,
     GROWING,
     GROWING_SLIDING,
+    RECURRENT,
     STATIC,
     STATIC_SLIDING,
     State,
@@ -35,7 +37,8 @@ from forge.torch_internals import generation
 
 CompileStep = Callable[[Callable, CallRecorder], Callable]
 _log = logging.getLogger("forge.generate")
-_KNOWN = {"attention_mask", "past_key_values", "use_cache", "logits_to_keep"}  # beside those of `argument_names`
+# beside those of `argument_names` and those that a prompt alone has
+_KNOWN = {"attention_mask", "cache_params", "past_key_values", "use_cache", "logits_to_keep", *generation.TOKEN_TYPES}
 _UNCUT = 4096  # places up to which layers of a sliding window have a cache of the whole text
 
 
@@ -104,7 +107,11 @@ class _Loop:
         logits = self._prefill(model, input_ids, generation_config, model_kwargs)
         end = stopping_criteria.max_length
         choice = _Choice(generation_config, stopping_criteria, logits_processor, input_ids)
-        stop = _Stop(input_ids.device, streamer, is_late=not generation.is_callers(model_kwargs["past_key_values"]))
+        stop = _Stop(
+            input_ids.device,
+            streamer,
+            is_late=not generation.is_callers(model_kwargs[generation.cache_name(model_kwargs)]),
+        )
         callbacks = (*logits_processor, *stopping_criteria, *([] if streamer is None else [streamer]))
         steps = self._steps(callbacks, model_kwargs, end)
         with generation.optimized_for_decoding(model):
@@ -185,11 +192,14 @@ class _Loop:
         A static cache that nobody else sees is not filled: attention without a mask is faster, and one program takes
         prompts of both caches.
         """
-        cache = arguments["past_key_values"]
+        name = generation.cache_name(arguments)
+        cache = arguments[name]
         if not generation.is_callers(cache) and {STATIC, STATIC_SLIDING} & set(map(kind_of, text_cache(cache).layers)):
-            arguments["past_key_values"] = growing_cache(self._module, cache)
+            arguments[name] = growing_cache(self._module, cache)
         outputs = generation.prefill(model, input_ids, generation_config, arguments)
-        arguments["past_key_values"] = outputs.past_key_values
+        arguments[name] = outputs[name]
+        for each in generation.prompt_arguments():
+            arguments.pop(each, None)
         logits: torch.Tensor = outputs.logits[:, -1]
         return logits.to(copy=True, dtype=torch.float32, device=input_ids.device)
 
@@ -210,7 +220,11 @@ class _Loop:
         has_beams: bool,
     ) -> str | None:
         """Return why a generation is left to transformers' loop; None: it is not."""
-        name = generation.own_method(self._original, self._mixin, has_beams=has_beams)
+        length = stopping_criteria.max_length
+        if generation_config.prefill_chunk_size is not None or length is None:
+            return "the prompt comes in chunks, or the text has no greatest length"
+        config = self._module.config
+        name = generation.own_method(self._original, self._mixin, config, length, has_beams=has_beams)
         if name is not None:
             return f"the model has its own {name}"
         if synced_gpus or generation_config.is_assistant:
@@ -218,34 +232,35 @@ class _Loop:
         returned = generation_config.return_dict_in_generate
         if returned and (generation_config.output_attentions or generation_config.output_hidden_states):
             return "attentions or hidden states are returned"
-        if generation_config.prefill_chunk_size is not None or stopping_criteria.max_length is None:
-            return "the prompt comes in chunks, or the text has no greatest length"
-        names = generation.argument_names(self._has_encoder)
-        known = _KNOWN | {*names, *(["encoder_outputs"] if self._has_encoder else [])}
+        mask, positions = generation.argument_names(self._has_encoder)
+        known = _KNOWN | generation.prompt_arguments() | {mask, positions}
+        if self._has_encoder:
+            known = known | {"encoder_outputs"}
         unknown = {name for name, each in arguments.items() if name not in known and each is not None}
         if unknown or not arguments.get("use_cache"):
             return f"the model takes {', '.join(sorted(unknown))}" if unknown else "there is no cache"
-        if any(each.ndim != 2 for each in map(arguments.get, {*names, "attention_mask"}) if each is not None):
-            return f"{' or '.join(names)} does not have two dimensions"
+        if any(each.ndim != 2 for each in map(arguments.get, {mask, "attention_mask"}) if each is not None):
+            return f"{mask} does not have two dimensions"
         if self._has_encoder and not hasattr(arguments["encoder_outputs"], "last_hidden_state"):
             return "encoder_outputs is a tuple"
-        return self._reason_against_cache(arguments.get("past_key_values"), stopping_criteria.max_length, returned)
+        return self._reason_against_cache(arguments.get(generation.cache_name(arguments)), length, returned)
 
     def _reason_against_cache(self, whole: Any, length: int, is_returned: bool) -> str | None:
         """Return why a cache is left as it is, to transformers' loop."""
         cache, *of_encoder = parts_of(whole)
         kinds = {kind_of(each) for each in getattr(cache, "layers", ())}
+        of_any = {RECURRENT, EMPTY}
         if generation.is_callers(whole):
-            has_places = kinds == {STATIC} and places_of(cache) >= length - 1
+            has_places = STATIC in kinds and kinds <= {STATIC, *of_any} and places_of(cache) >= length - 1
             return None if has_places else "the caller's cache is not a static one with places for all tokens"
-        growing, fixed = {GROWING, GROWING_SLIDING}, {STATIC, STATIC_SLIDING}
+        growing, fixed = {GROWING, GROWING_SLIDING, *of_any}, {STATIC, STATIC_SLIDING, *of_any}
         if getattr(cache, "offloading", False) or not kinds or not (kinds <= growing or kinds <= fixed):
             return f"the cache is {type(cache).__name__} of {', '.join(sorted(kinds)) or 'no layers'}"
         if is_returned and kinds != {GROWING}:
-            return "a static cache or one of windows is returned"
+            return "a cache that is static, or of windows or recurrences, is returned"
         if any(kind_of(layer) not in (GROWING, STATIC) for each in of_encoder for layer in each.layers):
             return "the keys of the encoder are cut to a window"
-        if not generation.has_static_cache(self._module):
+        if not (kinds <= of_any or generation.has_static_cache(self._module)):
             return "transformers has no static cache for the model"
         windows = [each.sliding_window for each in cache.layers if kind_of(each) == GROWING_SLIDING]
         windows += [each.max_cache_len for each in cache.layers if kind_of(each) == STATIC_SLIDING]
@@ -341,7 +356,7 @@ class _Steps:
         """Let other generations have the state. Return a growing cache of the text at the last step, less the tokens
         that are undone."""
         if self._state is None:
-            return self._arguments["past_key_values"]
+            return self._arguments[generation.cache_name(self._arguments)]
         cache = self._states.copied_cache(self._state, self._length - undone)
         self.finish()
         return cache

@@ -1,6 +1,8 @@
 """The memory of forge's decoding loop: caches, masks and what a decoder reads of its encoder, at fixed shapes."""
 
+import copy
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -9,9 +11,11 @@ from forge.torch_internals import generation
 
 STATIC, STATIC_SLIDING = "StaticLayer", "StaticSlidingWindowLayer"
 GROWING, GROWING_SLIDING = "DynamicLayer", "DynamicSlidingWindowLayer"
+RECURRENT, EMPTY = "LinearAttentionLayer", "DummyLayer"  # of growing and of static caches alike
 _LEAST = 256  # places of a static cache
 _LEAST_OF_PAIR = 64  # places of both caches of an encoder-decoder, whose text begins with one token
 _AHEAD = 256  # tokens that a cache has room for at first
+_MOST_WITHOUT_KEYS = 4096  # columns of a mask where a cache has places for any number of tokens
 _MOST_OF_MEMORY = 16  # of the device's memory, the part that caches between two generations may take
 
 
@@ -58,8 +62,9 @@ class State:
 
     Args:
         cache: A static one; of an encoder-decoder with the keys and values of the encoder.
+        name: The cache's, among the model's arguments.
         mask: (batch, length), of zeros for padding. The state's has a row as long as the cache.
-        positions: (batch, 1), those of the next tokens; None for a model that takes none.
+        inputs: The model's arguments of the next tokens, by name, each of (..., batch, 1): positions and token types.
         encoded: What the decoder reads of its encoder; None for other models.
         key: What another generation must have in common to go on with it.
     """
@@ -67,31 +72,29 @@ class State:
     def __init__(
         self,
         cache: Any,
+        name: str,
         mask: torch.Tensor,
-        positions: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor],
         encoded: _Encoded | None,
         key: Any,
     ) -> None:
-        self.cache, self.encoded, self.key = cache, encoded, key
+        self.cache, self.name, self.encoded, self.key = cache, name, encoded, key
         self.source_length = 0  # of the encoder's input, without padding
-        self.mask = mask.new_empty(len(mask), places_of(cache))
-        self.positions = None if positions is None else positions.new_empty(len(mask), 1)
+        self.mask = mask.new_empty(len(mask), min(places_of(cache), _MOST_WITHOUT_KEYS))
+        self.inputs = {name: torch.empty_like(each) for name, each in inputs.items()}
 
-    def start(self, mask: torch.Tensor, positions: torch.Tensor | None) -> None:
-        """Set the padding of the text so far, and the next tokens' positions."""
+    def start(self, mask: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Set the padding of the text so far, and the arguments of the next tokens."""
         length = min(mask.shape[1], self.mask.shape[1])
         self.mask.fill_(1)  # places that the text has not reached are seen by no query before it does
         self.mask[:, :length].copy_(mask[:, :length])
-        if self.positions is not None:
-            assert positions is not None
-            self.positions.copy_(positions)
+        for name, each in inputs.items():
+            self.inputs[name].copy_(each)
 
     def arguments(self) -> dict[str, Any]:
         """Return the model's arguments that are in this memory."""
-        mask, positions = generation.argument_names(self.encoded is not None)
-        arguments = {"past_key_values": self.cache, mask: self.mask}
-        if self.positions is not None:
-            arguments[positions] = self.positions
+        mask, _ = generation.argument_names(self.encoded is not None)
+        arguments = {self.name: self.cache, mask: self.mask, **self.inputs}
         if self.encoded is not None:
             arguments["encoder_outputs"] = self.encoded.output(last_hidden_state=self.encoded.states)
             if self.encoded.mask is not None:
@@ -99,18 +102,17 @@ class State:
         return arguments
 
     def reorder(self, rows: torch.Tensor, length: int) -> None:
-        """Give each row of a text of some length another row's keys and values."""
+        """Give each row of a text of some length another row's keys and values, or states of recurrences."""
         for layer in text_cache(self.cache).layers:
-            if layer.is_initialized:
-                for whole in (layer.keys, layer.values):
-                    used = whole[:, :, :length]
-                    used.copy_(used.index_select(0, rows))
+            for whole in tensors_of(layer):
+                used = whole if kind_of(layer) == RECURRENT else whole[:, :, :length]
+                used.copy_(used.index_select(0, rows))
 
     @property
     def nbytes(self) -> int:
         """The bytes of the cache."""
-        layers = [each for part in parts_of(self.cache) for each in part.layers if each.is_initialized]
-        return sum(each.keys.nbytes + each.values.nbytes for each in layers)
+        layers = [each for part in parts_of(self.cache) for each in part.layers]
+        return sum(each.nbytes for layer in layers for each in tensors_of(layer))
 
 
 class States:
@@ -126,21 +128,20 @@ class States:
         taken out. end: the greatest length of the text."""
         encoded = self._taken_encoded(arguments)
         name_of_mask, name_of_positions = generation.argument_names(encoded is not None)
-        cache, mask = arguments.pop("past_key_values"), arguments.pop(name_of_mask, None)
-        positions = arguments.pop(name_of_positions, None)
+        name, mask = generation.cache_name(arguments), arguments.pop(name_of_mask, None)
+        cache = arguments.pop(name)
         if mask is None:  # a program for both
             mask = torch.ones_like(prompt)
-        if positions is not None:
-            positions = positions[:, -1:] + 1
-        elif generation.is_whisper(self._module):
-            positions = mask.long().sum(-1, keepdim=True)
+        inputs = generation.next_inputs(arguments, name_of_positions)
+        if not inputs and generation.is_whisper(self._module):
+            inputs[name_of_positions] = mask.long().sum(-1, keepdim=True)
         if generation.is_callers(cache):
-            state = State(cache, mask, positions, encoded, None)
-            state.start(mask, positions)
+            state = State(cache, name, mask, inputs, encoded, None)
+            state.start(mask, inputs)
             return state
         length = mask.shape[1]
         places = cache_places(min(end, length + _AHEAD), _LEAST if encoded is None else _LEAST_OF_PAIR)
-        state = self._filled(cache, mask, positions, encoded, length, places)
+        state = self._filled(cache, name, mask, inputs, encoded, length, places)
         state.source_length = 0 if encoded is None else encoded.states.shape[1]
         return state
 
@@ -166,7 +167,7 @@ class States:
         if state.key is None or length <= places_of(state.cache):
             return state
         places = cache_places(min(end, 2 * length))
-        larger = self._filled(state.cache, state.mask, state.positions, state.encoded, length - 1, places)
+        larger = self._filled(state.cache, state.name, state.mask, state.inputs, state.encoded, length - 1, places)
         larger.source_length = state.source_length
         self.put_back(state)
         return larger
@@ -197,8 +198,9 @@ class States:
     def _filled(
         self,
         cache: Any,
+        name: str,
         mask: torch.Tensor,
-        positions: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor],
         encoded: _Encoded | None,
         length: int,
         places: int,
@@ -206,30 +208,33 @@ class States:
         """Return a state of some places with what a cache holds of a text of this length. A growing cache gives its
         tensors up."""
         memory = None if encoded is None else encoded.with_padding(self._padding(encoded))
-        first = next((each for each in text_cache(cache).layers if each.is_initialized), None)
+        first = next((each for layer in text_cache(cache).layers for each in tensors_of(layer)), None)
         key = (
             places,
             len(mask),
             mask.dtype,
             mask.device,
-            positions is None,
+            tuple((name, each.shape) for name, each in inputs.items()),
             None if memory is None else memory.key(),
-            None if first is None else first.keys.dtype,
+            None if first is None else first.dtype,
             torch.is_inference_mode_enabled(),  # whose tensors may not be written to elsewhere
         )
         state = next((each for each in self._free if each.key == key), None)
         if state is None:
             empty = _new_cache(self._module, cache, places, memory)
-            state = State(empty, mask, positions, memory, key)
+            state = State(empty, name, mask, inputs, memory, key)
         else:
             self._free.remove(state)
         for part, its_source in zip(parts_of(state.cache), parts_of(cache), strict=True):
             for layer, source in zip(part.layers, its_source.layers, strict=True):
-                if source.is_initialized:
+                if kind_of(source) == RECURRENT:
+                    for whole, its in zip(tensors_of(layer), tensors_of(source), strict=True):
+                        whole.copy_(its)
+                elif tensors_of(source):
                     _fill(layer, source, length if part is text_cache(state.cache) else source.keys.shape[2])
         if state.encoded is not None and encoded is not None:
             state.encoded.hold(encoded)
-        state.start(mask, positions)
+        state.start(mask, inputs)
         return state
 
 
@@ -289,7 +294,11 @@ def _new_cache(module: Any, cache: Any, places: int, encoded: _Encoded | None) -
 def _new_part(module: Any, cache: Any, places: int) -> Any:
     static, layer = (of_transformers(cache, name) for name in ("StaticCache", STATIC))
     empty = static(config=_text_config(module), max_cache_len=places)
-    empty.layers = [layer(max_cache_len=places) for _ in cache.layers]  # windows too: a mask cuts them
+    empty.layers = [
+        # windows have places for the whole text too: a mask cuts them
+        copy.deepcopy(each) if kind_of(each) in (RECURRENT, EMPTY) else layer(max_cache_len=places)
+        for each in cache.layers
+    ]
     return empty
 
 
@@ -309,7 +318,16 @@ def kind_of(layer: Any) -> str:
     return kind.__name__ if kind.__module__ == "transformers.cache_utils" else f"{kind.__module__}.{kind.__name__}"
 
 
+def tensors_of(layer: Any) -> list[torch.Tensor]:
+    """Return a cache layer's keys and values, or its states of recurrences; none before its first use."""
+    if kind_of(layer) == RECURRENT:
+        each_state = (*layer.conv_states.values(), *layer.recurrent_states.values())
+        return [each for each in each_state if each is not None]
+    return [] if layer.keys is None else [layer.keys, layer.values]
+
+
 def places_of(cache: Any) -> int:
-    """Return for how many tokens a static cache has places."""
-    places: int = text_cache(cache).layers[0].max_cache_len
+    """Return for how many tokens a static cache has places: for any number where no layer has keys."""
+    layers = (each for each in text_cache(cache).layers if kind_of(each) not in (RECURRENT, EMPTY))
+    places: int = next((each.max_cache_len for each in layers), sys.maxsize)
     return places

@@ -19,9 +19,15 @@ _PARAMETERS = {
     "_prefill": {"input_ids", "generation_config", "model_kwargs", "is_first_iteration"},
 }  # fmt: skip
 
-# its preparation of a token's inputs counts the positions where it is not passed them, and does nothing else
+# Whisper's preparation of a token's inputs counts the positions where it is not passed them, and does nothing else.
 _WHISPER = "transformers.models.whisper.modeling_whisper"
+# These models' preparation reads no token of the text but the last: it sets constants, or drops what a prompt has.
+_PREPARATIONS = "bamba falcon_h1 falcon_mamba gemma3 gemma4 mamba mamba2 nemotron_h whisper zamba zamba2".split()
+# Theirs fills the cache anew once a text is longer than their short rotary embedding.
+_PREPARATIONS_OF_SHORT_TEXTS = "phi3 phimoe".split()
 NAMES_OF_POSITIONS = ("position_ids", "decoder_position_ids")
+# A new token has the last one's type, and is no image's.
+TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 
 
 def generation_mixin(model: type) -> Any:
@@ -35,13 +41,18 @@ def generation_mixin(model: type) -> Any:
     return mixin
 
 
-def own_method(model: type, mixin: type, *, has_beams: bool) -> str | None:
-    """Return which of the methods that the loop runs or replaces a class of models has of its own, if what it does is
-    not known here."""
+def own_method(model: type, mixin: type, config: Any, length: int, *, has_beams: bool) -> str | None:
+    """Return which of the methods that the loop runs or replaces a class of models has of its own, if what it does for
+    texts of at most a length is not known here."""
     loop = ("_beam_search", "_reorder_cache") if has_beams else ("_sample",)
     for name in ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", *loop):
         method = getattr(model, name, None)
-        if method is not getattr(mixin, name, None) and method.__module__ != _WHISPER:
+        if method is getattr(mixin, name, None):
+            continue
+        family = method.__module__.removeprefix("transformers.models.").partition(".")[0]
+        is_short = length <= getattr(config, "original_max_position_embeddings", 0)
+        is_known = family in _PREPARATIONS or (family in _PREPARATIONS_OF_SHORT_TEXTS and is_short)
+        if not (is_known and (family == "whisper" or name == "prepare_inputs_for_generation")):
             return name
     return None
 
@@ -55,6 +66,28 @@ def is_whisper(model: Any) -> bool:
 def argument_names(has_encoder: bool) -> tuple[str, str]:
     """Return the names of a model's mask and positions of the text that it generates."""
     return ("decoder_attention_mask", "decoder_position_ids") if has_encoder else ("attention_mask", "position_ids")
+
+
+def cache_name(arguments: dict[str, Any]) -> str:
+    """Return which of a model's arguments is its cache."""
+    return "cache_params" if arguments.get("cache_params") is not None else "past_key_values"
+
+
+def next_inputs(arguments: dict[str, Any], positions: str) -> dict[str, torch.Tensor]:
+    """Return the arguments of the token after a text, of (..., batch, 1), and take the text's out of the arguments.
+    positions: The name of its positions."""
+    inputs: dict[str, torch.Tensor] = {}
+    for name in (positions, *TOKEN_TYPES):
+        of_text = arguments.pop(name, None)
+        if of_text is not None:
+            last = of_text[..., -1:]
+            inputs[name] = last + 1 if name == positions else last * 0 if name == TOKEN_TYPES[1] else last
+    return inputs
+
+
+def prompt_arguments() -> frozenset[str]:
+    """Return the names of the arguments that a model is passed with a prompt alone: images, sounds and their sizes."""
+    return frozenset(sys.modules["transformers.generation.utils"].MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
 
 
 def masks_encoder(model: Any) -> bool:
