@@ -99,14 +99,14 @@ def capture_check(tx: Any, function: Callable, args: list, kwargs: dict, call: C
     if not _takes(function, condition):
         return call(args, kwargs)
     if function in _OF_TENSORS:
-        condition = condition.call_method(tx, "_is_all_true", [], {})
+        condition = condition.call_method(tx, "all", [], {})
     add_check(tx, error, condition, message)
     return ConstantVariable.create(None)
 
 
 def _takes(function: Callable, condition: Any) -> bool:
     if condition.is_tensor():
-        return function in _OF_TENSORS or function is torch_assert
+        return (function in _OF_TENSORS and condition.dtype is torch.bool) or function is torch_assert
     known = condition.as_python_constant() if condition.is_python_constant() else getattr(condition, "sym_num", None)
     return isinstance(known, (bool, torch.SymBool)) and function not in _OF_TENSORS
 

@@ -57,7 +57,7 @@ def _mark_dirty(self: FunctionCtx, *tensors: Any) -> None:
     upstream="torch/_dynamo/variables/misc.py:943@2.13.0, AutogradFunctionVariable.call_apply",
 )
 def _call_apply(self: AutogradFunctionVariable, tx: Any, args: list, kwargs: dict) -> Any:
-    if maybe_current_level() is not None:
+    if maybe_current_level() is not None and any(map(_may_have_gradients, args)):
         break_graph(
             "torch.autograd.Function in a transform of torch.func",
             f"{self.fn_cls.__name__}.apply",
@@ -94,6 +94,16 @@ def _rewire(self: AutogradFunctionApplyVariable, *args: Any) -> Any:
     if problem is not None:
         break_graph(WRONG_BACKWARD, f"{_applying[-1].__name__}.apply", problem, RuntimeError(problem))
     return _rewire.original(self, *args)
+
+
+def _may_have_gradients(variable: Any) -> bool:
+    """Return whether an argument may be differentiated: masks index their tensors of integers by a Function."""
+    if isinstance(variable, lists.BaseListVariable):
+        return any(map(_may_have_gradients, variable.items))
+    if variable.is_tensor():
+        dtype = _example(variable).dtype
+        return bool(dtype.is_floating_point or dtype.is_complex)
+    return not variable.is_python_constant()
 
 
 def _example(variable: Any) -> Any:

@@ -696,3 +696,29 @@ def test_a_checkpoint_in_a_graph_that_runs_in_eager_drops_the_same_once_more() -
         found.append((result.detach(), x.grad, torch.get_rng_state()))
     assert forge.explain(jitted).eager
     torch.testing.assert_close(found[1], found[0])
+
+
+class _Index(torch.autograd.Function):
+    """As transformers' masks index token types."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, indices):
+        return torch.ops.aten.index(x, indices)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise AssertionError("integers have no gradient")
+
+
+def test_a_function_of_integers_in_vmap_is_in_the_graph() -> None:
+    def mask(types: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: _Index.apply(types, [row]) == 1)(rows)
+
+    types, rows = torch.tensor([0, 1, 1, 0]), torch.tensor([3, 1, 2])
+    assert torch.equal(forge.jit(mask, fullgraph=True)(types, rows), mask(types, rows))

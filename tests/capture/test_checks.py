@@ -137,6 +137,7 @@ def test_a_check_raises_as_in_eager_and_its_program_is_one_graph(function: Calla
         outcomes.add(isinstance(expected[0], type))
     explained = forge.explain(jitted)
     assert (outcomes, explained.graphs, explained.eager) == ({False, True}, 1, [])
+    assert all("nonzero" in each for each in explained.opaque_calls)  # a check is not one
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
