@@ -19,7 +19,7 @@ from types import CodeType
 from typing import Any
 
 from forge.capture.dynamo_patches import capture_scope
-from forge.capture.history import RECOMPILE_LIMITS, History
+from forge.capture.history import RAISED, RECOMPILE_LIMITS, History
 from forge.capture.python_dispatch import count_modes, mode_around
 from forge.compiler.program import EagerFallback, StrictError
 from forge.executors.modules import ModuleExecutor
@@ -78,7 +78,6 @@ _RESTATED = "Dynamo failed to run FX node"  # an error that says the one that it
 _NO_FAKE = "no fake impl"  # torch's error of an operator for which none was registered
 _OWN_FRAME = re.compile(rf'^ *File "{re.escape(str(Path(__file__).parents[1]))}/.*\n(?: {{4,}}.*\n)*', re.MULTILINE)
 _SHAPE = re.compile(r"size=\(([^)]*)\)")
-_RAISED = "Observed exception"  # the program raises an exception and does not catch it
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     "allow_rnn": True,  # torch.lstm is a call as any other
@@ -98,6 +97,9 @@ _DYNAMIC = {
 
 _IN_EAGER = ConvertFrameReturn(
     frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT), apply_to_code=False
+)
+_WHOLLY_IN_EAGER = ConvertFrameReturn(  # with what the frame calls
+    frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False
 )
 
 
@@ -159,6 +161,9 @@ class FrameCallback(BackendChain):
                 if returned.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:  # Dynamo compiles no more of it
                     self._history.on_recompile_limit(self._dynamic, limits)
                 elif returned.frame_exec_strategy.cur_action == FrameAction.SKIP:
+                    if self._history.raises():  # Dynamo would skip later calls, which may not raise
+                        place = Source(f'File "{code.co_filename}", line {code.co_firstlineno}')
+                        return self._on_failure(code, "an exception is raised and not caught", place, likely=True)
                     self._history.on_skip(code)
                 return returned
             except BackendCompilerFailed as failure:
@@ -166,26 +171,27 @@ class FrameCallback(BackendChain):
                 if self._fullgraph or not isinstance(refused, EagerFallback):
                     raise
                 self._history.on_eager_fallback(code, refused)
-                return self._in_eager(f"a call is refused: {in_one_line(refused.reason)}", refused.source)
+                self._history.on_graph_break(f"a call is refused: {in_one_line(refused.reason)}", refused.source)
+                return _IN_EAGER
             except (FailOnRecompileLimitHit, RecompileError, StrictError):
                 raise
             except Exception as failure:  # of a call of the program, or of Dynamo's own
-                raises = getattr(failure, "gb_type", None) == _RAISED
+                raises = getattr(failure, "gb_type", None) == RAISED
                 if not raises and (self._fullgraph or (self._history.strict and _raises_in_eager(failure))):
                     raise
-                reason, source = _in_words(failure), Source(str(failure))
-                self._history.on_capture_failure(code, reason, source, likely=raises or _raises_in_eager(failure))
-                return self._in_eager(f"a call fails: {reason}", source)
+                likely = raises or _raises_in_eager(failure)
+                return self._on_failure(code, _in_words(failure), Source(str(failure)), likely=likely)
 
     def release_with(self, entry: Callable) -> None:
         """Release what is compiled once `entry` is gone, through which alone it is called."""
         weakref.finalize(entry, release_programs, self._codes, weakref.ref(self._backend)).atexit = False
 
-    def _in_eager(self, reason: str, source: Source | None) -> ConvertFrameReturn:
+    def _on_failure(self, code: CodeType, reason: str, source: Source | None, *, likely: bool) -> ConvertFrameReturn:
         """Return the decision that the frame runs in eager: it raises there what torch raises, and the program may
-        catch it."""
-        self._history.on_graph_break(reason, source)
-        return _IN_EAGER
+        catch it. likely: whether it most likely raises, so that nothing that it calls is worth a capture."""
+        self._history.on_capture_failure(code, reason, source, likely=likely)
+        self._history.on_graph_break(f"a call fails: {reason}", source)
+        return _WHOLLY_IN_EAGER if likely else _IN_EAGER
 
 
 def must_be_one_graph() -> bool:

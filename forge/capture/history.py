@@ -15,6 +15,7 @@ from forge.ir.source import Source, warn
 from forge.support import logs
 from forge.torch_internals.dynamo import counters, get_compilation_metrics, graph_break_reasons
 
+RAISED = "Observed exception"  # Dynamo's reason where the program raises an exception and does not catch it
 RECOMPILE_LIMITS = "accumulated_recompile_limit", "recompile_limit"  # Dynamo's settings
 _OTHER_BACKEND = "BACKEND_MATCH failure"  # a cache entry of another jitted function
 _KEPT = 256  # reasons of each kind
@@ -111,6 +112,11 @@ class History:
         reason = failure.reason.partition(": ")[2] if _COMPILE_ID.match(failure.reason) else failure.reason
         if not reason.startswith(_OTHER_BACKEND):
             self._failures.append(_ARGUMENT.sub(self._argument_name, _guard(reason.strip().splitlines()[0])))
+
+    def raises(self) -> bool:
+        """Return whether the frame that Dynamo captured raises an exception and does not catch it."""
+        reasons = counters["unimplemented"] - self._unimplemented
+        return any(text.partition("\n")[0] == RAISED for text in reasons)
 
     def on_skip(self, code: CodeType) -> None:
         """Record that Dynamo makes no graphs of a function, because it cannot resume a break there (in a loop, say).

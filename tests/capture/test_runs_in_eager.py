@@ -155,6 +155,38 @@ def test_a_call_that_raises_is_captured_again() -> None:
     assert forge.explain(jitted).graphs == 1
 
 
+class Bounded(torch.nn.Module):
+    """A module that raises an exception of its own, in a method, and notes when its Python runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.python_runs = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            self.python_runs += 1
+        if x.shape[0] > 4:
+            self.refuse(x)
+        return x.sin()
+
+    def refuse(self, x: torch.Tensor) -> None:
+        raise ValueError(f"{x.shape[0]} rows are too many")
+
+
+def test_programs_run_after_a_call_in_which_the_user_s_code_raised() -> None:
+    module = Bounded()
+    jitted = forge.jit(module, dynamic=False)
+    jitted(torch.ones(2))
+    for _ in range(3):
+        with pytest.raises(ValueError, match="8 rows are too many"):
+            jitted(torch.ones(8))
+        before = module.python_runs
+        jitted(torch.ones(2))
+        assert module.python_runs == before
+    jitted(torch.ones(3))
+    assert module.python_runs == before and forge.explain(jitted).graphs == 2
+
+
 def test_where_no_line_is_known_the_warning_stands_at_the_call() -> None:
     for jitted in (forge.jit(kept_out), forge.jit(Kept())):
         with warnings.catch_warnings(record=True) as caught:
