@@ -10,27 +10,36 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import forge
 from forge.capture.handles import handle_of
+from forge.runtime import cuda_recorder, decoding_state
 from forge.torch_internals import generation
 from tests.capture.generations import tokens_of, with_random_weights
+from tests.executors.test_cuda_graphs import Double
 
 _TEXT = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 96, "bos_token_id": None, "pad_token_id": 0, "eos_token_id": None,
 }  # fmt: skip
 _RECURRENT: dict[str, tuple[dict[str, Any], tuple[dict[str, Any], ...]]] = {
-    "lfm2": ({"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}, ({}, {"num_beams": 2})),
-    "mamba": ({"state_size": 4, "num_hidden_layers": 1}, ({},)),
+    "lfm2": (
+        {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+        ({}, {}, {"num_beams": 2}),
+    ),
+    "mamba": ({"state_size": 4, "num_hidden_layers": 1}, ({}, {})),
 }
 _IMAGE = 90
 
 
 @pytest.mark.parametrize("family", _RECURRENT)
-def test_recurrences_go_on_from_the_prompt(family: str, left: Callable[[], list[str]]) -> None:
+def test_recurrences_go_on_from_the_prompt(
+    family: str, left: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_recorder, "_recorder", Double())
+    monkeypatch.setattr(decoding_state, "_memory_for", lambda device: 2**20)  # as on a GPU
     torch.manual_seed(0)
     sizes, generations = _RECURRENT[family]
     config = AutoConfig.for_model(family, **{**_TEXT, **sizes})
     model = with_random_weights(AutoModelForCausalLM.from_config(config).eval())
-    jitted = forge.jit(model)
+    jitted = forge.jit(model, cuda_graphs=True)
     prompt = {"input_ids": torch.randint(10, 90, (2, 6)), "attention_mask": torch.ones(2, 6, dtype=torch.long)}
     prompt["attention_mask"][0, :2] = 0
     for options in generations:
