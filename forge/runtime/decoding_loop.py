@@ -18,12 +18,11 @@ from typing import Any
 import torch
 
 from forge.runtime.decoding_state import (
-    EMPTY,
     GROWING,
     GROWING_SLIDING,
-    RECURRENT,
     STATIC,
     STATIC_SLIDING,
+    WITHOUT_KEYS,
     State,
     States,
     growing_cache,
@@ -249,18 +248,17 @@ class _Loop:
         """Return why a cache is left as it is, to transformers' loop."""
         cache, *of_encoder = parts_of(whole)
         kinds = {kind_of(each) for each in getattr(cache, "layers", ())}
-        of_any = {RECURRENT, EMPTY}
         if generation.is_callers(whole):
-            has_places = STATIC in kinds and kinds <= {STATIC, *of_any} and places_of(cache) >= length - 1
+            has_places = STATIC in kinds and kinds <= {STATIC, *WITHOUT_KEYS} and places_of(cache) >= length - 1
             return None if has_places else "the caller's cache is not a static one with places for all tokens"
-        growing, fixed = {GROWING, GROWING_SLIDING, *of_any}, {STATIC, STATIC_SLIDING, *of_any}
+        growing, fixed = WITHOUT_KEYS | {GROWING, GROWING_SLIDING}, WITHOUT_KEYS | {STATIC, STATIC_SLIDING}
         if getattr(cache, "offloading", False) or not kinds or not (kinds <= growing or kinds <= fixed):
             return f"the cache is {type(cache).__name__} of {', '.join(sorted(kinds)) or 'no layers'}"
         if is_returned and kinds != {GROWING}:
             return "a cache that is static, or of windows or recurrences, is returned"
         if any(kind_of(layer) not in (GROWING, STATIC) for each in of_encoder for layer in each.layers):
             return "the keys of the encoder are cut to a window"
-        if not (kinds <= of_any or generation.has_static_cache(self._module)):
+        if not (kinds <= WITHOUT_KEYS or generation.has_static_cache(self._module)):
             return "transformers has no static cache for the model"
         windows = [each.sliding_window for each in cache.layers if kind_of(each) == GROWING_SLIDING]
         windows += [each.max_cache_len for each in cache.layers if kind_of(each) == STATIC_SLIDING]

@@ -11,7 +11,8 @@ from forge.torch_internals import generation
 
 STATIC, STATIC_SLIDING = "StaticLayer", "StaticSlidingWindowLayer"
 GROWING, GROWING_SLIDING = "DynamicLayer", "DynamicSlidingWindowLayer"
-RECURRENT, EMPTY = "LinearAttentionLayer", "DummyLayer"  # of growing and of static caches alike
+RECURRENT, EMPTY = "LinearAttentionLayer", "DummyLayer"
+WITHOUT_KEYS = frozenset({RECURRENT, EMPTY})  # the same in growing and in static caches
 _LEAST = 256  # places of a static cache
 _LEAST_OF_PAIR = 64  # places of both caches of an encoder-decoder, whose text begins with one token
 _AHEAD = 256  # tokens that a cache has room for at first
@@ -296,7 +297,7 @@ def _new_part(module: Any, cache: Any, places: int) -> Any:
     empty = static(config=_text_config(module), max_cache_len=places)
     empty.layers = [
         # windows have places for the whole text too: a mask cuts them
-        copy.deepcopy(each) if kind_of(each) in (RECURRENT, EMPTY) else layer(max_cache_len=places)
+        copy.deepcopy(each) if kind_of(each) in WITHOUT_KEYS else layer(max_cache_len=places)
         for each in cache.layers
     ]
     return empty
@@ -328,6 +329,6 @@ def tensors_of(layer: Any) -> list[torch.Tensor]:
 
 def places_of(cache: Any) -> int:
     """Return for how many tokens a static cache has places: for any number where no layer has keys."""
-    layers = (each for each in text_cache(cache).layers if kind_of(each) not in (RECURRENT, EMPTY))
+    layers = (each for each in text_cache(cache).layers if kind_of(each) not in WITHOUT_KEYS)
     places: int = next((each.max_cache_len for each in layers), sys.maxsize)
     return places

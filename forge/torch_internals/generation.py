@@ -47,14 +47,18 @@ def own_method(model: type, mixin: type, config: Any, length: int, *, has_beams:
     loop = ("_beam_search", "_reorder_cache") if has_beams else ("_sample",)
     for name in ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", *loop):
         method = getattr(model, name, None)
-        if method is getattr(mixin, name, None):
-            continue
-        family = method.__module__.removeprefix("transformers.models.").partition(".")[0]
-        is_short = length <= getattr(config, "original_max_position_embeddings", 0)
-        is_known = family in _PREPARATIONS or (family in _PREPARATIONS_OF_SHORT_TEXTS and is_short)
-        if not (is_known and (family == "whisper" or name == "prepare_inputs_for_generation")):
+        if method is not getattr(mixin, name, None) and not _is_known(method, config, length):
             return name
     return None
+
+
+def _is_known(method: Any, config: Any, length: int) -> bool:
+    """Return whether a model's own method does what the loop does, for texts of at most a length."""
+    family = method.__module__.removeprefix("transformers.models.").partition(".")[0]
+    if family == "whisper" or method.__name__ != "prepare_inputs_for_generation":
+        return family == "whisper"
+    is_short = length <= getattr(config, "original_max_position_embeddings", 0)
+    return family in _PREPARATIONS or (family in _PREPARATIONS_OF_SHORT_TEXTS and is_short)
 
 
 def is_whisper(model: Any) -> bool:

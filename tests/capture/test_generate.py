@@ -180,7 +180,7 @@ def test_scores_and_the_cache_are_returned_as_by_eager(left: Any) -> None:
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "attentions or hidden states are returned"),
         (
             {"return_dict_in_generate": True, "cache_implementation": "static"},
-            "a static cache or one of windows is returned",
+            "a cache that is static, or of windows or recurrences, is returned",
         ),
         ({"past_key_values": DynamicCache()}, "the caller's cache is not a static one"),
         ({"past_key_values": "short"}, "the caller's cache is not a static one"),
