@@ -1,11 +1,11 @@
 """Tokens per second of transformers' `generate`: forge against torch.compile as transformers uses it, and eager.
 
-    python -m bench.decoding [--device cpu|cuda] [--batches 1 16] [--prompt N] [--tokens N] [--cache static|dynamic]
-                             [--weights int8 int4 fp8] [--rounds N] [--profile]
+    python -m bench.decoding [--device cpu|cuda] [--family llama|lfm2|mamba|bart] [--batches 1 16] [--prompt N]
+                             [--tokens N] [--cache static|dynamic] [--weights int8 int4 fp8] [--rounds N] [--profile]
 
-A Llama of random weights (on a GPU 16 layers of 2048 in bfloat16, on a CPU 8 of 512 in float32) decodes greedily with
-a static cache, or with transformers' default, which grows. All systems run in one process, in turn, and give the
-medians over rounds; tokens are compared with eager's.
+A Llama of random weights (on a GPU 16 layers of 2048 in bfloat16, on a CPU 8 of 512 in float32), or a model of another
+family of this size, decodes greedily with a static cache, or with transformers' default, which grows. All systems run
+in one process, in turn, and give the medians over rounds; tokens are compared with eager's.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 import forge
 from forge.ir.printing import table
@@ -31,6 +31,7 @@ _SMALL = {
     "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8,
     "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 1024,
 }  # fmt: skip
+FAMILIES = ("llama", "lfm2", "mamba", "bart")
 STATIC, DYNAMIC = "static", "dynamic"
 WEIGHTS = {
     "int8": forge.quantize.Int8WeightOnly,
@@ -40,20 +41,31 @@ WEIGHTS = {
 EAGER, PEER, OURS = "eager", "torch.compile by transformers", "forge"
 
 
-def model_of(device: str, dtype: torch.dtype) -> LlamaForCausalLM:
-    """Return the model, in evaluation mode."""
+def model_of(family: str, device: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a model of a family, in evaluation mode: Llama, Lfm2 (convolutions and, each third
+    layer, attention), Mamba, or an encoder-decoder with as many layers in each half."""
     torch.manual_seed(0)
-    sizes = _LLAMA_1B if device == "cuda" else _SMALL
+    sizes = dict(_LLAMA_1B if device == "cuda" else _SMALL)
+    if family == "lfm2":
+        kinds = ("conv", "conv", "full_attention")
+        sizes |= {"layer_types": [kinds[i % 3] for i in range(sizes["num_hidden_layers"])]}
+    elif family == "bart":
+        width, layers, heads = (sizes.pop(name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+        halves = {"layers": layers, "attention_heads": heads, "ffn_dim": sizes.pop("intermediate_size")}
+        sizes |= {f"{half}_{name}": size for half in ("encoder", "decoder") for name, size in halves.items()}
+        sizes |= {"d_model": width, "decoder_start_token_id": 2, "forced_eos_token_id": None}
+    config = AutoConfig.for_model(family, **sizes, eos_token_id=None, bos_token_id=None)
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     with torch.device(device):
-        return LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=None, bos_token_id=None)).to(dtype).eval()
+        return kind.from_config(config).to(dtype).eval()
 
 
 def systems(
-    model: LlamaForCausalLM, device: str, frozen: bool, cache: str, weights: Sequence[str] = ()
+    model: PreTrainedModel, device: str, frozen: bool, cache: str, weights: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the models whose `generate` is timed, by system, each with the arguments that its user passes."""
 
-    def own() -> LlamaForCausalLM:
+    def own() -> PreTrainedModel:
         return copy.deepcopy(model, {id(each): each for each in model.parameters()})
 
     found = {EAGER: (own(), {"disable_compile": True}), PEER: (own(), {})}
@@ -103,7 +115,7 @@ def profile_of(run: Callable[[], Any], tokens: int) -> None:
 
 def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Namespace) -> None:
     """Print the tokens per second of each system."""
-    model = model_of(device, dtype)
+    model = model_of(options.family, device, dtype)
     prompt = torch.randint(3, model.config.vocab_size, (batch, options.prompt), device=device)
     finish = torch.cuda.synchronize if device == "cuda" else lambda: None
     seconds: dict[str, list[float]] = defaultdict(list)
@@ -152,7 +164,7 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
         ratio = statistics.median(theirs / ours for theirs, ours in zip(peer, each, strict=True))
         to_ours = statistics.median(theirs / ours for theirs, ours in zip(base, each, strict=True))
         rate = batch * options.tokens / statistics.median(each)
-        same = (written[name] == written.get(EAGER, written[name]))[:, options.prompt :].float().mean().item()
+        same = (written[name] == written.get(EAGER, written[name]))[:, -options.tokens :].float().mean().item()
         step = 1e3 * statistics.median(each) / options.tokens
         rows.append(
             (
@@ -168,7 +180,7 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
         )
     where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     sizes = f"{batch} x {options.prompt} + {options.tokens} tokens, {options.cache} cache"
-    print(f"{where}, torch {torch.__version__}, {str(dtype)[6:]}, {sizes}")
+    print(f"{where}, torch {torch.__version__}, {options.family}, {str(dtype)[6:]}, {sizes}")
     print(*table(rows), sep="\n", flush=True)
     if options.profile and device == "cuda":
         for name in filter(lambda name: name.startswith(OURS), runs):
@@ -179,6 +191,7 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--family", choices=FAMILIES, default=FAMILIES[0])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: bfloat16 on a GPU, else float32")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt")
