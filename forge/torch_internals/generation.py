@@ -91,7 +91,8 @@ def next_inputs(arguments: dict[str, Any], positions: str) -> dict[str, torch.Te
 
 def prompt_arguments() -> frozenset[str]:
     """Return the names of the arguments that a model is passed with a prompt alone: images, sounds and their sizes."""
-    return frozenset(sys.modules["transformers.generation.utils"].MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
+    utils = sys.modules["transformers.generation.utils"]
+    return frozenset(getattr(utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ()))
 
 
 def masks_encoder(model: Any) -> bool:
