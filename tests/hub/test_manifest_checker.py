@@ -1,6 +1,6 @@
 """Checkers: which calls a kernel takes, and what they say of those that it does not."""
 
-import timeit
+import cProfile
 from collections.abc import Callable
 from typing import Any
 
@@ -383,11 +383,12 @@ def test_every_symbol_of_forge_has_a_signature() -> None:
     assert len(names) > 500 and missing == []
 
 
-def test_a_checker_decides_in_microseconds() -> None:
+def test_a_checker_decides_by_few_calls() -> None:
     check = checking(
         arg_meta=META, type_alias=HALF, shape={"input": "[..., H]", "weight": "[H]"}, where="H % 8 == 0", device="cpu"
     )
     x, weight = proxy(2, 64), proxy(64)
     assert check(x, (64,), weight, 1e-6) is True
-    best = min(timeit.repeat(lambda: check(x, (64,), weight, 1e-6), number=200, repeat=5)) / 200
-    assert best < 50e-6  # 10 µs on an idle machine
+    profiler = cProfile.Profile()
+    assert profiler.runcall(check, x, (64,), weight, 1e-6) is True
+    assert sum(each.callcount for each in profiler.getstats()) < 200  # of Python and C; 135 are needed
