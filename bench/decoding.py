@@ -42,8 +42,8 @@ EAGER, PEER, OURS = "eager", "torch.compile by transformers", "forge"
 
 
 def model_of(family: str, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a model of a family, in evaluation mode: Llama, Lfm2 (convolutions and, each third
-    layer, attention), Mamba, or an encoder-decoder with as many layers in each half."""
+    """Return a model of a family, in evaluation mode: Llama, Lfm2 (convolutions and, each third layer, attention),
+    Mamba, or an encoder-decoder with as many layers in each half."""
     torch.manual_seed(0)
     sizes = dict(_LLAMA_1B if device == "cuda" else _SMALL)
     if family == "lfm2":

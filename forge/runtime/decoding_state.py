@@ -134,7 +134,7 @@ class States:
         if mask is None:  # a program for both
             mask = torch.ones_like(prompt)
         inputs = generation.next_inputs(arguments, name_of_positions)
-        if not inputs and generation.is_whisper(self._module):
+        if name_of_positions not in inputs and generation.is_whisper(self._module):
             inputs[name_of_positions] = mask.long().sum(-1, keepdim=True)
         if generation.is_callers(cache):
             state = State(cache, name, mask, inputs, encoded, None)
@@ -215,7 +215,7 @@ class States:
             len(mask),
             mask.dtype,
             mask.device,
-            tuple((name, each.shape) for name, each in inputs.items()),
+            tuple((argument, each.shape) for argument, each in inputs.items()),
             None if memory is None else memory.key(),
             None if first is None else first.dtype,
             torch.is_inference_mode_enabled(),  # whose tensors may not be written to elsewhere
@@ -228,10 +228,7 @@ class States:
             self._free.remove(state)
         for part, its_source in zip(parts_of(state.cache), parts_of(cache), strict=True):
             for layer, source in zip(part.layers, its_source.layers, strict=True):
-                if kind_of(source) == RECURRENT:
-                    for whole, its in zip(tensors_of(layer), tensors_of(source), strict=True):
-                        whole.copy_(its)
-                elif tensors_of(source):
+                if tensors_of(source):
                     _fill(layer, source, length if part is text_cache(state.cache) else source.keys.shape[2])
         if state.encoded is not None and encoded is not None:
             state.encoded.hold(encoded)
@@ -241,6 +238,10 @@ class States:
 
 def _fill(layer: Any, source: Any, length: int) -> None:
     """Have a layer of a static cache hold what another cache's layer has of a text of this length."""
+    if kind_of(source) == RECURRENT:
+        for state, its_source in zip(tensors_of(layer), tensors_of(source), strict=True):
+            state.copy_(its_source)
+        return
     if not layer.is_initialized:
         layer.lazy_initialization(source.keys, source.values)
     count = min(source.keys.shape[2], length)

@@ -22,12 +22,12 @@ _PARAMETERS = {
 # Whisper's preparation of a token's inputs counts the positions where it is not passed them, and does nothing else.
 _WHISPER = "transformers.models.whisper.modeling_whisper"
 # These models' preparation reads no token of the text but the last: it sets constants, or drops what a prompt has.
-_PREPARATIONS = "bamba falcon_h1 falcon_mamba gemma3 gemma4 mamba mamba2 nemotron_h whisper zamba zamba2".split()
+_PREPARATIONS = "bamba falcon_h1 falcon_mamba gemma3 gemma4 mamba mamba2 nemotron_h zamba zamba2".split()
 # Theirs fills the cache anew once a text is longer than their short rotary embedding.
 _PREPARATIONS_OF_SHORT_TEXTS = "phi3 phimoe".split()
 NAMES_OF_POSITIONS = ("position_ids", "decoder_position_ids")
-# A new token has the last one's type, and is no image's.
-TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
+_OF_IMAGES = "mm_token_type_ids"
+TOKEN_TYPES = ("token_type_ids", _OF_IMAGES)
 
 
 def generation_mixin(model: type) -> Any:
@@ -54,9 +54,9 @@ def own_method(model: type, mixin: type, config: Any, length: int, *, has_beams:
 
 def _is_known(method: Any, config: Any, length: int) -> bool:
     """Return whether a model's own method does what the loop does, for texts of at most a length."""
+    if method.__module__ == _WHISPER or method.__name__ != "prepare_inputs_for_generation":
+        return bool(method.__module__ == _WHISPER)
     family = method.__module__.removeprefix("transformers.models.").partition(".")[0]
-    if family == "whisper" or method.__name__ != "prepare_inputs_for_generation":
-        return family == "whisper"
     is_short = length <= getattr(config, "original_max_position_embeddings", 0)
     return family in _PREPARATIONS or (family in _PREPARATIONS_OF_SHORT_TEXTS and is_short)
 
@@ -80,12 +80,12 @@ def cache_name(arguments: dict[str, Any]) -> str:
 def next_inputs(arguments: dict[str, Any], positions: str) -> dict[str, torch.Tensor]:
     """Return the arguments of the token after a text, of (..., batch, 1), and take the text's out of the arguments.
     positions: The name of its positions."""
-    inputs: dict[str, torch.Tensor] = {}
-    for name in (positions, *TOKEN_TYPES):
-        of_text = arguments.pop(name, None)
-        if of_text is not None:
-            last = of_text[..., -1:]
-            inputs[name] = last + 1 if name == positions else last * 0 if name == TOKEN_TYPES[1] else last
+    of_text = {name: arguments.pop(name, None) for name in (positions, *TOKEN_TYPES)}
+    inputs: dict[str, torch.Tensor] = {name: each[..., -1:] for name, each in of_text.items() if each is not None}
+    if positions in inputs:
+        inputs[positions] = inputs[positions] + 1
+    if _OF_IMAGES in inputs:  # a token that is written is no image's; of the other kind it has the last one's
+        inputs[_OF_IMAGES] = torch.zeros_like(inputs[_OF_IMAGES])
     return inputs
 
 
