@@ -22,11 +22,12 @@ from forge.runtime.decoding_state import (
     GROWING_SLIDING,
     STATIC,
     STATIC_SLIDING,
-    WITHOUT_KEYS,
     State,
     States,
     growing_cache,
+    is_recurrent,
     kind_of,
+    kind_of_keys,
     parts_of,
     places_of,
     text_cache,
@@ -193,7 +194,8 @@ class _Loop:
         """
         name = generation.cache_name(arguments)
         cache = arguments[name]
-        if not generation.is_callers(cache) and {STATIC, STATIC_SLIDING} & set(map(kind_of, text_cache(cache).layers)):
+        is_static = {STATIC, STATIC_SLIDING} & set(map(kind_of_keys, text_cache(cache).layers))
+        if is_static and not generation.is_callers(cache):
             arguments[name] = growing_cache(self._module, cache)
         outputs = generation.prefill(model, input_ids, generation_config, arguments)
         arguments[name] = outputs[name]
@@ -247,21 +249,23 @@ class _Loop:
     def _reason_against_cache(self, whole: Any, length: int, is_returned: bool) -> str | None:
         """Return why a cache is left as it is, to transformers' loop."""
         cache, *of_encoder = parts_of(whole)
-        kinds = {kind_of(each) for each in getattr(cache, "layers", ())}
+        layers = getattr(cache, "layers", ())
+        kinds = set(map(kind_of_keys, layers))
         if generation.is_callers(whole):
-            has_places = STATIC in kinds and kinds <= {STATIC, *WITHOUT_KEYS} and places_of(cache) >= length - 1
+            has_places = STATIC in kinds and kinds <= {STATIC, None} and places_of(cache) >= length - 1
             return None if has_places else "the caller's cache is not a static one with places for all tokens"
-        growing, fixed = WITHOUT_KEYS | {GROWING, GROWING_SLIDING}, WITHOUT_KEYS | {STATIC, STATIC_SLIDING}
+        growing, fixed = {None, GROWING, GROWING_SLIDING}, {None, STATIC, STATIC_SLIDING}
         if getattr(cache, "offloading", False) or not kinds or not (kinds <= growing or kinds <= fixed):
-            return f"the cache is {type(cache).__name__} of {', '.join(sorted(kinds)) or 'no layers'}"
-        if is_returned and kinds != {GROWING}:
+            names = ", ".join(sorted(set(map(kind_of, layers))))
+            return f"the cache is {type(cache).__name__} of {names or 'no layers'}"
+        if is_returned and (kinds != {GROWING} or any(map(is_recurrent, layers))):
             return "a cache that is static, or of windows or recurrences, is returned"
         if any(kind_of(layer) not in (GROWING, STATIC) for each in of_encoder for layer in each.layers):
             return "the keys of the encoder are cut to a window"
-        if not (kinds <= WITHOUT_KEYS or generation.has_static_cache(self._module)):
+        if kinds != {None} and not generation.has_static_cache(self._module):
             return "transformers has no static cache for the model"
-        windows = [each.sliding_window for each in cache.layers if kind_of(each) == GROWING_SLIDING]
-        windows += [each.max_cache_len for each in cache.layers if kind_of(each) == STATIC_SLIDING]
+        windows = [each.sliding_window for each in layers if kind_of_keys(each) == GROWING_SLIDING]
+        windows += [each.max_cache_len for each in layers if kind_of_keys(each) == STATIC_SLIDING]
         if windows and length > max(_UNCUT, 4 * min(windows)):
             return f"a cache of all {length} tokens is much larger than the window of {min(windows)}"
         return None

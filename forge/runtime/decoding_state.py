@@ -11,8 +11,15 @@ from forge.torch_internals import generation
 
 STATIC, STATIC_SLIDING = "StaticLayer", "StaticSlidingWindowLayer"
 GROWING, GROWING_SLIDING = "DynamicLayer", "DynamicSlidingWindowLayer"
-RECURRENT, EMPTY = "LinearAttentionLayer", "DummyLayer"
-WITHOUT_KEYS = frozenset({RECURRENT, EMPTY})  # the same in growing and in static caches
+_RECURRENT, _EMPTY = "LinearAttentionLayer", "DummyLayer"
+_STATIC_AND_RECURRENT = "LinearAttentionAndStaticFullAttentionLayer"
+# the class of the keys and values of layers that have states of recurrences, too
+_KEYS_BESIDE_STATES = {
+    "LinearAttentionAndFullAttentionLayer": GROWING,
+    "LinearAttentionAndSlidingWindowAttentionLayer": GROWING_SLIDING,
+    _STATIC_AND_RECURRENT: STATIC,
+    "LinearAttentionAndStaticSlidingWindowAttentionLayer": STATIC_SLIDING,
+}
 _LEAST = 256  # places of a static cache
 _LEAST_OF_PAIR = 64  # places of both caches of an encoder-decoder, whose text begins with one token
 _AHEAD = 256  # tokens that a cache has room for at first
@@ -105,8 +112,7 @@ class State:
     def reorder(self, rows: torch.Tensor, length: int) -> None:
         """Give each row of a text of some length another row's keys and values, or states of recurrences."""
         for layer in text_cache(self.cache).layers:
-            for whole in tensors_of(layer):
-                used = whole if kind_of(layer) == RECURRENT else whole[:, :, :length]
+            for used in (*states_of(layer), *(each[:, :, :length] for each in keys_of(layer))):
                 used.copy_(used.index_select(0, rows))
 
     @property
@@ -228,29 +234,30 @@ class States:
             self._free.remove(state)
         for part, its_source in zip(parts_of(state.cache), parts_of(cache), strict=True):
             for layer, source in zip(part.layers, its_source.layers, strict=True):
-                if tensors_of(source):
-                    _fill(layer, source, length if part is text_cache(state.cache) else source.keys.shape[2])
+                _fill(layer, source, length if part is text_cache(state.cache) else None)
         if state.encoded is not None and encoded is not None:
             state.encoded.hold(encoded)
         state.start(mask, inputs)
         return state
 
 
-def _fill(layer: Any, source: Any, length: int) -> None:
-    """Have a layer of a static cache hold what another cache's layer has of a text of this length."""
-    if kind_of(source) == RECURRENT:
-        for state, its_source in zip(tensors_of(layer), tensors_of(source), strict=True):
-            state.copy_(its_source)
+def _fill(layer: Any, source: Any, length: int | None) -> None:
+    """Have a layer of a static cache hold what another cache's layer has of a text of this length; of all its keys for
+    None."""
+    for state, its_source in zip(states_of(layer), states_of(source), strict=True):
+        state.copy_(its_source)
+    if not keys_of(source):
         return
     if not layer.is_initialized:
         layer.lazy_initialization(source.keys, source.values)
+    length = source.keys.shape[2] if length is None else length
     count = min(source.keys.shape[2], length)
     first = length - count  # a window has the last ones
     for whole, part in ((layer.keys, source.keys), (layer.values, source.values)):
         whole.zero_()  # a value that is not a number would outlast its mask
         whole[:, :, first:length].copy_(part[:, :, :count])
     layer.cumulative_length.fill_(length)
-    if kind_of(source) != STATIC:
+    if kind_of_keys(source) != STATIC:
         source.keys = source.values = None
 
 
@@ -294,14 +301,23 @@ def _new_cache(module: Any, cache: Any, places: int, encoded: _Encoded | None) -
 
 
 def _new_part(module: Any, cache: Any, places: int) -> Any:
-    static, layer = (of_transformers(cache, name) for name in ("StaticCache", STATIC))
-    empty = static(config=_text_config(module), max_cache_len=places)
-    empty.layers = [
-        # windows have places for the whole text too: a mask cuts them
-        copy.deepcopy(each) if kind_of(each) in WITHOUT_KEYS else layer(max_cache_len=places)
-        for each in cache.layers
-    ]
+    empty = of_transformers(cache, "StaticCache")(config=_text_config(module), max_cache_len=places)
+    empty.layers = [_new_layer(cache, each, places) for each in cache.layers]
     return empty
+
+
+def _new_layer(cache: Any, layer: Any, places: int) -> Any:
+    """Return a layer of a static cache for a layer of a cache, without keys and with its states of recurrences."""
+    if kind_of_keys(layer) is None:
+        return copy.deepcopy(layer)
+    # windows have places for the whole text too: a mask cuts them
+    if not is_recurrent(layer):
+        return of_transformers(cache, STATIC)(max_cache_len=places)
+    count = layer.number_of_states
+    new = of_transformers(cache, _STATIC_AND_RECURRENT)(max_cache_len=places, number_of_states=count)
+    for name in vars(of_transformers(cache, _RECURRENT)(number_of_states=count)):
+        setattr(new, name, copy.deepcopy(getattr(layer, name)))
+    return new
 
 
 def _text_config(module: Any) -> Any:
@@ -320,16 +336,37 @@ def kind_of(layer: Any) -> str:
     return kind.__name__ if kind.__module__ == "transformers.cache_utils" else f"{kind.__module__}.{kind.__name__}"
 
 
+def kind_of_keys(layer: Any) -> str | None:
+    """Return which of transformers' classes a cache's layer with keys and values is like; None for one without."""
+    kind = kind_of(layer)
+    return None if kind in (_RECURRENT, _EMPTY) else _KEYS_BESIDE_STATES.get(kind, kind)
+
+
+def is_recurrent(layer: Any) -> bool:
+    """Return whether a cache's layer has states of recurrences, beside keys or without."""
+    return kind_of(layer) in (_RECURRENT, *_KEYS_BESIDE_STATES)
+
+
+def keys_of(layer: Any) -> list[torch.Tensor]:
+    """Return a cache layer's keys and values; none before its first use."""
+    return [] if kind_of_keys(layer) is None or layer.keys is None else [layer.keys, layer.values]
+
+
+def states_of(layer: Any) -> list[torch.Tensor]:
+    """Return a cache layer's states of recurrences; none before its first use."""
+    if not is_recurrent(layer):
+        return []
+    each_state = (*layer.conv_states.values(), *layer.recurrent_states.values())
+    return [each for each in each_state if each is not None]
+
+
 def tensors_of(layer: Any) -> list[torch.Tensor]:
-    """Return a cache layer's keys and values, or its states of recurrences; none before its first use."""
-    if kind_of(layer) == RECURRENT:
-        each_state = (*layer.conv_states.values(), *layer.recurrent_states.values())
-        return [each for each in each_state if each is not None]
-    return [] if layer.keys is None else [layer.keys, layer.values]
+    """Return what a cache's layer holds."""
+    return [*keys_of(layer), *states_of(layer)]
 
 
 def places_of(cache: Any) -> int:
     """Return for how many tokens a static cache has places: for any number where no layer has keys."""
-    layers = (each for each in text_cache(cache).layers if kind_of(each) not in WITHOUT_KEYS)
+    layers = (each for each in text_cache(cache).layers if kind_of_keys(each) is not None)
     places: int = next((each.max_cache_len for each in layers), sys.maxsize)
     return places

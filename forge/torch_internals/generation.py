@@ -25,6 +25,8 @@ _WHISPER = "transformers.models.whisper.modeling_whisper"
 _PREPARATIONS = "bamba falcon_h1 falcon_mamba gemma3 gemma4 mamba mamba2 nemotron_h zamba zamba2".split()
 # Theirs fills the cache anew once a text is longer than their short rotary embedding.
 _PREPARATIONS_OF_SHORT_TEXTS = "phi3 phimoe".split()
+# They run with static caches of layers that have keys and states of recurrences, for which transformers had no class.
+_WITH_STATIC_CACHES = "falcon_h1 zamba zamba2".split()
 NAMES_OF_POSITIONS = ("position_ids", "decoder_position_ids")
 _OF_IMAGES = "mm_token_type_ids"
 TOKEN_TYPES = ("token_type_ids", _OF_IMAGES)
@@ -56,9 +58,15 @@ def _is_known(method: Any, config: Any, length: int) -> bool:
     """Return whether a model's own method does what the loop does, for texts of at most a length."""
     if method.__module__ == _WHISPER or method.__name__ != "prepare_inputs_for_generation":
         return bool(method.__module__ == _WHISPER)
-    family = method.__module__.removeprefix("transformers.models.").partition(".")[0]
+    family = _family(method)
     is_short = length <= getattr(config, "original_max_position_embeddings", 0)
     return family in _PREPARATIONS or (family in _PREPARATIONS_OF_SHORT_TEXTS and is_short)
+
+
+def _family(part: Any) -> str:
+    """Return which family of transformers' models a class or function is from."""
+    family: str = part.__module__.removeprefix("transformers.models.").partition(".")[0]
+    return family
 
 
 def is_whisper(model: Any) -> bool:
@@ -211,8 +219,8 @@ def optimized_for_decoding(model: Any) -> AbstractContextManager:
 
 
 def has_static_cache(model: Any) -> bool:
-    """Return whether transformers has static caches for a model."""
-    return bool(getattr(model, "_can_compile_fullgraph", False))
+    """Return whether a model runs with transformers' static caches."""
+    return bool(getattr(model, "_can_compile_fullgraph", False)) or _family(type(model)) in _WITH_STATIC_CACHES
 
 
 def is_callers(cache: Any) -> bool:

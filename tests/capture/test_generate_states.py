@@ -20,8 +20,18 @@ _TEXT = {
     "num_key_value_heads": 2, "vocab_size": 96, "bos_token_id": None, "pad_token_id": 0, "eos_token_id": None,
 }  # fmt: skip
 _RECURRENT: dict[str, tuple[dict[str, Any], tuple[dict[str, Any], ...]]] = {
-    "lfm2": (
-        {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "lfm2": ({"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}, ({}, {})),
+    "falcon_h1": (  # keys and states of recurrences in one layer
+        {
+            "head_dim": 8,
+            "num_hidden_layers": 1,
+            "mamba_d_ssm": 32,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 8,
+            "mamba_d_state": 8,
+            "mamba_n_groups": 1,
+            "mamba_chunk_size": 8,
+        },
         ({}, {}, {"num_beams": 2}),
     ),
     "mamba": ({"state_size": 4, "num_hidden_layers": 1}, ({}, {})),
