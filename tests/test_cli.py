@@ -594,8 +594,9 @@ def test_a_mistyped_command_or_option_is_one_line_with_the_near_ones(capsys: pyt
     assert err.startswith("forge doctor: no such option: --jsno") and "--json" in err and err.count("\n") == 1
 
 
+LONG = ("forge bench", "forge export", "forge run")
 TARGETS = [
-    pytest.param(command, line, marks=[pytest.mark.slow] if line.startswith("forge bench") else [])
+    pytest.param(command, line, marks=[pytest.mark.slow] if line.startswith(LONG) else [])
     for command, lines in help.EXAMPLES.items()
     for line in lines
     if not command.startswith("forge kernels")

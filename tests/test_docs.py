@@ -146,8 +146,10 @@ def _needs(document: str) -> None:
         pytest.skip("there is no C++ compiler")
 
 
-# one builds repositories and verifies their kernels; the other starts processes: minutes
-LONG = {"docs/tutorial/writing-a-kernel.md", "docs/how-to/distributed.md"}
+# they verify kernels, start processes, compile files or serve: minutes
+LONG = {f"docs/how-to/{each}.md" for each in ("distributed", "export", "serving")} | {
+    "docs/tutorial/writing-a-kernel.md"
+}
 UNFUSED = {"docs/explanation/architecture.md"}  # which prints traces of torch's calls, and says so
 CODE = [pytest.param(each, marks=[pytest.mark.slow] if each in LONG else []) for each in DOCUMENTS]
 

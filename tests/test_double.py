@@ -15,6 +15,7 @@ from forge.api.functional import Direct
 from forge.testing import OpInfo, Sample
 
 EACH = 16  # one op of so many is checked by default
+LONG = {"_grouped_mm"}  # minutes
 WITHIN = (1e-5, 1e-6)
 
 # torch's own second gradient is another than the function's, and its gradgradcheck does not see it
@@ -35,9 +36,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "info" not in metafunc.fixturenames:
         return
     infos = [info for info in chosen_opinfos(metafunc.config) if info.gradient]
-    slow = pytest.mark.slow
+    marks = [[pytest.mark.slow] if at % EACH or info.name in LONG else [] for at, info in enumerate(infos)]
     metafunc.parametrize(
-        "info", [pytest.param(info, id=info.name, marks=[slow] if i % EACH else []) for i, info in enumerate(infos)]
+        "info", [pytest.param(info, id=info.name, marks=each) for info, each in zip(infos, marks, strict=True)]
     )
 
 

@@ -21,6 +21,7 @@ from forge.capture.handles import handle_of
 from forge.runtime import cuda_recorder
 from forge.runtime.parameter_aliases import open_aliases
 from tests.executors.test_cuda_graphs import Double
+from tests.markers import slow_except
 from tests.models.test_models import build, difference, outputs
 from tests.models.zoo import MODELS
 
@@ -691,7 +692,7 @@ def test_threads_may_call_while_weights_change_between() -> None:
 WITHOUT = {"bloom", "convnext", "mlp", "unet", "plain_attention"}  # nothing to fold
 FAST = ("llama", "vit", "resnet")
 OURS = [name for name, make in MODELS.items() if make.__module__ == "tests.models.zoo"]
-ZOO = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in OURS]
+ZOO = slow_except(OURS, *FAST)
 
 
 @pytest.mark.parametrize("name", ZOO)

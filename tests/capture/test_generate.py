@@ -13,6 +13,7 @@ from forge.runtime import cuda_graphs, cuda_recorder, decoding_state
 from forge.runtime.decoding_state import cache_places
 from tests.capture.generations import check_streams, count_noted_calls, tokens_of, with_random_weights
 from tests.executors.test_cuda_graphs import Double
+from tests.markers import slow_except
 
 _SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -52,7 +53,7 @@ def _prompt(batch: int, length: int, padding: int = 3) -> dict[str, torch.Tensor
     return {"input_ids": tokens, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("family", _FAMILIES)
+@pytest.mark.parametrize("family", slow_except(_FAMILIES, "llama", "gemma3_text", "gpt2"))
 def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Any) -> None:
     model = _model(family)
     jitted = forge.jit(model)
@@ -185,7 +186,7 @@ def test_scores_and_the_cache_are_returned_as_by_eager(left: Any) -> None:
         ({"past_key_values": DynamicCache()}, "the caller's cache is not a static one"),
         ({"past_key_values": "short"}, "the caller's cache is not a static one"),
         ({"use_cache": False}, "there is no cache"),
-        ({"prefill_chunk_size": 4}, "the prompt comes in chunks"),
+        pytest.param({"prefill_chunk_size": 4}, "the prompt comes in chunks", marks=pytest.mark.slow),
         ({"prompt_lookup_num_tokens": 2}, None),
     ],
 )

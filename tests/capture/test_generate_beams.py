@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 import forge
 from forge.capture.handles import handle_of
 from tests.capture.generations import count_noted_calls, tokens_of, with_random_weights
+from tests.markers import slow_except
 
 _COMMON = {"vocab_size": 96, "pad_token_id": 0, "eos_token_id": 9}
 _LLAMA = {
@@ -39,7 +40,7 @@ def _prompt(model: Any, batch: int, length: int, padding: int = 3) -> dict[str, 
     return {"input_ids": tokens, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize("family", slow_except(["llama", "t5"], "t5"))
 def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Callable[[], list[str]]) -> None:
     model = _model(family)
     jitted = forge.jit(model)

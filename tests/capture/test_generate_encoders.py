@@ -22,6 +22,7 @@ import forge
 from forge.capture.handles import handle_of
 from forge.runtime import decoding_state
 from tests.capture.generations import check_streams, tokens_of, with_random_weights
+from tests.markers import slow_except
 
 _T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
 _BART = {
@@ -70,7 +71,7 @@ def _source(batch: int, length: int, padding: int = 3) -> dict[str, torch.Tensor
     return {"input_ids": tokens, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("family", _FAMILIES)
+@pytest.mark.parametrize("family", slow_except(_FAMILIES, "t5", "bart"))
 def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Callable[[], list[str]]) -> None:
     model = _model(family)
     jitted = forge.jit(model)
@@ -92,9 +93,9 @@ def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Callable
     "options",
     [
         {},
-        {"cache_implementation": "static"},
-        {"do_sample": True, "temperature": 0.8},
-        {"return_timestamps": True, "condition_on_prev_tokens": True},
+        pytest.param({"cache_implementation": "static"}, marks=pytest.mark.slow),
+        pytest.param({"do_sample": True, "temperature": 0.8}, marks=pytest.mark.slow),
+        pytest.param({"return_timestamps": True, "condition_on_prev_tokens": True}, marks=pytest.mark.slow),
         {"return_timestamps": True, "temperature": (0.0, 0.5), "logprob_threshold": -1.0, "no_speech_threshold": 0.6},
     ],
 )

@@ -145,7 +145,9 @@ def programs_left(make: Callable[[], nn.Module]) -> list[Any]:
     return handle.reports
 
 
-@pytest.mark.parametrize("make", [Net, Breaking, Opaque, Traced], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [Net, Breaking, pytest.param(Opaque, marks=pytest.mark.slow), Traced], ids=lambda make: make.__name__
+)
 def test_the_programs_of_a_deleted_model_are_freed_without_a_reset(make: Callable) -> None:
     """Those behind a graph break are in the cache of a method's code, which lives as long as the class."""
     for _ in range(2):
@@ -175,6 +177,7 @@ def test_another_jitted_model_of_the_class_keeps_its_programs() -> None:
             torch.testing.assert_close(each(X), model(X))
 
 
+@pytest.mark.slow  # one after the other, as many as the limit
 def test_deleted_jitted_models_leave_the_recompile_limit_to_others() -> None:
     for _ in range(torch._dynamo.config.recompile_limit + 1):
         assert programs_left(Breaking) == []
@@ -185,6 +188,7 @@ def test_deleted_jitted_models_leave_the_recompile_limit_to_others() -> None:
     assert forge.explain(jitted).graphs == 2
 
 
+@pytest.mark.slow
 def test_generated_text_goes_with_what_was_generated() -> None:
     def texts() -> int:
         gc.collect()

@@ -73,10 +73,16 @@ def nested(tmp_path_factory, request):
 
 
 @pytest.fixture(scope="module")
-def mlp(tmp_path_factory):
+def exported_mlp():
     """A module, and it exported with a batch of any size, as a package."""
     model = Mlp()
-    exported = forge.export(model, (torch.randn(4, 8),), dynamic_shapes={"x": {0: Dim("batch", max=64)}})
+    return model, forge.export(model, (torch.randn(4, 8),), dynamic_shapes={"x": {0: Dim("batch", max=64)}})
+
+
+@pytest.fixture(scope="module")
+def mlp(exported_mlp, tmp_path_factory):
+    """The module, and the file of its package."""
+    model, exported = exported_mlp
     path = tmp_path_factory.mktemp("mlp") / "model.pt2"
     exported.save(path)
     return model, path
@@ -163,26 +169,13 @@ def test_results_have_no_gradients(mlp, nested):
     assert torch.is_grad_enabled()
 
 
-def test_export_leaves_the_model_and_torchs_modes_as_they_were():
-    model = Decoder()
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    forge.export({"decode": EntryPoint(model, (torch.tensor([3]), torch.tensor([1])))})
-    torch.testing.assert_close(dict(model.state_dict()), state)
-    assert torch.is_grad_enabled() and all(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_user_transforms_run(tmp_path):
-    seen = []
-    forge.export(Mlp(), (torch.randn(4, 8),), transforms=[lambda trace: seen.append(len(trace.bound_symbols)) or trace])
-    assert seen
-
-
 def test_program_and_its_executors_can_be_read(mlp):
     loaded = forge.load(mlp[1])
     assert "def computation" in loaded.program()
     assert "x: float32[batch, 8] cpu\n  0 ≤ batch ≤ 64" in str(loaded) and "inductor" in str(loaded)
 
 
+@pytest.mark.slow
 def test_exported_program_of_torch_is_taken(tmp_path):
     model, x = Mlp(), torch.randn(4, 8)
     decomposed = torch.export.export(Nested(False), (x,), {"given": nested_inputs(4)[1]}).run_decompositions()
@@ -358,6 +351,9 @@ def test_entry_points_share_weights_and_the_buffers_that_they_write_to(tmp_path)
     )
     path = tmp_path / "decoder.pt2"
     exported.save(path)
+    # the export leaves the model and torch's modes as they were
+    torch.testing.assert_close(dict(decoder.state_dict()), dict(eager.state_dict()))
+    assert torch.is_grad_enabled() and all(parameter.requires_grad for parameter in decoder.parameters())
     assert {form_of(exported, name) for name in ("prefill", "decode", "score")} == {"AOTInductor package"}
     loaded = forge.load(path)
     torch.testing.assert_close(loaded.prefill(prompt, places), eager(prompt, places))
@@ -420,6 +416,7 @@ class _Unproven(nn.Module):
         return x.relu() if (x.shape[0] ** 2) % 5 == 1 else x - 1
 
 
+@pytest.mark.slow
 def test_condition_on_sizes_that_torch_cannot_prove_is_checked_by_the_call(tmp_path):
     model = _Unproven()
     with pytest.raises(Exception, match="Constraints violated"):
@@ -464,6 +461,7 @@ class Rounds(nn.Module):
         return ((x.exp() * 1.1 + x) / 3 - x).sigmoid()
 
 
+@pytest.mark.slow
 def test_numerics_of_eager_are_those_of_eager(tmp_path):
     x = torch.randn(64, 64, dtype=torch.bfloat16)
     assert torch.equal(saved(tmp_path, Rounds(), (x,), numerics="eager")(x), Rounds()(x))
@@ -475,19 +473,26 @@ def test_numerics_of_eager_are_those_of_eager(tmp_path):
     [
         (lambda: forge.export(lambda x: x, (torch.ones(2),)), "the model is a function, but must be a torch.nn.Module"),
         (lambda: forge.export(nn.ReLU(), torch.ones(2)), "args is a Tensor, but must be a tuple of the arguments"),
-        (
-            lambda: forge.export(nn.ReLU(), (torch.ones(2),)).save("missing/model.pt2"),
-            "missing/model.pt2 is in a folder that does not exist",
-        ),
         (lambda: forge.export(Branches(), (torch.ones(2),)), "torch.export cannot take the model"),
         (lambda: forge.export({"a b": EntryPoint(Mlp(), (torch.ones(2, 8),))}), "entry point 'a b' must have an ident"),
-        (lambda: forge.export(Mlp(), (torch.ones(2, 8),)).save("model.pt"), "model.pt must end with .pt2"),
     ],
 )
 def test_export_of_what_it_cannot_take_is_one_error(make, message):
     with pytest.raises(ExportError) as error:
         make()
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("missing/model.pt2", "missing/model.pt2 is in a folder that does not exist"),
+        ("model.pt", "model.pt must end with .pt2"),
+    ],
+)
+def test_path_where_no_file_can_be_saved_is_one_error(exported_mlp, path, message):
+    with pytest.raises(ExportError, match=message):
+        exported_mlp[1].save(path)
 
 
 class Branches(nn.Module):

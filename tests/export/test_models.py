@@ -13,13 +13,14 @@ from torch.export import Dim
 
 import forge
 from forge import ExportError
+from tests.markers import slow_except
 from tests.models.test_models import build, difference, outputs
 from tests.models.zoo import MODELS
 
 pytest.importorskip("transformers")
 
 QUICK = ["mlp", "llama"]
-NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+NAMES = slow_except(MODELS, *QUICK)
 LABELS = ("labels", "return_loss")
 
 # What torch.export does not take, by the first words of its reason.

@@ -13,10 +13,18 @@ from forge.executors.executor import Executor
 from forge.executors.hubex import Verifier, kernel_executor
 from forge.hub import check_repository
 from forge.quantize import Int4WeightOnly, Int8WeightOnly
+from tests.markers import slow_except
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install forge-jit[test]")
 FOLDER = Path(__file__).parents[2] / "examples/kernels/serving-cpu"
 TOKENS = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+
+
+_WEIGHTS = {  # transforms, and the kernel of products
+    "float32": ((), "torch"),
+    "int8": ((Int8WeightOnly(),), "serving-cpu.w8_a16_gemm"),
+    "int4": ((Int4WeightOnly(16),), "serving-cpu.w4_a16_gemm"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +59,11 @@ def _executors(explained: forge.Explanation, part: str) -> set[tuple[int, str]]:
     return {(row.graph, row.executor) for row in explained.rows if part in row.operation}
 
 
-@pytest.mark.parametrize("padded", [True, False], ids=["padded", "not padded"])
-@pytest.mark.parametrize(
-    ("transforms", "product"),
-    [
-        ((), "torch"),
-        ((Int8WeightOnly(),), "serving-cpu.w8_a16_gemm"),
-        ((Int4WeightOnly(16),), "serving-cpu.w4_a16_gemm"),
-    ],
-    ids=["float32", "int8", "int4"],
-)
-def test_generate_takes_every_kernel_and_gives_the_same_tokens(
-    kernels: Executor, transforms: tuple, product: str, padded: bool
-) -> None:
+@pytest.mark.parametrize("padding", ["padded", pytest.param("not padded", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("weights", slow_except(_WEIGHTS, "int8"))
+def test_generate_takes_every_kernel_and_gives_the_same_tokens(kernels: Executor, weights: str, padding: str) -> None:
+    transforms, product = _WEIGHTS[weights]
+    padded = padding == "padded"
     model, prompts = _llama(), _prompts(padded)
     jitted = forge.jit(model, executors=[kernels, "torch"], transforms=transforms)
     plain = forge.jit(model, executors=["torch"], transforms=transforms) if transforms else model

@@ -2,7 +2,6 @@
 
 import copy
 import os
-from collections.abc import Collection, Iterable
 from importlib.metadata import version
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils import _pytree
 
 import forge
+from tests.markers import in_both_modes, slow_except
 from tests.models import zoo
 from tests.models.zoo import MODELS
 
@@ -29,6 +29,7 @@ ONE_GRAPH = tuple(map(int, version("transformers").split(".")[:2])) >= (5, 23)
 OTHERS = [name for name, make in MODELS.items() if make.__module__ != zoo.__name__]
 LARGE = {"qwen3_next", "speecht5", "time_series_transformer", "mobilenet_v2", "swinv2", "mamba2"}
 SMALL = {"graph_convolution", "graph_attention", "transformer_xl", "vae", "radiance_field", "yolos"}
+EVALUATED = set("llama bart bert t5 whisper vit resnet unet mobilenet conv_net mlp falcon_h1 deepseek_v3 clip".split())
 SLOW = ({name for at, name in enumerate(OTHERS) if at % 3} | LARGE) - SMALL
 GENERATES = (
     "llama starcoder2 mamba2 granite deepseek_v3 marian gemma3 olmo2 cohere gptj gpt_neo xglm mixtral falcon_h1 "
@@ -102,13 +103,8 @@ def graphs_of_torch(name: str, training: bool, device: str) -> int:
     return counter.frame_count
 
 
-def marked(names: Iterable[str], slow: Collection[str]) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", marked(MODELS, SLOW))
+@pytest.mark.parametrize(("name", "training"), in_both_modes(MODELS, MODELS.keys() - SLOW, EVALUATED))
 def test_model_equals_eager(name, device, training, meta_checked):
     model, arguments = build(name, training, device)
     eager = copy.deepcopy(model)
@@ -179,7 +175,7 @@ def test_twenty_optimizer_steps_follow_eager(name):
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", marked(GENERATES, GENERATES[3:]))
+@pytest.mark.parametrize("name", slow_except(GENERATES, *GENERATES[:3]))
 def test_generation_with_a_cache_equals_eager(name):
     model, arguments = build(name, False)
     arguments.pop("labels")

@@ -5,7 +5,7 @@ import copy
 import functools
 import importlib
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree
 
 import forge
+from tests.markers import in_both_modes, slow_except
 from tests.models import zoo
 from tests.models.test_models import as_double, build, difference, loss_of, outputs
 from tests.models.zoo import BATCH, LENGTH, MODELS
@@ -21,26 +22,12 @@ from tests.models.zoo import BATCH, LENGTH, MODELS
 SIZES = ((BATCH, LENGTH), (BATCH, LENGTH + 4), (BATCH + 1, LENGTH + 4), (1, LENGTH - 3))
 # one model of a kind, the others under the `slow` marker: `make models` runs all
 TRAINED = set(
-    """llama bert gemma2 qwen3_moe vit resnet convnext poolformer unet vae vq_vae radiance_field
-    transformer_xl conv_lstm plain_attention conv_net mlp message_passing graph_attention graph_convolution""".split()
+    """llama gemma2 convnext unet vae vq_vae radiance_field
+    transformer_xl conv_lstm conv_net mlp message_passing graph_attention graph_convolution""".split()
 )
-EVALUATED = {"bart", "vit", "resnet", "unet", "plain_attention", "conv_net", "mlp"}
+EVALUATED = {"bart", "resnet", "unet", "plain_attention", "conv_net", "mlp"}
 WITH_INDUCTOR = ("llama", "gpt2", "bart", "bert")
 NEXT_TOKEN = ("llama", "mistral", "gemma2", "gpt2")  # a full cache, a sliding one, both, and that of an older model
-
-
-def models(trained: Collection[str], evaluated: Collection[str], names: Collection[str] = MODELS) -> list[Any]:
-    """Return models in training and in inference. All are slow but the `trained` and the `evaluated`."""
-    return [
-        pytest.param(
-            name,
-            training,
-            marks=[] if name in (trained if training else evaluated) else [pytest.mark.slow],
-            id=f"{name}-{'train' if training else 'eval'}",
-        )
-        for name in names
-        for training in (True, False)
-    ]
 
 
 @pytest.fixture(autouse=True)
@@ -148,21 +135,19 @@ def in_double(
     return result, {key: each.grad for key, each in model.named_parameters() if each.grad is not None}
 
 
-@pytest.mark.parametrize(("name", "training"), models(TRAINED, EVALUATED))
+@pytest.mark.parametrize(("name", "training"), in_both_modes(MODELS, TRAINED, EVALUATED))
 def test_batches_and_lengths_may_change(name: str, training: bool) -> None:
     check_sizes(name, training)
 
 
 @pytest.mark.usefixtures("compiled_regions")
-@pytest.mark.parametrize(("name", "training"), models(("llama", "gpt2"), ("bert",), WITH_INDUCTOR))
+@pytest.mark.parametrize(("name", "training"), in_both_modes(WITH_INDUCTOR, ("llama",), ("bert",)))
 def test_batches_and_lengths_may_change_in_compiled_regions(name: str, training: bool) -> None:
     check_sizes(name, training)
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[] if each == "gemma2" else [pytest.mark.slow]) for each in NEXT_TOKEN]
-)
+@pytest.mark.parametrize("name", slow_except(NEXT_TOKEN))
 def test_prompts_of_several_lengths_are_continued(name: str, cache: str) -> None:
     model, arguments = build(name, False)
     arguments.pop("labels")
@@ -211,7 +196,7 @@ def test_the_trainer_with_a_smaller_last_batch(bf16: bool, tmp_path: Any) -> Non
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:lightning")  # few workers, a logging interval
-@pytest.mark.parametrize("precision", ["32-true", pytest.param("bf16-mixed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", slow_except(["32-true", "bf16-mixed"]))
 def test_lightning_with_a_smaller_last_batch(precision: str) -> None:
     lightning = importlib.import_module("lightning")
 

@@ -14,6 +14,7 @@ from torch import nn
 
 import forge
 from forge.executors.inductorex import inductorex
+from tests.markers import slow_except
 
 pytestmark = pytest.mark.skipif(not inductorex.is_available(), reason="there is no C++ compiler for Inductor's kernels")
 
@@ -31,9 +32,7 @@ def _fused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORGE_EXECUTORS", "inductor,torch")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in CHOSEN else [pytest.mark.slow]) for name in PROGRAMS]
-)
+@pytest.mark.parametrize("name", slow_except(PROGRAMS, *CHOSEN))
 def test_a_program_is_eagers_in_regions(name: str) -> None:
     program = PROGRAMS[name]
     expected = observed(program.run, no_jit)

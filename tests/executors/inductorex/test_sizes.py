@@ -13,6 +13,7 @@ from torch import nn
 import forge
 from forge.executors.inductorex import inductorex, lower
 from forge.torch_internals.versions import TORCH
+from tests.markers import slow_except
 
 pytestmark = pytest.mark.skipif(not inductorex.is_available(), reason="Inductor cannot be used here")
 
@@ -276,9 +277,7 @@ INDEXED: dict[str, tuple[Callable, tuple[int, ...]]] = {  # whose gradients inde
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "one length" else pytest.mark.slow) for name in INDEXED]
-)
+@pytest.mark.parametrize("name", slow_except(INDEXED, "one length"))
 def test_indices_of_known_lengths_are_expanded_to_a_symbolic_one(name: str, failures: list[Exception]) -> None:
     function, shape = INDEXED[name]
     jitted = forge.jit(lambda x: function(x).exp(), strict=True)

@@ -1,10 +1,9 @@
 """Training with Inductor's regions: twenty steps of an optimizer go as in eager."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import forge
+from tests.markers import slow_except
 
 EXECUTORS = ["inductor", "torch"]
 STEPS = 20
@@ -119,13 +119,8 @@ def losses(model: nn.Module, run: Callable, batches: list[tuple], mode: Callable
     return torch.stack(found)
 
 
-def _marked(names: Iterable[str], quick: str) -> list[Any]:
-    """One of them by default, all under `slow`."""
-    return [pytest.param(name, marks=[] if name == quick else [pytest.mark.slow]) for name in names]
-
-
-@pytest.mark.parametrize("precision", _marked(PRECISIONS, "float32"))
-@pytest.mark.parametrize("name", _marked(MODELS, next(iter(MODELS))))
+@pytest.mark.parametrize("precision", slow_except(PRECISIONS, "float32"))
+@pytest.mark.parametrize("name", slow_except(MODELS, next(iter(MODELS))))
 def test_twenty_steps_follow_eagers_losses(name: str, precision: str) -> None:
     (make, data), (dtype, mode, tolerance) = MODELS[name], PRECISIONS[precision]
     theirs = make().to(dtype)
@@ -171,7 +166,7 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["weights in bfloat16", "weights in float32"])
-@pytest.mark.parametrize("name", _marked(NORMS, "batch norm"))
+@pytest.mark.parametrize("name", slow_except(NORMS, "batch norm"))
 def test_gradients_of_a_norm_in_half_precision_are_eagers(name: str, wide: bool) -> None:
     """Its statistics are in half precision where its weights are, whatever torch's fake tensors say."""
     theirs = NORMS[name]().to(torch.float32 if wide else torch.bfloat16)
