@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
+
+from tests.seeding import seed
 
 os.environ.setdefault("FORGE_CHECK", "regions")
 for name in ("FORGE_EXECUTORS", "FORGE_CACHE", "FORGE_CACHE_DIR"):
@@ -113,7 +114,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _seed() -> Iterator[None]:
-    torch.manual_seed(0)
+    seed(0)
     yield
 
 

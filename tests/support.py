@@ -13,6 +13,7 @@ from torch.utils import _pytree
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
 from forge.ir.proxies import short_type
 from forge.testing import OpInfo, Sample, all_opinfos
+from tests.seeding import seed
 
 EXECUTORS = {"torchex": "torch", "torchprims": "torch-prims"}
 DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
@@ -78,14 +79,14 @@ def samples(info: OpInfo, device: str, dtype: torch.dtype) -> Iterator[Sample]:
 
 def all_samples(info: OpInfo, device: str, dtype: torch.dtype) -> list[Sample]:
     """The op's samples, the same ones every time."""
-    torch.manual_seed(0)
+    seed(0)
     return list(info.samples(info, torch.device(device), dtype))
 
 
 def refusal(info: OpInfo, sample: Sample) -> Exception | None:
     """Return eager's error for a sample, or None."""
     ours = copy_of(sample)
-    torch.manual_seed(1)
+    seed(1)
     try:
         (info.reference or info.op)(*ours.args, **ours.kwargs)
     except Exception as error:
@@ -153,7 +154,7 @@ def copy_of(sample: Sample) -> Sample:
 
 def run_eager(info: OpInfo, sample: Sample) -> Any:
     """Return the op's result in eager. Skip the test where eager has no kernel for the dtype on this device."""
-    torch.manual_seed(1)
+    seed(1)
     try:
         return (info.reference or info.op)(*sample.args, **sample.kwargs)
     except (RuntimeError, NotImplementedError) as error:

@@ -12,6 +12,7 @@ from test_ops import assert_same_flow, changed_inputs, differentiable_inputs, fl
 import forge
 from forge.api.functional import Direct
 from forge.testing import OpInfo, Sample, all_opinfos
+from tests.seeding import seed
 
 NAMES = [info.name for info in all_opinfos()]
 
@@ -121,7 +122,7 @@ def test_a_real_loss_of_complex_layers_and_real_parameters() -> None:
 
     found = []
     for run in (loss, forge.jit(loss)):
-        torch.manual_seed(0)
+        seed(0)
         x, w = torch.randn(3, 4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
         leaves = [x, w, torch.randn(4, 4, dtype=torch.complex128)]
         result = run(*[leaf.requires_grad_() for leaf in leaves])

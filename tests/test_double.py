@@ -13,6 +13,7 @@ from torch.autograd import gradgradcheck
 
 from forge.api.functional import Direct
 from forge.testing import OpInfo, Sample
+from tests.seeding import seed
 
 EACH = 16  # one op of so many is checked by default
 LONG = {"_grouped_mm"}  # minutes
@@ -72,7 +73,7 @@ class _Call:
         found = tensors_in((fresh.args, fresh.kwargs))
         given = {id(found[place]): x.clone() for place, x in zip(self.places, inputs, strict=True)}
         args, kwargs = map_tensors(lambda x: given.get(id(x), x), (fresh.args, fresh.kwargs))
-        torch.manual_seed(1)
+        seed(1)
         outputs = tensors_in(function(*args, **kwargs))
         return tuple(out for out in outputs if out.requires_grad and out.is_floating_point())
 

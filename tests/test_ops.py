@@ -40,6 +40,7 @@ from forge.ir import Proxy, Symbol, TensorProxy, Trace
 from forge.ir.printing import DEL
 from forge.ir.pytree import rename
 from forge.testing import OpInfo, Sample
+from tests.seeding import seed
 
 Dtypes = Callable[[OpInfo], list[torch.dtype]]
 
@@ -138,7 +139,7 @@ def _inputs(sample: Sample) -> list[torch.Tensor]:
 
 
 def _call(executable: Executable, sample: Sample) -> Any:
-    torch.manual_seed(1)
+    seed(1)
     return executable.call(*_inputs(sample))
 
 
@@ -342,7 +343,7 @@ def _accepts_gradients(info: OpInfo, sample: Sample, wanted: list[int], changed:
 
 def flow_of(function: Callable, sample: Sample, wanted: list[int], changed: list[int]) -> _Flow:
     inputs = Inputs(sample, wanted, changed)
-    torch.manual_seed(1)
+    seed(1)
     outputs = function(*inputs.sample.args, **inputs.sample.kwargs)
     flowing = [output for output in tensors_in(outputs) if output.requires_grad]
     if not flowing:
@@ -473,7 +474,7 @@ def _assert_vjp(
         result = info.op(*args, **kwargs)
         return _leaves(result)
 
-    torch.manual_seed(1)
+    seed(1)
     outputs, pullback = forge.vjp(function, *[tensor for i, tensor in enumerate(inputs) if i in wanted])
     weights = iter(_cotangents([output for output, flows in zip(outputs, eager.requires_grad, strict=True) if flows]))
     cotangents = [
@@ -520,7 +521,7 @@ def test_printing(info: OpInfo, executor: str, device: str, dtype: torch.dtype) 
         scope: dict[str, Any] = {}
         exec(text, scope)
         expected = _call(executable, ours)
-        torch.manual_seed(1)
+        seed(1)
         actual = scope[trace.name](*_inputs(again))
         if gives_unspecified_values(report.traces[0]):
             assert_same_metadata(actual, expected)

@@ -28,6 +28,7 @@ import forge
 from forge.api.functional import Direct
 from forge.capture.handles import handle_of
 from forge.testing import OpInfo, Sample
+from tests.seeding import seed
 
 MODES: dict[str, Callable] = {
     "plain": nullcontext,  # no input requires a gradient
@@ -94,7 +95,7 @@ class _Seen:
         fresh = _given(sample, mode, wanted, changed)
         self.inputs = tensors_in((fresh.args, fresh.kwargs))
         before = [tensor._version for tensor in self.inputs]
-        torch.manual_seed(1)
+        seed(1)
         with MODES[mode]():
             self.results = function(*fresh.args, **fresh.kwargs)
         outputs = tensors_in(self.results)
@@ -144,7 +145,7 @@ def _compiled(info: OpInfo, sample: Sample, mode: str, wanted: list[int], change
     """The op through forge.jit as one graph, nothing of it in eager; where Dynamo does not take it, traced directly."""
     jitted = forge.jit(info.op, executors=["torch"], strict=True, fullgraph=True, dynamic=mode == "dynamic")
     fresh = _given(sample, mode, wanted, changed)
-    torch.manual_seed(1)
+    seed(1)
     try:
         with MODES[mode]():
             jitted(*fresh.args, **fresh.kwargs)

@@ -30,6 +30,7 @@ import forge
 from forge.api.functional import Direct
 from forge.executors.nvfuserex import nvfuserex
 from forge.testing import OpInfo, Sample
+from tests.seeding import seed
 
 EVERY = 45
 FEW = 2  # samples that are captured
@@ -85,7 +86,7 @@ def test_fused(info: OpInfo, name: str, device: str, dtype: torch.dtype, every: 
 
 def _results(function: Callable, sample: Sample) -> Any:
     ours = copy_of(sample)
-    torch.manual_seed(1)
+    seed(1)
     return function(*ours.args, **ours.kwargs)
 
 

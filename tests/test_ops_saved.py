@@ -14,6 +14,7 @@ from torch.utils import _pytree
 
 from forge.api.functional import Direct
 from forge.testing import OpInfo, Sample
+from tests.seeding import seed
 
 EVERY = 20
 COUNT = 3  # samples of an op
@@ -71,7 +72,7 @@ def _places(function: Callable, sample: Sample) -> Iterator[int]:
 
 
 def _called(function: Callable, sample: Sample) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    torch.manual_seed(0)
+    seed(0)
     args, kwargs = _pytree.tree_map_only(torch.Tensor, _leaf, (sample.args, sample.kwargs))
     return tensors_in((args, kwargs)), tensors_in(function(*args, **kwargs))
 

@@ -9,6 +9,7 @@ from torch.utils import _pytree
 from forge.api.functional import Direct
 from forge.testing import OpInfo, Sample, all_opinfos
 from forge.torch_internals.versions import TORCH
+from tests.seeding import seed
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SAMPLES = 2
@@ -88,7 +89,7 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 def run(function: Any, gradient: bool, sample: Sample, device: str) -> tuple[list, list]:
     """The results and the gradients of a call under autocast, each call with the same random numbers."""
     args, kwargs = cloned((sample.args, sample.kwargs), gradient)
-    torch.manual_seed(0)
+    seed(0)
     with torch.autocast(device, torch.bfloat16):
         result = tensors(function(*args, **kwargs))
     wanted = [leaf for leaf in tensors((args, kwargs)) if leaf.requires_grad]
