@@ -11,6 +11,7 @@ A region that Inductor cannot compile is replaced by torch's calls, so that resu
 happens fails, unless it has the marker `failing_regions`.
 """
 
+import gc
 import importlib
 import os
 import tempfile
@@ -44,6 +45,17 @@ def pytest_configure(config: pytest.Config) -> None:
     fusion.fuse_regions = _counted(fusion.fuse_regions)
     waits = importlib.import_module("forge.executors.inductorex.compile_wait")
     waits.notice = _recorded(waits.notice)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """Keep the garbage collector from looking at tens of thousands of tests, which takes a second each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
