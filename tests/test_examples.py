@@ -8,19 +8,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ("train.py", "loss"),
-        ("train_vit.py", "right of unseen images"),
-        ("per_sample_gradients.py", "the longest gradient of a sample"),
-        ("ensemble.py", "the members' predictions between them"),
+        pytest.param("train.py", "loss", id="train"),
+        pytest.param("train_vit.py", "right of unseen images", id="train_vit"),
+        pytest.param(
+            "per_sample_gradients.py", "the longest gradient of a sample", id="per_sample_gradients", marks=SLOW
+        ),
+        pytest.param("ensemble.py", "the members' predictions between them", id="ensemble", marks=SLOW),
     ],
-    ids=["train", "train_vit", "per_sample_gradients", "ensemble"],
 )
-@pytest.mark.parametrize("how", [(), pytest.param(("--eager",), marks=pytest.mark.slow)], ids=["jitted", "eager"])
+@pytest.mark.parametrize("how", [(), pytest.param(("--eager",), marks=SLOW)], ids=["jitted", "eager"])
 def test_an_example_runs(script: str, told: str, how: tuple[str, ...]) -> None:
     if script == "train_vit.py":
         pytest.importorskip("accelerate", reason="needs the extra: pip install forge-jit[test]")
@@ -38,6 +40,7 @@ def test_the_example_of_a_kernel_for_some_values_runs_it() -> None:
     assert ran.stdout == "run by by_halves\n", ran.stderr
 
 
+@SLOW
 def test_the_example_of_a_simulation_prints_a_table_for_each_number_of_ranks() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "examples/simulate.py", "--layers", "2", "--ranks", "64", "512"]

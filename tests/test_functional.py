@@ -358,6 +358,7 @@ def _sizes_after_vjps() -> list[tuple[int, int, int]]:
     return [before, _sizes()]
 
 
+@pytest.mark.slow
 def test_a_thousand_vjps_leave_nothing_behind() -> None:
     """In a process of its own: in one that other tests have filled, a table of the interpreter's may be made anew."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
@@ -365,6 +366,7 @@ def test_a_thousand_vjps_leave_nothing_behind() -> None:
     assert after[0] - before[0] < 200 and after[1] == before[1] and after[2] - before[2] < 60_000
 
 
+@pytest.mark.slow
 def test_a_thousand_different_functions_leave_a_number_of_programs_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     programs = functional.Programs(4)
     monkeypatch.setattr(functional, "_programs", programs)

@@ -69,8 +69,8 @@ def _instances(metafunc: pytest.Metafunc, dtypes: Dtypes) -> Iterator[Any]:
     test = metafunc.function.__name__
     executors = {"torchex": "torch"} if test == "test_jit" else EXECUTORS
     for info in chosen_opinfos(metafunc.config):
-        usual = _usual(info, dtypes)
         for label, executor in executors.items():
+            usual = _usual(info, dtypes, executor)
             for device in DEVICES:
                 for dtype in dtypes(info):
                     slow = [] if dtype in usual else [pytest.mark.slow]
@@ -85,10 +85,12 @@ def _halves(info: OpInfo) -> list[torch.dtype]:
     return [dtype for dtype in wanted if dtype in info.dtypes]
 
 
-def _usual(info: OpInfo, dtypes: Dtypes) -> list[torch.dtype]:
-    """The dtypes whose tests are not slow ones."""
-    if dtypes is _double_or_one_dtype:
-        return dtypes(info)[:1]
+def _usual(info: OpInfo, dtypes: Dtypes, executor: str) -> list[torch.dtype]:
+    """The dtypes whose tests are not slow ones: of decompositions one, and none where one executor stands for both."""
+    if executor == "torch-prims" and dtypes is _one_dtype:
+        return []
+    if executor == "torch-prims" or dtypes in (_double_or_one_dtype, _halves):
+        return [main_dtype(info)] if dtypes is _all_dtypes else dtypes(info)[:1]
     return default_dtypes(info) if dtypes is _all_dtypes else dtypes(info)
 
 

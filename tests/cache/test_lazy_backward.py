@@ -295,6 +295,7 @@ print(forge.explain(jitted).cached, model.weight_ih_l0.grad.abs().sum().item() >
 """
 
 
+@pytest.mark.slow
 def test_another_process_compiles_another_backward_of_a_builtin() -> None:
     """A builtin is printed with its address, which is another one in each process."""
     assert printed(start("torch", "first", program=RECURRENT)).split() == ["0", "True"]

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 import forge
 from forge.capture.handles import handle_of
 from forge.torch_internals.versions import TORCH
+from tests.markers import in_both_modes
 from tests.models import zoo
 
 # 20 sizes and 1; widths of the models below are among them: 8 and 16, and the vocabulary's 13
@@ -81,8 +82,9 @@ MODELS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "training"), in_both_modes(MODELS, MODELS.keys() - {"a Llama"}, {"an MLP", "attention"})
+)
 def test_twenty_sizes_take_three_graphs(name: str, training: bool) -> None:
     """The first size, any size, and size 1, which broadcasts."""
     make, inputs = MODELS[name]

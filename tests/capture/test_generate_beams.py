@@ -93,6 +93,7 @@ def test_beams_change_places() -> None:
     assert any(each != sorted(set(each)) for each in orders[1:])
 
 
+@pytest.mark.slow
 def test_text_longer_than_the_cache_goes_on_in_a_larger_one(grown: list[int]) -> None:
     model = _model(eos_token_id=None)
     prompt = _prompt(model, 1, 20)

@@ -92,7 +92,7 @@ def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Callable
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         pytest.param({"cache_implementation": "static"}, marks=pytest.mark.slow),
         pytest.param({"do_sample": True, "temperature": 0.8}, marks=pytest.mark.slow),
         pytest.param({"return_timestamps": True, "condition_on_prev_tokens": True}, marks=pytest.mark.slow),
@@ -128,6 +128,7 @@ def test_prompt_of_the_decoder_and_its_padding_are_kept(left: Callable[[], list[
     assert not left()
 
 
+@pytest.mark.slow
 def test_text_longer_than_the_cache_goes_on_in_a_larger_one(grown: list[int]) -> None:
     model = _model(eos_token_id=None)
     source = _source(2, 12)
@@ -180,6 +181,7 @@ def test_callers_states_of_the_encoder_stay_as_they_are(monkeypatch: pytest.Monk
     assert torch.equal(outputs.last_hidden_state, before)
 
 
+@pytest.mark.slow
 def test_generations_of_other_lengths_use_the_memory_of_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding_state, "_memory_for", lambda device: 2**20)  # as on a GPU
     model = _model()

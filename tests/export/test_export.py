@@ -390,6 +390,7 @@ def test_sizes_that_a_program_was_not_compiled_for_are_refused(tmp_path):
             loaded(torch.randn(batch, 8))
 
 
+@pytest.mark.slow
 def test_transform_replaces_parameters_once_for_all_entry_points(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)).eval()

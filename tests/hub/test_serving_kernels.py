@@ -108,6 +108,7 @@ def test_the_masks_of_generate_are_of_lengths(tmp_path: Path) -> None:
     assert len(ran) == TOKENS["max_new_tokens"] * model.config.num_hidden_layers
 
 
+@pytest.mark.slow
 def test_a_model_with_one_projection_for_both_takes_the_unit_of_one_tensor(kernels: Executor) -> None:
     torch.manual_seed(0)
     model = transformers.Phi3ForCausalLM(transformers.Phi3Config(**_sizes())).eval()

@@ -258,6 +258,7 @@ def test_an_interval_of_numbers_has_samples() -> None:
     assert any(1e-7 < case.kwargs.get("eps", 1e-5) < 1e-5 for case in cases)
 
 
+@pytest.mark.slow
 def test_what_a_kernel_sends_to_its_process_group_does_not_end_the_program(repository: Callable) -> None:
     code = "import os, signal\n\ndef f(x):\n    os.kill(0, signal.SIGTERM)\n    return F.gelu(x)"
     made = repository("group", code, **GELU)
