@@ -95,7 +95,7 @@ def differences(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> lis
     return [int((one != other).sum()) for one, other in pairs]
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_region_gives_what_torchs_functions_give(name: str, dtype: torch.dtype) -> None:
     given = inputs(dtype)
@@ -143,9 +143,23 @@ FORMULAS: dict[str, Callable] = {
 }
 
 
-@pytest.mark.parametrize("executors", [["torch"], EXECUTORS], ids=lambda executors: executors[0])
+IN_REGIONS = {"lstm_cell", "norm", "cosine_similarity", "atan2"}  # the other formulas are slow there
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize(
+    ("name", "executors"),
+    [
+        pytest.param(
+            name,
+            executors,
+            id=f"{name}-{executors[0]}",
+            marks=[] if executors == ["torch"] or name in IN_REGIONS else [pytest.mark.slow],
+        )
+        for name in FORMULAS
+        for executors in (["torch"], EXECUTORS)
+    ],
+)
 def test_a_gradient_is_eagers(name: str, dtype: torch.dtype, executors: list[str]) -> None:
     given = [torch.randn(33, 64).to(dtype).requires_grad_() for _ in range(3)]
     jitted = forge.jit(FORMULAS[name], executors=executors, numerics="eager", cache=False)
@@ -213,6 +227,7 @@ class Chain(nn.Module):
 
 
 @pytest.mark.skipif(not ROUNDS, reason="before torch 2.13, no region on a CPU rounds so")
+@pytest.mark.slow
 def test_larger_regions_round_too() -> None:
     module, x = Chain().bfloat16(), torch.randn(64, 8, dtype=torch.bfloat16)
     jitted = forge.jit(module, executors=EXECUTORS, numerics="eager", cache=False)

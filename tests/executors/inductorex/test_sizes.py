@@ -103,7 +103,7 @@ def assert_as_eager(jitted: Callable, function: Callable, given: Tensors, *, tra
             function,
             training,
             id=f"{function.__name__}-{'training' if training else 'inference'}",
-            marks=[] if training or function is pooled else [pytest.mark.slow],
+            marks=[] if training and function in (pooled, joined) else [pytest.mark.slow],
         )
         for function in PROGRAMS
         for training in (False, True)
