@@ -147,7 +147,7 @@ def _needs(document: str) -> None:
 
 
 # they verify kernels, start processes, compile files or serve: minutes
-LONG = {f"docs/how-to/{each}.md" for each in ("distributed", "export", "serving")} | {
+LONG = {f"docs/how-to/{each}.md" for each in ("custom-operators", "distributed", "export", "serving")} | {
     "docs/tutorial/writing-a-kernel.md"
 }
 UNFUSED = {"docs/explanation/architecture.md"}  # which prints traces of torch's calls, and says so

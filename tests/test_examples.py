@@ -15,7 +15,7 @@ SLOW = pytest.mark.slow
     ("script", "told"),
     [
         pytest.param("train.py", "loss", id="train"),
-        pytest.param("train_vit.py", "right of unseen images", id="train_vit"),
+        pytest.param("train_vit.py", "right of unseen images", id="train_vit", marks=SLOW),
         pytest.param(
             "per_sample_gradients.py", "the longest gradient of a sample", id="per_sample_gradients", marks=SLOW
         ),

@@ -70,7 +70,7 @@ def _instances(metafunc: pytest.Metafunc, dtypes: Dtypes) -> Iterator[Any]:
     executors = {"torchex": "torch"} if test == "test_jit" else EXECUTORS
     for info in chosen_opinfos(metafunc.config):
         for label, executor in executors.items():
-            usual = _usual(info, dtypes, executor)
+            usual = [main_dtype(info)] if test == "test_meta" else _usual(info, dtypes, executor)
             for device in DEVICES:
                 for dtype in dtypes(info):
                     slow = [] if dtype in usual else [pytest.mark.slow]
@@ -96,7 +96,7 @@ def _usual(info: OpInfo, dtypes: Dtypes, executor: str) -> list[torch.dtype]:
 
 DTYPES_OF: dict[str, Dtypes] = {
     "test_consistency": _all_dtypes,
-    "test_meta": _all_dtypes,
+    "test_meta": _all_dtypes,  # by default one: consistency compares dtypes and shapes, too
     "test_gradient": _double,
     "test_half_gradient": _halves,
     "test_jit": _double_or_one_dtype,

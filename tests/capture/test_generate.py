@@ -187,7 +187,7 @@ def test_scores_and_the_cache_are_returned_as_by_eager(left: Any) -> None:
         ({"past_key_values": "short"}, "the caller's cache is not a static one"),
         ({"use_cache": False}, "there is no cache"),
         pytest.param({"prefill_chunk_size": 4}, "the prompt comes in chunks", marks=pytest.mark.slow),
-        ({"prompt_lookup_num_tokens": 2}, None),
+        pytest.param({"prompt_lookup_num_tokens": 2}, None, marks=pytest.mark.slow),
     ],
 )
 def test_other_generations_are_left_to_transformers(options: dict[str, Any], reason: str | None, left: Any) -> None:

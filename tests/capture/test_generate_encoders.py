@@ -166,6 +166,7 @@ def test_streamer_gets_each_token_once() -> None:
     check_streams(_model(), _source(1, 12, padding=0), **_GREEDY)
 
 
+@pytest.mark.slow
 def test_callers_states_of_the_encoder_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding_state, "_memory_for", lambda device: 2**20)  # as on a GPU
     model = _whisper()

@@ -95,6 +95,7 @@ def test_the_trainer_trains_in_bfloat16(pair: Pair, tmp_path: Path) -> None:
         _check(found, 4, **HALF)
 
 
+@pytest.mark.slow
 def test_the_trainer_shards_every_jitted_block(pair: Pair, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     for found in pair.run(trained_by_trainer, str(tmp_path), "blocks", sharded=True):
@@ -104,7 +105,7 @@ def test_the_trainer_shards_every_jitted_block(pair: Pair, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "graphs", "sharded"),
     [
-        pytest.param({"inside": False}, 4, None, id="the module itself"),
+        pytest.param({"inside": False}, 4, None, id="the module itself", marks=SLOW),
         pytest.param({}, 4, None, id="its model", marks=SLOW),
         pytest.param({"precision": "bf16-mixed"}, 4, None, id="bfloat16", marks=SLOW),
         pytest.param({"strategy": "fsdp2"}, 8, "FSDPTransformerBlock", id="sharded blocks"),

@@ -173,7 +173,9 @@ def _check_on_two_dims(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("shape", [(1, 2), (2, 1)], ids=["tensor", "data"])
+@pytest.mark.parametrize(
+    "shape", [pytest.param((1, 2), id="tensor", marks=pytest.mark.slow), pytest.param((2, 1), id="data")]
+)
 def test_parallel_products_are_sharded_as_under_fsdp2(shape: tuple[int, int], plan: str, pair: Pair) -> None:
     for found in pair.run(trained_on_two_dims, shape, plan):
         _check_on_two_dims(found)

@@ -23,6 +23,7 @@ def package(tmp_path_factory):
     return model, path
 
 
+@pytest.mark.slow
 def test_package_runs_in_python_without_forge(package, tmp_path):
     model, path = package
     x = torch.randn(5, 8)

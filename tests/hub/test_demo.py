@@ -36,6 +36,7 @@ def test_the_demo_shows_what_it_says(tmp_path: Path) -> None:
     assert not left, "the demo writes to the user's caches"
 
 
+@pytest.mark.slow
 def test_the_demo_fails_where_a_site_is_not_taken(tmp_path: Path, repository: Callable) -> None:
     made = repository("gelu", "def f(x):\n    return F.gelu(x)", op="torch.nn.functional.gelu", args="{x: input}")
     done = run(tmp_path, "--kernels", made.folder)

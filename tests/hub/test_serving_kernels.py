@@ -149,6 +149,7 @@ def test_a_program_with_a_block_table_attends_to_pages(kernels: Executor) -> Non
         torch.testing.assert_close(written[row], expected + 1)
 
 
+@pytest.mark.slow
 def test_a_program_without_a_block_table_has_no_call_for_pages(kernels: Executor) -> None:
     jitted = forge.jit(_llama(), executors=[kernels, "torch"])
     jitted.generate(**_prompts(padded=True), **TOKENS, cache_implementation="static")

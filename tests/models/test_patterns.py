@@ -14,10 +14,8 @@ from forge.patterns import builtin
 QUICK = {
     "Llama": "bfloat16",
     "Gemma": "float32",
-    "Olmo2": "bfloat16",
     "GPTJ": "bfloat16",
     "GptOss": "bfloat16",
-    "T5Gated": "float32",
     "Mistral": "mixed",
 }
 # torch.view_as_complex is a call that torchlang does not have

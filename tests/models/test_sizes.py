@@ -174,8 +174,9 @@ class Random(torch.utils.data.Dataset):
         return {"input_ids": self.tokens[place], "labels": self.tokens[place]}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerate")
-@pytest.mark.parametrize("bf16", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("bf16", [False, True])
 def test_the_trainer_with_a_smaller_last_batch(bf16: bool, tmp_path: Any) -> None:
     from transformers import Trainer, TrainingArguments
 

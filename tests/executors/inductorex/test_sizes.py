@@ -246,6 +246,7 @@ def test_a_decoder_goes_on_from_its_cache_at_every_length(failures: list[Excepti
     assert not failures
 
 
+@pytest.mark.slow
 def test_a_smaller_last_batch_and_evaluation_follow_eager(failures: list[Exception]) -> None:
     def epochs(call: Callable, model: nn.Module) -> list[Any]:
         optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
