@@ -194,7 +194,7 @@ class _Loop:
         """
         name = generation.cache_name(arguments)
         cache = arguments[name]
-        is_static = {STATIC, STATIC_SLIDING} & set(map(kind_of_keys, text_cache(cache).layers))
+        is_static = not {STATIC, STATIC_SLIDING}.isdisjoint(map(kind_of_keys, text_cache(cache).layers))
         if is_static and not generation.is_callers(cache):
             arguments[name] = growing_cache(self._module, cache)
         outputs = generation.prefill(model, input_ids, generation_config, arguments)
