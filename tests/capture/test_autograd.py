@@ -212,16 +212,22 @@ def test_a_tensor_changed_after_forward_is_noticed_by_backward():
 def test_batch_norm_in_half_precision(device, own, training):
     """In evaluation, as in a frozen layer, the kernel looks at the dtypes of statistics that it does not read."""
 
-    def run(function, x, weight, bias):
-        mean, var = torch.zeros(3, device=device, dtype=own), torch.ones(3, device=device, dtype=own)
-        out = function(x, mean, var, weight, bias, training)
-        return out, *torch.autograd.grad(out.float().square().sum(), (x, weight, bias))
+    def run(function, *tensors):
+        out = function(*tensors, training)
+        wide = out.to(torch.promote_types(out.dtype, torch.float32))
+        return out, *torch.autograd.grad(wide.square().sum(), (tensors[0], *tensors[3:]))
 
     x = torch.randn(4, 3, 5, device=device, dtype=torch.bfloat16, requires_grad=True)
     weight, bias = (torch.rand(3, device=device, dtype=own, requires_grad=True) for _ in range(2))
-    norm = torch.nn.functional.batch_norm
-    for ours, eager in zip(run(forge.jit(norm), x, weight, bias), run(norm, x, weight, bias), strict=True):
-        torch.testing.assert_close(ours, eager)
+    statistics = torch.zeros(3, device=device, dtype=own), torch.ones(3, device=device, dtype=own)
+    norm, tensors = torch.nn.functional.batch_norm, (x, *statistics, weight, bias)
+    exact = run(norm, *(each.double() for each in tensors))
+    for ours, eager, true in zip(run(forge.jit(norm), *tensors), run(norm, *tensors), exact, strict=True):
+        assert ours.dtype == eager.dtype
+        if device == "cpu":
+            torch.testing.assert_close(ours, eager)
+        # on a GPU eager rounds sums to bfloat16 where statistics do not change, forge does not
+        assert (ours - true).abs().max() <= 1.01 * (eager - true).abs().max() + 1e-6
 
 
 def test_batch_norm_statistics_follow_eager():

@@ -17,6 +17,9 @@ SAMPLES = 2
 UNSET = ("empty", "empty_like", "empty_permuted", "empty_strided", "Tensor.new_empty", "Tensor.new_empty_strided")
 # eager rounds each value of their weights, and the terms of a sum may cancel
 ROUNDED = ("forge.linear_int8", "forge.linear_int4", "forge.linear_fp8")
+# eager rounds what it normalizes before the bias is added, and the two may cancel
+ROUNDED += ("native_group_norm", "_batch_norm_with_update")
+NOT_ON_CUDA = ("nn.functional.scaled_dot_product_attention.hidden_row",)
 # no conversion of the arguments does what autocast does inside of them: opaque calls under forge.jit
 MIXED = {
     "ctc_loss",
@@ -69,7 +72,7 @@ INSIDE = {
 
 if TORCH < (2, 13):
     # a process group of one process that is not there leaves its results as they were
-    UNSET += ("all_gather_into_tensor", "all_to_all_single", "reduce_scatter_tensor")
+    UNSET += ("all_gather_into_tensor", "all_to_all_single", "reduce_scatter_tensor", "unshard")
     MIXED |= {"nanquantile", "quantile", "Tensor.nanquantile", "Tensor.quantile"}
 
 
@@ -107,6 +110,8 @@ def run(function: Any, gradient: bool, sample: Sample, device: str) -> tuple[lis
 def test_an_operation_is_as_in_eager(info: OpInfo, dtype: torch.dtype, device: str) -> None:
     if dtype not in info.dtypes:
         pytest.skip(f"{info.name} does not take {dtype}")
+    if device == "cuda" and info.name in NOT_ON_CUDA:
+        pytest.skip("eager's cuDNN kernel gives no 0 for a hidden row")
     compared = 0
     for sample in info.samples(info, torch.device(device), dtype):
         gradient = info.gradient
