@@ -15,6 +15,7 @@ from forge.torch_internals import (  # noqa: F401  # whose patches are in the ta
     dynamo_calls,
     dynamo_functions,
     dynamo_globals,
+    dynamo_guards,
     dynamo_methods,
     dynamo_tensors,
 )

@@ -21,6 +21,7 @@ import forge
 from forge import torch_internals
 from forge.compiler import region_artifacts
 from forge.executors import inductorex
+from forge.torch_internals.dynamo import get_compilation_metrics
 from forge.torch_internals.inductor.config import inductor_config
 from forge.torch_internals.patch import PATCHES, Patch, Scope
 from forge.torch_internals.versions import NEWEST, TORCH
@@ -383,6 +384,12 @@ def _is_exact_near_zero(function: Callable) -> bool:
 
 for _function in (torch.atanh, torch.erf, torch.expm1):
     PROBES[f"CppVecOverrides.{_function.__name__}"] = partial(_is_exact_near_zero, _function)
+
+
+@probe("torch._dynamo.guards.profile_guard_manager")
+def _does_not_measure_guards() -> bool:
+    _jit(lambda x: x * 2)(torch.ones(3))
+    return get_compilation_metrics()[-1].guard_latency_us == 0
 
 
 def test_every_patch_has_a_program_or_says_why_not() -> None:

@@ -15,6 +15,8 @@ from forge.torch_internals.dispatch import dispatch_dump
 
 _MAPS = Path("/proc/self/maps")
 _LIBRARY = re.compile(r"\.(so(\.[\d.]+)?|dylib|pyd|dll)$")
+_SUFFIXES = (b".so", b".dylib", b".pyd", b".dll")
+_LONGEST_NAME = 255  # of a file, in bytes
 _PYTHON = re.compile(r"registered at (<|/dev/null|.*\.py:)")
 _SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
 
@@ -33,7 +35,8 @@ def _hashes(found: list[str], own: list[str]) -> list[str]:
     """Return hashes of libraries, and of a user's own that they name, as they do with those that they need."""
     reached = list(found)
     for path in reached:
-        reached += [each for each in own if each not in reached and _mentions_file(path, *_state(path), _stem(each))]
+        names = _files_named_by(path, *_state(path))
+        reached += [each for each in own if each not in reached and any(name.endswith(_stem(each)) for name in names)]
     return sorted(_hash(path, *_state(path)) for path in reached)
 
 
@@ -103,12 +106,16 @@ def _hash(path: str, *state: int) -> str:
 
 
 @cache
-def _mentions_file(path: str, inode: int, size: int, changed: int, name: bytes) -> bool:
-    """Return whether a library names another one's file."""
-    if not size:
-        return False
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-        return memory.find(name) >= 0
+def _files_named_by(path: str, *state: int) -> frozenset[bytes]:
+    """Return the texts in a library's constants that end as the names of shared objects, without their versions."""
+    content, names = Path(path).read_bytes(), set()
+    for suffix in _SUFFIXES:
+        found = content.find(suffix)
+        while found >= 0:
+            first = max(found - _LONGEST_NAME, 0)
+            names.add(content[max(first, content.rfind(b"\0", first, found) + 1) : found + len(suffix)])
+            found = content.find(suffix, found + 1)
+    return frozenset(names)
 
 
 @cache

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from forge.executors.fingerprint import Fingerprint
+from forge.executors.fingerprint import Fingerprint, natives
 from forge.executors.hubex.fingerprint import fingerprint
 from tests.hub.kernels import native_module
 
@@ -319,6 +319,22 @@ def test_a_library_of_ctypes_is_its_bytes(tmp_path: Path) -> None:
 
     assert made(1).is_lasting
     assert made(1) != made(2)
+
+
+@pytest.mark.parametrize("name", ["libhelper.so", "helper.cpython-311.so", "libhelper.dylib"])
+def test_a_library_is_those_of_the_user_that_it_names_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries = {each: tmp_path / each for each in ("libkernel.so", name, "libother.so")}
+    libraries["libkernel.so"].write_bytes(b"\0libc.so.6\0/opt/" + name.encode() + b".3\0")
+    for each in (name, "libother.so"):
+        libraries[each].write_bytes(b"first")
+    monkeypatch.setattr(natives, "loaded_files", lambda: frozenset(map(str, libraries.values())))
+    first = natives.file_hash(str(libraries["libkernel.so"]))
+    libraries["libother.so"].write_bytes(b"another")
+    assert natives.file_hash(str(libraries["libkernel.so"])) == first
+    libraries[name].write_bytes(b"another")
+    assert natives.file_hash(str(libraries["libkernel.so"])) != first
 
 
 def test_a_file_that_was_replaced_since_it_was_loaded_is_known_in_this_process_alone(tmp_path: Path) -> None:
