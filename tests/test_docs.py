@@ -147,9 +147,8 @@ def _needs(document: str) -> None:
 
 
 # they verify kernels, start processes, compile files or serve: minutes
-LONG = {f"docs/how-to/{each}.md" for each in ("custom-operators", "distributed", "export", "serving")} | {
-    "docs/tutorial/writing-a-kernel.md"
-}
+_LONG = ("custom-operators", "debugging", "distributed", "export", "layers", "recipes", "serving")
+LONG = {f"docs/how-to/{each}.md" for each in _LONG} | {"docs/tutorial/writing-a-kernel.md"}
 UNFUSED = {"docs/explanation/architecture.md"}  # which prints traces of torch's calls, and says so
 CODE = [pytest.param(each, marks=[pytest.mark.slow] if each in LONG else []) for each in DOCUMENTS]
 
@@ -296,6 +295,7 @@ def test_from_scratch_runs() -> None:
     _python(ROOT, "docs/from_scratch.py")
 
 
+@pytest.mark.slow
 def test_the_diff_of_adding_an_op_adds_it(tmp_path: Path) -> None:
     """At most four files and four places, and every test of the op passes."""
     assert _diff().count("\n+++ ") <= 4
@@ -306,6 +306,7 @@ def test_the_diff_of_adding_an_op_adds_it(tmp_path: Path) -> None:
     assert re.search(r"\d\d passed", summary), summary
 
 
+@pytest.mark.slow
 def test_a_forgotten_place_is_named_with_its_file(tmp_path: Path) -> None:
     copy = _copy_with_the_op(tmp_path, "--exclude=forge/executors/*", "--exclude=forge/testing/*")
     chosen = ("tests/test_registry.py", "-k", "has_an_opinfo or has_an_implementation")

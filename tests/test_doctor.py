@@ -94,6 +94,7 @@ def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture) -> No
     assert lines[0] == "versions" and any("torch " in line for line in lines)
 
 
+@pytest.mark.slow
 def test_who_reads_may_stop_reading() -> None:
     command = f"{sys.executable} -m forge doctor | head -1"
     ran = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=ROOT)

@@ -66,6 +66,7 @@ def test_an_edited_backward_runs(tmp_path: Path) -> None:
     assert x.grad.tolist() == [5, 5, 5]
 
 
+@pytest.mark.slow
 def test_another_process_runs_what_was_edited(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

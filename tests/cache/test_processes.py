@@ -55,7 +55,7 @@ def result(text: str) -> str:
 
 
 EXECUTORS = [
-    "hub,torch",
+    pytest.param("hub,torch", marks=pytest.mark.slow),
     pytest.param(
         "inductor,torch",
         marks=pytest.mark.skipif(not inductorex.is_available(), reason="there is no C++ compiler for its kernels"),
@@ -156,6 +156,7 @@ def test_kernels_that_are_gone_are_built_again_where_all_other_libraries_are_dam
     assert printed(start("inductor,torch", program=FUSED)) == first
 
 
+@pytest.mark.slow
 def test_processes_that_write_at_once_leave_one_whole_entry(programs: Path) -> None:
     texts = [printed(process) for process in [start("hub,torch") for _ in range(3)]]
     assert len(set(map(result, texts))) == 1
@@ -238,7 +239,8 @@ print(explained.cached, explained.uncached)
 """
 
 
-@pytest.mark.parametrize("shapes", [pytest.param("static", marks=pytest.mark.slow), "dynamic"])
+@pytest.mark.slow
+@pytest.mark.parametrize("shapes", ["static", "dynamic"])
 def test_what_is_compiled_later_in_regions_fits_what_was_found(shapes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another output's gradient and a gradient of a gradient, of a program whose regions came from disk."""
     if not inductorex.is_available():

@@ -83,7 +83,8 @@ MODELS: dict[str, Make] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "training"), in_both_modes(MODELS, MODELS.keys() - {"a Llama"}, {"an MLP", "attention"})
+    ("name", "training"),
+    in_both_modes(MODELS, {"an MLP", "a loss", "fused attention", "a Llama, its length"}, {"an MLP", "attention"}),
 )
 def test_twenty_sizes_take_three_graphs(name: str, training: bool) -> None:
     """The first size, any size, and size 1, which broadcasts."""

@@ -53,7 +53,7 @@ def _prompt(batch: int, length: int, padding: int = 3) -> dict[str, torch.Tensor
     return {"input_ids": tokens, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("family", slow_except(_FAMILIES, "llama", "gemma3_text", "gpt2"))
+@pytest.mark.parametrize("family", slow_except(_FAMILIES, "llama"))
 def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Any) -> None:
     model = _model(family)
     jitted = forge.jit(model)
@@ -69,6 +69,7 @@ def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Any) -> 
     assert not left()
 
 
+@pytest.mark.slow
 def test_text_longer_than_the_cache_goes_on_in_a_larger_one(grown: list[int]) -> None:
     model = _model(eos_token_id=None)
     jitted = forge.jit(model)
@@ -183,9 +184,11 @@ def test_scores_and_the_cache_are_returned_as_by_eager(left: Any) -> None:
             {"return_dict_in_generate": True, "cache_implementation": "static"},
             "a cache that is static, or of windows or recurrences, is returned",
         ),
-        ({"past_key_values": DynamicCache()}, "the caller's cache is not a static one"),
+        pytest.param(
+            {"past_key_values": DynamicCache()}, "the caller's cache is not a static one", marks=pytest.mark.slow
+        ),
         ({"past_key_values": "short"}, "the caller's cache is not a static one"),
-        ({"use_cache": False}, "there is no cache"),
+        pytest.param({"use_cache": False}, "there is no cache", marks=pytest.mark.slow),
         pytest.param({"prefill_chunk_size": 4}, "the prompt comes in chunks", marks=pytest.mark.slow),
         pytest.param({"prompt_lookup_num_tokens": 2}, None, marks=pytest.mark.slow),
     ],

@@ -71,7 +71,7 @@ def _source(batch: int, length: int, padding: int = 3) -> dict[str, torch.Tensor
     return {"input_ids": tokens, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("family", slow_except(_FAMILIES, "t5", "bart"))
+@pytest.mark.parametrize("family", slow_except(_FAMILIES, "t5"))
 def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Callable[[], list[str]]) -> None:
     model = _model(family)
     jitted = forge.jit(model)
@@ -92,11 +92,19 @@ def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Callable
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, marks=pytest.mark.slow),
+        {},
         pytest.param({"cache_implementation": "static"}, marks=pytest.mark.slow),
         pytest.param({"do_sample": True, "temperature": 0.8}, marks=pytest.mark.slow),
         pytest.param({"return_timestamps": True, "condition_on_prev_tokens": True}, marks=pytest.mark.slow),
-        {"return_timestamps": True, "temperature": (0.0, 0.5), "logprob_threshold": -1.0, "no_speech_threshold": 0.6},
+        pytest.param(
+            {
+                "return_timestamps": True,
+                "temperature": (0.0, 0.5),
+                "logprob_threshold": -1.0,
+                "no_speech_threshold": 0.6,
+            },
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_whisper_writes_the_tokens_of_eager(options: dict[str, Any], left: Callable[[], list[str]]) -> None:
@@ -140,7 +148,7 @@ def test_text_longer_than_the_cache_goes_on_in_a_larger_one(grown: list[int]) ->
     assert grown == [384, 512]
 
 
-@pytest.mark.parametrize("kind", ["eos", "criterion", "max_length"])
+@pytest.mark.parametrize("kind", slow_except(["eos", "criterion", "max_length"], "eos"))
 def test_texts_end_where_those_of_eager_do(kind: str, left: Callable[[], list[str]]) -> None:
     class EndsAfter(StoppingCriteria):
         def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
@@ -232,8 +240,8 @@ def test_scores_and_the_cache_are_returned_as_by_eager(left: Callable[[], list[s
     ("options", "reason"),
     [
         ({"return_dict_in_generate": True, "output_attentions": True}, "attentions or hidden states are returned"),
-        ({"past_key_values": "growing"}, "the caller's cache is not a static one"),
-        ({"use_cache": False}, "there is no cache"),
+        pytest.param({"past_key_values": "growing"}, "the caller's cache is not a static one", marks=pytest.mark.slow),
+        pytest.param({"use_cache": False}, "there is no cache", marks=pytest.mark.slow),
     ],
 )
 def test_other_generations_are_left_to_transformers(

@@ -14,6 +14,7 @@ from forge.runtime import cuda_recorder, decoding_state
 from forge.torch_internals import generation
 from tests.capture.generations import tokens_of, with_random_weights
 from tests.executors.test_cuda_graphs import Double
+from tests.markers import slow_except
 
 _TEXT = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -39,7 +40,7 @@ _RECURRENT: dict[str, tuple[dict[str, Any], tuple[dict[str, Any], ...]]] = {
 _IMAGE = 90
 
 
-@pytest.mark.parametrize("family", _RECURRENT)
+@pytest.mark.parametrize("family", slow_except(_RECURRENT, "lfm2", "mamba"))
 def test_recurrences_go_on_from_the_prompt(
     family: str, left: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

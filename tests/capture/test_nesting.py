@@ -283,7 +283,7 @@ def test_a_forked_child_uses_what_was_compiled_and_compiles_more() -> None:
     )
 
 
-@pytest.mark.parametrize("holder", ["another thread", "the thread that forks"])
+@pytest.mark.parametrize("holder", ["another thread", pytest.param("the thread that forks", marks=pytest.mark.slow)])
 def test_a_child_forked_while_something_is_compiled_compiles(holder: str) -> None:
     in_a_process(
         f"""
@@ -323,6 +323,7 @@ def test_a_child_forked_while_something_is_compiled_compiles(holder: str) -> Non
     )
 
 
+@pytest.mark.slow
 def test_forks_of_a_program_whose_threads_compile_run_torch() -> None:
     in_a_process(
         """

@@ -8,6 +8,10 @@ import torch
 from capture.programs.all_programs import PROGRAMS
 from capture.programs.table import Jit, differences, no_jit, observed
 
+from tests.markers import slow_except
+
+EVERY = 6  # programs, one is compiled by default
+
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_is_eagers(name):
@@ -15,7 +19,7 @@ def test_a_program_is_eagers(name):
 
 
 @pytest.mark.usefixtures("compiled_regions")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", slow_except(PROGRAMS, *[*PROGRAMS][::EVERY]))
 def test_a_compiled_program_is_eagers(name):
     torch._dynamo.reset()  # else the code of a program is compiled too often
     check_program(name)

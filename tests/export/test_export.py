@@ -337,6 +337,7 @@ class Scorer(nn.Module):
         return self.decoder.head(self.decoder.embedding(tokens)).log_softmax(-1)
 
 
+@pytest.mark.slow
 def test_entry_points_share_weights_and_the_buffers_that_they_write_to(tmp_path):
     decoder = Decoder()
     eager = Decoder()

@@ -106,7 +106,9 @@ def export(name: str, *, dynamic: bool) -> tuple[forge.Exported, torch.nn.Module
     raise AssertionError
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    "dynamic", [pytest.param(False, marks=pytest.mark.slow, id="static"), pytest.param(True, id="dynamic")]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_exported_model_equals_eager_in_another_process(name, dynamic, servers, tmp_path):
     if name in NOT_EXPORTED:

@@ -295,6 +295,7 @@ def started(made: Sources) -> multiprocessing.Process:
 
 
 @compiles
+@pytest.mark.slow
 def test_a_builder_that_is_killed_leaves_nothing_in_the_way(answer: Sources, compiler: Path) -> None:
     hold = compiler.with_name("hold")
     hold.touch()
@@ -320,7 +321,7 @@ def test_a_builder_that_is_killed_leaves_nothing_in_the_way(answer: Sources, com
     ("source", "reason"),
     [
         ("int one;\nint two = one +;\n", "it failed:\n    csrc/answer.cpp:2:16: error: expected "),
-        ("int gone();\nint two = gone();\n", "undefined symbol: _Z4gonev"),
+        pytest.param("int gone();\nint two = gone();\n", "undefined symbol: _Z4gonev", marks=pytest.mark.slow),
         ("#include <cstdlib>\nint two = (abort(), 1);\n", "loading it ended its process (signal 6)"),
     ],
     ids=["compiler", "linker", "crash"],

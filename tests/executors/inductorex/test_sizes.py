@@ -103,7 +103,7 @@ def assert_as_eager(jitted: Callable, function: Callable, given: Tensors, *, tra
             function,
             training,
             id=f"{function.__name__}-{'training' if training else 'inference'}",
-            marks=[] if training and function in (pooled, joined) else [pytest.mark.slow],
+            marks=[] if training and function is joined else [pytest.mark.slow],
         )
         for function in PROGRAMS
         for training in (False, True)
@@ -128,7 +128,7 @@ def test_so_they_have_where_the_first_call_is_symbolic(function: Callable, failu
     assert not failures and len(forge.explain(jitted).recompiles) == 0
 
 
-@pytest.mark.parametrize("function", [heads, joined])
+@pytest.mark.parametrize("function", [pytest.param(heads, marks=pytest.mark.slow), joined])
 def test_symbolic_strides_are_read_from_disk(
     function: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,8 +198,18 @@ def met_in_a_loss(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Tensors:
     return loss.sin() + 1, torch.eye(x.shape[0]).mul(2).add(y.shape[0]), z.expand(y.shape[0], -1).cumsum(0).cos() + 1
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("function", [met, met_late, met_in_a_join, met_in_a_loss])
+@pytest.mark.parametrize(
+    "training", [pytest.param(False, marks=pytest.mark.slow, id="inference"), pytest.param(True, id="training")]
+)
+@pytest.mark.parametrize(
+    "function",
+    [
+        met,
+        pytest.param(met_late, marks=pytest.mark.slow),
+        pytest.param(met_in_a_join, marks=pytest.mark.slow),
+        met_in_a_loss,
+    ],
+)
 def test_lengths_that_turn_out_to_be_one_are_defined_in_a_region(
     function: Callable, training: bool, failures: list[Exception]
 ) -> None:
@@ -231,6 +241,7 @@ class Decoder(nn.Module):
         return self.out(attended.transpose(1, 2).reshape(x.shape)), k, v
 
 
+@pytest.mark.slow
 def test_a_decoder_goes_on_from_its_cache_at_every_length(failures: list[Exception]) -> None:
     model = Decoder().eval()
     jitted = forge.jit(model)

@@ -137,6 +137,7 @@ def test_twenty_steps_follow_eagers_losses(name: str, precision: str) -> None:
     assert {row.phase for row in rows if row.executor == "inductor"} == {"forward", "backward"}
 
 
+@pytest.mark.slow
 def test_a_training_in_float64_never_meets_the_artifacts_of_float32() -> None:
     """One model, whose weights change their dtype: float64's losses agree to far more digits than float32 has."""
     ours, theirs = (nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 1)) for _ in range(2))
