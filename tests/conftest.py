@@ -58,6 +58,15 @@ def pytest_collection() -> Iterator[Any]:
         gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _freeze_leftovers() -> Iterator[None]:
+    """Keep the garbage collector from looking at what each file of tests leaves behind: seconds, after some thousand
+    tests."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--op", action="append", default=[], help="run the tests of the OpInfo of this exact name (repeatable)"

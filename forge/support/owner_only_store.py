@@ -57,7 +57,9 @@ def write(path: Path, head: bytes, body: bytes, size: int) -> None:
     cannot be kept."""
     make_folder(path.parent)
     _write_whole(path, b"".join([head, hashlib.sha256(body).hexdigest().encode(), b"\n", body]))
-    _trim(path.parent, size)
+    written = len(body)
+    room = _room.get((path.parent, size), 0)
+    _room[path.parent, size] = room - written if written < room else _trim(path.parent, size) // _SHARE
 
 
 def make_folder(path: Path) -> None:
@@ -132,8 +134,13 @@ def _write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-def _trim(place: Path, size: int) -> None:
-    """Drop the files that were used longest ago, until all are within `size`; what was left half-written too."""
+_SHARE = 8  # of a folder's room is written by a process before it looks again, for there are others
+_room: dict[tuple[Path, int], int] = {}  # by folder and size: the bytes to be written before that
+
+
+def _trim(place: Path, size: int) -> int:
+    """Drop the files that were used longest ago, until all are within `size`; what was left half-written too. Return
+    the bytes that are left."""
     found = []
     for each in os.scandir(place):
         with contextlib.suppress(OSError):
@@ -146,3 +153,4 @@ def _trim(place: Path, size: int) -> None:
         with contextlib.suppress(OSError):
             os.unlink(path)
         total -= length
+    return max(size - total, 0)

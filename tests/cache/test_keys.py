@@ -381,3 +381,9 @@ def test_the_gradient_rules_of_a_users_symbols_decide(monkeypatch: pytest.Monkey
         monkeypatch.setitem(grad_rules._rules, ruled.id, rule_of(ruled, factor))
         assert (gradient(), gradient.cached) == (factor, False), f"as before {ruled.id} had this rule"
         assert (gradient(), gradient.cached) == (factor, True)
+
+
+@pytest.mark.parametrize("name", ["torch", "torch-prims"])
+def test_the_identity_of_torchs_executors_is_computed_once(name: str) -> None:
+    (executor,) = resolve_executors([name])
+    assert executor.identity() is executor.identity()

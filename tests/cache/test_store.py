@@ -198,6 +198,19 @@ def test_the_longest_unused_are_dropped(programs: Path, monkeypatch: pytest.Monk
     assert left == {keys[0], "9" * 64}
 
 
+def test_a_folder_with_room_is_looked_through_once(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    scan = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looked.append(path) or scan(path))
+    for number in range(8):
+        store.write(str(number) * 64, Entry({}, [b"x" * 1000]))
+    assert looked == [programs]
+    monkeypatch.setattr(store, "SIZE", 8 * 3000)  # an eighth of what is left is full after one more
+    for number in range(8):
+        store.write(str(number) * 64, Entry({}, [b"x" * 1000]))
+    assert looked == [programs] * 5
+
+
 def test_blobs_come_back_in_order(programs: Path) -> None:
     entry = Entry({"a": [1, None, "ä"]})
     numbers = [entry.add(blob) for blob in (b"one", b"", b"two\n", b"one")]

@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from types import BuiltinFunctionType, ModuleType
+from types import BuiltinFunctionType, GetSetDescriptorType, MethodWrapperType, ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -109,6 +109,9 @@ def name_in_torch(function: Any) -> str | None:
             return f"{module.__name__}.{own_name}"
     if isinstance(function, type) and function.__module__.partition(".")[0] == "torch":
         return f"{function.__module__}.{function.__qualname__}"
+    if isinstance(function, MethodWrapperType) and isinstance(function.__self__, GetSetDescriptorType):
+        owner = name_in_torch(function.__self__.__objclass__)  # of an attribute: torch.Tensor.T.__get__
+        return owner and f"{owner}.{function.__self__.__name__}.{function.__name__}"
     if isinstance(function, BuiltinFunctionType) and (function.__module__ or "").startswith("torch."):
         return f"{function.__module__}.{function.__name__}"
     return None
