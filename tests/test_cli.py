@@ -472,7 +472,8 @@ def test_a_system_that_fails_is_told_and_the_others_are_timed(
     assert out.endswith("torch.compile failed: RuntimeError: no compiler\n")
 
 
-@pytest.mark.parametrize("plan", [pytest.param("ddp", marks=pytest.mark.slow), "shard"])
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["ddp", "shard"])
 def test_bench_runs_in_several_processes(plan: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no gloo")

@@ -106,9 +106,9 @@ def test_the_trainer_shards_every_jitted_block(pair: Pair, tmp_path: Path) -> No
     ("options", "graphs", "sharded"),
     [
         pytest.param({"inside": False}, 4, None, id="the module itself", marks=SLOW),
-        pytest.param({}, 4, None, id="its model", marks=SLOW),
+        pytest.param({}, 4, None, id="its model"),
         pytest.param({"precision": "bf16-mixed"}, 4, None, id="bfloat16", marks=SLOW),
-        pytest.param({"strategy": "fsdp2"}, 8, "FSDPTransformerBlock", id="sharded blocks"),
+        pytest.param({"strategy": "fsdp2"}, 8, "FSDPTransformerBlock", id="sharded blocks", marks=SLOW),
     ],
 )
 def test_lightning_trains_and_saves_a_jitted_model(
@@ -133,8 +133,8 @@ def test_a_jitted_block_that_is_sharded_is_freed_with_its_model(pair: Pair) -> N
     ("jitted", "parallel", "graphs"),
     [
         ("blocks", "tp", 4),
-        ("blocks", "fsdp", 4),
-        ("model", "shard", 2),
+        pytest.param("blocks", "fsdp", 4, marks=SLOW),
+        pytest.param("model", "shard", 2, marks=SLOW),
         pytest.param("model", "tp", 2, marks=SLOW),
         pytest.param("torch.compile", "tp", 4, marks=SLOW),
         pytest.param("torch.compile", "fsdp", 4, marks=SLOW),

@@ -44,6 +44,7 @@ def test_an_error_names_the_last_collectives_of_each_rank(own_pair: Pair) -> Non
     )
 
 
+@pytest.mark.slow
 def test_an_error_says_which_process_has_ended(own_pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(EOFError):
         own_pair.run(one_dies, str(tmp_path))

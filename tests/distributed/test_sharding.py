@@ -94,7 +94,7 @@ def test_a_copy_is_a_model_of_its_own(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("bucket_mb", [0.001, 0.004])
+@pytest.mark.parametrize("bucket_mb", [0.001, pytest.param(0.004, marks=pytest.mark.slow)])
 def test_processes_send_in_one_order_whatever_their_executors(kind: str, bucket_mb: float, pair: Pair) -> None:
     first, second = pair.run(order_of_messages, kind, bucket_mb)
     assert first[0] == second[0] and len(first[0]) > 2

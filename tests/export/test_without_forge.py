@@ -41,6 +41,7 @@ torch.save(loaded.loader.run([torch.load(sys.argv[2])]), sys.argv[3])
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+@pytest.mark.slow
 def test_package_runs_in_cpp_without_forge(package, tmp_path):
     model, path = package
     program = tmp_path / "runner"

@@ -13,7 +13,6 @@ from forge.executors.executor import Executor
 from forge.executors.hubex import Verifier, kernel_executor
 from forge.hub import check_repository
 from forge.quantize import Int4WeightOnly, Int8WeightOnly
-from tests.markers import slow_except
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install forge-jit[test]")
 FOLDER = Path(__file__).parents[2] / "examples/kernels/serving-cpu"
@@ -59,8 +58,9 @@ def _executors(explained: forge.Explanation, part: str) -> set[tuple[int, str]]:
     return {(row.graph, row.executor) for row in explained.rows if part in row.operation}
 
 
-@pytest.mark.parametrize("padding", ["padded", pytest.param("not padded", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("weights", slow_except(_WEIGHTS, "int8"))
+@pytest.mark.parametrize("padding", ["padded", "not padded"])
+@pytest.mark.parametrize("weights", _WEIGHTS)
+@pytest.mark.slow
 def test_generate_takes_every_kernel_and_gives_the_same_tokens(kernels: Executor, weights: str, padding: str) -> None:
     transforms, product = _WEIGHTS[weights]
     padded = padding == "padded"

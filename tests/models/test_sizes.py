@@ -21,11 +21,8 @@ from tests.models.zoo import BATCH, LENGTH, MODELS
 
 SIZES = ((BATCH, LENGTH), (BATCH, LENGTH + 4), (BATCH + 1, LENGTH + 4), (1, LENGTH - 3))
 # one model of a kind, the others under the `slow` marker: `make models` runs all
-TRAINED = set(
-    """llama gemma2 convnext unet vae vq_vae radiance_field
-    transformer_xl conv_lstm conv_net mlp message_passing graph_attention graph_convolution""".split()
-)
-EVALUATED = {"resnet", "unet", "plain_attention", "conv_net", "mlp"}
+TRAINED = set("llama convnext vae vq_vae radiance_field conv_lstm conv_net mlp message_passing graph_attention".split())
+EVALUATED = {"unet", "plain_attention", "conv_net", "mlp"}
 WITH_INDUCTOR = ("llama", "gpt2", "bart", "bert")
 NEXT_TOKEN = ("llama", "mistral", "gemma2", "gpt2")  # a full cache, a sliding one, both, and that of an older model
 
