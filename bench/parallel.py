@@ -4,7 +4,8 @@
 
 A step is a forward, the loss and a backward. On GPUs over nccl: hidden 2048, bfloat16, 4×2048 tokens a rank; else over
 gloo and tiny. A system's model is freed before the next one's is made. Milliseconds are the median of the rounds, of
-the slower rank; GiB is what a rank holds at its peak (GPUs); the losses are those of 20 steps of gradient descent, and
+the slower rank; exposed are those of a step in which the GPU does nothing but send and wait for messages, by
+torch.profiler; GiB is what a rank holds at its peak (GPUs); the losses are those of 20 steps of gradient descent, and
 their greatest relative distance from eager's.
 
 ddp is DDP(forge.jit(model)) and torch.compile(DDP(model)); fsdp jits the sharded model, fsdp-blocks each of its layers;
@@ -15,7 +16,9 @@ parameters and gradients in host memory; tensor cuts the layers' products by col
 import argparse
 import gc
 import os
+import shutil
 import statistics
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -33,7 +36,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 import forge
-from bench.timing import show_table
+from bench.timing import exposed_seconds, show_table
 
 WARM = 3  # steps after compiling and before those measured
 STEPS, RATE = 20, 0.01  # of the training whose losses are compared with eager's
@@ -58,9 +61,11 @@ SIZES = {
 
 
 class Measured(NamedTuple):
-    """Milliseconds a step, bytes at the peak, seconds of the first step, losses, and what was compiled."""
+    """Milliseconds a step, and of it with nothing but messages; bytes at the peak, seconds of the first step, losses,
+    and what was compiled."""
 
     milliseconds: float
+    exposed: float
     memory: int
     first: float
     losses: list[float]
@@ -192,18 +197,29 @@ def measure(
     for _ in range(WARM):
         step()
     seconds = [_seconds(step, device) for _ in range(rounds)]
-    if profile is not None and torch.distributed.get_rank() == 0:
-        with torch.profiler.profile(activities=[*torch.profiler.supported_activities()]) as profiled:
-            step()
-            _finish(device)
-        profiled.export_chrome_trace(str(profile / f"{plan}-{system}.json.gz"))
-    elif profile is not None:
-        step()
-    slower = torch.tensor([statistics.median(seconds), first], device=device)
+    exposed = _exposed(step, device, f"{plan}-{system}", profile)
+    slower = torch.tensor([statistics.median(seconds), first, exposed], device=device)
     torch.distributed.all_reduce(slower, torch.distributed.ReduceOp.MAX)
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     losses = _losses(model, ids)
-    return Measured(slower[0].item() * 1e3, memory, slower[1].item(), losses, *_told(system, compiled))
+    return Measured(
+        slower[0].item() * 1e3, slower[2].item() * 1e3, memory, slower[1].item(), losses, *_told(system, compiled)
+    )
+
+
+def _exposed(step: Callable[[], None], device: torch.device, name: str, folder: Path | None) -> float:
+    """Return the seconds of a step in which a GPU does nothing but communicate; rank 0's profile goes to the folder."""
+    if device.type != "cuda" and folder is None:
+        return 0.0
+    with torch.profiler.profile(activities=[*torch.profiler.supported_activities()]) as profiled:
+        step()
+        _finish(device)
+    with tempfile.TemporaryDirectory() as place:
+        trace = Path(place) / f"{name}.json.gz"
+        profiled.export_chrome_trace(str(trace))
+        if folder is not None and torch.distributed.get_rank() == 0:
+            shutil.copy(trace, folder)
+        return exposed_seconds(trace)
 
 
 def _losses(model: nn.Module, ids: torch.Tensor) -> list[float]:
@@ -260,6 +276,7 @@ def _rows(plan: str, found: dict[str, Measured]) -> Iterator[tuple[str, ...]]:
     columns = (
         "ms",
         "/ torch.compile",
+        "exposed, ms",
         "GiB",
         "first step, s",
         "loss",
@@ -274,6 +291,7 @@ def _rows(plan: str, found: dict[str, Measured]) -> Iterator[tuple[str, ...]]:
             system,
             f"{each.milliseconds:.1f}",
             f"{each.milliseconds / found['torch.compile'].milliseconds:.3f}",
+            f"{each.exposed:.1f}" if each.memory else "-",
             f"{each.memory / 2**30:.2f}" if each.memory else "-",
             f"{each.first:.1f}",
             f"{each.losses[0]:.3f} to {each.losses[-1]:.3f}",

@@ -1,7 +1,11 @@
 """Timing of the benchmarks on a GPU, and tables of the results."""
 
+import gzip
+import json
+import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +36,27 @@ def device_seconds(run: Callable[[], Any], *, rounds: int = 9, batch_seconds: fl
         end.synchronize()
         found.append(start.elapsed_time(end) * 1e-3 / calls)
     return statistics.median(found)
+
+
+def exposed_seconds(trace: Path) -> float:
+    """Return the seconds in which a device does nothing but communicate, by a trace that torch.profiler exported.
+
+    These are the times of NCCL's kernels during which no other kernel or copy runs.
+    """
+    with gzip.open(trace) as file:
+        events = json.load(file)["traceEvents"]
+    work = [each for each in events if each.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    computed = [each for each in work if "nccl" not in each["name"]]
+    return (_covered(work) - _covered(computed)) * 1e-6
+
+
+def _covered(events: Iterable[dict[str, Any]]) -> float:
+    """Return for how many µs at least one of the events was on its way."""
+    covered, until = 0.0, -math.inf
+    for start, end in sorted((each["ts"], each["ts"] + each["dur"]) for each in events):
+        covered += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return covered
 
 
 def show_table(rows: list[Sequence[str]]) -> None:
