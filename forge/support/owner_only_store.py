@@ -125,9 +125,7 @@ def _write_whole(path: Path, content: bytes) -> None:
     try:
         with open(handle, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, path)  # one that a crash of the system cuts short is refused by its hash
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)

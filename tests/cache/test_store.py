@@ -166,10 +166,10 @@ def test_what_is_written_is_the_users_alone(entry: Path) -> None:
 def test_a_disk_that_is_full_or_read_only_costs_one_notice(
     code: int, programs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(handle: int) -> None:
+    def fail(source: str, target: Path) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "replace", fail)
     assert not hits()
     assert not hits()
     assert caplog.text.count("programs are not kept in") == 1
