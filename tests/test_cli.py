@@ -506,6 +506,7 @@ def test_each_system_has_a_module_of_its_own() -> None:
 # export and run
 
 
+@pytest.mark.slow
 def test_export_writes_a_file_that_run_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(tmp_path / "linear.pt2")
     linear = "torch.nn:Linear --set in_features=8 --set out_features=4".split()
@@ -597,9 +598,9 @@ def test_a_mistyped_command_or_option_is_one_line_with_the_near_ones(capsys: pyt
 
 LONG = ("forge bench", "forge export", "forge run")
 TARGETS = [
-    pytest.param(command, line, marks=[pytest.mark.slow] if line.startswith(LONG) else [])
+    pytest.param(command, line, marks=[pytest.mark.slow] if position or line.startswith(LONG) else [])
     for command, lines in help.EXAMPLES.items()
-    for line in lines
+    for position, line in enumerate(lines)
     if not command.startswith("forge kernels")
 ]
 

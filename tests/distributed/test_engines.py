@@ -57,7 +57,8 @@ def test_accelerate_trains_in_bfloat16(pair: Pair, tmp_path: Path) -> None:
         _check(found, 4, **HALF)
 
 
-@pytest.mark.parametrize("mixed_precision", ["no", pytest.param("bf16", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("mixed_precision", ["no", "bf16"])
 def test_accelerate_shards_every_jitted_block(mixed_precision: str, pair: Pair, tmp_path: Path) -> None:
     """Accelerate shards the modules of one class, which it finds by the name."""
     pytest.importorskip("accelerate")

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from explained_programs import cut_report, ranks_alike, ranks_differ, reports_from_disk, sharded_report
 from two_processes import Pair
 
@@ -29,6 +30,7 @@ def test_messages_that_gather_and_reduce_parameters(pair: Pair) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_profile_sends_nothing(pair: Pair) -> None:
     """The first process alone profiles its program; what overlaps with a message has a time."""
     profiled, other = pair.run(sharded_report)
@@ -47,6 +49,7 @@ def test_messages_of_cut_products(pair: Pair) -> None:
         assert {row["operation"] for row in rows} == {"all_reduce", "all_gather"}
 
 
+@pytest.mark.slow
 def test_messages_of_a_program_from_disk(pair: Pair, tmp_path: Path) -> None:
     for compiled, read, cached in pair.run(reports_from_disk, str(tmp_path)):
         assert cached == 1 and compiled

@@ -51,7 +51,7 @@ def call_often(jitted: Callable, function: Callable, *args: torch.Tensor) -> Any
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
 def test_training_follows_eager(device: str, dropout: float, accumulate: int) -> None:
     ours, theirs = deep(device, dropout), deep(device, dropout)
     jitted = forge.jit(ours)

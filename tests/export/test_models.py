@@ -19,7 +19,7 @@ from tests.models.zoo import MODELS
 
 pytest.importorskip("transformers")
 
-QUICK = ["mlp", "llama"]
+QUICK = ["llama"]
 NAMES = slow_except(MODELS, *QUICK)
 LABELS = ("labels", "return_loss")
 

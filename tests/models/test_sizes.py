@@ -231,6 +231,7 @@ def test_lightning_with_a_smaller_last_batch(precision: str) -> None:
     torch.testing.assert_close(*losses, rtol=1e-4 if precision == "32-true" else 2e-2, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_accelerate_with_a_smaller_last_batch(accelerate: ModuleType) -> None:
     losses = []
     for wrap in (forge.jit, lambda model: model):

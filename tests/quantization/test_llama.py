@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import forge
 from forge.capture.handles import handle_of
 from forge.quantize import Float8WeightOnly, Int4WeightOnly, Int8WeightOnly, Quantization
+from tests.markers import slow_except
 
 SIZES = {
     "hidden_size": 64,
@@ -23,26 +24,24 @@ SIZES = {
     "eos_token_id": None,
 }
 PROMPT = torch.arange(3, 15)[None]
-TRANSFORMS = pytest.mark.parametrize(
-    "transform", [Int8WeightOnly(), Int4WeightOnly(32), Float8WeightOnly()], ids=["int8", "int4", "fp8"]
-)
+TRANSFORMS: dict[str, Quantization] = {"int8": Int8WeightOnly(), "int4": Int4WeightOnly(32), "fp8": Float8WeightOnly()}
 
 
-def models(transform: Quantization) -> tuple[LlamaForCausalLM, LlamaForCausalLM, LlamaForCausalLM]:
+def models(name: str) -> tuple[LlamaForCausalLM, LlamaForCausalLM, LlamaForCausalLM]:
     """The jitted model, one in eager with the values of its weights, and the original."""
     torch.manual_seed(0)
     original = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
-    jitted = forge.jit(original, transforms=[transform], cache=False)
+    jitted = forge.jit(original, transforms=[TRANSFORMS[name]], cache=False)
     eager = copy.deepcopy(original)
     eager.lm_head.weight = torch.nn.Parameter(eager.lm_head.weight.detach().clone())
     eager.load_state_dict(forge.original_state_dict(jitted))
     return jitted, eager, original
 
 
-@TRANSFORMS
+@pytest.mark.parametrize("name", slow_except(TRANSFORMS, "int4"))
 @pytest.mark.usefixtures("compiled_regions")
-def test_logits_differ_by_what_quantization_changes(transform: Quantization) -> None:
-    jitted, eager, original = models(transform)
+def test_logits_differ_by_what_quantization_changes(name: str) -> None:
+    jitted, eager, original = models(name)
     for length in (12, 1, 3):
         with torch.no_grad():
             actual, dequantized, exact = (each(PROMPT[:, :length]).logits for each in (jitted, eager, original))
@@ -52,9 +51,9 @@ def test_logits_differ_by_what_quantization_changes(transform: Quantization) -> 
     assert not (explained.opaque_calls or explained.graph_breaks or handle_of(jitted).eager)
 
 
-@TRANSFORMS
-def test_generate_gives_the_tokens_of_the_dequantized_weights(transform: Quantization) -> None:
-    jitted, eager, _ = models(transform)
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_generate_gives_the_tokens_of_the_dequantized_weights(name: str) -> None:
+    jitted, eager, _ = models(name)
     options = {
         "max_new_tokens": 8,
         "do_sample": False,
