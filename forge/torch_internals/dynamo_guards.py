@@ -10,7 +10,7 @@ from forge.torch_internals.patch import patch
 @patch(
     dynamo_guards,
     "profile_guard_manager",
-    why="each capture ends with a flush of the processor's caches, tens of milliseconds, for a line of the log of guards",
+    why="a capture ends with a flush of the processor's caches, tens of milliseconds, for a line of the log of guards",
     issue="not reported: torch's comment beside it names the cost",
     upstream="torch/_dynamo/guards.py:4516@2.13.0, CheckFunctionManager.__init__",
 )
