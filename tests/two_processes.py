@@ -12,7 +12,7 @@ import torch.multiprocessing
 from torch.distributed import distributed_c10d
 from torch.distributed.checkpoint.api import CheckpointException
 
-WAIT = 120  # seconds for one function, however busy the machine is
+WAIT = 300  # seconds for one function, however busy the machine is
 
 
 class Pair:
@@ -33,17 +33,24 @@ class Pair:
         ]
         for process in self._processes:
             process.start()
+        self._asked = 0
 
     def run(self, function: Callable, *args: Any, **options: Any) -> list[Any]:
+        self._asked += 1
         for end in self._ends:
-            end.send((function, args, options))
-        answers = []
-        for rank, end in enumerate(self._ends):
-            assert end.poll(WAIT), f"process {rank} does not answer: {function.__name__} waits for the other one"
-            answers.append(end.recv())
+            end.send((self._asked, function, args, options))
+        answers = [self._answer(rank, function) for rank in range(len(self._ends))]
         for rank, (failure, _) in enumerate(answers):
             assert failure is None, f"process {rank}: {failure}"
         return [result for _, result in answers]
+
+    def _answer(self, rank: int, function: Callable) -> Any:
+        """Return a process's answer to the last function, behind those to functions that were not waited for."""
+        answered = None
+        while answered != self._asked:
+            assert self._ends[rank].poll(WAIT), f"process {rank} does not answer: {function.__name__} still runs"
+            answered, answer = self._ends[rank].recv()
+        return answer
 
     def end(self) -> None:
         for process in self._processes:
@@ -69,11 +76,11 @@ def _serve(rank: int, size: int, end: Any, store: str) -> None:
     distributed_c10d.ProcessGroupGloo = _OneThread
     torch.distributed.init_process_group("gloo", store=found, rank=rank, world_size=size)
     while True:
-        function, args, options = end.recv()
+        asked, function, args, options = end.recv()
         torch.manual_seed(0)
         torch.compiler.reset()
         try:
             answer = None, function(rank, *args, **options)
         except (Exception, CheckpointException):  # the latter is a BaseException
             answer = traceback.format_exc(), None
-        end.send(answer)
+        end.send((asked, answer))
