@@ -12,7 +12,7 @@ from forge.torch_internals.patch import patch
     "profile_guard_manager",
     why="a capture ends with a flush of the processor's caches, tens of milliseconds, for a line of the log of guards",
     issue="not reported: torch's comment beside it names the cost",
-    upstream="torch/_dynamo/guards.py:4516@2.13.0, CheckFunctionManager.__init__",
+    upstream="torch/_dynamo/guards.py:4357@2.13.0, CheckFunctionManager.__init__",
 )
 def _measure(*guards: Any) -> float:
     """Return the time that guards take, in µs: 0 where nobody reads it."""
