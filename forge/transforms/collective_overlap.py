@@ -1,7 +1,8 @@
 """Collectives of the captured program, started as early and awaited as late as the calls around them allow.
 
-They start in the order of the program, which is that of every process. The product of a weight's gradient, for
-instance, runs while the gradient of the layer's input is reduced (tensor parallelism).
+They start in the order of the program, which is that of every process, and stay between the messages of
+`bucket_collectives`. The product of a weight's gradient, for instance, runs while the gradient of the layer's input is
+reduced (tensor parallelism).
 
 Source: M. Shoeybi et al., Megatron-LM (2019), whose linear layers overlap these by hand.
 """
@@ -14,6 +15,7 @@ from forge.prims.distributed import STARTS
 from forge.transforms.makers import innermost
 
 _BARRIERS = frozenset({Tag.EFFECT, Tag.OPAQUE, Tag.DONATES, Tag.IN_PLACE})  # they may write to what is being sent
+_MESSAGES = frozenset({Tag.SENDS, Tag.AWAITS})  # a start between the two would keep them from moving
 
 
 def is_start(bound: BoundSymbol) -> bool:
@@ -34,13 +36,15 @@ def overlap_calls(trace: Trace) -> Trace:
 
 
 def _starts_early(calls: Sequence[BoundSymbol]) -> list[BoundSymbol]:
-    """Move each start up to the last call that makes its input, sends before it, or may write to its input."""
+    """Move each start up to the last call that makes its input, is a message or sends, or may write to its input."""
     written: list[BoundSymbol] = []
     for bound in calls:
         place = len(written)
         if is_start(bound):
             inputs = set(bound.inputs)
-            while place and not _holds(written[place - 1]) and inputs.isdisjoint(written[place - 1].outputs):
+            while place and inputs.isdisjoint(written[place - 1].outputs):
+                if _holds(written[place - 1]) or _MESSAGES & written[place - 1].symbol.tags:
+                    break
                 place -= 1
         written.insert(place, bound)
     return written

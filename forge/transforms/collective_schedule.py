@@ -7,7 +7,7 @@ sizes. Regions keep it (forge/compiler/regions.py), and `overlap_collectives` do
 calls as they run: one starts as soon as the one before it has, a gather not before a bucket ahead of it by the policy's
 bytes is read, which bounds memory, and a reduction when its last gradient is there. A gather is awaited before the
 first call that reads one of its parameters, a reduction before the second after it starts, or more where together they
-have the policy's bytes at most. No message moves over another call that communicates.
+have the policy's bytes at most. No message moves over another call that sends.
 
 Source: S. Li et al., PyTorch Distributed (2020), for buckets; Y. Zhao et al., PyTorch FSDP (2023), for gathering ahead.
 """
@@ -26,7 +26,7 @@ from forge.prims.distributed import ShardGroup, chunk_rows
 from forge.transforms.makers import innermost, is_view
 from forge.transforms.unshards import is_reduction, is_unshard, limits
 
-_SILENT = frozenset({prims.copy_, prims.copy_data_, prims.require})  # effects without a message
+_SILENT = frozenset({prims.copy_, prims.copy_data_, prims.require, prims.wait_tensor})  # effects that send nothing
 _READ_WITH = 3  # matrices, such as those of queries, keys and values
 _NO_LIMITS = 1 << 26, 1 << 26  # of what a captured program does not gather, such as in a double backward
 
@@ -163,18 +163,18 @@ def _in_sight(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
         yield from _in_sight(bound.subsymbols) if _hides_sent(bound) else (bound,)
 
 
-def _communicates(bound: BoundSymbol) -> bool:
+def _sends(bound: BoundSymbol) -> bool:
     if Tag.EFFECT not in bound.all_tags:
         return False
     return any(Tag.EFFECT in call.symbol.tags and call.symbol not in _SILENT for call in innermost(bound))
 
 
 def _by_segment(calls: Sequence[BoundSymbol], outputs: Iterable[str], write: _Write) -> list[BoundSymbol]:
-    """Return the calls with those between two that communicate written by `write`, of the calls and the names that are
+    """Return the calls with those between two that send written by `write`, of the calls and the names that are
     read after them."""
     segments: list[list[BoundSymbol]] = [[]]
     for bound in calls:
-        if _communicates(bound):
+        if _sends(bound):
             segments += [[bound], []]
         else:
             segments[-1].append(bound)

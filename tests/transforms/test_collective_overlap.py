@@ -7,11 +7,14 @@ import torch
 
 import forge
 from forge import prims
+from forge.compiler.passes import MESSAGES
 from forge.executors import claim, resolve_executors
 from forge.ir import Trace
 from forge.testing.process_group import group_of_one
 from forge.torch_internals.versions import TORCH
+from forge.transforms import bucket_collectives, overlap_collectives
 from forge.transforms.collective_overlap import overlap_calls
+from forge.transforms.collective_schedule import find_parameters
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
@@ -81,6 +84,31 @@ def test_nothing_that_is_sent_is_written_to_meanwhile() -> None:
 
     names, _ = _overlapped(function, *_inputs())
     assert names.index("wait_tensor") < names.index("copy_") < names.index("all_gather_into_tensor", 1)
+
+
+@pytest.mark.parametrize("sent_first", [True, False])
+def test_parameters_are_gathered_beside_other_collectives(sent_first: bool) -> None:
+    """A wait may run between the two calls of a message, another collective does not start there."""
+    group = group_of_one()
+
+    def function(part: Any, x: Any) -> Any:
+        if sent_first:
+            x = prims.exp(prims.wait_tensor(prims.all_reduce(x, "sum", group)))
+        whole = prims.unshard(part, 3, torch.float32, part.device, None, (1, group, None), None)
+        y = prims.cos(x)
+        z = prims.mul(y, whole)
+        return z if sent_first else (z, prims.wait_tensor(prims.all_reduce(y, "sum", group)))
+
+    program = forge.trace(function, *_inputs())
+    parameters = find_parameters(program)
+    claimed, _ = claim(bucket_collectives(program, parameters, MESSAGES), resolve_executors(["torch"]))
+    trace = overlap_collectives(overlap_calls(claimed), parameters, MESSAGES)
+    names = [bound.symbol.name.rpartition(".")[2] for bound in trace.bound_symbols]
+    assert names == (
+        ["all_reduce", "start_unshard", "wait_tensor", "exp", "cos", "finish_unshard", "mul"]
+        if sent_first
+        else ["start_unshard", "cos", "finish_unshard", "all_reduce", "mul", "wait_tensor"]
+    )
 
 
 @pytest.mark.skipif(TORCH < (2, 13), reason="before torch 2.13 its group of one process writes no results")
