@@ -1,9 +1,9 @@
 """Every OpInfo with regions around it: results, gradients and strides are those of torch's own functions.
 
-The op stands between pointwise calls, so that its own calls may be in a region with them, forward and backward. Every
-op runs in its main dtype, with regions that torch runs and checks (check="regions"); one op in `EVERY`, of one sample,
-with Inductor's kernels, and all in float32, bfloat16 and float64 under `slow`: `pytest tests/test_ops_fused.py --op
-softmax` runs everything about one op.
+The op stands between pointwise calls, so that its own calls may be in a region with them, forward and backward. One op
+in `EVERY_CHECKED` runs in its main dtype with regions that torch runs and checks (check="regions"), one in `EVERY`, of
+one sample, with Inductor's kernels, and all in float32, bfloat16 and float64 under `slow`: `pytest
+tests/test_ops_fused.py --op softmax` runs everything about one op.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from forge.api.functional import Direct
 from forge.executors.inductorex import InductorExecutor
 from forge.testing import OpInfo, Sample
 
-EVERY = 6
+EVERY, EVERY_CHECKED = 6, 3
 RECURRENT = "torch's fake tensors have other strides than its recurrent kernels"
 _RECURRENT = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
 COUNT = 2  # samples of an op
@@ -54,7 +54,7 @@ def _instances(config: pytest.Config, *, compiled: bool) -> Iterator[Any]:
         dtypes = [dtype for dtype in DTYPES if dtype in info.dtypes] or list(info.dtypes)[:1]
         for turn, dtype in enumerate(dtypes):
             for device in DEVICES:
-                usual = turn == 0 and (position % EVERY == 0 or not compiled) and device == "cpu"
+                usual = turn == 0 and position % (EVERY if compiled else EVERY_CHECKED) == 0 and device == "cpu"
                 slow = [] if usual else [pytest.mark.slow]
                 fails = info.name in _RECURRENT and not (compiled and usual)  # the first sample does not
                 recurrent = [pytest.mark.xfail(strict=True, reason=RECURRENT)] if fails else []

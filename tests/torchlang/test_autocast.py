@@ -105,7 +105,10 @@ def run(function: Any, gradient: bool, sample: Sample, device: str) -> tuple[lis
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # deprecations of torch's
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(torch.float32, id="float32"), pytest.param(torch.bfloat16, id="bfloat16", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("info", [info for info in all_opinfos() if info.name not in UNSET], ids=lambda info: info.name)
 def test_an_operation_is_as_in_eager(info: OpInfo, dtype: torch.dtype, device: str) -> None:
     if dtype not in info.dtypes:

@@ -47,7 +47,16 @@ def unfused(jitted: Callable) -> list[list[str]]:
     return [calls(trace) for trace in forge.last_traces(jitted) if trace.stage == "unfuse_addends"]
 
 
-@pytest.mark.parametrize("numbers", [{}, {"alpha": 0.5}, {"beta": 0.25}, {"beta": 2, "alpha": -1.5}], ids=str)
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {},
+        pytest.param({"alpha": 0.5}, marks=pytest.mark.slow),
+        pytest.param({"beta": 0.25}, marks=pytest.mark.slow),
+        {"beta": 2, "alpha": -1.5},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]])
 def test_gradients_are_those_of_eager(name: str, numbers: dict[str, float], executors: list[str]) -> None:
