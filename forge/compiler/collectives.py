@@ -10,6 +10,7 @@ from forge.ir.printing import STATEMENTS
 from forge.ir.proxies import bytes_of
 from forge.ir.pytree import tensors
 from forge.ir.source import Source
+from forge.prims.distributed import MESSAGE_TAGS
 from forge.torch_internals.distributed import process_group
 from forge.transforms.makers import innermost, is_view
 
@@ -68,7 +69,7 @@ class Collective(NamedTuple):
 
 def communicates(bound: BoundSymbol) -> bool:
     """Return whether a call sends a message, or waits for one."""
-    if {Tag.SENDS, Tag.AWAITS} & bound.symbol.tags:
+    if not MESSAGE_TAGS.isdisjoint(bound.symbol.tags):
         return True
     return any(call.symbol in _OPERATIONS or call.symbol is prims.wait_tensor for call in innermost(bound))
 

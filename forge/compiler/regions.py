@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from forge.executors.executor import FusionExecutor, ProductExecutor
 from forge.ir import BoundSymbol, NumberProxy, Tag
 from forge.ir.pytree import names, proxies, tensors
+from forge.prims.distributed import MESSAGE_TAGS
 
 _LARGE = 2**16  # elements of a tensor that is worth reading once
 BARRIERS = frozenset({Tag.EFFECT})
 ORDERED = frozenset({Tag.RANDOM, Tag.OPAQUE, Tag.SYNCHRONIZING})
-MESSAGES = frozenset({Tag.SENDS, Tag.AWAITS})  # cuts that compute nothing: what they pass on is of the same level
 _SENDS = frozenset({Tag.SENDS})  # in the program's order
 
 
@@ -44,7 +44,7 @@ class Node:
 
     @property
     def message(self) -> bool:
-        return self.has(MESSAGES)
+        return self.has(MESSAGE_TAGS)
 
     @property
     def cut(self) -> bool:
@@ -172,8 +172,8 @@ def _latest_levels(nodes: Sequence[Node]) -> dict[int, int]:
     last = max((node.level for node in nodes), default=0)
     latest: dict[int, int] = {}
     for node in reversed(nodes):
-        if node.has(ORDERED | MESSAGES) or not node.readers:
-            latest[id(node)] = node.level if node.has(ORDERED | MESSAGES) else last
+        if node.has(ORDERED | MESSAGE_TAGS) or not node.readers:
+            latest[id(node)] = node.level if node.has(ORDERED | MESSAGE_TAGS) else last
         else:
             latest[id(node)] = min(
                 latest[id(reader)] - (_first_level(node, reader) - node.level) for reader in node.readers

@@ -85,6 +85,7 @@ def wait_tensor(x: TensorProxy) -> TensorProxy:
 
 
 STARTS = frozenset({all_reduce, all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single})
+MESSAGE_TAGS = frozenset({Tag.SENDS, Tag.AWAITS})  # of the two calls of a message, which compute nothing
 
 
 # parameters of which each process has a part of the rows

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 from forge import prims
 from forge.ir import BoundSymbol, Tag, Trace
-from forge.prims.distributed import STARTS
+from forge.prims.distributed import MESSAGE_TAGS, STARTS
 from forge.transforms.makers import innermost
 
 _BARRIERS = frozenset({Tag.EFFECT, Tag.OPAQUE, Tag.DONATES, Tag.IN_PLACE})  # they may write to what is being sent
-_MESSAGES = frozenset({Tag.SENDS, Tag.AWAITS})  # a start between the two would keep them from moving
 
 
 def is_start(bound: BoundSymbol) -> bool:
@@ -42,9 +41,7 @@ def _starts_early(calls: Sequence[BoundSymbol]) -> list[BoundSymbol]:
         place = len(written)
         if is_start(bound):
             inputs = set(bound.inputs)
-            while place and inputs.isdisjoint(written[place - 1].outputs):
-                if _holds(written[place - 1]) or _MESSAGES & written[place - 1].symbol.tags:
-                    break
+            while place and not _bars_start(written[place - 1]) and inputs.isdisjoint(written[place - 1].outputs):
                 place -= 1
         written.insert(place, bound)
     return written
@@ -63,6 +60,11 @@ def _waits_late(calls: Sequence[BoundSymbol]) -> list[BoundSymbol]:
                 place -= 1
         written.insert(place, bound)
     return written[::-1]
+
+
+def _bars_start(bound: BoundSymbol) -> bool:
+    """Return whether no start moves over a call: a message's two calls could not move over one between them."""
+    return _holds(bound) or not MESSAGE_TAGS.isdisjoint(bound.symbol.tags)
 
 
 def _holds(bound: BoundSymbol) -> bool:

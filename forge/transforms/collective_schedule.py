@@ -22,7 +22,7 @@ from forge import prims
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, Trace
 from forge.ir.proxies import Dim, bytes_of
 from forge.ir.symbol import NO_TAGS
-from forge.prims.distributed import ShardGroup, chunk_rows
+from forge.prims.distributed import MESSAGE_TAGS, ShardGroup, chunk_rows
 from forge.transforms.makers import innermost, is_view
 from forge.transforms.unshards import is_reduction, is_unshard, limits
 
@@ -140,7 +140,7 @@ def overlap_collectives(trace: Trace, parameters: Parameters, operators: Operato
                 wholes = finish.output if gathers else bound.args[0]
                 prefetch = _prefetch(parameters, bound.args[0][0].name)
                 sequence.append(_Message(bound, finish, sum(map(bytes_of, wholes)), prefetch))
-        others = [bound for bound in segment if not {Tag.SENDS, Tag.AWAITS} & bound.symbol.tags]
+        others = [bound for bound in segment if MESSAGE_TAGS.isdisjoint(bound.symbol.tags)]
         return _Writer(sequence, operators).write(others, needed)
 
     return trace.derive("overlap_collectives", _by_segment(trace.bound_symbols, trace.output_names, write))

@@ -106,15 +106,18 @@ def _hash(path: str, *state: int) -> str:
 
 
 @cache
-def _files_named_by(path: str, *state: int) -> frozenset[bytes]:
+def _files_named_by(path: str, inode: int, size: int, changed: int) -> frozenset[bytes]:
     """Return the texts in a library's constants that end as the names of shared objects, without their versions."""
-    content, names = Path(path).read_bytes(), set()
-    for suffix in _SUFFIXES:
-        found = content.find(suffix)
-        while found >= 0:
-            first = max(found - _LONGEST_NAME, 0)
-            names.add(content[max(first, content.rfind(b"\0", first, found) + 1) : found + len(suffix)])
-            found = content.find(suffix, found + 1)
+    if not size:
+        return frozenset()
+    names = set()
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+        for suffix in _SUFFIXES:
+            found = memory.find(suffix)
+            while found >= 0:
+                first = max(found - _LONGEST_NAME, 0)
+                names.add(memory[max(first, memory.rfind(b"\0", first, found) + 1) : found + len(suffix)])
+                found = memory.find(suffix, found + 1)
     return frozenset(names)
 
 
