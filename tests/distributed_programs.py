@@ -409,7 +409,7 @@ def other_mesh(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 
 class Stack(nn.Module):
-    """Layers of more than a mebibyte each."""
+    """Layers of more than a mebibyte each, with attention between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -417,12 +417,13 @@ class Stack(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = torch.relu(layer(x))
+            heads = layer(x).view(len(x), 6, 100).transpose(0, 1)
+            x = F.scaled_dot_product_attention(heads, heads, heads).transpose(0, 1).reshape(len(x), 600).relu()
         return x
 
 
 class Events(TorchDispatchMode):
-    """The products and the messages of this thread, in order, in `told`."""
+    """The products, the messages and the copies of weights' gradients of this thread, in order, in `told`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -430,7 +431,7 @@ class Events(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         name = func._schema.name.partition("::")[2]
-        if name in ("mm", "allreduce_"):
+        if name in ("mm", "allreduce_") or (name == "copy_" and args[0].shape == (600, 600)):
             self.told.append(name)
         return func(*args, **(kwargs or {}))
 
@@ -447,18 +448,30 @@ def _step(model: nn.Module, rank: int) -> dict[str, torch.Tensor]:
     return {name.removeprefix("module."): p.grad.clone() for name, p in model.named_parameters()}
 
 
-def in_buckets(rank: int, executors: list[str], cap: float = 1.0) -> dict[str, Any]:
-    """Gradients in eager and jitted, and what happens in a step's backward, in order: products, messages, and the
-    layers whose weights get their gradients."""
-    model, expected = _stack(True, executors, cap), _step(_stack(False, None, cap), rank)
-    found = [_step(model, rank) for _ in range(3)]
+def in_buckets(rank: int, executors: list[str] | None, cap: float = 1.0) -> dict[str, Any]:
+    """Gradients in eager and jitted, and what happens in a step's backward, in order: products, messages, copies, and
+    the layers whose weights get their gradients."""
+    eager, model = _stack(False, None, cap), _stack(True, executors, cap)
+    expected, found = [[_step(each, rank) for _ in range(3)] for each in (eager, model)]
+    events = _events(model)
+    told = forge.explain(model)
+    return {
+        "eager": expected[0],
+        "forge": found,
+        "events": events,
+        "copies": [each.count("copy_") for each in (_events(eager), events)],
+        "broken": told.graph_breaks + told.eager,
+    }
+
+
+def _events(model: DistributedDataParallel) -> list[str]:
+    model.zero_grad()
     loss = model(torch.randn(8, 600)).square().sum()
     with Events() as events:
         for i, layer in enumerate(model.module.layers):
             layer.weight.register_post_accumulate_grad_hook(lambda p, i=i: events.told.append(f"layer {i}"))
         loss.backward()
-    told = forge.explain(model)
-    return {"eager": expected, "forge": found, "events": events.told, "broken": told.graph_breaks + told.eager}
+    return events.told
 
 
 class Halves(nn.Module):

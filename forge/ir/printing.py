@@ -26,8 +26,9 @@ from forge.torch_internals.functions import torch_nn_module
 from forge.torch_internals.sympy import PythonPrinter
 
 DEL = Symbol("del", "python.del", meta=lambda *proxies: None)
+LIST = Symbol("list", "python.list", meta=lambda *proxies: None)  # of one tuple, which YIELD takes out
 YIELD = Symbol("yield", "python.yield", meta=lambda *proxies: None)
-STATEMENTS = frozenset({DEL, YIELD})  # of Python: they run nothing
+STATEMENTS = frozenset({DEL, LIST, YIELD})  # of Python: they run nothing
 
 _LITERALS = (bool, int, str, bytes, type(None), type(Ellipsis))
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
@@ -186,8 +187,10 @@ class Writer:
         """One statement."""
         if bound.symbol is DEL:
             return f"del {', '.join(bound.inputs)}"
+        if bound.symbol is LIST:
+            return f"{bound.output.name} = [{self.value(bound.args)}]"
         if bound.symbol is YIELD:
-            return f"yield {self.value(bound.args)}"
+            return f"yield {bound.args[0].name}.pop()"
         args = [self.value(arg) for arg in bound.args]
         args += [f"{key}={self.value(value)}" for key, value in bound.kwargs.items()]
         op = bound.symbol.op
@@ -292,7 +295,7 @@ _sympy_printer = PythonPrinter()
 
 def _comment(bound: BoundSymbol) -> str:
     found = [in_words(proxy) for proxy in pytree.proxies(bound.output)]
-    return "  # " + ", ".join(found) if found and bound.symbol is not DEL else ""
+    return "  # " + ", ".join(found) if found and bound.symbol not in STATEMENTS else ""
 
 
 def in_words(proxy: Proxy) -> str:

@@ -120,9 +120,15 @@ def track(value: torch.Tensor) -> torch.Tensor:
     return value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
 
 
+class GraphProxy(Proxy):
+    """An OpaqueGraph of a trace. Other proxies without data, such as the state that attention saves, are none."""
+
+    __slots__ = ()
+
+
 def keeps_graph(bound: BoundSymbol) -> bool:
     """Return whether a call of a forward keeps torch's graph for its backward."""
-    return any(type(proxy) is Proxy for proxy in proxies(bound.output))
+    return any(isinstance(proxy, GraphProxy) for proxy in proxies(bound.output))
 
 
 def record_with_graph(
@@ -136,7 +142,7 @@ def record_with_graph(
     """
     forward, backward = symbols
     trace = current_trace()
-    graph = Proxy(trace.fresh_name("graph"))
+    graph = GraphProxy(trace.fresh_name("graph"))
     given = list(leaves([*call[1:]]))
     positions = tuple(i for i, leaf in enumerate(given) if getattr(leaf, "name", None) in wanted)
     trace.record(BoundSymbol(forward, (*call, positions), {}, (output, graph)))

@@ -3,14 +3,15 @@
 torch's autograd hands a node's gradients on when the node has run. A backward of one node hands all out at its end, and
 nobody can send the first ones while the last ones are computed. So the backward of a model whose gradients are sent is
 a generator: `yield` stands behind the last call that makes a part's gradients, and forge/runtime/autograd.py has a
-node for each part.
+node for each part. A generator that waits owns none of the gradients that it gave: torch's autograd makes a tensor that
+nobody else owns a parameter's gradient, and copies others.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 
-from forge.ir import BoundSymbol, TensorProxy, Trace
-from forge.ir.printing import YIELD
+from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace
+from forge.ir.printing import LIST, YIELD
 
 FIRST_BYTES = 1 << 20  # the first part is small, so that sending begins early; torch's first bucket is, too
 
@@ -45,10 +46,13 @@ def in_buckets(trace: Trace, parts: Sequence[Sequence[int]]) -> Trace:
     made = _made_by(trace)
     places: dict[int, list[BoundSymbol]] = {}
     last = -1
-    for part in parts:
-        gradients = tuple(trace.output[i] for i in part)
+    for positions in parts:
+        gradients = tuple(trace.output[i] for i in positions)
         last = max([last, *(made.get(x.name, -1) for x in gradients if isinstance(x, TensorProxy))])
-        places.setdefault(last, []).append(BoundSymbol(YIELD, gradients, {}, None))
+        part = Proxy(trace.fresh_name("gradients"))
+        places.setdefault(last, []).extend(
+            (BoundSymbol(LIST, gradients, {}, part), BoundSymbol(YIELD, (part,), {}, None))
+        )
     calls = list(places.get(-1, ()))
     for i, bound in enumerate(trace.bound_symbols):
         calls += [bound, *places.get(i, ())]
