@@ -1,6 +1,6 @@
 """Training of a Llama in several processes: a step of eager, torch.compile and forge, in turn in one process a rank.
 
-    torchrun --nproc-per-node 2 -m bench.parallel [--plan ddp fsdp fsdp-blocks shard offload tensor] [--rounds 10]
+    torchrun --nproc-per-node 2 -m bench.parallel [--plan ddp shard tensor] [--rounds 10]
 
 A step is a forward, the loss and a backward. On GPUs over nccl: hidden 2048, bfloat16, 4×2048 tokens a rank; else over
 gloo and tiny. A system's model is freed before the next one's is made. Milliseconds are the median of the rounds, of
@@ -10,7 +10,8 @@ their greatest relative distance from eager's.
 
 ddp is DDP(forge.jit(model)) and torch.compile(DDP(model)); fsdp jits the sharded model, fsdp-blocks each of its layers;
 shard is forge.jit(forge.distributed.shard(model)), beside FSDP2 with each of its layers compiled; offload is that with
-parameters and gradients in host memory; tensor cuts the layers' products by columns and rows.
+parameters and gradients in host memory; tensor cuts the layers' products by columns and rows; shard-tensor is both on a
+mesh of two dims, of an even number of processes, two of which share a batch.
 """
 
 import argparse
@@ -116,12 +117,21 @@ def _offloaded(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str
 
 
 def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str) -> nn.Module:
+    return compile(_cut_products(model, mesh))
+
+
+def _both(model: nn.Module, mesh: DeviceMesh, compile: Compile, system: str) -> nn.Module:
+    both = init_device_mesh(mesh.device_type, (mesh.size() // 2, 2), mesh_dim_names=("data", "tensor"))
+    return _whole_program(_cut_products(model, both["tensor"]), both["data"], compile, system)
+
+
+def _cut_products(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
     for layer in _layers(model):
         plan = {name: ColwiseParallel() for name in columns}
         plan |= {name: RowwiseParallel() for name in ("self_attn.o_proj", "mlp.down_proj")}
         parallelize_module(layer, mesh, plan)
-    return compile(model)
+    return model
 
 
 PLANS = {
@@ -131,6 +141,7 @@ PLANS = {
     "shard": _whole_program,
     "offload": _offloaded,
     "tensor": _tensor_parallel,
+    "shard-tensor": _both,
 }
 
 
@@ -183,7 +194,8 @@ def measure(
         return compiled[-1]
 
     model = PLANS[plan](_model(sizes, layers, device), mesh, compile, system)
-    torch.manual_seed(0 if plan == "tensor" else torch.distributed.get_rank())  # a tensor's parts are of one batch
+    sharing = {"tensor": mesh.size(), "shard-tensor": 2}.get(plan, 1)  # processes of one batch
+    torch.manual_seed(torch.distributed.get_rank() // sharing)
     ids = torch.randint(sizes.words, (sizes.batch, sizes.length), device=device)
 
     def step() -> None:
@@ -302,7 +314,7 @@ def _rows(plan: str, found: dict[str, Measured]) -> Iterator[tuple[str, ...]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plan", nargs="+", choices=list(PLANS), default=list(PLANS))
+    parser.add_argument("--plan", nargs="+", choices=list(PLANS), help="default: all that the processes can have")
     parser.add_argument("--only", nargs="+", choices=list(SYSTEMS), default=[], help="systems beside torch.compile")
     parser.add_argument("--layers", type=int, help="12 on GPUs, else 2")
     parser.add_argument("--rounds", type=int, default=10)
@@ -326,7 +338,8 @@ def main() -> None:
         name = torch.cuda.get_device_name() if kind == "cuda" else "CPU, 1 thread a rank"
         print(f"torch {torch.__version__}, {ranks} × {name}\n", flush=True)
     layers = options.layers or (12 if kind == "cuda" else 2)
-    for plan in options.plan:
+    possible = [plan for plan in PLANS if plan != "shard-tensor" or ranks % 2 == 0]
+    for plan in options.plan or possible:
         found = {
             system: measure(plan, system, layers, mesh, device, options.rounds, options.profile)
             for system in SYSTEMS
