@@ -1,68 +1,82 @@
-"""A compiler for PyTorch whose programs can be read as Python."""
+"""A compiler for PyTorch whose programs can be read as Python.
+
+A name loads its module when it is first used (PEP 562), so that the command line answers without torch. Type checkers
+read __init__.pyi.
+"""
+
+import importlib
+import sys
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
 
 from forge.support import startup  # before all that imports torch
 
 # isort: split
-from forge import distributed, optim, quantize
-from forge.aot.errors import ExportError
-from forge.aot.exported import Exported
-from forge.aot.loaded import load
-from forge.api.bundle import bundle
-from forge.api.export import EntryPoint, export
-from forge.api.functional import grad, trace, value_and_grad, vjp
-from forge.api.jit import finish_compiling, jit, last_backward_traces, last_traces, refold
-from forge.api.load_kernel import LoadedKernel, load_kernel
-from forge.compiler.program import StrictError
-from forge.debug.bisection import Difference, bisect
-from forge.debug.edited import EditError
-from forge.debug.report import Explanation, explain
-from forge.debug.repro import repro
-from forge.executors.errors import CheckError
-from forge.executors.hubex import KernelExtension, kernel, register_kernel, use_kernels
-from forge.executors.hubex.registry import kernels
-from forge.patterns import Pattern, pattern
-from forge.runtime.module_transforms import ModuleTransform, original_state_dict
-from forge.torch_internals import versions
 from forge.version import __version__
 
-__all__ = [
-    "CheckError",
-    "Difference",
-    "EditError",
-    "EntryPoint",
-    "Explanation",
-    "ExportError",
-    "Exported",
-    "KernelExtension",
-    "LoadedKernel",
-    "ModuleTransform",
-    "Pattern",
-    "StrictError",
-    "bisect",
-    "bundle",
-    "distributed",
-    "explain",
-    "export",
-    "finish_compiling",
-    "grad",
-    "jit",
-    "kernel",
-    "kernels",
-    "last_backward_traces",
-    "last_traces",
-    "load",
-    "load_kernel",
-    "optim",
-    "original_state_dict",
-    "pattern",
-    "quantize",
-    "refold",
-    "register_kernel",
-    "repro",
-    "trace",
-    "use_kernels",
-    "value_and_grad",
-    "vjp",
-]
-versions.warn_if_untested()
-del startup, versions  # no names of the package
+_MODULES = {  # as in __init__.pyi
+    "CheckError": "forge.executors.errors",
+    "Difference": "forge.debug.bisection",
+    "EditError": "forge.debug.edited",
+    "EntryPoint": "forge.api.export",
+    "Explanation": "forge.debug.report",
+    "ExportError": "forge.aot.errors",
+    "Exported": "forge.aot.exported",
+    "KernelExtension": "forge.executors.hubex",
+    "LoadedKernel": "forge.api.load_kernel",
+    "ModuleTransform": "forge.runtime.module_transforms",
+    "Pattern": "forge.patterns",
+    "StrictError": "forge.compiler.program",
+    "bisect": "forge.debug.bisection",
+    "bundle": "forge.api.bundle",
+    "distributed": "forge.distributed",
+    "explain": "forge.debug.report",
+    "export": "forge.api.export",
+    "finish_compiling": "forge.api.jit",
+    "grad": "forge.api.functional",
+    "jit": "forge.api.jit",
+    "kernel": "forge.executors.hubex",
+    "kernels": "forge.executors.hubex.registry",
+    "last_backward_traces": "forge.api.jit",
+    "last_traces": "forge.api.jit",
+    "load": "forge.aot.loaded",
+    "load_kernel": "forge.api.load_kernel",
+    "optim": "forge.optim",
+    "original_state_dict": "forge.runtime.module_transforms",
+    "pattern": "forge.patterns",
+    "quantize": "forge.quantize",
+    "refold": "forge.api.jit",
+    "register_kernel": "forge.executors.hubex",
+    "repro": "forge.debug.repro",
+    "trace": "forge.api.functional",
+    "use_kernels": "forge.executors.hubex",
+    "value_and_grad": "forge.api.functional",
+    "vjp": "forge.api.functional",
+}
+
+__all__ = [*_MODULES]
+del startup  # no name of the package
+
+
+def __getattr__(name: str) -> Any:
+    own = f"{__name__}.{name}"
+    place = _MODULES.get(name) or (own if not name.startswith("_") and find_spec(own) is not None else None)
+    if place is None:
+        raise AttributeError(f"module 'forge' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    _warn_of_untested_torch()
+    module = importlib.import_module(place)
+    value = module if place == own else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+@cache
+def _warn_of_untested_torch() -> None:
+    from forge.torch_internals import versions  # which imports torch
+
+    versions.warn_if_untested()
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

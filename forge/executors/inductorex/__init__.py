@@ -15,11 +15,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.compiler.claim import ClaimedCall
 from forge.executors.can_fuse_cache import CanFuseCache
 from forge.executors.executor import Decision, Declined, FusionExecutor, ProductExecutor, decline
 from forge.executors.inductorex import isa_probe
@@ -27,6 +26,9 @@ from forge.executors.registry import register_executor
 from forge.ir import BoundSymbol, Tag, Trace
 from forge.ir.pytree import leaves, tensors
 from forge.torch_internals.tensors import has_triton
+
+if TYPE_CHECKING:
+    from forge.compiler.claim import ClaimedCall
 
 _NEVER = {
     Tag.RANDOM: "random numbers are drawn by torch, as in eager",
@@ -108,7 +110,7 @@ class InductorExecutor(FusionExecutor):
         return _module("compile_wait").finish() if _compiles() else {}
 
     def compile_ahead_of_time(
-        self, program: Trace, claimed: Sequence[ClaimedCall], weights: Mapping[str, torch.Tensor], *, alone: bool
+        self, program: Trace, claimed: Sequence["ClaimedCall"], weights: Mapping[str, torch.Tensor], *, alone: bool
     ) -> list[str] | Declined:
         """Return the paths of the files of an AOTInductor package of a claimed program, or Declined where there is
         none. alone: the package holds the weights, by name, which are inputs of the program."""

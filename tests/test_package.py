@@ -1,0 +1,50 @@
+"""The names of the package forge: each loads its module when it is first used."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import forge
+
+STUB = Path(forge.__file__).with_suffix(".pyi")
+
+
+def test_the_stub_has_the_names_and_their_modules() -> None:
+    imports = [node for node in ast.parse(STUB.read_text()).body if isinstance(node, ast.ImportFrom)]
+    modules = {
+        alias.name: f"forge.{alias.name}" if node.module == "forge" else node.module
+        for node in imports
+        for alias in node.names
+    }
+    assert modules.pop("__version__") == "forge.version"
+    assert modules == forge._MODULES
+    assert f"__all__ = {forge.__all__}" == ast.unparse(ast.parse(STUB.read_text()).body[-1])
+
+
+@pytest.mark.parametrize("name", forge.__all__)
+def test_a_name_is_there(name: str) -> None:
+    assert getattr(forge, name) is not None
+    assert name in dir(forge)
+
+
+def test_a_name_that_is_not_there_is_an_error_of_attributes() -> None:
+    with pytest.raises(AttributeError, match="module 'forge' has no attribute 'jitt'"):
+        _ = forge.jitt
+    with pytest.raises(ImportError, match="cannot import name 'jitt' from 'forge'"):
+        from forge import jitt  # noqa: F401
+
+
+def test_a_package_inside_is_there_without_an_import_of_its_own() -> None:
+    code = "import forge; print(forge.executors.__name__, forge.hub.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["forge.executors", "forge.hub"]
+
+
+@pytest.mark.parametrize("module", ["forge", "forge.cli"])
+def test_it_is_imported_without_torch(module: str) -> None:
+    code = f"import sys, {module}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
