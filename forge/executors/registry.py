@@ -1,6 +1,7 @@
 """The executors that forge.jit knows by name, in the order in which they are asked."""
 
 import difflib
+import importlib
 import os
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
@@ -33,7 +34,8 @@ def register_executor(executor: E, *, default: bool = False, first: bool = False
 
 
 def known_executors() -> dict[str, Executor]:
-    """Every registered executor by name."""
+    """Return every registered executor by name."""
+    importlib.import_module("forge.executors.hubex")  # which registers itself: executors do not import kernels
     return dict(_known)
 
 
@@ -50,6 +52,7 @@ def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Execut
     """
     if executors is None:
         named = os.environ.get("FORGE_EXECUTORS")
+        known_executors()  # of which some are the default ones
         order = [name.strip() for name in named.split(",")] if named else _default_order
         return [executor for executor in map(_known_as, order) if executor.is_available()]
     check_list(executors, "forge.jit: executors", "names or executors")
@@ -65,8 +68,9 @@ def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Execut
 
 
 def _known_as(name: str) -> Executor:
-    check(name in _known, lambda: f"forge.jit: {unknown('executor', name, _known)}")
-    return _known[name]
+    known = known_executors()
+    check(name in known, lambda: f"forge.jit: {unknown('executor', name, known)}")
+    return known[name]
 
 
 def _resolve(executor: str | Executor) -> Executor:
