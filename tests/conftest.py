@@ -17,6 +17,7 @@ import os
 import tempfile
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -65,6 +66,21 @@ def _freeze_leftovers() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give the marker `slow` to all but one in n of a test's cases, where the test has the marker `one_in(n)`; to none
+    of an op that --op names."""
+    counts: Counter[str] = Counter()
+    for item in items:
+        share = item.get_closest_marker("one_in")
+        if share is None or config.getoption("--op") or item.get_closest_marker("slow") is not None:
+            continue
+        name = item.nodeid.partition("[")[0]
+        if counts[name] % share.args[0]:
+            item.add_marker(pytest.mark.slow)
+        counts[name] += 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

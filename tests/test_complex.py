@@ -24,6 +24,7 @@ def _differentiates(info: OpInfo, sample: Sample) -> bool:
 
 
 @pytest.mark.parametrize("info", all_opinfos(), ids=NAMES)
+@pytest.mark.one_in(3)
 def test_an_op_takes_complex64_where_torch_does(info: OpInfo) -> None:
     """Where torch differentiates a sample, or runs them all and has no gradient; what torch refuses forge refuses."""
     try:
@@ -53,6 +54,7 @@ MIXED = [info for info in all_opinfos() if info.gradient and torch.complex64 in 
 
 @pytest.mark.parametrize("executor", ["torch", "torch-prims"])
 @pytest.mark.parametrize("info", MIXED, ids=[info.name for info in MIXED])
+@pytest.mark.one_in(3)
 def test_a_real_operand_among_complex_ones(info: OpInfo, executor: str) -> None:
     """Each operand of the first sample made real in turn: eager's values and gradients, real ones of the real one."""
     for sample in all_samples(info, "cpu", torch.complex128)[:1]:

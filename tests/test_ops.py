@@ -169,6 +169,7 @@ def test_consistency(info: OpInfo, executor: str, device: str, dtype: torch.dtyp
             assert_same(actual, expected, within=within, stride=executor == "torch" and info.reference is None)
 
 
+@pytest.mark.one_in(3)
 def test_meta(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
     """Every call's metadata is what the call really gives, from the inputs to the result."""
     for sample in samples(info, device, dtype):
@@ -226,6 +227,7 @@ def test_gradient(info: OpInfo, executor: str, device: str, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("every", [pytest.param(False, id="one"), pytest.param(True, id="all", marks=pytest.mark.slow)])
+@pytest.mark.one_in(2)
 def test_half_gradient(info: OpInfo, executor: str, device: str, dtype: torch.dtype, every: bool) -> None:
     """Results and gradients in half precision are as near to those of `precise` as eager's are, but for the dtype's
     rounding.
@@ -390,6 +392,7 @@ def assert_same_flow(ours: _Flow, eager: _Flow, within: tuple[float, float] | No
 @pytest.mark.parametrize(
     "dynamic", [pytest.param(False, id="static"), pytest.param(True, id="dynamic", marks=pytest.mark.slow)]
 )
+@pytest.mark.one_in(2)
 def test_jit(info: OpInfo, executor: str, device: str, dtype: torch.dtype, dynamic: bool) -> None:
     """The first sample through forge.jit, Dynamo included: nothing opaque, nothing in eager; outputs and gradients.
 
@@ -511,6 +514,7 @@ def test_errors(info: OpInfo, device: str) -> None:
             pytest.fail(f"forge accepts {call}", pytrace=False)
 
 
+@pytest.mark.one_in(3)
 def test_printing(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
     """The text of a claimed trace is Python that gives the same result, and is the same twice."""
     within = tolerance(info, "test_printing", executor, device, dtype) or (0, 0)
@@ -553,6 +557,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "layout",
     ["transposed", "expanded", *(pytest.param(each, marks=pytest.mark.slow) for each in ("offset", "every other"))],
 )
+@pytest.mark.one_in(3)
 def test_strided(
     info: OpInfo, executor: str, device: str, dtype: torch.dtype, layout: str, request: pytest.FixtureRequest
 ) -> None:
@@ -575,6 +580,7 @@ def test_strided(
             assert_same(actual, expected, within=within)
 
 
+@pytest.mark.one_in(2)
 def test_inputs_unchanged(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
     """No input is modified, but for those that eager modifies, and those in the same way."""
     for sample in samples(info, device, dtype):

@@ -376,6 +376,7 @@ def _outcome(function: Callable) -> Any:
 
 @pytest.mark.parametrize("options", [{}, {"dynamic": True}], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", WRONG)
+@pytest.mark.one_in(3)
 def test_a_wrong_backward_is_the_error_that_it_is_in_eager(name, options):
     for function in WRONG[name]:
         expected = _outcome(function)
@@ -540,6 +541,7 @@ WHOLE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]], ids=["torch", "inductor"])
 @pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.one_in(3)
 def test_no_gradient_flows_through_a_whole_view_that_was_made_without_grad(name: str, executors: list[str]) -> None:
     show = WHOLE[name]
 

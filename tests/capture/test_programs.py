@@ -14,6 +14,7 @@ EVERY = 6  # programs, one is compiled by default
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.one_in(2)
 def test_a_program_is_eagers(name):
     check_program(name)
 

@@ -187,6 +187,7 @@ LAYERS = [
 
 @pytest.mark.parametrize("alone", [False, True], ids=["after a layer", "alone"])
 @pytest.mark.parametrize("cell", LAYERS, ids=str)
+@pytest.mark.one_in(2)
 def test_under_autocast_results_and_gradients_have_eagers_dtypes(cell: nn.Module, alone: bool) -> None:
     """The input is bfloat16 after a linear layer, and float32 where the module is called by itself."""
     model = cell if alone else Tagger(copy.deepcopy(cell))

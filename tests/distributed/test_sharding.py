@@ -40,6 +40,7 @@ def _check(found: dict[str, Any], **tolerances: float) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.one_in(2)
 def test_a_sharded_model_trains_as_under_fsdp2(kind: str, pair: Pair) -> None:
     for found in pair.run(trained, kind):
         _check(found, rtol=1e-4, atol=1e-5)
@@ -95,6 +96,7 @@ def test_a_copy_is_a_model_of_its_own(pair: Pair) -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("bucket_mb", [0.001, pytest.param(0.004, marks=pytest.mark.slow)])
+@pytest.mark.one_in(2)
 def test_processes_send_in_one_order_whatever_their_executors(kind: str, bucket_mb: float, pair: Pair) -> None:
     first, second = pair.run(order_of_messages, kind, bucket_mb)
     assert first[0] == second[0] and len(first[0]) > 2

@@ -37,6 +37,7 @@ def test_sizes_are_symbolic_in_a_parallel_model(plan: str, pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("what", CUT)
+@pytest.mark.one_in(3)
 def test_functions_of_cut_tensors_are_those_of_the_tensors_inside(what: str, pair: Pair) -> None:
     for found in pair.run(of_cut_tensors, what):
         assert found["broken"] == [] and found["opaque"] == []

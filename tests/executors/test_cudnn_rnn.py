@@ -154,6 +154,7 @@ def uses_cudnn(jitted: Any) -> bool:
 
 @pytest.mark.parametrize("with_state", [False, True], ids=["outputs", "outputs and states"])
 @pytest.mark.parametrize(("kind", "options"), LAYERS, ids=str)
+@pytest.mark.one_in(2)
 def test_results_and_gradients_are_eagers(
     device: str, kind: Callable, options: dict[str, Any], with_state: bool
 ) -> None:

@@ -151,6 +151,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.one_in(3)
 def test_strides_that_are_no_promise_are_those_that_torch_gives(info: OpInfo) -> None:
     """A region that reads a call's result is compiled for them."""
     for sample in list(samples(info, "cpu", main_dtype(info)))[:3]:
@@ -164,6 +165,7 @@ def test_strides_that_are_no_promise_are_those_that_torch_gives(info: OpInfo) ->
                 _assert_strides(trace, values)
 
 
+@pytest.mark.one_in(3)
 def test_strides_that_follow_a_promise_are_one(info: OpInfo) -> None:
     """The strides of arguments are a promise that is not kept: what a call gives of certain strides has these."""
     for sample in list(samples(info, "cpu", main_dtype(info)))[:2]:

@@ -59,6 +59,7 @@ def dequantized(jitted: nn.Module) -> Model:
 @EVERY
 @pytest.mark.usefixtures("compiled_regions")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.one_in(2)
 def test_results_are_those_of_the_dequantized_weights(name: str, dtype: torch.dtype) -> None:
     jitted = forge.jit(Model().to(dtype), transforms=[TRANSFORMS[name]], cache=False, fullgraph=True)
     exact = dequantized(jitted).double()

@@ -59,6 +59,7 @@ def unfused(jitted: Callable) -> list[list[str]]:
 )
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]])
+@pytest.mark.one_in(2)
 def test_gradients_are_those_of_eager(name: str, numbers: dict[str, float], executors: list[str]) -> None:
     program, given = attention(name, **numbers), (torch.randn(1, 256), *factors(name))
     for each in given:
@@ -156,6 +157,7 @@ LAYERS = (
 
 @pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=lambda each: type(each).__name__)
 @pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]])
+@pytest.mark.one_in(2)
 def test_a_bias_of_a_convolution_is_added_in_the_region_that_follows(
     layer: nn.Module, shape: tuple[int, ...], executors: list[str]
 ) -> None:

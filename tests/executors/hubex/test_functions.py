@@ -260,6 +260,7 @@ def test_results_are_contiguous_and_have_memory_of_their_own(operator: Callable,
         ("fake: fake", "{kernel_name: backward}"),
     ],
 )
+@pytest.mark.one_in(2)
 def test_results_of_a_kernel_are_made_contiguous(operator: Callable, func: str, kernel: str, grad: str) -> None:
     made = operator(func=func, code=CODE + LAID_OTHERWISE, kernel_name=kernel, grad=grad)
     x, weight = (each.requires_grad_(grad != "none") for each in (torch.randn(8, 3).t(), torch.randn(8)))
@@ -343,6 +344,7 @@ def test_arguments_that_only_compare_equal_are_told_apart() -> None:
 
 @pytest.mark.parametrize("func", ["reference: reference", "fake: fake", "fake: fake\nreference: reference"])
 @pytest.mark.parametrize("entry", [FAST, SLOW, {"grad": "none"}])
+@pytest.mark.one_in(2)
 def test_torch_checks_the_operator(operator: Callable, func: str, entry: dict) -> None:
     made = operator(func=func, **entry)
     needs_grad = entry.get("grad") != "none" or "reference" in func
@@ -352,6 +354,7 @@ def test_torch_checks_the_operator(operator: Callable, func: str, entry: dict) -
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.one_in(2)
 def test_torch_compile_takes_the_operator(operator: Callable, backend: str, dynamic: bool) -> None:
     made = operator()
     compiled = torch.compile(lambda *args: made.op(*args), backend=backend, fullgraph=True, dynamic=dynamic)

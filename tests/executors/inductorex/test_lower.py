@@ -277,6 +277,7 @@ INDEXED: dict[str, Callable] = {
 
 @pytest.mark.parametrize("index", [64, -1, -65])
 @pytest.mark.parametrize("name", INDEXED)
+@pytest.mark.one_in(4)
 def test_an_index_out_of_range_is_refused_as_torch_does(name: str, index: int) -> None:
     """Inductor's loops would end the process where threads share them, or count from the back."""
     x, i = torch.randn(64, 64, generator=torch.manual_seed(0)), torch.arange(64).repeat(64, 1)
@@ -313,6 +314,7 @@ WRONG: dict[str, tuple[tuple[int, ...], Callable]] = {
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("name", WRONG)
+@pytest.mark.one_in(2)
 def test_an_operator_that_inductor_computes_otherwise_is_left_to_torch(name: str, requires_grad: bool) -> None:
     """Indices out of range that torch clamps; fewer targets than classes."""
     shape, program = WRONG[name]

@@ -98,6 +98,7 @@ def differences(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> lis
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", slow_except(PROGRAMS, *[*PROGRAMS][::2]))
+@pytest.mark.one_in(2)
 def test_a_region_gives_what_torchs_functions_give(name: str, dtype: torch.dtype) -> None:
     given = inputs(dtype)
     jitted = forge.jit(PROGRAMS[name], executors=EXECUTORS, numerics="eager", cache=False)
@@ -161,6 +162,7 @@ IN_REGIONS = {"lstm_cell", "norm", "cosine_similarity", "atan2"}  # the other fo
         for executors in (["torch"], EXECUTORS)
     ],
 )
+@pytest.mark.one_in(2)
 def test_a_gradient_is_eagers(name: str, dtype: torch.dtype, executors: list[str]) -> None:
     given = [torch.randn(33, 64).to(dtype).requires_grad_() for _ in range(3)]
     jitted = forge.jit(FORMULAS[name], executors=executors, numerics="eager", cache=False)
@@ -188,6 +190,7 @@ def test_an_unfused_gradient_in_float32_is_eagers(name: str) -> None:
     ],
     ids=["equal", "close", "greater", "full", "filled", "next"],
 )
+@pytest.mark.one_in(2)
 def test_numbers_are_of_half_precision_where_torchs_are(function: Callable, dtype: torch.dtype) -> None:
     x = torch.randn(33, 64).to(dtype)
     jitted = forge.jit(function, cache=False)
