@@ -13,7 +13,6 @@ from forge.ir import BoundSymbol, TensorProxy, Trace
 from forge.ir.interpreter import paused_gc
 from forge.ir.pytree import names
 from forge.runtime.autograd import DifferentiableBackward, Sources
-from forge.runtime.buckets import bucket_bytes
 from forge.runtime.plan import GeneratedFunction
 from forge.runtime.torch_state import preserve_torch_state
 from forge.torchlang.opaque import keeps_graph, run_opaque_backward
@@ -33,12 +32,12 @@ class BackwardCompiler:
     backward together.
     """
 
-    def __init__(self, context: Context, compile_program: CompileProgram) -> None:
+    def __init__(self, context: Context, compile_program: CompileProgram, buckets: Buckets) -> None:
         self._context = context.without_results()  # its stages, the report alone keeps alive
         self._config = context.config
         self._derivative = context.derivative
         self._compile_program = compile_program
-        self.buckets = Buckets(bucket_bytes())
+        self.buckets = buckets
 
     @property
     def _parts(self) -> Split:

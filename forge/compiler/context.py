@@ -2,7 +2,7 @@
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any
@@ -86,11 +86,16 @@ class Buckets:
     """The gradients that leave a backward together.
 
     limit: the bytes that DistributedDataParallel sends together; None outside of it. positions: of the inputs, by
-    bucket; `bucket_gradients` sets it in the first backward of a program.
+    bucket; `bucket_gradients` sets it in the first backward of a program, whose nodes the others share.
     """
 
-    limit: int | None
-    positions: list[list[int]] | None = None
+    limit: int | None = None
+    positions: Sequence[Sequence[int]] | None = None
+
+    @property
+    def are_sent(self) -> bool:
+        """True if a backward gives gradients in buckets."""
+        return self.limit is not None if self.positions is None else bool(self.positions)
 
 
 @dataclass(kw_only=True)

@@ -8,7 +8,7 @@ from forge import prims
 from forge.executors.torchex import recurrent
 from forge.executors.torchex.cudnn_rnn import steps
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
-from forge.ir.printing import DEL
+from forge.ir.printing import STATEMENTS
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.pytree import proxies, tensors
 from forge.runtime.cuda_graphs import Graph
@@ -75,7 +75,7 @@ def has_symbolic_sizes(trace: Trace) -> bool:
 def can_record(trace: Trace) -> bool:
     """Return whether most calls of a claimed trace can be recorded."""
     _, others = _calls_that_run_first(trace, ())
-    calls = [bound for bound in others if bound.symbol is not DEL and not is_view(bound)]
+    calls = [bound for bound in others if bound.symbol not in STATEMENTS and not is_view(bound)]
     outside = sum(why_not(bound) is not None for bound in calls)
     return not _are_few(calls) and outside <= len(calls) * _OUTSIDE_SHARE
 

@@ -452,8 +452,8 @@ def bucket_gradients(trace: Trace, context: Context) -> Trace:
     """Yield the gradients of a backward in buckets, each as soon as it is computed."""
     buckets = context.buckets
     assert buckets is not None
-    assert buckets.limit is not None
     if buckets.positions is None:
+        assert buckets.limit is not None
         buckets.positions = find_buckets(trace, buckets.limit, context.derivative.inputs_with_grad)
     return in_buckets(trace, buckets.positions)
 

@@ -46,7 +46,7 @@ from forge.compiler.autotune import Autotuner, CompiledCall
 from forge.compiler.backwards import BackwardCompiler
 from forge.compiler.claim import Claim, Selection
 from forge.compiler.config import Config
-from forge.compiler.context import Context, Form, Kind
+from forge.compiler.context import Buckets, Context, Form, Kind
 from forge.compiler.cuda_graph_partition import can_record, has_symbolic_sizes
 from forge.compiler.executable import Executable, SecondTier
 from forge.compiler.freezing import freezing_of
@@ -59,6 +59,7 @@ from forge.executors.torchex.windows import ATTENDING
 from forge.ir import Tag, Trace
 from forge.ir.interpreter import paused_gc
 from forge.ir.pytree import names
+from forge.runtime.buckets import bucket_bytes
 from forge.runtime.cuda_recorder import recorder
 from forge.runtime.plan import Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
 from forge.runtime.tiering import FEW_CALLS, TierResult, hidden_seconds
@@ -216,8 +217,7 @@ def _records_cuda_graphs(trace: Trace, context: Context) -> bool:
 def _sends_gradients(trace: Trace, context: Context) -> bool:
     """Return whether DistributedDataParallel sends the gradients in buckets; all are tensors, of calls that run one by
     one."""
-    config, buckets = context.config, context.buckets
-    if buckets is None or buckets.limit is None or config.records_graphs or config.comparison is not None:
+    if context.buckets is None or not context.buckets.are_sent or context.config.comparison is not None:
         return False
     return not (context.is_batched or context.is_partial or context.derivative.has_opaque_graphs)
 
@@ -280,9 +280,9 @@ PIPELINE: tuple[Pass, ...] = (
     _lowering(passes.overlap_calls, when=_has_collectives),
     _lowering(passes.reduce_in_place, when=_reduces),
     _lowering(passes.compare, when=_has_reference, is_stage=False),
-    _lowering(passes.cuda_graphs, when=_records_cuda_graphs, is_stage=False),
     _lowering(passes.overlap_collectives, when=_has_messages),
     _lowering(passes.bucket_gradients, when=_sends_gradients, is_stage=False),
+    _lowering(passes.cuda_graphs, when=_records_cuda_graphs, is_stage=False),
     _lowering(passes.lifetimes, when=_always),
     _lowering(passes.codegen, when=_always, gives=Form.CODE, is_stage=False),
 )
@@ -398,13 +398,14 @@ def _lower_program(
         sets_mode = _sets_mode(trace)
         plan = CompiledPlan(forward, context.program.grad, sets_mode, folded_weights=context.folded_weights)
         return LoweredProgram(plan, context), context.regions
-    backwards = BackwardCompiler(context, _compile_double_backward)
+    shared = None if first is None else first.training
+    buckets = Buckets(bucket_bytes()) if shared is None else Buckets(positions=shared.buckets)
+    backwards = BackwardCompiler(context, _compile_double_backward, buckets)
     backward, own = backwards.compile_usual(context)
-    if first is None:
+    if first is None or shared is None:
         plan = _training_plan(forward, backward, backwards, context)
     else:
-        assert first.training is not None
-        plan = first._replace(forward=forward, training=first.training._replace(backward=backward))
+        plan = first._replace(forward=forward, training=shared._replace(backward=backward))
     return LoweredProgram(plan, context, own), context.regions
 
 
@@ -441,17 +442,15 @@ def _sets_mode(trace: Trace) -> bool:
 def _second_tier(trace: Trace, context: Context, first: LoweredProgram) -> SecondTier | None:
     """Return the second tier of a program that was lowered, where launches may cost more than what they compute: CUDA
     graphs where most of its calls can be recorded, else larger regions."""
-    config, training, layouts = context.config, first.plan.training, first.context.layouts
+    config, layouts = context.config, first.context.layouts
     assert layouts is not None
-    if training is not None and training.buckets:  # either would give all gradients at its end
-        return None
     lowered = [stages[-1] for stages in (first.context.stages, first.backward_stages) if stages]
     is_symbolic = any(map(has_symbolic_sizes, lowered))
     records = config.may_record_later and all(map(can_record, lowered))
     records = records and not any(map(is_unshard, context.program.trace.bound_symbols))
     records = records and not (is_symbolic and len(lowered) > 1)  # what each size saves would stay in memory
     hidden = None
-    if records or config.has_second_tier:
+    if records or _may_enlarge_regions(config, first.plan):
         hidden = hidden_seconds(lowered[0], layouts.flops, may_be_symbolic=records)
     if hidden is None:
         return None
@@ -459,12 +458,18 @@ def _second_tier(trace: Trace, context: Context, first: LoweredProgram) -> Secon
     return SecondTier(partial(_compile_second_tier, trace, context, first.plan, records), hidden, calls)
 
 
+def _may_enlarge_regions(config: Config, first: CompiledPlan) -> bool:
+    """Return whether there are larger regions, and gradients do not leave the backward in buckets: larger regions would
+    give all at their ends."""
+    return config.has_second_tier and not (first.training is not None and first.training.buckets)
+
+
 def _compile_second_tier(
     trace: Trace, context: Context, first: CompiledPlan, records: bool, tier: SecondTier, call: Callable[..., Any]
 ) -> TierResult:
     report, config = context.report, context.config
     records = records and recorder().has_room()
-    if not records and not config.has_second_tier:
+    if not records and not _may_enlarge_regions(config, first):
         return TierResult(call, lambda: decline("the device has little memory left"), lambda: None)
     config = config.with_cuda_graphs() if records else config.larger_regions()
     phase = "CUDA graphs" if records else "larger regions"

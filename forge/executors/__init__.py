@@ -3,14 +3,15 @@
 The default order of priority is kernels of the process (hubex), Triton, Inductor, torch; nvFuser runs on request.
 """
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from forge.executors import cudaex, inductorex, nvfuserex, torchex
 from forge.executors.errors import RegionError
 from forge.executors.executor import Declined, Executor, FusionExecutor, OperatorExecutor, decline
 from forge.executors.registry import register_executor, resolve_executors
 
-if TYPE_CHECKING:  # forge.api adds it: the compiler is above this package
+if TYPE_CHECKING:
     from forge.compiler.standalone import claim
 
 __all__ = [
@@ -24,3 +25,9 @@ __all__ = [
     "register_executor",
     "resolve_executors",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "claim":  # of the compiler, which is above this package
+        raise AttributeError(f"module 'forge.executors' has no attribute {name!r}")
+    return importlib.import_module("forge.compiler.standalone").claim

@@ -26,9 +26,9 @@ from forge.torch_internals.functions import torch_nn_module
 from forge.torch_internals.sympy import PythonPrinter
 
 DEL = Symbol("del", "python.del", meta=lambda *proxies: None)
-LIST = Symbol("list", "python.list", meta=lambda *proxies: None)  # of one tuple, which YIELD takes out
+BOX = Symbol("box", "python.box", meta=lambda *proxies: None)  # a list of one tuple, which YIELD takes out
 YIELD = Symbol("yield", "python.yield", meta=lambda *proxies: None)
-STATEMENTS = frozenset({DEL, LIST, YIELD})  # of Python: they run nothing
+STATEMENTS = frozenset({BOX, DEL, YIELD})  # of Python: they run nothing
 
 _LITERALS = (bool, int, str, bytes, type(None), type(Ellipsis))
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
@@ -187,7 +187,7 @@ class Writer:
         """One statement."""
         if bound.symbol is DEL:
             return f"del {', '.join(bound.inputs)}"
-        if bound.symbol is LIST:
+        if bound.symbol is BOX:
             return f"{bound.output.name} = [{self.value(bound.args)}]"
         if bound.symbol is YIELD:
             return f"yield {bound.args[0].name}.pop()"

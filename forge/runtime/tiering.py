@@ -16,7 +16,7 @@ from forge.executors.executor import Decision, Declined
 from forge.executors.torchex.cudnn_rnn import steps
 from forge.ir import TensorProxy, Trace
 from forge.ir.locks import new_lock
-from forge.ir.printing import DEL
+from forge.ir.printing import STATEMENTS
 from forge.ir.proxies import SYMBOLIC_TYPES, hint_of
 from forge.ir.pytree import proxies
 from forge.transforms.makers import is_view
@@ -55,7 +55,7 @@ def hidden_seconds(trace: Trace, flops: int, *, may_be_symbolic: bool = False) -
     By the trace's metadata, so that the same program is always treated alike. Sizes that are symbols are taken as
     they were when the program was recorded, where they may be symbols; such a program is always measured on a GPU.
     """
-    calls = [bound for bound in trace.bound_symbols if bound.symbol is not DEL]
+    calls = [bound for bound in trace.bound_symbols if bound.symbol not in STATEMENTS]
     edges = {
         proxy.name: proxy
         for bound in calls

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace
-from forge.ir.printing import LIST, YIELD
+from forge.ir.printing import BOX, YIELD
 
 FIRST_BYTES = 1 << 20  # the first part is small, so that sending begins early; torch's first bucket is, too
 
@@ -51,7 +51,7 @@ def in_buckets(trace: Trace, parts: Sequence[Sequence[int]]) -> Trace:
         last = max([last, *(made.get(x.name, -1) for x in gradients if isinstance(x, TensorProxy))])
         part = Proxy(trace.fresh_name("gradients"))
         places.setdefault(last, []).extend(
-            (BoundSymbol(LIST, gradients, {}, part), BoundSymbol(YIELD, (part,), {}, None))
+            (BoundSymbol(BOX, gradients, {}, part), BoundSymbol(YIELD, (part,), {}, None))
         )
     calls = list(places.get(-1, ()))
     for i, bound in enumerate(trace.bound_symbols):

@@ -15,6 +15,7 @@ from forge.compiler.cuda_graph_partition import LIST
 from forge.ir import BoundSymbol, Trace
 from forge.ir.printing import DEL
 from forge.runtime import cuda_graphs, cuda_recorder, cuda_results, tiering
+from forge.runtime.buckets import bucket_bytes_at
 from forge.runtime.cuda_graphs import Graph
 from forge.runtime.cuda_memory import Pool
 from forge.runtime.cuda_results import HandingOut
@@ -63,6 +64,26 @@ def test_training_follows_eager(device: str, dropout: float, accumulate: int) ->
     assert len(graphs(jitted)) == 2 and all(recordings(jitted))
     assert all(each.failed is None for each in graphs(jitted))
     assert "CUDA graphs: 2" in str(forge.explain(jitted))
+
+
+def test_gradients_leave_a_recorded_backward_in_buckets(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = deep(device), deep(device)
+    jitted = forge.jit(ours)
+    with bucket_bytes_at(100):  # as under DistributedDataParallel
+        found = train(jitted, ours, data(device, MANY))
+    torch.testing.assert_close(found, train(theirs, theirs, data(device, MANY)))
+    _, *backward = graphs(jitted)
+    assert len(backward) >= 3 and all(recordings(jitted))
+    events: list[str] = []
+    replay = Graph.__call__
+    monkeypatch.setattr(Graph, "__call__", lambda self, *args: events.append("graph") or replay(self, *args))
+    for name, parameter in ours.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
+    loss = jitted(*data(device, 1)).square().sum()
+    events.clear()
+    loss.backward()
+    assert events[0] == "graph" and events.index("7.weight") < events.index("graph", 1)
+    assert "0.weight" in events[len(events) - events[::-1].index("graph") :]
 
 
 def test_nothing_is_recorded_at_first(device: str) -> None:
