@@ -12,7 +12,7 @@ from forge.compiler.claim import Claim
 from forge.compiler.collectives import Collective, collectives_of
 from forge.compiler.cuda_graph_partition import LIST, why_not
 from forge.ir import Trace
-from forge.ir.printing import DEL
+from forge.ir.printing import STATEMENTS
 from forge.runtime.cuda_graphs import Graph
 from forge.transforms.split import SavedValue
 
@@ -109,9 +109,8 @@ class CompileReport:
         calls = [bound for trace in last for bound in trace.bound_symbols]
         graphs = [bound.symbol.op for bound in calls if isinstance(bound.symbol.op, Graph)]
         failed = [f"{graph.__name__}: {graph.failed}" for graph in graphs if graph.failed]
-        others = [
-            bound for bound in calls if bound.symbol not in (DEL, LIST) and not isinstance(bound.symbol.op, Graph)
-        ]
+        own = STATEMENTS | {LIST}
+        others = [bound for bound in calls if bound.symbol not in own and not isinstance(bound.symbol.op, Graph)]
         reasons = [(bound.symbol.id, why_not(bound)) for bound in others]
         alone = [f"{name}: {reason}" for name, reason in reasons if reason is not None]
         return len(graphs) - len(failed), [*failed, *alone]

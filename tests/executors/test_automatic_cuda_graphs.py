@@ -74,6 +74,7 @@ def test_gradients_leave_a_recorded_backward_in_buckets(device: str, monkeypatch
     torch.testing.assert_close(found, train(theirs, theirs, data(device, MANY)))
     _, *backward = graphs(jitted)
     assert len(backward) >= 3 and all(recordings(jitted))
+    assert "outside of CUDA graphs" not in str(forge.explain(jitted))
     events: list[str] = []
     replay = Graph.__call__
     monkeypatch.setattr(Graph, "__call__", lambda self, *args: events.append("graph") or replay(self, *args))
