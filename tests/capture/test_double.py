@@ -80,6 +80,7 @@ def test_a_hessian_of_several_arguments() -> None:
     torch.testing.assert_close(hessian(forge.jit(function), inputs), hessian(function, inputs))
 
 
+@pytest.mark.slow
 def test_any_order() -> None:
     assert_as_eager(energy, leaf(3), count=4)
 
@@ -205,6 +206,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.one_in(2)
 def test_a_program(name: str) -> None:
     """Equal to eager, and random numbers are drawn once, in the forward."""
     assert_as_eager(PROGRAMS[name], leaf(4, 3))
@@ -268,6 +270,7 @@ def second_gradients(run: Function, module: nn.Module, x: torch.Tensor) -> list[
     ],
     ids=["between", "first"],
 )
+@pytest.mark.one_in(2)
 def test_a_batch_norm_copies_no_statistics(layers: tuple[nn.Module, ...], training: bool, copied: list[int]) -> None:
     ours = copy.deepcopy(nn.Sequential(*layers)).double().train(training)
     theirs = copy.deepcopy(ours)

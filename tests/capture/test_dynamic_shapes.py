@@ -86,6 +86,7 @@ MODELS: dict[str, Make] = {
     ("name", "training"),
     in_both_modes(MODELS, {"an MLP", "a loss", "fused attention", "a Llama, its length"}, {"an MLP", "attention"}),
 )
+@pytest.mark.one_in(2)
 def test_twenty_sizes_take_three_graphs(name: str, training: bool) -> None:
     """The first size, any size, and size 1, which broadcasts."""
     make, inputs = MODELS[name]
@@ -171,6 +172,7 @@ EXPANDED: dict[str, Callable] = {
 
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", EXPANDED)
+@pytest.mark.one_in(2)
 def test_a_size_may_become_one_and_back(name: str, dynamic: bool | None) -> None:
     function = EXPANDED[name]
     jitted = forge.jit(function, dynamic=dynamic)
@@ -184,6 +186,7 @@ def test_a_size_may_become_one_and_back(name: str, dynamic: bool | None) -> None
 
 # the prompt and a token; the cache is one of fixed sizes, whatever the caller asks for
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.one_in(2)
 def test_generation_compiles_for_the_prompt_and_for_a_token(cache: str) -> None:
     model, jitted = generator()
     prompt = torch.randint(3, zoo.VOCAB, (2, 5))
@@ -193,6 +196,7 @@ def test_generation_compiles_for_the_prompt_and_for_a_token(cache: str) -> None:
         assert forge.explain(jitted).graphs == 2
 
 
+@pytest.mark.slow
 def test_text_of_growing_length_takes_two_graphs() -> None:
     model, jitted = generator()
     ours = theirs = torch.randint(3, zoo.VOCAB, (2, 4))
@@ -385,6 +389,7 @@ WITH_KERNELS_IN_CPP = {
 
 
 @pytest.mark.parametrize("name", WITH_KERNELS_IN_CPP)
+@pytest.mark.one_in(2)
 def test_a_program_is_compiled_once_for_all_sizes(name: str) -> None:
     jitted = forge.jit(WITH_KERNELS_IN_CPP[name])
     for batch, side in ((2, 4), (3, 6), (4, 8), (5, 10)):

@@ -114,6 +114,7 @@ class Layers(nn.Module):
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.one_in(3)
 def test_a_batch_norm_is_folded(layer: nn.Module, norm: nn.Module, shape: tuple, dtype: torch.dtype) -> None:
     model = settled(Layers(copy.deepcopy(layer), copy.deepcopy(norm))).to(dtype)
     jitted = forge.jit(model, freeze=True)
@@ -388,6 +389,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.one_in(2)
 def test_after_a_change_what_was_folded_is_computed_again(change: Callable[[nn.Module], None]) -> None:
     model = settled(Convolved())
     jitted = forge.jit(model, freeze=True)
@@ -696,6 +698,7 @@ ZOO = slow_except(OURS, *FAST)
 
 
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.one_in(3)
 def test_unmodified_models_follow_their_weights(name: str) -> None:
     model, arguments = build(name, False)
     jitted = forge.jit(model, freeze=True)

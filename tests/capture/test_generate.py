@@ -249,6 +249,7 @@ def test_generations_in_inference_mode_and_outside_take_turns(monkeypatch: pytes
             assert torch.equal(tokens_of(jitted, prompt, 8, **_GREEDY), expected)
 
 
+@pytest.mark.slow
 def test_numerics_of_eager_keep_the_growing_cache() -> None:
     model = _model()
     jitted = forge.jit(model, numerics="eager")

@@ -149,6 +149,7 @@ def test_text_longer_than_the_cache_goes_on_in_a_larger_one(grown: list[int]) ->
 
 
 @pytest.mark.parametrize("kind", slow_except(["eos", "criterion", "max_length"], "eos"))
+@pytest.mark.slow
 def test_texts_end_where_those_of_eager_do(kind: str, left: Callable[[], list[str]]) -> None:
     class EndsAfter(StoppingCriteria):
         def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
@@ -170,6 +171,7 @@ def test_texts_end_where_those_of_eager_do(kind: str, left: Callable[[], list[st
     assert not left()
 
 
+@pytest.mark.slow
 def test_streamer_gets_each_token_once() -> None:
     check_streams(_model(), _source(1, 12, padding=0), **_GREEDY)
 
@@ -208,6 +210,7 @@ def _caches(kind: str, model: Any) -> EncoderDecoderCache:
     return EncoderDecoderCache(text, source)
 
 
+@pytest.mark.slow
 def test_callers_static_cache_holds_the_text(left: Callable[[], list[str]]) -> None:
     model = _model(eos_token_id=None)
     source = _source(1, 12, padding=0)
@@ -221,6 +224,7 @@ def test_callers_static_cache_holds_the_text(left: Callable[[], list[str]]) -> N
             torch.testing.assert_close(ours.keys, theirs.keys)
 
 
+@pytest.mark.slow
 def test_scores_and_the_cache_are_returned_as_by_eager(left: Callable[[], list[str]]) -> None:
     model = _model(eos_token_id=None)
     source = _source(2, 12)
@@ -260,6 +264,7 @@ def test_other_generations_are_left_to_transformers(
     assert [reason in each for each in left()] == [True]
 
 
+@pytest.mark.slow
 def test_model_with_its_own_preparation_is_left_to_transformers(left: Callable[[], list[str]]) -> None:
     kind = type(_model())
 

@@ -41,6 +41,7 @@ _IMAGE = 90
 
 
 @pytest.mark.parametrize("family", slow_except(_RECURRENT, "lfm2", "mamba"))
+@pytest.mark.one_in(2)
 def test_recurrences_go_on_from_the_prompt(
     family: str, left: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +61,7 @@ def test_recurrences_go_on_from_the_prompt(
     assert not left()
 
 
+@pytest.mark.slow
 def test_prompt_alone_has_images(left: Callable[[], list[str]]) -> None:
     torch.manual_seed(0)
     vision = {**_TEXT, "image_size": 32, "patch_size": 16}

@@ -128,6 +128,7 @@ def told(jitted: Any, model: nn.Module, sizes: tuple[int, ...] = (3, 3)) -> tupl
 
 @pytest.mark.usefixtures("breaks")
 @pytest.mark.parametrize("sizes", [(3, 3), (3, 5, 6)], ids=["one size", "several sizes"])
+@pytest.mark.one_in(2)
 def test_forward_and_backward_go_on(sizes: tuple[int, ...]) -> None:
     model, other = pair()
     jitted = forge.jit(model)
@@ -243,6 +244,7 @@ def test_a_file_that_inductor_generated_and_that_fails(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("kind", [Net, Attending])
+@pytest.mark.one_in(2)
 def test_larger_regions_that_fail(kind: type[Net], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(out_of_process._Job, "start", lambda job: None)
     monkeypatch.setattr(out_of_process._Job, "result", lambda job: b"an artifact")

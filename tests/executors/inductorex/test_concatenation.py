@@ -67,18 +67,21 @@ def unequal(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [halves, transposed])
+@pytest.mark.one_in(2)
 def test_parts_that_read_the_same_memory_are_written_apart(function: Callable, whole: list[int]) -> None:
     run(function, torch.randn(40, 48), torch.randn(40, 24))
     assert not whole
 
 
 @pytest.mark.parametrize("function", [read_on, apart, unequal])
+@pytest.mark.one_in(2)
 def test_others_are_computed_as_a_whole(function: Callable, whole: list[int]) -> None:
     run(function, torch.randn(40, 48), torch.randn(40, 24))
     assert whole == [2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.one_in(2)
 def test_the_gradient_of_a_gated_layer(dtype: torch.dtype, whole: list[int]) -> None:
     class Gated(nn.Module):
         def __init__(self) -> None:

@@ -138,6 +138,7 @@ def test_a_fork_waits_for_the_answer(asking: list[bool], monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("first", ["forge", "filelock"])
+@pytest.mark.one_in(2)
 def test_a_thread_that_a_fork_waits_for_may_lock_files(first: str, tmp_path: Path) -> None:
     program = f"""
 import os, threading, time

@@ -88,6 +88,7 @@ WITHOUT_DIMS = {
 
 
 @pytest.mark.parametrize("name", WITHOUT_DIMS)
+@pytest.mark.one_in(2)
 def test_regions_beside_an_index_that_is_a_tensor_without_dims(name: str) -> None:
     """Its value is a symbol where layouts are computed, which is not one of the regions'."""
     function = WITHOUT_DIMS[name]
@@ -107,6 +108,7 @@ POWERS = {
 
 
 @pytest.mark.parametrize("name", POWERS)
+@pytest.mark.one_in(2)
 def test_expressions_of_lengths_are_computed_in_regions(name: str) -> None:
     function = POWERS[name]
     jitted = forge.jit(function, executors=EXECUTORS, dynamic=True)
@@ -123,6 +125,7 @@ def test_expressions_of_lengths_are_computed_in_regions(name: str) -> None:
         pytest.param(lambda x, scale: torch.where(x > scale / 2, x.exp(), x * 2) + 1, id="an expression"),
     ],
 )
+@pytest.mark.one_in(2)
 def test_a_float_that_differs_from_run_to_run_is_in_no_region(function: Callable, caplog: Any) -> None:
     """Inductor's C++ would name it and not declare it."""
     jitted = forge.jit(function, executors=EXECUTORS, dynamic=True)
@@ -159,6 +162,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         lambda a, b: (a + torch.full_like(b, 3) * 0.1).exp(),
     ],
 )
+@pytest.mark.one_in(3)
 def test_another_default_dtype_is_another_program(function: Callable) -> None:
     a, b = torch.randint(1, 9, (4, 5)), torch.randint(1, 9, (4, 5))
     jitted = forge.jit(function, executors=EXECUTORS)
@@ -201,6 +205,7 @@ def test_integers_that_are_divided_by_zero_raise(divide: Callable) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+@pytest.mark.one_in(2)
 def test_a_choice_between_a_tensor_and_a_number_is_in_a_region(dtype: torch.dtype) -> None:
     def choose(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         positive = x > 0
@@ -243,6 +248,7 @@ def test_a_number_that_does_not_fit_the_dtype_of_integers_raises() -> None:
     ],
     ids=["bfloat16", "half, through views", "float32", "among others"],
 )
+@pytest.mark.one_in(2)
 def test_a_conversion_there_and_back_rounds(program: Callable) -> None:
     x = torch.linspace(0.1, 1.3, 8)
     found = forge.jit(program, executors=EXECUTORS)(x)
@@ -478,6 +484,7 @@ def dtype_of(function: Callable, x: torch.Tensor, w: torch.Tensor) -> Any:
 
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.bfloat16, torch.float32)])
 @pytest.mark.parametrize("name", MIXED)
+@pytest.mark.one_in(3)
 def test_a_mixture_of_dtypes_gives_what_it_gives_in_eager(name: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     x, w = torch.rand(2, 4, 8).to(dtypes[0]), torch.rand(8).to(dtypes[1])
     assert dtype_of(forge.jit(MIXED[name], executors=["inductor", "torch"]), x, w) == dtype_of(MIXED[name], x, w)

@@ -119,6 +119,7 @@ def test_another_thread_has_inductor_build_its_kernels(built: list[str]) -> None
         ((torch.zeros(3), 3, 3), None),
     ],
 )
+@pytest.mark.one_in(3)
 def test_a_call_that_does_not_fit_is_an_error(built: list[str], given: tuple, message: str | None) -> None:
     (kernel,) = asked(ADD % 1)
     with pytest.raises(RuntimeError, match=message):
@@ -146,6 +147,7 @@ print(len(sources))
     assert [int(count) for count in counts] == [1, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_unit_that_was_deleted_is_built_again(built: list[str], tmp_path: Path) -> None:
     (kernel,) = asked(ADD % 1)
     kernel()
