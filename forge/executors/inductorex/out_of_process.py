@@ -1,7 +1,7 @@
 """Graphs that other processes compile: a few at a time, with the settings of this one.
 
-A process costs two seconds of its own, but takes nothing from the program that runs meanwhile: no time under the
-interpreter's lock, no thread that a fork would lose.
+A process costs some seconds of its own, once for all graphs that are waiting, but takes nothing from the program that
+runs meanwhile: no time under the interpreter's lock, no thread that a fork would lose.
 
 Inductor's own way lacks forge's patches: see ALTERNATIVES of forge/torch_internals/patch.py.
 """
@@ -10,7 +10,6 @@ import atexit
 import logging
 import os
 import pickle
-import subprocess
 import tempfile
 import threading
 import weakref
@@ -104,50 +103,91 @@ class Compilation:
 
 
 class _Job:
-    """One process's work, in a folder of its own."""
+    """One graph, in a folder of its own, which a worker compiles."""
 
     def __init__(self, data: bytes) -> None:
         self.owner = os.getpid()
         self.stopped = False
         self.failed: Decision = False
+        self.worker: _Worker | None = None
         self._data = data
-        self._folder: tempfile.TemporaryDirectory
-        self._process: subprocess.Popen | None = None
+        self._folder: tempfile.TemporaryDirectory | None = None
+        self._done = False
 
-    def start(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="forge-", ignore_cleanup_errors=True)
-        folder = Path(self._folder.name)
-        (folder / "job").write_bytes(self._data)
-        self._data = b""
-        with (folder / "log").open("wb") as log:
-            self._process = processes.start(str(folder), folder=folder, log=log)
+    def start(self, worker: "_Worker") -> None:
+        """Have a worker compile it. Raises OSError."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="forge-", ignore_cleanup_errors=True)
+            (Path(self._folder.name) / "job").write_bytes(self._data)
+            self._data = b""
+        worker.take(self._folder.name)
+        self.worker = worker
 
     @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+    def is_done(self) -> bool:
+        """True if the worker wrote a result."""
+        if not self._done and self._folder is not None:
+            folder = Path(self._folder.name)
+            self._done = (folder / "artifact").exists() or (folder / "error").exists()
+        return self._done
 
     def result(self) -> bytes | Decision:
         """Return the artifact's bytes, Declined, or False while there is none yet."""
         if self.stopped or self.owner != os.getpid():
             return decline("the compile process belongs to another process, or was stopped")
-        if self._process is None or self.is_running:
+        if self.worker is None or self._folder is None:
             return self.failed
+        ended = self.worker.returncode  # before the files are looked for: what it wrote is there
+        if not self.is_done and ended is None:
+            return False
+        if not self.is_done and ended == 0:  # it had waited for long, and did not take this one
+            self.worker = None
+            _queue.put(self)
+            return False
         folder = Path(self._folder.name)
         try:
             if (folder / "artifact").exists():
                 return (folder / "artifact").read_bytes()
-            _log.debug("%s", (folder / "log").read_text(errors="replace"))
-            known = (folder / "error").exists()
-            why = (folder / "error").read_text() if known else f"the process ended with {self._process.returncode}"
+            _log.debug("%s", self.worker.printed())
+            why = (folder / "error").read_text() if self.is_done else f"the process ended with {ended}"
             return decline(f"the region could not be compiled: {why}")
         finally:
             self._folder.cleanup()
 
     def stop(self) -> None:
-        """End it, if it runs."""
+        """End its worker, if it runs there."""
         self.stopped = True
-        if self.owner == os.getpid() and self._process is not None:
-            processes.end(self._process)
+        if self.owner == os.getpid() and self.worker is not None and not self.is_done:
+            self.worker.end()
+
+
+class _Worker:
+    """A process that compiles one job after another, and ends when nothing came for a while. Raises OSError where none
+    can be started."""
+
+    def __init__(self) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (as long as this lives)
+        self.process = processes.start(self._output)
+        weakref.finalize(self, self._output.close)
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status; None while it runs."""
+        return self.process.poll()
+
+    def take(self, folder: str) -> None:
+        """Have it compile the job of a folder. Raises BrokenPipeError where it has ended."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(os.fsencode(f"{folder}\n"))
+
+    def printed(self) -> str:
+        """Return what it printed."""
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")
+
+    def end(self) -> None:
+        """End it and its compilers."""
+        processes.end(self.process)
 
 
 class _Queue:
@@ -156,7 +196,7 @@ class _Queue:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[_Job] = deque()
-        self._running: list[_Job] = []
+        self._running: dict[_Worker, _Job] = {}  # by worker, its last job
         self._limit = max(1, (os.cpu_count() or 1) // 2)
 
     def put(self, job: _Job) -> None:
@@ -166,23 +206,38 @@ class _Queue:
     def advance(self) -> None:
         """Start what may start now."""
         with self._lock:
-            self._running = [job for job in self._running if job.is_running]
-            while self._waiting and len(self._running) < self._limit:
+            self._running = {worker: job for worker, job in self._running.items() if worker.returncode is None}
+            idle = [worker for worker, job in self._running.items() if job.is_done]
+            while self._waiting and (idle or len(self._running) < self._limit):
                 job = self._waiting.popleft()
                 if not job.stopped:
-                    self._start(job)
+                    self._start(job, idle)
 
-    def _start(self, job: _Job) -> None:
+    def _start(self, job: _Job, idle: list[_Worker]) -> None:
         try:
-            job.start()
-            self._running.append(job)
+            if idle and self._start_on(idle.pop(), job):
+                return
+            worker = _Worker()
+            if not self._start_on(worker, job):
+                job.failed = decline(f"the process ended with {worker.process.wait()}")
         except OSError as error:  # no room on the disk, no more processes
             job.failed = decline(f"no process could be started: {error}")
 
+    def _start_on(self, worker: _Worker, job: _Job) -> bool:
+        """Return whether the worker took the job; one that was idle may have ended."""
+        try:
+            job.start(worker)
+        except BrokenPipeError:
+            return False
+        self._running[worker] = job
+        return True
+
     def stop(self) -> None:
         """End all."""
-        for job in [*self._waiting, *self._running]:
-            job.stop()
+        for job in [*self._waiting, *self._running.values()]:
+            job.stopped = True
+        for worker in self._running:
+            worker.end()
 
 
 _queue = _Queue()

@@ -4,8 +4,8 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import threading
-from pathlib import Path
 from typing import IO
 
 import filelock  # noqa: F401  (a fork stops its locks first if it is imported later: see below)
@@ -18,15 +18,16 @@ no_fork = threading.RLock()  # held by threads that a child would lack: a fork w
 os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release)
 
 
-def start(*arguments: str, folder: Path | None = None, log: IO[bytes] | None = None) -> subprocess.Popen:
-    """Return a worker with these arguments, in a folder; what it prints goes to `log`. Raises OSError."""
+def start(output: IO[bytes]) -> subprocess.Popen:
+    """Return a worker, which takes jobs from its standard input; what it prints goes to a file. Raises OSError."""
     return subprocess.Popen(
-        child_processes.run_module("forge.executors.inductorex.worker", *arguments),
-        cwd=folder,
+        child_processes.run_module("forge.executors.inductorex.worker"),
+        bufsize=0,
+        cwd=tempfile.gettempdir(),
         env=child_processes.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=log or subprocess.DEVNULL,
-        stderr=log or subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
         start_new_session=True,
     )
 
@@ -37,3 +38,5 @@ def end(process: subprocess.Popen) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         process.wait()
+    if process.stdin is not None:
+        process.stdin.close()

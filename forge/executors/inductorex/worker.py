@@ -1,12 +1,13 @@
-"""The process that compiles a graph for another one: `python -m forge.executors.inductorex.worker FOLDER`.
+"""The process that compiles graphs for another one: `python -m forge.executors.inductorex.worker`.
 
-It reads FOLDER/job, pickled (Described, Settings), and writes FOLDER/artifact or, where it fails, FOLDER/error: the
-first line of why. Each file appears whole. It steps aside for other processes.
+Each line of its standard input is a folder. It reads FOLDER/job, pickled (Described, Settings), and writes
+FOLDER/artifact or, where it fails, FOLDER/error: the first line of why. Each file appears whole. It steps aside for
+other processes, and ends when its input does or when nothing came for a while.
 """
 
 import os
 import pickle
-import sys
+import select
 import traceback
 from pathlib import Path
 
@@ -19,11 +20,26 @@ from forge.executors.inductorex.lower import compile_graph
 from forge.ir.checks import in_one_line
 
 NICE = 10
+IDLE = 30  # seconds without a job after which it ends
 
 
-def main(folder: Path) -> int:
-    """Run the job in a folder, and return the exit status."""
+def main() -> None:
+    """Compile what comes."""
     os.nice(NICE)
+    jobs = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # compilers do not read jobs
+    waiting = b""
+    while select.select([jobs], [], [], IDLE)[0]:
+        read = os.read(jobs, 4096)
+        if not read:
+            return
+        *folders, waiting = (waiting + read).split(b"\n")
+        for folder in folders:
+            run(Path(os.fsdecode(folder)))
+
+
+def run(folder: Path) -> None:
+    """Run the job in a folder."""
     try:
         graph, settings = pickle.loads((folder / "job").read_bytes())
         settings.apply()
@@ -35,8 +51,6 @@ def main(folder: Path) -> int:
     except Exception as error:
         traceback.print_exc()
         write(folder / "error", in_one_line(error).encode())
-        return 1
-    return 0
 
 
 def write(path: Path, data: bytes) -> None:
@@ -47,4 +61,4 @@ def write(path: Path, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    main()

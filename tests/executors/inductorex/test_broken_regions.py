@@ -207,7 +207,7 @@ def test_what_inductor_is_known_not_to_compile_is_declined(monkeypatch: pytest.M
 @pytest.mark.parametrize("strict", [False, True])
 def test_larger_regions_that_cannot_be_compiled(strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The smaller ones run on."""
-    monkeypatch.setattr(out_of_process._Job, "start", lambda job: None)
+    monkeypatch.setattr(out_of_process._Queue, "put", lambda queue, job: None)
     monkeypatch.setattr(
         out_of_process._Job, "result", lambda job: decline("the region could not be compiled: RuntimeError: boom")
     )
@@ -246,7 +246,7 @@ def test_a_file_that_inductor_generated_and_that_fails(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("kind", [Net, Attending])
 @pytest.mark.one_in(2)
 def test_larger_regions_that_fail(kind: type[Net], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out_of_process._Job, "start", lambda job: None)
+    monkeypatch.setattr(out_of_process._Queue, "put", lambda queue, job: None)
     monkeypatch.setattr(out_of_process._Job, "result", lambda job: b"an artifact")
     monkeypatch.setattr(out_of_process, "load_with_strides", lambda data, strides: broken)
     model, other = pair(kind)

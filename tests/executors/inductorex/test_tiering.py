@@ -1,10 +1,12 @@
 """Small programs that are called often get larger regions, which another process compiles."""
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -191,6 +193,7 @@ def test_what_stays_as_it_is(setting: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_graph_that_cannot_be_compiled_elsewhere_keeps_its_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(out_of_process, "_queue", out_of_process._Queue())  # without a process that waits
     module, x = Chain(), torch.randn(8, 8)
     jitted = forge.jit(module, executors=EXECUTORS)
     with torch.no_grad():
@@ -203,7 +206,7 @@ def test_a_graph_that_cannot_be_compiled_elsewhere_keeps_its_regions(monkeypatch
 @pytest.mark.parametrize("data", [b"", b"no artifact"])
 def test_an_artifact_that_cannot_be_loaded_declines(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(out_of_process._Job, "result", lambda job: data)
-    monkeypatch.setattr(out_of_process._Job, "start", lambda job: None)
+    monkeypatch.setattr(out_of_process._Queue, "put", lambda queue, job: None)
     compilation = out_of_process.Compilation(graphs.PlainGraph([], [], []), {})
     while compilation.state() is False:
         time.sleep(0.01)
@@ -229,10 +232,49 @@ def test_a_forked_child_keeps_its_regions() -> None:
 
 def test_a_program_that_is_gone_stops_its_process() -> None:
     job = out_of_process._Job(b"")
-    out_of_process._queue.put(job)
-    process = job._process
+    out_of_process._Queue().put(job)
+    assert job.worker is not None
     job.stop()
-    assert process.poll() is not None and isinstance(job.result(), Declined)
+    assert job.worker.returncode is not None and isinstance(job.result(), Declined)
+
+
+def test_one_process_compiles_all_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = out_of_process._Queue()
+    queue._limit = 1
+    monkeypatch.setattr(out_of_process, "_queue", queue)
+    modules = [Chain(), Chain().double(), Attending()]
+    jitted = [forge.jit(module, executors=EXECUTORS) for module in modules]
+    given = [torch.randn(12, 8), torch.randn(12, 8).double(), torch.randn(1, 2, 6, 8)]
+    with torch.no_grad():
+        for each, x in zip(jitted, given, strict=True):
+            each(x)
+            (tiered,) = handle_of(each).tiered_programs()
+            tiered.promote()
+        for each in jitted:
+            finish(each)
+        for each, module, x in zip(jitted, modules, given, strict=True):
+            torch.testing.assert_close(each(x), module(x))
+            assert runners(each) == {"inductor-whole"}
+    (worker,) = queue._running
+    assert worker.returncode is None
+    queue.stop()
+    assert worker.returncode is not None
+
+
+def test_a_job_for_a_process_that_has_just_ended_is_done_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = out_of_process._Queue()
+    monkeypatch.setattr(out_of_process, "_queue", queue)
+    monkeypatch.setattr(out_of_process.processes, "start", ended_at_once)
+    job = out_of_process._Job(b"")
+    queue.put(job)
+    job.worker.process.wait()
+    first = job.worker
+    assert job.result() is False and job.worker is not first
+    queue.stop()
+
+
+def ended_at_once(output: Any) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE, stdout=output, bufsize=0)
 
 
 @pytest.mark.slow
