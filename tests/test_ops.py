@@ -2,7 +2,7 @@
 
 An id reads op-executor-device-dtype: `pytest "tests/test_ops.py::test_consistency[exp2-torchex-cpu-float32]"`, and
 `pytest tests/test_ops.py --op exp2` runs everything about one op. One float, one half precision and one integer dtype
-and two layouts run by default, the others under the `slow` marker.
+and two layouts run by default, of one op in three by its decomposition too; the others under the `slow` marker.
 """
 
 import re
@@ -43,6 +43,7 @@ from forge.testing import OpInfo, Sample
 from tests.seeding import seed
 
 Dtypes = Callable[[OpInfo], list[torch.dtype]]
+EVERY_DECOMPOSED = 3  # one op in so many runs by its decomposition by default
 
 
 # instances
@@ -68,9 +69,11 @@ def _double_or_one_dtype(info: OpInfo) -> list[torch.dtype]:
 def _instances(metafunc: pytest.Metafunc, dtypes: Dtypes) -> Iterator[Any]:
     test = metafunc.function.__name__
     executors = {"torchex": "torch"} if test == "test_jit" else EXECUTORS
-    for info in chosen_opinfos(metafunc.config):
+    for position, info in enumerate(chosen_opinfos(metafunc.config)):
         for label, executor in executors.items():
             usual = [main_dtype(info)] if test == "test_meta" else _usual(info, dtypes, executor)
+            if executor == "torch-prims" and position % EVERY_DECOMPOSED:
+                usual = []
             for device in DEVICES:
                 for dtype in dtypes(info):
                     slow = [] if dtype in usual else [pytest.mark.slow]

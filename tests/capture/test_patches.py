@@ -418,6 +418,7 @@ def _regions_of_their_own(patch: Patch, monkeypatch: pytest.MonkeyPatch, tmp_pat
 @pytest.mark.usefixtures("_regions_of_their_own")
 @pytest.mark.failing_regions  # those of the program without the patch: `strict` raises the other's
 @pytest.mark.parametrize("patch", _PROBED, ids=str)
+@pytest.mark.one_in(3)
 def test_the_patch_is_needed(patch: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     if not patch.applies:
         pytest.skip(f"it is for torch {patch.since or 'any'} to {patch.before or 'any'}")
