@@ -167,13 +167,19 @@ class _Worker:
 
     def __init__(self) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (as long as this lives)
-        self.process = processes.start(self._output)
+        self._started_as = processes.command_and_environment()
+        self.process = processes.start(*self._started_as, self._output)
         weakref.finalize(self, self._output.close)
 
     @property
     def returncode(self) -> int | None:
         """The exit status; None while it runs."""
         return self.process.poll()
+
+    @property
+    def is_current(self) -> bool:
+        """True if one that is started now would have the same modules and environment."""
+        return self._started_as == processes.command_and_environment()
 
     def take(self, folder: str) -> None:
         """Have it compile the job of a folder. Raises BrokenPipeError where it has ended."""
@@ -208,6 +214,10 @@ class _Queue:
         with self._lock:
             self._running = {worker: job for worker, job in self._running.items() if worker.returncode is None}
             idle = [worker for worker, job in self._running.items() if job.is_done]
+            for worker in [each for each in idle if self._waiting and not each.is_current]:
+                worker.end()
+                idle.remove(worker)
+                del self._running[worker]
             while self._waiting and (idle or len(self._running) < self._limit):
                 job = self._waiting.popleft()
                 if not job.stopped:

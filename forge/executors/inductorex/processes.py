@@ -18,13 +18,18 @@ no_fork = threading.RLock()  # held by threads that a child would lack: a fork w
 os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release)
 
 
-def start(output: IO[bytes]) -> subprocess.Popen:
+def command_and_environment() -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment of a worker that is started now."""
+    return child_processes.run_module("forge.executors.inductorex.worker"), child_processes.environment()
+
+
+def start(command: list[str], environment: dict[str, str], output: IO[bytes]) -> subprocess.Popen:
     """Return a worker, which takes jobs from its standard input; what it prints goes to a file. Raises OSError."""
     return subprocess.Popen(
-        child_processes.run_module("forge.executors.inductorex.worker"),
+        command,
         bufsize=0,
         cwd=tempfile.gettempdir(),
-        env=child_processes.environment(),
+        env=environment,
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=output,

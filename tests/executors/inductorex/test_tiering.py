@@ -261,6 +261,24 @@ def test_one_process_compiles_all_that_waits(monkeypatch: pytest.MonkeyPatch) ->
     assert worker.returncode is not None
 
 
+@pytest.mark.slow
+def test_a_process_of_another_environment_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, jobs = out_of_process._Queue(), [out_of_process._Job(b"") for _ in range(3)]
+    queue._limit = 1
+    monkeypatch.setattr(out_of_process, "_queue", queue)
+    workers = []
+    for job in jobs:
+        queue.put(job)
+        while job.result() is False:
+            time.sleep(0.05)
+        assert job.worker is not None
+        workers.append(job.worker)
+        if len(workers) == 2:
+            monkeypatch.setenv("CXX", "another")
+    assert workers[0] is workers[1] is not workers[2] and workers[0].returncode is not None
+    queue.stop()
+
+
 def test_a_job_for_a_process_that_has_just_ended_is_done_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = out_of_process._Queue()
     monkeypatch.setattr(out_of_process, "_queue", queue)
@@ -273,7 +291,7 @@ def test_a_job_for_a_process_that_has_just_ended_is_done_by_another(monkeypatch:
     queue.stop()
 
 
-def ended_at_once(output: Any) -> subprocess.Popen:
+def ended_at_once(command: list[str], environment: dict[str, str], output: Any) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE, stdout=output, bufsize=0)
 
 
