@@ -79,4 +79,5 @@ def _warn_of_untested_torch() -> None:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    own = [name for name in globals() if name.startswith("__") or f"{__name__}.{name}" in sys.modules]
+    return sorted({*__all__, *own})

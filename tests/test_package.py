@@ -30,6 +30,10 @@ def test_a_name_is_there(name: str) -> None:
     assert name in dir(forge)
 
 
+def test_what_it_is_made_of_is_not_listed() -> None:
+    assert {"importlib", "sys", "cache"}.isdisjoint(dir(forge)) and "executors" in dir(forge)
+
+
 def test_a_name_that_is_not_there_is_an_error_of_attributes() -> None:
     with pytest.raises(AttributeError, match="module 'forge' has no attribute 'jitt'"):
         _ = forge.jitt
