@@ -4,9 +4,9 @@ A name loads its module when it is first used (PEP 562), so that the command lin
 read __init__.pyi.
 """
 
+import functools
 import importlib
 import sys
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-@cache
+@functools.cache
 def _warn_of_untested_torch() -> None:
     from forge.torch_internals import versions  # which imports torch
 

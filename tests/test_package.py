@@ -31,7 +31,7 @@ def test_a_name_is_there(name: str) -> None:
 
 
 def test_what_it_is_made_of_is_not_listed() -> None:
-    assert {"importlib", "sys", "cache"}.isdisjoint(dir(forge)) and "executors" in dir(forge)
+    assert {"functools", "importlib", "sys"}.isdisjoint(dir(forge)) and "executors" in dir(forge)
 
 
 def test_a_name_that_is_not_there_is_an_error_of_attributes() -> None:
@@ -42,9 +42,9 @@ def test_a_name_that_is_not_there_is_an_error_of_attributes() -> None:
 
 
 def test_a_package_inside_is_there_without_an_import_of_its_own() -> None:
-    code = "import forge; print(forge.executors.__name__, forge.hub.__name__)"
+    code = "import forge; print(forge.executors.__name__, forge.cache.__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["forge.executors", "forge.hub"]
+    assert done.stdout.split() == ["forge.executors", "forge.cache"]
 
 
 @pytest.mark.parametrize("module", ["forge", "forge.cli"])
