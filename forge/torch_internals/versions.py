@@ -25,6 +25,5 @@ def warn_if_untested(version: tuple[int, int] = TORCH) -> None:
     if version <= NEWEST:
         return
     shown, oldest, newest = (".".join(map(str, each)) for each in (version, OLDEST, NEWEST))
-    warnings.warn(
-        f"forge is tested with torch {oldest} to {newest}, and this is {shown}", stacklevel=4
-    )  # of forge's first name
+    text = f"forge is tested with torch {oldest} to {newest}, and this is {shown}"
+    warnings.warn(text, stacklevel=4)  # where a name of forge is first used

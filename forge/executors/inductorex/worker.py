@@ -1,6 +1,6 @@
 """The process that compiles graphs for another one: `python -m forge.executors.inductorex.worker`.
 
-Each line of its standard input is a folder. It reads FOLDER/job, pickled (Described, Settings), and writes
+Each line of its standard input is a folder. It reads FOLDER/job, pickled (PlainGraph, Settings), and writes
 FOLDER/artifact or, where it fails, FOLDER/error: the first line of why. Each file appears whole. It steps aside for
 other processes, and ends when its input does or when nothing came for a while.
 """

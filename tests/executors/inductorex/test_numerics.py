@@ -13,7 +13,6 @@ from torch import nn
 import forge
 from forge.executors import FusionExecutor
 from forge.torch_internals.versions import TORCH
-from tests.markers import slow_except
 
 EXECUTORS = ["inductor", "torch"]
 ROUNDS = TORCH >= (2, 13)  # Inductor's C++: before, all of it is torch's
@@ -97,8 +96,8 @@ def differences(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> lis
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", slow_except(PROGRAMS, *[*PROGRAMS][::2]))
-@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.one_in(4)
 def test_a_region_gives_what_torchs_functions_give(name: str, dtype: torch.dtype) -> None:
     given = inputs(dtype)
     jitted = forge.jit(PROGRAMS[name], executors=EXECUTORS, numerics="eager", cache=False)
