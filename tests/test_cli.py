@@ -702,6 +702,7 @@ def _python(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_names_that_are_completed_are_those_of_the_registries() -> None:
     ran = _python("-c", "from forge.executors.registry import known_executors as known; print(*known())")
     assert set(names.EXECUTORS) == set(ran.stdout.split()), ran.stderr  # of a process in which no test has added one

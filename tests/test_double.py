@@ -43,7 +43,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_second_gradients(info: OpInfo) -> None:
     """As eager's, and as finite differences say, for every sample whose second gradients eager has."""
     for sample in samples(info, "cpu", info.precise):

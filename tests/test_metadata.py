@@ -37,6 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("info,dtype", list(_instances(metafunc.config)))
 
 
+@pytest.mark.one_in(2)
 def test_calls_give_what_the_trace_says(info: OpInfo, dtype: torch.dtype) -> None:
     for sample in samples(info, "cpu", dtype):
         _check(info, sample)

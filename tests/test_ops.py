@@ -2,7 +2,8 @@
 
 An id reads op-executor-device-dtype: `pytest "tests/test_ops.py::test_consistency[exp2-torchex-cpu-float32]"`, and
 `pytest tests/test_ops.py --op exp2` runs everything about one op. One float, one half precision and one integer dtype
-and two layouts run by default, of one op in three by its decomposition too; the others under the `slow` marker.
+and two layouts run by default, of one op in three by its decomposition and in complex dtypes too; the others under the
+`slow` marker.
 """
 
 import re
@@ -43,7 +44,7 @@ from forge.testing import OpInfo, Sample
 from tests.seeding import seed
 
 Dtypes = Callable[[OpInfo], list[torch.dtype]]
-EVERY_DECOMPOSED = 3  # one op in so many runs by its decomposition by default
+EVERY = 3  # one op in so many runs by its decomposition by default, and in complex dtypes
 
 
 # instances
@@ -72,8 +73,9 @@ def _instances(metafunc: pytest.Metafunc, dtypes: Dtypes) -> Iterator[Any]:
     for position, info in enumerate(chosen_opinfos(metafunc.config)):
         for label, executor in executors.items():
             usual = [main_dtype(info)] if test == "test_meta" else _usual(info, dtypes, executor)
-            if executor == "torch-prims" and position % EVERY_DECOMPOSED:
-                usual = []
+            if position % EVERY:
+                real = [dtype for dtype in usual if not dtype.is_complex]
+                usual = [] if executor == "torch-prims" else real or usual
             for device in DEVICES:
                 for dtype in dtypes(info):
                     slow = [] if dtype in usual else [pytest.mark.slow]
@@ -172,7 +174,7 @@ def test_consistency(info: OpInfo, executor: str, device: str, dtype: torch.dtyp
             assert_same(actual, expected, within=within, stride=executor == "torch" and info.reference is None)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_meta(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
     """Every call's metadata is what the call really gives, from the inputs to the result."""
     for sample in samples(info, device, dtype):
@@ -560,7 +562,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "layout",
     ["transposed", "expanded", *(pytest.param(each, marks=pytest.mark.slow) for each in ("offset", "every other"))],
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_strided(
     info: OpInfo, executor: str, device: str, dtype: torch.dtype, layout: str, request: pytest.FixtureRequest
 ) -> None:

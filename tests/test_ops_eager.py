@@ -61,7 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("info,mode,every", list(_instances(metafunc.config)))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_caller_sees_eagers(info: OpInfo, mode: str, every: bool) -> None:
     """Aliasing, strides, mutation, autograd's flags; where no gradient is recorded, values to the bit."""
     found = list(samples(info, "cpu", main_dtype(info)))

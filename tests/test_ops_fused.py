@@ -69,6 +69,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.mark.usefixtures("compiled_regions")
+@pytest.mark.one_in(2)
 def test_fused(info: OpInfo, device: str, dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
     """Outputs and gradients of the torch executor; strides, too."""
     slow = request.node.get_closest_marker("slow") is not None

@@ -69,7 +69,7 @@ def test_the_library_is_tested_where_it_loads() -> None:
 
 
 @pytest.mark.parametrize("every", [pytest.param(False, id="one"), pytest.param(True, id="all", marks=pytest.mark.slow)])
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_fused(info: OpInfo, name: str, device: str, dtype: torch.dtype, every: bool) -> None:
     """Outputs and gradients of the torch executor. Without gradients, which take calls apart, strides, too."""
     op = around(info.op)

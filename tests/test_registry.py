@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -29,7 +30,7 @@ from forge.ir import BoundSymbol, Symbol, Tag, grad_rules
 from forge.ir.grad_rules import grad_rule
 from forge.ir.printing import property_name, qualified_name
 from forge.ir.pytree import tensors
-from forge.testing import all_opinfos, opinfos
+from forge.testing import OpInfo, Sample, all_opinfos, opinfos
 from forge.torch_internals.versions import TORCH
 
 DATA = Path(__file__).parent / "data"
@@ -248,31 +249,40 @@ def test_every_prim_is_recorded_by_some_opinfo() -> None:
     Front ends record the prims of the memory and modes families for writes and modes: tests/ir/test_memory.py,
     tests/capture/test_programs.py and tests/distributed/test_dtensors.py have them.
     """
-    seen = set(_recorded()) | _in_backwards()
+    wanted = {prim.id: prim for prim in prims.all_prims().values() if _family(prim) not in ("memory", "modes")}
+    missing = set(wanted) - _NOT_RECORDED - set(_recorded())
+    for recorded in _recorded_with_backwards():
+        missing -= recorded
+        if not missing:
+            break
     _report(
-        f"{prim.id} is recorded by no OpInfo's samples: it needs a sample in {_file('testing/opinfos', prim)}, or to go"
-        for prim in prims.all_prims().values()
-        if prim.id not in seen | _NOT_RECORDED and _family(prim) not in ("memory", "modes")
+        f"{id} is recorded by no OpInfo's samples: it needs one in {_file('testing/opinfos', wanted[id])}, or to go"
+        for id in missing
     )
 
 
-@cache
-def _in_backwards() -> set[str]:
-    """The ids of what the OpInfos' samples record when their gradients are asked for."""
+def _recorded_with_backwards() -> Iterator[set[str]]:
+    """Yield the ids that one sample's forward and gradient record: the first sample of each OpInfo, then the second."""
+    infos = [info for info in all_opinfos() if info.gradient]
+    for samples in zip_longest(*(info.samples(info, torch.device("cpu"), info.precise) for info in infos)):
+        for info, sample in zip(infos, samples, strict=True):
+            if sample is not None:
+                yield _recorded_by(info, sample)
+
+
+def _recorded_by(info: OpInfo, sample: Sample) -> set[str]:
+    inputs = tensors_in((sample.args, sample.kwargs))
+    floats = [tensor.requires_grad_() for tensor in inputs if tensor.is_floating_point() and tensor.is_leaf]
+    try:
+        executable, report = Direct(info.op, executors=["torch-prims"]).compile(sample.args, sample.kwargs)
+    except Exception:
+        return set()
+    with contextlib.suppress(Exception):  # a backward that torch does not have raises when it runs
+        flowing = [out for out in tensors_in(executable.call(*inputs)) if out.requires_grad]
+        torch.autograd.grad(flowing, floats, [torch.ones_like(out) for out in flowing], allow_unused=True)
     found: dict[str, list[BoundSymbol]] = {}
-    for info in all_opinfos():
-        for sample in info.samples(info, torch.device("cpu"), info.precise) if info.gradient else ():
-            inputs = tensors_in((sample.args, sample.kwargs))
-            floats = [tensor.requires_grad_() for tensor in inputs if tensor.is_floating_point() and tensor.is_leaf]
-            try:
-                executable, report = Direct(info.op, executors=["torch-prims"]).compile(sample.args, sample.kwargs)
-            except Exception:
-                continue
-            with contextlib.suppress(Exception):  # a backward that torch does not have raises when it runs
-                flowing = [out for out in tensors_in(executable.call(*inputs)) if out.requires_grad]
-                torch.autograd.grad(flowing, floats, [torch.ones_like(out) for out in flowing], allow_unused=True)
-            for trace in (*report.traces, *report.backward_traces):
-                _collect(trace.bound_symbols, found)
+    for trace in (*report.traces, *report.backward_traces):
+        _collect(trace.bound_symbols, found)
     return set(found)
 
 

@@ -73,6 +73,7 @@ def test_a_graph_is_chosen_by_its_number(tmp_path: Path) -> None:
         forge.repro(jitted, tmp_path / "2.py", graph=2)
 
 
+@pytest.mark.slow
 def test_what_is_left_out_of_the_options_is_named_in_the_script_and_by_a_warning(tmp_path: Path) -> None:
     def as_it_is(trace: Trace) -> Trace:
         return trace

@@ -188,6 +188,7 @@ AROUND: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("around", AROUND)
+@pytest.mark.one_in(3)
 def test_what_is_around_a_later_compilation_does_not_change_it(around: str) -> None:
     at_once, later = (compiled("transforms", autocast=False) for _ in range(2))
     with AROUND[around]() as mode:
@@ -275,6 +276,7 @@ print("cached", forge.explain(jitted).cached)
 
 
 @pytest.mark.parametrize("executors", EXECUTORS)
+@pytest.mark.slow
 def test_gradients_of_every_set_of_outputs_in_a_second_process(executors: str) -> None:
     first, second = (printed(start(executors, program=TWO_OUTPUTS)) for _ in range(2))
     assert first.endswith("cached 0\n")

@@ -147,6 +147,7 @@ def called(way: Callable, owner: Callable, value: Any, jit: bool) -> list[torch.
 @pytest.mark.parametrize("value", [5.0, torch.full((3,), 5.0)], ids=["number", "tensor"])
 @pytest.mark.parametrize("owner", OWNERS)
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.one_in(4)
 def test_an_attribute_that_comes_with_the_first_call_is_read_by_the_next(way: Callable, owner: str, value: Any) -> None:
     expected, actual = (called(way, OWNERS[owner], value, jit) for jit in (False, True))
     torch.testing.assert_close(actual, expected)

@@ -72,6 +72,7 @@ TAKEN_APART = {
 
 @pytest.mark.parametrize("name", TAKEN_APART)
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.one_in(3)
 def test_results_that_need_a_gradient_have_the_strides_of_eagers(name, dynamic):
     function = TAKEN_APART[name]
     given = [torch.randn(3, 3, requires_grad=True), torch.randn(3, 2, requires_grad=True)]

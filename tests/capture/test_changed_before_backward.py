@@ -90,7 +90,7 @@ def observed(
 
 @pytest.mark.parametrize("leaf", [False, True], ids=["values", "leaves"])
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_change_is_as_in_eager(name: str, leaf: bool) -> None:
     function = PROGRAMS[name]
     jitted = forge.jit(function)

@@ -206,7 +206,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_program(name: str) -> None:
     """Equal to eager, and random numbers are drawn once, in the forward."""
     assert_as_eager(PROGRAMS[name], leaf(4, 3))

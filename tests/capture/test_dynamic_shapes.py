@@ -186,7 +186,7 @@ def test_a_size_may_become_one_and_back(name: str, dynamic: bool | None) -> None
 
 # the prompt and a token; the cache is one of fixed sizes, whatever the caller asks for
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 def test_generation_compiles_for_the_prompt_and_for_a_token(cache: str) -> None:
     model, jitted = generator()
     prompt = torch.randint(3, zoo.VOCAB, (2, 5))
@@ -232,6 +232,7 @@ LENGTHS_FROM_VALUES: dict[str, Callable] = {
 
 @pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]], ids=lambda names: names[0])
 @pytest.mark.parametrize("name", LENGTHS_FROM_VALUES)
+@pytest.mark.one_in(3)
 def test_a_length_that_values_decide_is_a_number_of_the_program(name: str, executors: list[str]) -> None:
     if name == "unique" and TORCH < (2, 13):
         pytest.skip("torch's fake counts are of the elements' dtype, under torch.compile too")
@@ -389,7 +390,7 @@ WITH_KERNELS_IN_CPP = {
 
 
 @pytest.mark.parametrize("name", WITH_KERNELS_IN_CPP)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_program_is_compiled_once_for_all_sizes(name: str) -> None:
     jitted = forge.jit(WITH_KERNELS_IN_CPP[name])
     for batch, side in ((2, 4), (3, 6), (4, 8), (5, 10)):
@@ -403,6 +404,7 @@ def test_a_program_is_compiled_once_for_all_sizes(name: str) -> None:
 
 @pytest.mark.parametrize("more", [1, -1], ids=["padded", "cut"])
 @pytest.mark.parametrize("shape", [(2, 3), (1, 4, 2)], ids=str)
+@pytest.mark.one_in(2)
 def test_what_is_padded_or_cut_as_the_length_decides(shape: tuple[int, ...], more: int) -> None:
     """torch's kernel clones the input at some sizes, and lays it out anew at others."""
 

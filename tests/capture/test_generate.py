@@ -140,6 +140,7 @@ def test_streamer_gets_each_token_once() -> None:
     check_streams(_model(), _prompt(1, 12, padding=0), **_GREEDY)
 
 
+@pytest.mark.slow
 def test_several_texts_of_a_prompt_are_those_of_eager() -> None:
     model = _model()
     prompt = _prompt(2, 12)
@@ -149,6 +150,7 @@ def test_several_texts_of_a_prompt_are_those_of_eager() -> None:
     assert torch.equal(actual, expected)
 
 
+@pytest.mark.slow
 def test_callers_static_cache_holds_the_text() -> None:
     model = _model(eos_token_id=None)
     prompt = _prompt(1, 12, padding=0)
@@ -193,6 +195,7 @@ def test_scores_and_the_cache_are_returned_as_by_eager(left: Any) -> None:
         pytest.param({"prompt_lookup_num_tokens": 2}, None, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.one_in(3)
 def test_other_generations_are_left_to_transformers(options: dict[str, Any], reason: str | None, left: Any) -> None:
     model = _model(eos_token_id=None)
     prompt = _prompt(1, 12, padding=0)
@@ -238,6 +241,7 @@ def test_generations_replay_the_graph_of_the_first(monkeypatch: pytest.MonkeyPat
     assert replayed() == before + 2 * 29
 
 
+@pytest.mark.slow
 def test_generations_in_inference_mode_and_outside_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding_state, "_memory_for", lambda device: 2**20)  # as on a GPU
     model = _model(eos_token_id=None)

@@ -61,6 +61,7 @@ def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Callable
     assert not left()
 
 
+@pytest.mark.slow
 def test_scores_and_the_cache_are_returned_as_by_eager(left: Callable[[], list[str]]) -> None:
     model = _model(eos_token_id=None)
     prompt = _prompt(model, 2, 12)
@@ -112,6 +113,7 @@ def test_steps_run_the_program_alone_after_the_second(monkeypatch: pytest.Monkey
     assert looked_at == [1, 1] * 2
 
 
+@pytest.mark.slow
 def test_model_that_reorders_its_cache_is_left_to_transformers(left: Callable[[], list[str]]) -> None:
     class Own(type(_model())):  # type: ignore[misc]
         def _reorder_cache(self, cache: Any, rows: torch.Tensor) -> Any:

@@ -117,6 +117,7 @@ def test_whisper_writes_the_tokens_of_eager(options: dict[str, Any], left: Calla
     assert not left()
 
 
+@pytest.mark.slow
 def test_encoder_is_a_program() -> None:
     model = _model()
     jitted = forge.jit(model)
@@ -125,6 +126,7 @@ def test_encoder_is_a_program() -> None:
     assert handle_of(jitted, "test").history.graphs == 2  # and the first step
 
 
+@pytest.mark.slow
 def test_prompt_of_the_decoder_and_its_padding_are_kept(left: Callable[[], list[str]]) -> None:
     model = _model("bart")
     start = torch.tensor([[2, 30, 31, 32], [2, 40, 41, 42]])
@@ -150,6 +152,7 @@ def test_text_longer_than_the_cache_goes_on_in_a_larger_one(grown: list[int]) ->
 
 @pytest.mark.parametrize("kind", slow_except(["eos", "criterion", "max_length"], "eos"))
 @pytest.mark.slow
+@pytest.mark.slow
 def test_texts_end_where_those_of_eager_do(kind: str, left: Callable[[], list[str]]) -> None:
     class EndsAfter(StoppingCriteria):
         def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
@@ -171,6 +174,7 @@ def test_texts_end_where_those_of_eager_do(kind: str, left: Callable[[], list[st
     assert not left()
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_streamer_gets_each_token_once() -> None:
     check_streams(_model(), _source(1, 12, padding=0), **_GREEDY)
@@ -211,6 +215,7 @@ def _caches(kind: str, model: Any) -> EncoderDecoderCache:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_callers_static_cache_holds_the_text(left: Callable[[], list[str]]) -> None:
     model = _model(eos_token_id=None)
     source = _source(1, 12, padding=0)
@@ -224,6 +229,7 @@ def test_callers_static_cache_holds_the_text(left: Callable[[], list[str]]) -> N
             torch.testing.assert_close(ours.keys, theirs.keys)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_scores_and_the_cache_are_returned_as_by_eager(left: Callable[[], list[str]]) -> None:
     model = _model(eos_token_id=None)
@@ -248,6 +254,7 @@ def test_scores_and_the_cache_are_returned_as_by_eager(left: Callable[[], list[s
         pytest.param({"use_cache": False}, "there is no cache", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_other_generations_are_left_to_transformers(
     options: dict[str, Any], reason: str, left: Callable[[], list[str]]
 ) -> None:
@@ -264,6 +271,7 @@ def test_other_generations_are_left_to_transformers(
     assert [reason in each for each in left()] == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_model_with_its_own_preparation_is_left_to_transformers(left: Callable[[], list[str]]) -> None:
     kind = type(_model())

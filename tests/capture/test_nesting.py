@@ -284,6 +284,7 @@ def test_a_forked_child_uses_what_was_compiled_and_compiles_more() -> None:
 
 
 @pytest.mark.parametrize("holder", ["another thread", pytest.param("the thread that forks", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_child_forked_while_something_is_compiled_compiles(holder: str) -> None:
     in_a_process(
         f"""
@@ -350,6 +351,7 @@ def test_forks_of_a_program_whose_threads_compile_run_torch() -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_ends_waits_for_its_threads_calls() -> None:
     """Threads that Python does not wait for (daemon=True) abort the process if they run torch, in eager, too."""
     in_a_process(

@@ -14,13 +14,14 @@ EVERY = 6  # programs, one is compiled by default
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_a_program_is_eagers(name):
     check_program(name)
 
 
 @pytest.mark.usefixtures("compiled_regions")
 @pytest.mark.parametrize("name", slow_except(PROGRAMS, *[*PROGRAMS][::EVERY]))
+@pytest.mark.one_in(4)
 def test_a_compiled_program_is_eagers(name):
     torch._dynamo.reset()  # else the code of a program is compiled too often
     check_program(name)

@@ -122,6 +122,7 @@ def test_lengths_modes_dtypes_and_copies() -> None:
 
 @pytest.mark.parametrize("kind", [nn.RNN, *(pytest.param(each, marks=pytest.mark.slow) for each in (nn.GRU, nn.LSTM))])
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
+@pytest.mark.slow
 def test_gradients_have_gradients(kind: Callable, dropout: float) -> None:
     """Where torch's own kernel has none (an LSTM's), too."""
     model = kind(3, 5, 2, dropout=dropout).double()
@@ -187,7 +188,7 @@ LAYERS = [
 
 @pytest.mark.parametrize("alone", [False, True], ids=["after a layer", "alone"])
 @pytest.mark.parametrize("cell", LAYERS, ids=str)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_under_autocast_results_and_gradients_have_eagers_dtypes(cell: nn.Module, alone: bool) -> None:
     """The input is bfloat16 after a linear layer, and float32 where the module is called by itself."""
     model = cell if alone else Tagger(copy.deepcopy(cell))

@@ -31,6 +31,7 @@ PROGRAMS: dict[str, tuple[Callable, list[tuple]]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.one_in(4)
 def test_results_and_gradients_are_eagers_for_every_number(name: str) -> None:
     function, calls = PROGRAMS[name]
     jitted = forge.jit(function, dynamic=True, strict=True, fullgraph=True)

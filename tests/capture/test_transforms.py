@@ -272,7 +272,7 @@ CASES = [(name, dynamic) for name in NATIVE for dynamic in (False, True) if (nam
 
 
 @pytest.mark.parametrize(("name", "dynamic"), CASES)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_a_transform_is_recorded(name: str, dynamic: bool) -> None:
     """One graph without an opaque call, with eager's values, gradients, and gradients of these."""
     function = NATIVE[name]

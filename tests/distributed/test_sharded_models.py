@@ -43,17 +43,20 @@ def _check(found: dict[str, Any], **tolerance: float) -> None:
         pytest.param("t5", "fully_shard", marks=SLOW),
     ],
 )
+@pytest.mark.slow
 def test_a_model_of_transformers_trains_as_under_fsdp2(name: str, how: str, pair: Pair) -> None:
     pytest.importorskip("transformers")
     for found in pair.run(trained_transformer, name, how):
         torch.testing.assert_close(found["forge"], found["eager"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_sharded_model_trains_under_autocast(pair: Pair) -> None:
     for found in pair.run(under_autocast):
         _check(found, rtol=2e-2, atol=2e-3)  # roundings of bfloat16
 
 
+@pytest.mark.slow
 def test_a_sharded_model_trains_with_a_default_device(pair: Pair) -> None:
     for found in pair.run(with_a_default_device):
         _check(found)
@@ -63,6 +66,7 @@ def test_a_sharded_model_trains_with_a_default_device(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.one_in(3)
 def test_an_entry_reads_whole_parameters(entry: str, pair: Pair) -> None:
     for found in pair.run(entered, entry):
         torch.testing.assert_close(found["eager"], found["plain"])
@@ -74,6 +78,7 @@ def test_attributes_are_sharded_after_an_error(pair: Pair) -> None:
     assert pair.run(interrupted) == [["DTensor", "DTensor"]] * 2
 
 
+@pytest.mark.slow
 def test_a_sharded_model_generates(pair: Pair) -> None:
     pytest.importorskip("transformers")
     for found in pair.run(generated):
@@ -85,6 +90,7 @@ def test_a_sharded_model_generates(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("change", slow_except(CHANGES, "load_state_dict"))
+@pytest.mark.slow
 def test_a_sharded_model_that_ran_may_change_as_under_fsdp2(change: str, pair: Pair) -> None:
     for found in pair.run(changed, change):
         torch.testing.assert_close(found["forge"], found["eager"], rtol=1e-4, atol=1e-5)

@@ -29,6 +29,7 @@ def test_a_parallel_model_trains_as_in_eager(plan: str, pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("plan", slow_except(PLANS, "columns and rows"))
+@pytest.mark.slow
 def test_sizes_are_symbolic_in_a_parallel_model(plan: str, pair: Pair) -> None:
     for found in pair.run(of_several_lengths, plan):
         assert found["broken"] == [] and found["opaque"] == []

@@ -96,6 +96,7 @@ def test_package_equals_eager_for_each_batch(mlp):
         torch.testing.assert_close(loaded(x), model(x))
 
 
+@pytest.mark.slow
 def test_nested_arguments_and_results_equal_eager_for_each_batch(nested):
     model, path = nested
     loaded = forge.load(path)
@@ -196,6 +197,7 @@ class Step(nn.Module):
         return Cell(cell.h + x, cell.c * x), [lists[1], lists[0] + 1]
 
 
+@pytest.mark.slow
 def test_named_tuples_are_taken_and_become_records(tmp_path):
     x = torch.randn(3)
     loaded = saved(tmp_path, Step(), (x, Cell(x, x), [x, x]))
@@ -285,6 +287,7 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_file_that_calls_a_library_which_is_not_imported_is_an_error(opaque):
     script = """
         try:

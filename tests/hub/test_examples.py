@@ -749,6 +749,7 @@ SWEEP = """
 
 
 @pytest.mark.parametrize("instructions", ["baseline", "v3", "v4"])
+@pytest.mark.one_in(3)
 def test_no_instruction_set_touches_memory_past_the_end(examples: Callable[[str], Example], instructions: str) -> None:
     """Each length up to 69 with its last element before a page that may not be read; values checked on the way."""
     examples("norms-cpu")

@@ -408,6 +408,7 @@ def test_an_error_is_a_value_error_with_its_problems() -> None:
 
 
 @pytest.mark.parametrize("text", [VALID, *[text for text, _ in ERRORS.values()]])
+@pytest.mark.one_in(5)
 def test_errors_are_the_same_without_libyaml(text: str | bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     found = problems(text)
     monkeypatch.setattr(parse, "_QUICK_LOADER", "SafeLoader")

@@ -91,6 +91,7 @@ WHO = {
 @pytest.mark.parametrize("is_locked", [False, True], ids=["", "locked"])
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("trust", ["locked", "publisher", "any"])
+@pytest.mark.one_in(3)
 def test_what_is_trusted_goes_with_who_gives_it_a_lock_and_its_signature(
     server: Hub, tmp_path: Path, trust: str, who: str, is_locked: bool, signatures: str
 ) -> None:

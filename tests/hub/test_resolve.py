@@ -228,6 +228,7 @@ def test_an_unknown_repository_or_version_is_not_available_and_raises_nothing(se
         hub.resolve("acme/none", version=1)
 
 
+@pytest.mark.slow
 def test_telemetry_may_be_off(server: Hub, tmp_path: Path) -> None:
     """hub-facts 5: `kernels` then sends an illegal user agent. The whole client, in a process of its own."""
     server.publish("acme/rms", kernel())

@@ -94,6 +94,7 @@ ran = []
 """
 
 
+@pytest.mark.slow
 def test_the_masks_of_generate_are_of_lengths(tmp_path: Path) -> None:
     folder = shutil.copytree(FOLDER, tmp_path / "serving-cpu")
     with (folder / "build/torch-universal/__init__.py").open("a") as file:
@@ -123,6 +124,7 @@ def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+@pytest.mark.one_in(2)
 def test_a_mask_that_is_of_no_lengths_gets_torchs_attention(kernels: Executor, dtype: torch.dtype) -> None:
     jitted = forge.jit(_attend, executors=[kernels, "torch"])
     query, keys, values = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8)

@@ -301,6 +301,7 @@ KINDS = {
 
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.one_in(3)
 def test_kernels_run_in_checkpointed_regions(repository: Callable, kind: str, dynamic: bool | None) -> None:
     class Checkpointed(Gelus):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -429,6 +430,7 @@ NORM = {
 
 @pytest.mark.parametrize("dynamic", [True, None])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.one_in(2)
 def test_a_hand_written_norm_is_found_once_for_all_lengths(
     repository: Callable, training: bool, dynamic: bool | None
 ) -> None:

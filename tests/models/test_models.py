@@ -105,7 +105,7 @@ def graphs_of_torch(name: str, training: bool, device: str) -> int:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("name", "training"), in_both_modes(MODELS, MODELS.keys() - SLOW, EVALUATED))
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_model_equals_eager(name, device, training, meta_checked):
     model, arguments = build(name, training, device)
     eager = copy.deepcopy(model)

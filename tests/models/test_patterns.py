@@ -33,6 +33,7 @@ def check_model(name: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.one_in(2)
 def test_the_sites_of_a_model_are_found_and_replaced(name):
     check_model(name, QUICK[name])
 

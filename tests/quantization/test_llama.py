@@ -52,6 +52,7 @@ def test_logits_differ_by_what_quantization_changes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.one_in(3)
 def test_generate_gives_the_tokens_of_the_dequantized_weights(name: str) -> None:
     jitted, eager, _ = models(name)
     options = {

@@ -110,7 +110,7 @@ def run(function: Any, gradient: bool, sample: Sample, device: str) -> tuple[lis
     [pytest.param(torch.float32, id="float32"), pytest.param(torch.bfloat16, id="bfloat16", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("info", [info for info in all_opinfos() if info.name not in UNSET], ids=lambda info: info.name)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_an_operation_is_as_in_eager(info: OpInfo, dtype: torch.dtype, device: str) -> None:
     if dtype not in info.dtypes:
         pytest.skip(f"{info.name} does not take {dtype}")

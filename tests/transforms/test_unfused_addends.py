@@ -59,7 +59,7 @@ def unfused(jitted: Callable) -> list[list[str]]:
 )
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_gradients_are_those_of_eager(name: str, numbers: dict[str, float], executors: list[str]) -> None:
     program, given = attention(name, **numbers), (torch.randn(1, 256), *factors(name))
     for each in given:
@@ -85,6 +85,7 @@ def test_gradients_are_those_of_eager(name: str, numbers: dict[str, float], exec
     ],
     ids=["keys", "queries", "a number", "expanded", "an expanded row"],
 )
+@pytest.mark.one_in(3)
 def test_inputs_of_all_kinds_are_added_in_a_region(input: Callable) -> None:
     def program(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.baddbmm(input, a, b).view(3, 4, 64, 256).softmax(-1)  # a view is between
@@ -157,7 +158,7 @@ LAYERS = (
 
 @pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=lambda each: type(each).__name__)
 @pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 def test_a_bias_of_a_convolution_is_added_in_the_region_that_follows(
     layer: nn.Module, shape: tuple[int, ...], executors: list[str]
 ) -> None:

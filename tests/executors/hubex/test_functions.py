@@ -189,12 +189,14 @@ def test_in_eager_the_gradient_is_the_kernels_or_the_references(operator: Callab
 
 
 @pytest.mark.parametrize(("name", "backward"), [("differentiable", 1), ("f", 0)])
+@pytest.mark.one_in(4)
 def test_in_eager_torchs_autograd_differentiates_a_kernel(operator: Callable, name: str, backward: int) -> None:
     made = operator(kernel_name=name, grad="autograd", func="fake: fake")
     assert_trains(made.op, inputs(grad=True))
     assert made.calls().count("backward") == backward
 
 
+@pytest.mark.slow
 def test_in_eager_a_gradient_of_one_argument_is_enough(operator: Callable) -> None:
     made = operator()
     x, weight = inputs()
@@ -203,6 +205,7 @@ def test_in_eager_a_gradient_of_one_argument_is_enough(operator: Callable) -> No
     torch.testing.assert_close(found, torch.sin(x).sum(0))
 
 
+@pytest.mark.slow
 def test_in_eager_a_second_gradient_is_refused(operator: Callable) -> None:
     made = operator()
     x, weight = inputs(grad=True)
@@ -260,7 +263,7 @@ def test_results_are_contiguous_and_have_memory_of_their_own(operator: Callable,
         ("fake: fake", "{kernel_name: backward}"),
     ],
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_results_of_a_kernel_are_made_contiguous(operator: Callable, func: str, kernel: str, grad: str) -> None:
     made = operator(func=func, code=CODE + LAID_OTHERWISE, kernel_name=kernel, grad=grad)
     x, weight = (each.requires_grad_(grad != "none") for each in (torch.randn(8, 3).t(), torch.randn(8)))
@@ -344,7 +347,7 @@ def test_arguments_that_only_compare_equal_are_told_apart() -> None:
 
 @pytest.mark.parametrize("func", ["reference: reference", "fake: fake", "fake: fake\nreference: reference"])
 @pytest.mark.parametrize("entry", [FAST, SLOW, {"grad": "none"}])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_torch_checks_the_operator(operator: Callable, func: str, entry: dict) -> None:
     made = operator(func=func, **entry)
     needs_grad = entry.get("grad") != "none" or "reference" in func

@@ -239,6 +239,7 @@ def test_a_promise_prints_what_differs():
     assert promise.differs(torch.zeros(5, 3), {"s0": 4}) == "has shape (5, 3), not (4, 3)"
 
 
+@pytest.mark.slow
 def test_a_program_that_makes_warnings_errors_compiles() -> None:
     """Torch's modules, which are imported when a region is first asked for, use what torch deprecates."""
     program = """

@@ -110,6 +110,7 @@ IN_CI = [(extrema, torch.uint8), (extrema, torch.int8), (sums, torch.int8), (log
         for case in CASES
     ],
 )
+@pytest.mark.one_in(2)
 def test_long_rows_of_each_dtype(function: Callable[..., Results], dtype: torch.dtype) -> None:
     jitted = forge.jit(lambda x: function(x + 1 if dtype != torch.bool else ~x))
     for low, high in ((2, 100), (-100, -2)) if dtype not in (torch.bool, torch.uint8) else ((2, 100), (0, 2)):

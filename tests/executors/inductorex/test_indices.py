@@ -17,6 +17,7 @@ def windows(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.slow
 def test_a_long_index_is_a_reason_to_decline(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indices, "LONGEST", 10)
     jitted = forge.jit(windows, dynamic=True)

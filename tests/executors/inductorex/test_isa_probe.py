@@ -117,6 +117,7 @@ def test_an_answer_that_cannot_be_kept_is_given(checked: list[str], tmp_path: Pa
     assert cpu_vec_isa.VecAVX2().check_build("works") and checked == ["works"]
 
 
+@pytest.mark.slow
 def test_processes_that_compile_for_this_one_remember() -> None:
     program = "from torch._inductor import cpu_vec_isa\nimport forge.executors.inductorex.worker\n"
     program += "assert hasattr(cpu_vec_isa.VecISA.check_build, '__wrapped__')"
@@ -138,7 +139,7 @@ def test_a_fork_waits_for_the_answer(asking: list[bool], monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("first", ["forge", "filelock"])
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 def test_a_thread_that_a_fork_waits_for_may_lock_files(first: str, tmp_path: Path) -> None:
     program = f"""
 import os, threading, time

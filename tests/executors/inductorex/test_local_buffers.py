@@ -34,6 +34,7 @@ def centered(g: torch.Tensor, x: torch.Tensor, mean: Rows, rstd: Rows) -> torch.
     [(12, 16), pytest.param(5, 8, marks=pytest.mark.slow), pytest.param(40, 33, marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("of", [of_layer_norm, of_rms_norm, of_softmax, centered])
+@pytest.mark.one_in(2)
 def test_a_reduction_of_a_sum_with_a_transposed_tensor(of: Callable, rows: int, width: int) -> None:
     """The sum is long enough that Inductor computes it once."""
 

@@ -97,7 +97,7 @@ def differences(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> lis
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_a_region_gives_what_torchs_functions_give(name: str, dtype: torch.dtype) -> None:
     given = inputs(dtype)
     jitted = forge.jit(PROGRAMS[name], executors=EXECUTORS, numerics="eager", cache=False)

@@ -121,6 +121,7 @@ def test_results_have_eagers_strides_at_every_size(
 
 
 @pytest.mark.parametrize("function", [heads, flattened])
+@pytest.mark.one_in(2)
 def test_so_they_have_where_the_first_call_is_symbolic(function: Callable, failures: list[Exception]) -> None:
     jitted = forge.jit(function, dynamic=True)
     for shape in SHAPES:
@@ -210,6 +211,7 @@ def met_in_a_loss(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Tensors:
         met_in_a_loss,
     ],
 )
+@pytest.mark.one_in(2)
 def test_lengths_that_turn_out_to_be_one_are_defined_in_a_region(
     function: Callable, training: bool, failures: list[Exception]
 ) -> None:
@@ -290,6 +292,7 @@ INDEXED: dict[str, tuple[Callable, tuple[int, ...]]] = {  # whose gradients inde
 
 
 @pytest.mark.parametrize("name", slow_except(INDEXED, "one length"))
+@pytest.mark.slow
 def test_indices_of_known_lengths_are_expanded_to_a_symbolic_one(name: str, failures: list[Exception]) -> None:
     function, shape = INDEXED[name]
     jitted = forge.jit(lambda x: function(x).exp(), strict=True)

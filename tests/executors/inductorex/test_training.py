@@ -168,6 +168,7 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("wide", [False, True], ids=["weights in bfloat16", "weights in float32"])
 @pytest.mark.parametrize("name", slow_except(NORMS, "batch norm"))
+@pytest.mark.one_in(4)
 def test_gradients_of_a_norm_in_half_precision_are_eagers(name: str, wide: bool) -> None:
     """Its statistics are in half precision where its weights are, whatever torch's fake tensors say."""
     theirs = NORMS[name]().to(torch.float32 if wide else torch.bfloat16)

@@ -81,6 +81,7 @@ def test_the_same_kernel_is_built_once(built: list[str]) -> None:
     assert sum(source.count("+ 1;") for source in built) == 1
 
 
+@pytest.mark.slow
 def test_a_kernel_that_cannot_be_built_takes_no_other_along(built: list[str]) -> None:
     wrong, right = asked(ADD.replace("x[i]", "y[i]") % 1, ADD % 2)
     assert added(right()) == 2.0
@@ -160,6 +161,7 @@ def test_a_unit_that_was_deleted_is_built_again(built: list[str], tmp_path: Path
 
 
 @pytest.mark.skipif(TORCH < (2, 13), reason="before torch 2.13, a process takes a library that it has loaded as loaded")
+@pytest.mark.slow
 def test_a_unit_that_was_damaged_is_built_again(built: list[str], tmp_path: Path) -> None:
     (kernel,) = asked(ADD % 1)
     kernel()

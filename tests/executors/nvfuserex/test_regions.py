@@ -263,6 +263,7 @@ def test_what_the_library_fails_at_later_torch_runs_from_then_on():
 # the library
 
 
+@pytest.mark.slow
 def test_importing_forge_does_not_import_the_library():
     code = "import forge, sys; assert forge.jit and not {'nvfuser', 'nvfuser_direct'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)

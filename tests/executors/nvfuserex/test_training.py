@@ -14,6 +14,7 @@ DEVICES = [pytest.param(name, device, id=name) for name, device in AVAILABLE.ite
 
 @pytest.mark.parametrize(("executor", "device"), DEVICES)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "vit", "conv_net"])
+@pytest.mark.one_in(2)
 def test_a_model_trains_as_in_eager(name, executor, device):
     model, arguments = build(name, True, device)
     eager = copy.deepcopy(model)

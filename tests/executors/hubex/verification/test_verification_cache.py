@@ -235,6 +235,7 @@ def test_the_exit_of_a_forked_child_leaves_the_worker_to_its_parent(repository: 
 
 
 @forks
+@pytest.mark.slow
 def test_a_forked_child_has_a_worker_of_its_own(repository: Callable) -> None:
     kernel = right(repository)
     verification_cache.worker.start()
@@ -276,6 +277,7 @@ def test_a_fork_while_a_thread_verifies_does_not_wait_for_it() -> None:
         thread.join()
 
 
+@pytest.mark.slow
 def test_an_interrupted_question_is_not_answered_to_the_next(
     repository: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
