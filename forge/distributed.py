@@ -27,6 +27,7 @@ from forge.torch_internals.distributed import (
     make_dtensor,
     outer_placements,
 )
+from forge.torch_internals.functorch import maybe_current_level, outside_of_transforms
 from forge.torch_internals.modules import parameters_of
 from forge.torch_internals.pytree import torch_pytree
 from forge.torchlang.collective_watch import CollectiveError, last_collectives
@@ -153,6 +154,13 @@ class _Sharding:
         tensor that other processes have parts of, too."""
         if not (torch.compiler.is_compiling() or self.runs or in_backward()):
             return parameter
+        if torch.compiler.is_compiling() or maybe_current_level() is None:
+            return self.gather(parameter, inner)
+        with outside_of_transforms():  # which take no DTensor: to them, the whole is a constant
+            return self.gather(parameter, inner)
+
+    def gather(self, parameter: Any, inner: "_InnerPart | None") -> Any:
+        """Return the whole of a parameter."""
         length = parameter.shape[0] if parameter.ndim else None
         length = length if inner is None else inner.length
         dtype = self.param_dtype if self.param_dtype and parameter.is_floating_point() else parameter.dtype

@@ -232,6 +232,58 @@ def without_gradients(rank: int) -> dict[str, Any]:
         return {"eager": _model(Llama)(tokens), "forge": jitted(tokens), **_told(jitted)}
 
 
+class Scaled(nn.Module):
+    """A parameter with rows, one without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.linear = nn.Parameter(torch.tensor(1.5)), nn.Linear(3, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x * self.scale).tanh()
+
+
+def _penalized(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return gradients of the squares of this process's parts of a sharded model's averaged gradients."""
+    gradients = torch.autograd.grad(model(x).square().sum(), list(model.parameters()), create_graph=True)
+    sum(g.to_local().square().sum() for g in gradients).backward()
+    return [whole(p.grad) for p in model.parameters()]
+
+
+def _penalized_as_one(model: nn.Module, batches: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return them as one process computes them: of the sum of the processes' losses, divided by their number."""
+    params = list(model.parameters())
+    of_each = [torch.autograd.grad(model(x).square().sum(), params, create_graph=True) for x in batches]
+    averages = [torch.stack(gradients).mean(0) for gradients in zip(*of_each, strict=True)]
+    total = sum(g.square().sum() * (1 if g.ndim else len(batches)) for g in averages)
+    return [g / len(batches) for g in torch.autograd.grad(total, params)]
+
+
+def second_gradients(rank: int) -> dict[str, list[torch.Tensor]]:
+    """Gradients of gradients of parameters: of one process, and sharded, in eager and jitted."""
+    batches = list(torch.randn(2, 4, 3))
+    return {
+        "one": _penalized_as_one(_model(Scaled), batches),
+        "eager": _penalized(shard(_model(Scaled)), batches[rank]),
+        "forge": _penalized(forge.jit(shard(_model(Scaled))), batches[rank]),
+    }
+
+
+def transformed_by_torch_func(rank: int) -> dict[str, list[torch.Tensor]]:
+    """Results of torch's transforms of a model: as it is, and sharded, in eager and jitted."""
+    x = torch.randn(4, 3)
+    models = {"one": _model(Scaled), "eager": shard(_model(Scaled)), "forge": forge.jit(shard(_model(Scaled)))}
+    return {
+        how: [
+            torch.vmap(model)(x).detach(),
+            torch.func.jacrev(model)(x[0]).detach(),
+            torch.func.jacfwd(model)(x[0]).detach(),
+            torch.func.hessian(lambda x, model=model: model(x).sum())(x[0]).detach(),
+        ]
+        for how, model in models.items()
+    }
+
+
 def converted_inputs(rank: int) -> list[torch.dtype]:
     """The dtypes of a result, of a parameter and of its gradient under param_dtype, of inputs of another dtype."""
     model = forge.jit(shard(nn.Linear(4, 4), policy=ShardPolicy(param_dtype=torch.bfloat16)))

@@ -207,8 +207,10 @@ def _reduce_to_shard_grad(
     out = reduce_to_shard(x, length, dtype, device, reduce_dtype, group)
     size, _, replicas = group
     g = get_grad(out)
+    if length is None:  # the average is in each process
+        put_grad(x, reduce_to_shard(g, None, x.dtype, x.device, reduce_dtype, group))
+        return out
     if replicas is not None:
         g = wait_tensor(all_reduce(g, "avg", replicas))
-    whole = unshard(g, None if length is None else x.shape[0], x.dtype, x.device, reduce_dtype, group, False)
-    put_grad(x, whole / size)
+    put_grad(x, unshard(g, x.shape[0], x.dtype, x.device, reduce_dtype, group, False) / size)
     return out

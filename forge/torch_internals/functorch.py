@@ -7,6 +7,7 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._functorch import predispatch as predispatch
 from torch._functorch.predispatch import lazy_load_decompositions as lazy_load_decompositions
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_of_transforms
 
 functorch = torch._C._functorch
 get_dynamic_layer_stack_depth = torch._C._functorch.get_dynamic_layer_stack_depth

@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from forge import prims
 from forge.ir import Dim, TensorProxy
 from forge.prims.distributed import ShardGroup, chunk_rows
-from forge.torch_internals.distributed import start_all_gather, start_reduce_scatter
+from forge.torch_internals.distributed import process_group, start_all_gather, start_reduce_scatter
 from forge.torch_internals.fake_tensors import FakeTensor
 from forge.torchlang.collective_watch import collective_error
 from forge.torchlang.core import torchsymbol
@@ -165,6 +165,8 @@ def reduce_alone(
 
 
 class _Unshard(torch.autograd.Function):
+    """prims.unshard with its gradient, to any order."""
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, *how: Any) -> torch.Tensor:
         ctx.how = x.shape[:1], x.dtype, x.device, *how
@@ -173,8 +175,29 @@ class _Unshard(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple:
         rows, dtype, device, length, _, _, reduce_dtype, group, _ = ctx.how
-        part = reduce_alone(g, None if length is None else rows[0], dtype, device, reduce_dtype, group)
+        part = _Reduce.apply(g, None if length is None else rows[0], dtype, device, reduce_dtype, group)
         return part, *[None] * 6
+
+
+class _Reduce(torch.autograd.Function):
+    """prims.reduce_to_shard with its gradient, to any order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, *how: Any) -> torch.Tensor:
+        ctx.how = x.shape[:1], x.dtype, x.device, *how
+        return reduce_alone(x, *how)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple:
+        rows, dtype, device, length, _, _, reduce_dtype, group = ctx.how
+        size, _, replicas = group
+        if length is None:  # the average is in each process
+            return _Reduce.apply(g, None, dtype, device, reduce_dtype, group), *[None] * 5
+        if replicas is not None:
+            among = process_group(replicas).size(), replicas, None
+            g = _Reduce.apply(g, None, g.dtype, g.device, reduce_dtype, among)
+        whole = _Unshard.apply(g, rows[0], dtype, device, reduce_dtype, group, False)
+        return whole / size, *[None] * 5
 
 
 def unshard(

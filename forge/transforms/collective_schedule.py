@@ -186,6 +186,20 @@ def _by_segment(calls: Sequence[BoundSymbol], outputs: Iterable[str], write: _Wr
     return [bound for segment in reversed(written) for bound in segment]
 
 
+def _independent(segment: Sequence[BoundSymbol]) -> int:
+    """Return how many calls of a segment come before one that may share a message with none of them, or follow none:
+    it gathers what was sent, or reduces what was reduced. All calls where there is none, as in a first backward."""
+    sent, reduced = set[str](), set[str]()
+    for place, bound in enumerate(segment):
+        if _is_sent(bound) and not (sent if is_unshard(bound) else reduced).isdisjoint(bound.inputs):
+            return place
+        if _is_sent(bound) or not sent.isdisjoint(bound.inputs):
+            sent.update(bound.outputs)
+        if is_reduction(bound) or not reduced.isdisjoint(bound.inputs):
+            reduced.update(bound.outputs)
+    return len(segment)
+
+
 def _owners(outputs: Iterable[object], calls: Sequence[BoundSymbol], inputs: Sequence[str]) -> dict[str, str]:
     """Return the input whose gradient a reduction is, or a part of, by the name of its result."""
     pairs = zip(outputs, inputs, strict=False)
@@ -209,6 +223,11 @@ class _Bucketing(NamedTuple):
     backward: bool
 
     def write(self, segment: Sequence[BoundSymbol], needed: set[str]) -> list[BoundSymbol]:
+        independent = _independent(segment)
+        if independent < len(segment):
+            segment, rest = segment[:independent], segment[independent:]
+            after = self.write(rest, needed)
+            return [*self.write(segment, needed.union(*[bound.inputs for bound in rest])), *after]
         gathers, reductions = self.find_calls(segment)
         if not gathers and not reductions:
             return list(segment)

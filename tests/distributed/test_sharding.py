@@ -1,5 +1,6 @@
 """forge.distributed.shard: parameters are DTensors, gathered and freed by the program; FSDP2 is the reference."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from sharded_programs import (
     messages_in_text,
     order_of_messages,
     refused,
+    second_gradients,
     trained,
     trained_as_replicas,
     trained_on_two_dims,
     trained_small_transformer,
+    transformed_by_torch_func,
     unequal_batches,
     with_a_graph_break,
     with_a_number,
@@ -71,6 +74,13 @@ def test_a_model_of_transformers_is_one_graph(pair: Pair) -> None:
 def test_a_parameter_without_dims_is_whole_in_every_process(pair: Pair) -> None:
     for averaged, eager, ours in pair.run(with_a_number):
         torch.testing.assert_close([eager, ours], [averaged, averaged])
+
+
+@pytest.mark.parametrize("program", [second_gradients, transformed_by_torch_func])
+def test_derivatives_are_those_of_one_process(program: Callable, pair: Pair) -> None:
+    for found in pair.run(program):
+        for how in ("eager", "forge"):
+            torch.testing.assert_close(found[how], found["one"], rtol=1e-4, atol=1e-5)
 
 
 def test_what_runs_in_eager_between_graphs_reads_whole_parameters(pair: Pair) -> None:
