@@ -662,14 +662,14 @@ def test_python_m_forge_finds_modules_of_the_current_folder() -> None:
 
 AT_ONCE = """
 import contextlib, io, os, sys
-import forge_command
+from forge import cli
 
 def run(*arguments, **environment):
     sys.argv = ["forge", *arguments]
     os.environ.update(environment)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        forge_command.main()
+        cli.main()
     for name in environment:
         del os.environ[name]
     return printed.getvalue()
@@ -693,7 +693,7 @@ def test_version_help_and_completion_import_no_torch() -> None:
 def test_the_installed_command_runs_with_all_of_forge(folder: Path) -> None:
     (folder / "own.py").write_text("import forge\nsine = forge.jit(lambda x: x.sin())\n")
     arguments = ("trace", "own.py:sine", "--input", "float32[4]", "--executors", "torch")
-    ran = _python(str(ROOT / "forge_command.py"), *arguments)
+    ran = _python("-m", "forge", *arguments)
     assert ran.returncode == 0 and "torch.sin" in ran.stdout, ran.stderr
 
 

@@ -118,7 +118,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     commands.mkdir()
     (folder / "examples").symlink_to(ROOT / "examples")
-    for name, runs in {"python": sys.executable, "forge": f"{sys.executable} {ROOT}/forge_command.py"}.items():
+    for name, runs in {"python": sys.executable, "forge": f"{sys.executable} -m forge"}.items():
         (commands / name).write_text(f'#!/bin/sh\nexec {runs} "$@"\n')
         (commands / name).chmod(0o755)
     monkeypatch.chdir(folder)
@@ -277,9 +277,9 @@ def test_every_option_and_variable_is_in_its_document() -> None:
 def test_every_command_is_in_its_document() -> None:
     text = (ROOT / "docs/reference/commands.md").read_text()
     commands = re.findall(r"^\| `forge (?:kernels )?(\w+)", text, re.MULTILINE)
-    listed = subprocess.run([sys.executable, ROOT / "forge_command.py", "--help"], capture_output=True, text=True)
+    listed = subprocess.run([sys.executable, "-m", "forge", "--help"], capture_output=True, text=True)
     kernels_listed = subprocess.run(
-        [sys.executable, ROOT / "forge_command.py", "kernels", "--help"], capture_output=True, text=True
+        [sys.executable, "-m", "forge", "kernels", "--help"], capture_output=True, text=True
     )
     found = re.findall(r"^  ([a-z]+) {2,}[A-Z]", listed.stdout + kernels_listed.stdout, re.MULTILINE)
     assert sorted(set(found) - {"kernels"}) == sorted(set(commands))

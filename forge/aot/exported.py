@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.aot import archive
-from forge.aot.entry import AOTINDUCTOR, CompiledEntry
+from forge.aot.entry_point import AOTINDUCTOR, CompiledEntry
 from forge.aot.errors import ExportError
 from forge.aot.kernels import bundle_files
 from forge.aot.requirements import requirements

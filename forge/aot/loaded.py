@@ -10,7 +10,7 @@ import torch
 
 from forge.aot.archive import Archive
 from forge.aot.call import caller
-from forge.aot.entry import AOTINDUCTOR
+from forge.aot.entry_point import AOTINDUCTOR
 from forge.aot.errors import ExportError
 from forge.aot.exported import describe
 from forge.aot.functions import load_function

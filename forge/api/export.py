@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.export import export as torch_export
 
 from forge.aot.dim_names import dim_names
-from forge.aot.entry import CompiledEntry, compile_entry
+from forge.aot.entry_point import CompiledEntry, compile_entry
 from forge.aot.errors import ExportError
 from forge.aot.exported import Exported
 from forge.aot.signature import parameters_of

@@ -26,7 +26,7 @@ from forge.ir.state import state
 from forge.ir.structure import structure
 from forge.runtime.plan import overlap
 from forge.runtime.torch_state import dynamo_disable, modes, preserve_torch_state
-from forge.torch_internals.pytree import torch_pytree
+from forge.torch_internals.pytree import tensor_leaves, torch_pytree
 from forge.torchlang import autocast_mode
 
 
@@ -171,7 +171,9 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
 
     @dynamo_disable
     def pullback(*cotangents: Any) -> Any:
-        given = [(o, c) for o, c in zip(_tensors(outputs), _tensors(cotangents), strict=True) if o.requires_grad]
+        given = [
+            (o, c) for o, c in zip(tensor_leaves(outputs), tensor_leaves(cotangents), strict=True) if o.requires_grad
+        ]
         if not given:
             gradients = tuple(torch.zeros_like(value) for value in inputs)
         else:
@@ -298,10 +300,6 @@ def _input(leaf: torch.Tensor, again: bool) -> torch.Tensor:
 
 def _detach(tree: Any) -> Any:
     return torch_pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree)
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in torch_pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _describe(value: Any) -> str:

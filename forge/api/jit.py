@@ -125,25 +125,28 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     for name, flag in {"cache": cache, "fullgraph": fullgraph}.items():
         check_flag(flag, f"forge.jit: {name}")  # resolve_options checks the others
     check_flag(dynamic, "forge.jit: dynamic", (True, False, None))
+    options: dict[str, Any] = {
+        "executors": executors,
+        "memory": memory,
+        "cache": cache,
+        "cuda_graphs": cuda_graphs,
+        "freeze": freeze,
+        "select": select,
+        "numerics": numerics,
+        "check": check,
+        "edit": edit,
+        "strict": strict,
+        "mode": mode,
+    }
     rejit = functools.partial(
         jit,
-        executors=executors,
         transforms=transforms,
         kernels=kernels,
         layers=layers,
         allow_imports=allow_imports,
-        memory=memory,
-        cache=cache,
-        cuda_graphs=cuda_graphs,
-        freeze=freeze,
-        select=select,
-        numerics=numerics,
-        check=check,
-        edit=edit,
-        strict=strict,
         fullgraph=fullgraph,
         dynamic=dynamic,
-        mode=mode,
+        **options,
     )
     if target is ...:
         return rejit
@@ -156,21 +159,8 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     check_list(allow_imports, "forge.jit: allow_imports", "the names of modules")
     kernels_named = kernel_executor(kernels, allow_imports=allow_imports) if kernels else None
     layers_named = layer_executor(layers, allow_imports=allow_imports) if layers else None
-    config = resolve_options(
-        executors,
-        of_programs,
-        strict,
-        memory,
-        cache,
-        cuda_graphs,
-        freeze,
-        select,
-        numerics,
-        check,
-        edit,
-        mode,
-        first=[each for each in (kernels_named, layers_named) if each is not None],
-    )
+    first = [each for each in (kernels_named, layers_named) if each is not None]
+    config = resolve_options(transforms=of_programs, first=first, **options)
     handle = JitHandle(name_of(target), _parameters(target))
     handle.numerics = config.numerics
     handle.again = functools.partial(rejit, target)

@@ -55,6 +55,7 @@ def default_check(check: str | None) -> str | None:
 def resolve_options(  # noqa: PLR0913  the options of forge.jit
     executors: Sequence[str | Executor] | None = None,
     transforms: Sequence[Transform] = (),
+    *,
     strict: bool = False,
     memory: str = "balanced",
     cache: bool = True,
@@ -65,7 +66,6 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
     check: str | None = None,
     edit: str | os.PathLike[str] | None = None,
     mode: str | None = None,
-    *,
     first: Sequence[Executor] = (),
     is_for_a_file: bool = False,
 ) -> Config:

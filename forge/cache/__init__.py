@@ -11,6 +11,6 @@ store.py              bytes in a file: written whole, read only if undamaged and
 An entry is code: it is read only if this user, and nobody else, can have written it.
 """
 
-from forge.cache.entry import CacheEntry
+from forge.cache.cache_entry import CacheEntry
 
 __all__ = ["CacheEntry"]

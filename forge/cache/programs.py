@@ -32,7 +32,7 @@ from forge.ir.printing import compile_function
 from forge.ir.pytree import names
 from forge.ir.source import Source
 from forge.runtime.autograd import DifferentiableBackward, Sources
-from forge.runtime.plan import Backwards, Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
+from forge.runtime.plan import Backwards, CallBoundary, CompiledPlan, GeneratedFunction, ProgramCall, TrainingPlan
 from forge.runtime.tiering import TierResult
 from forge.support.background import is_wanted
 from forge.transforms.split import SavedValue
@@ -163,7 +163,7 @@ def load(
     tiered = second_tier.tiered_program() if second_tier is not None and is_wanted() else None
     tensors = list(graph.held.values())
     boundary = boundary._replace(held=[tensors[number] for number in data["held"]])
-    parts = Call(plan, program.call, tiered, data["mutated"], boundary=boundary)
+    parts = ProgramCall(plan, program.call, tiered, data["mutated"], boundary=boundary)
     call, wrappers = parts.assemble()
     report = LoadedReport(entry, program, lines, fallbacks, wrappers=wrappers, layers=layers)
     return Executable(call, plan, second_tier, tiered), report

@@ -12,7 +12,7 @@ from forge.capture.fake_values import tensor_proxy
 from forge.compiler.program import Program, finish
 from forge.ir import TensorProxy, Trace, recording, strides_of
 from forge.ir.pytree import tree_map
-from forge.torch_internals.pytree import torch_pytree
+from forge.torch_internals.pytree import tensor_leaves, torch_pytree
 from forge.torchlang import grad_mode
 
 
@@ -117,4 +117,4 @@ def _argument_names(function: Callable, args: tuple, kwargs: dict) -> list[str]:
 
 def input_tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
     """Return the tensors that `record` makes inputs of, in order."""
-    return [leaf for leaf in torch_pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    return tensor_leaves((args, kwargs))

@@ -219,9 +219,9 @@ class _Interpreter:
             proxy.requires_grad = value.requires_grad and not gains_history(node)
             return proxy
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            symbol = str(value.node.expr)
-            if symbol.isidentifier() and symbol not in self.trace.names:  # else its symbols come from other inputs
-                name = symbol
+            size_symbol = str(value.node.expr)
+            if size_symbol.isidentifier() and size_symbol not in self.trace.names:  # else they come from other inputs
+                name = size_symbol
             self.trace.add_input(NumberProxy(name, value))
             return value
         raise Unsupported(f"input {name} is a {type(value).__name__}")
@@ -240,7 +240,7 @@ class _Interpreter:
         value = operator.attrgetter(str(node.target))(self.graph)
         if not isinstance(value, torch.Tensor):
             return value
-        if self.native:  # made of numbers while the operators were found; `hoist` makes it once
+        if self.native:  # made of numbers while the operators were found; `fold_constants` makes it once
             return prims.tensor(value.tolist(), value.dtype, value.device)
         if id(value) not in self.held:
             proxy = self.trace.add_input(

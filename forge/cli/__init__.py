@@ -2,8 +2,7 @@
 
 app.py has what all commands share, help.py what --help prints; kernels.py, programs.py, files.py and doctor.py declare
 the commands, and the files of those names in actions/ do what they say. names.py has what completion offers. None of
-these but the actions imports torch, and neither does forge_command.py, by which the installed command begins; the other
-files say what the actions' arguments mean.
+these but the actions imports torch; the other files say what the actions' arguments mean.
 """
 
 from forge.cli import doctor, files, kernels, programs

@@ -175,7 +175,6 @@ def _callback(function: Callable[..., None]) -> Callable[..., int]:
                 arguments[name] = kind(**{each.name: values[each.name] for each in dataclasses.fields(kind)})
             else:
                 arguments[name] = values[name]
-        _load_forge()
         action = getattr(
             importlib.import_module(function.__module__.replace("cli", "cli.actions", 1)), function.__name__
         )
@@ -195,15 +194,6 @@ def _expand(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
     for each in dataclasses.fields(parameter.annotation):
         default = inspect.Parameter.empty if each.default is dataclasses.MISSING else each.default
         yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[each.name])
-
-
-def _load_forge() -> None:
-    """Import all of forge, which the command `forge` may have left out until now."""
-    package = sys.modules["forge"]
-    if not hasattr(package, "jit"):
-        spec = package.__spec__
-        assert spec is not None and spec.loader is not None, "forge is a package with a file"
-        spec.loader.exec_module(package)
 
 
 def _run(action: Callable[[], int], debug: bool) -> int:

@@ -109,7 +109,7 @@ class BackwardCompiler:
         return function._replace(read=read), own
 
     def compile_differentiable(self, key: tuple[Any, ...]) -> DifferentiableBackward:
-        """Return the backward as a program of the inputs, compiled as one. key: as of forge.runtime.plan.Backwards."""
+        """Return the backward as a program of the inputs, compiled as one. key: see forge.runtime.plan.Backwards."""
         (present, recorded, special), missing = key[:3], key[3:]
         derived, report = self._derivative, self._context.report
         trace, config = derived.trace, self._config.in_torch() if special else self._config

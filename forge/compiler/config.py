@@ -139,7 +139,7 @@ class Config:
             cuda_graphs=False, records_graphs=False, comparison=None, codegen=None, checks=False, **changes
         )
 
-    def may_run_again(self, bound: BoundSymbol) -> bool:
+    def can_recompute(self, bound: BoundSymbol) -> bool:
         """Return whether a backward may run a call of the forward again, rather than read what it saved."""
         if is_unshard(bound) and reshards(bound) is not None:
             return bool(reshards(bound))
@@ -147,7 +147,7 @@ class Config:
             return self.memory == "smallest"
         return is_unshard(bound) or self.is_fused(bound)
 
-    def may_part(self, bound: BoundSymbol) -> bool:
+    def can_split(self, bound: BoundSymbol) -> bool:
         """Return whether a call of the forward may be parted into one that runs again and one that does not."""
         return self.memory != "speed" and self.is_fused(bound)
 

@@ -36,7 +36,7 @@ class Kind(Enum):
 
 
 class Form(IntEnum):
-    """The kinds of calls that a trace has between two passes."""
+    """The stages of lowering: the calls that a trace consists of between two passes."""
 
     TORCH = 0  # torch's functions, of a program that may be differentiated
     JOINT = 1  # the same, with gradient rules run where gradients flow
@@ -51,7 +51,7 @@ class Derivative:
     """A differentiated program.
 
     trace: the program before it was differentiated. joint: it, with the runs of its gradient rules. flowing: the
-    outputs through which gradients flow, by position. backward: from all of these to the inputs. copied, unread: as of
+    outputs through which gradients flow, by position. backward: from all of these to the inputs. copied, unread: see
     transforms.split.backward_of. given: calls that must not run again. parts, epilogue: set when it is split.
     """
 

@@ -12,7 +12,7 @@ OnPromote = Callable[[CompiledPlan, Sequence[Executor]], None]
 
 
 class SecondTier:
-    """Compiles a program's larger regions (forge/runtime/tiering.py).
+    """Compiles a program's second tier: larger regions, or CUDA graphs (forge/runtime/tiering.py).
 
     on_promote: called with the plan of the second tier, and its executors, when it takes the place of the first.
     hidden_seconds, calls: see TieredProgram.
@@ -44,7 +44,7 @@ class Executable(NamedTuple):
     Attributes:
         call: The callable.
         plan: The parts that `call` consists of.
-        second_tier: Compiles larger regions, or None.
+        second_tier: Compiles larger regions or CUDA graphs, or None.
         tiered_program: Runs the first tier until the second is ready, or None.
     """
 

@@ -50,16 +50,16 @@ class Fallback:
         if self.strict:
             raise error
         if self.reason is None:
-            self._tell(error)
+            self._fall_back_for_good(error)
         return self._function, results
 
-    def _tell(self, error: Exception) -> None:
+    def _fall_back_for_good(self, error: Exception) -> None:
         self.reason = f"its region failed: {in_one_line(error)}"
         sources, _ = location_of(error) or ([], "")
-        tell(f"{self.regions[0]} failed", self.executor, error, *sources[:1])
+        warn_of_fallback(f"{self.regions[0]} failed", self.executor, error, *sources[:1])
 
 
-def tell(what: str, executor: str, error: Exception, source: Source | None = None) -> None:
+def warn_of_fallback(what: str, executor: str, error: Exception, source: Source | None = None) -> None:
     """Warn at `source` of what happened to a region because of `error`; `executor` runs its calls."""
     _log.debug("%s", what, exc_info=error)
     warn(f"{what}, {executor} runs its calls from now on: {in_one_line(error)}", source)

@@ -9,7 +9,7 @@ from forge.ir import Tag, TensorProxy, Trace
 from forge.ir.printing import quantity
 from forge.ir.pytree import names, tensors
 from forge.runtime.frozen import FoldedWeights
-from forge.transforms import Freezing, hoist_weights
+from forge.transforms import Freezing, partition_by_weights
 
 
 def freezing_of(program: Program) -> Freezing:
@@ -44,7 +44,7 @@ def fold_weights(
 ) -> tuple[Trace, FoldedWeights | None]:
     """Return the trace, whose last inputs are what depends on weights alone, and what computes that; `lower` returns
     a trace claimed, and its function."""
-    hoisted = hoist_weights(trace, freezing.weights)
+    hoisted = partition_by_weights(trace, freezing.weights)
     if not hoisted.values:
         return trace, None
     claimed, function = lower(hoisted.ahead)

@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from forge.compiler.claim import Claim, ClaimedCall
-from forge.compiler.fallback import Fallback, fallback_for, runners, tell
-from forge.compiler.layout import RESTRIDED, Layout, Layouts, Ran
+from forge.compiler.fallback import Fallback, fallback_for, runners, warn_of_fallback
+from forge.compiler.layout import RESTRIDED, FakeRun, Layout, Layouts
 from forge.compiler.region_artifacts import FusedRegion, compile_once, region_key
 from forge.compiler.regions import Node, Region, find_regions
 from forge.compiler.unspecified_strides import with_unspecified
@@ -94,7 +94,7 @@ def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
     return [node]
 
 
-def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[Ran], layouts: Layouts) -> str | None:
+def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[FakeRun], layouts: Layouts) -> str | None:
     """Return why a claimed call cannot be part of code generated now; None where it can."""
     if not all(each.known for each in ran):
         return "the strides of its results are not known"
@@ -105,7 +105,7 @@ def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[Ran], layouts: Layo
     return "the call saves a value that exists only when the program runs" if kept else None
 
 
-def _output_aliases(call: BoundSymbol, ran: Ran) -> list[int | None]:
+def _output_aliases(call: BoundSymbol, ran: FakeRun) -> list[int | None]:
     """Return, for each tensor of a call's output, the argument whose memory it shares."""
     return [share for value, share in zip(ran.outputs, ran.shares, strict=True) if isinstance(value, Layout)] or [None]
 
@@ -281,7 +281,7 @@ class _Writer:
             raise RegionError(f"forge: {what}: {at}{reason}") from error
         if (region.fuser.name, reason) not in _told:
             _told[region.fuser.name, reason] = True
-            tell(what, runners(call for node in region.nodes for call in node.calls), error, source)
+            warn_of_fallback(what, runners(call for node in region.nodes for call in node.calls), error, source)
         without_frames(error)
 
     def _escaping_names(self, region: Region) -> Iterator[str]:

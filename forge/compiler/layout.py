@@ -77,7 +77,7 @@ def _static_size(length: Dim) -> Dim:
     return length if known is None else known
 
 
-class Ran(NamedTuple):
+class FakeRun(NamedTuple):
     """The result of running one call on layouts.
 
     outputs: for each leaf of its output a Layout, or the value itself where it is no tensor. shares: which argument's
@@ -199,18 +199,21 @@ class Layouts:
         self._static = self.fake = _shared if shared else _fake_mode()
         self.flops = 0
         self.shown: dict[str, tuple[str, Dim]] = {}
-        self._memo: dict[Any, Ran] = _known
+        self._memo: dict[Any, FakeRun] = _known
         for proxy in inputs:
             self.add(proxy)
 
     @classmethod
     def of(cls, claimed: Trace) -> "Layouts":
         """Return the layouts of all values of a claimed trace."""
-        layouts = cls(claimed.inputs)
-        layouts.add_constants(claimed.constants)
+        return cls(claimed.inputs).run_all(claimed)
+
+    def run_all(self, claimed: Trace) -> "Layouts":
+        """Record the layouts of all values of a claimed trace, whose inputs are known, and return self."""
+        self.add_constants(claimed.constants)
         for call in claimed.bound_symbols:
-            layouts.run(call)
-        return layouts
+            self.run(call)
+        return self
 
     def strides(self) -> dict[str, tuple[Dim, ...]]:
         """Return the strides of the tensors, by name."""
@@ -274,7 +277,7 @@ class Layouts:
         self.values[proxy.name] = Layout.from_meta(proxy)
         self.uncertain.add(proxy.name)
 
-    def run(self, call: BoundSymbol) -> Ran:
+    def run(self, call: BoundSymbol) -> FakeRun:
         """Return the layouts of a claimed call's results, and record them."""
         for proxy in tensors(call.output):
             self._see(proxy.shape)
@@ -318,7 +321,7 @@ class Layouts:
                 return True
         return False
 
-    def _run_with_memo(self, call: BoundSymbol) -> Ran:
+    def _run_with_memo(self, call: BoundSymbol) -> FakeRun:
         key = (*settings(), call.symbol.op, *[key_of(each, self._key) for each in (call.args, call.kwargs)])
         try:
             ran = self._memo.get(key)
@@ -351,7 +354,7 @@ class Layouts:
                 self.fake = FakeTensorMode(shape_env=size.node.shape_env, allow_non_fake_inputs=True)
                 self._memo = {}
 
-    def _run(self, call: BoundSymbol) -> Ran:
+    def _run(self, call: BoundSymbol) -> FakeRun:
         given: dict[str, Any] = {}
 
         def stand_in(leaf: Any) -> Any:
@@ -378,9 +381,9 @@ class Layouts:
         assert self.fake.shape_env is not None
         return self.fake.shape_env.ignore_fresh_unbacked_symbols()
 
-    def _run_by_meta(self, call: BoundSymbol) -> Ran:
+    def _run_by_meta(self, call: BoundSymbol) -> FakeRun:
         outputs = [Layout.from_meta(leaf) if isinstance(leaf, TensorProxy) else UNKNOWN for leaf in leaves(call.output)]
-        return Ran(tuple(outputs), (None,) * len(outputs), (0,) * len(outputs), (), False, (False,) * len(outputs))
+        return FakeRun(tuple(outputs), (None,) * len(outputs), (0,) * len(outputs), (), False, (False,) * len(outputs))
 
 
 def _opposite_layout(layout: Layout) -> Layout:
@@ -406,7 +409,7 @@ def _with_channels_last(layout: Layout) -> Layout:
     return layout._replace(strides=(outer, step, *inner))
 
 
-def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Operators) -> Ran:
+def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Operators) -> FakeRun:
     bases = [value for value in given.values() if isinstance(value, torch.Tensor)]
     memory = {storage_id(value): place for place, value in enumerate(bases)}
     outputs: list[Any] = []
@@ -436,7 +439,7 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Oper
         return _has_channels_last(made) or ((share is None or copies) and _may_differ(made, arguments))
 
     chosen = tuple(map(is_chosen, outputs, shares))
-    return Ran(tuple(outputs), tuple(shares), tuple(offsets), tuple(operators.seen), True, chosen, operators.flops)
+    return FakeRun(tuple(outputs), tuple(shares), tuple(offsets), tuple(operators.seen), True, chosen, operators.flops)
 
 
 def _may_differ(made: Layout, given: list[Layout]) -> bool:

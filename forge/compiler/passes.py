@@ -11,7 +11,7 @@ import torch
 
 from forge import transforms
 from forge.compiler import cuda_graph_partition, freezing, layout
-from forge.compiler.claim import choose, chooser, claim_calls, is_fused, runs_in_torch
+from forge.compiler.claim import choose, chooser, claim_calls, runs_in_torch
 from forge.compiler.context import Context, Derivative, Form, Kind
 from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
@@ -67,7 +67,7 @@ def attention_masks(trace: Trace, context: Context) -> Trace:
         trace,
         run=partial(_run_now, context=context),
         takes=partial(_is_taken, context=context),
-        plain=partial(_runs_in_torch, context=context),
+        in_torch=partial(_runs_in_torch, context=context),
     )
 
 
@@ -78,14 +78,14 @@ def grouped_queries(trace: Trace, context: Context) -> Trace:
         trace,
         takes=partial(takes_groups, requires_grad=requires_grad),
         takes_broadcast=partial(takes_broadcast, requires_grad=requires_grad),
-        plain=partial(_runs_in_torch, context=context),
+        in_torch=partial(_runs_in_torch, context=context),
     )
 
 
 def attention_blocks(trace: Trace, context: Context) -> Trace:
     """Compute attention in blocks where its mask hides all but a band."""
-    plain = partial(_runs_in_torch, context=context)
-    return transforms.attention_blocks(trace, run=partial(_run_now, context=context), plain=plain)
+    in_torch = partial(_runs_in_torch, context=context)
+    return transforms.attention_blocks(trace, run=partial(_run_now, context=context), in_torch=in_torch)
 
 
 def patterns(trace: Trace, context: Context) -> Trace:
@@ -96,62 +96,60 @@ def patterns(trace: Trace, context: Context) -> Trace:
 
 def fused_linear_cross_entropy(trace: Trace, context: Context) -> Trace:
     """Compute a language model's head and its loss in chunks."""
-    return transforms.fused_linear_cross_entropy(trace, plain=partial(_runs_in_torch, context=context))
+    return transforms.fused_linear_cross_entropy(trace, in_torch=partial(_runs_in_torch, context=context))
 
 
 def fold_norms(trace: Trace, context: Context) -> Trace:
     """Fold batch norms into the weights of the layers before them."""
-    plain = partial(_runs_in_torch, context=context)
-    return transforms.fold_norms(trace, freezing=context.freezing, plain=plain)
+    in_torch = partial(_runs_in_torch, context=context)
+    return transforms.fold_norms(trace, freezing=context.freezing, in_torch=in_torch)
 
 
 def join_products(trace: Trace, context: Context) -> Trace:
     """Join linear layers of one input."""
-    plain = partial(_runs_in_torch, context=context)
-    return transforms.join_products(trace, freezing=context.freezing, plain=plain)
+    in_torch = partial(_runs_in_torch, context=context)
+    return transforms.join_products(trace, freezing=context.freezing, in_torch=in_torch)
 
 
 def contract(trace: Trace, context: Context) -> Trace:
     """Compute sums of products that broadcast as matrix products, where what is around them is fused."""
-    plain = partial(_runs_in_torch, context=context)
-    return transforms.contract(trace, strides=partial(_strides_in_torch, context=context), plain=plain)
+    in_torch = partial(_runs_in_torch, context=context)
+    return transforms.contract(trace, strides=partial(_strides_in_torch, context=context), in_torch=in_torch)
 
 
 def channels_last(trace: Trace, context: Context) -> Trace:
     """Compute convolutions in channels-last where what is around them is fused."""
-    plain = partial(_runs_in_torch, context=context)
-    return transforms.channels_last(trace, strides=partial(_strides_in_torch, context=context), plain=plain)
+    in_torch = partial(_runs_in_torch, context=context)
+    return transforms.channels_last(trace, strides=partial(_strides_in_torch, context=context), in_torch=in_torch)
 
 
 def row_major(trace: Trace, context: Context) -> Trace:
     """Lay hidden states out in rows, where what is around them is fused."""
-    plain = partial(_runs_in_torch, context=context)
-    return transforms.row_major(trace, strides=partial(_strides_in_torch, context=context), plain=plain)
+    in_torch = partial(_runs_in_torch, context=context)
+    return transforms.row_major(trace, strides=partial(_strides_in_torch, context=context), in_torch=in_torch)
 
 
 def masks_in_rows(trace: Trace, context: Context) -> Trace:
     """Lay out attention masks in rows, once for all calls that share one."""
-    plain = partial(_runs_in_torch, context=context)
-    return transforms.masks_in_rows(trace, strides=partial(_strides_in_torch, context=context), plain=plain)
+    in_torch = partial(_runs_in_torch, context=context)
+    return transforms.masks_in_rows(trace, strides=partial(_strides_in_torch, context=context), in_torch=in_torch)
 
 
 def unfuse_addends(trace: Trace, context: Context) -> Trace:
     """Compute products alone where what is added to them is broadcast, and added in a region."""
-    config, plain = context.config, partial(_runs_in_torch, context=context)
-    fused = partial(is_fused, executors=config.executors, select=config.selection)
-    return transforms.unfuse_addends(trace, fused, strides=partial(_strides_in_torch, context=context), plain=plain)
+    in_torch, strides = partial(_runs_in_torch, context=context), partial(_strides_in_torch, context=context)
+    return transforms.unfuse_addends(trace, context.config.is_fused, strides=strides, in_torch=in_torch)
 
 
 def row_products(trace: Trace, context: Context) -> Trace:
     """Compute linear layers of few rows in regions."""
-    config, plain = context.config, partial(_runs_in_torch, context=context)
-    fused = partial(is_fused, executors=config.executors, select=config.selection)
-    return transforms.row_products(trace, fused, plain=plain)
+    in_torch = partial(_runs_in_torch, context=context)
+    return transforms.row_products(trace, context.config.is_fused, in_torch=in_torch)
 
 
-def hoist(trace: Trace, context: Context) -> Trace:
+def fold_constants(trace: Trace, context: Context) -> Trace:
     """Compute now what depends on no input."""
-    return transforms.hoist(trace, run=partial(_run_now, context=context))
+    return transforms.fold_constants(trace, run=partial(_run_now, context=context))
 
 
 def fold_weights(trace: Trace, context: Context) -> Trace:
@@ -203,8 +201,8 @@ def _runs_in_torch(bound: BoundSymbol, context: Context) -> bool:
 def gradient_rules(trace: Trace, context: Context) -> Trace:
     """Run the gradient rules, by which it is known where gradients flow; `differentiate` takes their result."""
     config, wanted = context.config, names(trace.differentiable_inputs)
-    choose = chooser(config.executors, context.declined, config.selection)
-    context.joint = grad.differentiate(trace, wanted, choose, again=context.kind is Kind.DOUBLE_BACKWARD)
+    rule_of = chooser(config.executors, context.declined, config.selection)
+    context.joint = grad.differentiate(trace, wanted, rule_of, again=context.kind is Kind.DOUBLE_BACKWARD)
     return trace
 
 
@@ -229,10 +227,10 @@ def rematerialize(trace: Trace, context: Context) -> Trace:
     forward = transforms.rematerialize(
         trace,
         derived.backward,
-        config.may_run_again,
+        config.can_recompute,
         derived.copied,
         derived.unread,
-        fused=config.may_part,
+        fused=config.can_split,
         chains=config.memory == "smallest",
     )
     derived.joint = derived.joint._replace(forward=forward)
@@ -274,13 +272,8 @@ def write_in_place(trace: Trace, context: Context) -> Trace:
 
 def decoding_attention(trace: Trace, context: Context) -> Trace:
     """Attend by few queries in kernels of their own, which write a static cache as well."""
-    executors = context.config.operator_executors
-
-    def takes(bound: BoundSymbol) -> bool:
-        return choose(bound, executors, []) is not None
-
-    plain = partial(_runs_in_torch, context=context)
-    return transforms.decoding_attention(trace, INDEX_COPY, takes, plain)
+    takes, in_torch = partial(_is_taken, context=context), partial(_runs_in_torch, context=context)
+    return transforms.decoding_attention(trace, INDEX_COPY, takes, in_torch)
 
 
 def join_quantized(trace: Trace, context: Context) -> Trace:
@@ -344,11 +337,7 @@ def _layouts_in_torch(trace: Trace, context: Context) -> Layouts:
     """Return the layouts of all values of a program, as torch's own functions give them."""
     assert context.layouts is not None
     own = context.of_another(Kind.STANDALONE, context.config.for_standalone([torchex]))
-    claimed, layouts = context.run_passes(trace, own, Form.PROGRAM, Form.FUSED), context.layouts.copy()
-    layouts.add_constants(claimed.constants)
-    for call in claimed.bound_symbols:
-        layouts.run(call)
-    return layouts
+    return context.layouts.copy().run_all(context.run_passes(trace, own, Form.PROGRAM, Form.FUSED))
 
 
 def bucket_collectives(trace: Trace, context: Context) -> Trace:

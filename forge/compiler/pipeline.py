@@ -4,7 +4,7 @@
 (forge/compiler/backwards.py) and an epilogue enter at Form.PROGRAM, and the body of a CUDA graph at Form.FUSED. What
 depends on frozen weights alone runs through it as a trace of its own (Kind.FOLDED), and `forge.executors.claim` runs
 the passes from Form.PROGRAM to Form.FUSED (standalone.py). A whole program for AOTInductor is claimed and not fused
-(aot/entry.py). `compile_until_stable` (region_artifacts.py) repeats the passes from Form.PROGRAM on, without the
+(aot/entry_point.py). `compile_until_stable` (region_artifacts.py) repeats the passes from Form.PROGRAM on, without the
 regions that failed to compile. The second tier of a program (forge/runtime/tiering.py) repeats them with another
 config. Layers are replaced before (forge/capture/layers.py), and the wrappers of a call are a list of their own
 (WRAPPERS in forge/runtime/plan.py).
@@ -61,8 +61,8 @@ from forge.ir.interpreter import paused_gc
 from forge.ir.pytree import names
 from forge.runtime.buckets import bucket_bytes
 from forge.runtime.cuda_recorder import recorder
-from forge.runtime.plan import Call, CallBoundary, CompiledPlan, GeneratedFunction, TrainingPlan
-from forge.runtime.tiering import FEW_CALLS, TierResult, hidden_seconds
+from forge.runtime.plan import CallBoundary, CompiledPlan, GeneratedFunction, ProgramCall, TrainingPlan
+from forge.runtime.tiering import CALLS_TO_RECORD, TierResult, hidden_seconds
 from forge.runtime.torch_state import preserve_torch_state
 from forge.support import progress
 from forge.support.background import is_wanted
@@ -241,28 +241,28 @@ def _has_messages(trace: Trace, context: Context) -> bool:
     return any(Tag.SENDS in bound.symbol.tags for bound in trace.bound_symbols)
 
 
-_of_torch = partial(Pass, takes=Form.TORCH, phase="optimize")
-_lowering = partial(Pass, takes=Form.FUSED, phase="claim and generate")
+_torch_pass = partial(Pass, takes=Form.TORCH, phase="optimize")
+_fused_pass = partial(Pass, takes=Form.FUSED, phase="claim and generate")
 
 PIPELINE: tuple[Pass, ...] = (
-    _of_torch(passes.user_transforms, when=_has_transforms, is_stage=False),
-    _of_torch(passes.dce, when=_is_program),
-    _of_torch(passes.cse, when=_is(Kind.PROGRAM, Kind.DOUBLE_BACKWARD)),
-    _of_torch(passes.attention_masks, when=_is_program),
-    _of_torch(passes.grouped_queries, when=_is_program),
-    _of_torch(passes.attention_blocks, when=_may_round_otherwise),
-    _of_torch(passes.patterns, when=_has_patterns),
-    _of_torch(passes.fused_linear_cross_entropy, when=_is_program),
-    _of_torch(passes.fold_norms, when=_freezes),
-    _of_torch(passes.join_products, when=_freezes),
-    _of_torch(passes.contract, when=_may_round_otherwise),
-    _of_torch(passes.channels_last, when=_fuses),
-    _of_torch(passes.row_major, when=_fuses),
-    _of_torch(passes.masks_in_rows, when=_fuses),
-    _of_torch(passes.unfuse_addends, when=_may_round_otherwise),
-    _of_torch(passes.row_products, when=_infers),
-    _of_torch(passes.hoist, when=_is(Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.FOLDED)),
-    _of_torch(passes.fold_weights, when=_freezes),
+    _torch_pass(passes.user_transforms, when=_has_transforms, is_stage=False),
+    _torch_pass(passes.dce, when=_is_program),
+    _torch_pass(passes.cse, when=_is(Kind.PROGRAM, Kind.DOUBLE_BACKWARD)),
+    _torch_pass(passes.attention_masks, when=_is_program),
+    _torch_pass(passes.grouped_queries, when=_is_program),
+    _torch_pass(passes.attention_blocks, when=_may_round_otherwise),
+    _torch_pass(passes.patterns, when=_has_patterns),
+    _torch_pass(passes.fused_linear_cross_entropy, when=_is_program),
+    _torch_pass(passes.fold_norms, when=_freezes),
+    _torch_pass(passes.join_products, when=_freezes),
+    _torch_pass(passes.contract, when=_may_round_otherwise),
+    _torch_pass(passes.channels_last, when=_fuses),
+    _torch_pass(passes.row_major, when=_fuses),
+    _torch_pass(passes.masks_in_rows, when=_fuses),
+    _torch_pass(passes.unfuse_addends, when=_may_round_otherwise),
+    _torch_pass(passes.row_products, when=_infers),
+    _torch_pass(passes.fold_constants, when=_is(Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.FOLDED)),
+    _torch_pass(passes.fold_weights, when=_freezes),
     Pass(passes.gradient_rules, Form.TORCH, _may_be_differentiated, "gradients", is_stage=False),
     Pass(passes.differentiate, Form.TORCH, _has_flowing_gradients, "gradients", Form.JOINT),
     Pass(passes.rematerialize, Form.JOINT, _may_compute_again, "rematerialize"),
@@ -275,16 +275,16 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(passes.bucket_collectives, Form.PROGRAM, _gathers_parameters, "optimize"),
     Pass(passes.claim, Form.PROGRAM, _always, "claim and generate", Form.CLAIMED),
     Pass(passes.fuse, Form.CLAIMED, _always, "claim and generate", Form.FUSED),
-    _lowering(passes.restride_outputs, when=_returns_to_caller, is_stage=False),
-    _lowering(passes.join_copies, when=_copies_several),
-    _lowering(passes.overlap_calls, when=_has_collectives),
-    _lowering(passes.reduce_in_place, when=_reduces),
-    _lowering(passes.compare, when=_has_reference, is_stage=False),
-    _lowering(passes.overlap_collectives, when=_has_messages),
-    _lowering(passes.bucket_gradients, when=_sends_gradients, is_stage=False),
-    _lowering(passes.cuda_graphs, when=_records_cuda_graphs, is_stage=False),
-    _lowering(passes.lifetimes, when=_always),
-    _lowering(passes.codegen, when=_always, gives=Form.CODE, is_stage=False),
+    _fused_pass(passes.restride_outputs, when=_returns_to_caller, is_stage=False),
+    _fused_pass(passes.join_copies, when=_copies_several),
+    _fused_pass(passes.overlap_calls, when=_has_collectives),
+    _fused_pass(passes.reduce_in_place, when=_reduces),
+    _fused_pass(passes.compare, when=_has_reference, is_stage=False),
+    _fused_pass(passes.overlap_collectives, when=_has_messages),
+    _fused_pass(passes.bucket_gradients, when=_sends_gradients, is_stage=False),
+    _fused_pass(passes.cuda_graphs, when=_records_cuda_graphs, is_stage=False),
+    _fused_pass(passes.lifetimes, when=_always),
+    _fused_pass(passes.codegen, when=_always, gives=Form.CODE, is_stage=False),
 )
 
 
@@ -305,7 +305,7 @@ def run_passes(trace: Trace, context: Context, start: Form, end: Form) -> Trace:
     return trace
 
 
-_lower = partial(run_passes, start=Form.PROGRAM, end=Form.CODE)  # the function is context.generated
+_run_to_code = partial(run_passes, start=Form.PROGRAM, end=Form.CODE)  # the function is context.generated
 
 
 def compile(
@@ -348,7 +348,7 @@ def compile(
         plan, second_tier = lower(optimize(program.trace, context), context)
     report.shorten()
     tiered = second_tier.tiered_program() if second_tier is not None and is_wanted() else None
-    parts = Call(plan, None, tiered, program.mutated, _assumes(program), boundary)
+    parts = ProgramCall(plan, None, tiered, program.mutated, _assumes(program), boundary)
     call, wrappers = parts.assemble()
     report.wrappers += wrappers
     return Executable(call, plan, second_tier, tiered), report
@@ -380,19 +380,19 @@ def optimize(trace: Trace, context: Context) -> Trace:
 
 def lower(trace: Trace, context: Context) -> tuple[CompiledPlan, SecondTier | None]:
     """Return an optimized trace as code, and its second tier; its stages and claims go to the report."""
-    lowered = compile_until_stable(partial(_lower_program, trace, context, context.config))
+    lowered = compile_until_stable(partial(_lower_once, trace, context, context.config))
     own = lowered.context
     context.report.add_lowered(own.stages, own.claims, lowered.backward_stages, lowered.backward_claims)
     return lowered.plan, _second_tier(trace, context, lowered)
 
 
-def _lower_program(
+def _lower_once(
     trace: Trace, context: Context, config: Config, first: CompiledPlan | None = None
 ) -> tuple[LoweredProgram, list[FusedRegion]]:
     """Return the program and its fused regions. first: the plan of the first tier, where this is the second: it shares
     the epilogue, and the backwards that are compiled when they are needed."""
     context = context.attempt(config, times_passes=first is None)
-    _lower(trace, context)
+    _run_to_code(trace, context)
     forward = context.generated
     if context.derivative_or_none is None:
         sets_mode = _sets_mode(trace)
@@ -416,7 +416,7 @@ def _training_plan(
     epilogue, sets_mode = None, False
     if derived.epilogue is not None:
         own = context.of_another(Kind.EPILOGUE)
-        _lower(derived.epilogue, own)
+        _run_to_code(derived.epilogue, own)
         epilogue = own.generated
         sets_mode = _sets_mode(derived.epilogue)
     training = TrainingPlan(
@@ -454,7 +454,7 @@ def _second_tier(trace: Trace, context: Context, first: LoweredProgram) -> Secon
         hidden = hidden_seconds(lowered[0], layouts.flops, may_be_symbolic=records)
     if hidden is None:
         return None
-    calls = FEW_CALLS if records else None
+    calls = CALLS_TO_RECORD if records else None
     return SecondTier(partial(_compile_second_tier, trace, context, first.plan, records), hidden, calls)
 
 
@@ -474,7 +474,7 @@ def _compile_second_tier(
     config = config.with_cuda_graphs() if records else config.larger_regions()
     phase = "CUDA graphs" if records else "larger regions"
     with paused_gc(), preserve_torch_state(), autocast_mode.disable(), report.time_phase(phase):
-        second = compile_until_stable(partial(_lower_program, trace, context, config, first))
+        second = compile_until_stable(partial(_lower_once, trace, context, config, first))
     stages, claims = second.context.stages, second.context.claims
     attends = not ATTENDING.isdisjoint(claim.operation for claim in (*claims, *second.backward_claims))
     plan = second.plan._replace(attends=attends)
@@ -488,7 +488,7 @@ def _compile_second_tier(
         if tier.on_promote is not None:
             tier.on_promote(plan, config.executors)
 
-    return TierResult(Call(plan, call).assemble()[0], config.is_ready, install)
+    return TierResult(ProgramCall(plan, call).assemble()[0], config.is_ready, install)
 
 
 # programs of other kinds
@@ -499,7 +499,7 @@ def _compile_double_backward(trace: Trace, config: Config) -> tuple[Callable[...
     program, report = Program(trace, None, [], grad=True), CompileReport()
     context = context_of(Kind.DOUBLE_BACKWARD, config, program, report)
     plan, _ = lower(optimize(trace, context), context)
-    call, _ = Call(plan).assemble()
+    call, _ = ProgramCall(plan).assemble()
     return call if plan.training is not None else torch.no_grad()(call), context.optimized, report
 
 

@@ -9,7 +9,7 @@ import torch
 from forge.compiler.program import Program
 from forge.debug.eager_check import copy_as_leaf, differs, largest, same_random_numbers, tolerance_of
 from forge.executors.errors import CheckError
-from forge.torch_internals.pytree import torch_pytree
+from forge.torch_internals.pytree import tensor_leaves
 
 
 def against_eager(call: Callable, eager: Callable, program: Program) -> Callable:
@@ -24,21 +24,17 @@ def against_eager(call: Callable, eager: Callable, program: Program) -> Callable
         with same_random_numbers():
             expected = eager(*copies)
         if wanted and any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs):
-            seen = _Gradients(compare, names, copies, _tensors(expected))
+            seen = _Gradients(compare, names, copies, tensor_leaves(expected))
             result = seen.hook_outputs(call(*seen.gate_inputs(inputs)))
         else:
             result = call(*inputs)
-        compare("result", map(str, range(len(_tensors(result)))), _tensors(result), _tensors(expected))
+        compare("result", map(str, range(len(tensor_leaves(result)))), tensor_leaves(result), tensor_leaves(expected))
         compare(
             "changed input", [names[i] for i in mutated], [inputs[i] for i in mutated], [copies[i] for i in mutated]
         )
         return result
 
     return run
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in torch_pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 class _Comparison:
@@ -85,7 +81,7 @@ class _Gradients:
 
     def hook_outputs(self, result: Any) -> Any:
         """Return the result, whose tensors with a gradient tell it."""
-        for index, tensor in enumerate(_tensors(result)):
+        for index, tensor in enumerate(tensor_leaves(result)):
             if tensor.requires_grad:
                 tensor.register_hook(lambda grad, index=index: self._incoming.__setitem__(index, grad))
         return result

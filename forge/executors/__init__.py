@@ -1,6 +1,7 @@
 """Executors, which run the calls of a trace.
 
-The default order of priority is kernels of the process (hubex), Triton, Inductor, torch; nvFuser runs on request.
+`registry.py` has the default order of priority: kernels of the process ("hub"), Inductor, CUDA's own attention kernels,
+torch. nvFuser runs on request.
 """
 
 import importlib

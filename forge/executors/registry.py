@@ -11,7 +11,7 @@ from forge.ir import check
 from forge.ir.checks import check_list
 
 _known: dict[str, Executor] = {}
-_default_order: list[str] = []
+_default_order = ["hub", "inductor", "cuda", "torch"]  # nvFuser and Triton products run on request
 E = TypeVar("E", bound=Executor)
 
 

@@ -142,7 +142,7 @@ class Symbol(Generic[R_co]):
 
 
 class BoundSymbol:
-    """One call in a trace. It is immutable; `replace` returns a changed copy.
+    """One call in a trace. It is immutable once the trace is recorded; `replace` returns a changed copy.
 
     Args:
         symbol: The operation.

@@ -101,9 +101,9 @@ class DifferentiableCall:
 
     forward(*inputs) returns (outputs, saved tensors, saved numbers). `backwards` has a Backward for each set of outputs
     that have a gradient, so that an unused output costs nothing and leaves None. `batched` has those for gradients on
-    which no other code than torch's runs (`_is_special`). `agains` has the DifferentiableBackward for a set of outputs,
-    those of their gradients that have a history, whether torch's code alone runs on them, and the gradients of opaque
-    calls that are None. It runs in place of the backward under create_graph=True.
+    which no other code than torch's runs (`_needs_torch_backward`). `double_backwards` has the DifferentiableBackward
+    for a set of outputs, those of their gradients that have a history, whether torch's code alone runs on them, and the
+    gradients of opaque calls that are None. It runs in place of the backward under create_graph=True.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class DifferentiableCall:
         sources: Sources,
         backwards: LazyBackward,
         batched: LazyBackward,
-        agains: LazyBackward,
+        double_backwards: LazyBackward,
     ) -> None:
-        ready, ready_again = backwards.ready, agains.ready
+        ready, ready_doubles = backwards.ready, double_backwards.ready
         remembered, mutated, numbered = sources.remembered, sources.mutated, sources.numbers
         unreached: dict[int, frozenset[int]] = {}  # of opaque calls, by their graphs' places
 
@@ -151,10 +151,10 @@ class DifferentiableCall:
                     if not given:
                         return (None,) * ctx.count
                     if torch.is_grad_enabled():
-                        return ForgeFunction.backward_again(ctx, present, given)
+                        return ForgeFunction.double_backward(ctx, present, given)
                     if any(map(_is_graph, ctx.numbers)):
                         return ForgeFunction.backward_with_graphs(ctx, present, given)
-                    if any(map(_is_special, given)):
+                    if any(map(_needs_torch_backward, given)):
                         function, read = batched.get(present, ctx.lengths if numbered else ())
                     else:
                         found = ready.get(present) or backwards.get(present, ctx.lengths if numbered else ())
@@ -185,7 +185,7 @@ class DifferentiableCall:
                 graph, input): that is known only when they run, and most likely as it was before."""
                 found = {place: graph for place, graph in enumerate(ctx.numbers) if _is_graph(graph)}
                 lengths = ctx.lengths if numbered else ()
-                compiled = batched if any(map(_is_special, given)) else backwards
+                compiled = batched if any(map(_needs_torch_backward, given)) else backwards
                 for place, graph in found.items():
                     graph.unreached = unreached.get(place, frozenset())
                 while True:
@@ -198,17 +198,17 @@ class DifferentiableCall:
                         unreached.update((place, graph.unreached) for place, graph in found.items())
 
             @staticmethod
-            def backward_again(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple:
+            def double_backward(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple:
                 """Return the gradients of the inputs, with a history."""
                 flowing = tuple([gradient.requires_grad for gradient in given])
                 for number in ctx.numbers:
                     if isinstance(number, OpaqueGraph) and number.random:
                         raise NotImplementedError(_DREW.format(qualified_name(number.function) or number.function))
-                key: tuple = present, flowing, any(map(_is_special, given))
+                key: tuple = present, flowing, any(map(_needs_torch_backward, given))
                 if any(map(_is_graph, ctx.numbers)):
                     missing, _ = ForgeFunction.run_backward(ctx, present, [each.detach() for each in given])
                     key = (*key, missing) if missing else key
-                again = ready_again.get(key) or agains.get(key, ctx.lengths if numbered else ())
+                again = ready_doubles.get(key) or double_backwards.get(key, ctx.lengths if numbered else ())
                 read = {*again.drawn, *(sources.saved[i] for i in again.reads if i in sources.saved)}
                 saved = [*_unpack_saved_tensors(ctx, read), *ctx.numbers]
                 inputs = _inputs(ctx, saved, sources, again.reads)
@@ -382,7 +382,7 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _is_special(gradient: torch.Tensor) -> bool:
+def _needs_torch_backward(gradient: torch.Tensor) -> bool:
     """Return whether no other code than torch's runs on a gradient: torch.autograd.grad(is_grads_batched=True) made it,
     or it is of a subclass of Tensor."""
     return type(gradient) is not torch.Tensor or is_batched(gradient)

@@ -100,12 +100,12 @@ class CallBoundary(NamedTuple):
     to_local: Callable[[Callable], Callable] | None = None
 
 
-class Call(NamedTuple):
+class ProgramCall(NamedTuple):
     """All that decides how a program is called.
 
     Attributes:
         plan: The compiled parts.
-        otherwise: Compiles the program again. It runs where torch chooses another attention kernel than the one
+        recompile: Compiles the program again. It runs where torch chooses another attention kernel than the one
             that the plan was compiled for, which can happen to a program from the cache and to a second tier.
         tiered: Runs the first tier until the second is ready.
         mutated: The positions of inputs that the program changes.
@@ -114,7 +114,7 @@ class Call(NamedTuple):
     """
 
     plan: CompiledPlan
-    otherwise: Callable | None = None
+    recompile: Callable | None = None
     tiered: TieredProgram | None = None
     mutated: Sequence[int] = ()
     assumes: bool = False
@@ -139,7 +139,7 @@ class Wrapper(NamedTuple):
     """A function around a program's call. operand: what it works with, None for a call that goes without it."""
 
     name: str
-    operand: Callable[[Call], Any]
+    operand: Callable[[ProgramCall], Any]
     wrap: Callable[[Callable, Any], Callable]
 
 
@@ -240,7 +240,7 @@ WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("epilogue", lambda of: of.plan.training and of.plan.training.epilogue, _with_epilogue),
     Wrapper("frozen weights", lambda of: of.plan.folded_weights, lambda call, folded: folded.wrap(call)),
     Wrapper("grad mode restored", lambda of: of.plan.grad if of.plan.sets_mode else None, grad_mode.restore_on_error),
-    Wrapper("attention kernel", lambda of: of.otherwise if of.plan.attends else None, as_chosen_now),
+    Wrapper("attention kernel", lambda of: of.recompile if of.plan.attends else None, as_chosen_now),
     Wrapper("tiering", lambda of: of.tiered, lambda call, tiered: tiered.wrap(call)),
     Wrapper(
         "without autocast",

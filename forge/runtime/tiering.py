@@ -21,8 +21,8 @@ from forge.ir.proxies import SYMBOLIC_TYPES, hint_of
 from forge.ir.pytree import proxies
 from forge.transforms.makers import is_view
 
-CALLS = 16  # of a program, before it counts as called often
-FEW_CALLS = 6  # before it is recorded as CUDA graphs, which takes less than its first call did
+CALLS_TO_PROMOTE = 16  # to larger regions
+CALLS_TO_RECORD = 6  # as CUDA graphs, which takes less than the first call did
 _MEASUREMENTS = 3
 _IDLE = 4  # how much shorter calls may be where most find the GPU idle: its backward takes more calls for its work
 _FEWEST = 4  # calls of which a larger region makes fewer
@@ -115,7 +115,7 @@ class TieredProgram:
         self._fastest = math.inf
         self._idle = 0  # calls more that found the GPU idle than found it busy
         self._measurements = _MEASUREMENTS
-        self._calls = CALLS if calls is None else calls
+        self._calls = CALLS_TO_PROMOTE if calls is None else calls
         self._left = self._calls
         self._lock = new_lock()
 

@@ -288,6 +288,13 @@ def process_group(name: Any) -> "torch.distributed.ProcessGroup | None":
         return None
 
 
+def group_size(name: str) -> int:
+    """Return the number of processes of the group that torch knows by this name."""
+    group = process_group(name)
+    assert group is not None
+    return group.size()
+
+
 def clone_store() -> Any:
     """Return a client of its own of the default process group's store: one that a thread waits with is locked."""
     from torch.distributed.distributed_c10d import _get_default_store

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch.utils import _pytree as torch_pytree
 
 
@@ -17,3 +18,8 @@ def register_mapping(cls: type[dict[Any, Any]]) -> None:
             list(value),
         ),
     )
+
+
+def tensor_leaves(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors of a nest, in order."""
+    return [leaf for leaf in torch_pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

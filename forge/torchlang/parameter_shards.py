@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from forge import prims
 from forge.ir import Dim, TensorProxy
 from forge.prims.distributed import ShardGroup, chunk_rows
-from forge.torch_internals.distributed import process_group, start_all_gather, start_reduce_scatter
+from forge.torch_internals.distributed import group_size, start_all_gather, start_reduce_scatter
 from forge.torch_internals.fake_tensors import FakeTensor
 from forge.torchlang.collective_watch import collective_error
 from forge.torchlang.core import torchsymbol
@@ -194,7 +194,7 @@ class _Reduce(torch.autograd.Function):
         if length is None:  # the average is in each process
             return _Reduce.apply(g, None, dtype, device, reduce_dtype, group), *[None] * 5
         if replicas is not None:
-            among = process_group(replicas).size(), replicas, None
+            among = group_size(replicas), replicas, None
             g = _Reduce.apply(g, None, g.dtype, g.device, reduce_dtype, among)
         whole = _Unshard.apply(g, rows[0], dtype, device, reduce_dtype, group, False)
         return whole / size, *[None] * 5

@@ -6,6 +6,7 @@ from forge.transforms.attention_masks import attention_masks
 from forge.transforms.channels_last import channels_last
 from forge.transforms.collective_overlap import overlap_calls
 from forge.transforms.collective_schedule import bucket_collectives, overlap_collectives
+from forge.transforms.constant_folding import fold_constants, partition_by_weights
 from forge.transforms.contractions import contract
 from forge.transforms.cse import cse
 from forge.transforms.dce import dce
@@ -13,7 +14,6 @@ from forge.transforms.decoding_attention import decoding_attention
 from forge.transforms.folded_norms import fold_norms
 from forge.transforms.freezing import Freezing
 from forge.transforms.grouped_queries import grouped_queries
-from forge.transforms.hoist import hoist, hoist_weights
 from forge.transforms.in_place_reductions import reduce_in_place
 from forge.transforms.joined_copies import join_copies
 from forge.transforms.joined_products import join_products
@@ -39,17 +39,17 @@ __all__ = [
     "dce",
     "decoding_attention",
     "delete_last_used",
+    "fold_constants",
     "fold_norms",
     "fused_linear_cross_entropy",
     "grouped_queries",
-    "hoist",
-    "hoist_weights",
     "join_copies",
     "join_products",
     "join_quantized",
     "masks_in_rows",
     "overlap_calls",
     "overlap_collectives",
+    "partition_by_weights",
     "products",
     "reduce_in_place",
     "rematerialize",

@@ -18,9 +18,9 @@ from forge import clang, torchlang
 from forge.ir import BoundSymbol, TensorProxy, Trace, recording
 from forge.ir.proxies import hint_of
 from forge.transforms.attention_masks import ATTENTION
+from forge.transforms.constant_folding import independent_calls
 from forge.transforms.cse import MEANINGFUL
 from forge.transforms.dce import live_calls
-from forge.transforms.hoist import independent_calls
 from forge.transforms.replacement import record_as
 
 BLOCKS = (128, 256, 512)  # queries; torch's kernels compute 128 at once
@@ -56,7 +56,7 @@ class _Site(NamedTuple):
 def attention_blocks(
     trace: Trace,
     run: Callable[[Trace], tuple[torch.Tensor, ...]],
-    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+    in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
     device: str = "cuda",
     pays: Callable[[dict[str, Any], Blocks], bool] | None = None,
     sizes: Sequence[int] = BLOCKS,
@@ -67,7 +67,7 @@ def attention_blocks(
     Args:
         trace: The program.
         run: Computes the parts of masks that depend on no input.
-        plain: Returns whether a call runs as torch runs it.
+        in_torch: Returns whether a call runs as torch runs it.
         device: The type of the devices whose calls are changed.
         pays: Returns whether blocks are faster than one call of these arguments; `is_profitable` by default.
         sizes: The numbers of queries of a block.
@@ -87,7 +87,7 @@ def attention_blocks(
     for bound, given in calls:
         reach = reaches.get(given["attn_mask"].name)
         best = None if reach is None else _best(given, reach, sizes, step)
-        if best is not None and pays(given, best) and plain(bound):
+        if best is not None and pays(given, best) and in_torch(bound):
             sites[bound.output.name] = _Site(given, best)
     return _rewrite(trace, sites) if sites else trace
 

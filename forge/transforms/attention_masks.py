@@ -13,8 +13,8 @@ import torch
 from forge import clang, torchlang
 from forge.ir import BoundSymbol, Trace, recording
 from forge.ir.symbol import substitute
+from forge.transforms.constant_folding import independent_calls
 from forge.transforms.dce import live_calls
-from forge.transforms.hoist import independent_calls
 
 ATTENTION = torchlang.scaled_dot_product_attention
 
@@ -33,7 +33,7 @@ def attention_masks(
     trace: Trace,
     run: Callable[[Trace], tuple[torch.Tensor, ...]],
     takes: Callable[[BoundSymbol], bool] = lambda bound: False,
-    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+    in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
     """Return the trace with attention calls that need no mask given none.
 
@@ -43,7 +43,7 @@ def attention_masks(
         trace: The program.
         run: Computes the masks.
         takes: Returns whether an executor runs a call of window_attention; one with a mask runs in its place otherwise.
-        plain: Returns whether an attention call runs as torch runs it.
+        in_torch: Returns whether an attention call runs as torch runs it.
     """
     calls = {
         bound.output.name: ATTENTION.bind(bound.args, bound.kwargs)
@@ -58,7 +58,7 @@ def attention_masks(
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             given = calls[bound.output.name] if bound.symbol is ATTENTION else None
-            without = None if given is None else _without_mask(new, bound, given, bands, takes, plain)
+            without = None if given is None else _without_mask(new, bound, given, bands, takes, in_torch)
             changed |= without is not None
             for call in without or [bound]:
                 new.record(call)
@@ -117,7 +117,7 @@ def _without_mask(
     given: dict[str, Any],
     bands: dict[str, Band],
     takes: Callable[[BoundSymbol], bool],
-    plain: Callable[[BoundSymbol], bool],
+    in_torch: Callable[[BoundSymbol], bool],
 ) -> list[BoundSymbol] | None:
     """Return the calls that attend without the mask; None where it stays."""
     if not _has_plain_mask(given) or given["attn_mask"].name not in bands:
@@ -133,6 +133,6 @@ def _without_mask(
         else:
             inputs = (given["query"], given["key"], given["value"])
             output = torchlang.window_attention(*inputs, *band, given["scale"], given["enable_gqa"])
-    if band not in (_OPEN, _CAUSAL) and not (all(map(takes, recorded)) and plain(bound)):
+    if band not in (_OPEN, _CAUSAL) and not (all(map(takes, recorded)) and in_torch(bound)):
         return None
     return [substitute(call, {output.name: bound.output}) for call in recorded]

@@ -24,17 +24,17 @@ _FEWEST_CHANNELS = 32  # from which on a convolution runs on tensor cores as the
 def channels_last(
     trace: Trace,
     strides: Callable[[Trace], Strides],
-    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+    in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
     device: str = "cuda",
 ) -> Trace:
     """Return the trace with its convolutions in two dims computed in torch.channels_last, where that is worth it: most
     of them have many channels, and none has groups of several channels.
 
-    strides: those that torch gives the values of a trace, by name. plain: whether a call runs as torch runs it: with
+    strides: those that torch gives the values of a trace, by name. in_torch: whether a call runs as torch runs it: with
     one for which the user named another kernel, or one that may ask for strides, the trace stays as it is.
     """
     found = [bound for bound in trace.bound_symbols if bound.symbol in CONVOLUTIONS]
-    if not found or not _pays(found, device) or not all(map(plain, found)):
+    if not found or not _pays(found, device) or not all(map(in_torch, found)):
         return trace
     if asks_for_strides(trace):
         return trace

@@ -46,13 +46,13 @@ class _Contraction(NamedTuple):
 def contract(
     trace: Trace,
     strides: Callable[[Trace], Strides],
-    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+    in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
     """Return the trace with sums of products that broadcast as matrix products.
 
-    strides: those that torch gives the values of a trace, by name. plain: whether a call runs as torch runs it. float32
-    stays as it is where torch may round the factors of matrix products (torch.set_float32_matmul_precision), and the
-    trace where the caller would see other strides, or a call may ask for them.
+    strides: those that torch gives the values of a trace, by name. in_torch: whether a call runs as torch runs it.
+    float32 stays as it is where torch may round the factors of matrix products (torch.set_float32_matmul_precision),
+    and the trace where the caller would see other strides, or a call may ask for them.
     """
     sums = [bound for bound in trace.bound_symbols if bound.symbol is SUM]
     if not sums:
@@ -65,7 +65,7 @@ def contract(
     found = {}
     for bound in sums:
         contraction = _contraction(bound, makers, readers)
-        if contraction is not None and plain(bound) and plain(makers.shown[bound.inputs[0]]):
+        if contraction is not None and in_torch(bound) and in_torch(makers.shown[bound.inputs[0]]):
             found[bound.output.name] = contraction
     if not found or asks_for_strides(trace):
         return trace

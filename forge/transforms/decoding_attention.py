@@ -22,7 +22,7 @@ def decoding_attention(
     trace: Trace,
     index_copy: Symbol | None,
     takes: Callable[[BoundSymbol], bool],
-    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+    in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
     """Return a program without gradients with the attention calls that an executor takes as such of few queries.
 
@@ -30,10 +30,10 @@ def decoding_attention(
         trace: The program, whose caches are updated in place (forge/transforms/write_in_place.py).
         index_copy: The operator that updates them.
         takes: Returns whether an executor runs a call of decoding_attention or attend_to_cache.
-        plain: Returns whether a call runs as torch runs it.
+        in_torch: Returns whether a call runs as torch runs it.
     """
     found = [bound for bound in trace.bound_symbols if bound.symbol is ATTENTION and _is_weighted_sum(bound)]
-    found = [bound for bound in found if plain(bound)]
+    found = [bound for bound in found if in_torch(bound)]
     if not found:
         return trace
     updates = {name: bound for bound in trace.bound_symbols for name in bound.outputs if bound.symbol is index_copy}

@@ -36,15 +36,15 @@ class _Site(NamedTuple):
     given: dict[str, Any]
 
 
-def fold_norms(trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
+def fold_norms(trace: Trace, freezing: Freezing, in_torch: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
     """Return the trace with batch norms folded into the convolutions and linear layers before them.
 
-    `plain` says whether a call runs as torch runs it: one for which the user named another kernel is left alone.
+    `in_torch` says whether a call runs as torch runs it: one for which the user named another kernel is left alone.
     """
     norms = [bound for bound in trace.bound_symbols if bound.symbol in NORMS]
     if not norms:
         return trace
-    search = _Search(trace, freezing, plain)
+    search = _Search(trace, freezing, in_torch)
     found: dict[str, _Site] = {}
     for bound in norms:
         site = search.site(bound)
@@ -59,8 +59,8 @@ def fold_norms(trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], 
 
 
 class _Search:
-    def __init__(self, trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], bool]) -> None:
-        self.plain = plain
+    def __init__(self, trace: Trace, freezing: Freezing, in_torch: Callable[[BoundSymbol], bool]) -> None:
+        self.in_torch = in_torch
         self.values = freezing.values(trace)
         self.makers = Makers(trace)
         self.outputs = set(trace.output_names)
@@ -78,7 +78,7 @@ class _Search:
             return "no convolution or linear layer is before it"
         if x.name in self.outputs or self.readers[x.name] > 1:
             return "what it normalizes is used elsewhere, too"
-        if not (self.plain(bound) and self.plain(maker)):
+        if not (self.in_torch(bound) and self.in_torch(maker)):
             return "a kernel that was named for it runs it, or the layer before it"
         if bound.tags & MEANINGFUL != maker.tags & MEANINGFUL:
             return "gradients of it and of the layer before it are not alike"

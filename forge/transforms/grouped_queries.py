@@ -43,14 +43,14 @@ def grouped_queries(
     trace: Trace,
     takes: Callable[[TensorProxy, Dim, dict[str, Any]], bool],
     takes_broadcast: Callable[[dict[str, Any]], tuple[bool, bool]],
-    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+    in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
     """Return the trace with attention calls given the keys and values that were repeated for them.
 
     takes: whether the kernel of a call runs groups of queries, from the query, how often a head is repeated, and the
     call's arguments; that of a window does. takes_broadcast: the same of a call's arguments where keys and values have
     one head or one batch, and whether a kernel runs them expanded. Calls with dropout stay (another kernel draws other
-    values), and those that do not run as torch runs them (`plain`).
+    values), and those that do not run as torch runs them (`in_torch`).
     """
     if all(bound.symbol not in _ATTENDING for bound in trace.bound_symbols):
         return trace
@@ -66,7 +66,7 @@ def grouped_queries(
             change = _shared_heads(given, takes_broadcast) or _repeated_heads(given, makers, bound, takes)
         else:
             change = _repeated_heads(given, makers, bound, lambda *call: True)
-        if change is not None and plain(bound):
+        if change is not None and in_torch(bound):
             found[bound.output.name] = given, change
     return _rewrite(trace, found) if found else trace
 

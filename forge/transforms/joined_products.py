@@ -39,17 +39,19 @@ class _Product(NamedTuple):
         return self.weight.shape[0 if self.bound.symbol is LINEAR else 1]
 
 
-def join_products(trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
+def join_products(
+    trace: Trace, freezing: Freezing, in_torch: Callable[[BoundSymbol], bool] = lambda bound: True
+) -> Trace:
     """Return the trace with linear layers (and products with a matrix) of one input joined, where their weights are
     constant.
 
-    `plain` says whether a call runs as torch runs it: one for which the user named another kernel is left alone.
+    `in_torch` says whether a call runs as torch runs it: one for which the user named another kernel is left alone.
     """
     values = freezing.values(trace)
     groups: dict[tuple[Any, ...], list[_Product]] = {}
     for bound in trace.bound_symbols:
         product = _product(bound, values)
-        if product is not None and plain(bound):
+        if product is not None and in_torch(bound):
             key = (bound.symbol, product.x.name, product.weight.dtype, bound.tags & MEANINGFUL)
             groups.setdefault(key, []).append(product)
     joined = {group[0].bound.output.name: group for group in groups.values() if len(group) > 1}

@@ -69,15 +69,15 @@ class _Head(NamedTuple):
 
 
 def fused_linear_cross_entropy(
-    trace: Trace, plain: Callable[[BoundSymbol], bool] = lambda bound: True, limit: int | None = None
+    trace: Trace, in_torch: Callable[[BoundSymbol], bool] = lambda bound: True, limit: int | None = None
 ) -> Trace:
     """Return the trace with every head and loss as one call of torchlang.linear_cross_entropy.
 
-    `plain` says whether a call runs as torch runs it: one for which the user named another kernel is left alone. So are
-    heads of fewer than `limit` bytes of logits (BYTE_LIMIT), and in training float16, whose gradients depend on the
+    `in_torch` says whether a call runs as torch runs it: one for which the user named another kernel is left alone. So
+    are heads of fewer than `limit` bytes of logits (BYTE_LIMIT), and in training float16, whose gradients depend on the
     scale of the loss, and losses that are not reduced, whose gradients need another matrix product.
     """
-    program = _Program(trace, plain, BYTE_LIMIT if limit is None else limit)
+    program = _Program(trace, in_torch, BYTE_LIMIT if limit is None else limit)
     found = {head.loss.bound.output.name: head for head in program.heads()}
     if not found:
         return trace
@@ -96,9 +96,9 @@ def fused_linear_cross_entropy(
 class _Program:
     """Who makes and who reads each value of a trace."""
 
-    def __init__(self, trace: Trace, plain: Callable[[BoundSymbol], bool], limit: int) -> None:
+    def __init__(self, trace: Trace, in_torch: Callable[[BoundSymbol], bool], limit: int) -> None:
         self.calls = trace.bound_symbols
-        self.plain = plain
+        self.in_torch = in_torch
         self.limit = limit
         self.outputs = frozenset(trace.output_names)
         self.differentiable = bool(trace.differentiable_inputs)
@@ -119,7 +119,7 @@ class _Program:
 
     def loss(self, bound: BoundSymbol) -> _Loss | None:
         """Return the call as a cross entropy of class indices with options that can be run in chunks."""
-        if bound.symbol not in (CROSS_ENTROPY, NLL_LOSS) or Tag.RECOMPUTE in bound.tags or not self.plain(bound):
+        if bound.symbol not in (CROSS_ENTROPY, NLL_LOSS) or Tag.RECOMPUTE in bound.tags or not self.in_torch(bound):
             return None
         given = bound.symbol.bind(bound.args, bound.kwargs)
         scores, target, weight = given["input"], given["target"], given["weight"]
@@ -148,7 +148,7 @@ class _Program:
             logs, reader = tensors(call.args)[0], maker
         given = maker.symbol.bind(maker.args, maker.kwargs)
         scores = given["input"]
-        if given["dim"] is None or not self.plain(maker):
+        if given["dim"] is None or not self.in_torch(maker):
             return None
         steps: tuple[Step, ...] = (("to", logs.dtype),) if scores.dtype != logs.dtype else ()
         return loss._replace(softmax=maker, after=tuple(after[::-1]), own=tuple(own), scores=scores, steps=steps)
@@ -186,7 +186,7 @@ class _Program:
         logits = head.base.output
         values: list[TensorProxy] = [logits, *[call.output for call in head.calls]]
         allowed = _WIDE if self.trains(head.base) else (*_WIDE, torch.float16)
-        if not self.plain(head.base) or any(value.dtype not in allowed for value in values):
+        if not self.in_torch(head.base) or any(value.dtype not in allowed for value in values):
             return False
         axes = [logits.ndim - 1]
         for call in head.calls:

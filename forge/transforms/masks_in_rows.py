@@ -47,12 +47,12 @@ class _Mask(NamedTuple):
 def masks_in_rows(
     trace: Trace,
     strides: Callable[[Trace], Strides],
-    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+    in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
     device: str = "cuda",
 ) -> Trace:
     """Return the trace with attention calls given masks that are added and, on `device`, lie in rows.
 
-    strides: those that torch gives the values of a trace, by name. plain: whether a call runs as torch runs it.
+    strides: those that torch gives the values of a trace, by name. in_torch: whether a call runs as torch runs it.
     """
     found = [(bound, mask) for bound in trace.bound_symbols if (mask := _mask(bound, device)) is not None]
     if not found:
@@ -64,7 +64,7 @@ def masks_in_rows(
     chosen = {
         id(bound): mask
         for bound, mask in found
-        if mask.proxy.name in known and (mask.is_bool or mask.proxy.name in refused) and plain(bound)
+        if mask.proxy.name in known and (mask.is_bool or mask.proxy.name in refused) and in_torch(bound)
     }
     return _rewrite(trace, chosen, known, device) if chosen else trace
 

@@ -115,14 +115,14 @@ def _cut(
 
 
 def _part(
-    new: Trace, calls: Iterable[BoundSymbol], may_part: Callable[[BoundSymbol], bool]
+    new: Trace, calls: Iterable[BoundSymbol], can_split: Callable[[BoundSymbol], bool]
 ) -> dict[int, tuple[BoundSymbol, BoundSymbol]]:
     """Record the calls, in two parts where the first result is cheap to compute from the others. Return each such call
     and its last part by the id of its first part, which makes these others and runs once."""
     parted: dict[int, tuple[BoundSymbol, BoundSymbol]] = {}
     with recording(new, clang.language):
         for bound in calls:
-            last = _last_part(new, bound) if bound.symbol in _parted and may_part(bound) else None
+            last = _last_part(new, bound) if bound.symbol in _parted and can_split(bound) else None
             if last is None:
                 new.record(bound)
                 continue

@@ -29,12 +29,12 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 def row_major(
     trace: Trace,
     strides: Callable[[Trace], Strides],
-    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+    in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
     device: str = "cuda",
 ) -> Trace:
     """Return the trace with hidden states of three dims in rows, where they start as a transposed image.
 
-    strides: those that torch gives the values of a trace, by name. plain: whether a call runs as torch runs it. The
+    strides: those that torch gives the values of a trace, by name. in_torch: whether a call runs as torch runs it. The
     trace stays as it is where the caller would see other strides, or a call may ask for them.
     """
     symbols = {bound.symbol for bound in trace.bound_symbols}
@@ -52,7 +52,7 @@ def row_major(
         if isinstance(bound.output, TensorProxy) and _is_transposed(bound.output, in_eager, device)
     }
     made = [bound for bound in transposed.values() if not is_view(bound)]
-    if not made or any(map(draws, made)) or not all(map(plain, made)):
+    if not made or any(map(draws, made)) or not all(map(in_torch, made)):
         return trace
     laid_out = set(map(id, made))
     restored = results_to_restore(trace, lambda bound: id(bound) in laid_out, lambda trace: in_eager)

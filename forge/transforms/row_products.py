@@ -22,16 +22,16 @@ _MOST_ROWS = {("cpu", torch.float32): 4}  # for which torch's kernel was seen to
 def row_products(
     trace: Trace,
     is_fused: Callable[[BoundSymbol], bool],
-    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+    in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
     """Return a program without gradients whose linear layers of few rows may be in regions.
 
-    is_fused: whether a call may be in a region. plain: whether a call runs as torch runs it.
+    is_fused: whether a call may be in a region. in_torch: whether a call runs as torch runs it.
     """
     new, changed = trace.derive("row_products"), False
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
-            call = _as_row_product(new, bound) if _is_of_few_rows(bound) and plain(bound) else None
+            call = _as_row_product(new, bound) if _is_of_few_rows(bound) and in_torch(bound) else None
             is_taken = call is not None and is_fused(call)
             changed |= is_taken
             new.record(call if call is not None and is_taken else bound)

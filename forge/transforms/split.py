@@ -83,12 +83,12 @@ def backward_of(
     mutated: inputs that are written to after the forward. parameters: weights of modules, which change after the
     backward. Results of the forward's calls are not computed twice, except values to copy.
     """
-    every = backward(joint, seeds_of(joint.forward, outputs), wanted)
+    raw_backward = backward(joint, seeds_of(joint.forward, outputs), wanted)
     visible = {*names(tensors_of(joint.forward.inputs)), *joint.forward.output_names}.difference(parameters)
     memory = SharedMemory(joint.forward.bound_symbols)
-    exposed = _exposed_names(joint.forward, every, memory, mutated, visible)
+    exposed = _exposed_names(joint.forward, raw_backward, memory, mutated, visible)
     shown = [bound for bound in joint.forward.bound_symbols if exposed.isdisjoint(bound.outputs)]
-    return _simplify(every, shown), exposed, _read_for_some(joint.forward, every, memory, visible)
+    return _simplify(raw_backward, shown), exposed, _read_for_some(joint.forward, raw_backward, memory, visible)
 
 
 def _simplify(trace: Trace, visible: list[BoundSymbol]) -> Trace:
@@ -108,9 +108,9 @@ def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy]
     # the backward's own calls, which are not tagged, are also those that `rematerialize` tagged since it was first made
     untagged = [bound.replace(tags=bound.tags - {Tag.RECOMPUTE}) for bound in calls if Tag.RECOMPUTE in bound.tags]
     visible = [*calls, *untagged, *shown]
-    every = backward(joint, seeds_of(joint.forward, outputs), wanted)
+    raw_backward = backward(joint, seeds_of(joint.forward, outputs), wanted)
     while True:  # a saved value may need others that are not saved: these are seen, but cannot be read
-        trace = recompute(parts.forward.bound_symbols, _simplify(every, visible))
+        trace = recompute(parts.forward.bound_symbols, _simplify(raw_backward, visible))
         missing = {name for name in free_names(trace, set()) if name not in saved}
         known = [bound for bound in visible if missing.isdisjoint(bound.outputs)]
         if len(known) == len(visible):
@@ -176,37 +176,38 @@ def _symbols(inputs: Iterable[Proxy], given: Iterable[TensorProxy]) -> list[str]
 
 
 def _exposed_names(
-    forward: Trace, every: Trace, memory: "SharedMemory", mutated: Iterable[str], visible: Collection[str]
+    forward: Trace, raw_backward: Trace, memory: "SharedMemory", mutated: Iterable[str], visible: Collection[str]
 ) -> set[str]:
     """Return the names of values whose memory may be written to between forward and backward. A backward that reads one
     which eager's would not read is given a copy.
 
     These are the inputs `mutated`, which the program itself writes to, and the values `visible` to the caller, inputs
     and results. One that gradient rules read is none: eager saves it, too, and a write to it is an error there. Values
-    that share memory are alike. every: the backward as the rules make it.
+    that share memory are alike. raw_backward: the backward as the rules make it.
     """
     sizes = _lengths(forward)
-    live = every.derive(every.stage, live_calls(every.bound_symbols, every.output_names))
+    live = raw_backward.derive(raw_backward.stage, live_calls(raw_backward.bound_symbols, raw_backward.output_names))
     read = set(free_names(live, sizes))
     read.update(free_names(recompute(unfold(forward.bound_symbols, read), live), sizes))
     return memory.of(mutated) | (memory.of(visible) - memory.of(read))
 
 
-def _read_for_some(forward: Trace, every: Trace, memory: "SharedMemory", visible: Collection[str]) -> set[str]:
+def _read_for_some(forward: Trace, raw_backward: Trace, memory: "SharedMemory", visible: Collection[str]) -> set[str]:
     """Return the names of those values `visible` to the caller that gradient rules read for gradients of some outputs
     and not of others, and of values that share memory with them.
 
     Eager takes a change of such a value before a backward from the others alone, which may read it for no reason: no
-    call that reads it is computed again. every: the backward as the rules make it, from gradients of several outputs.
+    call that reads it is computed again. raw_backward: the backward as the rules make it, from gradients of several
+    outputs.
     """
-    seeds, sizes = every.input_names, _lengths(forward)
+    seeds, sizes = raw_backward.input_names, _lengths(forward)
     if len(seeds) < 2:
         return set()
     flows = {name: {name} for name in seeds}  # the gradients of outputs that a value depends on
     needs: dict[str, set[str]] = {}  # the values that one which depends on no gradient is made of
     read: dict[str, set[str]] = {name: set() for name in seeds}
-    made = {*seeds, *every.constants}
-    for bound in live_calls(every.bound_symbols, every.output_names):
+    made = {*seeds, *raw_backward.constants}
+    for bound in live_calls(raw_backward.bound_symbols, raw_backward.output_names):
         named = bound.reads(sizes)
         origins = set().union(*[flows.get(name, ()) for name in named])
         below = set().union(*[needs.get(name, ()) for name in named], (name for name in named if name not in made))

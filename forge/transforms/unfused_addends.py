@@ -49,14 +49,14 @@ def unfuse_addends(
     trace: Trace,
     is_fused: Callable[[BoundSymbol], bool],
     strides: Callable[[Trace], Strides],
-    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+    in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
     device: str = "cuda",
 ) -> Trace:
     """Return the trace with products and convolutions computed alone, where the addend is broadcast and a fused call
     follows.
 
-    is_fused: whether a call may be in a region. strides: those that torch gives the values of a trace, by name. plain:
-    whether a call runs as torch runs it.
+    is_fused: whether a call may be in a region. strides: those that torch gives the values of a trace, by name.
+    in_torch: whether a call runs as torch runs it.
     """
     found = {id(bound): each for bound in trace.bound_symbols if (each := _sum_of(bound, device)) is not None}
     if not found:
@@ -68,7 +68,7 @@ def unfuse_addends(
     sums = [
         bound
         for bound in trace.bound_symbols
-        if id(bound) in found and _feeds_region(bound, readers, is_fused) and plain(bound)
+        if id(bound) in found and _feeds_region(bound, readers, is_fused) and in_torch(bound)
     ]
     inputs = {each.addend.name: each.addend for each in found.values()}
     repeats = {bound.output.name: _repeats(found[id(bound)].addend, bound.output) for bound in sums}

@@ -19,14 +19,14 @@ from forge.runtime.buckets import bucket_bytes_at
 from forge.runtime.cuda_graphs import Graph
 from forge.runtime.cuda_memory import Pool
 from forge.runtime.cuda_results import HandingOut
-from forge.runtime.tiering import FEW_CALLS
+from forge.runtime.tiering import CALLS_TO_RECORD
 from tests.executors import test_cuda_graphs
 from tests.executors.test_cuda_graphs import Called, Double, data, graphs, train
 
 device = test_cuda_graphs.device
 
 EXECUTORS = ["torch"]
-MANY = FEW_CALLS + 10
+MANY = CALLS_TO_RECORD + 10
 
 
 def deep(device: str, dropout: float = 0.0) -> nn.Module:
@@ -91,7 +91,7 @@ def test_nothing_is_recorded_at_first(device: str) -> None:
     module, (x,) = deep(device), data(device, 1)
     jitted = forge.jit(module)
     with torch.no_grad():
-        for _ in range(FEW_CALLS - 1):
+        for _ in range(CALLS_TO_RECORD - 1):
             jitted(x)
         assert not graphs(jitted)
         call_often(jitted, module, x)
@@ -124,7 +124,7 @@ def test_without_room_a_program_stays_as_it_is(device: str, monkeypatch: pytest.
 def test_memory_that_fills_up_later_ends_recording(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, (x,) = deep(device), data(device, 1)
     jitted = forge.jit(module, executors=EXECUTORS)
-    for _ in range(FEW_CALLS):
+    for _ in range(CALLS_TO_RECORD):
         jitted(x)
     monkeypatch.setattr(type(cuda_graphs.recorder()), "has_room", lambda recorder: False)
     call_often(jitted, module, x)
@@ -354,7 +354,7 @@ def test_draws_on_another_device_do_not_keep_a_program_from_being_recorded(monke
         return x
 
     jitted = forge.jit(program, executors=EXECUTORS)
-    for _ in range(FEW_CALLS + 1):
+    for _ in range(CALLS_TO_RECORD + 1):
         jitted(torch.ones(3, device="meta"))
     assert forge.explain(jitted).graphs == 1
     assert len(graphs(jitted)) == 1

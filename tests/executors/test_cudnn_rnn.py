@@ -15,7 +15,7 @@ from forge.compiler.kernel_strides import with_kernel_strides
 from forge.executors.torchex import cudnn_rnn
 from forge.ir.bounded import BoundedDict
 from forge.runtime import cuda_recorder
-from forge.runtime.tiering import FEW_CALLS
+from forge.runtime.tiering import CALLS_TO_RECORD
 from forge.torch_internals.fake_tensors import FakeTensorMode
 from tests.executors.test_cuda_graphs import Double, graphs
 
@@ -284,7 +284,7 @@ def test_training_is_recorded(
     ours = Scored(tagger(kind, options, device, dtype))
     theirs = copy.deepcopy(ours)
     jitted = forge.jit(ours, cuda_graphs=requested)
-    batches = sequences(device, FEW_CALLS + 26, dtype)
+    batches = sequences(device, CALLS_TO_RECORD + 26, dtype)
     exact = dtype is torch.float32
     found, expected = train(jitted, ours, batches), train(theirs, theirs, batches)
     torch.testing.assert_close(found, expected, **({} if exact else {"rtol": 5e-2, "atol": 5e-2}))
@@ -314,7 +314,7 @@ def test_inference_is_recorded(device: str, alone: bool) -> None:
     module = nn.Sequential(module.cell) if alone else module
     jitted = forge.jit(module, cuda_graphs=True if alone else "auto")
     with torch.no_grad():
-        for x in sequences(device, FEW_CALLS + 10):
+        for x in sequences(device, CALLS_TO_RECORD + 10):
             x = x[..., :4].contiguous() if alone else x
             torch.testing.assert_close(jitted(x), module(x))
     assert forge.explain(jitted).recorded == 1

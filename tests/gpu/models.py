@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 import forge
-from forge.runtime.tiering import FEW_CALLS
+from forge.runtime.tiering import CALLS_TO_RECORD
 from tests.gpu.cases import Case, Skipped
 from tests.gpu.measure import judge, nudged
 from tests.models.test_models import loss_of, outputs
@@ -30,7 +30,7 @@ def cases(first: bool = False) -> dict[str, Case]:
     kinds = {
         "bfloat16": (torch.bfloat16, False, 1),
         "autocast": (torch.float32, True, 1),
-        "recorded": (torch.bfloat16, False, FEW_CALLS + 8),
+        "recorded": (torch.bfloat16, False, CALLS_TO_RECORD + 8),
     }
     return {
         f"model/{name}/{kind}": Case(partial(_run, make, *how), SECONDS)

@@ -75,7 +75,7 @@ def test_a_usage_error_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_command_is_forge_and_python_m_forge(tmp_path: Path) -> None:
     root = Path(cli.__file__).parents[2]
-    assert tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"] == {"forge": "forge_command:main"}
+    assert tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"] == {"forge": "forge.cli:main"}
     environment = os.environ | {"KERNELS_CACHE": str(tmp_path)}
     command = [sys.executable, "-m", "forge", "kernels", "list"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=root)

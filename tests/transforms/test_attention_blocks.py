@@ -58,7 +58,9 @@ def check(function: Callable, leaves: list[torch.Tensor], *others: torch.Tensor,
     g = torch.randn_like(expected)
     for ours, theirs in zip(*[torch.autograd.grad(each, leaves, g) for each in (actual, expected)], strict=True):
         torch.testing.assert_close(ours, theirs)
-    stage = next(each for each in forge.last_traces(jitted) if each.stage == "hoist" or "differentiate" in each.stage)
+    stage = next(
+        each for each in forge.last_traces(jitted) if each.stage == "fold_constants" or "differentiate" in each.stage
+    )
     calls = [bound for bound in stage.bound_symbols if bound.symbol.id == SDPA]
     return [tuple(tuple(x.shape) for x in bound.args[:2]) for bound in calls]
 

@@ -26,7 +26,9 @@ def ran(function: Callable, *args: torch.Tensor, dynamic: bool = False) -> tuple
     for ours, theirs in zip(*[torch.autograd.grad(each.sum(), wanted) for each in (actual, expected)], strict=True):
         torch.testing.assert_close(ours, theirs)
     hoisted = next(
-        stage for stage in reversed(forge.last_traces(jitted)) if stage.stage in ("hoist", "attention_masks", "cse")
+        stage
+        for stage in reversed(forge.last_traces(jitted))
+        if stage.stage in ("fold_constants", "attention_masks", "cse")
     )
     (call,) = [bound for bound in hoisted.bound_symbols if bound.symbol.id == SDPA]
     given = {

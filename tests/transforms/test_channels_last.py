@@ -187,6 +187,6 @@ def test_what_does_not_pay_or_would_be_seen_stays(function: Callable, dtype: tor
 
 def test_a_convolution_that_somebody_else_runs_stays() -> None:
     trace = forge.trace(convolution, image(2, 32, 6, 6), image(48, 32, 3, 3))
-    assert AS_ON_A_GPU(trace, plain=lambda bound: False) is trace
+    assert AS_ON_A_GPU(trace, in_torch=lambda bound: False) is trace
     assert isinstance(AS_ON_A_GPU(trace), Trace) and AS_ON_A_GPU(trace) is not trace
     assert channels_last(trace, strides=strides_in_torch) is trace  # its tensors are not on a GPU

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import forge
 from forge.executors import claim, resolve_executors
 from forge.ir import Trace
-from forge.transforms import Freezing, fold_norms, hoist_weights, join_products
+from forge.transforms import Freezing, fold_norms, join_products, partition_by_weights
 
 W = torch.linspace(-1, 1, 24)
 
@@ -87,7 +87,7 @@ def test_a_norm_of_rows_is_not_one_of_a_linear_layers_channels() -> None:
 
 def test_a_norm_that_a_named_kernel_runs_stays() -> None:
     trace, freezing = frozen(normed, *norm_args(), weights="weight bias mean var")
-    assert fold_norms(trace, freezing, plain=lambda bound: False) is trace
+    assert fold_norms(trace, freezing, in_torch=lambda bound: False) is trace
     assert "named" in freezing.left[0]
 
 
@@ -167,7 +167,7 @@ def test_what_depends_on_weights_alone_is_a_program_of_its_own() -> None:
         return x * (w.exp() + torch.arange(4))
 
     x, w = torch.randn(4), torch.randn(4)
-    parted = hoist_weights(forge.trace(function, x, w), {"w"})
+    parted = partition_by_weights(forge.trace(function, x, w), {"w"})
     assert [bound.symbol.id for bound in parted.rest] == ["torch.mul"]
     (value,) = run(parted.ahead, w)
     torch.testing.assert_close(value, w.exp() + torch.arange(4))
@@ -179,10 +179,10 @@ def test_a_value_that_is_returned_is_no_constant() -> None:
         return x + scaled, scaled
 
     trace = forge.trace(function, torch.randn(4), torch.randn(4))
-    assert not hoist_weights(trace, {"w"}).values
+    assert not partition_by_weights(trace, {"w"}).values
 
 
 @pytest.mark.parametrize(("limit", "moves"), [(64, True), (63, False)])
 def test_a_call_that_makes_much_of_little_stays(limit: int, moves: bool) -> None:
     trace = forge.trace(lambda x, w: x + w.expand(4, 4), torch.randn(4, 4), torch.randn(4))
-    assert bool(hoist_weights(trace, {"w"}, byte_limit=limit).values) is moves
+    assert bool(partition_by_weights(trace, {"w"}, byte_limit=limit).values) is moves

@@ -52,7 +52,7 @@ def grouped(function: Callable, *args: torch.Tensor, **options: object) -> bool:
 
 
 def optimized(jitted: Callable) -> list[forge.ir.BoundSymbol]:
-    stages = ("hoist", "grouped_queries", "attention_masks", "cse")
+    stages = ("fold_constants", "grouped_queries", "attention_masks", "cse")
     return next(stage for stage in reversed(forge.last_traces(jitted)) if stage.stage in stages).bound_symbols
 
 

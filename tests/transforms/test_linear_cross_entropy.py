@@ -38,7 +38,7 @@ def found(jitted: Callable) -> int:
     stage = next(
         stage
         for stage in reversed(forge.last_traces(jitted))
-        if stage.stage in ("hoist", "fused_linear_cross_entropy", "cse")
+        if stage.stage in ("fold_constants", "fused_linear_cross_entropy", "cse")
     )
     return sum(bound.symbol.id == HEAD for bound in stage.bound_symbols)
 

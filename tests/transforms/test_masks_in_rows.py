@@ -241,5 +241,5 @@ def test_a_mask_that_kernels_take_stays(mask: Callable) -> None:
 def test_a_call_that_another_kernel_runs_stays() -> None:
     trace = forge.trace(attend(permuted, 16), *given(16))
     assert AS_ON_A_GPU(trace) is not trace
-    assert AS_ON_A_GPU(trace, plain=lambda bound: False) is trace
+    assert AS_ON_A_GPU(trace, in_torch=lambda bound: False) is trace
     assert masks_in_rows(trace, strides=strides_in_torch) is trace  # its tensors are not on a GPU

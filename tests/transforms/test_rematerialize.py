@@ -96,9 +96,9 @@ def test_a_batch_norm_that_is_not_fused_stays_whole() -> None:
 def test_a_call_is_computed_again_for_all_of_its_results_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where its new running statistics are not read again, a batch norm is not: what follows is saved, which is there
     anyway."""
-    fused = Config.may_run_again
+    fused = Config.can_recompute
     monkeypatch.setattr(
-        Config, "may_run_again", lambda config, bound: bound.symbol is native_batch_norm or fused(config, bound)
+        Config, "can_recompute", lambda config, bound: bound.symbol is native_batch_norm or fused(config, bound)
     )
     jitted = forge.jit(Normalized())
     jitted(torch.randn(2, 4, 12, 12)).backward()

@@ -123,7 +123,7 @@ def test_other_products_stay(case: Callable) -> None:
 def test_a_product_that_another_executor_runs_stays() -> None:
     trace = forge.trace(F.linear, torch.randn(1, WIDTH), torch.randn(INNER, WIDTH))
     assert names(row_products(trace, FUSED)) == ["row_product"]
-    assert row_products(trace, FUSED, plain=lambda bound: False) is trace
+    assert row_products(trace, FUSED, in_torch=lambda bound: False) is trace
     assert row_products(trace, is_fused=lambda bound: False) is trace
 
 

@@ -128,7 +128,7 @@ def test_products_that_float16_cannot_hold_are_not_computed_alone() -> None:
 def test_a_sum_that_somebody_else_runs_stays() -> None:
     trace = forge.trace(attention("baddbmm"), torch.randn(256), *factors("baddbmm"))
     assert AS_ON_A_GPU(trace) is not trace
-    assert AS_ON_A_GPU(trace, plain=lambda bound: False) is trace
+    assert AS_ON_A_GPU(trace, in_torch=lambda bound: False) is trace
     assert unfuse_addends(trace, FUSED, strides=strides_in_torch) is trace  # its tensors are not on a GPU
 
 

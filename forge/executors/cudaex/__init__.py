@@ -23,7 +23,7 @@ class CudaExecutor(OperatorExecutor):
         return _with_eager_numerics
 
 
-cudaex = register_executor(CudaExecutor("cuda"), default=True, first=True)
+cudaex = register_executor(CudaExecutor("cuda"))
 _with_eager_numerics = CudaExecutor("cuda")
 head.register(cudaex)
 attention.register(cudaex)

@@ -33,7 +33,7 @@ from forge.torch_internals.dispatch import (
     dispatch_tls_local_exclude_set,
     dispatch_tls_local_include_set,
 )
-from forge.torch_internals.pytree import torch_pytree
+from forge.torch_internals.pytree import tensor_leaves, torch_pytree
 from forge.transforms.cse import argument_key
 from forge.transforms.dce import live_calls
 
@@ -83,7 +83,7 @@ class Eager:
             )
             return self.function.plain(*args, **kwargs)
         run = self._cached_call(_key(values), lambda: self._choose_kernel(values))
-        return self.function.plain(*args, **kwargs) if run is None else self._run(run, _tensors(values))
+        return self.function.plain(*args, **kwargs) if run is None else self._run(run, tensor_leaves(values))
 
     def _run(self, kernel: Callable, given: Tensors) -> Any:
         """Run a kernel. One that calls the operator itself gets the reference's results."""
@@ -96,7 +96,7 @@ class Eager:
     def backward(self, grads: Tensors, wanted: Sequence[bool], *args: Any, **kwargs: Any) -> Tensors:
         """Return the gradients of the tensors that are `wanted`, from those of the results."""
         values = self.function.values(args, kwargs)
-        given = _tensors(values)
+        given = tensor_leaves(values)
         run = self._cached_call((*wanted, _key(values)), lambda: self._gradient(values, wanted))
         needed = [tensor for tensor, want in zip(given, wanted, strict=True) if want]
         assert run is not None, "a gradient is made or raises"
@@ -176,10 +176,6 @@ def _autograd_enabled() -> Iterator[None]:
     excluded = dispatch_tls_local_exclude_set() - autograd
     with ForceDispatchKeyGuard(included, excluded), torch.no_grad():
         yield
-
-
-def _tensors(values: Any) -> Tensors:
-    return [leaf for leaf in torch_pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def _key(values: Values) -> tuple:
@@ -266,7 +262,7 @@ def _define_backward(runs: Eager, library: torch.library.Library) -> str:
     library.impl(name, runs.backward, "CompositeExplicitAutograd")
 
     def fake(grads: Tensors, wanted: Sequence[bool], *args: Any, **kwargs: Any) -> Tensors:
-        given = _tensors(function.values(args, kwargs))
+        given = tensor_leaves(function.values(args, kwargs))
         return [
             torch.empty(each.shape, dtype=each.dtype, device=each.device)
             for each, want in zip(given, wanted, strict=True)
@@ -309,6 +305,6 @@ class _Gradient:
         given = [next(found) if tensor and next(wanted) else None for tensor in ctx.is_tensor]
         result = torch_pytree.tree_unflatten(given, ctx.spec)
         return tuple(
-            each if isinstance(value, torch.Tensor) or _tensors(value) else None
+            each if isinstance(value, torch.Tensor) or tensor_leaves(value) else None
             for each, value in zip(result, inputs, strict=True)
         )

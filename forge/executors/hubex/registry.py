@@ -20,9 +20,7 @@ from forge.ir import check
 from forge.ir.printing import qualified_name
 from forge.patterns import Pattern
 
-hubex = register_executor(
-    HubExecutor("hub", verifier, builtin_kernels=lambda: builtin_kernels(verifier.trust)), default=True, first=True
-)
+hubex = register_executor(HubExecutor("hub", verifier, builtin_kernels=lambda: builtin_kernels(verifier.trust)))
 
 
 def use_kernels(

@@ -353,4 +353,4 @@ def _triton() -> str | None:
 
 
 inductor_whole = register_executor(WholeProgram("inductor-whole"))
-inductorex = register_executor(InductorExecutor("inductor"), default=True, first=True)
+inductorex = register_executor(InductorExecutor("inductor"))

@@ -13,7 +13,7 @@ from forge.executors.registry import register_executor
 from forge.ir import Symbol
 from forge.torchlang import torch_function_of
 
-torchex = register_executor(OperatorExecutor("torch"), default=True)
+torchex = register_executor(OperatorExecutor("torch"))
 torch_prims = register_executor(OperatorExecutor("torch-prims"))
 
 

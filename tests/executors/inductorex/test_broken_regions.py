@@ -213,7 +213,7 @@ def test_larger_regions_that_cannot_be_compiled(strict: bool, monkeypatch: pytes
     )
     model, other = pair()
     jitted = forge.jit(model, strict=strict)
-    sizes = (3,) * (tiering.CALLS + 2)
+    sizes = (3,) * (tiering.CALLS_TO_PROMOTE + 2)
     found, warned = told(jitted, model, sizes)
     torch.testing.assert_close(found, steps(other, other, sizes))
     assert forge.finish_compiling(jitted, timeout=60) and not warned

@@ -125,7 +125,7 @@ def test_a_programs_writes_and_views_stay() -> None:
 
 @pytest.mark.slow
 def test_a_call_often_enough_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiering, "CALLS", 3)
+    monkeypatch.setattr(tiering, "CALLS_TO_PROMOTE", 3)
     module, x = Chain(), torch.randn(8, 8)
     jitted = forge.jit(module, executors=EXECUTORS)
     until = time.monotonic() + TIMEOUT
@@ -178,7 +178,7 @@ def regions_called(jitted: Callable) -> Callable[[], int]:
 def test_what_stays_as_it_is(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if setting == "environment":
         monkeypatch.setenv("FORGE_BACKGROUND", "0")
-    monkeypatch.setattr(tiering, "CALLS", 1)
+    monkeypatch.setattr(tiering, "CALLS_TO_PROMOTE", 1)
     module, x = Chain(), torch.randn(8, 8)
     jitted = forge.jit(module, executors=EXECUTORS, dynamic=setting == "dynamic" or None)
     torch.use_deterministic_algorithms(setting == "deterministic")
@@ -400,7 +400,7 @@ def test_a_program_that_was_seen_to_make_its_gpu_wait_is_compiled_again(
     program = tiering.TieredProgram(timed.compile, 0.001)
     call = program.wrap(timed.first)
     assert program.promote() and not timed.compiled  # nothing was measured, and there is nothing to wait for
-    results = [call() for _ in range(2 * tiering.CALLS)]
+    results = [call() for _ in range(2 * tiering.CALLS_TO_PROMOTE)]
     assert timed.compiled == ([timed.first] if compiled else [])
     assert results[-1] == ("second" if compiled else "first")
     assert program.promote()

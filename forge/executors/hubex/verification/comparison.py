@@ -23,7 +23,7 @@ from forge.executors.registry import resolve_executors
 from forge.ir import Symbol, TensorProxy, Trace
 from forge.ir.pytree import tensors
 from forge.torch_internals.dispatch import disable_current_modes
-from forge.torch_internals.pytree import torch_pytree
+from forge.torch_internals.pytree import tensor_leaves, torch_pytree
 from forge.torch_internals.tensors import get_tolerances
 
 DIMS = 3
@@ -200,7 +200,7 @@ class Comparison:
 
 
 def _dims(case: Case) -> int:
-    return max((tensor.ndim for tensor in _leaves((case.args, case.kwargs))), default=0)
+    return max((tensor.ndim for tensor in tensor_leaves((case.args, case.kwargs))), default=0)
 
 
 def _random_like(output: torch.Tensor) -> torch.Tensor:
@@ -238,16 +238,12 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
-def _leaves(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in torch_pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
 class _Program:
     """A program that is one call of the kernel's symbol."""
 
     def __init__(self, kernel: Kernel, case: Case) -> None:
         self.kernel = kernel
-        self.tensors = _leaves((case.args, case.kwargs))
+        self.tensors = tensor_leaves((case.args, case.kwargs))
         symbol = kernel.target.symbol
         try:
             self.trace, self.args, self.kwargs = record_call(
@@ -271,14 +267,16 @@ class _Program:
         wanted = torch_pytree.tree_leaves(self.trace.output)
         for value, proxy in zip(spec.flatten_up_to(result), wanted, strict=True):
             if isinstance(proxy, TensorProxy) and not isinstance(value, torch.Tensor):
-                advice = "; result: result[i] in the manifest says which of several it is" if _leaves(value) else ""
+                advice = (
+                    "; result: result[i] in the manifest says which of several it is" if tensor_leaves(value) else ""
+                )
                 raise KernelFailure(f"it returns a {type(value).__name__}, but must return a tensor{advice}")
-        return _leaves(result)
+        return tensor_leaves(result)
 
 
 def _names(kernel: Kernel, case: Case) -> Iterator[str]:
     for name, value in (*zip(kernel.target.signature.by_name, case.args, strict=False), *case.kwargs.items()):
-        count = len(_leaves(value))
+        count = len(tensor_leaves(value))
         yield from [name] if count == 1 else [f"{name}_{i}" for i in range(count)]
 
 
@@ -308,7 +306,7 @@ class _Reference:
         if any(tensor.is_cuda and not tensor.is_floating_point() for tensor in program.tensors):
             self._run(torch.Tensor.cpu)  # an index out of range is an error there, and the end of the process on a GPU
         self.leaves, self.result = self._run(lambda tensor: tensor)
-        self.outputs = [output.detach() for output in _leaves(self.result)]
+        self.outputs = [output.detach() for output in tensor_leaves(self.result)]
 
     def _run(self, convert: Callable) -> tuple[list[torch.Tensor], Any]:
         inputs = [convert(tensor.detach()) for tensor in self.program.tensors]
@@ -330,7 +328,7 @@ class _Reference:
             return None
 
     def exact_output(self, i: int) -> torch.Tensor | None:
-        return None if self.exact is None else _leaves(self.exact[1])[i].detach()
+        return None if self.exact is None else tensor_leaves(self.exact[1])[i].detach()
 
     def gradients(self, names: list[str], incoming: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return autograd's gradients, by name of an input."""
@@ -343,7 +341,7 @@ class _Reference:
         self, leaves: list[torch.Tensor], result: Any, names: list[str], incoming: list[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         inputs = dict(zip(self.program.trace.input_names, leaves, strict=True))
-        pairs = [(o, g.to(o.dtype)) for o, g in zip(_leaves(result), incoming, strict=True) if o.requires_grad]
+        pairs = [(o, g.to(o.dtype)) for o, g in zip(tensor_leaves(result), incoming, strict=True) if o.requires_grad]
         gradients = torch.autograd.grad(
             [output for output, _ in pairs],
             [inputs[name] for name in names],
@@ -364,7 +362,7 @@ class _KernelItself(_Reference):
     def __init__(self, comparison: Comparison, program: _Program, case: Case) -> None:
         self.program, self.executors, self.passes = program, comparison.executors, case.passes
         forward = program.claim(self.executors)
-        self.outputs = _leaves(_attempt(lambda: _run(forward, GuardedMemory(), self._copies())))
+        self.outputs = tensor_leaves(_attempt(lambda: _run(forward, GuardedMemory(), self._copies())))
         for actual, declared in zip(self.outputs, tensors(program.trace.output), strict=True):
             for what in ("shape", "dtype", "device"):
                 made, wanted = getattr(actual, what), getattr(declared, what)

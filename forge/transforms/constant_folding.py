@@ -19,7 +19,7 @@ PINNED = frozenset({Tag.RANDOM, Tag.EFFECT, Tag.UNINITIALIZED, Tag.OPAQUE, Tag.S
 BYTE_LIMIT = 64 * 2**20
 
 
-class HoistedProgram(NamedTuple):
+class FoldablePartition(NamedTuple):
     """A trace in two: `ahead` is a program of what can be computed before, `rest` are the other calls, which read what
     it gives."""
 
@@ -33,7 +33,9 @@ class HoistedProgram(NamedTuple):
         return values
 
 
-def hoist(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]], byte_limit: int = BYTE_LIMIT) -> Trace:
+def fold_constants(
+    trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]], byte_limit: int = BYTE_LIMIT
+) -> Trace:
     """Return the trace with input-independent calls computed now, by `run`, and kept as constants.
 
     Outputs are never constants (the caller may change them); views that only expand a constant stay; and the largest
@@ -48,7 +50,7 @@ def hoist(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]], byte_l
         too_large.add(max(partition.values, key=_bytes).name)
     if not partition.values:
         return trace
-    new = trace.derive("hoist", partition.rest)
+    new = trace.derive("fold_constants", partition.rest)
     values = run(partition.ahead)
     new.constants.update(zip(names(partition.values), values, strict=True))
     return _with_numbers(new, {x.name: value for x, value in zip(partition.values, values, strict=True)})
@@ -125,7 +127,7 @@ def _has_range_of(dtype: torch.dtype, value: float | complex) -> bool:
     return isinstance(value, int) and torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
 
 
-def hoist_weights(trace: Trace, weights: Collection[str], byte_limit: int = BYTE_LIMIT) -> HoistedProgram:
+def partition_by_weights(trace: Trace, weights: Collection[str], byte_limit: int = BYTE_LIMIT) -> FoldablePartition:
     """Return the trace without the calls that depend on the inputs `weights` alone, and the program of these inputs
     that makes what the rest reads of them.
 
@@ -137,7 +139,9 @@ def hoist_weights(trace: Trace, weights: Collection[str], byte_limit: int = BYTE
     return _partition(trace, moved, calls, [proxy for proxy in trace.inputs if proxy.name in weights])
 
 
-def _partition(trace: Trace, moved: list[BoundSymbol], calls: list[BoundSymbol], inputs: list[Proxy]) -> HoistedProgram:
+def _partition(
+    trace: Trace, moved: list[BoundSymbol], calls: list[BoundSymbol], inputs: list[Proxy]
+) -> FoldablePartition:
     """Part a program in two. `moved` are the calls that the rest is without, `calls` all those that may run ahead."""
     known = set(map(id, moved))
     rest = live_calls([bound for bound in trace.bound_symbols if id(bound) not in known], trace.output_names)
@@ -148,7 +152,7 @@ def _partition(trace: Trace, moved: list[BoundSymbol], calls: list[BoundSymbol],
     wanted = {name for bound in needed for name in bound.inputs}
     given = [proxy for proxy in inputs if proxy.name in wanted]
     name = "weights" if given else None
-    return HoistedProgram(trace.derive("hoisted", needed, name=name, inputs=given, output=tuple(kept)), rest)
+    return FoldablePartition(trace.derive("hoisted", needed, name=name, inputs=given, output=tuple(kept)), rest)
 
 
 def independent_calls(
