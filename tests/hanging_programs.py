@@ -45,20 +45,23 @@ def one_is_slow(rank: int) -> tuple[list[str], list[float]]:
         reduce = _reduced_in(_LONG)
         if rank == 1:
             _work_alone(rank)
-        return messages.lines, reduce(torch.ones(3)).tolist()
+        result = reduce(torch.ones(3)).tolist()
+        until = time.monotonic() + 60
+        while rank == 0 and not messages.lines and time.monotonic() < until:  # a thread writes them
+            time.sleep(0.1)
+        return messages.lines, result
     finally:
         logger.removeHandler(messages)
         del os.environ[collective_watch.WARNING]
 
 
 def _work_alone(rank: int) -> None:
-    """Wait until the other process has asked where this one is."""
+    """Wait until the other process has been told where this one is, which it asks."""
     until = time.monotonic() + 60
     store = clone_store()
-    before = store.add("forge/collectives/requests", 0)
-    while store.add("forge/collectives/requests", 0) == before and time.monotonic() < until:
+    key = collective_watch.key_of_answer(store.add("forge/collectives/requests", 0) + 1, rank)
+    while not store.check([key]) and time.monotonic() < until:
         time.sleep(0.1)
-    time.sleep(2)
 
 
 def one_hangs(rank: int) -> str:

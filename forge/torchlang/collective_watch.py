@@ -75,7 +75,7 @@ class _Watch:
         until = time.monotonic() + ANSWERED_WITHIN
         states: list[_State | None] = []
         for rank in range(self.size):
-            key = _key(number, rank)
+            key = key_of_answer(number, rank)
             if rank == self.rank:
                 states.append(self._state())
                 continue
@@ -110,7 +110,7 @@ class _Watch:
     def _answer(self) -> None:
         asked = self._own.add("forge/collectives/requests", 0)
         for number in range(self._answered + 1, asked + 1):
-            self._own.set(_key(number, self.rank), json.dumps(self._state()))
+            self._own.set(key_of_answer(number, self.rank), json.dumps(self._state()))
         self._answered = asked
 
     def _state(self) -> _State:
@@ -118,7 +118,8 @@ class _Watch:
         return _State(self.rank, _main_thread_location(), [_described(each) for each in last])
 
 
-def _key(number: int, rank: int) -> str:
+def key_of_answer(number: int, rank: int) -> str:
+    """Return the key under which a process answers a request, in the store of the default group."""
     return f"forge/collectives/request {number}/rank {rank}"
 
 
