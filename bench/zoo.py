@@ -170,17 +170,17 @@ def _finish(device: str) -> None:
 
 def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device: str, rounds: int) -> dict[str, Any]:
     import forge
-    from forge.runtime.tiering import CALLS
+    from forge.runtime.tiering import CALLS_TO_PROMOTE
     from forge.support.timing import in_turn
 
     _free(device)
     other_graphs = _bytes_of_graphs(device)
 
     for each in systems.values():
-        for _ in range(2 * CALLS):  # forge compiles again what is called often
+        for _ in range(2 * CALLS_TO_PROMOTE):  # forge compiles again what is called often
             each.run()
         each.finish(each.compiled)
-        for _ in range(CALLS):
+        for _ in range(CALLS_TO_PROMOTE):
             each.run()
     expected = systems[EAGER].results() if EAGER in systems else None
     errors: dict[str, tuple[float | None, float | None]] = {}
