@@ -662,14 +662,14 @@ def test_python_m_forge_finds_modules_of_the_current_folder() -> None:
 
 AT_ONCE = """
 import contextlib, io, os, sys
-from forge import cli
+from forge.cli import main
 
 def run(*arguments, **environment):
     sys.argv = ["forge", *arguments]
     os.environ.update(environment)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        cli.main()
+        main()
     for name in environment:
         del os.environ[name]
     return printed.getvalue()

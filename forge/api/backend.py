@@ -1,7 +1,6 @@
 """The Dynamo backend: a captured graph becomes an executable, read from disk or compiled; or it runs in eager."""
 
 import importlib.metadata
-import inspect
 import time
 import warnings
 import weakref
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from forge.api.options import refuse_unknown, resolve_options
+from forge.api.options import CONFIG_OPTIONS, refuse_unknown, resolve_options
 from forge.cache import CacheEntry
 from forge.capture import dynamo
 from forge.capture.async_tensors import to_waited_graph
@@ -84,7 +83,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
     wanted = options.pop("options", None) or {}
     if "mode" in options:
         wanted = {**wanted, "mode": options.pop("mode")}
-    refuse_unknown("forge", (*options, *wanted), _OPTIONS)
+    refuse_unknown("forge", (*options, *wanted), CONFIG_OPTIONS)
     handle = handle_of_torch_compile()
     try:
         config = resolve_options(**wanted)
@@ -93,10 +92,6 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
     except EagerFallback as reason:  # the frame is torch.compile's: the graph raises when it runs
         return _in_eager(graph, reason, handle)
 
-
-_OPTIONS = [
-    each.name for each in inspect.signature(resolve_options).parameters.values() if each.kind is not each.KEYWORD_ONLY
-]
 
 # Where forge is installed, torch registers the backend by its entry point, and refuses a name that is registered twice.
 if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="forge"):

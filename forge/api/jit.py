@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from forge.api.backend import Backend
-from forge.api.options import check_transforms, refuse_unknown, resolve_options
+from forge.api.options import CONFIG_OPTIONS, check_transforms, refuse_unknown, resolve_options
 from forge.api.unused_options import UnusedOptions, idle_options, look_at_module
 from forge.capture.entry import enter
 from forge.capture.handles import JitHandle, handle_of, name_of
@@ -127,6 +127,10 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     check_flag(dynamic, "forge.jit: dynamic", (True, False, None))
     options: dict[str, Any] = {
         "executors": executors,
+        "transforms": transforms,
+        "kernels": kernels,
+        "layers": layers,
+        "allow_imports": allow_imports,
         "memory": memory,
         "cache": cache,
         "cuda_graphs": cuda_graphs,
@@ -136,18 +140,11 @@ def jit(  # noqa: PLR0913  the options of forge.jit
         "check": check,
         "edit": edit,
         "strict": strict,
+        "fullgraph": fullgraph,
+        "dynamic": dynamic,
         "mode": mode,
     }
-    rejit = functools.partial(
-        jit,
-        transforms=transforms,
-        kernels=kernels,
-        layers=layers,
-        allow_imports=allow_imports,
-        fullgraph=fullgraph,
-        dynamic=dynamic,
-        **options,
-    )
+    rejit = functools.partial(jit, **options)
     if target is ...:
         return rejit
     require(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
@@ -160,7 +157,8 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     kernels_named = kernel_executor(kernels, allow_imports=allow_imports) if kernels else None
     layers_named = layer_executor(layers, allow_imports=allow_imports) if layers else None
     first = [each for each in (kernels_named, layers_named) if each is not None]
-    config = resolve_options(transforms=of_programs, first=first, **options)
+    of_config = {name: options[name] for name in CONFIG_OPTIONS}
+    config = resolve_options(**{**of_config, "transforms": of_programs}, first=first)
     handle = JitHandle(name_of(target), _parameters(target))
     handle.numerics = config.numerics
     handle.again = functools.partial(rejit, target)

@@ -1,5 +1,6 @@
 """The options of forge.jit: checked, and resolved to a Config."""
 
+import inspect
 import os
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -122,6 +123,11 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
         comparison=CheckedTrace if check == "eager" else None,
         codegen=None if edit is None else partial(apply_edits, folder=edit),
     )
+
+
+CONFIG_OPTIONS = [
+    name for name in inspect.signature(resolve_options).parameters if name not in ("first", "is_for_a_file")
+]
 
 
 def check_transforms(transforms: Any) -> None:

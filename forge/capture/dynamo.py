@@ -18,11 +18,11 @@ from forge.capture.fields import DataclassCall, Fields, is_constructor, plain
 from forge.capture.inputs import display_name, gains_history, weight_of
 from forge.capture.lowering import symbol_from_function
 from forge.capture.markers import MARKERS
+from forge.capture.metadata_calls import normalize, read_metadata
 from forge.capture.numbers import RuntimeNumbers
 from forge.compiler.kernel_strides import in_no_suggested_order
 from forge.compiler.program import EagerFallback, Program, Unsupported, finish
 from forge.ir import (
-    NUMBER_TYPES,
     BoundSymbol,
     NumberProxy,
     Symbol,
@@ -40,7 +40,6 @@ from forge.ir.strides import contiguous
 from forge.prims.library import operator_symbol
 from forge.torch_internals.autograd import get_data_attr, set_grad_enabled
 from forge.torch_internals.dispatch import OpOverload
-from forge.torch_internals.functions import nn_pad
 from forge.torch_internals.tensors import data_descriptor
 from forge.torchlang import autocast_casts, autocast_mode, grad_mode
 from forge.torchlang.opaque import opaque_symbol
@@ -277,29 +276,13 @@ class _Interpreter:
         return self.call(node, target, args, kwargs)
 
     def call(self, node: Node, target: Callable | str, args: tuple, kwargs: dict) -> Any:
+        """Record a call of torch, and return its result. A call that reads metadata alone is not recorded."""
         example: Any = node.meta.get("example_value")
-        found = tensors([args, kwargs])
-        if not found and not fake_values.makes_tensors(example):
-            return _on_numbers(target, args, kwargs, example)
-        if target in ("item", "__int__", "__float__", "__bool__") and isinstance(example, NUMBER_TYPES):
-            return self.numbers.item(args[0], example)
-        if target in _OF_SHAPES:
-            return getattr(args[0], target)(*args[1:], **kwargs)
-        if target in _OF_MEMORY:
-            return getattr(node.all_input_nodes[0].meta["example_value"], target)(*args[1:], **kwargs)
-        if target in _LENGTHS:
-            return example
-        if target is operator.getitem and not isinstance(args[0], TensorProxy):
-            return args[0][args[1]]
+        result = read_metadata(self.numbers, node, target, args, kwargs, example)
+        if result is not NotImplemented:
+            return result
         given = pairs(self.env, (node.args, node.kwargs))
-        if target is getattr:
-            target, args = self.attribute(args)
-        if target in _SIZED and tensors(args[1:]) and all(isinstance(size, int) for size in example.shape):
-            args = (args[0], *example.shape)  # a size in a 0-d tensor, as torch.div of sizes gives
-        if target in _STRIDED and tensors([args[1:], kwargs]):
-            args, kwargs = _as_strided_args(example, *args, **kwargs)
-        if target in _PADS and tensors([args[1:], kwargs]):
-            args, kwargs = self.numbers.replace_item_numbers(given, (args, kwargs))
+        target, args, kwargs = normalize(self.numbers, target, args, kwargs, example, given)
         called, target = target, torchlang.overload_of(target, args, kwargs)
         name = torchlang.function_name(called if torchlang.has_one_overload(called) else target)
         try:
@@ -325,12 +308,6 @@ class _Interpreter:
         if self.numbers.checks:
             self.numbers.read_lengths(output, example)
         return output
-
-    def attribute(self, args: tuple) -> tuple[Any, tuple]:
-        getter = getattr(torch.Tensor, args[1], None)
-        if getter is None:
-            raise Unsupported(f"attribute {args[1]} of a tensor")
-        return getter.__get__, (args[0],)
 
     def note(self, node: Node, output: Any, example: Any) -> None:
         """Give a new value the user's name and the strides that Dynamo saw; several values, their strides."""
@@ -457,41 +434,7 @@ class _Interpreter:
             self.trace.memory.alias(output, base, step)  # where it is none, the fake tensors say so
 
 
-# functions of tensors whose numbers may be tensors
-
-# methods that ask for a tensor's metadata, of which the second ones a proxy does not have
-_OF_SHAPES = frozenset("dim element_size numel size".split())
-_OF_MEMORY = frozenset("get_device is_contiguous storage_offset stride".split())
-
-# methods whose sizes are the shape that they give
-_SIZED = frozenset("expand new_empty new_ones new_zeros reshape view".split())
-_STRIDED = frozenset(("as_strided", torch.as_strided))
-
-# functions whose lengths may be integers in 0-d tensors
-_PADS = (nn_pad, torch.nn.functional.pad)
-
-
-# queries of a shape in lowered graphs, whose results are expressions of the lengths that the program has
-_LENGTHS = frozenset(
-    getattr(packet, overload)
-    for name in ("size", "stride", "numel", "storage_offset")
-    for packet in (getattr(torch.ops.aten, f"sym_{name}"),)
-    for overload in packet.overloads()
-)
-
 _DATA = (data_descriptor.__get__, get_data_attr)  # a tensor with a version of its own
-
-
-def _as_strided_args(example: torch.Tensor, input: Any, size: Any, stride: Any, storage_offset: Any = None) -> tuple:
-    """Return the arguments of as_strided with the numbers that it was given as 0-d tensors."""
-    return (input, tuple(example.shape), tuple(example.stride())), {"storage_offset": storage_offset}
-
-
-def _on_numbers(target: Callable | str, args: tuple, kwargs: dict, example: Any) -> Any:
-    """Return the result of a call on numbers alone, which runs now; symbolic ones stay expressions."""
-    if isinstance(example, NUMBER_TYPES):
-        return example
-    return getattr(args[0], target)(*args[1:], **kwargs) if isinstance(target, str) else target(*args, **kwargs)
 
 
 # names

@@ -1,0 +1,90 @@
+"""Calls of a graph that read a tensor's metadata alone, and arguments whose numbers are tensors."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from forge.capture import fake_values
+from forge.capture.aliasing import Pair
+from forge.capture.numbers import RuntimeNumbers
+from forge.compiler.program import Unsupported
+from forge.ir import NUMBER_TYPES, TensorProxy
+from forge.ir.pytree import tensors
+from forge.torch_internals.functions import nn_pad
+
+# methods that ask for a tensor's metadata, of which the second ones a proxy does not have
+_OF_SHAPES = frozenset("dim element_size numel size".split())
+_OF_MEMORY = frozenset("get_device is_contiguous storage_offset stride".split())
+
+# methods whose sizes are the shape that they give
+_SIZED = frozenset("expand new_empty new_ones new_zeros reshape view".split())
+_STRIDED = frozenset(("as_strided", torch.as_strided))
+
+# functions whose lengths may be integers in 0-d tensors
+_PADS = (nn_pad, torch.nn.functional.pad)
+
+
+# queries of a shape in lowered graphs, whose results are expressions of the lengths that the program has
+_LENGTHS = frozenset(
+    getattr(packet, overload)
+    for name in ("size", "stride", "numel", "storage_offset")
+    for packet in (getattr(torch.ops.aten, f"sym_{name}"),)
+    for overload in packet.overloads()
+)
+
+
+def read_metadata(
+    numbers: RuntimeNumbers, node: Node, target: Callable | str, args: tuple, kwargs: dict, example: Any
+) -> Any:
+    """Return the result of a call that reads numbers, sizes, memory or the items of a tuple; else NotImplemented."""
+    if not tensors([args, kwargs]) and not fake_values.makes_tensors(example):
+        return _on_numbers(target, args, kwargs, example)
+    if target in ("item", "__int__", "__float__", "__bool__") and isinstance(example, NUMBER_TYPES):
+        return numbers.item(args[0], example)
+    if target in _OF_SHAPES:
+        return getattr(args[0], target)(*args[1:], **kwargs)
+    if target in _OF_MEMORY:
+        return getattr(node.all_input_nodes[0].meta["example_value"], target)(*args[1:], **kwargs)
+    if target in _LENGTHS:
+        return example
+    if target is operator.getitem and not isinstance(args[0], TensorProxy):
+        return args[0][args[1]]
+    return NotImplemented
+
+
+def normalize(
+    numbers: RuntimeNumbers, target: Callable | str, args: tuple, kwargs: dict, example: Any, given: list[Pair]
+) -> tuple[Any, tuple, dict]:
+    """Return the function and arguments of a call: the getter of an attribute, numbers in place of tensors in sizes and
+    strides."""
+    if target is getattr:
+        target, args = _getter(args)
+    if target in _SIZED and tensors(args[1:]) and all(isinstance(size, int) for size in example.shape):
+        args = (args[0], *example.shape)  # a size in a 0-d tensor, as torch.div of sizes gives
+    if target in _STRIDED and tensors([args[1:], kwargs]):
+        args, kwargs = _as_strided_args(example, *args, **kwargs)
+    if target in _PADS and tensors([args[1:], kwargs]):
+        args, kwargs = numbers.replace_item_numbers(given, (args, kwargs))
+    return target, args, kwargs
+
+
+def _getter(args: tuple) -> tuple[Any, tuple]:
+    getter = getattr(torch.Tensor, args[1], None)
+    if getter is None:
+        raise Unsupported(f"attribute {args[1]} of a tensor")
+    return getter.__get__, (args[0],)
+
+
+def _as_strided_args(example: torch.Tensor, input: Any, size: Any, stride: Any, storage_offset: Any = None) -> tuple:
+    """Return the arguments of as_strided with the numbers that it was given as 0-d tensors."""
+    return (input, tuple(example.shape), tuple(example.stride())), {"storage_offset": storage_offset}
+
+
+def _on_numbers(target: Callable | str, args: tuple, kwargs: dict, example: Any) -> Any:
+    """Return the result of a call on numbers alone, which runs now; symbolic ones stay expressions."""
+    if isinstance(example, NUMBER_TYPES):
+        return example
+    return getattr(args[0], target)(*args[1:], **kwargs) if isinstance(target, str) else target(*args, **kwargs)
