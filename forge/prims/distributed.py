@@ -11,6 +11,8 @@ import torch
 
 from forge.ir import Dim, Tag, TensorProxy, check, current_trace, get_grad, put_grad, register_grad
 from forge.prims.core import like, primitive, register_vjp, torch_check
+from forge.prims.elementwise import convert_element_type, device_put
+from forge.prims.shape import pad, slice
 
 COLLECTIVE = (Tag.EFFECT,)
 LINEAR = ("sum", "avg")  # reductions whose gradient is one
@@ -212,5 +214,16 @@ def _reduce_to_shard_grad(
         return out
     if replicas is not None:
         g = wait_tensor(all_reduce(g, "avg", replicas))
-    put_grad(x, unshard(g, x.shape[0], x.dtype, x.device, reduce_dtype, group, False) / size)
+    put_grad(x, _gathered(g, x, group) / size)
     return out
+
+
+def _gathered(part: TensorProxy, whole: TensorProxy, group: ShardGroup) -> TensorProxy:
+    """Return the parts of a value like `whole`, gathered. Unlike that of unshard, its gradient is the sum over the
+    processes: it is linear in the parts, of which a derivative of any order is exact."""
+    size, name, _ = group
+    part = convert_element_type(device_put(part, whole.device), whole.dtype)
+    length = whole.shape[0]
+    rows = chunk_rows(length, size)
+    padded = pad(part, ((0, rows - part.shape[0]), *[(0, 0)] * (part.ndim - 1)), 0)
+    return slice(wait_tensor(all_gather_into_tensor(padded, size, name)), 0, 0, length)

@@ -190,14 +190,28 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple:
         rows, dtype, device, length, _, _, reduce_dtype, group = ctx.how
-        size, _, replicas = group
+        *_, replicas = group
         if length is None:  # the average is in each process
             return _Reduce.apply(g, None, dtype, device, reduce_dtype, group), *[None] * 5
         if replicas is not None:
             among = group_size(replicas), replicas, None
             g = _Reduce.apply(g, None, g.dtype, g.device, reduce_dtype, among)
-        whole = _Unshard.apply(g, rows[0], dtype, device, reduce_dtype, group, False)
-        return whole / size, *[None] * 5
+        return _Gather.apply(g, rows[0], dtype, device, reduce_dtype, group), *[None] * 5
+
+
+class _Gather(torch.autograd.Function):
+    """Gathers parts of what `_Reduce` averages, divided by the number of processes: it is the transpose, and `_Reduce`
+    is its own. Unlike it, `_Unshard` has the gradient of an average over the processes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, *how: Any) -> torch.Tensor:
+        ctx.how = x.shape[0], x.dtype, x.device, *how[-2:]
+        *_, group = how
+        return gather_alone(x, *how, None) / group[0]
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple:
+        return _Reduce.apply(g, *ctx.how), *[None] * 5
 
 
 def unshard(

@@ -31,6 +31,7 @@ from forge.ir.symbol import substitute
 from forge.transforms.dce import KEPT, live_calls
 from forge.transforms.makers import is_view
 from forge.transforms.split import free_names, unfold
+from forge.transforms.unshards import is_unshard
 
 _NEVER = KEPT | {Tag.OPAQUE, Tag.UNINITIALIZED, Tag.SYNCHRONIZING, Tag.OPAQUE_TO_PASSES}
 _SOURCE, _SINK = "source", "sink"
@@ -102,8 +103,10 @@ def _cut(
 ) -> set[str]:
     """Return the names of the values to compute again."""
     network = _Network(copied)
+    # of parameters that are gathered, in each process the same: all gather the same ones again
+    parts = {bound.args[0].name: _bytes(bound.output) // bound.args[5][0] for bound in calls if is_unshard(bound)}
     for proxy in forward.inputs:
-        network.add(proxy, _bytes(proxy) if proxy.name in copied else 0)
+        network.add(proxy, parts.get(proxy.name, _bytes(proxy)) if proxy.name in copied else 0)
         network.give(proxy.name)
     for name in forward.constants:
         network.add(Proxy(name), 0)
