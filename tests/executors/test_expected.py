@@ -1,5 +1,6 @@
 """Functions of users' executors that take other arguments, or give other results, than their calls."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -171,6 +172,12 @@ def test_a_wrong_execution_transform_is_an_error_with_the_executor_and_the_call(
     transform, error, match = TRANSFORMS[name]
     with pytest.raises(error, match=rf"executor mine: its execution_transform .*{match}"):
         forge.jit(program, executors=[executor(execution_transform=transform), "torch"])(torch.ones(2, 3))
+
+
+def test_an_executor_that_hides_strides_from_inductor_is_named() -> None:
+    jitted = forge.jit(program, executors=["inductor", executor(silu), "torch"])
+    jitted(torch.ones(2, 3))
+    assert re.search("inductor: the strides .* executor mine runs it", str(forge.explain(jitted)))
 
 
 class Fuser(FusionExecutor):
