@@ -154,6 +154,7 @@ def _round_as_eager(executor: Executor) -> Executor:
     rounding = executor.with_eager_numerics()
     if rounding is None:
         raise ValueError(
-            f"forge.jit: numerics is 'eager', but executor {executor.name} has no regions that round as eager does"
+            f"forge.jit: numerics is 'eager', but executor {executor.name} has no regions that round as eager does: "
+            "its with_eager_numerics() returns None"
         )
     return rounding

@@ -11,12 +11,14 @@ from forge.cache import store
 from forge.cache.graphs import GraphKey, Uncacheable
 from forge.cache.guards import equal_lengths, guards_since, hold
 from forge.cache.keys import key_of
-from forge.cache.programs import dump, load
+from forge.cache.programs import dump, generated_functions, load
+from forge.cache.store import Entry
 from forge.capture import dynamo, fake_values
 from forge.compiler import pipeline
 from forge.compiler.config import Config
 from forge.compiler.executable import Executable
 from forge.compiler.report import CompileReport, LayerUse
+from forge.executors.contracts import when_broken
 from forge.executors.executor import Executor
 from forge.ir.interpreter import paused_gc
 from forge.runtime.plan import CallBoundary, CompiledPlan
@@ -101,7 +103,7 @@ class CacheEntry:
             return str(reason)
         except Exception as error:  # of torch's guards, or of an executor's
             return f"{type(error).__name__}: {error}"
-        store.write(self.key, entry)
+        self._write(entry, executable.plan)
         report.seconds["keep"] = self._seconds + time.perf_counter() - start
         self._write_second_tier_of(executable, report, mutated, numbers)
         return None
@@ -126,8 +128,17 @@ class CacheEntry:
             entry.data["guards"] = guards_since(self._described.symbols, self._described.guards)
         except Uncacheable:
             return
-        if self.key is not None:
-            store.write(self.key, entry)
+        self._write(entry, plan)
+
+    def _write(self, entry: Entry, plan: CompiledPlan) -> None:
+        """Write an entry, which is removed where a user's executor breaks its contract when the program first runs: a
+        process that reads it does not check."""
+        if self.key is None:
+            return
+        store.write(self.key, entry)
+        for generated in generated_functions(plan):
+            if generated is not None:
+                when_broken(generated.function, partial(store.remove, self.key))
 
     def _compiler(self) -> Callable[[], tuple[Executable, CompileReport]]:
         """Return a function that compiles the graph under the torch modes that are set now."""

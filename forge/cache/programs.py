@@ -58,7 +58,7 @@ def dump(
     Raises Uncacheable for one that another process could not run.
     """
     entry = Entry({})
-    functions = dict(zip(_PARTS, _generated_functions(plan), strict=True))
+    functions = dict(zip(_PARTS, generated_functions(plan), strict=True))
     entry.data = {
         "functions": {
             part: _text_and_table(entry, each.trace, executors, graph)
@@ -84,7 +84,8 @@ def dump(
     return entry
 
 
-def _generated_functions(plan: CompiledPlan) -> tuple[GeneratedFunction | None, ...]:
+def generated_functions(plan: CompiledPlan) -> tuple[GeneratedFunction | None, ...]:
+    """Return the forward, backward and epilogue of a plan, where there are such."""
     training = plan.training
     return (plan.forward, training and training.backward, training and training.epilogue)
 

@@ -2,6 +2,7 @@
 
 An entry that cannot be used is ignored with a notice, and rewritten."""
 
+import contextlib
 import json
 import logging
 from dataclasses import dataclass, field
@@ -63,6 +64,12 @@ def write(key: str, entry: Entry) -> None:
         owner_only_store.write(path, FORMAT, _bytes_of(entry, key), SIZE)
     except (UntrustedFile, OSError) as reason:
         notice(f"programs are not kept in {path.parent}: {reason}")
+
+
+def remove(key: str) -> None:
+    """Remove an entry, if there is one."""
+    with contextlib.suppress(OSError):
+        (folder() / f"{key}{_SUFFIX}").unlink()
 
 
 def notice(text: str) -> None:

@@ -22,6 +22,7 @@ from forge.executors.executor import (
     is_own,
     operators_of,
 )
+from forge.executors.registry import known_executors
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, Proxy, Tag, Trace, check, recording
 from forge.ir.printing import in_words
@@ -311,9 +312,12 @@ def _blame(error: Exception, executor: str, what: str, bound: BoundSymbol) -> No
 
 
 def _no_executor_message(bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons) -> str:
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in declined) or "none of them has it"
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in dict.fromkeys(declined)) or "none of them has it"
     names = ", ".join(executor.name for executor in executors) or "no executor"
     advice = '; add "torch" to executors, which runs all that torch has' if torchex not in executors else ""
+    others = [each for each in known_executors().values() if each not in executors and each.candidates(bound.symbol)]
+    if others and torchex not in others:
+        advice = f"; add {' or '.join(repr(each.name) for each in others)} to executors, which has it"
     return f"no executor claims {bound.symbol.id}({', '.join(map(str, bound.args))}); asked {names}: {reasons}{advice}"
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from forge.executors.errors import OverwrittenArgumentError
 from forge.ir import BoundSymbol, Proxy, Trace
 from forge.ir.checks import in_one_line
 from forge.ir.printing import Code, compile_function, location_of
@@ -14,7 +15,8 @@ from forge.transforms.lifetimes import delete_last_used
 from forge.transforms.split import free_names
 
 NAME = "fallback"  # of the generated functions
-_OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)  # unfused calls take more
+# where unfused calls take more memory, or would be given changed arguments
+_RAISED = (torch.OutOfMemoryError, MemoryError, OverwrittenArgumentError)
 _log = logging.getLogger("forge.claim")
 
 
@@ -38,9 +40,9 @@ class Fallback:
         self._function: Callable[..., Any] | None = None
 
     def __call__(self, error: Exception, *given: Any) -> tuple[Callable[..., Any], Any]:
-        """Return the function that runs from now on, and its results. Raises `error` in strict mode, and the error of
-        torch's own calls where they fail too."""
-        if isinstance(error, _OUT_OF_MEMORY):
+        """Return the function that runs from now on, and its results. Raises `error` in strict mode or where torch's
+        own calls cannot run after it, and their error where they fail too."""
+        if isinstance(error, _RAISED):
             raise error
         self._function = self._function or compile_function(NAME, self.code())
         try:

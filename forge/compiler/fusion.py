@@ -11,7 +11,7 @@ from forge.compiler.region_artifacts import FusedRegion, compile_once, region_ke
 from forge.compiler.regions import Node, Region, find_regions
 from forge.compiler.unspecified_strides import with_unspecified
 from forge.executors.errors import RegionError
-from forge.executors.executor import Declined, Executor, FusionExecutor, call_checker, decline
+from forge.executors.executor import Declined, Executor, FusionExecutor, call_checker, decline, is_own
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.bounded import BoundedDict
 from forge.ir.checks import in_one_line, without_frames
@@ -97,7 +97,10 @@ def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
 def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[FakeRun], layouts: Layouts) -> str | None:
     """Return why a claimed call cannot be part of code generated now; None where it can."""
     if not all(each.known for each in ran):
-        return "the strides of its results are not known"
+        others = [call.symbol.executor for call in claimed.calls if not is_own(call.symbol.op)]
+        name = next((each.name for each in others if each is not None), None)
+        cause = "" if name is None else f": outside of a region executor {name} runs it, whose function may give any"
+        return f"the strides of its results are not known{cause}"
     others = [each for each in proxies(claimed.bound.args) if not isinstance(each, (TensorProxy, NumberProxy))]
     if not all(proxy.name in layouts.fixed for proxy in others):
         return "the call reads a value that is known only when the program runs"

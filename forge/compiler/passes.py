@@ -16,6 +16,7 @@ from forge.compiler.context import Context, Derivative, Form, Kind
 from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
 from forge.compiler.program import inline_epilogue, write_early
+from forge.executors.contracts import expect
 from forge.executors.executor import Declined, Executor, FusionExecutor, call_checker, is_own
 from forge.executors.torchex import distributed, memory
 from forge.executors.torchex.attention import attention, takes_broadcast, takes_groups
@@ -458,5 +459,7 @@ def codegen(trace: Trace, context: Context) -> Trace:
     function, final = (trace.python_callable(), trace) if edited is None else edited(trace)
     if final is not trace:
         context.stages.append(final)
+    if context.kind is not Kind.CALL and context.wrap is None:  # else the results are compared with torch's
+        expect(function, final)
     context.generated = GeneratedFunction(function if context.wrap is None else context.wrap(function), final)
     return final

@@ -6,7 +6,6 @@ is found at the first call whose result differs, fused or not. Arguments are com
 the call: an implementation that overwrites them is found, too.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,12 +16,13 @@ import torch
 from forge.compiler.claim import Claim
 from forge.compiler.standalone import claim
 from forge.debug.instrument import Note, instrument
+from forge.executors.contracts import parameter_of
 from forge.executors.errors import CheckError
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
 from forge.ir.printing import in_words
-from forge.ir.pytree import names, tensors
-from forge.torch_internals.dispatch import OpOverload, schema_of
+from forge.ir.pytree import tensors
+from forge.torch_internals.dispatch import OpOverload
 from forge.transforms.dce import dce
 
 # How far two values may be apart, as a part of the largest value of the tensor, in a program that computes in a dtype:
@@ -114,7 +114,7 @@ class CheckedTrace:
         before: torch.Tensor,
     ) -> CheckError:
         return CheckError(
-            f"{self._phase}: {call} overwrites its argument {_parameter(bound, proxy.name)}, {proxy.name}: {reason}; "
+            f"{self._phase}: {call} overwrites its argument {parameter_of(bound, proxy.name)}, {proxy.name}: {reason}; "
             f"an implementation may not change what it is given: {_advice(bound)}",
             operation=call.operation,
             executor=call.executor,
@@ -180,21 +180,6 @@ def _by_name(bound: BoundSymbol, given: Sequence[torch.Tensor | None]) -> dict[s
     """Return the tensors of a call's arguments, by their names in the program."""
     proxies = _tensors((bound.args, bound.kwargs))
     return {proxy.name: tensor for proxy, tensor in zip(proxies, given, strict=True) if tensor is not None}
-
-
-def _parameter(bound: BoundSymbol, name: str) -> str:
-    """Return the name of the parameter by which a call's function gets the value `name`."""
-    op = bound.symbol.op
-    assert op is not None, "a call that runs has a function"
-    try:
-        if isinstance(op, OpOverload):
-            known = [argument.name for argument in schema_of(op).arguments]
-            named = {**dict(zip(known, bound.args, strict=False)), **bound.kwargs}
-        else:
-            named = inspect.signature(op).bind(*bound.args, **bound.kwargs).arguments
-    except (TypeError, ValueError):  # a function without a signature
-        named = {**{str(index): value for index, value in enumerate(bound.args)}, **bound.kwargs}
-    return next((each for each, value in named.items() if name in names([value])), name)
 
 
 def _advice(bound: BoundSymbol) -> str:

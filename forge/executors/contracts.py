@@ -1,5 +1,6 @@
-"""The contract of a user's executor: its function takes the arguments of a call, checked when it is claimed, and
-returns the metadata of its results, checked the first time that the program runs."""
+"""The contract of a user's executor: its function takes the arguments of a call, checked when it is claimed, leaves
+them as they are and returns new memory with the metadata of its results, checked the first time that the program runs.
+"""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -7,12 +8,19 @@ from typing import Any
 
 import torch
 
+from forge.executors.errors import ContractError, OverwrittenArgumentError
 from forge.executors.executor import Executor, FusionExecutor, is_own
-from forge.ir import BoundSymbol, Proxy, Symbol, TensorProxy, Trace
+from forge.executors.fingerprint import name_in_torch
+from forge.ir import BoundSymbol, Proxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.checks import check
-from forge.ir.printing import in_words, quantity
+from forge.ir.printing import in_words, qualified_name, quantity
 from forge.ir.proxies import short_type
-from forge.ir.pytree import leaves, proxies
+from forge.ir.pytree import leaves, names, proxies
+from forge.torch_internals.dispatch import OpOverload, schema_of
+from forge.torch_internals.tensors import storage_id, version_of
+from forge.transforms.split import SharedMemory
+
+_WRITES = frozenset({Tag.EFFECT, Tag.DONATES, Tag.IN_PLACE})
 
 
 def call_in_words(bound: BoundSymbol) -> str:
@@ -23,8 +31,17 @@ def call_in_words(bound: BoundSymbol) -> str:
 
 
 def check_arguments(executor: str, function: Callable, bound: BoundSymbol) -> None:
-    """Raise TypeError where a user's function does not take the arguments of the call that it is to run."""
+    """Raise TypeError where a function of torch's writes to an argument that the call leaves as it is, or a user's
+    function does not take the arguments of the call that it is to run."""
     if is_own(function):
+        check(
+            not _is_in_place(function) or not _WRITES.isdisjoint(bound.all_tags),
+            lambda: (
+                f"executor {executor}: {qualified_name(function)} is to run {call_in_words(bound)}, but overwrites its "
+                "argument; use the function that returns a new tensor"
+            ),
+            TypeError,
+        )
         return
     try:
         signature = inspect.signature(function)
@@ -38,6 +55,12 @@ def check_arguments(executor: str, function: Callable, bound: BoundSymbol) -> No
             f"executor {executor}: {name}{signature} is to run {call_in_words(bound)}, but does not take these "
             f"arguments: {error}; an operator takes those of the symbol that it implements"
         ) from None
+
+
+def _is_in_place(function: Callable) -> bool:
+    """Return whether a function of torch's is the in-place form of another one, by its name."""
+    name = getattr(function, "__name__", "")
+    return name.endswith("_") and not name.endswith("__") and name_in_torch(function) is not None
 
 
 def check_metadata(what: str, output: Any, bound: BoundSymbol) -> None:
@@ -72,28 +95,49 @@ def _is_like(made: Any, wanted: Any) -> bool:
 
 class _ContractCheck:
     """A user's function in a generated program, in whose globals it is `name`, until each of its calls has given what
-    it says it gives."""
+    it says it gives. `writable`: the values of the program that its calls may overwrite."""
 
-    def __init__(self, scope: dict[str, Any], name: str, function: Callable, calls: Iterator[BoundSymbol]) -> None:
+    def __init__(
+        self, scope: dict[str, Any], name: str, function: Callable, calls: Sequence[BoundSymbol], writable: set[str]
+    ) -> None:
         self.scope = scope
         self.name = name
         self.function = function
         self.calls = calls
+        self.writable = writable
+        self.checked = 0  # calls
+        self.when_broken: Callable[[], None] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        bound = next(self.calls, None)
+        bound = self.calls[self.checked] if self.checked < len(self.calls) else None
         if bound is None or not _fits([args, kwargs], [bound.args, bound.kwargs]):  # the program began again
             if self.scope[self.name] is self:
                 self.scope[self.name] = self.function
             return self.function(*args, **kwargs)
+        checked, self.checked = self.checked, 0  # where this call fails, the program begins again
+        try:
+            result = self.call(bound, args, kwargs)
+        except ContractError:
+            if self.when_broken is not None:
+                self.when_broken()
+            raise
+        self.checked = checked + 1
+        return result
+
+    def call(self, bound: BoundSymbol, args: Any, kwargs: Any) -> Any:
+        """Return what the function gives for a call. Raises ContractError where that is not what the call says."""
+        given = _Arguments(bound, [args, kwargs], self.writable)
         try:
             result = self.function(*args, **kwargs)
         except Exception as error:
+            self.check_arguments(bound, given)
             if not isinstance(bound.symbol.executor, FusionExecutor):  # whose regions are named in the call
                 owner, function, called = self.parties(bound)
                 error.add_note(f"raised by executor {owner}: {function}, for {called}")
             raise
-        self.check(bound, result)
+        self.check_arguments(bound, given)
+        self.check_metadata(bound, result)
+        self.check_memory(bound, given, result)
         return result
 
     def parties(self, bound: BoundSymbol) -> tuple[str, str, str]:
@@ -105,18 +149,103 @@ class _ContractCheck:
             called = call_in_words(next(iter(bound.subsymbols), bound))
         return getattr(bound.symbol.executor, "name", ""), function, called
 
-    def check(self, bound: BoundSymbol, result: Any) -> None:
+    def check_metadata(self, bound: BoundSymbol, result: Any) -> None:
+        """Raise ContractError where a result does not have the metadata of the call."""
         wanted = list(proxies(bound.output))
         made = [leaf for leaf in leaves(result) if leaf is not None]
-        several = isinstance(result, (tuple, list))
+        several = isinstance(bound.output, (tuple, list))
         alike = len(made) == len(wanted) and all(map(_is_like, made, wanted))
-        if alike and several == isinstance(bound.output, (tuple, list)):
+        is_nested = isinstance(result, (tuple, list)) == several
+        if alike and is_nested:
             return
-        kind = f"a {type(result).__name__} of " if alike and several else ""
+        kind = f"a {type(result).__name__} of " if alike else ""
+        count = f"return a tuple of {quantity(len(wanted), 'result')}, " if several and not is_nested else "give "
         owner, function, called = self.parties(bound)
-        raise ValueError(
-            f"executor {owner}: {function} gives {kind}{_format(made)} for {called}, but must give {_format(wanted)}"
+        raise ContractError(
+            f"executor {owner}: {function} gives {kind}{_format(made)} for {called}, but must {count}{_format(wanted)}"
         )
+
+    def check_arguments(self, bound: BoundSymbol, given: "_Arguments") -> None:
+        """Raise OverwrittenArgumentError where the function has changed an argument."""
+        name = next(given.overwritten(), None)
+        if name is not None:
+            owner, function, called = self.parties(bound)
+            raise OverwrittenArgumentError(
+                f"executor {owner}: {function} overwrites its argument {parameter_of(bound, name)} in {called}; "
+                "a function may not change what it is given: let it copy that first"
+            )
+
+    def check_memory(self, bound: BoundSymbol, given: "_Arguments", result: Any) -> None:
+        """Raise ContractError where a result is in the memory of an argument or of another result, and the call's
+        symbol declares no view."""
+        shared = next(given.shared_by(result), None)
+        if shared is not None:
+            owner, function, called = self.parties(bound)
+            raise ContractError(
+                f"executor {owner}: {function} returns the memory of {shared} for {called}, where torch returns new "
+                "memory, which the program may change: let it copy that first"
+            )
+
+
+class _Arguments:
+    """The tensors that a call of a user's function is given, as they were before it, by their names in the program."""
+
+    def __init__(self, bound: BoundSymbol, values: Any, writable: set[str]) -> None:
+        named = zip(leaves([bound.args, bound.kwargs]), leaves(values), strict=True)
+        tensors = {proxy.name: value for proxy, value in named if isinstance(proxy, TensorProxy)}
+        self.bound = bound
+        self.tensors: dict[str, torch.Tensor] = {}
+        if _WRITES.isdisjoint(bound.all_tags):
+            self.tensors = {name: value for name, value in tensors.items() if name not in writable}
+        self.states = {name: _state(value) for name, value in self.tensors.items()}
+
+    def overwritten(self) -> Iterator[str]:
+        """Yield those that have changed."""
+        for name, before in self.states.items():
+            now = self.tensors[name]
+            if version_of(now) != before if isinstance(before, int) else not _is_same(now, before):
+                yield name
+
+    def shared_by(self, result: Any) -> Iterator[str]:
+        """Yield, in words, those whose memory a result has that is not declared to show them, and results that are at
+        the place of another one."""
+        memory = SharedMemory([self.bound])
+        earlier: dict[Any, str] = {}
+        results = [leaf for leaf in leaves(result) if leaf is not None]
+        for proxy, value in zip(proxies(self.bound.output), results, strict=True):
+            if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.numel():
+                continue
+            shown = memory.of([proxy.name])
+            for name, given in self.tensors.items():
+                if name not in shown and given.layout == torch.strided and storage_id(given) == storage_id(value):
+                    yield f"its argument {parameter_of(self.bound, name)}"
+            other = earlier.setdefault((storage_id(value), value.storage_offset()), proxy.name)
+            if other not in shown and shown.isdisjoint(self.tensors):
+                yield "another of its results"
+
+
+def _state(tensor: torch.Tensor) -> int | torch.Tensor:
+    """Return the version of a tensor, or a copy of one that has no version."""
+    return tensor.clone() if tensor.is_inference() else version_of(tensor)
+
+
+def _is_same(tensor: torch.Tensor, before: torch.Tensor) -> bool:
+    return bool(((tensor == before) | ((tensor != tensor) & (before != before))).all())
+
+
+def parameter_of(bound: BoundSymbol, name: str) -> str:
+    """Return the name of the parameter by which a call's function gets the value `name`."""
+    op = bound.symbol.op
+    assert op is not None, "a call that runs has a function"
+    try:
+        if isinstance(op, OpOverload):
+            known = [argument.name for argument in schema_of(op).arguments]
+            named = {**dict(zip(known, bound.args, strict=False)), **bound.kwargs}
+        else:
+            named = inspect.signature(op).bind(*bound.args, **bound.kwargs).arguments
+    except (TypeError, ValueError):  # a function without a signature
+        named = {**{str(index): value for index, value in enumerate(bound.args)}, **bound.kwargs}
+    return next((each for each, value in named.items() if name in names([value])), name)
 
 
 def _is_users(symbol: Symbol) -> bool:
@@ -135,10 +264,20 @@ def _fits(given: Any, wanted: Any) -> bool:
 def expect(function: Callable, trace: Trace) -> None:
     """Check the results of users' executors' functions that a generated function calls, at its first run."""
     calls: dict[int, list[BoundSymbol]] = {}
+    writable: set[str] = set()
     for bound in trace.bound_symbols:
+        if Tag.UNINITIALIZED in bound.all_tags:
+            writable.update(bound.outputs)
         if _is_users(bound.symbol) and not bound.symbol.out:
             calls.setdefault(id(bound.symbol.op), []).append(bound)
     scope = function.__globals__
     for name, value in list(scope.items()):
         if id(value) in calls:
-            scope[name] = _ContractCheck(scope, name, value, iter(calls[id(value)]))
+            scope[name] = _ContractCheck(scope, name, value, calls[id(value)], writable)
+
+
+def when_broken(function: Callable, act: Callable[[], None]) -> None:
+    """Have `act` called where a users' executor's function that a generated function calls breaks its contract."""
+    for value in getattr(function, "__globals__", {}).values():
+        if isinstance(value, _ContractCheck):
+            value.when_broken = act

@@ -10,6 +10,14 @@ class RegionError(RuntimeError):
     compiler's error."""
 
 
+class ContractError(ValueError):
+    """A user's executor's function does something else than the call that it runs."""
+
+
+class OverwrittenArgumentError(ContractError):
+    """An executor's function has changed an argument, so that what reads it later computes something else."""
+
+
 class CheckError(RuntimeError):
     """A value of a compiled program differs from eager.
 

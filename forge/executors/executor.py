@@ -53,9 +53,11 @@ from typing import Any
 
 import torch
 
+from forge import torchlang
 from forge.executors.fingerprint import Fingerprint, fingerprint_of, name_in_torch, owner_of_module
 from forge.ir import BoundSymbol, Symbol, Tag, Trace, check, current_trace
 from forge.ir.bounded import BoundedDict
+from forge.ir.proxies import UnknownValueError
 from forge.ir.state import state
 from forge.ir.structure import metadata_key
 from forge.ir.unresolved import UnresolvedSymInt, without_specialization
@@ -116,13 +118,19 @@ def call_checker(checker: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return decline(str(reason))
 
 
+_METADATA_ALONE = "but a checker reads the shapes, dtypes and devices of its arguments alone"
+
+
 def _checked_call(checker: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     trace = state.trace
     before = trace and trace.last_call
-    answer = checker(*args, **kwargs)
     error = None
-    if trace is not None and trace.last_call is not before:
-        error = f"computes {trace.last_call}, but a checker reads the shapes, dtypes and devices of its arguments alone"
+    try:
+        answer = checker(*args, **kwargs)
+    except UnknownValueError:
+        error, answer = f"reads the value of a tensor, {_METADATA_ALONE}", None
+    if error is None and trace is not None and trace.last_call is not before:
+        error = f"computes {trace.last_call}, {_METADATA_ALONE}"
     elif isinstance(answer, str):
         wanted = f"must answer True, or decline with the reason: forge.executors.decline({answer!r})"
         error = f"answers {answer!r}, but {wanted}"
@@ -280,7 +288,7 @@ class OperatorExecutor(Executor):
 
     def register_implementation(
         self,
-        symbol: Symbol,
+        symbol: Symbol | Callable,
         op: Symbol | Callable | None = None,
         *,
         checker: Checker | None = None,
@@ -292,7 +300,7 @@ class OperatorExecutor(Executor):
         """Register this executor's implementation of `symbol`.
 
         Args:
-            symbol: an operation of the trace, such as forge.torchlang.find(torch.nn.functional.gelu).
+            symbol: an operation of the trace, or the torch function that means it (torch.nn.functional.gelu).
             op: an operator, or a plain function called with the symbol's arguments.
             checker: returns whether the implementation takes these arguments: True, or False or a reason (`decline`).
                 By default it takes all.
@@ -303,35 +311,35 @@ class OperatorExecutor(Executor):
 
         Raises:
             ValueError: the symbol has an implementation here already.
-            TypeError: `symbol` is no symbol, `op` is no function, or neither or both of `op` and
+            TypeError: `symbol` is no symbol and means none, `op` is no function, or neither or both of `op` and
                 `execution_transform` are given.
         """
+        implemented = _symbol_of(symbol, self.name)
         check(
-            isinstance(symbol, Symbol),
-            lambda: (
-                f"{self.name}: register_implementation got {symbol!r}, but must get a symbol: "
-                "forge.torchlang.find(torch.nn.functional.gelu) is that of a torch function, where there is one"
-            ),
-            TypeError,
-        )
-        check(
-            symbol.id not in self.implementations,
-            lambda: f"{self.name}: {symbol.id} has an implementation already",
+            implemented.id not in self.implementations,
+            lambda: f"{self.name}: {implemented.id} has an implementation already",
         )
         check(
             (op is None) != (execution_transform is None),
-            lambda: f"{self.name}: {symbol.id} needs exactly one of op and execution_transform",
+            lambda: f"{self.name}: {implemented.id} needs exactly one of op and execution_transform",
             TypeError,
         )
         check(
             op is None or isinstance(op, Symbol) or callable(op),
-            lambda: f"{self.name}: {symbol.id} is to be run by {op!r}, which is no function",
+            lambda: f"{self.name}: {implemented.id} is to be run by {op!r}, which is no function",
             TypeError,
         )
         if op is not None and not isinstance(op, Symbol):
-            op = Symbol(symbol.name, f"{self.name}.{symbol.id}", meta=_never, tags=symbol.tags, executor=self, op=op)
-        self.implementations[symbol.id] = Implementation(
-            symbol, op, checker, execution_transform, grad_transform, grad=grad, low_priority=low_priority
+            op = Symbol(
+                implemented.name,
+                f"{self.name}.{implemented.id}",
+                meta=_never,
+                tags=implemented.tags,
+                executor=self,
+                op=op,
+            )
+        self.implementations[implemented.id] = Implementation(
+            implemented, op, checker, execution_transform, grad_transform, grad=grad, low_priority=low_priority
         )
 
     def candidates(self, symbol: Symbol) -> Sequence[Implementation]:
@@ -424,7 +432,7 @@ class FusionExecutor(Executor):
 
         If the call may not, but all calls of its decomposition may, these are fused instead.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.can_fuse(bound): return whether a call may be in a region")
 
     def is_profitable(self, calls: Sequence[BoundSymbol]) -> bool:
         """Return whether a region of these calls is faster than the calls. The fusion pass asks before `fuse`, and has
@@ -435,7 +443,7 @@ class FusionExecutor(Executor):
         """Return a function of the region's inputs that returns the tuple of its outputs, or Declined, which leaves the
         region unfused. The fusion pass calls it once for regions that are identical but for names. An exception counts
         as a failure of this executor, as does `decline(error=)`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.fuse(region): return a function of the region's inputs")
 
     def finish(self) -> Mapping[Callable, Declined]:
         """Wait for the work that `fuse` has started in threads and processes. Return those of its functions that cannot
@@ -541,6 +549,17 @@ class ProductExecutor(FusionExecutor):
 
 def _declined_region(operation: str, *inputs: Any) -> Any:
     raise AssertionError(f"the region of {operation} was declined, and its program is lowered again")
+
+
+def _symbol_of(given: Symbol | Callable, executor: str) -> Symbol:
+    """Return a symbol, or the one that a torch function means. Raises TypeError where there is none."""
+    symbol = given if isinstance(given, Symbol) else torchlang.find(given) if callable(given) else None
+    if symbol is None:
+        raise TypeError(
+            f"{executor}: register_implementation got {given!r}, but must get a symbol, or a torch function that has "
+            "one, such as torch.nn.functional.gelu"
+        )
+    return symbol
 
 
 def _never(*args: Any, **kwargs: Any) -> Any:

@@ -80,7 +80,7 @@ def _resolve(executor: str | Executor) -> Executor:
         isinstance(executor, (OperatorExecutor, FusionExecutor)),
         lambda: (
             f"forge.jit: an executor is {executor!r}, but must be a name, an OperatorExecutor or a FusionExecutor "
-            "(forge.executors)"
+            "(forge.executors); give kernels as kernels=[…]"
         ),
         TypeError,
     )

@@ -128,7 +128,8 @@ def _method(name: str) -> "Callable[..., TensorProxy]":
     language = state.language
     if language is None or name not in language.methods:
         where = " outside of a trace" if language is None else ""
-        raise TypeError(f"a tensor proxy does not support '{name}'{where}")
+        advice = _ON_COMPARISONS if name in ("eq", "ne") else ""
+        raise TypeError(f"a tensor proxy does not support '{name}'{where}{advice}")
     return language.methods[name]
 
 
@@ -144,11 +145,33 @@ def _unary(name: str) -> "Callable[[TensorProxy], TensorProxy]":
     return lambda a: _method(name)(a)
 
 
+_ON_COMPARISONS = "; compare proxies by `is` or by .name, and an argument with a number after an isinstance test of it"
 _LAYOUT = ("stride", "is_contiguous", "storage_offset", "data_ptr")
 _ON_LAYOUT = (
     "; a kernel gets contiguous memory by layout: contiguous in its manifest, or forge.kernel(layout='contiguous'); an "
     "executor's checker reads the attributes strides and offset, which are None where they are not known"
 )
+
+
+class UnknownValueError(TypeError):
+    """The value of a proxy is asked for while a program is traced."""
+
+
+class TorchFunctionError(TypeError):
+    """A torch function is called on a proxy where only symbols are called.
+
+    body: the symbol in whose body that is, or None.
+    """
+
+    body: str | None = None
+
+    def __str__(self) -> str:
+        (name,) = self.args
+        where = "" if self.body is None else f" in the body of {self.body}"
+        return (
+            f"{name} was called on a tensor proxy{where}, but the current language has no torch functions: a body and "
+            f"a rule call symbols, such as forge.torchlang.{name}, and proxies' operators, such as x * y"
+        )
 
 
 class TensorProxy(Proxy):
@@ -261,13 +284,13 @@ class TensorProxy(Proxy):
         return iter(_method("unbind")(self, 0))
 
     def __bool__(self) -> bool:
-        raise TypeError(
+        raise UnknownValueError(
             f"the value of {self} is not known while tracing: a branch on it cannot be traced; "
             "use torch.where, or forge.jit, which breaks the graph there"
         )
 
     def _read(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(
+        raise UnknownValueError(
             f"the value of {self} is not known while tracing: it cannot be made a number of Python's or an array; "
             "keep it a tensor, or use forge.jit, which goes on where it is read"
         )
@@ -332,8 +355,7 @@ class TensorProxy(Proxy):
     ) -> Any:
         language = state.language
         if language is None or language.call_torch_function is None:
-            name = getattr(func, "__name__", func)
-            raise TypeError(f"{name} was called on a tensor proxy, but the current language has no torch functions")
+            raise TorchFunctionError(getattr(func, "__name__", func))
         return language.call_torch_function(func, args, kwargs or {})
 
 

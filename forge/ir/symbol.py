@@ -9,6 +9,7 @@ from typing import Any, Generic
 from typing_extensions import TypeVar
 
 from forge.ir import pytree
+from forge.ir.proxies import TorchFunctionError
 from forge.ir.source import Source
 from forge.ir.state import recorder
 from forge.support.deprecation import RenamedMember
@@ -125,6 +126,9 @@ class Symbol(Generic[R_co]):
         scope = trace.open_scope()
         try:
             output = self.body(*args, **kwargs)
+        except TorchFunctionError as error:
+            error.body = error.body or self.id
+            raise
         finally:
             trace.close_scope()
         if scope:  # an identity (x.to(same dtype), dropout(p=0)) records nothing

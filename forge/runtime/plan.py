@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from forge import prims
-from forge.executors.contracts import expect
 from forge.executors.torchex.attention import as_chosen_now
 from forge.ir import Trace
 from forge.ir.strides import may_overlap_itself
@@ -122,10 +121,6 @@ class ProgramCall(NamedTuple):
 
     def assemble(self) -> tuple[Callable, list[str]]:
         """Return the callable of the plan, call(*inputs), and the names of the wrappers in it, the innermost first."""
-        training = self.plan.training
-        for generated in (self.plan.forward, training and training.backward):
-            if generated is not None and generated.trace is not None:
-                expect(generated.function, generated.trace)
         call, active = self.plan.forward.function, []
         for wrapper in WRAPPERS:
             operand = wrapper.operand(self)

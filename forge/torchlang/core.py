@@ -115,6 +115,7 @@ def torchsymbol(
         name = id or qualified_name(functions[0])
         assert name is not None, f"torchsymbol: {functions[0]} has no name; give its id"
         check(name not in _symbols, lambda: f"torchsymbol: {name} is defined twice")
+        _check_parameters(name, functions[0], body)
         op = name.removesuffix(".default").rpartition(".")[2]
         if body.__name__ == "body":  # which a function makes for each of a family
             body.__name__ = op
@@ -135,6 +136,24 @@ def torchsymbol(
         return symbol
 
     return decorate
+
+
+def _check_parameters(name: str, function: Any, body: Callable) -> None:
+    """Raise TypeError where a body does not take all that the schema of its operator has."""
+    overload = getattr(function, *function.overloads()) if has_one_overload(function) else function
+    if not isinstance(overload, OpOverload):
+        return
+    parameters = inspect.signature(body).parameters.values()
+    takes = {each.name for each in parameters}
+    missing = [each.name for each in schema_of(overload).arguments if each.name not in takes]
+    check(
+        not missing or any(each.kind is each.VAR_KEYWORD for each in parameters),
+        lambda: (
+            f"torchsymbol: {name}: its body does not take {', '.join(missing)}, which the operator's schema has: "
+            f"{schema_of(overload)}"
+        ),
+        TypeError,
+    )
 
 
 def check_tensor(op: str, **arguments: object) -> None:

@@ -135,8 +135,8 @@ class _Forward:
         check(
             bool(bound.subsymbols),
             lambda: (
-                f"{bound.symbol.id} has no gradient rule: register one with @register_grad beside its definition "
-                "in forge/prims, or detach its input"
+                f"{bound.symbol.id} has no gradient rule: register one with @register_grad beside its definition"
+                f"{_package_of(bound)}, or detach its input"
             ),
             NotImplementedError,
         )
@@ -197,6 +197,11 @@ def _argument_name(argument: TensorProxy, bound: BoundSymbol) -> str:
 def _ignores_an_output(outputs: Sequence[TensorProxy], call: RuleCall) -> bool:
     known = {output.name for output, _ in call.gets}
     return any(differentiable(output) and output.name not in known for output in outputs)
+
+
+def _package_of(bound: BoundSymbol) -> str:
+    """Return where the definition of a prim of forge's is, in words."""
+    return " in forge/prims" if bound.symbol.definition.__module__.startswith("forge.") else ""
 
 
 def _with_tag(bound: BoundSymbol, tag: Tag) -> BoundSymbol:

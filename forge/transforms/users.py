@@ -1,12 +1,15 @@
 """Transforms that a user gave: their result is checked, and what a changed call consists of is recorded again."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, count, zip_longest
+from typing import Any
 
-from forge import torchlang
-from forge.ir import BoundSymbol, Proxy, Tag, Trace, check, recording
-from forge.ir.printing import in_words
-from forge.ir.pytree import proxies
+from forge import prims, torchlang
+from forge.ir import BoundSymbol, Proxy, Symbol, Tag, TensorProxy, Trace, check, recording
+from forge.ir.printing import in_words, qualified_name
+from forge.ir.pytree import proxies, tree_map
 from forge.ir.symbol import substitute
+from forge.transforms.split import SharedMemory
 
 Transform = Callable[[Trace], Trace]
 
@@ -14,12 +17,14 @@ Transform = Callable[[Trace], Trace]
 def run_users(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]) -> Trace:
     """Return the trace after all of them; each one's result goes to `stages`.
 
-    Raises TypeError where one returns no trace, or one of something else than calls; ValueError where a call does not
-    give what it says it gives, where a value is read that no call before makes, where one is made twice, and where
-    inputs or outputs are others. An error of a transform, or of a call that it changed, has a note with its name.
+    Raises TypeError where one returns no trace, or one of something else than calls of symbols; ValueError where it
+    changed the trace that it was given, where a call does not give what it says it gives, where a value is read that no
+    call before makes, where one is made twice, and where inputs or outputs are others. An error of a transform, or of a
+    call that it changed, has a note with its name.
     """
     for transform in transforms:
         before, name = trace, getattr(transform, "__name__", repr(transform))
+        contents = _contents(before)
         try:
             trace = transform(trace)
         except Exception as error:
@@ -32,21 +37,43 @@ def run_users(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]
             ),
             TypeError,
         )
+        check(
+            all(now is was for now, was in zip_longest(_contents(before), contents, fillvalue=_contents)),
+            lambda name=name: (
+                f"forge.jit: transform {name} changed the trace that it was given, but must leave it as it is and "
+                "return another one: trace.derive(stage, calls)"
+            ),
+        )
         _check_calls(trace, name)
         _check_names(trace, before, name)
         trace = _with_decompositions(trace, before, name)
+        trace = _with_own_memory(trace, before)
         stages.append(trace)
     return trace
 
 
+def _contents(trace: Trace) -> list[Any]:
+    """Return the inputs and the output of a trace, and the fields of its calls."""
+    calls = [(each, each.symbol, each.args, each.kwargs, each.output, each.subsymbols) for each in trace.bound_symbols]
+    return [*trace.inputs, trace.output, *chain.from_iterable(calls)]
+
+
 def _check_calls(trace: Trace, transform: str) -> None:
-    """Raise TypeError where a trace has something else than calls."""
+    """Raise TypeError where a trace has something else than calls of symbols."""
     for index, bound in enumerate(trace.bound_symbols):
         check(
             isinstance(bound, BoundSymbol),
             lambda index=index, bound=bound: (
                 f"forge.jit: transform {transform} gives a trace whose call {index} is {bound!r}, a "
                 f"{type(bound).__name__}, but must be a BoundSymbol"
+            ),
+            TypeError,
+        )
+        check(
+            isinstance(bound.symbol, Symbol),
+            lambda index=index, symbol=bound.symbol: (
+                f"forge.jit: transform {transform} gives a trace whose call {index} is of {symbol!r}, but must be of a "
+                f"Symbol: forge.torchlang.find({qualified_name(symbol) or 'torch.sin'}) is that of a torch function"
             ),
             TypeError,
         )
@@ -126,3 +153,34 @@ def _record_body(bound: BoundSymbol, new: Trace, transform: str) -> list[BoundSy
         lambda: f"forge.jit: transform {transform}: the call {bound!r} gives {gives}, and its output says {says}",
     )
     return [substitute(call, dict(zip([proxy.name for proxy in made], kept, strict=True))) for call in calls]
+
+
+def _with_own_memory(trace: Trace, before: Trace) -> Trace:
+    """Return the trace, in which a result that may share memory with an input, a constant or a result before it, and
+    did not before, is a copy: the caller may change it, and its history is a call."""
+    pairs = enumerate(zip(_sharing(trace), _sharing(before), strict=True))
+    shared = {position for position, (now, was) in pairs if not now <= was}
+    if not shared:
+        return trace
+    new, position = trace.derive(trace.stage, trace.bound_symbols), count()
+
+    def own(leaf: Any) -> Any:
+        return prims.clone(leaf) if isinstance(leaf, Proxy) and next(position) in shared else leaf
+
+    with recording(new, torchlang.language):
+        new.output = tree_map(own, trace.output)
+    return new
+
+
+def _sharing(trace: Trace) -> list[set[Any]]:
+    """Return, for each result, the inputs and results before it, by position, and the constants that it may share
+    memory with."""
+    memory = SharedMemory(trace.bound_symbols)
+    results = list(proxies(trace.output))
+    groups = [memory.of([each.name]) if isinstance(each, TensorProxy) else set() for each in results]
+    sharing: list[set[Any]] = []
+    for position, group in enumerate(groups):
+        inputs = {("input", i) for i, each in enumerate(trace.inputs) if each.name in group}
+        earlier = {("result", i) for i in range(position) if results[i].name in group}
+        sharing.append({*inputs, *earlier, *group.intersection(trace.constants)})
+    return sharing

@@ -180,6 +180,15 @@ def test_the_functions_of_a_users_executor_decide() -> None:
     assert is_cached(jitted)
 
 
+def test_a_program_whose_executor_overwrites_an_argument_is_not_kept() -> None:
+    mine = OperatorExecutor("mine")
+    mine.register_implementation(torchlang.relu, lambda input, inplace=False: input.clamp_(min=0))
+    for _ in range(2):
+        torch._dynamo.reset()
+        with pytest.raises(ValueError, match="overwrites its argument input"):
+            forge.jit(torch.relu, executors=[mine, "torch"])(X.clone())
+
+
 class Fuser(FusionExecutor):
     """Regions that torch runs."""
 

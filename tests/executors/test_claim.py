@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 import forge
 from forge import clang, prims, torchlang
-from forge.executors import Declined, OperatorExecutor, claim, decline, resolve_executors
-from forge.ir import Symbol, TensorProxy, Trace
+from forge.executors import Declined, OperatorExecutor, claim, decline, registry, resolve_executors
+from forge.ir import Symbol, TensorProxy, Trace, recording
 from forge.prims.core import like
 
 TORCH = resolve_executors(["torch"])
@@ -87,6 +87,16 @@ def test_a_prim_that_nobody_claims_is_an_error_with_all_reasons() -> None:
         claim(trace, [no])
     with pytest.raises(NotImplementedError, match="asked other: none of them has it"):
         claim(trace, [executor("other")])
+
+
+def test_a_prim_that_another_registered_executor_has_is_an_error_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    prim = Symbol("theirs", "test.theirs", meta=lambda x: like(x))
+    monkeypatch.setitem(registry._known, "theirs", executor("theirs", prim))
+    trace = Trace()
+    with recording(trace, clang.language):
+        trace.output = prim(trace.add_input(TensorProxy("x", (2,), torch.float32, torch.device("cpu"))))
+    with pytest.raises(NotImplementedError, match="none of them has it; add 'theirs' to executors, which has it"):
+        claim(trace, TORCH)
 
 
 def test_an_execution_transform_calls_operators_in_place_of_the_symbol() -> None:

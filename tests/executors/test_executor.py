@@ -299,7 +299,32 @@ def test_a_text_in_the_place_of_an_answer_is_told_by_name() -> None:
         forge.jit(F.gelu, executors=[mine, "torch"])(torch.ones(3))
 
 
-@pytest.mark.parametrize("given", [F.gelu, None])
+def test_a_torch_function_is_registered_by_its_symbol() -> None:
+    mine = OperatorExecutor("mine")
+    mine.register_implementation(F.gelu, F.relu)
+    assert list(mine.implementations) == [torchlang.find(F.gelu).id]
+
+
+@pytest.mark.parametrize("checker", [lambda input: bool(input > 0), lambda input: input.sum().item() > 0])
+def test_a_checker_that_reads_values_is_an_error_for_its_author(checker: Callable) -> None:
+    mine = OperatorExecutor("mine")
+    mine.register_implementation(torch.relu, torch.relu, checker=checker)
+    with pytest.raises(TypeError, match=r"lambda> reads the value of a tensor, but a checker reads the shapes, dtypes"):
+        forge.jit(torch.relu, executors=[mine, "torch"])(torch.ones(3))
+
+
+def test_a_fuser_without_its_methods_is_told_which() -> None:
+    with pytest.raises(NotImplementedError, match=r"FusionExecutor\.can_fuse\(bound\): return whether"):
+        forge.jit(torch.relu, executors=[FusionExecutor("mine"), "torch"])(torch.ones(3))
+
+
+def test_a_kernel_among_executors_is_told_where_it_goes() -> None:
+    kernel = forge.kernel(F.silu, lambda input: input)
+    with pytest.raises(TypeError, match=r"an executor is <kernel .* of torch\.nn\.functional\.silu>, .*as kernels=\["):
+        forge.jit(F.silu, executors=[kernel])
+
+
+@pytest.mark.parametrize("given", [len, None])
 def test_what_is_registered_for_is_a_symbol(given: Any) -> None:
     with pytest.raises(TypeError, match=r"mine: register_implementation got .*, but must get a symbol"):
         OperatorExecutor("mine").register_implementation(given, F.gelu)

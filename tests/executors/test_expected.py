@@ -1,5 +1,6 @@
 """Functions of users' executors that take other arguments, or give other results, than their calls."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -173,6 +174,12 @@ def test_a_wrong_execution_transform_is_an_error_with_the_executor_and_the_call(
         forge.jit(program, executors=[executor(execution_transform=transform), "torch"])(torch.ones(2, 3))
 
 
+def test_an_executor_that_hides_strides_from_inductor_is_named() -> None:
+    jitted = forge.jit(program, executors=["inductor", executor(silu), "torch"])
+    jitted(torch.ones(2, 3))
+    assert re.search("inductor: the strides .* executor mine runs it", str(forge.explain(jitted)))
+
+
 class Fuser(FusionExecutor):
     """Gives regions a function; raises where it is a string."""
 
@@ -209,3 +216,75 @@ def test_a_fuser_that_raises_is_told_with_the_call() -> None:
     with pytest.raises(KeyError) as raised:
         forge.jit(program, executors=[Fuser("broken"), "torch"])(torch.ones(2, 3))
     assert any("raised by executor fuser: its can_fuse, for torch.relu" in note for note in raised.value.__notes__)
+
+
+def overwrites(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    return silu(input.neg_())
+
+
+def overwrites_and_raises(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    raise KeyError(input.neg_())
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("function", [overwrites, overwrites_and_raises])
+def test_a_function_that_overwrites_its_argument_is_an_error_on_each_call(function: Callable, mode: Callable) -> None:
+    jitted = forge.jit(program, executors=[executor(function), "torch"])
+    for _ in range(3):
+        with (
+            mode(),
+            pytest.raises(ValueError, match=rf"executor mine: {function.__name__} overwrites .* input in {CALL}"),
+        ):
+            jitted(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("function", [torch.relu_, torch.Tensor.relu_])
+def test_torchs_own_function_that_overwrites_its_argument_is_an_error(function: Callable) -> None:
+    mine = OperatorExecutor("mine")
+    mine.register_implementation(torchlang.relu, function)
+    with pytest.raises(TypeError, match=r"executor mine: torch\..*relu_ is to run torch.relu.* overwrites its arg"):
+        forge.jit(torch.relu, executors=[mine, "torch"])(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_region_that_overwrites_its_argument_is_an_error(grad: bool) -> None:
+    jitted = forge.jit(program, executors=[Fuser(lambda x, *others: (x.mul_(2),)), "torch"])
+    for _ in range(3):
+        with pytest.raises(
+            ValueError, match=r"executor fuser: .* overwrites its argument \w+ in fuser\.fusion\d, a region"
+        ):
+            jitted(torch.ones(2, 3, requires_grad=grad))
+
+
+@pytest.mark.parametrize("function", [lambda input: input, lambda input: input[:]])
+def test_a_function_that_returns_its_argument_is_an_error_where_torch_returns_new_memory(function: Callable) -> None:
+    mine = OperatorExecutor("mine")
+    mine.register_implementation(torchlang.relu, function)
+    with pytest.raises(
+        ValueError, match=r"executor mine: <lambda> returns the memory of its argument input for torch\.relu"
+    ):
+        forge.jit(torch.relu, executors=[mine, "torch"])(torch.ones(2, 3))
+
+
+def test_a_function_may_return_a_view_where_the_symbol_does() -> None:
+    mine = OperatorExecutor("mine")
+    mine.register_implementation(torchlang.find(torch.reshape), lambda x, shape: x.view(shape))
+    x = torch.ones(2, 3)
+    assert forge.jit(lambda x: x.reshape(6), executors=[mine, "torch"])(x).data_ptr() == x.data_ptr()
+
+
+@pytest.mark.usefixtures("compiled_regions")
+def test_a_region_whose_results_are_one_tensor_is_run_by_torch() -> None:
+    fuser = Fuser(lambda x: (x * 2,) * 2)
+    with pytest.warns(UserWarning, match="returns the memory of another of its results for"):
+        one, other = forge.jit(lambda x: (x.exp() + 1, x * 3), executors=[fuser, "torch"])(torch.ones(2))
+    one.zero_()
+    assert other.tolist() == [3, 3]
+
+
+@pytest.mark.usefixtures("compiled_regions")
+def test_a_region_that_returns_a_tensor_must_return_a_tuple() -> None:
+    with pytest.warns(
+        UserWarning, match=r"gives a Tensor of f32\[2, 3\] .* must return a tuple of 1 result, f32\[2, 3\]"
+    ):
+        forge.jit(program, executors=[Fuser(lambda x: x * 2), "torch"])(torch.ones(2, 3))

@@ -9,6 +9,7 @@ import forge
 from forge import hub
 from forge.executors.hubex import gather, kernel_executor, worker
 from forge.executors.hubex.verification import process
+from forge.hub.manifest import ManifestError
 from tests.hub.kernels import LOCAL
 from tests.hub.repositories import GELU, Repository, claimed, run
 
@@ -61,3 +62,9 @@ def test_who_means_a_folder_by_what_reads_as_a_repository_is_told(
 def test_what_is_no_source_is_named() -> None:
     with pytest.raises(TypeError, match=r"kernels: 3 is no repository, folder, manifest, lock file or kernel"):
         gather([3])
+    with pytest.raises(TypeError, match=r"kernels: <executor torch> is no .*; give an executor as executors=\["):
+        gather(forge.executors.resolve_executors(["torch"]))
+    with pytest.raises(
+        ManifestError, match=r"'torch\.nn\..*Hardswish'; did you mean 'torch\.nn\.functional\.hardswish'"
+    ):
+        forge.kernel(torch.nn.Hardswish, lambda input: input)

@@ -189,6 +189,8 @@ def test_operators_outside_of_a_trace_are_errors() -> None:
         x + 1
     with pytest.raises(AttributeError, match="has no attribute 'sum' outside of a trace"):
         x.sum  # noqa: B018
+    with pytest.raises(TypeError, match=r"'eq' outside of a trace; compare proxies by `is` or by \.name"):
+        x == 2  # noqa: B015
     with pytest.raises(TypeError, match="the current language has no torch functions"):
         torch.exp(x)
 
@@ -205,6 +207,16 @@ def test_a_language_decides_what_operators_mean() -> None:
             with pytest.raises(TypeError, match="no torch functions"):
                 torch.exp(x)
     assert [bound.symbol for bound in trace.bound_symbols] == [torchlang.add, clang.add]
+
+
+def test_a_torch_function_in_a_body_is_an_error_that_names_the_symbol() -> None:
+    inner = Symbol("inner", "test.inner", body=lambda x: torch.exp(x))
+    outer = Symbol("outer", "test.outer", body=lambda x: inner(x))
+    with (
+        recording(Trace(), clang.language),
+        pytest.raises(TypeError, match=r"exp was called .* in the body of test\.inner, .* forge\.torchlang\.exp"),
+    ):
+        outer(proxy("x", 2))
 
 
 def test_a_reflected_operator_keeps_its_order() -> None:

@@ -23,6 +23,8 @@ def body(input: Any) -> Any:
 def test_a_symbol_is_defined_once() -> None:
     with pytest.raises(ValueError, match=r"torchsymbol: torch\.exp2 is defined twice"):
         torchsymbol(torch.exp2)(body)
+    with pytest.raises(TypeError, match=r"torch.ops.aten.add.Tensor: its body does not take .*\bother"):
+        torchsymbol(torch.ops.aten.add.Tensor)(body)
 
 
 def test_a_function_has_one_meaning() -> None:

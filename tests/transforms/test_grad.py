@@ -99,7 +99,8 @@ def test_a_prim_that_is_not_differentiable_stops_gradients() -> None:
 def test_a_prim_without_a_rule_is_an_error_that_names_it() -> None:
     bare = Symbol("bare", "test.grad_bare", meta=lambda x: like(x))
     with pytest.raises(
-        NotImplementedError, match=r"test\.grad_bare has no gradient rule: register one with @register_grad"
+        NotImplementedError,
+        match=r"grad_bare has no gradient rule: register one with @register_grad beside its definition, or",
     ):
         joint_of(lambda x: bare(x), torch.ones(2), wanted=("x",))
     joint_of(lambda x: bare(x), torch.ones(2), wanted=())  # nobody asks for a gradient

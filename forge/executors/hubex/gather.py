@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from forge import hub
+from forge.executors.executor import Executor
 from forge.executors.hubex.eager import define
 from forge.executors.hubex.extension import KernelExtension, is_extension, loader_of, operation_of
 from forge.executors.hubex.functions import Declarations
@@ -86,7 +87,8 @@ def gather(
         elif is_extension(source):
             found.append(from_extension(source))
         elif not isinstance(source, (str, os.PathLike)):
-            raise TypeError(f"{argument}: {source!r} is no repository, folder, manifest, lock file or kernel")
+            advice = "; give an executor as executors=[…]" if isinstance(source, Executor) else ""
+            raise TypeError(f"{argument}: {source!r} is no repository, folder, manifest, lock file or kernel{advice}")
         else:
             access = (policy or _default_policy(source)).with_imports(allow_imports)
             found += _from_files(source, Origin(backend=backend, policy=access, lock=lock))

@@ -94,6 +94,9 @@ class Kernel:
         library = self.entry.library
         object.__setattr__(self, "name", f"{library}.{self.entry.name}" if library else self.entry.name)
 
+    def __repr__(self) -> str:
+        return f"<kernel {self.name} of {self.target.symbol.id}>"
+
     def unusable(self) -> str | None:
         """Return why this machine cannot use it, as its extension says; None where it can."""
         return None if self.extension is None else self.extension.unusable()

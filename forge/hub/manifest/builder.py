@@ -137,7 +137,10 @@ def _signature(op: str | Callable, resolver: Resolver, mark: Mark) -> Signature:
     text = op if isinstance(op, str) else qualified_name(op)
     signature = resolver.resolve(text) if text is not None else None
     if signature is None:
-        near = did_you_mean(text or "", resolver.names())
+        wanted = text or ""
+        if isinstance(op, type) and issubclass(op, torch.nn.Module):
+            wanted = f"torch.nn.functional.{op.__name__.lower()}"
+        near = did_you_mean(wanted, resolver.names())
         raise ManifestError([Problem(mark, f"unknown operator {text or op!r}{near}")])
     return signature
 

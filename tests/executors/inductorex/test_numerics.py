@@ -266,7 +266,7 @@ def test_an_executor_whose_regions_cannot_round_is_refused() -> None:
     class Fuser(FusionExecutor):
         pass
 
-    with pytest.raises(ValueError, match="executor mine has no regions that round as eager does"):
+    with pytest.raises(ValueError, match="mine has no regions that round as eager does: its with_eager_numerics"):
         forge.jit(torch.sin, executors=[Fuser("mine"), "torch"], numerics="eager")
 
 
