@@ -124,12 +124,6 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """A function that torchlang does not have: each element as the nearest multiple of 1/8, between -16 and 15.875."""
-    scales, zeros = torch.full((x.shape[0],), 0.125), torch.zeros(x.shape[0])
-    return torch.fake_quantize_per_channel_affine(x, scales, zeros, 0, -128, 127)
-
-
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
     """The nest with `function` applied to its tensors."""
     return _pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)

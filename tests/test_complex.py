@@ -6,15 +6,21 @@ operands meet complex ones, and forge's own functions that tell the two apart ar
 
 import pytest
 import torch
-from support import all_samples, map_tensors, refusal, tensors_in
+from support import all_samples, chosen_opinfos, map_tensors, refusal, tensors_in
 from test_ops import assert_same_flow, changed_inputs, differentiable_inputs, flow_of
 
 import forge
 from forge.api.functional import Direct
-from forge.testing import OpInfo, Sample, all_opinfos
+from forge.testing import OpInfo, Sample
 from tests.seeding import seed
 
-NAMES = [info.name for info in all_opinfos()]
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "info" in metafunc.fixturenames:
+        infos = chosen_opinfos(metafunc.config)
+        if metafunc.function is test_a_real_operand_among_complex_ones:
+            infos = [info for info in infos if info.gradient and torch.complex64 in info.dtypes]
+        metafunc.parametrize("info", infos, ids=[info.name for info in infos])
 
 
 def _differentiates(info: OpInfo, sample: Sample) -> bool:
@@ -23,7 +29,6 @@ def _differentiates(info: OpInfo, sample: Sample) -> bool:
     return any(flow.requires_grad) and flow.refused is None
 
 
-@pytest.mark.parametrize("info", all_opinfos(), ids=NAMES)
 @pytest.mark.one_in(3)
 def test_an_op_takes_complex64_where_torch_does(info: OpInfo) -> None:
     """Where torch differentiates a sample, or runs them all and has no gradient; what torch refuses forge refuses."""
@@ -49,11 +54,7 @@ def test_an_op_takes_complex64_where_torch_does(info: OpInfo) -> None:
                 pytest.fail(f"forge accepts {sample}", pytrace=False)
 
 
-MIXED = [info for info in all_opinfos() if info.gradient and torch.complex64 in info.dtypes]
-
-
 @pytest.mark.parametrize("executor", ["torch", "torch-prims"])
-@pytest.mark.parametrize("info", MIXED, ids=[info.name for info in MIXED])
 @pytest.mark.one_in(3)
 def test_a_real_operand_among_complex_ones(info: OpInfo, executor: str) -> None:
     """Each operand of the first sample made real in turn: eager's values and gradients, real ones of the real one."""

@@ -300,7 +300,7 @@ def test_the_diff_of_adding_an_op_adds_it(tmp_path: Path) -> None:
     """At most four files and four places, and every test of the op passes."""
     assert _diff().count("\n+++ ") <= 4
     assert _diff().count("\n@@ ") <= 5, "four places, and an import"
-    copy = _copy_with_the_op(tmp_path)
+    copy = _copy_with(_diff(), tmp_path)
     tests = ("tests/test_ops.py", "--op", "fake_quantize_per_tensor_affine")
     summary = _python(copy, "-m", "pytest", "-p", "no:cacheprovider", *tests).stdout
     assert re.search(r"\d\d passed", summary), summary
@@ -308,7 +308,7 @@ def test_the_diff_of_adding_an_op_adds_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_forgotten_place_is_named_with_its_file(tmp_path: Path) -> None:
-    copy = _copy_with_the_op(tmp_path, "--exclude=forge/executors/*", "--exclude=forge/testing/*")
+    copy = _copy_with(_diff(), tmp_path, "--exclude=forge/executors/*", "--exclude=forge/testing/*")
     chosen = ("tests/test_registry.py", "-k", "has_an_opinfo or has_an_implementation")
     missing = _python(copy, "-m", "pytest", "-p", "no:cacheprovider", *chosen, fails=True).stdout
     assert re.search(
@@ -319,16 +319,33 @@ def test_a_forgotten_place_is_named_with_its_file(tmp_path: Path) -> None:
     )
 
 
-def _diff() -> str:
-    return (ROOT / "docs/how-to/adding-an-op.diff").read_text()
+@pytest.mark.parametrize("name", ["an-op", "a-pass"])
+def test_a_diff_follows_the_files_that_it_changes(name: str, tmp_path: Path) -> None:
+    diff = _diff(name)
+    for path in re.findall(r"^--- a/(\S+)$", diff, re.MULTILINE):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    _apply(diff, tmp_path)
 
 
-def _copy_with_the_op(where: Path, *exclude: str) -> Path:
+@pytest.mark.slow
+def test_the_diff_of_adding_a_pass_adds_it(tmp_path: Path) -> None:
+    copy = _copy_with(_diff("a-pass"), tmp_path)
+    chosen = ("tests/transforms/test_double_negation.py", "tests/compiler/test_pipeline.py")
+    summary = _python(copy, "-m", "pytest", "-p", "no:cacheprovider", *chosen).stdout
+    assert re.search(r"\d passed", summary), summary
+
+
+def _diff(name: str = "an-op") -> str:
+    return (ROOT / f"docs/how-to/adding-{name}.diff").read_text()
+
+
+def _copy_with(diff: str, where: Path, *exclude: str) -> Path:
     copy = where / "copy"
     for name in ("forge", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
-    _apply(_diff(), copy, *exclude)
+    _apply(diff, copy, *exclude)
     return copy
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from support import rounded
 from torch import nn
 
 import forge
 from forge.api import functional
 from forge.api.functional import Direct
+from tests.unknown_operator import rounded
 
 
 def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -76,3 +76,17 @@ def test_a_wheel_has_every_file_of_the_package(tmp_path: Path) -> None:
     assert top == set()
     assert files - hidden <= inside
     assert inside <= files
+
+
+def test_a_new_kernel_repository_of_the_examples_is_not_ignored(tmp_path: Path) -> None:
+    """Its files are in build/torch-universal, as the Kernel Hub has them; the project's own build/ is ignored."""
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    paths = ["build/site", "examples/kernels/new/build/torch-universal/__init__.py"]
+    found = subprocess.run(["git", "check-ignore", *paths], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.stdout.split() == paths[:1]
+
+
+def test_pytest_says_how_many_tests_passed_also_when_it_is_quiet(request: pytest.FixtureRequest) -> None:
+    """-q given twice leaves the last line out."""
+    assert "-q" not in request.config.getini("addopts")

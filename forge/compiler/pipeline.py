@@ -22,14 +22,11 @@ A stage, one of the traces that forge.last_traces returns, has the name of the p
 the pipeline has a name of its own ("recorded", "backward, cse, dce"). Users name their stages: transforms and edited
 files, which `user_transforms` and `codegen` add; `fold_weights` adds the text of what it computes ahead.
 
-To add a pass: write the algorithm in forge/transforms, as a function from Trace to Trace that returns
-`trace.derive(name, calls)`, with the name of the pass; add a function of (trace, context) of that name with a docstring
-to forge/compiler/passes.py, and a row to PIPELINE, with its forms, its condition and its phase; add tests to
-tests/transforms.
+docs/how-to/adding-a-pass.md says how to add a pass.
 
 A pass before `differentiate` keeps memory as it is. Gradient rules read the same inputs and results of the program as
 before, or views of them: a change of one of these between forward and backward is an error, as in eager, and a change
-of another is none. A result that has memory of its own stays so: a view in its place is cloned (join_products).
+of another is none. A result that has memory of its own stays so: a view in its place is cloned (rewrite).
 """
 
 import weakref

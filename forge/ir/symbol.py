@@ -47,6 +47,7 @@ class Tag(Enum):
 
 
 NO_TAGS: frozenset[Tag] = frozenset()
+MODES = frozenset({Tag.NO_GRAD, Tag.RECOMPUTE})  # of a call: its value has no gradient; it is not saved
 _unions: dict[tuple[frozenset[Tag], frozenset[Tag]], frozenset[Tag]] = {}
 
 
@@ -226,6 +227,12 @@ class BoundSymbol:
             assert field in _FIELDS, f"a call has no {field}"
             setattr(new, field, union(value, value) if field == "tags" else value)
         return new
+
+    @property
+    def mode(self) -> frozenset[Tag]:
+        """Under what the call ran: Tag.NO_GRAD, Tag.RECOMPUTE, both or neither. A call stands for another only where
+        their modes are equal: a value under no_grad has no gradient, and one of a checkpoint is not saved."""
+        return self.tags & MODES
 
     def has_tag(self, tag: Tag) -> bool:
         """Return whether `all_tags` has `tag`. Deprecated: ask `all_tags`."""

@@ -14,8 +14,8 @@ from typing import Any
 from forge import prims
 from forge.ir import NUMBER_TYPES, BoundSymbol, Proxy, Tag, TensorProxy, Trace
 from forge.ir.pytree import tensors
-from forge.ir.symbol import NO_TAGS
-from forge.transforms.cse import MEANINGFUL, UNMERGEABLE, argument_key
+from forge.ir.symbol import MODES, NO_TAGS
+from forge.transforms.cse import UNMERGEABLE, argument_key
 
 COMMUTATIVE = frozenset(
     prim.id
@@ -129,7 +129,7 @@ class Canonical:
         if not UNMERGEABLE.isdisjoint(bound.all_tags):
             return Node(prim, (), proxy, ("only", proxy.name), index)
         args = tuple([self._argument(arg) for arg in (*bound.args, *bound.kwargs.values())])
-        tags = (bound.tags | self._tags) & MEANINGFUL
+        tags = (bound.tags | self._tags) & MODES
         simpler = _simplify(prim, args, proxy)
         if isinstance(simpler, Node):
             if Tag.NO_GRAD not in tags or Tag.NO_GRAD in simpler.tags:

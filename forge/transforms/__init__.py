@@ -23,6 +23,7 @@ from forge.transforms.linear_cross_entropy import fused_linear_cross_entropy
 from forge.transforms.masks_in_rows import masks_in_rows
 from forge.transforms.products import products
 from forge.transforms.rematerialize import rematerialize
+from forge.transforms.replacement import rewrite
 from forge.transforms.row_major import row_major
 from forge.transforms.row_products import row_products
 from forge.transforms.unfused_addends import unfuse_addends
@@ -53,6 +54,7 @@ __all__ = [
     "products",
     "reduce_in_place",
     "rematerialize",
+    "rewrite",
     "row_major",
     "row_products",
     "unfuse_addends",

@@ -9,19 +9,17 @@ Masks of a band alone are left to forge/transforms/attention_masks.py.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from forge import clang, torchlang
-from forge.ir import BoundSymbol, TensorProxy, Trace, recording
+from forge.ir import BoundSymbol, TensorProxy, Trace
 from forge.ir.proxies import hint_of
 from forge.transforms.attention_masks import ATTENTION
 from forge.transforms.constant_folding import independent_calls
-from forge.transforms.cse import MEANINGFUL
 from forge.transforms.dce import live_calls
-from forge.transforms.replacement import record_as
+from forge.transforms.replacement import rewrite
 
 BLOCKS = (128, 256, 512)  # queries; torch's kernels compute 128 at once
 STEP = 64  # keys that kernels compute at once
@@ -189,22 +187,19 @@ def find_reach(mask: torch.Tensor) -> tuple[int, int]:
 
 
 def _rewrite(trace: Trace, sites: dict[str, _Site]) -> Trace:
-    new = trace.derive("attention_blocks")
     masks: dict[Any, TensorProxy] = {}
-    with recording(new, clang.language):
-        for bound in trace.bound_symbols:
-            site = sites.get(bound.output.name) if bound.symbol is ATTENTION else None
-            if site is None:
-                new.record(bound)
-                continue
-            with new.set_tags(bound.tags, bound.source):
-                mask = site.given["attn_mask"]
-                key = mask.name, site.blocks, bound.tags & MEANINGFUL
-                if key not in masks:
-                    masks[key] = _mask_of_blocks(mask, site.given["query"].shape[0], site.blocks)
-                record_as(new, bound.output, partial(_attend, site.given, masks[key], site.blocks))
-    new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
-    return new
+
+    def attend(bound: BoundSymbol) -> TensorProxy | None:
+        site = sites.get(bound.output.name) if bound.symbol is ATTENTION else None
+        if site is None:
+            return None
+        mask = site.given["attn_mask"]
+        key = mask.name, site.blocks, bound.mode
+        if key not in masks:
+            masks[key] = _mask_of_blocks(mask, site.given["query"].shape[0], site.blocks)
+        return _attend(site.given, masks[key], site.blocks)
+
+    return rewrite(trace, "attention_blocks", attend, language=clang.language)
 
 
 def _attend(given: dict[str, Any], mask: TensorProxy, blocks: Blocks) -> TensorProxy:

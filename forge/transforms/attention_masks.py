@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 
 from forge import clang, torchlang
-from forge.ir import BoundSymbol, Trace, recording
-from forge.ir.symbol import substitute
+from forge.ir import BoundSymbol, TensorProxy, Trace, current_trace
 from forge.transforms.constant_folding import independent_calls
 from forge.transforms.dce import live_calls
+from forge.transforms.replacement import rewrite
 
 ATTENTION = torchlang.scaled_dot_product_attention
 
@@ -54,15 +54,12 @@ def attention_masks(
     if not masks:
         return trace
     bands = _bands(trace, masks, run)
-    new, changed = trace.derive("attention_masks"), False
-    with recording(new, clang.language):
-        for bound in trace.bound_symbols:
-            given = calls[bound.output.name] if bound.symbol is ATTENTION else None
-            without = None if given is None else _without_mask(new, bound, given, bands, takes, in_torch)
-            changed |= without is not None
-            for call in without or [bound]:
-                new.record(call)
-    return new if changed else trace
+
+    def without_mask(bound: BoundSymbol) -> TensorProxy | None:
+        given = calls[bound.output.name] if bound.symbol is ATTENTION else None
+        return None if given is None else _without_mask(bound, given, bands, takes, in_torch)
+
+    return rewrite(trace, "attention_masks", without_mask, language=clang.language)
 
 
 def _has_plain_mask(given: dict[str, Any]) -> bool:
@@ -112,14 +109,13 @@ def find_band(mask: torch.Tensor) -> Band | None:
 
 
 def _without_mask(
-    new: Trace,
     bound: BoundSymbol,
     given: dict[str, Any],
     bands: dict[str, Band],
     takes: Callable[[BoundSymbol], bool],
     in_torch: Callable[[BoundSymbol], bool],
-) -> list[BoundSymbol] | None:
-    """Return the calls that attend without the mask; None where it stays."""
+) -> TensorProxy | None:
+    """Record attention without the mask; None where it stays."""
     if not _has_plain_mask(given) or given["attn_mask"].name not in bands:
         return None
     band = bands[given["attn_mask"].name]
@@ -127,12 +123,9 @@ def _without_mask(
     is_square = isinstance(rows, int) and rows == columns and tuple(given["attn_mask"].shape[-2:]) == (rows, columns)
     if band != _OPEN and not is_square:
         return None
-    with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
-        if band in (_OPEN, _CAUSAL):
-            output = ATTENTION(**{**given, "attn_mask": None, "is_causal": band == _CAUSAL})
-        else:
-            inputs = (given["query"], given["key"], given["value"])
-            output = torchlang.window_attention(*inputs, *band, given["scale"], given["enable_gqa"])
-    if band not in (_OPEN, _CAUSAL) and not (all(map(takes, recorded)) and in_torch(bound)):
-        return None
-    return [substitute(call, {output.name: bound.output}) for call in recorded]
+    if band in (_OPEN, _CAUSAL):
+        return ATTENTION(**{**given, "attn_mask": None, "is_causal": band == _CAUSAL})
+    inputs = (given["query"], given["key"], given["value"])
+    output: TensorProxy = torchlang.window_attention(*inputs, *band, given["scale"], given["enable_gqa"])
+    call = current_trace().last_call
+    return output if call is not None and takes(call) and in_torch(bound) else None

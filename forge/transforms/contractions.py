@@ -22,7 +22,6 @@ from forge import prims, torchlang
 from forge.clang import language
 from forge.ir import BoundSymbol, TensorProxy, Trace, recording
 from forge.ir.proxies import Dim
-from forge.transforms.cse import MEANINGFUL
 from forge.transforms.dce import live_calls
 from forge.transforms.makers import Makers
 from forge.transforms.replacement import record_as
@@ -79,7 +78,7 @@ def _contraction(bound: BoundSymbol, makers: Makers, readers: dict[str, int]) ->
     made = makers.shown.get(product.name) if isinstance(product, TensorProxy) else None
     if made is None or made.symbol is not MUL or readers[product.name] > 1:
         return None
-    if (made.tags & MEANINGFUL) != (bound.tags & MEANINGFUL) or result.dtype != product.dtype:
+    if made.mode != bound.mode or result.dtype != product.dtype:
         return None
     factors = list(MUL.bind(made.args, made.kwargs).values())[:2]
     if not all(isinstance(each, TensorProxy) and each.dtype == product.dtype for each in factors):

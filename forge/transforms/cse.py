@@ -12,9 +12,6 @@ UNMERGEABLE = frozenset({Tag.RANDOM, Tag.EFFECT, Tag.UNINITIALIZED, Tag.OPAQUE, 
 
 _NUMBERS = frozenset({bool, int, float, complex})
 
-# a value under no_grad has no gradient; one that is recomputed is not saved
-MEANINGFUL = frozenset({Tag.NO_GRAD, Tag.RECOMPUTE})
-
 
 def call_key(bound: BoundSymbol) -> tuple[Any, ...] | None:
     """Equal for calls that compute the same value; None for one that must not be merged.
@@ -26,7 +23,7 @@ def call_key(bound: BoundSymbol) -> tuple[Any, ...] | None:
         return None
     while len(bound.subsymbols) == 1 and bound.subsymbols[0].output is bound.output and not grad_rule(bound.symbol):
         bound = bound.subsymbols[0]
-    return bound.symbol, argument_key(bound.args), argument_key(bound.kwargs), bound.tags & MEANINGFUL
+    return bound.symbol, argument_key(bound.args), argument_key(bound.kwargs), bound.mode
 
 
 def argument_key(value: Any) -> Any:

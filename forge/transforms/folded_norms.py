@@ -8,18 +8,15 @@ alone, so that they are folded like others. Only rounding differs.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from forge import clang, prims, torchlang
-from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, recording
-from forge.transforms.cse import MEANINGFUL
-from forge.transforms.dce import live_calls
+from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace
 from forge.transforms.freezing import Freezing
 from forge.transforms.makers import Makers
-from forge.transforms.replacement import record_as
+from forge.transforms.replacement import rewrite
 
 NORMS = frozenset({torchlang.batch_norm, torchlang.torch_batch_norm})
 LINEAR = torchlang.linear
@@ -80,7 +77,7 @@ class _Search:
             return "what it normalizes is used elsewhere, too"
         if not (self.in_torch(bound) and self.in_torch(maker)):
             return "a kernel that was named for it runs it, or the layer before it"
-        if bound.tags & MEANINGFUL != maker.tags & MEANINGFUL:
+        if bound.mode != maker.mode:
             return "gradients of it and of the layer before it are not alike"
         given = maker.symbol.bind(maker.args, maker.kwargs)
         read = [norm[name] for name in ("running_mean", "running_var", "weight", "bias")]
@@ -113,17 +110,11 @@ def _fits(layer: Symbol, given: dict[str, Any], norm: dict[str, Any], output: Te
 
 
 def _rewrite(trace: Trace, found: dict[str, _Site]) -> Trace:
-    new = trace.derive("fold_norms")
-    with recording(new, clang.language):
-        for bound in trace.bound_symbols:
-            site = found.get(bound.output.name) if bound.symbol in NORMS else None
-            if site is None:
-                new.record(bound)
-                continue
-            with new.set_tags(bound.tags, bound.source):
-                record_as(new, bound.output, partial(_layer_of, site))
-    new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
-    return new
+    def layer(bound: BoundSymbol) -> TensorProxy | None:
+        site = found.get(bound.output.name) if bound.symbol in NORMS else None
+        return None if site is None else _layer_of(site)
+
+    return rewrite(trace, "fold_norms", layer, language=clang.language)
 
 
 def _layer_of(site: _Site) -> TensorProxy:

@@ -8,17 +8,14 @@ are given to its kernels in the same way, or expanded.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 from forge import prims, torchlang
 from forge.clang import language
-from forge.ir import BoundSymbol, TensorProxy, Trace, recording
+from forge.ir import BoundSymbol, TensorProxy, Trace
 from forge.ir.proxies import Dim
-from forge.transforms.cse import MEANINGFUL
-from forge.transforms.dce import live_calls
 from forge.transforms.makers import Makers
-from forge.transforms.replacement import record_as
+from forge.transforms.replacement import rewrite
 
 ATTENTION = torchlang.scaled_dot_product_attention
 _ATTENDING = frozenset({ATTENTION, torchlang.window_attention})
@@ -143,25 +140,21 @@ def _maker(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> BoundSymbol |
     call = makers.prim(x.name)
     while call is not None and call.symbol in (prims.contiguous, prims.clone):
         call = makers.prim(call.args[0].name)
-    if call is None or (call.tags & MEANINGFUL) != (reader.tags & MEANINGFUL):
+    if call is None or call.mode != reader.mode:
         return None
     return call
 
 
 def _rewrite(trace: Trace, found: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> Trace:
-    new = trace.derive("grouped_queries")
-    with recording(new, language):
-        for bound in trace.bound_symbols:
-            site = found.get(bound.output.name) if bound.symbol in _ATTENDING else None
-            if site is None:
-                new.record(bound)
-                continue
-            given, change = site
-            with new.set_tags(bound.tags, bound.source):
-                changed = {name: _as_argument(each) for name, each in change.items()}
-                record_as(new, bound.output, partial(bound.symbol, **{**given, **changed}))
-    new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
-    return new
+    def attend(bound: BoundSymbol) -> TensorProxy | None:
+        if bound.symbol not in _ATTENDING or bound.output.name not in found:
+            return None
+        given, change = found[bound.output.name]
+        changed = {name: _as_argument(each) for name, each in change.items()}
+        output: TensorProxy = bound.symbol(**{**given, **changed})
+        return output
+
+    return rewrite(trace, "grouped_queries", attend, language=language)
 
 
 def _as_argument(value: Any) -> Any:

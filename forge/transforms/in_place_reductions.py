@@ -13,7 +13,7 @@ from forge import prims
 from forge.ir import BoundSymbol, Symbol, Tag, Trace
 from forge.transforms.collective_overlap import is_start
 from forge.transforms.makers import innermost
-from forge.transforms.split import SharedMemory
+from forge.transforms.shared_memory import SharedMemory
 
 
 def is_reduction(bound: BoundSymbol) -> bool:

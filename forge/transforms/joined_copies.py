@@ -7,7 +7,7 @@ from forge import prims
 from forge.ir import BoundSymbol, Symbol, Tag, Trace
 from forge.ir.symbol import NO_TAGS
 from forge.prims.core import same_shape
-from forge.transforms.split import SharedMemory
+from forge.transforms.shared_memory import SharedMemory
 
 _BARRIERS = frozenset({Tag.EFFECT, Tag.OPAQUE, Tag.DONATES})  # what these write to is not known
 

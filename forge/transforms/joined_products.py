@@ -15,7 +15,6 @@ import torch
 from forge import clang, prims, torchlang
 from forge.ir import BoundSymbol, Dim, Tag, TensorProxy, Trace, recording
 from forge.ir.symbol import substitute
-from forge.transforms.cse import MEANINGFUL
 from forge.transforms.freezing import Freezing
 from forge.transforms.makers import Makers, innermost
 
@@ -52,7 +51,7 @@ def join_products(
     for bound in trace.bound_symbols:
         product = _product(bound, values)
         if product is not None and in_torch(bound):
-            key = (bound.symbol, product.x.name, product.weight.dtype, bound.tags & MEANINGFUL)
+            key = (bound.symbol, product.x.name, product.weight.dtype, bound.mode)
             groups.setdefault(key, []).append(product)
     joined = {group[0].bound.output.name: group for group in groups.values() if len(group) > 1}
     if not joined:

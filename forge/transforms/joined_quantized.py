@@ -12,7 +12,6 @@ from forge import clang, torchlang
 from forge.ir import BoundSymbol, TensorProxy, Trace, recording
 from forge.ir.pytree import names
 from forge.ir.symbol import substitute
-from forge.transforms.cse import MEANINGFUL
 
 _SYMBOLS = frozenset({torchlang.linear_int8, torchlang.linear_int4})
 
@@ -32,7 +31,7 @@ class _Layer(NamedTuple):
         assert input is not None and weight is not None and scale is not None
         zero = None if zero_point is None else zero_point.dtype
         forms = weight.dtype, weight.shape[1], scale.dtype, tuple(scale.shape[1:]), zero
-        return input.name, *forms, self.bound.tags & MEANINGFUL
+        return input.name, *forms, self.bound.mode
 
 
 def join_quantized(trace: Trace, takes: Callable[[BoundSymbol, Sequence[BoundSymbol]], bool], most: int = 3) -> Trace:

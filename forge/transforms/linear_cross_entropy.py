@@ -17,14 +17,13 @@ import torch
 
 from forge import prims, torchlang
 from forge.clang import language
-from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
+from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
 from forge.ir.proxies import hint_of
 from forge.ir.pytree import tensors
-from forge.ir.symbol import substitute
 from forge.torchlang import linear_cross_entropy
 from forge.torchlang.nn.fused_linear_cross_entropy import Step
-from forge.transforms.dce import live_calls
 from forge.transforms.makers import Makers, innermost
+from forge.transforms.replacement import rewrite
 
 CROSS_ENTROPY = torchlang.cross_entropy
 NLL_LOSS = torchlang.nll_loss
@@ -81,16 +80,12 @@ def fused_linear_cross_entropy(
     found = {head.loss.bound.output.name: head for head in program.heads()}
     if not found:
         return trace
-    new = trace.derive("fused_linear_cross_entropy")
-    with recording(new, language):
-        for bound in trace.bound_symbols:
-            head = found.get(bound.outputs[0]) if bound.outputs else None
-            if head is None:
-                new.record(bound)
-            else:
-                _record(new, head)
-    new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
-    return new
+
+    def loss(bound: BoundSymbol) -> TensorProxy | None:
+        head = found.get(bound.outputs[0]) if bound.outputs else None
+        return None if head is None else _loss_of(head)
+
+    return rewrite(trace, "fused_linear_cross_entropy", loss, language=language)
 
 
 class _Program:
@@ -281,35 +276,33 @@ def _known_axis(call: BoundSymbol, axis: int) -> int:
     return moved
 
 
-def _record(new: Trace, head: _Head) -> None:
-    """Record the call in place of the loss, and before it what takes its rows."""
+def _loss_of(head: _Head) -> TensorProxy:
+    """Record what takes the rows, and the call that makes the loss of them."""
     loss = head.loss
     base = _base(head.base)
     assert base is not None, f"{head.base} is no product"
     hidden, weight, bias, transposed = base
     steps = [_step(call) for call in head.calls]
     first = head.kept or 0
-    with new.collecting() as recorded, new.set_tags(loss.bound.tags, loss.bound.source):
-        rows = _rows_of(hidden, head.calls, hidden.ndim - 1)
-        logits = None
-        if head.kept is not None:
-            value = head.calls[first - 1].output if first else head.base.output
-            logits = _rows_of(value, head.calls[first:], _axis_after(head, first))
-        output = linear_cross_entropy(
-            rows,
-            prims.permute(weight, (1, 0)) if transposed else weight,
-            bias,
-            logits,
-            loss.target,
-            loss.class_weight,
-            (*[step for step in steps if step], *loss.steps),
-            sum(step is not None for step in steps[:first]),
-            loss.ignore_index,
-            loss.reduction,
-            loss.label_smoothing,
-        )
-    for call in recorded:
-        new.record(substitute(call, {output.name: loss.bound.output}))
+    rows = _rows_of(hidden, head.calls, hidden.ndim - 1)
+    logits = None
+    if head.kept is not None:
+        value = head.calls[first - 1].output if first else head.base.output
+        logits = _rows_of(value, head.calls[first:], _axis_after(head, first))
+    output: TensorProxy = linear_cross_entropy(
+        rows,
+        prims.permute(weight, (1, 0)) if transposed else weight,
+        bias,
+        logits,
+        loss.target,
+        loss.class_weight,
+        (*[step for step in steps if step], *loss.steps),
+        sum(step is not None for step in steps[:first]),
+        loss.ignore_index,
+        loss.reduction,
+        loss.label_smoothing,
+    )
+    return output
 
 
 def _axis_after(head: _Head, calls: int) -> int:

@@ -1,9 +1,117 @@
 """Calls in the place of others, whose results they give."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from forge.ir import Proxy, Trace
+from forge import torchlang
+from forge.ir import BoundSymbol, LanguageContext, Proxy, TensorProxy, Trace, check, recording
+from forge.ir.printing import in_words
+from forge.ir.pytree import proxies
 from forge.ir.symbol import substitute
+from forge.transforms.dce import live_calls
+from forge.transforms.shared_memory import SharedMemory
+
+Rule = Callable[[BoundSymbol], Any]
+
+
+def rewrite(trace: Trace, stage: str, rule: Rule, *, language: LanguageContext = torchlang.language) -> Trace:
+    """Return the trace with the calls that `rule` replaces replaced; itself where it replaces none.
+
+    `rule(call)` is asked for each call, in order. It returns None to keep the call, or else the value to read in place
+    of its result, which has the same shape, dtype and device:
+
+    - an earlier value, which drops the call;
+    - the result of calls that the rule makes, by torch's functions or by symbols. They stand in the call's place, with
+      its tags, its line of the user's program and the names of its results.
+
+    Later calls and the output read the new value. A result that the program returns has memory of its own as before:
+    what replaces it is cloned where it may share memory with another value. Calls that nothing reads any more go.
+
+    Args:
+        trace: A program of torch's functions.
+        stage: The name of the new trace.
+        rule: Called with each call, whose arguments are those that it has after the replacements before it.
+        language: What operators and methods of proxies mean in `rule`: torch's by default.
+
+    Raises:
+        ValueError: A replacement has another shape, dtype or device.
+    """
+    new, values, changed = trace.derive(stage), _Values(trace), False
+    with recording(new, language):
+        for bound in trace.bound_symbols:
+            call = substitute(bound, values.replaced)
+            with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
+                result = rule(call)
+                if result is not None:
+                    _check(stage, call, result)
+                    made = values.with_own_memory(bound, proxies(result), recorded)
+            if result is None:
+                new.record(call)
+                continue
+            changed = True
+            for each in values.replace(bound, made, recorded):
+                new.record(each)
+    if not changed:
+        return trace
+    new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
+    return new
+
+
+class _Values:
+    """The values of a trace that others replace, by name."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.replaced: dict[str, Proxy] = {}
+        self._returned = frozenset(trace.output_names)
+
+    def with_own_memory(self, bound: BoundSymbol, made: list[Proxy], recorded: list[BoundSymbol]) -> list[Proxy]:
+        """Return the new results of a call; those that the program returns are cloned, where they share memory."""
+        found, taken = list(made), set[str]()
+        new = {name for call in recorded for name in call.outputs}
+        for index, (old, now) in enumerate(zip(proxies(bound.output), made, strict=True)):
+            if old.name in self._returned.intersection(bound.outputs) and isinstance(now, TensorProxy):
+                memory = SharedMemory(recorded).of([now.name])
+                if not memory <= new or not memory.isdisjoint(taken):
+                    found[index] = torchlang.clone(now)
+                taken |= memory
+        return found
+
+    def replace(self, bound: BoundSymbol, made: list[Proxy], recorded: list[BoundSymbol]) -> list[BoundSymbol]:
+        """Return the recorded calls with the names of the results that they replace; note what replaces the others."""
+        new = {name for call in recorded for name in call.outputs}
+        renamed = dict(self.replaced)
+        for old, now in zip(proxies(bound.output), made, strict=True):
+            if old.name not in bound.outputs or old.name == now.name:
+                continue
+            if now.name in new and now.name not in renamed:
+                renamed[now.name] = old
+            else:
+                self.replaced[old.name] = renamed.get(now.name, now)
+        return [substitute(call, renamed) for call in recorded]
+
+
+def _check(stage: str, bound: BoundSymbol, result: Any) -> None:
+    made, wanted = proxies(result), proxies(bound.output)
+    check(
+        len(made) == len(wanted) and all(map(_is_like, made, wanted)),
+        lambda: (
+            f"{stage}: {bound!r} gives {_in_words(wanted)}, but its replacement gives {_in_words(made)}: return values "
+            "of the same shapes, dtypes and devices, or None to keep the call"
+        ),
+    )
+
+
+def _is_like(made: Proxy, wanted: Proxy) -> bool:
+    if not isinstance(made, TensorProxy) or not isinstance(wanted, TensorProxy):
+        return type(made) is type(wanted)
+    if (made.dtype, made.device, made.ndim) != (wanted.dtype, wanted.device, wanted.ndim):
+        return False
+    sizes = zip(made.shape, wanted.shape, strict=True)
+    return all(one == other for one, other in sizes if type(one) is type(other) is int)
+
+
+def _in_words(values: Sequence[Proxy]) -> str:
+    return ", ".join(map(in_words, values)) or "nothing"
 
 
 def record_as(new: Trace, output: Proxy, make: Callable[[], Proxy]) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import torch
 
-from forge import clang, torchlang
-from forge.ir import BoundSymbol, Trace, recording
-from forge.ir.symbol import substitute
+from forge import torchlang
+from forge.ir import BoundSymbol, TensorProxy, Trace, current_trace
+from forge.transforms.replacement import rewrite
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _DEVICES = ("cpu", "cuda")
@@ -28,14 +28,15 @@ def row_products(
 
     is_fused: whether a call may be in a region. in_torch: whether a call runs as torch runs it.
     """
-    new, changed = trace.derive("row_products"), False
-    with recording(new, clang.language):
-        for bound in trace.bound_symbols:
-            call = _as_row_product(new, bound) if _is_of_few_rows(bound) and in_torch(bound) else None
-            is_taken = call is not None and is_fused(call)
-            changed |= is_taken
-            new.record(call if call is not None and is_taken else bound)
-    return new if changed else trace
+
+    def as_row_product(bound: BoundSymbol) -> TensorProxy | None:
+        if not _is_of_few_rows(bound) or not in_torch(bound):
+            return None
+        output = torchlang.row_product(*bound.args, **bound.kwargs)
+        call = current_trace().last_call
+        return output if call is not None and is_fused(call) else None
+
+    return rewrite(trace, "row_products", as_row_product)
 
 
 def _is_of_few_rows(bound: BoundSymbol) -> bool:
@@ -52,10 +53,3 @@ def _is_of_few_rows(bound: BoundSymbol) -> bool:
     if not 0 < rows <= _MOST_ROWS.get((device, input.dtype), 1):
         return False
     return input.dtype in _DTYPES and all(x is None or x.dtype == input.dtype for x in (weight, given["bias"]))
-
-
-def _as_row_product(new: Trace, bound: BoundSymbol) -> BoundSymbol:
-    with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
-        output = torchlang.row_product(*bound.args, **bound.kwargs)
-    (call,) = recorded
-    return substitute(call, {output.name: bound.output})

@@ -10,13 +10,13 @@ import torch
 from forge import prims
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, recording
 from forge.ir.printing import in_words
-from forge.ir.proxies import hint_of
 from forge.ir.pytree import names, proxies, rename
 from forge.ir.pytree import tensors as tensors_of
 from forge.ir.source import Source
 from forge.transforms.cse import merge_calls
 from forge.transforms.dce import KEPT, live_calls
 from forge.transforms.grad import Joint, backward
+from forge.transforms.shared_memory import SharedMemory
 
 
 class SavedValue(NamedTuple):
@@ -176,7 +176,7 @@ def _symbols(inputs: Iterable[Proxy], given: Iterable[TensorProxy]) -> list[str]
 
 
 def _exposed_names(
-    forward: Trace, raw_backward: Trace, memory: "SharedMemory", mutated: Iterable[str], visible: Collection[str]
+    forward: Trace, raw_backward: Trace, memory: SharedMemory, mutated: Iterable[str], visible: Collection[str]
 ) -> set[str]:
     """Return the names of values whose memory may be written to between forward and backward. A backward that reads one
     which eager's would not read is given a copy.
@@ -192,7 +192,7 @@ def _exposed_names(
     return memory.of(mutated) | (memory.of(visible) - memory.of(read))
 
 
-def _read_for_some(forward: Trace, raw_backward: Trace, memory: "SharedMemory", visible: Collection[str]) -> set[str]:
+def _read_for_some(forward: Trace, raw_backward: Trace, memory: SharedMemory, visible: Collection[str]) -> set[str]:
     """Return the names of those values `visible` to the caller that gradient rules read for gradients of some outputs
     and not of others, and of values that share memory with them.
 
@@ -226,62 +226,6 @@ def _read_for_some(forward: Trace, raw_backward: Trace, memory: "SharedMemory", 
 def _lengths(forward: Trace) -> set[str]:
     made = (bound.output for bound in forward.bound_symbols)
     return {proxy.name for proxy in (*forward.inputs, *made) if isinstance(proxy, NumberProxy)}
-
-
-class SharedMemory:
-    """Groups of a program's values that may share memory: views and their bases, and what is written in place."""
-
-    def __init__(self, calls: Iterable[BoundSymbol]) -> None:
-        self._groups: dict[str, set[str]] = {}
-        for bound in _with_inner(calls):
-            shown = names(tensors_of(_shown_by(bound)))
-            if shown:
-                group = set().union(*map(self._group, (*shown, *bound.outputs)))
-                self._groups.update(dict.fromkeys(group, group))
-
-    def _group(self, name: str) -> set[str]:
-        return self._groups.get(name, {name})
-
-    def of(self, names: Iterable[str]) -> set[str]:
-        """Return these names, and those of values that may share memory with them."""
-        return set().union(*map(self._group, names))
-
-
-_MAY_BE_COPIES = frozenset((prims.reshape, prims.contiguous))
-
-
-def _shown_by(bound: BoundSymbol) -> tuple[Any, ...]:
-    """Return the arguments whose memory the results of a call may show."""
-    if bound.symbol in _MAY_BE_COPIES:
-        return () if _copies(bound) else bound.args
-    if bound.symbol is prims.with_data:
-        return bound.args[1:]
-    if Tag.IN_PLACE in bound.symbol.tags:
-        return bound.args[:1]
-    return () if {Tag.VIEW, Tag.MAY_BE_VIEW}.isdisjoint(bound.symbol.tags) else bound.args
-
-
-def _with_inner(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
-    """Yield calls and those inside of them: torch's view_as_real gives a view, the prims inside of it do not."""
-    for bound in calls:
-        yield bound
-        yield from _with_inner(bound.subsymbols)
-
-
-def _copies(bound: BoundSymbol) -> bool:
-    """Return whether one of these calls is known to give memory of its own: by the strides of what it is given."""
-    (x, *_), y = bound.args, bound.output
-    if x.strides is None:
-        return False
-    shape, strides, new = (tuple(map(hint_of, each)) for each in (x.shape, x.strides, y.shape))
-    like = torch.empty_strided(shape, strides, dtype=x.dtype, device="meta")
-    if bound.symbol is prims.contiguous:
-        return not like.is_contiguous()
-    try:
-        like.view(new)
-    except RuntimeError:
-        return True
-    return False
 
 
 def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:

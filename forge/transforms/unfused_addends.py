@@ -11,19 +11,18 @@ its own after cuDNN's, and its gradient is a sum in another one; both are then p
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from forge import clang, prims, torchlang
-from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
+from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
 from forge.ir.proxies import Dim, hint_of
 from forge.ir.symbol import Symbol
 from forge.transforms.dce import live_calls
 from forge.transforms.folded_norms import CONVOLUTIONS, TRANSPOSED
 from forge.transforms.makers import innermost
-from forge.transforms.replacement import record_as
+from forge.transforms.replacement import rewrite
 from forge.transforms.result_strides import Strides
 
 _FACTORS: dict[Symbol, tuple[str, str]] = {
@@ -125,16 +124,11 @@ def _repeats(input: TensorProxy, out: TensorProxy, strides: tuple[Dim, ...] | No
 
 
 def _rewrite(trace: Trace, sums: dict[int, _Sum]) -> Trace:
-    new = trace.derive("unfuse_addends")
-    with recording(new, clang.language):
-        for bound in trace.bound_symbols:
-            each = sums.get(id(bound))
-            if each is None:
-                new.record(bound)
-                continue
-            with new.set_tags(bound.tags, bound.source):
-                record_as(new, bound.output, partial(_add, bound.symbol, each.given))
-    return new
+    def add(bound: BoundSymbol) -> TensorProxy | None:
+        each = sums.get(id(bound))
+        return None if each is None else _add(bound.symbol, each.given)
+
+    return rewrite(trace, "unfuse_addends", add, language=clang.language)
 
 
 def _add(symbol: Symbol, given: dict[str, Any]) -> TensorProxy:

@@ -109,8 +109,8 @@ def _missing(transform: str, who: str, name: str, makers: Mapping[str, BoundSymb
     place = "" if maker is None or maker.source is None or maker.source.line is None else f" ({maker.source.line})"
     was = "no call ever made it" if maker is None else f"before the transform, {maker!r} made it{place}"
     return (
-        f"forge.jit: transform {transform}: {who} {name}, which no call before it makes; {was}. A transform that drops "
-        "a call must rename what reads its results"
+        f"forge.jit: transform {transform}: {who} {name}, which no call before it makes; {was}. To drop a call, "
+        "use forge.transforms.rewrite, which renames what reads its results"
     )
 
 

@@ -15,7 +15,7 @@ from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace
 from forge.ir.pytree import names
 from forge.ir.symbol import substitute
 from forge.transforms.dce import KEPT
-from forge.transforms.split import SharedMemory
+from forge.transforms.shared_memory import SharedMemory
 
 # calls that read the metadata of their first argument, and give the value of their second
 _METADATA_FIRST = frozenset({prims.copy_, prims.with_data, torchlang.copy})

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cache.support import from_disk, is_cached
-from support import rounded
 from torch import nn
 
 import forge
 from forge.capture.handles import handle_of
 from forge.runtime.autograd import _UNPACKS_EACH
+from tests.unknown_operator import rounded
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
 

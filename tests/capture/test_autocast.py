@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from support import rounded
 from torch import nn
 
 import forge
 from forge.torchlang import autocast_casts
 from tests.markers import slow_except
 from tests.models.zoo import MODELS
+from tests.unknown_operator import rounded
 
 BF16 = torch.bfloat16
 

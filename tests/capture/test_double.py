@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support import rounded
 from torch import nn
 from torch.autograd.functional import hessian, hvp, jacobian, jvp, vhp
 from torch.utils.checkpoint import checkpoint
 
 import forge
 from forge.runtime import autograd
+from tests.unknown_operator import rounded
 
 Function = Callable[..., Any]
 

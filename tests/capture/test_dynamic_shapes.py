@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
-from support import rounded
 from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
@@ -16,6 +15,7 @@ from forge.capture.handles import handle_of
 from forge.torch_internals.versions import TORCH
 from tests.markers import in_both_modes
 from tests.models import zoo
+from tests.unknown_operator import rounded
 
 # 20 sizes and 1; widths of the models below are among them: 8 and 16, and the vocabulary's 13
 SIZES = (8, 5, 2, 21, 13, 1, 9, 3, 16, 4, 7, 11, 20, 6, 10, 12, 14, 15, 17, 18, 19)

@@ -8,7 +8,6 @@ import warnings
 import numpy
 import pytest
 import torch
-from support import rounded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -17,6 +16,7 @@ from forge import torchlang
 from forge.executors import OperatorExecutor
 from forge.executors.executor import Executor
 from forge.ir import Trace
+from tests.unknown_operator import rounded
 
 
 def test_unknown_option_names_the_near_one():
@@ -212,7 +212,7 @@ def test_an_opaque_call_runs_forward_and_backward_and_is_reported():
     jitted(x).backward()
     expected = torch.autograd.grad(f(x), x)[0]
     torch.testing.assert_close(x.grad, expected)
-    assert forge.explain(jitted).opaque_calls == ["torch.fake_quantize_per_channel_affine"]
+    assert forge.explain(jitted).opaque_calls == ["torch.ops.forge_test.rounded.default"]
 
 
 def test_an_opaque_call_runs_its_forward_once_and_keeps_its_graph():
@@ -345,8 +345,11 @@ def test_what_forge_jit_did_not_make_is_refused_in_the_name_of_the_function(func
 
 
 def test_strict_refuses_an_opaque_call_by_name():
-    with pytest.raises(Exception, match=r"torchlang does not have torch\.fake_quantize\w+; add a @torchsymbol"):
-        forge.jit(rounded, strict=True)(torch.eye(2))
+    def quantized(x):
+        return torch._fake_quantize_learnable_per_tensor_affine(x, torch.ones(1), torch.zeros(1), -8, 7)
+
+    with pytest.raises(Exception, match=r"torchlang does not have torch\._fake_quantize\w+; add a @torchsymbol"):
+        forge.jit(quantized, strict=True)(torch.eye(2))
 
 
 NOT_COMPILED = {

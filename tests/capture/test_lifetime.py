@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from support import rounded
 from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils._traceback import CapturedTraceback
 
 import forge
 from forge.capture.handles import handle_of
+from tests.unknown_operator import rounded
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 import forge
-from tests.support import rounded
+from tests.unknown_operator import rounded
 
 X = torch.linspace(-1, 1, 6).view(2, 3)
 

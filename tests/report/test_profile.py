@@ -103,7 +103,7 @@ def test_what_may_do_more_than_compute_is_not_run_again() -> None:
     assert "not profiled: graph 0" in str(told)
 
 
-SCALES, ZEROS = torch.full((3,), 0.5), torch.zeros(3)
+SCALE, ZERO = torch.full((1,), 0.5), torch.zeros(1)
 
 
 def differentiated(function: Callable) -> forge.Explanation:
@@ -113,7 +113,7 @@ def differentiated(function: Callable) -> forge.Explanation:
 
 
 def test_an_opaque_call_of_torchs_own_is_one_call() -> None:
-    told = differentiated(lambda x: torch.fake_quantize_per_channel_affine(x, SCALES, ZEROS, 0, -8, 7))
+    told = differentiated(lambda x: torch._fake_quantize_learnable_per_tensor_affine(x, SCALE, ZERO, -8, 7))
     assert told.opaque_calls and not told.unprofiled
     assert [(row.phase, row.operation) for row in told.costs] == [(row.phase, row.operation) for row in told.rows]
     random = differentiated(torch.vmap(lambda row: row * torch.rand_like(row), randomness="different"))

@@ -1,0 +1,67 @@
+"""Which values of a program may share memory."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from forge import prims
+from forge.ir import BoundSymbol, Tag
+from forge.ir.proxies import hint_of
+from forge.ir.pytree import names, tensors
+
+
+class SharedMemory:
+    """Groups of a program's values that may share memory: views and their bases, and what is written in place."""
+
+    def __init__(self, calls: Iterable[BoundSymbol]) -> None:
+        self._groups: dict[str, set[str]] = {}
+        for bound in _with_inner(calls):
+            shown = names(tensors(_shown_by(bound)))
+            if shown:
+                group = set().union(*map(self._group, (*shown, *bound.outputs)))
+                self._groups.update(dict.fromkeys(group, group))
+
+    def _group(self, name: str) -> set[str]:
+        return self._groups.get(name, {name})
+
+    def of(self, names: Iterable[str]) -> set[str]:
+        """Return these names, and those of values that may share memory with them."""
+        return set().union(*map(self._group, names))
+
+
+_MAY_BE_COPIES = frozenset((prims.reshape, prims.contiguous))
+
+
+def _shown_by(bound: BoundSymbol) -> tuple[Any, ...]:
+    """Return the arguments whose memory the results of a call may show."""
+    if bound.symbol in _MAY_BE_COPIES:
+        return () if _copies(bound) else bound.args
+    if bound.symbol is prims.with_data:
+        return bound.args[1:]
+    if Tag.IN_PLACE in bound.symbol.tags:
+        return bound.args[:1]
+    return () if {Tag.VIEW, Tag.MAY_BE_VIEW}.isdisjoint(bound.symbol.tags) else bound.args
+
+
+def _with_inner(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """Yield calls and those inside of them: torch's view_as_real gives a view, the prims inside of it do not."""
+    for bound in calls:
+        yield bound
+        yield from _with_inner(bound.subsymbols)
+
+
+def _copies(bound: BoundSymbol) -> bool:
+    """Return whether one of these calls is known to give memory of its own: by the strides of what it is given."""
+    (x, *_), y = bound.args, bound.output
+    if x.strides is None:
+        return False
+    shape, strides, new = (tuple(map(hint_of, each)) for each in (x.shape, x.strides, y.shape))
+    like = torch.empty_strided(shape, strides, dtype=x.dtype, device="meta")
+    if bound.symbol is prims.contiguous:
+        return not like.is_contiguous()
+    try:
+        like.view(new)
+    except RuntimeError:
+        return True
+    return False
