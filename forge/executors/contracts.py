@@ -18,7 +18,7 @@ from forge.ir.proxies import short_type
 from forge.ir.pytree import leaves, names, proxies
 from forge.torch_internals.dispatch import OpOverload, schema_of
 from forge.torch_internals.tensors import storage_id, version_of
-from forge.transforms.split import SharedMemory
+from forge.transforms.shared_memory import SharedMemory
 
 _WRITES = frozenset({Tag.EFFECT, Tag.DONATES, Tag.IN_PLACE})
 

@@ -204,10 +204,17 @@ class _Gather(torch.autograd.Function):
     is its own. Unlike it, `_Unshard` has the gradient of an average over the processes."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, *how: Any) -> torch.Tensor:
-        ctx.how = x.shape[0], x.dtype, x.device, *how[-2:]
-        *_, group = how
-        return gather_alone(x, *how, None) / group[0]
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        reduce_dtype: torch.dtype | None,
+        group: ShardGroup,
+    ) -> torch.Tensor:
+        ctx.how = x.shape[0], x.dtype, x.device, reduce_dtype, group
+        return gather_alone(x, length, dtype, device, reduce_dtype, group, None) / group[0]
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple:

@@ -9,7 +9,7 @@ from forge.ir import BoundSymbol, Proxy, Symbol, Tag, TensorProxy, Trace, check,
 from forge.ir.printing import in_words, qualified_name
 from forge.ir.pytree import proxies, tree_map
 from forge.ir.symbol import substitute
-from forge.transforms.split import SharedMemory
+from forge.transforms.shared_memory import SharedMemory
 
 Transform = Callable[[Trace], Trace]
 
