@@ -233,39 +233,44 @@ def without_gradients(rank: int) -> dict[str, Any]:
 
 
 class Scaled(nn.Module):
-    """A parameter with rows, one without."""
+    """Parameters of several rows, of one, and of none."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.linear = nn.Parameter(torch.tensor(1.5)), nn.Linear(3, 5)
+        self.scale, self.linear, self.head = nn.Parameter(torch.tensor(1.5)), nn.Linear(3, 5), nn.Linear(5, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x * self.scale).tanh()
+        return self.head(self.linear(x * self.scale).tanh())
 
 
-def _penalized(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    """Return gradients of the squares of this process's parts of a sharded model's averaged gradients."""
-    gradients = torch.autograd.grad(model(x).square().sum(), list(model.parameters()), create_graph=True)
-    sum(g.to_local().square().sum() for g in gradients).backward()
+def _penalized(model: nn.Module, x: torch.Tensor, order: int) -> list[torch.Tensor]:
+    """Return derivatives of this order: the squares of this process's parts of a sharded model's averaged gradients are
+    differentiated again."""
+    value = model(x).square().sum()
+    for _ in range(order - 1):
+        gradients = torch.autograd.grad(value, list(model.parameters()), create_graph=True)
+        value = sum(g.to_local().square().sum() for g in gradients)
+    value.backward()
     return [whole(p.grad) for p in model.parameters()]
 
 
-def _penalized_as_one(model: nn.Module, batches: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return them as one process computes them: of the sum of the processes' losses, divided by their number."""
+def _penalized_as_one(model: nn.Module, batches: list[torch.Tensor], order: int) -> list[torch.Tensor]:
+    """Return them as one process computes them: of the sum of the processes' values, divided by their number."""
     params = list(model.parameters())
-    of_each = [torch.autograd.grad(model(x).square().sum(), params, create_graph=True) for x in batches]
-    averages = [torch.stack(gradients).mean(0) for gradients in zip(*of_each, strict=True)]
-    total = sum(g.square().sum() * (1 if g.ndim else len(batches)) for g in averages)
+    total = sum(model(x).square().sum() for x in batches)
+    for _ in range(order - 1):
+        averages = [g / len(batches) for g in torch.autograd.grad(total, params, create_graph=True)]
+        total = sum(g.square().sum() * (1 if g.ndim else len(batches)) for g in averages)
     return [g / len(batches) for g in torch.autograd.grad(total, params)]
 
 
-def second_gradients(rank: int) -> dict[str, list[torch.Tensor]]:
-    """Gradients of gradients of parameters: of one process, and sharded, in eager and jitted."""
+def higher_gradients(rank: int, order: int) -> dict[str, list[torch.Tensor]]:
+    """Derivatives of this order by parameters: of one process, and sharded, in eager and jitted."""
     batches = list(torch.randn(2, 4, 3))
     return {
-        "one": _penalized_as_one(_model(Scaled), batches),
-        "eager": _penalized(shard(_model(Scaled)), batches[rank]),
-        "forge": _penalized(forge.jit(shard(_model(Scaled))), batches[rank]),
+        "one": _penalized_as_one(_model(Scaled), batches, order),
+        "eager": _penalized(shard(_model(Scaled)), batches[rank], order),
+        "forge": _penalized(forge.jit(shard(_model(Scaled))), batches[rank], order),
     }
 
 

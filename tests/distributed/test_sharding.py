@@ -1,6 +1,5 @@
 """forge.distributed.shard: parameters are DTensors, gathered and freed by the program; FSDP2 is the reference."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from sharded_programs import (
     checkpoints_of_two_dims,
     converted_inputs,
     copied,
+    higher_gradients,
     messages_in_text,
     order_of_messages,
     refused,
-    second_gradients,
     trained,
     trained_as_replicas,
     trained_on_two_dims,
@@ -76,9 +75,15 @@ def test_a_parameter_without_dims_is_whole_in_every_process(pair: Pair) -> None:
         torch.testing.assert_close([eager, ours], [averaged, averaged])
 
 
-@pytest.mark.parametrize("program", [second_gradients, transformed_by_torch_func])
-def test_derivatives_are_those_of_one_process(program: Callable, pair: Pair) -> None:
-    for found in pair.run(program):
+@pytest.mark.parametrize("order", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_gradients_have_gradients_as_in_one_process(order: int, pair: Pair) -> None:
+    for found in pair.run(higher_gradients, order):
+        for how in ("eager", "forge"):
+            torch.testing.assert_close(found[how], found["one"], rtol=1e-4, atol=1e-5)
+
+
+def test_transforms_of_torch_func_are_those_of_one_process(pair: Pair) -> None:
+    for found in pair.run(transformed_by_torch_func):
         for how in ("eager", "forge"):
             torch.testing.assert_close(found[how], found["one"], rtol=1e-4, atol=1e-5)
 
