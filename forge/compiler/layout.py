@@ -5,6 +5,8 @@ region's inputs, so they must be known: a torch function's are found by running 
 metadata of its arguments. Results of a call that cannot be run so (a Hub kernel or another function that is not torch's
 or forge's, which may read memory by its address; an opaque call) are promised to be contiguous, and so is a gradient
 that comes from outside; `to_strides` keeps such a promise when the program runs.
+
+One file, though long: running a call on layouts and what is remembered of it read the same state.
 """
 
 from collections.abc import Collection, Iterable

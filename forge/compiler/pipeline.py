@@ -27,6 +27,8 @@ docs/how-to/adding-a-pass.md says how to add a pass.
 A pass before `differentiate` keeps memory as it is. Gradient rules read the same inputs and results of the program as
 before, or views of them: a change of one of these between forward and backward is an error, as in eager, and a change
 of another is none. A result that has memory of its own stays so: a view in its place is cloned (rewrite).
+
+One file, though long: who reads the order of passes reads their conditions and what starts them, too.
 """
 
 import weakref

@@ -42,6 +42,8 @@ A fusion executor is given regions of neighbouring calls and makes one function 
 
 
     jitted = forge.jit(model, executors=[Elementwise("fuser"), "torch"])
+
+One file, though long: it is what an executor's author reads, and operator and fusion executors share it.
 """
 
 import weakref

@@ -1,4 +1,7 @@
-"""Triton kernels of linear layers with quantized weights, for one row and for a few. This module imports Triton."""
+"""Triton kernels of linear layers with quantized weights, for one row and for a few. This module imports Triton.
+
+One file, though long: kernels of one row and of a few share how they read and scale weights.
+"""
 
 import sys
 from collections.abc import Sequence

@@ -9,6 +9,8 @@ process alone, as that very object: programs that depend on it stay in this proc
 
 A package whose objects need more than this (kernels, operators that a manifest declares) registers it:
 `register_visitor`, `register_operators` and, for code that it loads itself, `owners.register_owner`.
+
+One file, though long: the visitors of kinds of objects call each other.
 """
 
 import collections

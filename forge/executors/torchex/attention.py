@@ -4,6 +4,8 @@ Which kernel attends is torch's choice when the code runs (torch._fused_sdp_choi
 and on torch.nn.attention.sdpa_kernel. A pair of operators follows it: the forward keeps what the chosen kernel's
 backward reads. Where torch chooses its own composition, or prepares arguments in ways of its own (a head size or a mask
 that needs padding, a mask with a gradient), torch's autograd runs the call once and keeps its graph.
+
+One file, though long: forward, backward and their choice of a kernel have to agree.
 """
 
 from collections.abc import Callable
