@@ -35,7 +35,9 @@ def check_arguments(executor: str, function: Callable, bound: BoundSymbol) -> No
     function does not take the arguments of the call that it is to run."""
     if is_own(function):
         check(
-            not _is_in_place(function) or not _WRITES.isdisjoint(bound.all_tags),
+            not _is_in_place(function)
+            or not _WRITES.isdisjoint(bound.all_tags)
+            or bound.symbol.id == qualified_name(function),  # such as detach_, which writes no values
             lambda: (
                 f"executor {executor}: {qualified_name(function)} is to run {call_in_words(bound)}, but overwrites its "
                 "argument; use the function that returns a new tensor"
