@@ -31,6 +31,7 @@ from torch import nn
 from two_processes import Pair
 
 from forge.distributed import ShardPolicy, shard
+from forge.torch_internals.versions import TORCH
 
 HALF = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
 
@@ -75,6 +76,7 @@ def test_a_parameter_without_dims_is_whole_in_every_process(pair: Pair) -> None:
         torch.testing.assert_close([eager, ours], [averaged, averaged])
 
 
+@pytest.mark.skipif(TORCH < (2, 13), reason="the gradient of DTensor.to_local has no derivative in this torch")
 @pytest.mark.parametrize("order", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_gradients_have_gradients_as_in_one_process(order: int, pair: Pair) -> None:
     for found in pair.run(higher_gradients, order):
