@@ -19,7 +19,7 @@ from forge.torchlang.opaque import keeps_graph, run_opaque_backward
 from forge.transforms.double import differentiable_backward, readable_inputs
 from forge.transforms.grad import Joint, without_gradients
 from forge.transforms.lifetimes import read_positions
-from forge.transforms.split import Split, backward_of_saved, innermost, seeds_of
+from forge.transforms.split import Split, backward_of_saved, leaf_calls, seeds_of
 
 Missing = frozenset[tuple[int, int]]  # (the place of the graph of an opaque call, the argument) whose gradient is None
 CompileProgram = Callable[[Trace, Config], tuple[Callable[..., Any], Trace, CompileReport]]
@@ -169,7 +169,7 @@ def _unreached_results(parts: Split, missing: Sequence[Missing]) -> Mapping[str,
     """Of opaque calls, by the names of their results: the places of the arguments whose gradients are None."""
     found: dict[str, list[int]] = {}
     places = {each.name: place for place, each in enumerate(parts.saved_numbers)}
-    for bound in innermost(parts.forward.bound_symbols) if missing else ():
+    for bound in leaf_calls(parts.forward.bound_symbols) if missing else ():
         place = next((places[name] for name in bound.outputs if name in places), None)
         if place is not None and keeps_graph(bound):
             arguments = [i for graph, i in missing[0] if graph == place]

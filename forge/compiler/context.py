@@ -20,7 +20,7 @@ from forge.torchlang.opaque import keeps_graph
 from forge.transforms import Freezing
 from forge.transforms.double import GivenCall
 from forge.transforms.grad import Joint
-from forge.transforms.split import Split, innermost
+from forge.transforms.split import Split, leaf_calls
 
 
 class Kind(Enum):
@@ -78,7 +78,7 @@ class Derivative:
     @property
     def has_opaque_graphs(self) -> bool:
         """True if opaque calls save graphs of their own for the backward: some of their gradients may be None."""
-        return any(map(keeps_graph, innermost(self.parts.forward.bound_symbols)))
+        return any(map(keeps_graph, leaf_calls(self.parts.forward.bound_symbols)))
 
 
 @dataclass

@@ -72,7 +72,7 @@ from forge.transforms.collective_overlap import is_start
 from forge.transforms.collective_schedule import has_messages
 from forge.transforms.in_place_reductions import is_reduction
 from forge.transforms.joined_copies import is_copy
-from forge.transforms.split import innermost
+from forge.transforms.split import leaf_calls
 from forge.transforms.unshards import is_unshard
 
 
@@ -359,7 +359,7 @@ def context_of(kind: Kind, config: Config, program: Program, report: CompileRepo
 
 
 def _assumes(program: Program) -> bool:
-    checks = (call for call in innermost(program.trace.bound_symbols) if call.symbol is prims.require)
+    checks = (call for call in leaf_calls(program.trace.bound_symbols) if call.symbol is prims.require)
     return any(call.args[2] is prims.ViolatedAssumption for call in checks)
 
 

@@ -236,7 +236,7 @@ def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
     makers = {
         name: bound
         for call in forward
-        for bound in (innermost(call.subsymbols) if Tag.OPAQUE_TO_PASSES in call.tags else [call])
+        for bound in (leaf_calls(call.subsymbols) if Tag.OPAQUE_TO_PASSES in call.tags else [call])
         if Tag.RECOMPUTE in bound.tags and KEPT.isdisjoint(bound.all_tags)
         for name in bound.outputs
     }
@@ -264,10 +264,10 @@ def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
     return backward.derive(f"{backward.stage}, recompute", calls)
 
 
-def innermost(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
-    """Yield the innermost calls."""
+def leaf_calls(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """Yield the calls that have no parts, of these and inside of them."""
     for bound in calls:
-        yield from innermost(bound.subsymbols) if bound.subsymbols else (bound,)
+        yield from leaf_calls(bound.subsymbols) if bound.subsymbols else (bound,)
 
 
 def unfold(calls: list[BoundSymbol], wanted: set[str]) -> list[BoundSymbol]:
