@@ -30,7 +30,8 @@ LAYOUTS = ("contiguous", "transposed")
 WINDOWS = {"both": (40, 40), "causal": (200, 0), "pair": (1, 0), "uneven": (1, 63)}
 WINDOW_LENGTHS = (1024, 1000, 1500)
 LENGTHS = ((128, 128), (100, 100), (64, 160), (1, 96), (256, 256))
-BATCH, MANY = 2, 8
+BATCH = 2
+MANY = 16  # so that blocks pay in each window
 
 
 def cases() -> dict[str, Case]:

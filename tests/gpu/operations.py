@@ -44,8 +44,9 @@ def _run(info: OpInfo, dtype: torch.dtype, turn: int, device: torch.device) -> t
 
     def reference(draw: int | None) -> list[Any]:
         wide = _wide(sample, dtype, draw)
-        if draws:  # in float64, other numbers are drawn
-            wide = Sample(*(_narrow(each, dtype) for each in (wide.args, wide.kwargs)))
+        known = dtype if draws else info.precise  # in float64, other numbers are drawn
+        if known != torch.float64:
+            wide = Sample(*(_narrow(each, known) for each in (wide.args, wide.kwargs)))
         return _values(flow_of(op, wide, wanted, changed))
 
     return judge(_values(ours), _values(eager), reference)
