@@ -53,6 +53,8 @@ def _matmul_grad(a: TensorProxy, b: TensorProxy) -> TensorProxy:
         left, g = unsqueeze(a, 0), unsqueeze(g, -2)
     if b.ndim == 1:
         right, g = unsqueeze(b, 1), unsqueeze(g, -1)
+    if g.ndim > 3 and needs_grad(a) and needs_grad(b):  # both products would copy it
+        g = prims.contiguous(g)
     if needs_grad(a):
         put_grad(a, _drop(matmul(g, conj(right).transpose(-2, -1)), a, 0))
     if needs_grad(b):

@@ -19,7 +19,7 @@ from forge.compiler.program import inline_epilogue, write_early
 from forge.executors.contracts import expect
 from forge.executors.executor import Declined, Executor, FusionExecutor, call_checker, is_own
 from forge.executors.torchex import distributed, memory
-from forge.executors.torchex.attention import attention, takes_broadcast, takes_groups
+from forge.executors.torchex.attention import attention, is_composed, takes_broadcast, takes_groups
 from forge.executors.torchex.core import torchex
 from forge.executors.torchex.indexing import INDEX_COPY, in_place_operator
 from forge.executors.torchex.windows import WINDOWED
@@ -93,6 +93,11 @@ def patterns(trace: Trace, context: Context) -> Trace:
     """Replace the calls that the patterns of the executors' kernels match."""
     known = [pattern for executor in context.config.executors for pattern in executor.patterns]
     return replace_patterns(trace, known)[0]
+
+
+def compose_attention(trace: Trace, context: Context) -> Trace:
+    """Decompose attention calls that torch would compose."""
+    return transforms.compose_attention(trace, is_composed, in_torch=partial(_runs_in_torch, context=context))
 
 
 def fused_linear_cross_entropy(trace: Trace, context: Context) -> Trace:

@@ -2,6 +2,7 @@
 
 from forge.support.deprecation import renamed_attributes
 from forge.transforms.attention_blocks import attention_blocks
+from forge.transforms.attention_composition import compose_attention
 from forge.transforms.attention_masks import attention_masks
 from forge.transforms.channels_last import channels_last
 from forge.transforms.collective_overlap import overlap_calls
@@ -35,6 +36,7 @@ __all__ = [
     "attention_masks",
     "bucket_collectives",
     "channels_last",
+    "compose_attention",
     "contract",
     "cse",
     "dce",

@@ -311,6 +311,20 @@ def _choice(call: Attention, leaves: Inputs) -> int:
         )
 
 
+def is_composed(given: dict[str, Any], wanted: tuple[bool, ...]) -> bool:
+    """Return whether neither torch nor forge has a kernel for a call of these arguments.
+
+    wanted: to which of query, key, value and mask a gradient flows.
+    """
+    query, key, value, mask = (given[name] for name in ("query", "key", "value", "attn_mask"))
+    if wanted[3] and _takes_bias(query, key, value, mask):
+        return False
+    call = Attention(given["dropout_p"], given["is_causal"], given["scale"], given["enable_gqa"], wanted)
+    with disable_current_modes():
+        leaves = _leaves((_like(query), _like(key), _like(value), None if mask is None else _like(mask)), wanted)
+        return _choice(call, leaves) == SDPBackend.MATH.value
+
+
 def takes_groups(query: TensorProxy, times: Dim, given: dict[str, Any], requires_grad: bool) -> bool:
     """Return whether torch chooses the same fused kernel with enable_gqa for `times` fewer heads of key and value; its
     composition would repeat them again."""

@@ -1,0 +1,49 @@
+"""Attention that torch would compose is composed of forge's own calls, whose regions fuse what is between the products.
+
+torch has no kernel for a mask that needs a gradient, for dropout on a CPU, or where torch.nn.attention.sdpa_kernel
+allows none. Each operation of its composition writes all scores to memory, and so does each of their gradients'. Heads
+that are views of what a projection gives are copied by torch's products, in the forward and again in the backward: here
+they are laid out once.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from forge import clang, prims, torchlang
+from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, differentiable
+from forge.ir.pytree import names, tensors
+from forge.transforms.replacement import rewrite
+
+ATTENTION = torchlang.scaled_dot_product_attention
+_TENSORS = ("query", "key", "value", "attn_mask")
+
+
+def compose_attention(
+    trace: Trace,
+    is_composed: Callable[[dict[str, Any], tuple[bool, ...]], bool],
+    in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
+) -> Trace:
+    """Return the trace with attention calls decomposed, where torch composes them.
+
+    Args:
+        trace: The program.
+        is_composed: Returns whether torch has no kernel for a call, from its arguments and from which of query, key,
+            value and mask a gradient may flow to.
+        in_torch: Returns whether a call runs as torch runs it.
+    """
+    active = set(names(trace.differentiable_inputs))
+
+    def compose(bound: BoundSymbol) -> TensorProxy | None:
+        if not active.isdisjoint(bound.inputs) and Tag.NO_GRAD not in bound.tags:
+            active.update(names([each for each in tensors(bound.output) if differentiable(each)]))
+        if bound.symbol is not ATTENTION or not in_torch(bound):
+            return None
+        given = ATTENTION.bind(bound.args, bound.kwargs)
+        flows = frozenset[str]() if Tag.NO_GRAD in bound.tags else active
+        wanted = tuple([x is not None and x.name in flows for x in map(given.get, _TENSORS)])
+        if not is_composed(given, wanted):
+            return None
+        rows = {name: prims.contiguous(given[name]) for name in ("query", "key", "value")}
+        return ATTENTION.definition(**given | rows)
+
+    return rewrite(trace, "compose_attention", compose, language=clang.language)
