@@ -62,6 +62,11 @@ def cse(trace: Trace, context: Context) -> Trace:
     return transforms.cse(trace)
 
 
+def inline_attention(trace: Trace, context: Context) -> Trace:
+    """Replace composites that attend by the calls that they consist of."""
+    return transforms.inline_attention(trace, in_torch=partial(_runs_in_torch, context=context))
+
+
 def attention_masks(trace: Trace, context: Context) -> Trace:
     """Replace masks that depend on no input by the flags of attention, or the window, that mean the same."""
     return transforms.attention_masks(

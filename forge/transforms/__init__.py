@@ -16,6 +16,7 @@ from forge.transforms.folded_norms import fold_norms
 from forge.transforms.freezing import Freezing
 from forge.transforms.grouped_queries import grouped_queries
 from forge.transforms.in_place_reductions import reduce_in_place
+from forge.transforms.inlined_attention import inline_attention
 from forge.transforms.joined_copies import join_copies
 from forge.transforms.joined_products import join_products
 from forge.transforms.joined_quantized import join_quantized
@@ -46,6 +47,7 @@ __all__ = [
     "fold_norms",
     "fused_linear_cross_entropy",
     "grouped_queries",
+    "inline_attention",
     "join_copies",
     "join_products",
     "join_quantized",
