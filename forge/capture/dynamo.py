@@ -282,7 +282,7 @@ class _Interpreter:
         if result is not NotImplemented:
             return result
         given = pairs(self.env, (node.args, node.kwargs))
-        target, args, kwargs = normalize(self.numbers, target, args, kwargs, example, given)
+        target, args, kwargs = normalize(self.numbers, node, target, args, kwargs, given)
         called, target = target, torchlang.overload_of(target, args, kwargs)
         name = torchlang.function_name(called if torchlang.has_one_overload(called) else target)
         try:

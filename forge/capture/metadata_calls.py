@@ -26,6 +26,12 @@ _STRIDED = frozenset(("as_strided", torch.as_strided))
 # functions whose lengths may be integers in 0-d tensors
 _PADS = (nn_pad, torch.nn.functional.pad)
 
+# types that make a tensor of a size or of numbers, as functions did before torch.tensor
+_TYPES = frozenset(
+    getattr(torch, f"{kind}Tensor")
+    for kind in ("", *"BFloat16 Bool Byte Char Double Float Half Int Long Short".split())
+)
+
 
 # queries of a shape in lowered graphs, whose results are expressions of the lengths that the program has
 _LENGTHS = frozenset(
@@ -56,12 +62,15 @@ def read_metadata(
 
 
 def normalize(
-    numbers: RuntimeNumbers, target: Callable | str, args: tuple, kwargs: dict, example: Any, given: list[Pair]
+    numbers: RuntimeNumbers, node: Node, target: Callable | str, args: tuple, kwargs: dict, given: list[Pair]
 ) -> tuple[Any, tuple, dict]:
-    """Return the function and arguments of a call: the getter of an attribute, numbers in place of tensors in sizes and
-    strides."""
+    """Return the function and arguments of a call: the getter of an attribute, torch.tensor or torch.empty for a type
+    that is called, numbers in place of tensors in sizes and strides."""
+    example: Any = node.meta.get("example_value")
     if target is getattr:
         target, args = _getter(args)
+    if target in _TYPES and not (args and isinstance(args[0], TensorProxy)):
+        target, args, kwargs = _constructor(node, args, example)
     if target in _SIZED and tensors(args[1:]) and all(isinstance(size, int) for size in example.shape):
         args = (args[0], *example.shape)  # a size in a 0-d tensor, as torch.div of sizes gives
     if target in _STRIDED and tensors([args[1:], kwargs]):
@@ -69,6 +78,17 @@ def normalize(
     if target in _PADS and tensors([args[1:], kwargs]):
         args, kwargs = numbers.replace_item_numbers(given, (args, kwargs))
     return target, args, kwargs
+
+
+def _constructor(node: Node, args: tuple, example: torch.Tensor) -> tuple[Any, tuple, dict]:
+    """Return the function and arguments that make what torch.Tensor and the like make of a size or of numbers."""
+    how = {"dtype": example.dtype, "device": example.device}
+    first = node.args[0] if node.args else None
+    first = first.meta.get("example_value") if isinstance(first, Node) else first
+    if isinstance(first, (tuple, list)) and not isinstance(first, torch.Size):
+        return torch.tensor, args, how
+    size = args[0] if isinstance(first, torch.Size) else args or (0,)
+    return torch.empty, (size,), how
 
 
 def _getter(args: tuple) -> tuple[Any, tuple]:

@@ -7,9 +7,16 @@ from typing import Any
 
 import torch
 
+from forge.ir import Tag, TensorProxy, current_trace
+from forge.prims.core import primitive
 from forge.prims.library import make_library_prim
 from forge.prims.random import RANDOM
-from forge.torch_internals.functions import nn_rrelu_with_noise
+from forge.torch_internals.functions import (
+    nn_rrelu_with_noise,
+    torch_dirichlet_grad,
+    torch_sample_dirichlet,
+    torch_standard_gamma,
+)
 
 
 def cauchy_like(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -41,3 +48,29 @@ rrelu_noise = make_library_prim(
     rrelu_slopes, "1 where x > 0, else uniform in [lower, upper).", name="rrelu_noise", tags=RANDOM
 )
 poisson = make_library_prim(torch.poisson, "Numbers of Poisson distributions with these rates.", tags=RANDOM)
+binomial = make_library_prim(torch.binomial, "Numbers of binomial distributions.", tags=RANDOM)
+sample_dirichlet = make_library_prim(
+    torch_sample_dirichlet, "Numbers of Dirichlet distributions.", name="sample_dirichlet", tags=RANDOM
+)
+standard_gamma = make_library_prim(
+    torch_standard_gamma, "Numbers of gamma distributions.", name="standard_gamma", tags=RANDOM
+)
+
+
+# derivatives of samples by the parameters of their distributions, which torch does not differentiate again
+
+dirichlet_grad = make_library_prim(
+    torch_dirichlet_grad,
+    "The derivative of numbers of Dirichlet distributions.",
+    name="dirichlet_grad",
+    tags=[Tag.NOT_DIFFERENTIABLE],
+)
+
+
+@primitive(tags=[Tag.NOT_DIFFERENTIABLE])
+def standard_gamma_grad(concentration: TensorProxy, sample: TensorProxy) -> TensorProxy:
+    """Return the derivative of numbers of gamma distributions by their concentrations. Shapes: all are equal.
+
+    Source: torch._standard_gamma_grad, which takes no fake tensors.
+    """
+    return current_trace().tensor(concentration.shape, concentration.dtype, concentration.device)

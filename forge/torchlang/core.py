@@ -341,6 +341,8 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
         raise NotImplementedError(f"torchlang does not have {function_name(function)}")
     if not kwargs.keys().isdisjoint(_OF_NUMPY):
         kwargs = _rename(entry.symbol, kwargs)
+    if not kwargs.keys().isdisjoint(_OF_OVERLOADS):
+        args, kwargs = _by_position(entry.symbol, args, kwargs)
     grad_mode.note(current_trace())
     if autocast_mode.is_enabled():
         args, kwargs = _autocast(function, args, kwargs, memory)
@@ -371,6 +373,27 @@ def _rename(symbol: Symbol, kwargs: dict) -> dict:
     known = inspect.signature(symbol.definition).parameters
     names = {name: torchs for name, torchs in _OF_NUMPY.items() if name not in known and torchs in known}
     return {names.get(name, name): value for name, value in kwargs.items()}
+
+
+# names that overloads of one function have for an argument
+_OF_OVERLOADS = {
+    "indices": "indices_or_sections",
+    "sections": "indices_or_sections",
+    "tensor_indices_or_sections": "indices_or_sections",
+    "element": "elements",
+    "test_element": "test_elements",
+}
+
+
+def _by_position(symbol: Symbol, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Return the arguments with those by position that an overload names otherwise than the symbol does."""
+    known = list(inspect.signature(symbol.definition).parameters)
+    names = {name: _OF_OVERLOADS.get(name) for name in kwargs if name not in known}
+    positions = [known.index(own) for own in names.values() if own in known]
+    if not positions:
+        return args, kwargs
+    named = {names.get(name) or name: value for name, value in kwargs.items()}
+    return (*args, *[named.pop(name) for name in known[len(args) : max(positions) + 1]]), named
 
 
 def _autocast(function: Callable | str, args: tuple, kwargs: dict, memory: Memory) -> tuple[tuple, dict]:

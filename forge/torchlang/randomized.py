@@ -5,8 +5,9 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.clang.creation import check_supported
-from forge.ir import TensorProxy
+from forge.ir import Tag, TensorProxy
 from forge.prims.core import torch_check
+from forge.torch_internals.functions import torch_dirichlet_grad, torch_sample_dirichlet, torch_standard_gamma
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.activation import leaky_relu
 from forge.torchlang.nn.softmax import softmax
@@ -48,6 +49,39 @@ def poisson(input: TensorProxy, generator: Generator = None) -> TensorProxy:
 
 
 prims.register_vjp(poisson, input=lambda g, input: prims.full(input.shape, 0, input.dtype, input.device))
+
+
+# of a tensor of parameters, as torch.distributions draws them
+
+
+@torchsymbol(torch.binomial, tags=[Tag.RANDOM])
+def binomial(count: TensorProxy, prob: TensorProxy, generator: Generator = None) -> TensorProxy:
+    """Return the number of successes in `count` tries of probability `prob`."""
+    check_supported("binomial", generator=generator)
+    return prims.binomial(count, prob)
+
+
+@torchsymbol(torch_sample_dirichlet, tags=[Tag.RANDOM])
+def sample_dirichlet(self: TensorProxy, generator: Generator = None) -> TensorProxy:
+    """Numbers of Dirichlet distributions with these concentrations, one distribution a row."""
+    check_supported("_sample_dirichlet", generator=generator)
+    return prims.sample_dirichlet(self)
+
+
+@torchsymbol(torch_dirichlet_grad)
+def dirichlet_grad(x: TensorProxy, alpha: TensorProxy, total: TensorProxy) -> TensorProxy:
+    """Return the derivative of numbers of Dirichlet distributions by their concentrations `alpha`, of sum `total`."""
+    return prims.dirichlet_grad(x, alpha, total)
+
+
+@torchsymbol(torch_standard_gamma, tags=[Tag.RANDOM])
+def standard_gamma(self: TensorProxy, generator: Generator = None) -> TensorProxy:
+    """Numbers of gamma distributions with these concentrations and rate 1."""
+    check_supported("_standard_gamma", generator=generator)
+    return prims.standard_gamma(self)
+
+
+prims.register_vjp(standard_gamma, self=lambda g, self, out: g * prims.standard_gamma_grad(self, out))
 
 
 # activation functions

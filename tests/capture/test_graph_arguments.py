@@ -82,3 +82,21 @@ def test_a_call_is_one_of_the_programs(name: str, grad: bool) -> None:
         found.append((result.detach(), torch.autograd.grad(result.sum(), (x, w)) if grad else ()))
     torch.testing.assert_close(*found)
     assert (forge.explain(jitted).graphs, forge.explain(jitted).eager) == (1, [])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.Tensor([[1, 2, 3]]) * x,
+        lambda x: torch.Tensor(x.shape[0], 2).fill_(1) * x[0],
+        lambda x: torch.Tensor(*x.shape).fill_(1) * x[0] + torch.Tensor([x.shape[0]]),
+        lambda x: torch.LongTensor((2, 0, 1)) * x + torch.DoubleTensor([0.1]),
+        lambda x: torch.cat([torch.Tensor(), x]),
+    ],
+)
+def test_a_type_makes_a_tensor_of_a_size_or_of_numbers(function: Callable) -> None:
+    jitted = forge.jit(function, executors=["torch"])
+    x = torch.arange(3.0)
+    torch.testing.assert_close(jitted(x), function(x))
+    explained = forge.explain(jitted)
+    assert (explained.opaque_calls, explained.eager) == ([], [])

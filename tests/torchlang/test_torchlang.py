@@ -162,3 +162,20 @@ NUMPYS_NAMES: dict[str, Callable] = {
 def test_arguments_have_numpys_names_too(name: str) -> None:
     x, y = torch.randn(2, 3, 4).unbind()
     both(NUMPYS_NAMES[name], x, y)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.tensor_split(x, indices=(1, 3), dim=1),
+        lambda x: x.tensor_split(dim=1, sections=2),
+        lambda x: torch.hsplit(input=x, sections=2),
+        lambda x: x.vsplit(indices=[1]),
+        lambda x: torch.isin(elements=x, test_element=1, invert=True),
+        lambda x: torch.isin(element=1, test_elements=x),
+    ],
+)
+def test_arguments_by_the_names_of_overloads(function: Callable) -> None:
+    jitted = forge.jit(function, executors=["torch"], fullgraph=True)
+    x = torch.arange(8.0).reshape(2, 4)
+    torch.testing.assert_close(jitted(x), function(x))

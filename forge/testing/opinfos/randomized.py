@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from forge.testing.opinfo import REAL
+from forge.testing.opinfo import FLOATS, REAL
 from forge.testing.table import on_a_clone, op, sample, t, unary, wrong
 
 _fill = partial(op, wrap=on_a_clone)
@@ -27,6 +27,29 @@ _fill(
 )
 _no_tensor = wrong("x", error=TypeError, match="must be Tensor")
 op("poisson", unary((2, 3), (), (0, 3)), _no_tensor, domain=(0, 9))
+op("_standard_gamma", unary((2, 3), (), (0, 3)), _no_tensor, domain=(0.5, 9))
+op(
+    "_sample_dirichlet",
+    unary((2, 3), (4,), (0, 3)),
+    _no_tensor,
+    domain=(0.5, 9),
+    gradient=False,
+    dtypes=FLOATS[:2],
+)
+op(
+    "_dirichlet_grad",
+    [sample(t(2, 3, low=0.1, high=0.9), t(2, 3, low=1, high=4), t(2, 1, low=3, high=12).expand(2, 3))],
+    wrong("x", t(2), t(2), error=TypeError, match="must be Tensor"),
+    gradient=False,
+    dtypes=FLOATS[:2],
+)
+op(
+    "binomial",
+    [sample(t(2, 3, low=1, high=9), t(2, 3, low=0, high=1)), sample(t(0, 3), t(0, 3))],
+    wrong("x", t(2), error=TypeError, match="must be Tensor"),
+    gradient=False,
+    dtypes=FLOATS[:2],
+)
 _crossed = wrong(t(3), 0.5, 0.1, match="Lower bound should be less")
 op(
     "nn.functional.rrelu rrelu",
