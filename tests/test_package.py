@@ -4,8 +4,11 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 import forge
 
@@ -52,3 +55,18 @@ def test_it_is_imported_without_torch(module: str) -> None:
     code = f"import sys, {module}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("place, name", [(torch, "index_select"), (F, "linear"), (torch.Tensor, "select")])
+def test_tables_are_made_of_torchs_functions_where_others_are_in_their_place(
+    place: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch_geometric replaces torch.index_select when it is imported."""
+    torchs, seen = getattr(place, name), []
+    monkeypatch.setattr(place, name, lambda *args: torchs(*args))
+    replacement = getattr(place, name)
+    monkeypatch.setattr("importlib.import_module", lambda module: seen.append(getattr(place, name)))
+    monkeypatch.delitem(sys.modules, "forge.optim", raising=False)
+    forge._import("forge.optim")
+    assert seen == [torchs]
+    assert getattr(place, name) is replacement
