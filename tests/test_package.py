@@ -1,14 +1,17 @@
 """The names of the package forge: each loads its module when it is first used."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo import trace_rules
 
 import forge
 
@@ -65,8 +68,16 @@ def test_tables_are_made_of_torchs_functions_where_others_are_in_their_place(
     torchs, seen = getattr(place, name), []
     monkeypatch.setattr(place, name, lambda *args: torchs(*args))
     replacement = getattr(place, name)
-    monkeypatch.setattr("importlib.import_module", lambda module: seen.append(getattr(place, name)))
-    monkeypatch.delitem(sys.modules, "forge.optim", raising=False)
-    forge._import("forge.optim")
+    import_module = importlib.import_module
+
+    def record(module: str) -> ModuleType:
+        if module == "forge.version":
+            seen.append(getattr(place, name))
+        return import_module(module)
+
+    monkeypatch.setattr("importlib.import_module", record)
+    monkeypatch.delitem(sys.modules, "forge.version")
+    forge._import("forge.version")
     assert seen == [torchs]
     assert getattr(place, name) is replacement
+    assert replacement not in trace_rules.get_torch_obj_rule_map()

@@ -40,8 +40,19 @@ def torchs_functions() -> Iterator[None]:
     replaced = [(*each, vars(each[0])[each[2]]) for each in _places() if _is_replaced(vars(each[0]).get(each[2]))]
     for place, source, name, _ in replaced:
         setattr(place, name, getattr(source, name))
+    if replaced:
+        _renew_dynamos_table()
     try:
         yield
     finally:
         for place, _, name, function in replaced:
             setattr(place, name, function)
+
+
+@cache
+def _renew_dynamos_table() -> None:
+    """Have Dynamo take torch's functions for those that it does not trace, and trace their replacements."""
+    from torch._dynamo import trace_rules  # which imports all of Dynamo
+
+    trace_rules.get_torch_obj_rule_map.cache_clear()
+    trace_rules.get_torch_obj_rule_map()
