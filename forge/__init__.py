@@ -65,10 +65,19 @@ def __getattr__(name: str) -> Any:
     if place is None:
         raise AttributeError(f"module 'forge' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     _warn_of_untested_torch()
-    module = importlib.import_module(place)
+    module = _import(place)
     value = module if place == own else getattr(module, name)
     globals()[name] = value
     return value
+
+
+def _import(place: str) -> Any:
+    if place in sys.modules:
+        return sys.modules[place]
+    from forge.torch_internals.replaced import torchs_functions  # which imports torch
+
+    with torchs_functions():
+        return importlib.import_module(place)
 
 
 @functools.cache

@@ -1,11 +1,17 @@
 """The names of the package forge: each loads its module when it is first used."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo import trace_rules
 
 import forge
 
@@ -52,3 +58,26 @@ def test_it_is_imported_without_torch(module: str) -> None:
     code = f"import sys, {module}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("place, name", [(torch, "index_select"), (F, "linear"), (torch.Tensor, "select")])
+def test_tables_are_made_of_torchs_functions_where_others_are_in_their_place(
+    place: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch_geometric replaces torch.index_select when it is imported."""
+    torchs, seen = getattr(place, name), []
+    monkeypatch.setattr(place, name, lambda *args: torchs(*args))
+    replacement = getattr(place, name)
+    import_module = importlib.import_module
+
+    def record(module: str) -> ModuleType:
+        if module == "forge.version":
+            seen.append(getattr(place, name))
+        return import_module(module)
+
+    monkeypatch.setattr("importlib.import_module", record)
+    monkeypatch.delitem(sys.modules, "forge.version")
+    forge._import("forge.version")
+    assert seen == [torchs]
+    assert getattr(place, name) is replacement
+    assert replacement not in trace_rules.get_torch_obj_rule_map()

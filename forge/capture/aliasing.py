@@ -107,7 +107,8 @@ def _has_kernel(overload: OpOverload) -> bool:
 
 def _may_alias(overload: OpOverload) -> bool:
     composite = dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
-    return composite or any(each.alias_info is not None for each in schema_of(overload).returns)
+    returns = schema_of(overload).returns
+    return composite or not returns or any(each.alias_info is not None for each in returns)  # of none: the arguments
 
 
 def _find_handle(example: torch.Tensor, given: Sequence[Pair]) -> Pair | None:

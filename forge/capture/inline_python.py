@@ -1,5 +1,8 @@
 """Functions of torch that are Python around others, and that Dynamo puts into its graphs whole: their code runs on
-proxies, as the direct front end's does, and its calls are the program's."""
+proxies, as the direct front end's does, and its calls are the program's.
+
+Under torch.autocast, each of these calls is converted for as in eager, where no conversion of the whole function's
+arguments does it (F.multi_head_attention_forward)."""
 
 from collections.abc import Callable
 from types import FunctionType
@@ -8,7 +11,8 @@ from typing import Any
 from forge.capture.autograd_functions import traced_directly
 from forge.ir import current_trace
 
-MODULES = ("torch.masked.", "torch.signal.")
+MODULES = ("torch.masked.", "torch.nn.functional", "torch.signal.")
+_OVERRIDES = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
 def record(function: Callable, args: tuple, kwargs: dict) -> Any:
@@ -19,9 +23,17 @@ def record(function: Callable, args: tuple, kwargs: dict) -> Any:
     trace = current_trace()
     try:
         with trace.collecting() as calls, traced_directly():
-            output = function(*args, **kwargs)
-    except (NotImplementedError, TypeError):
+            output = _without_overrides(function)(*args, **kwargs)
+    except (AttributeError, NotImplementedError, TypeError):
         return NotImplemented
     for call in calls:
         trace.record(call)
     return output
+
+
+def _without_overrides(function: FunctionType) -> FunctionType:
+    """Return a function that runs its code on proxies, where it would first ask them what the whole call means."""
+    scope = {**function.__globals__, **dict.fromkeys(_OVERRIDES, lambda *tensors: False)}
+    copy = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

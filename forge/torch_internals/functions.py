@@ -10,6 +10,7 @@ _C: Any = torch._C  # its stubs lack some modules and functions
 _VF: Any = torch._VF  # it looks its functions up
 
 VariableFunctions = torch._C._VariableFunctions
+tensor_base = _C.TensorBase
 torch_fft_module = _C._fft
 torch_linalg_module = _C._linalg
 torch_nn_module = torch._C._nn

@@ -40,7 +40,7 @@ from forge.torch_internals.functions import (
     torch_nn_module,
     torch_special_module,
 )
-from forge.torchlang import autocast_casts, autocast_mode, grad_mode, out
+from forge.torchlang import autocast_casts, autocast_mode, foreach, grad_mode, out
 
 _R = TypeVar("_R")
 
@@ -336,6 +336,11 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
     tensors); None asks the symbol. Raises NotImplementedError when torchlang does not have the function.
     """
     function = overload_of(function, args, kwargs)
+    each_call = foreach.each_call(function, args, kwargs)
+    if each_call is not None:
+        with autocast_mode.disable():  # which torch._foreach functions are not under
+            results = [call(*each, memory=memory, aliased=False) for each in each_call]
+        return results if foreach.returns_arguments(function) else tuple(results)
     entry = _entry_of(function)
     if entry is None:
         raise NotImplementedError(f"torchlang does not have {function_name(function)}")

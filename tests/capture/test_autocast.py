@@ -121,6 +121,20 @@ def test_what_no_conversion_reproduces_is_an_opaque_call(monkeypatch: pytest.Mon
     assert same(program, *inputs()).opaque_calls == ["operator.matmul under torch.autocast"]
 
 
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_functions_written_in_python_have_their_calls_converted(need_weights: bool) -> None:
+    """F.multi_head_attention_forward multiplies in lower precision, and takes softmax in float32."""
+    layer = nn.MultiheadAttention(8, 2, batch_first=True, add_bias_kv=True)
+
+    def program(x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", BF16):
+            return layer(x, memory, memory, need_weights=need_weights)[0]
+
+    x, memory = (torch.randn(2, length, 8, requires_grad=True) for length in (3, 5))
+    explained = same(program, x, memory, executors=["torch"])
+    assert explained.eager == [] and explained.opaque_calls == []
+
+
 def test_what_reaches_inside_of_a_kernel_runs_in_eager() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", BF16):

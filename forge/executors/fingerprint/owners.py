@@ -80,7 +80,7 @@ def owner_of_file(file: str) -> str | None:
         return f"forge {forge_hash()}"
     if _is_in(path, os.path.dirname(torch.__file__)):
         return f"torch {torch.__version__}"
-    for folder in _site_folders():
+    for folder in (*_site_folders(), *filter(_has_distributions, map(os.path.abspath, sys.path))):
         if _is_in(path, folder):
             top = os.path.relpath(path, folder).split(os.sep)[0].partition(".")[0]
             release = _release(top)
@@ -125,6 +125,12 @@ def _is_in(path: str, folder: str) -> bool:
 def _site_folders() -> tuple[str, ...]:
     found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     return tuple(dict.fromkeys([*found, site.getusersitepackages()]))
+
+
+@cache
+def _has_distributions(folder: str) -> bool:
+    """Return whether an installer put distributions into a folder (`pip install --target`, a layer of a container)."""
+    return next(Path(folder).glob("*.dist-info/RECORD"), None) is not None
 
 
 @cache
