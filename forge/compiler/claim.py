@@ -164,7 +164,7 @@ def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select:
             return Choice()
         reasons: Reasons = []
         chosen = choose(bound, executors, reasons, excluded)
-        declined.update((name, reasons) for name in bound.outputs if reasons)
+        declined.update((name, [*declined.get(name, ()), *reasons]) for name in bound.outputs if reasons)
         if chosen is None:
             return Choice(opaque_rule(bound))
         executor, implementation = chosen

@@ -11,7 +11,7 @@ import torch
 
 from forge import transforms
 from forge.compiler import cuda_graph_partition, freezing, layout
-from forge.compiler.claim import choose, chooser, claim_calls, runs_in_torch
+from forge.compiler.claim import Reasons, choose, chooser, claim_calls, first_fuser, runs_in_torch
 from forge.compiler.context import Context, Derivative, Form, Kind
 from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
@@ -95,9 +95,21 @@ def attention_blocks(trace: Trace, context: Context) -> Trace:
 
 
 def patterns(trace: Trace, context: Context) -> Trace:
-    """Replace the calls that the patterns of the executors' kernels match."""
-    known = [pattern for executor in context.config.executors for pattern in executor.patterns]
-    return replace_patterns(trace, known)[0]
+    """Replace the calls that the patterns of the executors' kernels match, where one of them takes the call."""
+    executors = [each for each in context.config.executors if each.patterns]
+    active = grad.active_names(trace)
+
+    def is_taken(bound: BoundSymbol) -> bool:
+        reasons: Reasons = []
+        if grad.is_differentiated(bound) and not active.isdisjoint(bound.inputs):
+            bound = bound.replace(tags=bound.tags | {Tag.DIFFERENTIATED})
+        taken = choose(bound, executors, reasons) is not None or first_fuser(bound, executors) is not None
+        if not taken:
+            context.declined.update((name, reasons) for name in bound.outputs if reasons)
+        return taken
+
+    known = [pattern for executor in executors for pattern in executor.patterns]
+    return replace_patterns(trace, known, is_taken)[0]
 
 
 def compose_attention(trace: Trace, context: Context) -> Trace:

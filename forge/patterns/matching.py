@@ -5,7 +5,7 @@ in either order. Then the reference is traced with exactly those dtypes, shapes 
 program's normal form: it is the same value there, or no match.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from forge.ir import NUMBER_TYPES, TensorProxy, Trace
@@ -21,14 +21,22 @@ class Match(NamedTuple):
     outputs: list[TensorProxy]
     covered: set[int]
 
+    @property
+    def site(self) -> tuple[Pattern, str]:
+        """The pattern, and the name of the last of the values."""
+        return self.pattern, self.outputs[-1].name
+
     def __repr__(self) -> str:
         return f"<match of {self.pattern.name} at {', '.join(proxy.name for proxy in self.outputs)}>"
 
 
-def find_matches(trace: Trace, patterns: Sequence[Pattern]) -> list[Match]:
+def find_matches(
+    trace: Trace, patterns: Sequence[Pattern], declined: Collection[tuple[Pattern, str]] = ()
+) -> list[Match]:
     """Return the sites of `patterns` in a trace, in program order; an earlier pattern goes before a later one.
 
-    Two sites do not share a computation (casts and broadcasts apart).
+    Two sites do not share a computation (casts and broadcasts apart). declined: sites that are none, each the pattern
+    and the name of its last output.
     """
     graph = Canonical(trace.inputs, trace.bound_symbols)
     sites = _Sites(trace, graph)
@@ -39,7 +47,9 @@ def find_matches(trace: Trace, patterns: Sequence[Pattern]) -> list[Match]:
             if name in found:
                 continue
             match = _match_at(each, node, graph, sites)
-            if match is not None and match.covered.isdisjoint(sites.taken) and program.is_convex(match):
+            if match is None or match.site in declined:
+                continue
+            if match.covered.isdisjoint(sites.taken) and program.is_convex(match):
                 sites.taken |= match.covered
                 found[match.outputs[-1].name] = match
     return sorted(found.values(), key=lambda match: sites.order[match.outputs[-1].name])

@@ -1,6 +1,6 @@
 """The transform that makes each site of a pattern one call."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from forge import torchlang
 from forge.ir import BoundSymbol, Trace, recording
@@ -11,9 +11,27 @@ from forge.patterns.reference import Pattern
 from forge.transforms.dce import live_calls
 
 
-def replace_patterns(trace: Trace, patterns: Sequence[Pattern]) -> tuple[Trace, list[Match]]:
-    """Return the trace with every site of `patterns` one call of the pattern's symbol, and the sites."""
-    matches = find_matches(trace, patterns)
+def replace_patterns(
+    trace: Trace, patterns: Sequence[Pattern], is_taken: Callable[[BoundSymbol], bool] = lambda bound: True
+) -> tuple[Trace, list[Match]]:
+    """Return the trace with every site of `patterns` one call of the pattern's symbol, and the sites.
+
+    is_taken: Returns whether an executor takes such a call; a site whose call none takes stays as it is.
+    """
+    declined: set[tuple[Pattern, str]] = set()
+    while matches := find_matches(trace, patterns, declined):
+        new, found = _replace_matches(trace, matches)
+        calls = {name: bound for bound in new.bound_symbols for name in bound.outputs}
+        sites = [(match.site, calls.get(match.outputs[-1].name)) for match in found]
+        refused = {site for site, call in sites if call is not None and not is_taken(call)}
+        if not refused:
+            return new, found
+        declined |= refused
+    return trace, []
+
+
+def _replace_matches(trace: Trace, matches: list[Match]) -> tuple[Trace, list[Match]]:
+    """Return the trace with those of the matches replaced that can be together, and these."""
     while matches:
         new, places = _replace(trace, matches)
         ordered, stuck = in_order(new.bound_symbols, [*trace.input_names, *trace.constants])

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from forge import clang, prims, torchlang
-from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, differentiable
-from forge.ir.pytree import names, tensors
+from forge.ir import BoundSymbol, TensorProxy, Trace
+from forge.transforms.grad import active_names, is_differentiated
 from forge.transforms.replacement import rewrite
 
 ATTENTION = torchlang.scaled_dot_product_attention
@@ -31,16 +31,16 @@ def compose_attention(
             value and mask a gradient may flow to.
         in_torch: Returns whether a call runs as torch runs it.
     """
-    active = set(names(trace.differentiable_inputs))
+    if all(bound.symbol is not ATTENTION for bound in trace.bound_symbols):
+        return trace
+    active = active_names(trace)
 
     def compose(bound: BoundSymbol) -> TensorProxy | None:
-        if not active.isdisjoint(bound.inputs) and Tag.NO_GRAD not in bound.tags:
-            active.update(names([each for each in tensors(bound.output) if differentiable(each)]))
         if bound.symbol is not ATTENTION or not in_torch(bound):
             return None
         given = ATTENTION.bind(bound.args, bound.kwargs)
-        flows = frozenset[str]() if Tag.NO_GRAD in bound.tags else active
-        wanted = tuple([x is not None and x.name in flows for x in map(given.get, _TENSORS)])
+        flows = is_differentiated(bound)
+        wanted = tuple([flows and x is not None and x.name in active for x in map(given.get, _TENSORS)])
         if not is_composed(given, wanted):
             return None
         rows = {name: prims.contiguous(given[name]) for name in ("query", "key", "value")}

@@ -78,6 +78,20 @@ def differentiate(
     return Joint(new, walker.runs, walker.active, decomposed)
 
 
+def active_names(trace: Trace) -> set[str]:
+    """Return the names of the values through which gradients may flow; the rules may take fewer."""
+    active = {x.name for x in trace.differentiable_inputs}
+    for bound in trace.bound_symbols:
+        if not active.isdisjoint(bound.inputs) and is_differentiated(bound):
+            active.update(output.name for output in tensors(bound.output) if differentiable(output))
+    return active
+
+
+def is_differentiated(bound: BoundSymbol) -> bool:
+    """Return whether gradients may flow through a call, if one flows to an argument."""
+    return Tag.NO_GRAD not in bound.tags and Tag.NOT_DIFFERENTIABLE not in bound.symbol.tags
+
+
 def _reached_names(bound: BoundSymbol, names: Collection[str]) -> set[str]:
     """Return these names and those of the values that a call makes of them, inside of it too."""
     found = set(names)
@@ -106,7 +120,7 @@ class _Forward:
             self.active.update(
                 output.name for output in tensors(bound.output) if differentiable(output) and output.name in shown
             )
-        if Tag.NO_GRAD in bound.tags or Tag.NOT_DIFFERENTIABLE in bound.symbol.tags:
+        if not is_differentiated(bound):
             return [bound]
         if self.active.isdisjoint(bound.inputs) or not any(differentiable(out) for out in tensors(bound.output)):
             return [bound]

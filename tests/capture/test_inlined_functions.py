@@ -47,8 +47,16 @@ def test_nothing_stays_of_one_that_cannot_be_traced() -> None:
         for function in (missing, branching):
             function.__module__ = "torch.masked.tests"
             assert inline_python.record(function, (x,), {}) is NotImplemented
-        assert inline_python.record(torch.nn.functional.softmin, (x,), {}) is NotImplemented
+        assert inline_python.record(torch.linalg.vander, (x,), {}) is NotImplemented
     assert not trace.bound_symbols
+
+
+def test_functions_of_torch_nn_that_ask_their_arguments_first_are_traced() -> None:
+    trace = Trace()
+    with recording(trace, torchlang.language):
+        x = trace.add_input(trace.tensor((3,), torch.float32, torch.device("cpu")))
+        assert inline_python.record(torch.nn.functional.softmin, (x,), {}) is not NotImplemented
+    assert trace.bound_symbols
 
 
 def test_one_that_asks_for_values_runs_in_eager() -> None:

@@ -29,9 +29,11 @@ def names(function: Callable, *args: Any, wanted: tuple[Pattern, ...] = builtin.
 
 
 def finder(wanted: tuple[Pattern, ...] = builtin.ALL) -> OperatorExecutor:
-    """An executor that wants patterns found and implements none of them."""
+    """An executor that runs each of these patterns by its reference."""
     executor = OperatorExecutor("finder")
     executor.patterns = wanted
+    for each in wanted:
+        executor.register_implementation(each.symbol, each.reference)
     return executor
 
 
@@ -641,3 +643,25 @@ def test_a_reference_is_refused_that_has_no_plain_parameters_or_computes_nothing
         Pattern(lambda *args: args[0].exp(), name="star")
     with pytest.raises(ValueError, match="pattern nothing: the reference computes nothing"):
         Pattern(lambda x: x, name="nothing")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_site_whose_kernel_declines_stays_as_it_is(training: bool) -> None:
+    """A value that is in it and that others read is computed once."""
+
+    def block(gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return F.silu(gate) * up, F.silu(F.silu(gate))
+
+    def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return F.silu(gate) * up
+
+    kernel = forge.kernel("pattern:swiglu", swiglu, name="mine", dtypes=[torch.bfloat16], grad="composite")
+    jitted = forge.jit(block, kernels=[kernel], executors=["torch"])
+    args = [torch.randn(2, 8, requires_grad=training) for _ in range(2)]
+    for ours, theirs in zip(jitted(*args), block(*args), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert pattern_ids(jitted) == set()
+    rows = forge.explain(jitted).rows
+    assert [row.operation for row in rows].count("torch.nn.functional.silu") == 2
+    (product,) = [row for row in rows if row.operation == "torch.mul"]
+    assert ("mine", "dtype float32 not in T (bfloat16)") in product.declined
