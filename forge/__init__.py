@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
 
 def _import(place: str) -> Any:
     if place in sys.modules:
-        return sys.modules[place]
+        return importlib.import_module(place)  # which waits where another thread is importing it
     from forge.torch_internals.replaced import torchs_functions  # which imports torch
 
     with torchs_functions():

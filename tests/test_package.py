@@ -81,3 +81,12 @@ def test_tables_are_made_of_torchs_functions_where_others_are_in_their_place(
     assert seen == [torchs]
     assert getattr(place, name) is replacement
     assert replacement not in trace_rules.get_torch_obj_rule_map()
+
+
+def test_a_module_that_another_thread_is_importing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in sys.modules before it has its names; importlib holds its lock."""
+    asked: list[str] = []
+    monkeypatch.setattr("importlib.import_module", asked.append)
+    assert "forge.version" in sys.modules
+    forge._import("forge.version")
+    assert asked == ["forge.version"]

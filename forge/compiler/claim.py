@@ -150,6 +150,11 @@ def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
     return chosen[0] is torchex or chosen[1].low_priority
 
 
+def note_declined(declined: dict[str, Reasons], bound: BoundSymbol, reasons: Reasons) -> None:
+    """Add the reasons of executors that declined a call to those of the values that it computes."""
+    declined.update((name, [*declined.get(name, ()), *reasons]) for name in bound.outputs if reasons)
+
+
 def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select: Selection = in_order) -> Choose:
     """Return the choice between an operation's own gradient and its decomposition's, by the executor that will claim a
     call; an opaque call has its own rule.
@@ -164,7 +169,7 @@ def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select:
             return Choice()
         reasons: Reasons = []
         chosen = choose(bound, executors, reasons, excluded)
-        declined.update((name, [*declined.get(name, ()), *reasons]) for name in bound.outputs if reasons)
+        note_declined(declined, bound, reasons)
         if chosen is None:
             return Choice(opaque_rule(bound))
         executor, implementation = chosen

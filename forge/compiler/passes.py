@@ -11,7 +11,7 @@ import torch
 
 from forge import transforms
 from forge.compiler import cuda_graph_partition, freezing, layout
-from forge.compiler.claim import Reasons, choose, chooser, claim_calls, first_fuser, runs_in_torch
+from forge.compiler.claim import Reasons, choose, chooser, claim_calls, first_fuser, note_declined, runs_in_torch
 from forge.compiler.context import Context, Derivative, Form, Kind
 from forge.compiler.fusion import fuse_claimed
 from forge.compiler.layout import Layouts
@@ -19,7 +19,7 @@ from forge.compiler.program import inline_epilogue, write_early
 from forge.executors.contracts import expect
 from forge.executors.executor import Declined, Executor, FusionExecutor, call_checker, is_own
 from forge.executors.torchex import distributed, memory
-from forge.executors.torchex.attention import attention, is_composed, takes_broadcast, takes_groups
+from forge.executors.torchex.attention import attention, has_no_kernel, takes_broadcast, takes_groups
 from forge.executors.torchex.core import torchex
 from forge.executors.torchex.indexing import INDEX_COPY, in_place_operator
 from forge.executors.torchex.windows import WINDOWED
@@ -105,7 +105,7 @@ def patterns(trace: Trace, context: Context) -> Trace:
             bound = bound.replace(tags=bound.tags | {Tag.DIFFERENTIATED})
         taken = choose(bound, executors, reasons) is not None or first_fuser(bound, executors) is not None
         if not taken:
-            context.declined.update((name, reasons) for name in bound.outputs if reasons)
+            note_declined(context.declined, bound, reasons)
         return taken
 
     known = [pattern for executor in executors for pattern in executor.patterns]
@@ -114,7 +114,7 @@ def patterns(trace: Trace, context: Context) -> Trace:
 
 def compose_attention(trace: Trace, context: Context) -> Trace:
     """Decompose attention calls that torch would compose."""
-    return transforms.compose_attention(trace, is_composed, in_torch=partial(_runs_in_torch, context=context))
+    return transforms.compose_attention(trace, has_no_kernel, in_torch=partial(_runs_in_torch, context=context))
 
 
 def fused_linear_cross_entropy(trace: Trace, context: Context) -> Trace:

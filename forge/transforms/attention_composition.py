@@ -20,14 +20,14 @@ _TENSORS = ("query", "key", "value", "attn_mask")
 
 def compose_attention(
     trace: Trace,
-    is_composed: Callable[[dict[str, Any], tuple[bool, ...]], bool],
+    has_no_kernel: Callable[[dict[str, Any], tuple[bool, ...]], bool],
     in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
     """Return the trace with attention calls decomposed, where torch composes them.
 
     Args:
         trace: The program.
-        is_composed: Returns whether torch has no kernel for a call, from its arguments and from which of query, key,
+        has_no_kernel: Returns whether torch has no kernel for a call, from its arguments and from which of query, key,
             value and mask a gradient may flow to.
         in_torch: Returns whether a call runs as torch runs it.
     """
@@ -41,7 +41,7 @@ def compose_attention(
         given = ATTENTION.bind(bound.args, bound.kwargs)
         flows = is_differentiated(bound)
         wanted = tuple([flows and x is not None and x.name in active for x in map(given.get, _TENSORS)])
-        if not is_composed(given, wanted):
+        if not has_no_kernel(given, wanted):
             return None
         rows = {name: prims.contiguous(given[name]) for name in ("query", "key", "value")}
         return ATTENTION.definition(**given | rows)

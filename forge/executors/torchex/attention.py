@@ -311,7 +311,7 @@ def _choice(call: Attention, leaves: Inputs) -> int:
         )
 
 
-def is_composed(given: dict[str, Any], wanted: tuple[bool, ...]) -> bool:
+def has_no_kernel(given: dict[str, Any], wanted: tuple[bool, ...]) -> bool:
     """Return whether neither torch nor forge has a kernel for a call of these arguments.
 
     wanted: to which of query, key, value and mask a gradient flows.
@@ -321,8 +321,7 @@ def is_composed(given: dict[str, Any], wanted: tuple[bool, ...]) -> bool:
         return False
     call = Attention(given["dropout_p"], given["is_causal"], given["scale"], given["enable_gqa"], wanted)
     with disable_current_modes():
-        leaves = _leaves((_like(query), _like(key), _like(value), None if mask is None else _like(mask)), wanted)
-        return _choice(call, leaves) == SDPBackend.MATH.value
+        return _choice(call, _leaves(_likes(given), wanted)) == SDPBackend.MATH.value
 
 
 def takes_groups(query: TensorProxy, times: Dim, given: dict[str, Any], requires_grad: bool) -> bool:
@@ -331,8 +330,7 @@ def takes_groups(query: TensorProxy, times: Dim, given: dict[str, Any], requires
     call = Attention(0.0, given["is_causal"], given["scale"], False, (requires_grad,) * 3 + (False,))
     grouped = Attention(0.0, given["is_causal"], given["scale"], True, call.wanted)
     with disable_current_modes():
-        q, k, v = [_like(x).requires_grad_(requires_grad) for x in (query, given["key"], given["value"])]
-        mask = None if given["attn_mask"] is None else _like(given["attn_mask"])
+        q, k, v, mask = _leaves(_likes(given), call.wanted)
         step = hint_of(times)
         choice, of_fewer = _choice(call, (q, k, v, mask)), _choice(grouped, (q, k[:, ::step], v[:, ::step], mask))
         return choice == of_fewer and _KERNELS.get((query.device.type, choice)) in _OF_GROUPS
@@ -341,18 +339,16 @@ def takes_groups(query: TensorProxy, times: Dim, given: dict[str, Any], requires
 def takes_broadcast(given: dict[str, Any], requires_grad: bool) -> tuple[bool, bool]:
     """Return whether torch chooses a fused kernel on a GPU for keys and values of one head, or one batch, that it
     broadcasts for its composition: with enable_gqa, and of tensors that are expanded."""
-    query, key, value = (given[name] for name in ("query", "key", "value"))
-    if query.device.type != "cuda":
+    device = given["query"].device.type
+    if device != "cuda":
         return False, False
     how = (0.0, given["is_causal"], given["scale"])
     wanted = (requires_grad,) * 3 + (False,)
     with disable_current_modes():
-        q, k, v = [_like(x).requires_grad_(requires_grad) for x in (query, key, value)]
-        mask = None if given["attn_mask"] is None else _like(given["attn_mask"])
+        q, k, v, mask = _leaves(_likes(given), wanted)
         grouped = _choice(Attention(*how, True, wanted), (q, k, v, mask))
         k, v = [x.expand(*q.shape[:2], *x.shape[2:]) for x in (k, v)]
         expanded = _choice(Attention(*how, False, wanted), (q, k, v, mask))
-    device = query.device.type
     return _KERNELS.get((device, grouped)) in _OF_GROUPS, (device, expanded) in _KERNELS
 
 
@@ -365,6 +361,12 @@ def as_chosen_now(function: Callable, otherwise: Callable) -> Callable:
         return function(*inputs) if _settings() == kept else otherwise(*inputs)
 
     return call
+
+
+def _likes(given: dict[str, Any]) -> Inputs:
+    """Return memory for one batch of the tensors of a call, by its arguments."""
+    query, key, value, mask = (given[name] for name in ("query", "key", "value", "attn_mask"))
+    return _like(query), _like(key), _like(value), None if mask is None else _like(mask)
 
 
 def _like(proxy: TensorProxy) -> torch.Tensor:
