@@ -35,11 +35,13 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "mixed": tor
 
 
 class Finder(OperatorExecutor):
-    """An executor that wants patterns found and implements none of them."""
+    """An executor that takes every site of the patterns and runs its reference."""
 
     def __init__(self, wanted: Sequence[Pattern] = builtin.ALL) -> None:
         super().__init__("finder")
         self.patterns = tuple(wanted)
+        for pattern in self.patterns:
+            self.register_implementation(pattern.symbol, pattern.reference)
 
 
 @dataclass(frozen=True)
