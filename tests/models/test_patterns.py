@@ -27,9 +27,10 @@ def check_model(name: str, precision: str) -> None:
     assert sites.missing == KNOWN_MISSES.get(name, {})
     assert all(sites.found[each] <= sites.expected[each] for each in FAMILIES)
     # A value that is cast twice in the model and once in the pattern has its gradients summed in float32 rather than in
-    # bfloat16: the difference is of the size of bfloat16's own rounding.
+    # bfloat16, and a layer norm of a pattern is differentiated by its parts where torch has a kernel: the difference is
+    # of the size of bfloat16's own rounding, which both sides have.
     assert sites.outputs <= (2e-6 if precision == "float32" else sites.rounding)
-    assert sites.gradients <= (2e-6 if precision == "float32" else sites.rounding)
+    assert sites.gradients <= (2e-6 if precision == "float32" else 2 * sites.rounding)
 
 
 @pytest.mark.parametrize("name", QUICK)
