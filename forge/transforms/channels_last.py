@@ -1,23 +1,28 @@
-"""Convolutions of half precision on a GPU are given images whose channels lie beside each other in memory.
+"""Convolutions are given images whose channels lie beside each other in memory.
 
     conv2d(x, weight, ...) = conv2d(x.contiguous(memory_format=channels_last), weight.contiguous(...), ...)
 
-cuDNN computes them so: it converts images in another layout before each convolution, and its result after it. Calls
-that follow keep the layout of their inputs, so that few conversions remain. The caller's results have eager's strides.
+cuDNN computes those of half precision so, and oneDNN all: they convert images in another layout before each
+convolution, and its result after it. Calls that follow keep the layout of their inputs, so that few conversions remain.
+The caller's results have eager's strides.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
 from forge import clang, torchlang
 from forge.ir import BoundSymbol, TensorProxy, Trace, recording
+from forge.ir.proxies import hint_of
 from forge.ir.symbol import substitute
 from forge.prims.core import statically_true
 from forge.transforms.result_strides import StandIns, Strides, asks_for_strides, results_to_restore
 
 CONVOLUTIONS = frozenset({torchlang.conv2d, torchlang.conv_transpose2d})
 _CONTIGUOUS = torchlang.contiguous
+_IN_ONEDNN = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _FEWEST_CHANNELS = 32  # from which on a convolution runs on tensor cores as they are meant to
 
 
@@ -25,13 +30,15 @@ def channels_last(
     trace: Trace,
     strides: Callable[[Trace], Strides],
     in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
-    device: str = "cuda",
+    device: str | None = None,
 ) -> Trace:
-    """Return the trace with its convolutions in two dims computed in torch.channels_last, where that is worth it: most
-    of them have many channels, and none has groups of several channels.
+    """Return the trace with its convolutions in two dims computed in torch.channels_last, where that is worth it: on a
+    GPU, most of them have many channels, and none has groups of several channels; on a CPU, their images are larger
+    than the weights that change their layout at each call.
 
     strides: those that torch gives the values of a trace, by name. in_torch: whether a call runs as torch runs it: with
-    one for which the user named another kernel, or one that may ask for strides, the trace stays as it is.
+    one for which the user named another kernel, or one that may ask for strides, the trace stays as it is. device: the
+    type of the device whose rule decides, by default of the one that all tensors are on.
     """
     found = [bound for bound in trace.bound_symbols if bound.symbol in CONVOLUTIONS]
     if not found or not _pays(found, device) or not all(map(in_torch, found)):
@@ -42,12 +49,22 @@ def channels_last(
     return trace if restored is None else _rewrite(trace, restored)
 
 
-def _pays(found: list[BoundSymbol], device: str) -> bool:
+def _pays(found: list[BoundSymbol], device: str | None) -> bool:
+    calls = [bound.symbol.bind(bound.args, bound.kwargs) for bound in found]
+    devices = {given["input"].device.type for given in calls}
+    if len(devices) > 1 or any(given["input"].ndim != 4 for given in calls):
+        return False
+    device = device or devices.pop()
+    if device == "cuda":
+        return _pays_in_cudnn(calls)
+    return device == "cpu" and _pays_in_onednn(calls, [bound.output for bound in found])
+
+
+def _pays_in_cudnn(calls: list[dict[str, Any]]) -> bool:
     wide = 0
-    for bound in found:
-        given = bound.symbol.bind(bound.args, bound.kwargs)
+    for given in calls:
         x, weight = given["input"], given["weight"]
-        if x.device.type != device or x.dtype not in (torch.float16, torch.bfloat16) or x.ndim != 4:
+        if x.dtype not in (torch.float16, torch.bfloat16):
             return False
         if given["groups"] == 1:
             channels = weight.shape[:2]
@@ -56,7 +73,19 @@ def _pays(found: list[BoundSymbol], device: str) -> bool:
         else:
             return False
         wide += all(statically_true(each >= _FEWEST_CHANNELS) for each in channels)
-    return 2 * wide > len(found)
+    return 2 * wide > len(calls)
+
+
+def _pays_in_onednn(calls: list[dict[str, Any]], outputs: list[TensorProxy]) -> bool:
+    if not torch.backends.mkldnn.is_available() or any(given["input"].dtype not in _IN_ONEDNN for given in calls):
+        return False
+    weights = [given["weight"] for given in calls if math.prod(given["weight"].shape[2:]) > 1]  # others are in both
+    images = [given["input"] for given in calls] + outputs
+    return _elements(weights) <= _elements(images)
+
+
+def _elements(tensors: Iterable[TensorProxy]) -> int:
+    return sum(math.prod(map(hint_of, each.shape)) for each in tensors)
 
 
 def _rewrite(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:

@@ -21,7 +21,7 @@ def strides_in_torch(trace: Trace) -> dict[str, tuple[Dim, ...]]:
     return Layouts.of(claim(trace, resolve_executors(["torch"]))[0]).strides()
 
 
-AS_ON_A_GPU = partial(channels_last, strides=strides_in_torch, device="cpu")
+AS_ON_A_GPU = partial(channels_last, strides=strides_in_torch, device="cuda")
 
 
 class Net(nn.Module):
@@ -122,6 +122,66 @@ def test_what_the_caller_sees_has_the_strides_of_eager(function: Callable) -> No
     assert len(names) == len(set(names))  # those of the calls that make views for the caller are their own
 
 
+def mobile_net(channels: int = 32) -> nn.Module:
+    """Two inverted bottlenecks of MobileNetV2."""
+    wide = 2 * channels
+    blocks = [
+        (
+            nn.Conv2d(channels, wide, 1, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU6(),
+            nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU6(),
+            nn.Conv2d(wide, channels, 1),
+        )
+        for _ in range(2)
+    ]
+    return nn.Sequential(*(layer for block in blocks for layer in block))
+
+
+def upscaling() -> nn.Module:
+    return nn.Sequential(nn.ConvTranspose2d(8, 8, 2, stride=2), nn.GELU(), nn.Conv2d(8, 8, 3, padding=1))
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
+@pytest.mark.parametrize(("make", "channels"), [(mobile_net, 32), (upscaling, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_by_default_convolutions_of_a_cpu_are_converted(make: Callable, channels: int, dtype: torch.dtype) -> None:
+    """Their results, gradients and statistics are eager's, in eager's strides, at every size."""
+    torch.manual_seed(0)
+    model = make().to(dtype)
+    ours = copy.deepcopy(model)
+    jitted = forge.jit(ours)
+    bound = 1e-4 if dtype is torch.float32 else 0.06
+    for size in (12, 16, 9):
+        results = []
+        for module, call in ((model, model), (ours, jitted)):
+            x = torch.randn(2, channels, size, size, generator=torch.Generator().manual_seed(size)).to(dtype)
+            y = call(x.requires_grad_())
+            module.zero_grad()
+            y.float().square().mean().backward()
+            results.append([y, x.grad, *(each.grad for each in module.parameters()), *module.buffers()])
+        torch.testing.assert_close(*results, rtol=bound, atol=bound)
+        ordered = [[dims_in_memory(each) for each in found] for found in results]
+        assert ordered[0] == ordered[1]
+    assert laid_out(jitted)
+
+
+def dims_in_memory(x: torch.Tensor) -> list[tuple[int, int]]:
+    """Return the strides of dims that have any: those of one element may be anything."""
+    return [(dim, stride) for dim, stride in enumerate(x.stride()) if x.shape[dim] > 1]
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
+def test_weights_larger_than_their_images_stay_as_they_are() -> None:
+    """Each call would convert them."""
+    for size, is_worth_it in ((2, False), (32, True)):
+        jitted = forge.jit(nn.Conv2d(32, 32, 3, padding=1))
+        jitted(torch.randn(1, 32, size, size))
+        assert laid_out(jitted) == is_worth_it
+
+
 def dropped(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return convolution(F.dropout(convolution(x, weight).relu()), weight.transpose(0, 1)).square()
 
@@ -189,4 +249,4 @@ def test_a_convolution_that_somebody_else_runs_stays() -> None:
     trace = forge.trace(convolution, image(2, 32, 6, 6), image(48, 32, 3, 3))
     assert AS_ON_A_GPU(trace, in_torch=lambda bound: False) is trace
     assert isinstance(AS_ON_A_GPU(trace), Trace) and AS_ON_A_GPU(trace) is not trace
-    assert channels_last(trace, strides=strides_in_torch) is trace  # its tensors are not on a GPU
+    assert channels_last(trace, strides=strides_in_torch, device="mps") is trace
