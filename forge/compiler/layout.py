@@ -281,8 +281,9 @@ class Layouts:
 
     def run(self, call: BoundSymbol) -> FakeRun:
         """Return the layouts of a claimed call's results, and record them."""
-        for proxy in tensors(call.output):
-            self._see(proxy.shape)
+        if not self.is_symbolic:
+            self._see(leaves((call.args, call.kwargs)))  # an index, say
+            self._see(size for proxy in tensors(call.output) for size in proxy.shape)
         acts = call.output is None  # such as one that moves a generator: it would do so now
         predictable = UNPREDICTABLE.isdisjoint(call.all_tags) and is_own(call.symbol.op) and not acts
         ran = self._run_with_memo(call) if predictable else self._run_by_meta(call)

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import logging
 import random
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -334,3 +335,20 @@ def test_padding_follows_the_strides_of_a_batch_of_one(by: str) -> None:
     result, expected = forge.jit(function, check="regions")(x, scale), function(x, scale)
     torch.testing.assert_close(result, expected)
     assert result.stride() == expected.stride()
+
+
+def test_an_index_of_symbolic_numbers_is_of_the_programs_sizes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch warns of an expression whose symbols its environment does not know."""
+    monkeypatch.setattr(logging.getLogger("torch"), "propagate", True)
+
+    def function(cache: torch.Tensor, new: torch.Tensor, position: int) -> torch.Tensor:
+        cache[:, position : position + 1] = new
+        return cache[:, : position + 1] * 2
+
+    jitted, cache = forge.jit(function, cache=False), torch.zeros(2, 8, 4)
+    for position in (2, 3, 4):
+        new = torch.randn(2, 1, 4)
+        torch.testing.assert_close(jitted(cache, new, position), function(cache.clone(), new, position))
+    assert not caplog.records
