@@ -41,6 +41,7 @@ ALL = ("query", "key", "value", "mask")
 COMPOSED: dict[str, tuple[Callable, list[torch.Tensor]]] = {
     "a bias with a gradient": (attend(), inputs(*ALL)),
     "a bias alone has a gradient": (attend(scale=0.3), inputs("mask")),
+    "a bias of one number": (attend(), [*inputs(*ALL[:3])[:3], torch.randn((), requires_grad=True)]),
     "rows that see nothing": (attend(), inputs(*ALL, hidden=True)),
     "groups of queries": (attend(enable_gqa=True), inputs(*ALL, heads=2)),
     "dropout on a CPU": (attend(dropout_p=0.3), inputs(*ALL[:3])),

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import forge
 from forge import torchlang
@@ -218,6 +219,20 @@ def test_a_mask_of_bools_is_converted_once_by_default() -> None:
     stage = stage_of(jitted)
     assert sum(bound.symbol is torchlang.masked_fill for bound in stage.bound_symbols) == 2  # one for each dtype
     assert all(call.symbol is not torchlang.pad for call in stage.bound_symbols)  # which a GPU's kernels need
+
+
+def test_a_layer_of_a_mask_of_bools_is_differentiated_twice() -> None:
+    def program(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x.sin(), x, x.cos(), attn_mask=mask)
+
+    def second(function: Callable) -> torch.Tensor:
+        (first,) = torch.autograd.grad(function(x, mask).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    x, mask = given(16)[0], causal_padding(torch.tensor([16, 5]), 16)
+    with sdpa_kernel(SDPBackend.MATH):  # torch's kernel has no second gradient
+        expected = second(program)
+    torch.testing.assert_close(second(forge.jit(program)), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

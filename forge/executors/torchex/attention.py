@@ -372,7 +372,8 @@ def _likes(given: dict[str, Any]) -> Inputs:
 def _like(proxy: TensorProxy) -> torch.Tensor:
     """Memory for one batch of what a proxy stands for."""
     shape = [hint_of(size) for size in proxy.shape]
-    shape[0] = 1 if len(shape) == 4 else shape[0]
+    if len(shape) == 4:
+        shape[0] = 1
     return torch.empty(shape, dtype=proxy.dtype, device=proxy.device)
 
 

@@ -43,6 +43,7 @@ _ATTENTION_MISTAKES = [
     wrong(t(8), _K, _V, match="at least 2 dimensional"),
     wrong(_Q, t(2, 4, 6, 4), _V, match="one width"),
     wrong(_Q, _K, _V, t(5, 6, dtype=torch.int64), match="Expected attn_mask dtype"),
+    wrong(_Q, _K, _V, t(1, 2, 4, 5, 6), match="does not broadcast to the scores"),
     wrong(_Q, t(2, 3, 6, 8), t(2, 3, 6, 8), enable_gqa=True, match="Number of heads"),
     wrong(_Q.cpu(), _K.cpu(), _V.cpu(), dropout_p=1.5, match="between 0 and 1"),  # a GPU takes it
 ]

@@ -111,6 +111,11 @@ def _weights(scores: TensorProxy, attn_mask: TensorProxy | None, is_causal: bool
         return softmax(scores, -1)
     if attn_mask.dtype == torch.bool:  # added, as torch does: the sum is laid out as the scores are
         attn_mask = clang.where(attn_mask, prims.full((), 0.0, scores.dtype, scores.device), -math.inf)
-    scores = clang.add(scores, clang.convert(attn_mask, scores.dtype))
+    masked = clang.add(scores, clang.convert(attn_mask, scores.dtype))
+    torch_check(
+        masked.ndim == scores.ndim and all(map(same, masked.shape, scores.shape)),
+        lambda: f"scaled_dot_product_attention: attn_mask {attn_mask} does not broadcast to the scores {scores}",
+    )
+    scores = masked
     hidden = clang.all(scores == -math.inf, -1, True)
     return clang.where(hidden, 0, softmax(clang.where(hidden, 0, scores), -1))
