@@ -21,7 +21,7 @@ from forge.executors.executor import Declined, Executor, FusionExecutor, call_ch
 from forge.executors.torchex import distributed, memory
 from forge.executors.torchex.attention import attention, has_no_kernel, takes_broadcast, takes_groups
 from forge.executors.torchex.core import torchex
-from forge.executors.torchex.indexing import INDEX_COPY, in_place_operator
+from forge.executors.torchex.indexing import ADD_ROWS, INDEX_COPY, in_place_operator
 from forge.executors.torchex.windows import WINDOWED
 from forge.ir import BoundSymbol, Symbol, Tag, Trace
 from forge.ir.proxies import Dim
@@ -291,6 +291,11 @@ def write_in_place(trace: Trace, context: Context) -> Trace:
         return in_place_operator(bound) if _runs_in_torch(bound, context) else None
 
     return transforms.write_in_place(trace, operator_of)
+
+
+def add_rows_in_place(trace: Trace, context: Context) -> Trace:
+    """Add gradients of a table's rows where the rest of the table's gradient lies."""
+    return transforms.add_rows_in_place(trace, ADD_ROWS, partial(_runs_in_torch, context=context))
 
 
 def decoding_attention(trace: Trace, context: Context) -> Trace:

@@ -231,6 +231,14 @@ def _has_collectives(trace: Trace, context: Context) -> bool:
     return any(Tag.EFFECT in bound.all_tags and is_start(bound) for bound in trace.bound_symbols)
 
 
+def _sums_rows(trace: Trace, context: Context) -> bool:
+    """Return whether there are gradients of rows, which are neither compared with eager's nor to be eager's bits."""
+    config = context.config
+    if config.comparison is not None or config.numerics != "fast" or not config.fusion_executors:
+        return False
+    return any(bound.symbol is prims.embedding_backward for bound in trace.bound_symbols)
+
+
 def _reduces(trace: Trace, context: Context) -> bool:
     """Return whether there are reductions, and their inputs are not compared with eager's."""
     return context.config.comparison is None and any(map(is_reduction, trace.bound_symbols))
@@ -270,6 +278,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(passes.split, Form.JOINT, _is_differentiated, "split", Form.PROGRAM),
     Pass(passes.inline_effects, Form.JOINT, _has_no_gradients, "optimize", Form.PROGRAM, is_stage=False),
     Pass(passes.write_in_place, Form.PROGRAM, _writes_inputs, "optimize"),
+    Pass(passes.add_rows_in_place, Form.PROGRAM, _sums_rows, "optimize"),
     Pass(passes.decoding_attention, Form.PROGRAM, _infers, "optimize"),
     Pass(passes.join_quantized, Form.PROGRAM, _infers, "optimize"),
     Pass(passes.products, Form.PROGRAM, _measures_products, "claim and generate"),

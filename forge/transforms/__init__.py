@@ -28,10 +28,12 @@ from forge.transforms.rematerialize import rematerialize
 from forge.transforms.replacement import rewrite
 from forge.transforms.row_major import row_major
 from forge.transforms.row_products import row_products
+from forge.transforms.row_sums import add_rows_in_place
 from forge.transforms.unfused_addends import unfuse_addends
 from forge.transforms.write_in_place import write_in_place
 
 __all__ = [
+    "add_rows_in_place",
     "Freezing",
     "attention_blocks",
     "attention_masks",

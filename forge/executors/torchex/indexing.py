@@ -8,6 +8,7 @@ import torch
 from forge import clang, prims, torchlang
 from forge.executors.torchex.core import run_clang, run_prim, run_prims, run_torchlang, torchex
 from forge.ir import BoundSymbol, Symbol, Tag
+from forge.prims.core import like
 
 aten = torch.ops.aten
 
@@ -74,6 +75,19 @@ def slice_scatter_(
     """Write src to x[start:end:step] along a dim, and return x."""
     x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)] = src
     return x
+
+
+def add_rows_(x: torch.Tensor, g: torch.Tensor, indices: torch.Tensor, padding_idx: int) -> torch.Tensor:
+    """Add the gradient of the rows at `indices` to a table's, and return the table's. padding_idx: see
+    prims.embedding_backward."""
+    rows, indices = g.reshape(-1, g.shape[-1]), indices.reshape(-1)
+    if padding_idx >= 0:
+        is_used = indices != padding_idx
+        rows, indices = rows[is_used], indices[is_used]
+    return x.index_add_(0, indices, rows)
+
+
+ADD_ROWS = torchex.register_operator("add_rows_", meta=lambda x, *rest: like(x), fn=add_rows_, tags=[Tag.IN_PLACE])
 
 
 def _in_place(name: str, symbol: Symbol, function: Callable[..., torch.Tensor]) -> Symbol:
