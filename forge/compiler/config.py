@@ -17,8 +17,13 @@ from forge.executors.executor import (
 )
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, Trace
+from forge.ir.proxies import bytes_of
+from forge.ir.pytree import tensors
+from forge.transforms.makers import is_view
 from forge.transforms.unshards import is_unshard, reshards
 from forge.transforms.users import Transform
+
+_ROW = 32  # elements, from which on a reduction is saved
 
 
 class Comparison(Protocol):
@@ -145,7 +150,7 @@ class Config:
             return bool(reshards(bound))
         if self.memory in ("speed", "smallest"):
             return self.memory == "smallest"
-        return is_unshard(bound) or self.is_fused(bound)
+        return is_unshard(bound) or (self.is_fused(bound) and not _reduces_rows_on_cpu(bound))
 
     def can_split(self, bound: BoundSymbol) -> bool:
         """Return whether a call of the forward may be parted into one that runs again and one that does not."""
@@ -154,3 +159,13 @@ class Config:
     def is_fused(self, bound: BoundSymbol) -> bool:
         """Return whether a fusion executor is the first to take a call."""
         return is_fused(bound, self.executors, self.selection)
+
+
+def _reduces_rows_on_cpu(bound: BoundSymbol) -> bool:
+    """Return whether a call reads far more than what it gives, on a processor, where to read all again takes longer
+    than to save so little."""
+    made = tensors(bound.output)
+    if is_view(bound) or not made or any(x.device.type != "cpu" for x in made):
+        return False
+    read = max(map(bytes_of, tensors((bound.args, bound.kwargs))), default=0)
+    return _ROW * sum(map(bytes_of, made)) <= read

@@ -122,6 +122,11 @@ def fused_linear_cross_entropy(trace: Trace, context: Context) -> Trace:
     return transforms.fused_linear_cross_entropy(trace, in_torch=partial(_runs_in_torch, context=context))
 
 
+def compose_cross_entropy(trace: Trace, context: Context) -> Trace:
+    """Compute losses of many scores without their softmax."""
+    return transforms.compose_cross_entropy(trace, in_torch=partial(_runs_in_torch, context=context))
+
+
 def fold_norms(trace: Trace, context: Context) -> Trace:
     """Fold batch norms into the weights of the layers before them."""
     in_torch = partial(_runs_in_torch, context=context)

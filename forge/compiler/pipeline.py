@@ -262,6 +262,7 @@ PIPELINE: tuple[Pass, ...] = (
     _torch_pass(passes.patterns, when=_has_patterns),
     _torch_pass(passes.compose_attention, when=_may_round_otherwise),
     _torch_pass(passes.fused_linear_cross_entropy, when=_is_program),
+    _torch_pass(passes.compose_cross_entropy, when=_may_round_otherwise),
     _torch_pass(passes.fold_norms, when=_freezes),
     _torch_pass(passes.join_products, when=_freezes),
     _torch_pass(passes.contract, when=_may_round_otherwise),

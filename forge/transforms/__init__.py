@@ -29,17 +29,19 @@ from forge.transforms.replacement import rewrite
 from forge.transforms.row_major import row_major
 from forge.transforms.row_products import row_products
 from forge.transforms.row_sums import add_rows_in_place
+from forge.transforms.scored_losses import compose_cross_entropy
 from forge.transforms.unfused_addends import unfuse_addends
 from forge.transforms.write_in_place import write_in_place
 
 __all__ = [
-    "add_rows_in_place",
     "Freezing",
+    "add_rows_in_place",
     "attention_blocks",
     "attention_masks",
     "bucket_collectives",
     "channels_last",
     "compose_attention",
+    "compose_cross_entropy",
     "contract",
     "cse",
     "dce",

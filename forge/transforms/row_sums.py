@@ -3,9 +3,9 @@
     rows = embedding_backward(g, indices, n)
     total = product + rows                     ->    total = add_rows_(product, g, indices)
 
-An embedding whose weight is a head's, too, or that is called twice, has a gradient of several terms. That of the rows is
-a whole table, most of it zeros, which is written, read and added for a few rows. On a CPU alone: a GPU adds equal rows
-by atomics, in another order at each call, or sorts them for `embedding_backward`, which sums them in float32.
+An embedding whose weight is a head's, too, or that is called twice, has a gradient of several terms. That of the rows
+is a whole table, most of it zeros, which is written, read and added for a few rows. On a CPU alone: a GPU adds equal
+rows by atomics, in another order at each call, or sorts them for `embedding_backward`, which sums them in float32.
 """
 
 from collections import Counter

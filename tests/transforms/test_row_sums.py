@@ -88,7 +88,7 @@ def test_gradients_are_eagers(make: Callable[[], nn.Module], adds: int) -> None:
     jitted = forge.jit(ours)
     bounds = {"rtol": 0.1, "atol": 0.5} if model.table.weight.dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
     for shapes in (((2, 5), (5,)), ((3, 7), (7,)), ((1, 1), (1,)), ((2, 0), (0,))):
-        source, target = map(lambda shape: tokens(*shape), shapes)
+        source, target = (tokens(*shape) for shape in shapes)
         source.flatten()[:1] = 3
         actual = gradients(ours, jitted, source, target)
         torch.testing.assert_close(actual, gradients(model, model, source, target), **bounds)

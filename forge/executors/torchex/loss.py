@@ -157,6 +157,14 @@ def _nll_loss_grad(
 run_torchlang(torchlang.nll_loss, grad_transform=_nll_loss_grad)
 
 
+def _scores_of_classes(x: torch.Tensor, target: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    """Return x at the targets, by nll_loss, whose errors name one that is out of bounds."""
+    return _nll_loss(x, target, None, REDUCTION["none"], ignore_index)[0].neg_()
+
+
+torchex.register_implementation(torchlang.class_scores, _scores_of_classes)
+
+
 # binary_cross_entropy
 
 binary_cross_entropy_backward = torchex.register_operator(

@@ -301,6 +301,68 @@ def nll_loss(
     return clang.sum(loss) / clang.sum(weights)
 
 
+def _class_scores(input: TensorProxy, target: TensorProxy, ignore_index: int) -> TensorProxy:
+    dim = 0 if input.ndim == 1 else 1
+    used = target != ignore_index
+    classes = clang.convert(clang.where(used, target, 0), torch.int64)
+    return clang.where(used, prims.squeeze(prims.gather(input, dim, clang.unsqueeze(classes, dim)), (dim,)), 0)
+
+
+class_scores = Symbol("class_scores", "forge.class_scores", body=_class_scores)
+class_scores.__doc__ = """Return the score of each target, 0 where it is ignore_index.
+
+Shapes: input (C,) or (N, C, *), target and out () or (N, *).
+"""
+
+
+def _class_losses(input: TensorProxy, target: TensorProxy, ignore_index: int) -> TensorProxy:
+    total = clang.logsumexp(clang.widen(input), 0 if input.ndim == 1 else 1, False)
+    loss = total - clang.convert(class_scores(input, target, ignore_index), total.dtype)
+    return clang.where(target != ignore_index, loss, 0)
+
+
+class_losses = Symbol("class_losses", "forge.class_losses", body=_class_losses)
+class_losses.__doc__ = """Return logsumexp(input) less the score of each target, 0 where it is ignore_index.
+
+Shapes: input (C,) or (N, C, *), target and out () or (N, *). Dtypes: out is float32 where input is narrower.
+"""
+
+
+@register_grad(class_losses)
+def _class_losses_grad(input: TensorProxy, target: TensorProxy, ignore_index: int) -> TensorProxy:
+    """Compare all classes with the target: one loop writes softmax less the targets."""
+    dim = 0 if input.ndim == 1 else 1
+    wide, used = clang.widen(input), target != ignore_index
+    total = clang.logsumexp(wide, dim, True)
+    scores = clang.convert(class_scores(input, target, ignore_index), total.dtype)
+    out = clang.where(used, prims.squeeze(total, (dim,)) - scores, 0)
+    classes = prims.iota(input.shape[dim], 0, 1, torch.int64, input.device)
+    shape = tuple(input.shape[dim] if each == dim else 1 for each in range(input.ndim))
+    is_target = prims.broadcast_in_dim(classes, shape, (dim,)) == clang.unsqueeze(target, dim)
+    softmax = clang.exp(wide - total)
+    g = clang.unsqueeze(clang.where(used, get_grad(out), 0), dim)
+    put_grad(input, clang.convert(clang.where(is_target, softmax - 1, softmax) * g, input.dtype))
+    return out
+
+
+def composed_cross_entropy(
+    input: TensorProxy, target: TensorProxy, ignore_index: int = -100, reduction: str = "mean"
+) -> TensorProxy:
+    """Return cross_entropy of classes as logsumexp(input) - input[target], which needs no softmax in memory.
+
+    Dtypes: computed in float32 where input's is narrower; out has input's.
+    Shapes: those of cross_entropy.
+    """
+    check_classes("cross_entropy", input, target, None)
+    loss = class_losses(input, target, ignore_index)
+    if reduction == "mean":
+        used = clang.convert(target != ignore_index, loss.dtype)
+        loss = clang.sum(loss) / clang.sum(used)
+    elif reduction != "none":
+        loss = reduce_loss(loss, reduction)
+    return clang.convert(loss, input.dtype)
+
+
 def check_classes(op: str, input: TensorProxy, target: TensorProxy, weight: Optional) -> None:
     """Raise for a target of class indices or a weight of the classes that does not go with the input."""
     torch_check(

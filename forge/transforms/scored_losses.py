@@ -1,0 +1,42 @@
+"""The loss of large scores on a CPU, without their softmax in memory.
+
+    loss = cross_entropy(scores, target)    ->    loss = mean(logsumexp(scores) - scores[target])
+
+torch's function writes the logarithm of the softmax, as large as the scores, and keeps it for the backward. The sum
+over each row is one pass, and the gradient, softmax less the targets, is one more, by one loop of a region.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from forge import clang, torchlang
+from forge.ir import BoundSymbol, TensorProxy, Trace
+from forge.ir.proxies import hint_of
+from forge.transforms.replacement import rewrite
+
+CROSS_ENTROPY = torchlang.cross_entropy
+SCORE_LIMIT = 2**18  # fewer scores are not worth it
+_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+
+def compose_cross_entropy(trace: Trace, in_torch: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
+    """Return the trace with cross entropies of many scores of a CPU decomposed.
+
+    in_torch: Returns whether a call runs as torch runs it.
+    """
+
+    def compose(bound: BoundSymbol) -> TensorProxy | None:
+        if bound.symbol is not CROSS_ENTROPY or not in_torch(bound):
+            return None
+        given = CROSS_ENTROPY.bind(bound.args, bound.kwargs)
+        x, target = given["input"], given["target"]
+        if x.device.type != "cpu" or x.dtype not in _DTYPES or math.prod(map(hint_of, x.shape)) < SCORE_LIMIT:
+            return None
+        is_of_classes = not target.is_floating_point() and given["weight"] is None and given["label_smoothing"] == 0
+        if not is_of_classes or given["size_average"] is not None or given["reduce"] is not None:
+            return None
+        return torchlang.composed_cross_entropy(x, target, given["ignore_index"], given["reduction"])
+
+    return rewrite(trace, "compose_cross_entropy", compose, language=clang.language)
