@@ -71,6 +71,8 @@ from torch._dynamo.variables import script_object as script_object
 from torch._dynamo.variables.base import VariableTracker as VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder as VariableBuilder
 from torch._dynamo.variables.builder import wrap_fx_proxy as wrap_fx_proxy
+from torch._dynamo.variables.ctx_manager import CatchWarningsCtxManagerVariable as CatchWarningsCtxManagerVariable
+from torch._dynamo.variables.functions import SkipFunctionVariable as SkipFunctionVariable
 from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable as AutogradFunctionApplyVariable
 from torch._dynamo.variables.lists import ListVariable as ListVariable
 from torch._dynamo.variables.lists import SizeVariable as SizeVariable

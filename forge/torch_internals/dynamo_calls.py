@@ -1,6 +1,8 @@
 """Patches of Dynamo: calls of torch's functions, generators and loggers, and their errors."""
 
 import logging
+import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,12 +11,15 @@ import torch
 
 from forge.torch_internals.dynamo import (
     AttrSource,
+    CatchWarningsCtxManagerVariable,
     ConstantVariable,
     DebuggingVariable,
+    GlobalSource,
     InliningInstructionTranslator,
     InstructionTranslatorBase,
     LoggingLoggerVariable,
     RandomVariable,
+    SkipFunctionVariable,
     TensorVariable,
     TorchInGraphFunctionVariable,
     break_graph,
@@ -151,6 +156,62 @@ def _log(self: LoggingLoggerVariable, tx: Any, name: str, args: list, kwargs: di
     called = DebuggingVariable(method, source=AttrSource(self.source, name))
     tx.output.root_tx.debug_locals.append((called, list(args)))
     return ConstantVariable.create(None)
+
+
+@patch(
+    SkipFunctionVariable,
+    "call_function",
+    why="a call of warnings.warn breaks the graph",
+    issue="https://github.com/pytorch/pytorch/issues/132635",
+    upstream="torch/_dynamo/variables/functions.py:2263@2.13.0, SkipFunctionVariable.call_function",
+)
+def _call_skipped(self: SkipFunctionVariable, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call a function that is not traced. Warnings are given after the graph, as those of eager's lines."""
+    warning = _warning(tx, *args, **kwargs) if self.value is warnings.warn else None
+    if warning is None:
+        return _call_skipped.original(self, tx, args, kwargs)
+    root = tx.output.root_tx
+    called = DebuggingVariable(warning, source=GlobalSource(root.output.install_global("__warning", warning)))
+    root.debug_locals.append((called, []))
+    return ConstantVariable.create(None)
+
+
+def _warning(
+    tx: Any, message: Any, category: Any = None, stacklevel: Any = None, source: Any = None, **others: Any
+) -> Callable[[], None] | None:
+    """Return a function that gives a warning; None where it depends on values, or filters that the program sets."""
+    given = [each for each in (message, category, stacklevel) if each is not None]
+    if source is not None or others or not all(each.is_python_constant() for each in given):
+        return None
+    text, kind = message.as_python_constant(), UserWarning if category is None else category.as_python_constant()
+    if type(text) is not str or not (isinstance(kind, type) and issubclass(kind, Warning)):
+        return None
+    frame = _frame_of(tx, 1 if stacklevel is None else stacklevel.as_python_constant())
+    if frame is None:
+        return None
+    return partial(_warn, text, kind, frame.f_code.co_filename, frame.lineno, frame.f_globals.get("__name__"))
+
+
+def _frame_of(tx: Any, level: int) -> Any:
+    """Return the frame that a warning's stacklevel counts to; None where Dynamo does not know it, or a frame sets
+    filters of its own."""
+    frames = [tx]
+    while frames[-1].parent is not None:
+        frames.append(frames[-1].parent)
+    sets_filters = any(
+        isinstance(block.with_context, CatchWarningsCtxManagerVariable) for each in frames for block in each.block_stack
+    )
+    if sets_filters or not 1 <= level <= len(frames):
+        return None
+    found = frames[level - 1]
+    is_own = str(found.f_globals.get("__name__")).startswith("forge.")  # what calls the program
+    return None if is_own else found
+
+
+def _warn(message: str, category: type[Warning], filename: str, line: int, module: str | None) -> None:
+    scope = vars(sys.modules[module]) if module in sys.modules else {}
+    registry = scope.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, filename, line, module, registry)
 
 
 @patch(

@@ -1,12 +1,14 @@
-"""Logging in a program: the same records as in eager, and no graph break for them."""
+"""Logs and warnings in a program: the same as in eager, and no graph break for them."""
 
 import functools
 import logging
+import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
 import transformers
+from torch import nn
 
 import forge
 
@@ -121,3 +123,73 @@ def test_gpt2s_training_step_is_one_graph() -> None:
     torch.testing.assert_close(jitted(input_ids=ids, labels=ids).loss, model(input_ids=ids, labels=ids).loss)
     explained = forge.explain(jitted)
     assert explained.graphs == 1 and not explained.graph_breaks
+
+
+class Change(DeprecationWarning):
+    """A category of the program's own."""
+
+
+def of_the_line(x: torch.Tensor) -> torch.Tensor:
+    warnings.warn("its line", stacklevel=1)
+    return x * 2
+
+
+def of_the_caller(x: torch.Tensor) -> torch.Tensor:
+    return old(x) + old(x)
+
+
+def old(x: torch.Tensor) -> torch.Tensor:
+    warnings.warn(f"old: {x.ndim}", Change, 2)
+    return x.sin()
+
+
+layer = nn.MultiheadAttention(3, 1).requires_grad_(False)
+
+
+def of_a_layer(x: torch.Tensor) -> torch.Tensor:
+    """Masks of two dtypes."""
+    x, padding = x[:, None], torch.zeros(1, 2, dtype=torch.bool)
+    return layer(x, x, x, key_padding_mask=padding, attn_mask=torch.zeros(2, 2))[0]
+
+
+def of_a_category(x: torch.Tensor) -> torch.Tensor:
+    warnings.warn(message="future", category=FutureWarning, stacklevel=1)
+    return x.cos()
+
+
+def with_filters(x: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.warn("not seen", stacklevel=1)
+    return x.cos()
+
+
+def of_values(x: torch.Tensor) -> torch.Tensor:
+    warnings.warn(f"sum {x.sum()}", stacklevel=1)
+    return x.cos()
+
+
+WITHOUT_A_BREAK = (of_the_line, of_the_caller, of_a_layer, of_a_category)
+
+
+@pytest.mark.parametrize("function", [*WITHOUT_A_BREAK, with_filters, of_values])
+@pytest.mark.parametrize("action", ["default", "always", "once", "ignore", "error"])
+def test_a_program_warns_as_eager_does(function: Callable, action: str) -> None:
+    def seen(called: Callable) -> list[tuple]:
+        for scope in (globals(), vars(nn.modules.activation)):
+            scope.pop("__warningregistry__", None)
+        found: list[tuple] = []
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter(action)
+            warnings.filterwarnings("ignore", message="forge: ")
+            for _ in range(2):
+                try:
+                    found.append(("result", called(torch.ones(2, 3)).round(decimals=4).tolist()))
+                except Warning as warning:
+                    found.append((type(warning), str(warning)))
+        return found + [(each.category, str(each.message), each.filename, each.lineno) for each in given]
+
+    jitted = forge.jit(function)
+    assert seen(jitted) == seen(function)
+    if function in WITHOUT_A_BREAK:
+        assert not forge.explain(jitted).graph_breaks

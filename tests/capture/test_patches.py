@@ -202,6 +202,18 @@ def what_is_logged_breaks_no_graph() -> bool:
     return not forge.explain(jitted).graph_breaks
 
 
+@probe("SkipFunctionVariable.call_function")
+def a_warning_breaks_no_graph() -> bool:
+    def warned(x):
+        warnings.warn("half way", stacklevel=1)
+        return x * 2
+
+    jitted = _jit(warned)
+    with warnings.catch_warnings(action="ignore"):
+        jitted(torch.ones(2))
+    return not forge.explain(jitted).graph_breaks
+
+
 @probe("torch._dynamo.utils.warn_once")
 def dynamo_does_not_warn_of_what_explain_tells() -> bool:
     import os
