@@ -1,6 +1,6 @@
 """Attention for which torch has no kernel is composed of forge's calls in fused programs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import forge
 from forge.executors.torchex.attention import ATTENDING
+from forge.ir import BoundSymbol
 
 
 def attend(**options: object) -> Callable:
@@ -54,6 +55,21 @@ def test_regions_fuse_what_torch_would_compose(name: str) -> None:
     jitted = forge.jit(program)
     torch.testing.assert_close(flow(jitted, args), flow(program, args), equal_nan=True)
     assert not runs_in_torch(jitted)
+
+
+def prims_of(bound: BoundSymbol) -> Iterator[str]:
+    if not bound.subsymbols:
+        yield bound.symbol.name
+    for each in bound.subsymbols:
+        yield from prims_of(each)
+
+
+def test_rows_that_see_nothing_cost_no_pass_over_the_scores() -> None:
+    jitted = forge.jit(attend())
+    flow(jitted, inputs(*ALL))
+    (stage,) = [each for each in forge.last_traces(jitted) if each.stage == "compose_attention"]
+    names = [name for bound in stage.bound_symbols for name in prims_of(bound)]
+    assert [name for name in names if name in ("all", "amax", "amin", "any", "prod", "sum")] == ["amax", "sum"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from forge.ir import TensorProxy
 from forge.prims.core import check_same_device, same, statically_true, torch_check
 from forge.torchlang import random
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.nn.softmax import softmax
+from forge.torchlang.nn.softmax import safe_softmax, softmax
 
 
 @torchsymbol(F.scaled_dot_product_attention)
@@ -116,6 +116,4 @@ def _weights(scores: TensorProxy, attn_mask: TensorProxy | None, is_causal: bool
         masked.ndim == scores.ndim and all(map(same, masked.shape, scores.shape)),
         lambda: f"scaled_dot_product_attention: attn_mask {attn_mask} does not broadcast to the scores {scores}",
     )
-    scores = masked
-    hidden = clang.all(scores == -math.inf, -1, True)
-    return clang.where(hidden, 0, softmax(clang.where(hidden, 0, scores), -1))
+    return safe_softmax(masked, -1)

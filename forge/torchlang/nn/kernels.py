@@ -1,6 +1,5 @@
 """The operators of torch's own library behind functions of torch.nn.functional: other names of the same."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,23 +15,11 @@ from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
 from forge.torchlang.nn.resample import Scales, interpolate, resize
-from forge.torchlang.nn.softmax import softmax, softmax_backward
 
 aten = torch.ops.aten
 
 
-# softmax and dropout
-
-
-@torchsymbol(aten._safe_softmax.default)
-def safe_softmax(self: TensorProxy, dim: int, dtype: torch.dtype | None = None) -> TensorProxy:
-    """softmax, but zeros where all elements along dim are -inf."""
-    out = softmax(self, dim, dtype)
-    masked = clang.all(clang.eq(clang.convert(self, out.dtype), -math.inf), dim, True)
-    return clang.where(masked, 0, out)
-
-
-prims.register_vjp(safe_softmax, self=lambda g, out, dim: softmax_backward(g, out, dim, out.dtype))
+# dropout
 
 
 @torchsymbol(aten.native_dropout_backward.default)

@@ -1,5 +1,7 @@
 """softmax, log_softmax and softmin."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,6 +38,18 @@ def softmax(input: TensorProxy, dim: int | None = None, dtype: torch.dtype | Non
     return clang.convert(power / clang.sum(power, dims, True), dtype or input.dtype)
 
 
+@torchsymbol(aten._safe_softmax.default)
+def safe_softmax(self: TensorProxy, dim: int, dtype: torch.dtype | None = None) -> TensorProxy:
+    """softmax, but zeros where all elements along dim are -inf."""
+    x, dims = _prepare("_safe_softmax", self, dim, dtype)
+    if prims.statically_true(x.numel() == 0):
+        return softmax(self, dim, dtype)
+    largest = clang.amax(x, dims, True)
+    hidden = clang.eq(largest, -math.inf)
+    power = clang.exp(x - clang.where(hidden, 0, largest))
+    return clang.convert(power / clang.where(hidden, 1, clang.sum(power, dims, True)), dtype or self.dtype)
+
+
 @torchsymbol(aten._softmax_backward_data.default)
 def softmax_backward(grad_output: TensorProxy, output: TensorProxy, dim: int, input_dtype: torch.dtype) -> TensorProxy:
     """Return the gradient of softmax from its result."""
@@ -65,6 +79,7 @@ def log_softmax_backward(
 
 
 prims.register_vjp(softmax, input=lambda g, out, dim: softmax_backward(g, out, dim, out.dtype))
+prims.register_vjp(safe_softmax, self=lambda g, out, dim: softmax_backward(g, out, dim, out.dtype))
 prims.register_vjp(log_softmax, input=lambda g, out, dim: log_softmax_backward(g, out, dim, out.dtype))
 
 
