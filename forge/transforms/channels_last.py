@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from forge import clang, torchlang
-from forge.ir import BoundSymbol, TensorProxy, Trace, recording
+from forge import clang, prims, torchlang
+from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, get_grad, put_grad, recording, register_grad
 from forge.ir.proxies import hint_of
 from forge.ir.symbol import substitute
 from forge.prims.core import statically_true
@@ -93,19 +93,53 @@ def _rewrite(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:
     new = trace.derive("channels_last")
     images = StandIns(new, restored)
     with recording(new, clang.language):
+        inputs = {x.name: _ALIAS(x) for x in _indirect_inputs(trace)}
         for bound in trace.bound_symbols:
-            bound = images.substitute(bound)
+            bound = images.substitute(substitute(bound, inputs))
             new.record(_convert(new, bound) if bound.symbol in CONVOLUTIONS else bound)
         images.restore()
     return new
 
 
+def _indirect_inputs(trace: Trace) -> list[TensorProxy]:
+    """Return the inputs whose gradient flows from convolutions through other calls."""
+    read: set[str] = set()  # by convolutions, and by others whose results reach one
+    through: set[str] = set()
+    for bound in reversed(trace.bound_symbols):
+        if bound.symbol in CONVOLUTIONS:
+            read.update(bound.inputs)
+        elif not read.isdisjoint(bound.outputs):
+            read.update(bound.inputs)
+            through.update(bound.inputs)
+    return [x for x in trace.differentiable_inputs if x.ndim > 2 and x.name in through]
+
+
 def _convert(new: Trace, bound: BoundSymbol) -> BoundSymbol:
     """Return the call on images, the calls that lay them out before it."""
-    given = bound.symbol.bind(bound.args, bound.kwargs)
+    given, inputs = bound.symbol.bind(bound.args, bound.kwargs), set(new.input_names)
     with new.set_tags(bound.tags, bound.source):
         images = {
-            given[name].name: _CONTIGUOUS(given[name], memory_format=torch.channels_last)
-            for name in ("input", "weight")
+            x.name: _LAY_OUT_INPUT(x) if x.name in inputs else _lay_out(x) for x in (given["input"], given["weight"])
         }
     return substitute(bound, images)
+
+
+def _lay_out(x: TensorProxy) -> TensorProxy:
+    return _CONTIGUOUS(x, memory_format=torch.channels_last)
+
+
+def _with_contiguous_gradient(name: str, body: Callable[[TensorProxy], TensorProxy]) -> Symbol:
+    """Return an operation on an input whose gradient has the layout in which eager gives it to the caller."""
+    symbol = Symbol(name, f"forge.{name}", body=body)
+
+    @register_grad(symbol)
+    def rule(x: TensorProxy) -> TensorProxy:
+        out = symbol(x)
+        put_grad(x, _CONTIGUOUS(get_grad(out), memory_format=torch.contiguous_format))
+        return out
+
+    return symbol
+
+
+_LAY_OUT_INPUT = _with_contiguous_gradient("channels_last", _lay_out)
+_ALIAS = _with_contiguous_gradient("alias_of_input", prims.alias)

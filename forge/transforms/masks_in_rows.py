@@ -19,6 +19,7 @@ from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
 from forge.ir.proxies import Dim
 from forge.ir.pytree import tensors
 from forge.ir.strides import has_expanded_dim
+from forge.ir.symbol import substitute
 from forge.prims.core import same_shape, statically_true
 from forge.transforms.dce import live_calls
 from forge.transforms.makers import is_view
@@ -107,17 +108,16 @@ def _rewrite(trace: Trace, masks: dict[int, _Mask], strides: Strides, device: st
                         rows[key] = _as_kernels_read_it(
                             mask, strides[mask.proxy.name], makers, device, is_expanded_before
                         )
-                _attend_with(new, bound, rows[key])
+                _record_again(new, substitute(bound, {mask.proxy.name: rows[key]}))
             else:
                 new.record(bound)
     return new
 
 
-def _attend_with(new: Trace, bound: BoundSymbol, mask: TensorProxy) -> None:
-    """Record an attention call with another mask. Its decomposition depends on the mask's dtype."""
-    given = ATTENTION.bind(bound.args, bound.kwargs) | {"attn_mask": mask}
+def _record_again(new: Trace, bound: BoundSymbol) -> None:
+    """Record an attention call, whose mask is another one: its decomposition depends on the mask's dtype."""
     with new.set_tags(bound.tags, bound.source):
-        record_as(new, bound.output, lambda: ATTENTION(**given))
+        record_as(new, bound.output, lambda: ATTENTION(*bound.args, **bound.kwargs))
 
 
 def _as_kernels_read_it(

@@ -174,6 +174,35 @@ def dims_in_memory(x: torch.Tensor) -> list[tuple[int, int]]:
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda x: x,
+        lambda x: x * 2,
+        lambda x: x[:, 1:],
+        lambda x: F.pad(x, (1, 1)),
+        lambda x: torch.cat([x[:, :2], 2 * x[:, 2:]], 1),
+        lambda x: F.interpolate(x, scale_factor=2.0),
+        lambda x: F.layer_norm(x, x.shape[2:]),
+        lambda x: x[0],
+    ],
+    ids=["itself", "product", "slice", "padding", "parts", "larger", "norm", "one image"],
+)
+def test_gradients_of_inputs_have_the_layout_of_eagers(before: Callable) -> None:
+    """autograd.grad returns them as they are."""
+
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        h = before(x)
+        return F.conv2d(h, weight[:, : h.shape[-3]], padding=1).relu()
+
+    x, weight = torch.randn(2, 4, 24, 24, requires_grad=True), torch.randn(8, 4, 3, 3, requires_grad=True)
+    jitted = forge.jit(program)
+    found = [torch.autograd.grad(each(x, weight).square().sum(), [x, weight]) for each in (jitted, program)]
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3, check_stride=True)
+    assert laid_out(jitted) == (before(x).ndim == 4)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
 def test_weights_larger_than_their_images_stay_as_they_are() -> None:
     """Each call would convert them."""
     for size, is_worth_it in ((2, False), (32, True)):

@@ -175,7 +175,9 @@ def test_a_bias_of_a_convolution_is_added_in_the_region_that_follows(
     (names,) = unfused(jitted)
     assert "add" in names
     if executors != ["torch"]:
-        assert [name for name in calls(forge.last_traces(jitted)[-1]) if name.startswith("fusion")] == ["fusion0"]
+        forward = calls(forge.last_traces(jitted)[-1])
+        (convolution,) = [place for place, name in enumerate(forward) if name.startswith("conv")]
+        assert sum(name.startswith("fusion") for name in forward[convolution:]) == 1  # one before may lay the image out
         (backward,) = [
             bound
             for bound in forge.last_backward_traces(jitted)[-1].bound_symbols
