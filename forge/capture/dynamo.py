@@ -38,6 +38,7 @@ from forge.ir.pytree import leaves, tensors, tree_map
 from forge.ir.source import Source
 from forge.ir.strides import contiguous
 from forge.prims.library import operator_symbol
+from forge.runtime.flex_attention import FLEX_ATTENTION, CompiledFlexAttention
 from forge.torch_internals.autograd import get_data_attr, set_grad_enabled
 from forge.torch_internals.dispatch import OpOverload
 from forge.torch_internals.tensors import data_descriptor
@@ -363,7 +364,10 @@ class _Interpreter:
         if self.native:
             return self.by_operator(function, name, args, kwargs)
         grad_mode.note(self.trace)
-        self.opaque_calls.append(f"{name} under torch.autocast" if autocast_mode.is_enabled() else name)
+        if function is FLEX_ATTENTION:
+            function = CompiledFlexAttention()
+        else:
+            self.opaque_calls.append(f"{name} under torch.autocast" if autocast_mode.is_enabled() else name)
         if autocast_mode.is_enabled():
             function = autocast_mode.Under(function)
         read_args, read_kwargs = self.trace.memory.read_all((args, kwargs))

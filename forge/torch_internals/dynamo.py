@@ -24,6 +24,7 @@ from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
 from torch._dynamo.exc import FailOnRecompileLimitHit as FailOnRecompileLimitHit
 from torch._dynamo.exc import ObservedAttributeError as ObservedAttributeError
 from torch._dynamo.exc import RecompileError as RecompileError
+from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
 from torch._dynamo.exc import TorchRuntimeError as TorchRuntimeError
 from torch._dynamo.exc import Unsupported as DynamoUnsupported
 from torch._dynamo.exc import raise_observed_exception as raise_observed_exception

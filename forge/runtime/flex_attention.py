@@ -1,0 +1,80 @@
+"""flex_attention in a program: torch compiles its kernel of the functions that it is given.
+
+In eager it holds all scores.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from forge.ir.bounded import BoundedDict
+from forge.ir.source import warn
+from forge.torch_internals.dynamo import TorchDynamoException
+
+FLEX_ATTENTION = torch.ops.higher_order.flex_attention
+_compiled: BoundedDict[tuple, Callable] = BoundedDict(64)  # layers that are alike share a function
+
+
+class CompiledFlexAttention:
+    """flex_attention as a Dynamo graph calls it, compiled by torch.compile when it is called.
+
+    Other lengths compile it again as torch.compile does: the second one makes them symbolic. Where torch cannot compile
+    it, it runs in eager, and a warning says so.
+    """
+
+    def __init__(self) -> None:
+        self._runs_in_eager = False
+
+    def __call__(self, *args: Any) -> Any:
+        """Return (output, logsumexp, maxima) for the arguments of torch's operator. Those of the last two that
+        `kernel_options` do not ask for hold zeros."""
+        if self._runs_in_eager:
+            return FLEX_ATTENTION(*args)
+        query, key, value, score_mod, (*sparsity, mask_mod), scale, kernel_options, score_buffers, mask_buffers = args
+        attend = _compile(score_mod, mask_mod, kernel_options)
+        try:
+            found = attend(query, key, value, sparsity, scale, score_buffers, mask_buffers)
+        except TorchDynamoException as failure:
+            self._runs_in_eager = True
+            reason = str(failure).strip().partition("\n")[0]
+            warn(f"flex_attention runs in eager, where it holds all scores: torch cannot compile it: {reason}")
+            return FLEX_ATTENTION(*args)
+        rows = found[0].new_zeros((), dtype=torch.float32).expand(query.shape[:-1])
+        return tuple(rows if each is None else each for each in found)
+
+
+def _compile(score_mod: GraphModule, mask_mod: GraphModule, kernel_options: dict[str, Any]) -> Callable:
+    """Return a function that gives the results of flex_attention, None for those that are not asked for."""
+    identity = _identity(score_mod), _identity(mask_mod), repr(sorted(kernel_options.items()))
+    if identity not in _compiled:
+        options = dict(kernel_options)
+        wanted = [True, *map(options.get, ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX"))]
+
+        def attend(
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            sparsity: list[Any],
+            scale: float,
+            score_buffers: tuple,
+            mask_buffers: tuple,
+        ) -> Any:
+            def score(*at: Any) -> Any:
+                return score_mod(*at, *score_buffers)
+
+            def mask(*at: Any) -> Any:
+                return mask_mod(*at, *mask_buffers)
+
+            found = FLEX_ATTENTION(query, key, value, score, (*sparsity, mask), scale, options)
+            return [each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True)]
+
+        _compiled[identity] = torch.compile(attend, fullgraph=True)
+    return _compiled[identity]
+
+
+def _identity(graph: GraphModule) -> str | int:
+    """Return the code of a graph, or what tells it apart if it holds more than that."""
+    holds = next(graph.children(), None) is not None or next(graph.buffers(), None) is not None
+    return id(graph) if holds else graph.code
