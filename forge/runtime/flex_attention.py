@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from forge.ir.bounded import BoundedDict
 from forge.ir.source import warn
 from forge.torch_internals.dynamo import TorchDynamoException
+from forge.torch_internals.functorch import functorch_config
 
 FLEX_ATTENTION = torch.ops.higher_order.flex_attention
 _compiled: BoundedDict[tuple, Callable] = BoundedDict(64)  # layers that are alike share a function
@@ -35,7 +36,8 @@ class CompiledFlexAttention:
         query, key, value, score_mod, (*sparsity, mask_mod), scale, kernel_options, score_buffers, mask_buffers = args
         attend = _compile(score_mod, mask_mod, kernel_options)
         try:
-            found = attend(query, key, value, sparsity, scale, score_buffers, mask_buffers)
+            with functorch_config.patch(donated_buffer=False):  # a backward of forge's keeps torch's graph
+                found = attend(query, key, value, sparsity, scale, score_buffers, mask_buffers)
         except TorchDynamoException as failure:
             self._runs_in_eager = True
             reason = str(failure).strip().partition("\n")[0]
