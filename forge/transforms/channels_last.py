@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from forge import clang, prims, torchlang
-from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, get_grad, put_grad, recording, register_grad
+from forge import clang, torchlang
+from forge.ir import BoundSymbol, TensorProxy, Trace, recording
 from forge.ir.proxies import hint_of
 from forge.ir.symbol import substitute
 from forge.prims.core import statically_true
+from forge.torchlang.channels_last import alias_of_input, channels_last_input, in_channels_last
 from forge.transforms.result_strides import StandIns, Strides, asks_for_strides, results_to_restore
 
 CONVOLUTIONS = frozenset({torchlang.conv2d, torchlang.conv_transpose2d})
-_CONTIGUOUS = torchlang.contiguous
 _IN_ONEDNN = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _FEWEST_CHANNELS = 32  # from which on a convolution runs on tensor cores as they are meant to
 
@@ -93,7 +93,7 @@ def _rewrite(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:
     new = trace.derive("channels_last")
     images = StandIns(new, restored)
     with recording(new, clang.language):
-        inputs = {x.name: _ALIAS(x) for x in _indirect_inputs(trace)}
+        inputs = {x.name: alias_of_input(x) for x in _indirect_inputs(trace)}
         for bound in trace.bound_symbols:
             bound = images.substitute(substitute(bound, inputs))
             new.record(_convert(new, bound) if bound.symbol in CONVOLUTIONS else bound)
@@ -119,27 +119,7 @@ def _convert(new: Trace, bound: BoundSymbol) -> BoundSymbol:
     given, inputs = bound.symbol.bind(bound.args, bound.kwargs), set(new.input_names)
     with new.set_tags(bound.tags, bound.source):
         images = {
-            x.name: _LAY_OUT_INPUT(x) if x.name in inputs else _lay_out(x) for x in (given["input"], given["weight"])
+            x.name: channels_last_input(x) if x.name in inputs else in_channels_last(x)
+            for x in (given["input"], given["weight"])
         }
     return substitute(bound, images)
-
-
-def _lay_out(x: TensorProxy) -> TensorProxy:
-    return _CONTIGUOUS(x, memory_format=torch.channels_last)
-
-
-def _with_contiguous_gradient(name: str, body: Callable[[TensorProxy], TensorProxy]) -> Symbol:
-    """Return an operation on an input whose gradient has the layout in which eager gives it to the caller."""
-    symbol = Symbol(name, f"forge.{name}", body=body)
-
-    @register_grad(symbol)
-    def rule(x: TensorProxy) -> TensorProxy:
-        out = symbol(x)
-        put_grad(x, _CONTIGUOUS(get_grad(out), memory_format=torch.contiguous_format))
-        return out
-
-    return symbol
-
-
-_LAY_OUT_INPUT = _with_contiguous_gradient("channels_last", _lay_out)
-_ALIAS = _with_contiguous_gradient("alias_of_input", prims.alias)

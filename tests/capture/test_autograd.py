@@ -232,11 +232,12 @@ def test_batch_norm_in_half_precision(device, own, training):
 
 
 def test_batch_norm_statistics_follow_eager():
-    ours, eager = (nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)) for _ in range(2))
+    # in float64: what is left of the gradient of the norm's square is mostly rounding
+    ours, eager = (nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).double() for _ in range(2))
     eager.load_state_dict(ours.state_dict())
     jitted = forge.jit(ours, fullgraph=True)
     for step in range(3):
-        x = torch.randn(2, 2, 5, 5, generator=torch.Generator().manual_seed(step))
+        x = torch.randn(2, 2, 5, 5, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
         torch.testing.assert_close(jitted(x), eager(x))
         jitted(x).square().sum().backward()
         eager(x).square().sum().backward()

@@ -288,6 +288,16 @@ def check_channels(op: str, input: TensorProxy, **values: TensorProxy | None) ->
         )
 
 
+def _check_dtypes(input: TensorProxy, **values: TensorProxy | None) -> None:
+    """Raise RuntimeError for dtypes that torch's kernels of a CPU do not mix."""
+    mixed = {torch.float32} if input.dtype in (torch.float16, torch.bfloat16) else set()
+    for name, value in values.items():
+        torch_check(
+            value is None or input.device.type != "cpu" or value.dtype in {input.dtype, *mixed},
+            lambda name=name, value=value: f"batch_norm: {name} must have the dtype of input {input}, but is {value}",
+        )
+
+
 def _handle_batch_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
     given = symbol.bind(args, kwargs)
     if not given["training"]:
@@ -295,6 +305,7 @@ def _handle_batch_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory
     values = memory.read_all(given)
     input = values["input"]
     statistics = {name: values[name] for name in ("running_mean", "running_var")}
+    _check_dtypes(input, weight=values["weight"], bias=values["bias"], **statistics)
     check_channels("batch_norm", input, weight=values["weight"], bias=values["bias"], **statistics)
     _check_count("Expected more than 1 value per channel when training", input, (0, *range(2, input.ndim)))
     parameters = {key: values[key] for key in ("weight", "bias", "momentum", "eps")}
@@ -331,6 +342,7 @@ def batch_norm(
     Raises: ValueError where a channel has one value in training; RuntimeError without statistics in evaluation.
     """
     check_channels("batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+    _check_dtypes(input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     if running_mean is None or running_var is None:
         raise RuntimeError("batch_norm: Expected running_mean and running_var to be defined when training=False")
     prims.check_dtype("batch_norm", input, prims.REAL)
