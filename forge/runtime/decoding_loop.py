@@ -92,7 +92,7 @@ class _Loop:
         **model_kwargs: Any,
     ) -> Any:
         """Return prompts continued by tokens: transformers' `GenerationMixin._sample`."""
-        if self._is_left(generation_config, stopping_criteria, synced_gpus, model_kwargs, has_beams=False):
+        if self._is_left(generation_config, stopping_criteria, synced_gpus, model_kwargs, input_ids, has_beams=False):
             return generation.sample(
                 self._original,
                 model,
@@ -104,6 +104,7 @@ class _Loop:
                 streamer=streamer,
                 **model_kwargs,
             )
+        embedded = _embedded_length(input_ids, model_kwargs)
         logits = self._prefill(model, input_ids, generation_config, model_kwargs)
         end = stopping_criteria.max_length
         choice = _Choice(generation_config, stopping_criteria, logits_processor, input_ids)
@@ -113,7 +114,7 @@ class _Loop:
             is_late=not generation.is_callers(model_kwargs[generation.cache_name(model_kwargs)]),
         )
         callbacks = (*logits_processor, *stopping_criteria, *([] if streamer is None else [streamer]))
-        steps = self._steps(callbacks, model_kwargs, end)
+        steps = self._steps(callbacks, model_kwargs, end, embedded)
         with generation.optimized_for_decoding(model):
             while True:
                 tokens, input_ids = choice.extend(input_ids, logits)
@@ -145,7 +146,7 @@ class _Loop:
     ) -> Any:
         """Return prompts continued by the beams of the best scores: transformers' `GenerationMixin._beam_search`, which
         runs with the steps of this loop in the model's place."""
-        if self._is_left(generation_config, stopping_criteria, synced_gpus, model_kwargs, has_beams=True):
+        if self._is_left(generation_config, stopping_criteria, synced_gpus, model_kwargs, input_ids, has_beams=True):
             beams = model
         else:
             callbacks = (*logits_processor, *stopping_criteria)
@@ -179,12 +180,12 @@ class _Loop:
             instance = generation.EncoderModel(model, functools.partial(encode, self._module))
         return generation.run_encoder(self._original, method, instance, *args, **kwargs)
 
-    def _steps(self, callbacks: Iterable[Any], arguments: dict[str, Any], end: int) -> "_Steps":
+    def _steps(self, callbacks: Iterable[Any], arguments: dict[str, Any], end: int, embedded: int = 0) -> "_Steps":
         """Return the steps of a generation. callbacks: What runs between them. See _Steps for the others."""
         step = self._step = self._step or self._compile(_step, self._recorder)
         may_repeat = all(map(_is_of_transformers, callbacks))  # the caller's may change the model
         recorder = self._recorder if may_repeat else None
-        return _Steps(step, recorder, self._module, self._states, arguments, end)
+        return _Steps(step, recorder, self._module, self._states, arguments, end + embedded, embedded)
 
     def _prefill(self, model: Any, input_ids: torch.Tensor, generation_config: Any, arguments: dict) -> torch.Tensor:
         """Return the logits of the prompt's last token. Sets the cache.
@@ -199,7 +200,7 @@ class _Loop:
             arguments[name] = growing_cache(self._module, cache)
         outputs = generation.prefill(model, input_ids, generation_config, arguments)
         arguments[name] = outputs[name]
-        for each in generation.prompt_arguments():
+        for each in (*generation.prompt_arguments(), "inputs_embeds"):
             arguments.pop(each, None)
         logits: torch.Tensor = outputs.logits[:, -1]
         return logits.to(copy=True, dtype=torch.float32, device=input_ids.device)
@@ -217,6 +218,7 @@ class _Loop:
         stopping_criteria: Any,
         synced_gpus: bool,
         arguments: dict[str, Any],
+        input_ids: torch.Tensor,
         *,
         has_beams: bool,
     ) -> str | None:
@@ -237,6 +239,8 @@ class _Loop:
         known = _KNOWN | generation.prompt_arguments() | {mask, positions}
         if self._has_encoder:
             known = known | {"encoder_outputs"}
+        elif not has_beams:
+            known = known | {"inputs_embeds"}
         unknown = {name for name, each in arguments.items() if name not in known and each is not None}
         if unknown or not arguments.get("use_cache"):
             return f"the model takes {', '.join(sorted(unknown))}" if unknown else "there is no cache"
@@ -244,6 +248,7 @@ class _Loop:
             return f"{mask} does not have two dimensions"
         if self._has_encoder and not hasattr(arguments["encoder_outputs"], "last_hidden_state"):
             return "encoder_outputs is a tuple"
+        length += _embedded_length(input_ids, arguments)
         return self._reason_against_cache(arguments.get(generation.cache_name(arguments)), length, returned)
 
     def _reason_against_cache(self, whole: Any, length: int, is_returned: bool) -> str | None:
@@ -269,6 +274,12 @@ class _Loop:
         if windows and length > max(_UNCUT, 4 * min(windows)):
             return f"a cache of all {length} tokens is much larger than the window of {min(windows)}"
         return None
+
+
+def _embedded_length(input_ids: torch.Tensor, arguments: dict[str, Any]) -> int:
+    """Return the length of a prompt's embeddings before its tokens; 0 where they are those of the tokens."""
+    embeddings = arguments.get("inputs_embeds")
+    return 0 if embeddings is None else max(embeddings.shape[1] - input_ids.shape[1], 0)
 
 
 def _is_of_transformers(callback: Any) -> bool:
@@ -308,6 +319,7 @@ class _Steps:
         states: What the steps read and write.
         arguments: Of the model, after the prompt.
         end: The greatest length of the text.
+        embedded: The length of what comes before the tokens of the text, of which there are embeddings alone.
     """
 
     def __init__(
@@ -318,9 +330,10 @@ class _Steps:
         states: "States",
         arguments: dict[str, Any],
         end: int,
+        embedded: int,
     ) -> None:
         self._step, self._recorder, self._module = step, recorder, module
-        self._states, self._arguments, self._end = states, arguments, end
+        self._states, self._arguments, self._end, self._embedded = states, arguments, end, embedded
         self._length = 0  # of the text at the last step
         self._state: State | None = None
         self._call: Callable[[torch.Tensor], torch.Tensor]  # of the state
@@ -328,6 +341,8 @@ class _Steps:
     def logits_after(self, tokens: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
         """Return the logits after a text, in float32. tokens: its last ones, of (batch,)."""
         before = self._state
+        if self._embedded:
+            input_ids = torch.nn.functional.pad(input_ids, (self._embedded, 0))
         if before is None:
             state = self._states.after_prompt(self._arguments, input_ids[:, :-1], self._end)
         else:

@@ -178,6 +178,22 @@ def test_scores_and_the_cache_are_returned_as_by_eager(left: Any) -> None:
         torch.testing.assert_close((ours.keys, ours.values), (theirs.keys, theirs.values))
 
 
+def test_prompts_may_be_embeddings(left: Any) -> None:
+    """Of several lengths, with padding, alone or beside their tokens."""
+    model = _model(eos_token_id=None)
+    jitted, embed = forge.jit(model), model.get_input_embeddings()
+    for length, padding, new in ((10, 3, 30), (21, 3, 14), (17, 2, 40)):
+        prompt = _prompt(2, length, padding)
+        embedded = {"inputs_embeds": embed(prompt["input_ids"]).detach(), "attention_mask": prompt["attention_mask"]}
+        for given in (embedded, prompt | embedded):
+            actual, expected = (tokens_of(each, given, new, **_GREEDY, **_RETURNED) for each in (jitted, model))
+            assert torch.equal(actual.sequences, expected.sequences)
+            for ours, theirs in zip(actual.past_key_values.layers, expected.past_key_values.layers, strict=True):
+                torch.testing.assert_close((ours.keys, ours.values), (theirs.keys, theirs.values))
+    assert handle_of(jitted, "test").history.graphs <= 4
+    assert not left()
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
