@@ -198,6 +198,7 @@ class Layouts:
         self.values: dict[str, Any] = {}
         self.uncertain: set[str] = set()
         self.fixed: set[str] = set()
+        self._unknown: set[str] = set()  # of the calls of `run_all`
         self._static = self.fake = _shared if shared else _fake_mode()
         self.flops = 0
         self.shown: dict[str, tuple[str, Dim]] = {}
@@ -214,12 +215,19 @@ class Layouts:
         """Record the layouts of all values of a claimed trace, whose inputs are known, and return self."""
         self.add_constants(claimed.constants)
         for call in claimed.bound_symbols:
-            self.run(call)
+            if not self.run(call).known or self._follows_unknown(call):
+                self._unknown.update(leaf.name for leaf in leaves(call.output) if isinstance(leaf, TensorProxy))
         return self
 
+    def _follows_unknown(self, call: BoundSymbol) -> bool:
+        unknown = [name for name in call.inputs if name in self._unknown and isinstance(self.values[name], Layout)]
+        return bool(unknown) and self.follows(call, unknown)
+
     def strides(self) -> dict[str, tuple[Dim, ...]]:
-        """Return the strides of the tensors, by name."""
-        return {name: value.strides for name, value in self.values.items() if isinstance(value, Layout)}
+        """Return the strides of the tensors, by name, without those of a call that could not be run: torch may give
+        others than are promised (an LSTM of symbolic sizes)."""
+        tensors = {name: value for name, value in self.values.items() if isinstance(value, Layout)}
+        return {name: value.strides for name, value in tensors.items() if name not in self._unknown}
 
     def with_strides(self, bound: BoundSymbol) -> BoundSymbol:
         """Return a call whose arguments say what their strides are."""
@@ -235,6 +243,7 @@ class Layouts:
         """Return the same knowledge, to which more is added elsewhere: a backward's, of a forward."""
         new = Layouts()
         new.values, new.uncertain, new.fixed = dict(self.values), set(self.uncertain), set(self.fixed)
+        new._unknown = set(self._unknown)
         new._static, new.fake, new._memo = self._static, self.fake, self._memo
         return new
 

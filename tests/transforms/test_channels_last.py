@@ -202,6 +202,21 @@ def test_gradients_of_inputs_have_the_layout_of_eagers(before: Callable) -> None
     assert laid_out(jitted) == (before(x).ndim == 4)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_results_whose_strides_are_not_known_have_eagers(kind: type[nn.RNNBase]) -> None:
+    """Those of a recurrent layer of symbolic sizes: it does not run on fake tensors."""
+    convolve, recur = nn.Conv2d(3, 8, 3, padding=1), kind(8, 5, batch_first=True, bidirectional=True)
+
+    @forge.jit(dynamic=True)
+    def jitted(x: torch.Tensor) -> torch.Tensor:
+        return recur(convolve(x).mean(2).transpose(1, 2))[0]
+
+    for x in (torch.randn(2, 3, 16, 16), torch.randn(3, 3, 12, 20)):
+        expected = recur(convolve(x).mean(2).transpose(1, 2))[0]
+        torch.testing.assert_close(jitted(x), expected, check_stride=True)
+    assert "torch." + kind.__name__.lower() in str(forge.last_traces(jitted)[-1])
+
+
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
 def test_weights_larger_than_their_images_stay_as_they_are() -> None:
     """Each call would convert them."""
