@@ -21,7 +21,7 @@ from forge.executors.executor import Declined, Executor, FusionExecutor, call_ch
 from forge.executors.torchex import distributed, memory
 from forge.executors.torchex.attention import attention, has_no_kernel, takes_broadcast, takes_groups
 from forge.executors.torchex.core import torchex
-from forge.executors.torchex.indexing import ADD_ROWS, INDEX_COPY, in_place_operator
+from forge.executors.torchex.indexing import ADD_ROWS, INDEX_COPY, SCATTERS, in_place_operator
 from forge.executors.torchex.windows import WINDOWED
 from forge.ir import BoundSymbol, Symbol, Tag, Trace
 from forge.ir.proxies import Dim
@@ -301,6 +301,15 @@ def write_in_place(trace: Trace, context: Context) -> Trace:
 def add_rows_in_place(trace: Trace, context: Context) -> Trace:
     """Add gradients of a table's rows where the rest of the table's gradient lies."""
     return transforms.add_rows_in_place(trace, ADD_ROWS, partial(_runs_in_torch, context=context))
+
+
+def scatter_in_place(trace: Trace, context: Context) -> Trace:
+    """Write scatters into zeros to the memory of the zeros."""
+
+    def in_torch(bound: BoundSymbol) -> bool:
+        return _runs_in_torch(bound, context) and not context.config.is_fused(bound)
+
+    return transforms.scatter_in_place(trace, SCATTERS, in_torch)
 
 
 def decoding_attention(trace: Trace, context: Context) -> Trace:

@@ -54,6 +54,7 @@ from forge.compiler.region_artifacts import FusedRegion, compile_until_stable
 from forge.compiler.report import CompileReport, LayerUse
 from forge.executors.errors import RegionError
 from forge.executors.executor import Executor, decline
+from forge.executors.torchex.indexing import SCATTERS
 from forge.executors.torchex.windows import ATTENDING
 from forge.ir import Tag, Trace
 from forge.ir.interpreter import paused_gc
@@ -239,6 +240,11 @@ def _sums_rows(trace: Trace, context: Context) -> bool:
     return any(bound.symbol is prims.embedding_backward for bound in trace.bound_symbols)
 
 
+def _scatters(trace: Trace, context: Context) -> bool:
+    """Return whether there are scatters, and values are not compared with eager's."""
+    return context.config.comparison is None and any(bound.symbol in SCATTERS for bound in trace.bound_symbols)
+
+
 def _reduces(trace: Trace, context: Context) -> bool:
     """Return whether there are reductions, and their inputs are not compared with eager's."""
     return context.config.comparison is None and any(map(is_reduction, trace.bound_symbols))
@@ -280,6 +286,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(passes.inline_effects, Form.JOINT, _has_no_gradients, "optimize", Form.PROGRAM, is_stage=False),
     Pass(passes.write_in_place, Form.PROGRAM, _writes_inputs, "optimize"),
     Pass(passes.add_rows_in_place, Form.PROGRAM, _sums_rows, "optimize"),
+    Pass(passes.scatter_in_place, Form.PROGRAM, _scatters, "optimize"),
     Pass(passes.decoding_attention, Form.PROGRAM, _infers, "optimize"),
     Pass(passes.join_quantized, Form.PROGRAM, _infers, "optimize"),
     Pass(passes.products, Form.PROGRAM, _measures_products, "claim and generate"),

@@ -29,6 +29,7 @@ from forge.transforms.replacement import rewrite
 from forge.transforms.row_major import row_major
 from forge.transforms.row_products import row_products
 from forge.transforms.row_sums import add_rows_in_place
+from forge.transforms.scatters_into_zeros import scatter_in_place
 from forge.transforms.scored_losses import compose_cross_entropy
 from forge.transforms.unfused_addends import unfuse_addends
 from forge.transforms.write_in_place import write_in_place
@@ -65,6 +66,7 @@ __all__ = [
     "rewrite",
     "row_major",
     "row_products",
+    "scatter_in_place",
     "unfuse_addends",
     "write_in_place",
 ]

@@ -105,6 +105,21 @@ _IN_PLACE = {
 }
 
 
+def _scatter_reduce_(
+    x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, include_self: bool = True
+) -> torch.Tensor:
+    if reduce == "sum" and include_self:
+        return x.scatter_add_(dim, index, src)
+    return x.scatter_reduce_(dim, index, src, reduce, include_self=include_self)
+
+
+SCATTERS = {  # by operation, the operator that writes to its first argument
+    prims.index_put: _in_place("prims_index_put_", prims.index_put, aten.index_put_.default),
+    prims.scatter: _in_place("prims_scatter_", prims.scatter, torch.Tensor.scatter_),
+    prims.scatter_reduce: _in_place("prims_scatter_reduce_", prims.scatter_reduce, _scatter_reduce_),
+}
+
+
 def in_place_operator(bound: BoundSymbol) -> Symbol | None:
     """Return the operator that writes to the first argument of a call what the call replaces in a copy of it; None
     where there is none, and where it would not write the same when it runs again."""

@@ -1,0 +1,46 @@
+"""A scatter into zeros writes to their memory.
+
+    zeros = full(shape, 0)                             zeros = full(shape, 0)
+    spread = scatter_reduce(zeros, 1, index, g)   ->   spread = scatter_reduce_(zeros, 1, index, g)
+
+The gradients of gather, of take and of an index are such scatters, of a part of what they write. torch copies the zeros
+first: twice the memory, whose pages a CPU's system has to make again at each step.
+"""
+
+from collections.abc import Callable, Mapping
+
+from forge import prims
+from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace
+from forge.transforms.dce import live_calls
+
+
+def scatter_in_place(
+    trace: Trace, operators: Mapping[Symbol, Symbol], in_torch: Callable[[BoundSymbol], bool]
+) -> Trace:
+    """Return a program in which each scatter into a filled tensor has a tensor of its own, which it writes to.
+
+    Args:
+        trace: The program, with the gradients in it.
+        operators: By operation, the operator of its arguments that writes to the first one.
+        in_torch: Returns whether a call runs as torch runs it.
+    """
+    makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
+    new = trace.derive("scatter_in_place", [])
+
+    for bound in trace.bound_symbols:
+        operator = operators.get(bound.symbol)
+        x = bound.args[0] if operator is not None else None
+        made = makers.get(x.name) if isinstance(x, TensorProxy) else None
+        if operator is None or x is None or made is None or made.symbol is not prims.full or not in_torch(bound):
+            new.bound_symbols.append(bound)
+            continue
+        own = new.tensor(x.shape, x.dtype, x.device)
+        new.bound_symbols.append(made.replace(output=own))
+        arguments = (own, *bound.args[1:])
+        new.bound_symbols.append(
+            BoundSymbol(operator, arguments, bound.kwargs, bound.output, source=bound.source, tags=bound.tags)
+        )
+    if len(new.bound_symbols) == len(trace.bound_symbols):
+        return trace
+    new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
+    return new
