@@ -9,6 +9,7 @@ The caller's results have eager's strides.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ from forge.ir import BoundSymbol, TensorProxy, Trace, recording
 from forge.ir.proxies import hint_of
 from forge.ir.symbol import substitute
 from forge.prims.core import statically_true
-from forge.torchlang.channels_last import alias_of_input, channels_last_input, in_channels_last
+from forge.torchlang.channels_last import alias_of_input, channels_last_input, channels_last_result, in_channels_last
+from forge.transforms.grad import active_names
+from forge.transforms.replacement import record_as
 from forge.transforms.result_strides import StandIns, Strides, asks_for_strides, results_to_restore
 
 CONVOLUTIONS = frozenset({torchlang.conv2d, torchlang.conv_transpose2d})
@@ -91,12 +94,15 @@ def _elements(tensors: Iterable[TensorProxy]) -> int:
 def _rewrite(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:
     """Rewrite a call; a result that the caller sees keeps its name."""
     new = trace.derive("channels_last")
-    images = StandIns(new, restored)
+    images, active = StandIns(new, restored), active_names(trace)
     with recording(new, clang.language):
         inputs = {x.name: alias_of_input(x) for x in _indirect_inputs(trace)}
         for bound in trace.bound_symbols:
-            bound = images.substitute(substitute(bound, inputs))
-            new.record(_convert(new, bound) if bound.symbol in CONVOLUTIONS else bound)
+            call = images.substitute(substitute(bound, inputs))
+            if bound.symbol in CONVOLUTIONS:
+                _convert(new, call, flows=not active.isdisjoint(bound.outputs))
+            else:
+                new.record(call)
         images.restore()
     return new
 
@@ -114,12 +120,17 @@ def _indirect_inputs(trace: Trace) -> list[TensorProxy]:
     return [x for x in trace.differentiable_inputs if x.ndim > 2 and x.name in through]
 
 
-def _convert(new: Trace, bound: BoundSymbol) -> BoundSymbol:
-    """Return the call on images, the calls that lay them out before it."""
+def _convert(new: Trace, bound: BoundSymbol, *, flows: bool) -> None:
+    """Record the call on images, and the calls that lay them out before it; the gradient of its result, where one
+    flows, is laid out as they are."""
     given, inputs = bound.symbol.bind(bound.args, bound.kwargs), set(new.input_names)
     with new.set_tags(bound.tags, bound.source):
         images = {
             x.name: channels_last_input(x) if x.name in inputs else in_channels_last(x)
             for x in (given["input"], given["weight"])
         }
-    return substitute(bound, images)
+        out = bound.output
+        made = new.tensor(out.shape, out.dtype, out.device) if flows else out
+        new.record(substitute(bound, {**images, out.name: made}))
+        if flows:
+            record_as(new, out, partial(channels_last_result, made))

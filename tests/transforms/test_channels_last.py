@@ -3,11 +3,13 @@
 import copy
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import forge
 from forge.compiler.layout import Layouts
@@ -215,6 +217,40 @@ def test_results_whose_strides_are_not_known_have_eagers(kind: type[nn.RNNBase])
         expected = recur(convolve(x).mean(2).transpose(1, 2))[0]
         torch.testing.assert_close(jitted(x), expected, check_stride=True)
     assert "torch." + kind.__name__.lower() in str(forge.last_traces(jitted)[-1])
+
+
+class GradientStrides(TorchDispatchMode):
+    """Notes the strides of the gradients that backwards of convolutions are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is torch.ops.aten.convolution_backward.default:
+            self.seen.append(args[0].stride())
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
+def test_gradients_of_results_of_convolutions_lie_as_their_images_do() -> None:
+    """A loss over an image gives them otherwise; torch's kernels would take several times as long."""
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 1))
+
+    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(x), target)
+
+    x, target = torch.randn(2, 3, 64, 72), torch.randint(32, (2, 64, 72))
+    jitted, found = forge.jit(loss), []
+    for each in (jitted, loss):
+        model.zero_grad()
+        result = each(x, target)
+        with GradientStrides() as strides:
+            result.backward()
+        found.append([weight.grad for weight in model.parameters()])
+        if each is jitted:
+            assert strides.seen == [(64 * 72 * 32, 1, 72 * 32, 32), (64 * 72 * 16, 1, 72 * 16, 16)]
+    torch.testing.assert_close(*found, check_stride=True, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
