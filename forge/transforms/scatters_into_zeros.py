@@ -26,21 +26,25 @@ def scatter_in_place(
     """
     makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
     new = trace.derive("scatter_in_place", [])
-
     for bound in trace.bound_symbols:
-        operator = operators.get(bound.symbol)
-        x = bound.args[0] if operator is not None else None
-        made = makers.get(x.name) if isinstance(x, TensorProxy) else None
-        if operator is None or x is None or made is None or made.symbol is not prims.full or not in_torch(bound):
+        filled = _filled(bound, makers) if bound.symbol in operators and in_torch(bound) else None
+        if filled is None:
             new.bound_symbols.append(bound)
             continue
+        x, *others = bound.args
         own = new.tensor(x.shape, x.dtype, x.device)
-        new.bound_symbols.append(made.replace(output=own))
-        arguments = (own, *bound.args[1:])
-        new.bound_symbols.append(
-            BoundSymbol(operator, arguments, bound.kwargs, bound.output, source=bound.source, tags=bound.tags)
+        call = BoundSymbol(
+            operators[bound.symbol], (own, *others), bound.kwargs, bound.output, source=bound.source, tags=bound.tags
         )
+        new.bound_symbols += [filled.replace(output=own), call]
     if len(new.bound_symbols) == len(trace.bound_symbols):
         return trace
     new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
     return new
+
+
+def _filled(bound: BoundSymbol, makers: Mapping[str, BoundSymbol]) -> BoundSymbol | None:
+    """Return the call of prims.full that makes a call's first argument; None where another one does."""
+    x = bound.args[0]
+    made = makers.get(x.name) if isinstance(x, TensorProxy) else None
+    return made if made is not None and made.symbol is prims.full else None

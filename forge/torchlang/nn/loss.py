@@ -290,10 +290,9 @@ def nll_loss(
     """
     check_classes("nll_loss", input, target, weight)
     prims.check_dtype("nll_loss", input, prims.REAL)
-    dim = 0 if input.ndim == 1 else 1
     used = target != ignore_index
     classes = clang.convert(clang.where(used, target, 0), torch.int64)
-    picked = prims.squeeze(prims.gather(input, dim, clang.unsqueeze(classes, dim)), (dim,))
+    picked = _scores_of(input, classes)
     weights = clang.convert(used, input.dtype) if weight is None else clang.where(used, _look_up(weight, classes), 0)
     loss = clang.where(used, -picked * weights, 0)
     if reduction != "mean":
@@ -301,11 +300,15 @@ def nll_loss(
     return clang.sum(loss) / clang.sum(weights)
 
 
-def _class_scores(input: TensorProxy, target: TensorProxy, ignore_index: int) -> TensorProxy:
+def _scores_of(input: TensorProxy, classes: TensorProxy) -> TensorProxy:
     dim = 0 if input.ndim == 1 else 1
+    return prims.squeeze(prims.gather(input, dim, clang.unsqueeze(classes, dim)), (dim,))
+
+
+def _class_scores(input: TensorProxy, target: TensorProxy, ignore_index: int) -> TensorProxy:
     used = target != ignore_index
     classes = clang.convert(clang.where(used, target, 0), torch.int64)
-    return clang.where(used, prims.squeeze(prims.gather(input, dim, clang.unsqueeze(classes, dim)), (dim,)), 0)
+    return clang.where(used, _scores_of(input, classes), 0)
 
 
 class_scores = Symbol("class_scores", "forge.class_scores", body=_class_scores)
