@@ -161,9 +161,10 @@ class FrameCallback(BackendChain):
                 if returned.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:  # Dynamo compiles no more of it
                     self._history.on_recompile_limit(self._dynamic, limits)
                 elif returned.frame_exec_strategy.cur_action == FrameAction.SKIP:
-                    if self._history.raises():  # Dynamo would skip later calls, which may not raise
+                    exception = self._history.uncaught_exception()
+                    if exception is not None:  # Dynamo would skip later calls, which may not raise
                         place = Source(f'File "{code.co_filename}", line {code.co_firstlineno}')
-                        return self._on_failure(code, "an exception is raised and not caught", place, likely=True)
+                        return self._on_failure(code, f"{exception} is raised and not caught", place, likely=True)
                     self._history.on_skip(code)
                 return returned
             except BackendCompilerFailed as failure:

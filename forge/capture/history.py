@@ -15,6 +15,7 @@ from forge.ir.source import Source, warn
 from forge.support import logs
 from forge.torch_internals.dynamo import counters, get_compilation_metrics, graph_break_reasons
 
+_EXCEPTION = re.compile(r"raised exception (.+)")
 RAISED = "Observed exception"  # Dynamo's reason where the program raises an exception and does not catch it
 RECOMPILE_LIMITS = "accumulated_recompile_limit", "recompile_limit"  # Dynamo's settings
 _OTHER_BACKEND = "BACKEND_MATCH failure"  # a cache entry of another jitted function
@@ -113,10 +114,13 @@ class History:
         if not reason.startswith(_OTHER_BACKEND):
             self._failures.append(_ARGUMENT.sub(self._argument_name, _guard(reason.strip().splitlines()[0])))
 
-    def raises(self) -> bool:
-        """Return whether the frame that Dynamo captured raises an exception and does not catch it."""
-        reasons = counters["unimplemented"] - self._unimplemented
-        return any(text.partition("\n")[0] == RAISED for text in reasons)
+    def uncaught_exception(self) -> str | None:
+        """Return the exception that the frame that Dynamo captured raises and does not catch, None if there is none."""
+        for text in counters["unimplemented"] - self._unimplemented:
+            if text.partition("\n")[0] == RAISED:
+                exception = _EXCEPTION.search(text)
+                return exception[1] if exception else "an exception"
+        return None
 
     def on_skip(self, code: CodeType) -> None:
         """Record that Dynamo makes no graphs of a function, because it cannot resume a break there (in a loop, say).

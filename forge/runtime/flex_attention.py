@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from forge.ir.bounded import BoundedDict
 from forge.ir.source import warn
 from forge.torch_internals.dynamo import TorchDynamoException
-from forge.torch_internals.functorch import functorch_config
+from forge.torch_internals.functorch import allow_retained_graph, functorch_config
 
 FLEX_ATTENTION = torch.ops.higher_order.flex_attention
 _compiled: BoundedDict[tuple, Callable] = BoundedDict(64)  # layers that are alike share a function
@@ -36,13 +36,14 @@ class CompiledFlexAttention:
         query, key, value, score_mod, (*sparsity, mask_mod), scale, kernel_options, score_buffers, mask_buffers = args
         attend = _compile(score_mod, mask_mod, kernel_options)
         try:
-            with functorch_config.patch(donated_buffer=False):  # a backward of forge's keeps torch's graph
+            with functorch_config.patch(donated_buffer=False):
                 found = attend(query, key, value, sparsity, scale, score_buffers, mask_buffers)
         except TorchDynamoException as failure:
             self._runs_in_eager = True
             reason = str(failure).strip().partition("\n")[0]
             warn(f"flex_attention runs in eager, where it holds all scores: torch cannot compile it: {reason}")
             return FLEX_ATTENTION(*args)
+        allow_retained_graph(found[0])  # forge retains torch's graph for a backward that runs again
         rows = found[0].new_zeros((), dtype=torch.float32).expand(query.shape[:-1])
         return tuple(rows if each is None else each for each in found)
 

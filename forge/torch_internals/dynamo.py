@@ -66,6 +66,7 @@ from torch._dynamo.variables import UserDefinedObjectVariable as UserDefinedObje
 from torch._dynamo.variables import UserFunctionVariable as UserFunctionVariable
 from torch._dynamo.variables import UserMethodVariable as UserMethodVariable
 from torch._dynamo.variables import builtin as builtin
+from torch._dynamo.variables import dicts as dicts
 from torch._dynamo.variables import functions as functions
 from torch._dynamo.variables import lists as lists
 from torch._dynamo.variables import script_object as script_object

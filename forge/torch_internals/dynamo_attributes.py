@@ -22,6 +22,7 @@ from forge.torch_internals.dynamo import (
     UserFunctionVariable,
     break_graph,
     builtin,
+    dicts,
     install_guard,
     is_from_unspecialized_nn_module_source,
     symbolic_convert,
@@ -186,6 +187,35 @@ def _hasattr_of_a_builtin(self: BuiltinVariable, tx: Any, obj: Any, name: Any) -
 )
 def _load(tx: Any, obj: Any, name: str) -> Any:
     return _get(obj, name, partial(_load.original, tx, obj, name))
+
+
+_ProxyDict = getattr(dicts, "SideEffectsProxyDict", dict)  # of `__dict__`, in later versions than torch 2.11
+
+
+class _CurrentProxyDict(_ProxyDict):
+    @property
+    def side_effects(self) -> Any:
+        return self._first.output_graph_weakref().side_effects
+
+    @side_effects.setter
+    def side_effects(self, first: Any) -> None:
+        self._first = first
+
+
+@patch(
+    getattr(dicts, "DunderDictVariable", UserDefinedDictVariable),
+    "__init__",
+    why="what an object is assigned after a call of a higher-order operator (flex_attention) is lost, where the object "
+    "is older: a model that makes a cache of keys runs in eager as a whole",
+    issue="https://github.com/pytorch/pytorch/pull/195954",
+    upstream="torch/_dynamo/variables/dicts.py:1493@2.13.0, SideEffectsProxyDict.__init__",
+    since=(2, 12),
+    before=(2, 15),
+)
+def _refer_to_current_side_effects(self: Any, vt: Any, tx: Any, **kwargs: Any) -> None:
+    _refer_to_current_side_effects.original(self, vt, tx, **kwargs)
+    if isinstance(self.items, _ProxyDict):
+        self.items = _CurrentProxyDict(vt, tx)
 
 
 _WITH_DICTS = (UserDefinedObjectVariable, UserFunctionVariable, PythonModuleVariable)

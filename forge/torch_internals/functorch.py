@@ -29,3 +29,14 @@ def level_markers(suffix: str) -> set[Callable]:
 predispatch_vmap_increment_nesting = predispatch._vmap_increment_nesting
 # Dynamo's graphs call it, since torch 2.13 by another name
 predispatch_enter_dual_level: Any = getattr(predispatch, "_enter_dual_level", torch._C._enter_dual_level)
+
+
+def allow_retained_graph(output: torch.Tensor) -> None:
+    """Let the backward of a compiled function's output run under retain_graph where no buffer is donated to it.
+
+    A function that is compiled under `functorch_config.patch(donated_buffer=False)` has None for its donated buffers,
+    which torch's check takes for some once the patch is over; and a patch does not reach the threads of backwards.
+    """
+    metadata = getattr(getattr(type(output.grad_fn), "_forward_cls", None), "metadata", None)
+    if metadata is not None and metadata.bw_donated_idxs is None:
+        metadata.bw_donated_idxs = []

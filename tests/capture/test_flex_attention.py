@@ -8,6 +8,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import forge
 from forge.runtime import flex_attention as runtime
+from forge.torch_internals.functorch import allow_retained_graph, functorch_config
 
 BIAS = torch.randn(4, 300)
 
@@ -71,3 +72,18 @@ def test_a_call_that_torch_cannot_compile_runs_in_eager_and_says_so(monkeypatch:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jitted(*inputs)
+
+
+def test_a_compiled_backward_runs_again_while_its_graph_is_retained() -> None:
+    """Torch differentiates no flex_attention on a CPU: another function stands in for its kernel."""
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        return ((x @ x).sin() @ x).sin()
+
+    x = torch.randn(8, 8, requires_grad=True)
+    with functorch_config.patch(donated_buffer=False):
+        out = torch.compile(compute, dynamic=True)(x)
+    allow_retained_graph(out)
+    once, again = (torch.autograd.grad(out.sum(), x, retain_graph=True)[0] for _ in range(2))
+    torch.testing.assert_close(once, again, rtol=0, atol=0)
+    torch.testing.assert_close(once, torch.autograd.grad(compute(x).sum(), x)[0])

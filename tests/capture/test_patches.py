@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 import forge
 from forge import torch_internals
@@ -402,6 +403,26 @@ for _function in (torch.atanh, torch.erf, torch.expm1):
 def _does_not_measure_guards() -> bool:
     _jit(lambda x: x * 2)(torch.ones(3))
     return get_compilation_metrics()[-1].guard_latency_us == 0
+
+
+class _Slot:
+    def __init__(self) -> None:
+        self.value = 1
+
+
+@probe("DunderDictVariable.__init__")
+def _assigns_after_a_higher_order_operator() -> bool:
+    def attend(x):
+        slots = [_Slot(), _Slot()]
+        for slot in slots:
+            x = flex_attention(x, x, x)
+            slot.value = 3
+            x = x * slot.value
+        return x
+
+    x = torch.randn(1, 1, 128, 16)
+    with torch.no_grad():
+        return torch.allclose(_jit(attend)(x), attend(x), rtol=1e-4, atol=1e-5)
 
 
 def test_every_patch_has_a_program_or_says_why_not() -> None:

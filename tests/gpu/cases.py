@@ -22,9 +22,9 @@ class Case:
 
 def all_cases() -> dict[str, Case]:
     """Every case by name, those first that find most."""
-    from tests.gpu import attention, models, numerics, operations, programs, reductions
+    from tests.gpu import attention, flex, models, numerics, operations, programs, reductions
 
-    kinds = (attention.cases, operations.cases, models.cases, programs.cases)
+    kinds = (attention.cases, flex.cases, operations.cases, models.cases, programs.cases)
     first = {**models.cases(first=True), **reductions.cases(), **numerics.cases()}
     return first | {name: case for cases in kinds for name, case in cases().items()}
 
