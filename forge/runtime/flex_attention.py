@@ -3,6 +3,7 @@
 In eager it holds all scores.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch.fx import GraphModule
 
 from forge.ir.bounded import BoundedDict
 from forge.ir.source import warn
-from forge.torch_internals.dynamo import TorchDynamoException
+from forge.torch_internals.dynamo import TorchDynamoException, lookup_backend, mark_static
 from forge.torch_internals.functorch import allow_retained_graph, functorch_config
 
 FLEX_ATTENTION = torch.ops.higher_order.flex_attention
+_numbers = itertools.count()
 _compiled: BoundedDict[tuple, Callable] = BoundedDict(64)  # layers that are alike share a function
 
 
@@ -36,8 +38,7 @@ class CompiledFlexAttention:
         query, key, value, score_mod, (*sparsity, mask_mod), scale, kernel_options, score_buffers, mask_buffers = args
         attend = _compile(score_mod, mask_mod, kernel_options)
         try:
-            with functorch_config.patch(donated_buffer=False):
-                found = attend(query, key, value, sparsity, scale, score_buffers, mask_buffers)
+            found = attend(query, key, value, sparsity, scale, score_buffers, mask_buffers)
         except TorchDynamoException as failure:
             self._runs_in_eager = True
             reason = str(failure).strip().partition("\n")[0]
@@ -70,11 +71,22 @@ def _compile(score_mod: GraphModule, mask_mod: GraphModule, kernel_options: dict
             def mask(*at: Any) -> Any:
                 return mask_mod(*at, *mask_buffers)
 
+            for each in query, key, value:
+                mark_static(each, -3)
+                mark_static(each, -1)
             found = FLEX_ATTENTION(query, key, value, score, (*sparsity, mask), scale, options)
             return [each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True)]
 
-        _compiled[identity] = torch.compile(attend, fullgraph=True)
+        name = f"flex_attention_{next(_numbers)}"
+        attend.__code__ = attend.__code__.replace(co_name=name)  # Dynamo takes functions of one code for one function
+        _compiled[identity] = torch.compile(attend, backend=_compile_graph, fullgraph=True)
     return _compiled[identity]
+
+
+def _compile_graph(graph: GraphModule, inputs: list[torch.Tensor]) -> Callable:
+    """Return the function that Inductor compiles of a graph, whose backward may run again."""
+    with functorch_config.patch(donated_buffer=False):
+        return lookup_backend("inductor")(graph, inputs)
 
 
 def _identity(graph: GraphModule) -> str | int:

@@ -12,6 +12,7 @@ from torch._dynamo import eval_frame as eval_frame
 from torch._dynamo import exc as exc
 from torch._dynamo import graph_break as graph_break
 from torch._dynamo import guards as dynamo_guards
+from torch._dynamo import mark_static as mark_static
 from torch._dynamo import optimize as optimize
 from torch._dynamo import register_backend as register_backend
 from torch._dynamo import symbolic_convert as symbolic_convert

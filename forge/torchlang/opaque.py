@@ -197,7 +197,10 @@ def run_opaque_forward(function: Callable, args: tuple, kwargs: dict, positions:
         value = flat[position]
         if id(value) not in fresh:
             fresh[id(value)] = value.detach().requires_grad_()
-    args, kwargs = tree_map(lambda leaf: fresh.get(id(leaf), leaf), (args, kwargs))
+    if fresh.keys() <= set(map(id, args)):  # no container holds one of them
+        args = tuple(fresh.get(id(each), each) for each in args)
+    else:
+        args, kwargs = tree_map(lambda leaf: fresh.get(id(leaf), leaf), (args, kwargs))
     device = flat[positions[0]].device
     before = _generators(device)
     with torch.enable_grad():

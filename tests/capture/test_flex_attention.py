@@ -8,6 +8,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import forge
 from forge.runtime import flex_attention as runtime
+from forge.torch_internals.dynamo import dynamo_config
 from forge.torch_internals.functorch import allow_retained_graph, functorch_config
 
 BIAS = torch.randn(4, 300)
@@ -87,3 +88,21 @@ def test_a_compiled_backward_runs_again_while_its_graph_is_retained() -> None:
     once, again = (torch.autograd.grad(out.sum(), x, retain_graph=True)[0] for _ in range(2))
     torch.testing.assert_close(once, again, rtol=0, atol=0)
     torch.testing.assert_close(once, torch.autograd.grad(compute(x).sum(), x)[0])
+
+
+@torch.no_grad()
+def test_other_score_functions_are_no_recompilations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a limit of one compilation for each of Dynamo's functions, none runs in eager."""
+    monkeypatch.setattr(dynamo_config, "recompile_limit", 1)
+    runtime._compiled.clear()
+    for heads in (2, 4):
+        inputs = [torch.randn(1, heads, 128, 16) for _ in "qkv"]
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int = heads) -> torch.Tensor:
+            return flex_attention(q, k, v, lambda score, batch, head, row, column: score * heads)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            actual = forge.jit(attend)(*inputs)
+        torch.testing.assert_close(actual, attend(*inputs), rtol=1e-4, atol=1e-5)
+    assert len(runtime._compiled) == 2
