@@ -163,6 +163,11 @@ def masks_in_rows(trace: Trace, context: Context) -> Trace:
     return transforms.masks_in_rows(trace, strides=partial(_strides_in_torch, context=context), in_torch=in_torch)
 
 
+def fuse_biases(trace: Trace, context: Context) -> Trace:
+    """Make rows that are added to linear layers their biases."""
+    return transforms.fuse_biases(trace, in_torch=partial(_runs_in_torch, context=context))
+
+
 def unfuse_addends(trace: Trace, context: Context) -> Trace:
     """Compute products alone where what is added to them is broadcast, and added in a region."""
     in_torch, strides = partial(_runs_in_torch, context=context), partial(_strides_in_torch, context=context)

@@ -275,6 +275,7 @@ PIPELINE: tuple[Pass, ...] = (
     _torch_pass(passes.channels_last, when=_fuses),
     _torch_pass(passes.row_major, when=_fuses),
     _torch_pass(passes.masks_in_rows, when=_fuses),
+    _torch_pass(passes.fuse_biases, when=_may_round_otherwise),
     _torch_pass(passes.unfuse_addends, when=_may_round_otherwise),
     _torch_pass(passes.row_products, when=_infers),
     _torch_pass(passes.fold_constants, when=_is(Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.FOLDED)),

@@ -14,6 +14,7 @@ from forge.transforms.dce import dce
 from forge.transforms.decoding_attention import decoding_attention
 from forge.transforms.folded_norms import fold_norms
 from forge.transforms.freezing import Freezing
+from forge.transforms.fused_biases import fuse_biases
 from forge.transforms.grouped_queries import grouped_queries
 from forge.transforms.in_place_reductions import reduce_in_place
 from forge.transforms.inlined_attention import inline_attention
@@ -50,6 +51,7 @@ __all__ = [
     "delete_last_used",
     "fold_constants",
     "fold_norms",
+    "fuse_biases",
     "fused_linear_cross_entropy",
     "grouped_queries",
     "inline_attention",
