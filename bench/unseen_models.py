@@ -20,12 +20,29 @@ MODELS: dict[str, Callable[[bool], tuple[nn.Module, Arguments]]] = {
     "Pythia-410M": lambda real: causal(real, "GPTNeoX", 4, 1024, 50_304, 1024, 12, 16, inner=4096),
     "Phi-1.5": lambda real: causal(real, "Phi", 2, 1024, 51_200, 2048, 12, 32, inner=8192),
     "OLMo2": lambda real: causal(real, "Olmo2", 2, 1024, 100_352, 2048, 8, 16, inner=8192),
+    "Cohere2": lambda real: causal(
+        real, "Cohere2", 2, 1024, 65_536, 2048, 8, 16, 4, inner=8192, sliding_window=512 if real else 64
+    ),
+    "GPT-J": lambda real: causal(
+        real, "GPTJ", 2, 1024, 50_400, 2048, 8, 16, inner=8192, rotary_dim=64 if real else 32
+    ),
+    "Mixtral": lambda real: causal(
+        real, "Mixtral", 4, 512, 32_000, 1024, 8, 16, 8, inner=2048, num_local_experts=8
+    ),
+    "DeepSeek-V3": lambda real: causal(
+        real, "DeepseekV3", 4, 512, 32_000, 1024, 6, 16, 16, inner=2816, moe_intermediate_size=512,
+        n_routed_experts=16, num_experts_per_tok=4, n_group=1, topk_group=1, first_k_dense_replace=1,
+    ),
     "ALBERT-base": lambda real: encoder(real, "Albert", "ForMaskedLM", 16, 512, 30_000, embedding_size=128),
     "ELECTRA-base": lambda real: encoder(real, "Electra", "ForSequenceClassification", 16, 512, 30_522),
     "DINOv2-B": lambda real: vision(real, "Dinov2", 32, **({} if real else _SMALL_VIT)),
     "BEiT-B": lambda real: vision(
         real, "Beit", 32, use_relative_position_bias=True, **({} if real else _SMALL_VIT)
     ),
+    "Swin-v2-T": lambda real: vision(
+        real, "Swinv2", 32, image_size=224, window_size=7, **({} if real else {"depths": [1, 1], "num_heads": [3, 6]})
+    ),
+    "ConvNeXt-v2-T": lambda real: vision(real, "ConvNextV2", 32, **({} if real else {"depths": [1, 1, 2, 1]})),
     "EfficientNet-B0": lambda real: vision(
         real, "EfficientNet", 64, width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280
     ),
@@ -81,3 +98,28 @@ def wav2vec2(real: bool) -> tuple[nn.Module, Arguments]:
     batch, samples = (8, 160_000) if real else (2, 16_000)
     model = transformers.Wav2Vec2ForSequenceClassification(config)
     return model, {"input_values": torch.randn(batch, samples), "labels": torch.zeros(batch, dtype=torch.long)}
+
+
+@_model("DETR-R50")
+def detr(real: bool) -> tuple[nn.Module, Arguments]:
+    small = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    backbone = transformers.ResNetConfig(out_features=["stage4"], **({} if real else {"depths": [1, 1, 1, 1]}))
+    given = {
+        "use_timm_backbone": False,
+        "use_pretrained_backbone": False,
+        "backbone": None,
+        "backbone_config": backbone,
+    }
+    model = transformers.DetrModel(config_of("Detr", **given, **({} if real else {**small, **heads})))
+    return model, {"pixel_values": torch.randn(8 if real else 2, 3, *((512, 512) if real else (64, 64)))}
+
+
+@_model("SAM-B, image encoder")
+def sam(real: bool) -> tuple[nn.Module, Arguments]:
+    sizes = (
+        {"image_size": 512, "window_size": 14, "output_channels": 256} if real else {**_SMALL_VIT, "image_size": 128}
+    )
+    config = transformers.SamVisionConfig(**sizes, **({} if real else {"window_size": 4, "global_attn_indexes": [1]}))
+    side = config.image_size
+    return transformers.SamVisionModel(config), {"pixel_values": torch.randn(4 if real else 1, 3, side, side)}

@@ -84,7 +84,7 @@ def _prepare(name: str, device: str, training: bool, autotune: bool) -> tuple[di
     model = model.to(device, dtype).train(training)
     arguments = {key: _moved(value, device, dtype) for key, value in arguments.items()}
     if not training:
-        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        if "labels" in arguments and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             arguments["decoder_input_ids"] = arguments["labels"]
         arguments = {key: value for key, value in arguments.items() if key not in ("labels", "target")}
     prepared: dict[str, _Prepared] = {}
