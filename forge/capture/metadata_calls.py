@@ -7,24 +7,23 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from forge import torchlang
 from forge.capture import fake_values
 from forge.capture.aliasing import Pair
-from forge.capture.numbers import RuntimeNumbers
+from forge.capture.numbers import RuntimeNumbers, known_constant
 from forge.compiler.program import Unsupported
 from forge.ir import NUMBER_TYPES, TensorProxy
 from forge.ir.pytree import tensors
-from forge.torch_internals.functions import nn_pad
 
 # methods that ask for a tensor's metadata, of which the second ones a proxy does not have
 _OF_SHAPES = frozenset("dim element_size numel size".split())
 _OF_MEMORY = frozenset("get_device is_contiguous storage_offset stride".split())
 
+_NUMBERS = frozenset((bool, int, float, complex))
+
 # methods whose sizes are the shape that they give
 _SIZED = frozenset("expand new_empty new_ones new_zeros reshape view".split())
 _STRIDED = frozenset(("as_strided", torch.as_strided))
-
-# functions whose lengths may be integers in 0-d tensors
-_PADS = (nn_pad, torch.nn.functional.pad)
 
 # types that make a tensor of a size or of numbers, as functions did before torch.tensor
 _TYPES = frozenset(
@@ -50,6 +49,8 @@ def read_metadata(
         return _on_numbers(target, args, kwargs, example)
     if target in ("item", "__int__", "__float__", "__bool__") and isinstance(example, NUMBER_TYPES):
         return numbers.item(args[0], example)
+    if type(example) in _NUMBERS and torchlang.find(target) is None and _of_constants(node):
+        return example
     if target in _OF_SHAPES:
         return getattr(args[0], target)(*args[1:], **kwargs)
     if target in _OF_MEMORY:
@@ -61,12 +62,20 @@ def read_metadata(
     return NotImplemented
 
 
+def _of_constants(node: Node) -> bool:
+    """Return whether Dynamo knows the numbers in all tensors that a call is given."""
+    return all(known_constant(each.meta.get("example_value")) is not None for each in node.all_input_nodes)
+
+
 def normalize(
     numbers: RuntimeNumbers, node: Node, target: Callable | str, args: tuple, kwargs: dict, given: list[Pair]
 ) -> tuple[Any, tuple, dict]:
     """Return the function and arguments of a call: the getter of an attribute, torch.tensor or torch.empty for a type
     that is called, numbers in place of tensors in sizes and strides."""
     example: Any = node.meta.get("example_value")
+    constant = known_constant(example)
+    if constant is not None and torchlang.find(target) is None:  # of NumPy, which Dynamo runs on tensors
+        return torch.tensor, (constant,), {"dtype": example.dtype}
     if target is getattr:
         target, args = _getter(args)
     if target in _TYPES and not (args and isinstance(args[0], TensorProxy)):
@@ -75,9 +84,7 @@ def normalize(
         args = (args[0], *example.shape)  # a size in a 0-d tensor, as torch.div of sizes gives
     if target in _STRIDED and tensors([args[1:], kwargs]):
         args, kwargs = _as_strided_args(example, *args, **kwargs)
-    if target in _PADS and tensors([args[1:], kwargs]):
-        args, kwargs = numbers.replace_item_numbers(given, (args, kwargs))
-    return target, args, kwargs
+    return target, *numbers.read_numbers(given, target, args, kwargs)
 
 
 def _constructor(node: Node, args: tuple, example: torch.Tensor) -> tuple[Any, tuple, dict]:

@@ -16,6 +16,8 @@ from forge.compiler.program import Unsupported
 from forge.ir import NUMBER_TYPES, SYMBOLIC_TYPES, BoundSymbol, NumberProxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.pytree import leaves, names, tree_map
 from forge.torch_internals.sympy import SymT, ValueRanges, int_oo, raw_expression, symbol_is_type
+from forge.torch_internals.tensors import version_of
+from forge.torchlang import parameters
 
 _ACTS = frozenset({Tag.EFFECT, Tag.RANDOM})
 _SIZE = torch.ops.aten.sym_size.int
@@ -99,10 +101,16 @@ class RuntimeNumbers:
                 "compute on the mask (torch.where, x * mask) or take torch.nonzero_static: their lengths are known",
             )
 
-    def replace_item_numbers(self, given: list[Pair], arguments: Any) -> Any:
-        """Return the arguments with a number where an integer in a 0-d tensor was read as one."""
-        numbers = {handle.name: self.item(handle, number) for handle, number in _items(given)}
-        return tree_map(lambda leaf: numbers.get(leaf.name, leaf) if isinstance(leaf, TensorProxy) else leaf, arguments)
+    def read_numbers(self, given: list[Pair], target: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Return the arguments of a call with a number where torch reads one from a 0-d tensor."""
+        found = {handle.name: number for handle, number in [*_constants(given), *_items(given)]}
+        if not found:
+            return args, kwargs
+
+        def read(x: TensorProxy) -> Any:
+            return self.item(x, found[x.name]) if x.name in found else x
+
+        return parameters.read_numbers(target, args, kwargs, read)
 
     def read_offset(self, given: list[Pair], example: Any) -> None:
         """Record the reading of a value's offset in memory where that is an index in a 0-d tensor."""
@@ -118,6 +126,19 @@ def _items(given: list[Pair]) -> list[tuple[Any, torch.SymInt]]:
     """Return the 0-d tensors in which Dynamo read an integer, and these."""
     found = [(handle, getattr(fake, "item_memo", None)) for handle, fake in given]
     return [(handle, number) for handle, number in found if isinstance(number, torch.SymInt)]
+
+
+def known_constant(fake: Any) -> Any:
+    """Return the number of a 0-d tensor that Dynamo knows, of one in the source or NumPy's; None for any other, and
+    where it is changed: of the values that it had, Dynamo keeps the last."""
+    constant = getattr(fake, "constant", None)
+    return None if constant is None or constant.ndim or version_of(fake) else constant.item()
+
+
+def _constants(given: list[Pair]) -> list[tuple[Any, Any]]:
+    """Return the 0-d tensors whose numbers Dynamo knows, and these."""
+    found = [(handle, known_constant(fake)) for handle, fake in given]
+    return [(handle, number) for handle, number in found if number is not None]
 
 
 def _is_read(length: Any) -> bool:

@@ -12,6 +12,11 @@ from forge.prims.core import primitive, statically_true, torch_check
 def check_lengths(op: str, shape: Sequence[Dim]) -> None:
     """Raise RuntimeError for a shape with a negative length."""
     for size in shape:
+        check(
+            not isinstance(size, TensorProxy),
+            lambda: f"{op}: a size is a tensor, whose value is not known while tracing; use .item(): {list(shape)}",
+            NotImplementedError,
+        )
         torch_check(
             not statically_true(size < 0),
             lambda size=size: f"{op}: Trying to create tensor with negative dimension {size}: {list(shape)}",

@@ -17,6 +17,7 @@ from forge.clang.creation import canonical_device, check_supported
 from forge.ir import Dim, Number, Real, Symbol, TensorProxy, check
 from forge.prims.core import torch_check
 from forge.torch_internals.functions import refs_tensor
+from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
 
 Dtype = torch.dtype | None
@@ -68,7 +69,7 @@ def _of_size(name: str, fill: Fill, meaning: str) -> Symbol:
     """torch.zeros and kin: the size as several arguments or one."""
 
     @with_options(*FACTORY, "memory_format")
-    def body(*size: Any, dtype: Dtype = None, device: Device = None, **named: Any) -> TensorProxy:
+    def body(*size: Lengths, dtype: Dtype = None, device: Device = None, **named: Lengths) -> TensorProxy:
         shape = _size(name, size, named)
         return fill(shape, dtype or torch.get_default_dtype(), canonical_device(device))
 
@@ -82,7 +83,7 @@ def _size(op: str, size: tuple, named: dict) -> tuple[Dim, ...]:
         lambda: f"{op}: unexpected arguments {sorted(named)}",
         TypeError,
     )
-    return clang.lengths(size) if not named else tuple(named["size"])
+    return clang.lengths(tuple(named.values()) or size)
 
 
 zeros = _of_size("zeros", _zeros, "A tensor of zeros.")
@@ -133,7 +134,9 @@ def _new(name: str, fill: Fill, meaning: str) -> Symbol:
     """Tensor.new_zeros and kin."""
 
     @with_options(*FACTORY)
-    def body(self: TensorProxy, *size: Any, dtype: Dtype = None, device: Device = None, **named: Any) -> TensorProxy:
+    def body(
+        self: TensorProxy, *size: Lengths, dtype: Dtype = None, device: Device = None, **named: Lengths
+    ) -> TensorProxy:
         device = self.device if device is None else canonical_device(device)
         return fill(_size(name, size, named), dtype or self.dtype, device)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import INT_TYPES, Dim, Symbol, TensorProxy, check
 from forge.prims.core import check_dim, same, statically_true, torch_check
+from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.shape import atleast_1d, atleast_2d, atleast_3d, varargs
 
@@ -217,13 +218,13 @@ def _repeat(op: str, x: TensorProxy, repeats: Sequence[Dim]) -> TensorProxy:
 
 
 @torchsymbol(Tensor.repeat)
-def repeat(self: TensorProxy, *args: Any, repeats: Sequence[Dim] | None = None) -> TensorProxy:
+def repeat(self: TensorProxy, *args: Lengths, repeats: Sequence[Dim] | None = None) -> TensorProxy:
     """Copy of the whole tensor, repeats[i] of them along dim i; new dims come first."""
     return _repeat("repeat", self, varargs(args[0], args[1:]) if args else tuple(repeats or ()))
 
 
 @torchsymbol(Tensor.tile)
-def tensor_tile(self: TensorProxy, *args: Any, dims: Sequence[Dim] | None = None) -> TensorProxy:
+def tensor_tile(self: TensorProxy, *args: Lengths, dims: Sequence[Dim] | None = None) -> TensorProxy:
     """Repeat as `repeat` does, with 1 for the leading dims that are not given."""
     return tile(self, varargs(args[0], args[1:]) if args else tuple(dims or ()))
 

@@ -17,6 +17,7 @@ from forge.ir import INT_TYPES, Dim, Symbol, Tag, TensorProxy, check, get_grad, 
 from forge.ir.memory import Memory
 from forge.prims.core import torch_check
 from forge.torch_internals.versions import TORCH
+from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol, write
 from forge.torchlang.creation import FACTORY, with_options
 
@@ -33,13 +34,13 @@ def _of_size(name: str, draw: Callable, meaning: str) -> Symbol:
     """torch.rand and torch.randn: the size as several arguments or one."""
 
     @with_options(*FACTORY, "generator")
-    def body(*size: Any, dtype: Dtype = None, device: Device = None, **named: Any) -> TensorProxy:
+    def body(*size: Lengths, dtype: Dtype = None, device: Device = None, **named: Lengths) -> TensorProxy:
         check(
             set(named) <= {"size"} and not (named and size),
             lambda: f"{name}: unexpected arguments {sorted(named)}",
             TypeError,
         )
-        shape = tuple(named["size"]) if named else clang.lengths(size)
+        shape = clang.lengths(tuple(named.values()) or size)
         return draw(shape, dtype or torch.get_default_dtype(), canonical_device(device))
 
     body.__name__, body.__doc__ = name, f"{meaning} Dtypes: the default float dtype."
@@ -100,7 +101,7 @@ def _shape(op: str, size: Sequence[Dim] | None) -> tuple[Dim, ...]:
 @torchsymbol(torch.randint, tags=RANDOM, factory=True)
 @with_options(*FACTORY, "generator")
 def randint(
-    *args: Any,
+    *args: Lengths,
     low: Dim | None = None,
     high: Dim | None = None,
     size: Sequence[Dim] | None = None,
@@ -117,7 +118,7 @@ def randint(
 @with_options(*FACTORY, "generator", "memory_format")
 def randint_like(
     input: TensorProxy,
-    *args: Any,
+    *args: Lengths,
     low: Dim | None = None,
     high: Dim | None = None,
     dtype: Dtype = None,
@@ -245,7 +246,7 @@ def exponential(self: TensorProxy, lambd: float = 1) -> TensorProxy:
 
 
 @fills("random_")
-def fill_random(self: TensorProxy, *args: Any, **named: Any) -> TensorProxy:
+def fill_random(self: TensorProxy, *args: int, **named: Any) -> TensorProxy:
     """Draw integers, uniform: random_() over what the dtype holds, random_(to) from 0, random_(from, to)."""
     if len(args) == 1 and not named:
         args = (0, *args)

@@ -13,7 +13,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import Number, Symbol, Tag, TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
 from forge.prims.core import torch_check
-from forge.torchlang.aliases import aliases, results, torchaliases
+from forge.torchlang.aliases import Lengths, aliases, results, torchaliases
 from forge.torchlang.core import torchsymbol
 
 Dims = int | Sequence[int] | None
@@ -84,9 +84,9 @@ def prod(
 
 
 @torchsymbol(Tensor.sum_to_size)
-def sum_to_size(self: TensorProxy, *size: Any) -> TensorProxy:
+def sum_to_size(self: TensorProxy, *size: Lengths) -> TensorProxy:
     """self summed over what broadcasting to its shape would repeat."""
-    shape = tuple(size[0]) if size and isinstance(size[0], (tuple, list)) else size
+    shape = clang.lengths(size)
     offset = self.ndim - len(shape)
     torch_check(
         offset >= 0

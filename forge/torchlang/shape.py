@@ -15,6 +15,7 @@ from forge.ir.memory import Ambiguous, Memory, ViewStep
 from forge.prims.core import check_dim, check_dims, statically_true, torch_check
 from forge.torch_internals.autograd import get_data_attr
 from forge.torch_internals.functions import vf_broadcast_tensors, vf_meshgrid
+from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import View, getter, torchsymbol
 
 Format = torch.memory_format
@@ -55,7 +56,9 @@ def _view_if_row_major(args: tuple, kwargs: dict) -> View:
 
 
 @torchsymbol(Tensor.view, view=View.ALWAYS, invert=_reshape_back)
-def view(self: TensorProxy, *shape: Any, size: Sequence[Dim] | None = None, dtype: Any = None) -> TensorProxy:
+def view(
+    self: TensorProxy, *shape: Lengths | torch.dtype, size: Sequence[Dim] | None = None, dtype: Any = None
+) -> TensorProxy:
     """Return the same memory with another shape."""
     check(
         dtype is None and not (shape and isinstance(shape[0], torch.dtype)),
@@ -66,7 +69,7 @@ def view(self: TensorProxy, *shape: Any, size: Sequence[Dim] | None = None, dtyp
 
 
 @torchsymbol(Tensor.reshape, view=_view_if_row_major, invert=_reshape_back)
-def tensor_reshape(self: TensorProxy, *args: Any, shape: Sequence[Dim] | None = None) -> TensorProxy:
+def tensor_reshape(self: TensorProxy, *args: Lengths, shape: Sequence[Dim] | None = None) -> TensorProxy:
     """Return the elements in row-major order with another shape."""
     return clang.reshape(self, _sizes(args, shape, "reshape"))
 
@@ -120,7 +123,9 @@ def squeeze(input: TensorProxy, dim: int | Sequence[int] | None = None) -> Tenso
 
 
 @torchsymbol(Tensor.expand, view=View.ALWAYS)
-def expand(self: TensorProxy, *sizes: Any, size: Sequence[Dim] | None = None, implicit: bool = False) -> TensorProxy:
+def expand(
+    self: TensorProxy, *sizes: Lengths, size: Sequence[Dim] | None = None, implicit: bool = False
+) -> TensorProxy:
     """Broadcast to a shape, where -1 keeps a length."""
     return clang.expand(self, _sizes(sizes, size, "expand"))
 
@@ -132,7 +137,7 @@ def expand_as(self: TensorProxy, other: TensorProxy) -> TensorProxy:
 
 
 @torchsymbol(Tensor.broadcast_to, view=View.ALWAYS)
-def tensor_broadcast_to(self: TensorProxy, *sizes: Any, size: Sequence[Dim] | None = None) -> TensorProxy:
+def tensor_broadcast_to(self: TensorProxy, *sizes: Lengths, size: Sequence[Dim] | None = None) -> TensorProxy:
     """Broadcast to a shape."""
     return clang.expand(self, _sizes(sizes, size, "broadcast_to"))
 
@@ -232,7 +237,7 @@ def _permute_back(x: TensorProxy, new: TensorProxy, *args: Any, dims: Sequence[i
 
 
 @torchsymbol(Tensor.permute, view=View.ALWAYS, invert=_permute_back)
-def tensor_permute(self: TensorProxy, *args: Any, dims: Sequence[int] | None = None) -> TensorProxy:
+def tensor_permute(self: TensorProxy, *args: Lengths, dims: Sequence[int] | None = None) -> TensorProxy:
     """Dim i is dim dims[i] of self."""
     return clang.permute(self, _sizes(args, dims, "permute"))
 
@@ -414,7 +419,7 @@ def _flip(x: TensorProxy, args: tuple, dims: Sequence[int] | int | None, op: str
 
 
 @torchsymbol(Tensor.flip)
-def tensor_flip(self: TensorProxy, *args: Any, dims: Sequence[int] | int | None = None) -> TensorProxy:
+def tensor_flip(self: TensorProxy, *args: Lengths, dims: Sequence[int] | int | None = None) -> TensorProxy:
     """Return the order of the elements along `dims` reversed."""
     return _flip(self, args, dims)
 
