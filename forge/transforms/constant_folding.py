@@ -14,6 +14,7 @@ from forge.ir.pytree import leaves, names, proxies, tensors, tree_map
 from forge.ir.symbol import substitute
 from forge.transforms.dce import live_calls
 from forge.transforms.makers import is_view
+from forge.transforms.shared_memory import returned_names
 
 PINNED = frozenset({Tag.RANDOM, Tag.EFFECT, Tag.UNINITIALIZED, Tag.OPAQUE, Tag.SYNCHRONIZING})
 BYTE_LIMIT = 64 * 2**20
@@ -159,7 +160,7 @@ def independent_calls(
     trace: Trace, weights: Collection[str] = (), byte_limit: int = BYTE_LIMIT, left_out: Collection[str] = ()
 ) -> list[BoundSymbol]:
     """Return the calls that depend on no input but those of `weights`, and make no output and none of `left_out`."""
-    outputs = {*trace.output_names, *left_out}
+    outputs = returned_names(trace).union(left_out)
     fixed = {*trace.constants, *weights}
     found: list[BoundSymbol] = []
     for bound in trace.bound_symbols:

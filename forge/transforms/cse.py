@@ -7,6 +7,7 @@ from forge.ir.grad_rules import grad_rule
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.pytree import proxies, rename
 from forge.ir.symbol import substitute
+from forge.transforms.shared_memory import returned_names
 
 UNMERGEABLE = frozenset({Tag.RANDOM, Tag.EFFECT, Tag.UNINITIALIZED, Tag.OPAQUE, Tag.SYNCHRONIZING})
 
@@ -54,7 +55,7 @@ def argument_key(value: Any) -> Any:
 
 def cse(trace: Trace) -> Trace:
     """Return the trace with each value computed once. Outputs of the trace keep memory of their own."""
-    calls, renamed = merge_calls(trace.bound_symbols, protected=set(trace.output_names))
+    calls, renamed = merge_calls(trace.bound_symbols, protected=returned_names(trace))
     return trace.derive("cse", calls, output=rename(trace.output, renamed))
 
 

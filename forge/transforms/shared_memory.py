@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from forge import prims
-from forge.ir import BoundSymbol, Tag
+from forge.ir import BoundSymbol, Tag, Trace
 from forge.ir.proxies import hint_of
 from forge.ir.pytree import names, tensors
 
@@ -28,6 +28,15 @@ class SharedMemory:
     def of(self, names: Iterable[str]) -> set[str]:
         """Return these names, and those of values that may share memory with them."""
         return set().union(*map(self._group, names))
+
+
+def returned_names(trace: Trace) -> set[str]:
+    """Return the names of the values that a program returns, those that prims.with_data gives back included."""
+    found = set(trace.output_names)
+    for bound in reversed(trace.bound_symbols):
+        if bound.symbol is prims.with_data and not found.isdisjoint(bound.outputs):
+            found.update(names(bound.args[1:]))
+    return found
 
 
 _MAY_BE_COPIES = frozenset((prims.reshape, prims.contiguous))

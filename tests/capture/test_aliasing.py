@@ -806,3 +806,48 @@ def test_a_write_to_a_part_of_what_shows_memory_twice_runs_in_eager(name):
         found.append((out, a.grad))
     torch.testing.assert_close(*found)
     assert any("shows its memory more than once" in str(each.message) for each in told) == (name in SHOWN_TWICE)
+
+
+def _indices() -> torch.Tensor:
+    """As ConViT's relative positions are made."""
+    indices = torch.zeros(3, 3)
+    indices[:, 2] = torch.arange(3.0)
+    return indices
+
+
+def _written_beside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Values with a history of gradients, changed where none is recorded."""
+    y, z = x * 2, x * 2
+    with torch.no_grad():
+        return y.copy_(torch.arange(3.0) * 2), z.mul_(3), (x * 2).mul_(3), torch.arange(3.0) * 2
+
+
+OWN_MEMORY: dict[str, Callable] = {
+    "filled": lambda x: torch.zeros(3).fill_(2),
+    "assigned": lambda x: (_indices(), _indices()),
+    "added": lambda x: torch.ones(3).add_(1).mul_(2),
+    "read, too": lambda x: (lambda z: (z * x.sum(), z))(torch.ones(3).fill_(2)),
+    "copied": lambda x: (torch.arange(3.0) * 2, torch.zeros(3).copy_(torch.arange(3.0) * 2)),
+    "out": lambda x: torch.add(torch.ones(3), 1, out=torch.empty(3)),
+    "of an input": lambda x: (x.clone().mul_(2), x.clone().mul_(2)),
+    "with a history": _written_beside,
+}
+
+
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, torch.enable_grad], ids=lambda mode: mode.__name__
+)
+@pytest.mark.parametrize("name", OWN_MEMORY)
+def test_a_result_that_was_written_has_memory_of_its_own(name: str, mode: Callable) -> None:
+    """A caller may change it: no constant of the program and no other result changes with it."""
+    function = OWN_MEMORY[name]
+    jitted = forge.jit(function, executors=["torch"])
+    with mode():
+        for _ in range(3):
+            x = torch.arange(3.0, requires_grad=mode is torch.enable_grad)
+            actual, expected = (_pytree.tree_leaves(run(x)) for run in (jitted, function))
+            for ours, theirs in zip(actual, expected, strict=True):
+                assert torch.equal(ours, theirs)
+                with torch.no_grad():
+                    ours.add_(100)
+                    theirs.add_(100)
