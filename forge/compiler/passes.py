@@ -317,6 +317,12 @@ def scatter_in_place(trace: Trace, context: Context) -> Trace:
     return transforms.scatter_in_place(trace, SCATTERS, in_torch)
 
 
+def contiguous_batches(trace: Trace, context: Context) -> Trace:
+    """Lay out the factors of batched products where they are made."""
+    in_torch, strides = partial(_runs_in_torch, context=context), partial(_strides_in_torch, context=context)
+    return transforms.contiguous_batches(trace, context.config.is_fused, strides=strides, in_torch=in_torch)
+
+
 def decoding_attention(trace: Trace, context: Context) -> Trace:
     """Attend by few queries in kernels of their own, which write a static cache as well."""
     takes, in_torch = partial(_is_taken, context=context), partial(_runs_in_torch, context=context)

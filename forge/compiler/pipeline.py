@@ -245,6 +245,12 @@ def _scatters(trace: Trace, context: Context) -> bool:
     return context.config.comparison is None and any(bound.symbol in SCATTERS for bound in trace.bound_symbols)
 
 
+def _multiplies_batches(trace: Trace, context: Context) -> bool:
+    """Return whether what is around products is fused, in a program or in a backward."""
+    kinds = (Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.BACKWARD)
+    return context.kind in kinds and bool(context.config.fusion_executors) and context.config.comparison is None
+
+
 def _reduces(trace: Trace, context: Context) -> bool:
     """Return whether there are reductions, and their inputs are not compared with eager's."""
     return context.config.comparison is None and any(map(is_reduction, trace.bound_symbols))
@@ -288,6 +294,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(passes.write_in_place, Form.PROGRAM, _writes_inputs, "optimize"),
     Pass(passes.add_rows_in_place, Form.PROGRAM, _sums_rows, "optimize"),
     Pass(passes.scatter_in_place, Form.PROGRAM, _scatters, "optimize"),
+    Pass(passes.contiguous_batches, Form.PROGRAM, _multiplies_batches, "optimize"),
     Pass(passes.decoding_attention, Form.PROGRAM, _infers, "optimize"),
     Pass(passes.join_quantized, Form.PROGRAM, _infers, "optimize"),
     Pass(passes.products, Form.PROGRAM, _measures_products, "claim and generate"),

@@ -8,6 +8,7 @@ from forge.transforms.channels_last import channels_last
 from forge.transforms.collective_overlap import overlap_calls
 from forge.transforms.collective_schedule import bucket_collectives, overlap_collectives
 from forge.transforms.constant_folding import fold_constants, partition_by_weights
+from forge.transforms.contiguous_batches import contiguous_batches
 from forge.transforms.contractions import contract
 from forge.transforms.cse import cse
 from forge.transforms.dce import dce
@@ -44,6 +45,7 @@ __all__ = [
     "channels_last",
     "compose_attention",
     "compose_cross_entropy",
+    "contiguous_batches",
     "contract",
     "cse",
     "dce",
