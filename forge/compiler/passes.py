@@ -62,6 +62,11 @@ def cse(trace: Trace, context: Context) -> Trace:
     return transforms.cse(trace)
 
 
+def move_indices(trace: Trace, context: Context) -> Trace:
+    """Move index tensors of a CPU to the device of what they index."""
+    return transforms.move_indices(trace)
+
+
 def inline_attention(trace: Trace, context: Context) -> Trace:
     """Replace composites that attend by the calls that they consist of."""
     return transforms.inline_attention(trace, in_torch=partial(_runs_in_torch, context=context))

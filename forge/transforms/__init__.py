@@ -25,6 +25,7 @@ from forge.transforms.joined_quantized import join_quantized
 from forge.transforms.lifetimes import delete_last_used
 from forge.transforms.linear_cross_entropy import fused_linear_cross_entropy
 from forge.transforms.masks_in_rows import masks_in_rows
+from forge.transforms.moved_indices import move_indices
 from forge.transforms.products import products
 from forge.transforms.rematerialize import rematerialize
 from forge.transforms.replacement import rewrite
@@ -61,6 +62,7 @@ __all__ = [
     "join_products",
     "join_quantized",
     "masks_in_rows",
+    "move_indices",
     "overlap_calls",
     "overlap_collectives",
     "partition_by_weights",

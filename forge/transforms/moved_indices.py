@@ -1,0 +1,53 @@
+"""Index tensors of a CPU are moved once to the device of what they index.
+
+    table[positions] = table[positions.to(table.device)]
+
+torch moves them at each call, and waits for the copy. Positions that a model computes without naming a device depend on
+no input: they become constants on the device, and the index is a call of its program as all others.
+"""
+
+from forge import torchlang
+from forge.ir import BoundSymbol, TensorProxy, Trace
+from forge.ir.pytree import tensors, tree_map
+from forge.transforms.replacement import rewrite
+
+_INDEXED = {
+    torchlang.getitem: "key",
+    torchlang.setitem: "key",
+    torchlang.index_put: "indices",
+    torchlang.aten_index: "indices",
+}
+
+
+def move_indices(trace: Trace) -> Trace:
+    """Return the trace with indices on the devices of what they index; numbers stay where they are."""
+    if all(bound.symbol not in _INDEXED for bound in trace.bound_symbols):
+        return trace
+    moved: dict[tuple[str, str], TensorProxy] = {}
+
+    def index(bound: BoundSymbol) -> TensorProxy | None:
+        name = _INDEXED.get(bound.symbol)
+        if name is None:
+            return None
+        given = bound.symbol.bind(bound.args, bound.kwargs)
+        device = next(iter(given.values())).device
+        if not any(_is_elsewhere(leaf, device.type) for leaf in tensors(given[name])):
+            return None
+
+        def on_device(leaf: object) -> object:
+            if not _is_elsewhere(leaf, device.type):
+                return leaf
+            place = leaf.name, str(device)
+            if place not in moved:
+                moved[place] = torchlang.to(leaf, device)
+            return moved[place]
+
+        result: TensorProxy = bound.symbol(*{**given, name: tree_map(on_device, given[name])}.values())
+        return result
+
+    return rewrite(trace, "move_indices", index)
+
+
+def _is_elsewhere(leaf: object, device: str) -> bool:
+    """Return whether a leaf is a tensor with dims of a CPU, and what it indexes is not there."""
+    return isinstance(leaf, TensorProxy) and leaf.device.type == "cpu" != device and leaf.ndim > 0
