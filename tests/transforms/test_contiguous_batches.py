@@ -33,6 +33,13 @@ def rows_of_columns(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.
     return F.linear(columns, q) @ k
 
 
+def masked(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Its backward is given an object of the forward: how torch attended."""
+    query, key, value = (heads(F.linear(x, each)) for each in (q, k, v))
+    mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
 CASES = [attend, of_many_dims, rows_of_columns]
 
 
@@ -54,6 +61,14 @@ def test_results_and_gradients_are_eagers(function: Callable) -> None:
         found, wanted = (torch.autograd.grad(each, given, incoming, allow_unused=True) for each in (actual, expected))
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     assert "contiguous_batches" in {trace.stage for trace in forge.last_traces(jitted)}
+
+
+def test_a_backward_with_products_is_given_an_object_of_the_forward() -> None:
+    jitted, given = forge.jit(masked, cache=False), inputs(2, 10)
+    actual, expected = jitted(*given), masked(*given)
+    torch.testing.assert_close(actual, expected)
+    found, wanted = (torch.autograd.grad(each.sum(), given) for each in (actual, expected))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_regions_write_what_is_multiplied() -> None:
