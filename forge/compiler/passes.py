@@ -3,7 +3,7 @@
 A pass that works on a trace alone is in forge/transforms; here it gets from the context what it needs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -324,7 +324,11 @@ def scatter_in_place(trace: Trace, context: Context) -> Trace:
 
 def contiguous_batches(trace: Trace, context: Context) -> Trace:
     """Lay out the factors of batched products where they are made."""
-    in_torch, strides = partial(_runs_in_torch, context=context), partial(_strides_in_torch, context=context)
+    in_torch = partial(_runs_in_torch, context=context)
+
+    def strides(trace: Trace) -> Mapping[str, tuple[Dim, ...]]:
+        return _layouts_in_torch(trace, context).strides()
+
     return transforms.contiguous_batches(trace, context.config.is_fused, strides=strides, in_torch=in_torch)
 
 

@@ -189,7 +189,7 @@ def _load(tx: Any, obj: Any, name: str) -> Any:
     return _get(obj, name, partial(_load.original, tx, obj, name))
 
 
-_ProxyDict = getattr(dicts, "SideEffectsProxyDict", dict)  # of `__dict__`, in later versions than torch 2.11
+_ProxyDict: Any = getattr(dicts, "SideEffectsProxyDict", dict)  # of `__dict__`, in later versions than torch 2.11
 
 
 class _CurrentProxyDict(_ProxyDict):

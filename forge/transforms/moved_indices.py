@@ -6,6 +6,8 @@ torch moves them at each call, and waits for the copy. Positions that a model co
 no input: they become constants on the device, and the index is a call of its program as all others.
 """
 
+from typing import Any
+
 from forge import torchlang
 from forge.ir import BoundSymbol, TensorProxy, Trace
 from forge.ir.pytree import tensors, tree_map
@@ -34,7 +36,7 @@ def move_indices(trace: Trace) -> Trace:
         if not any(_is_elsewhere(leaf, device.type) for leaf in tensors(given[name])):
             return None
 
-        def on_device(leaf: object) -> object:
+        def on_device(leaf: Any) -> Any:
             if not _is_elsewhere(leaf, device.type):
                 return leaf
             place = leaf.name, str(device)
@@ -48,6 +50,6 @@ def move_indices(trace: Trace) -> Trace:
     return rewrite(trace, "move_indices", index)
 
 
-def _is_elsewhere(leaf: object, device: str) -> bool:
+def _is_elsewhere(leaf: Any, device: str) -> bool:
     """Return whether a leaf is a tensor with dims of a CPU, and what it indexes is not there."""
     return isinstance(leaf, TensorProxy) and leaf.device.type == "cpu" != device and leaf.ndim > 0

@@ -9,7 +9,8 @@ opaque are never on the far side of the cut.
 Nor are values that link the layers, such as the hidden states that each layer adds to: to compute the last of them
 again is to compute all of them, in one kernel when the backward begins, and to hold them until each layer's turn. By
 their *level*, the number of calls that run once between the inputs and a value, a chain of calls that run again ends
-where the level rises.
+where the level rises. A reduction whose small result is saved raises none: what it reads would be saved as it reads it,
+in float32.
 
 A call that makes statistics and what they normalize is parted (`register_parted`): its statistics are saved, the rest
 is cheap to compute again.
@@ -83,7 +84,11 @@ def rematerialize(
     if not any(again):
         return forward
     if not chains:
-        links = _links(calls, again)
+        small = [
+            not twice and id(bound) not in parted and _NEVER.isdisjoint(bound.all_tags) and fused(bound)
+            for bound, twice in zip(calls, again, strict=True)
+        ]
+        links = _links(calls, again, small)
         again = [twice and links.isdisjoint(bound.outputs) for bound, twice in zip(calls, again, strict=True)]
     while True:
         computed = _cut(forward, calls, again, read, copied)
@@ -162,18 +167,18 @@ def _may_run_again(bound: BoundSymbol, cheap: Callable[[BoundSymbol], bool], exa
     return Tag.RECOMPUTE in bound.tags or (exact.isdisjoint(bound.outputs) and cheap(bound))
 
 
-def _links(calls: Iterable[BoundSymbol], again: Iterable[bool]) -> set[str]:
+def _links(calls: Iterable[BoundSymbol], again: Iterable[bool], small: Iterable[bool]) -> set[str]:
     """Return the values that calls of a higher level would read to run again. A value that depends on the inputs alone
-    links nothing."""
+    links nothing. small: whether a call runs once because its result is small; it raises no level."""
     levels: dict[str, int] = {}
     computed: set[str] = set()
     links: set[str] = set()
-    for bound, twice in zip(calls, again, strict=True):
+    for bound, twice, is_small in zip(calls, again, small, strict=True):
         level = max((levels.get(name, 0) for name in bound.inputs), default=0)
         if twice:
             links.update(name for name in bound.inputs if name in computed and 0 < levels[name] < level)
             computed.update(bound.outputs)
-        elif not is_view(bound):
+        elif not is_view(bound) and not is_small:
             level += 1
         levels.update(dict.fromkeys(bound.outputs, level))
     return links
