@@ -1,11 +1,13 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import forge
 from forge.compiler.config import Config
 from forge.executors.torchex.norm import native_batch_norm
 from forge.ir import BoundSymbol, Trace
+from forge.ir.pytree import tensors
 from forge.ir.symbol import Tag
 
 LAYERS = 4
@@ -108,3 +110,21 @@ def test_a_call_is_computed_again_for_all_of_its_results_or_none(monkeypatch: py
     normalized = {bound.output[0].name for bound in norms}
     assert norms
     assert normalized.isdisjoint(proxy.name for proxy in saved)
+
+
+def test_what_a_saved_reduction_reads_is_saved_as_it_was() -> None:
+    """On a CPU sums of rows are saved. Hidden states in bfloat16, of which they are in float32, stay in bfloat16."""
+
+    def layers(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            wide = x.float()
+            normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+            x = x + F.linear(normed, weight)
+        return x
+
+    jitted = forge.jit(layers)
+    x, weights = (torch.randn(size, dtype=torch.bfloat16, requires_grad=True) for size in ((64, 96), (LAYERS, 96, 96)))
+    jitted(x, weights).sum().backward()
+    _, saved, _ = forge.last_traces(jitted)[-1].output
+    wide = [tuple(proxy.shape) for proxy in tensors(saved) if proxy.dtype == torch.float32]
+    assert wide and set(wide) == {(64, 1)}
