@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.compiler import config as compiler_config
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
 from forge.compiler.layout import Layout, Layouts
 from forge.executors.errors import CheckError
@@ -238,8 +238,9 @@ def _symbols_of(size: Dim) -> set[Any]:
 
 def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode) -> tuple:
     """Return the parts of a graph that Inductor compiles for and leaves out of its cache key: which nodes round, the
-    default dtype (torch 2.11), the bounds of lengths that values decide, which it asserts and simplifies by, and the
-    symbols that its code defines."""
+    default dtype (torch 2.11), the bounds of lengths that values decide, which it asserts and simplifies by, the
+    symbols that its code defines, and what the program knows of lengths: another that took the graph from the cache
+    would guard all of that."""
     assert fake.shape_env is not None
     ranges = fake.shape_env.var_to_range
     bounds = sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(given))
@@ -250,7 +251,16 @@ def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTen
         torch.get_default_dtype(),
         *bounds,
         *sizes_of(given),
+        _known_of_lengths(given, fake.shape_env),
     )
+
+
+def _known_of_lengths(given: list[Any], environment: ShapeEnv) -> str | None:
+    """Return the guards of the lengths that a graph is given, as Inductor keeps them with what it compiled."""
+    lengths = [each for each in given if isinstance(each, torch.SymInt) and not free_unbacked_symbols(each)]
+    if not lengths:
+        return None
+    return environment.produce_guards_expression(lengths, guards=environment.get_pruned_guards(lengths))
 
 
 @accuracy.needs_chunks.provide

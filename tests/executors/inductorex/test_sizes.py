@@ -303,3 +303,22 @@ def test_indices_of_known_lengths_are_expanded_to_a_symbolic_one(name: str, fail
         function(same).exp().sum().backward()
         torch.testing.assert_close(x.grad, same.grad)
     assert not failures
+
+
+def test_what_a_program_knows_of_lengths_is_no_guard_of_another() -> None:
+    """Inductor's cache guards what it was known when a region was compiled, though the region does not need it."""
+
+    def below_20(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] < 20 and x.shape[0] % 3 == 0:
+            return x.sin() * 2 + x.cos()
+        return x
+
+    def of_any_length(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 2 + x.cos()
+
+    for function, lengths in ((below_20, (6, 9)), (of_any_length, (6, 9, 10, 30))):
+        jitted = forge.jit(function, dynamic=True, cache=False)
+        for length in lengths:
+            x = torch.randn(length, 70)
+            torch.testing.assert_close(jitted(x), function(x))
+        assert forge.explain(jitted).recompiles == []
