@@ -23,6 +23,7 @@ from forge.executors.torchex.row_product import in_loops, row_product
 from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
 from forge.ir.locks import new_lock
 from forge.ir.pytree import tensors, tree_map
+from forge.prims.core import statically_true
 from forge.prims.library import symbolic_dispatch
 from forge.torch_internals.dispatch import OpOverload, disable_current_modes, schema_of
 from forge.torch_internals.fake_tensors import fake_impls
@@ -343,10 +344,15 @@ def _one_element(node: torch.fx.Node) -> torch.Tensor:
 def _only_relabels(node: torch.fx.Node) -> bool:
     """Return whether as_strided gives a tensor of the same elements other strides where they say nothing: adaptive
     pooling of an image whose channels lie beside each other ends so, in place."""
-    base, shape, strides = arguments(node)[:3]
-    x = base.meta["val"]
-    alike = (size == 1 or one == other for size, one, other in zip(x.shape, x.stride(), strides, strict=True))
-    return len(node.args) == 3 and tuple(x.shape) == tuple(shape) and all(alike)
+    given: Any = torch.fx.map_arg(node.args, lambda each: each.meta["val"])  # a length may be a node
+    x, shape, strides = given[:3]
+    if len(given) > 3 or len(shape) != x.ndim:
+        return False
+    dims = zip(x.shape, shape, x.stride(), strides, strict=True)
+    return all(
+        statically_true(size == new) and (statically_true(size == 1) or statically_true(one == other))
+        for size, new, one, other in dims
+    )
 
 
 def changes(target: Any) -> bool:

@@ -322,3 +322,18 @@ def test_what_a_program_knows_of_lengths_is_no_guard_of_another() -> None:
             x = torch.randn(length, 70)
             torch.testing.assert_close(jitted(x), function(x))
         assert forge.explain(jitted).recompiles == []
+
+
+def test_pooling_to_one_element_of_images_whose_channels_lie_beside_each_other(failures: list[Exception]) -> None:
+    """As BiT ends: the kernel of a convolution lays its result out, and pooling in place, by the number of images."""
+
+    def pooled(x: torch.Tensor, kernel: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        kernel = F.batch_norm(kernel.reshape(1, 32, -1), None, None, training=True).reshape_as(kernel)
+        images = F.conv2d(x, kernel) * 2
+        return F.adaptive_avg_pool2d(F.group_norm(images, 4, weight, weight).relu(), 1)
+
+    jitted = forge.jit(pooled, cache=False)
+    for images in (2, 3, 5):
+        given = torch.randn(images, 32, 2, 2), torch.randn(32, 32, 1, 1), torch.randn(32)
+        torch.testing.assert_close(jitted(*given), pooled(*given))
+    assert failures == [] and forge.explain(jitted).graphs == 2
