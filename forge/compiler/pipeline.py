@@ -120,6 +120,7 @@ def _is(*kinds: Kind) -> Callable[[Trace, Context], bool]:
 
 
 _is_program = _is(Kind.PROGRAM)
+_WITH_GRADIENTS = (Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.BACKWARD)  # the kinds of whole programs and their backwards
 
 
 def _has_transforms(trace: Trace, context: Context) -> bool:
@@ -188,8 +189,7 @@ def _writes_inputs(trace: Trace, context: Context) -> bool:
 
 def _measures_products(trace: Trace, context: Context) -> bool:
     """Return whether products are measured with what follows them; those of one call that is measured are not."""
-    kinds = (Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.BACKWARD)
-    return bool(context.config.product_executors) and context.kind in kinds
+    return bool(context.config.product_executors) and context.kind in _WITH_GRADIENTS
 
 
 def _copies_several(trace: Trace, context: Context) -> bool:
@@ -224,8 +224,7 @@ def _sends_gradients(trace: Trace, context: Context) -> bool:
 
 def _gathers_parameters(trace: Trace, context: Context) -> bool:
     """Return whether parameters are gathered, or gradients reduced, by calls that are not compared with eager's."""
-    kinds = (Kind.PROGRAM, Kind.BACKWARD, Kind.DOUBLE_BACKWARD)
-    return context.kind in kinds and context.config.comparison is None and has_messages(trace)
+    return context.kind in _WITH_GRADIENTS and context.config.comparison is None and has_messages(trace)
 
 
 def _has_collectives(trace: Trace, context: Context) -> bool:
@@ -241,14 +240,16 @@ def _sums_rows(trace: Trace, context: Context) -> bool:
 
 
 def _scatters(trace: Trace, context: Context) -> bool:
-    """Return whether there are scatters, and values are not compared with eager's."""
-    return context.config.comparison is None and any(bound.symbol in SCATTERS for bound in trace.bound_symbols)
+    """Return whether a program or a backward has scatters, and values are not compared with eager's. A region has none
+    that write to their arguments."""
+    if context.kind not in _WITH_GRADIENTS or context.config.comparison is not None:
+        return False
+    return any(bound.symbol in SCATTERS for bound in trace.bound_symbols)
 
 
 def _multiplies_batches(trace: Trace, context: Context) -> bool:
     """Return whether what is around products is fused, in a program or in a backward."""
-    kinds = (Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.BACKWARD)
-    return context.kind in kinds and bool(context.config.fusion_executors) and context.config.comparison is None
+    return context.kind in _WITH_GRADIENTS and bool(context.config.fusion_executors) and context.config.comparison is None
 
 
 def _reduces(trace: Trace, context: Context) -> bool:

@@ -1,12 +1,17 @@
-"""Runs the cases that come by name, one a line, and says of each what it found, as JSON, one a line."""
+"""Runs the cases that come by name, one a line, and says of each what it found, as JSON, one a line.
+
+A case in which Inductor cannot compile a region fails: torch's calls in its place are right, and slow.
+"""
 
 import json
 import os
 import sys
 import traceback
+from typing import Any
 
 import torch
 
+from forge.compiler import fusion
 from tests.gpu.cases import SKIPPED, Case, Skipped, all_cases
 
 
@@ -15,16 +20,28 @@ def main(name: str) -> None:
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # torch's own output is no answer
-    known = all_cases()
+    known, warn_of_fallback = all_cases(), fusion.warn_of_fallback
+
+    def record(what: str, runners: str, error: Exception, *rest: Any) -> None:
+        _uncompiled.append(f"{what}: {error!r}")
+        warn_of_fallback(what, runners, error, *rest)
+
+    fusion.warn_of_fallback = record
     for line in sys.stdin:
         status, why = _verdict(known[line.strip()], device)
         print(json.dumps({"status": status, "why": why}), file=answers, flush=True)
 
 
+_uncompiled: list[str] = []  # regions of the running case, with their errors
+
+
 def _verdict(case: Case, device: torch.device) -> tuple[str, str]:
     torch._dynamo.reset()
+    _uncompiled.clear()
+    fusion._told.clear()
     try:
-        return case.run(device)
+        verdict = case.run(device)
+        return ("raises", _uncompiled[0]) if _uncompiled else verdict
     except Skipped as skipped:
         return SKIPPED, str(skipped)
     except torch.cuda.OutOfMemoryError as error:

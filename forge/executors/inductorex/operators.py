@@ -1,9 +1,11 @@
 """Choice of the calls for which Inductor writes loops, by the aten operators that torch runs for a call."""
 
+import math
 from typing import Any
 
 import torch
 
+from forge import prims
 from forge.compiler.layout import ATTENTION, Layouts
 from forge.executors.executor import Decision, decline
 from forge.executors.inductorex.aten_graph import (
@@ -20,10 +22,12 @@ from forge.executors.inductorex.graphs import ROUNDED
 from forge.executors.torchex.quantized import IN_LOOPS
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace
 from forge.ir.checks import in_one_line
+from forge.ir.proxies import hint_of
 from forge.ir.pytree import leaves, proxies, tensors
 from forge.ir.unresolved import UnresolvedSymInt
 from forge.torch_internals.inductor.compiler import lowering
 from forge.torch_internals.versions import TORCH
+from forge.transforms.makers import innermost
 
 aten = torch.ops.aten
 _TEMPLATES = frozenset({aten.mm, aten.bmm, aten.addmm, aten.baddbmm})  # of these Inductor has templates
@@ -173,6 +177,7 @@ _EXACT = frozenset(
         aten.where,
     }
 )
+_FEW = 4  # values that are added to each one, on average, from which on they are many
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
 
 
@@ -201,6 +206,8 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
             return decline(f"{operator} raises where a number does not fit its dtype")
         if operator.overloadpacket in _INDEXED and _is_on_cpu(bound):
             return decline(f"{operator} raises where an index is out of range")
+        if operator.overloadpacket is aten.index_put and _adds_many_to_few(bound):
+            return decline(f"{operator} adds many values to few, which torch sorts on a GPU and adds in float32")
         if operator.overloadpacket is aten.upsample_nearest2d_backward and not _is_of_known_size(bound):
             return decline(f"Inductor has loops for {operator} of static sizes only")
         if operator.overloadpacket in _INEXACT and _is_on_cpu(bound):
@@ -212,6 +219,20 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
         if operator.overloadpacket is aten.any and tensors(bound.output)[0].dtype == torch.uint8:
             return decline(f"{operator} of uint8 is uint8, and Inductor's is bool")
     return _rounds_alike(bound, operators) if eager_numerics and _is_half(bound) else True
+
+
+def _adds_many_to_few(bound: BoundSymbol) -> bool:
+    """Return whether a call adds several values to each of a tensor's: atomic additions wait for each other, and each
+    one rounds."""
+    for call in innermost(bound):
+        if call.symbol is not prims.index_put:
+            continue
+        x, indices, _, accumulate = (*call.args, call.kwargs.get("accumulate", False))[:4]
+        if accumulate and not prims.has_mask(indices):
+            added = math.prod(map(hint_of, prims.indexed_shape(call.symbol.name, x, indices)))
+            if added >= _FEW * math.prod(map(hint_of, x.shape)):
+                return True
+    return False
 
 
 def is_product(bound: BoundSymbol) -> Decision:

@@ -10,6 +10,10 @@ from torch._inductor.dependencies import MemoryDep
 from torch.nn import functional as F
 
 import forge
+from forge import prims
+from forge.executors.executor import Declined
+from forge.executors.inductorex.aten_graph import claim_by_torch
+from forge.executors.inductorex.operators import takes
 from forge.torch_internals.inductor import persistent
 from forge.torch_internals.inductor.persistent import RowChoices, is_matrix_vector_product
 
@@ -80,3 +84,34 @@ def test_a_product_with_blocks_of_its_own_is_the_product(
     jitted = forge.jit(lambda x, weight: F.linear(x.sin(), weight).cos(), cache=False)
     torch.testing.assert_close(jitted(x, weight), F.linear(x.sin(), weight).cos(), atol=0.02, rtol=0.02)
     assert True in decided
+
+
+@pytest.mark.parametrize(("rows", "added", "few"), [(169, 2401, True), (1000, 2401, False), (600, 2401, True)])
+def test_many_values_are_added_to_few_by_torch(rows: int, added: int, few: bool) -> None:
+    """The gradient of a table of positions, on a GPU; the meta device stands in for it."""
+
+    def add(table: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return table.index_put((index,), values, accumulate=True)
+
+    inputs = torch.empty(rows, 3, device="meta"), torch.empty(added, dtype=torch.long, device="meta")
+    (call,) = forge.trace(add, *inputs, torch.empty(added, 3, device="meta")).bound_symbols
+    decision = takes(call)
+    assert isinstance(decision, Declined) == few
+    assert not few or "adds many values to few" in decision.reason
+    (call,) = forge.trace(
+        lambda *given: given[0].index_put((given[1],), given[2]), *inputs, torch.empty(3, device="meta")
+    ).bound_symbols
+    assert not isinstance(takes(call), Declined)  # what is replaced, not increased
+
+
+def test_a_region_keeps_its_scatters_into_zeros() -> None:
+    """A program writes to such zeros; a region has no calls that write to their arguments, and loses none."""
+
+    def spread(index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        zeros = prims.full((5, 3), 0, torch.float32, torch.device("cpu"))
+        return prims.index_put(zeros, (index,), values, True) * 2
+
+    trace = forge.trace(spread, torch.tensor([0, 3]), torch.randn(2, 3))
+    calls = claim_by_torch(list(trace.bound_symbols))
+    assert set(trace.output_names) <= {name for call in calls for name in call.outputs}
+    assert not any("index_put_" in call.symbol.name for call in calls)
