@@ -379,7 +379,15 @@ class Layouts:
         try:
             op = call.symbol.op
             assert op is not None
-            with _lock, quiet(), disable_current_modes(), torch.no_grad(), self.fake, self._values_unknown():
+            with (
+                _lock,
+                quiet(),
+                disable_current_modes(),
+                torch.no_grad(),
+                self.fake,
+                symbolic_dispatch(self.is_symbolic),
+                self._values_unknown(),
+            ):
                 args, kwargs = tree_map(stand_in, (tuple(call.args), call.kwargs))
                 with _Operators(counts=not self.is_symbolic) as operators:
                     result = op(*args, **kwargs)

@@ -249,7 +249,9 @@ def _scatters(trace: Trace, context: Context) -> bool:
 
 def _multiplies_batches(trace: Trace, context: Context) -> bool:
     """Return whether what is around products is fused, in a program or in a backward."""
-    return context.kind in _WITH_GRADIENTS and bool(context.config.fusion_executors) and context.config.comparison is None
+    return (
+        context.kind in _WITH_GRADIENTS and bool(context.config.fusion_executors) and context.config.comparison is None
+    )
 
 
 def _reduces(trace: Trace, context: Context) -> bool:
