@@ -322,6 +322,7 @@ def _compiling(
         concatenation.write_parts,
         shared_kernels.name_by_text,
         simplified_indices.remember_simplified,
+        simplified_indices.stride_of_named_lengths,
         local_buffers.share_outer_loops,
         index_bound.bound_index,
         masked_bools.pad_masks,

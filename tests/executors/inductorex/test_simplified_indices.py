@@ -1,16 +1,18 @@
-"""An index expression of static lengths is simplified once in a process."""
+"""An index expression of static lengths is simplified once in a process, a stride without the functions of lengths."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing
 
 import forge
 from forge.torch_internals.inductor import simplified_indices
 from forge.torch_internals.inductor.config import inductor_config
-from forge.torch_internals.inductor.simplified_indices import remember_simplified
+from forge.torch_internals.inductor.simplified_indices import remember_simplified, stride_of_named_lengths
 
 x, y, length = (sympy.Symbol(name, integer=True) for name in ("x", "y", "length"))
 STATIC = SimpleNamespace(replacements={})
@@ -81,3 +83,36 @@ def test_regions_share_what_is_simplified(monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(jitted(*given), program(*given), rtol=1e-4, atol=1e-4)
     assert seen
     assert len(seen) == len(set(seen))
+
+
+halves, chunks = FloorDiv(length, 2), FloorDiv(length + Mod(64 - Mod(length, 64), 64), 64)
+
+
+@pytest.mark.parametrize(
+    ("index", "vector"),
+    [
+        (x + 16 * y, None),
+        (x * halves + y, 16),
+        (halves * y + FloorDiv(x, 4), 8),
+        (chunks * y + ModularIndexing(x, 1, chunks), None),
+        (ModularIndexing(x + chunks * y, 2, 16) + length, 16),
+        (FloorDiv(x, halves) + x * halves - halves * x, 16),
+        (FloorDiv(x, 16) * chunks + ModularIndexing(x, 1, 16), 16),
+        (chunks, 16),
+        (length, None),
+    ],
+)
+def test_a_stride_is_found_without_the_functions_of_lengths(index: sympy.Expr, vector: int | None) -> None:
+    original, patched = stride_of_named_lengths.original, stride_of_named_lengths.replacement
+    seen: list[sympy.Expr] = []
+
+    def recorded(index: sympy.Expr, *others: Any) -> sympy.Expr:
+        seen.append(index)
+        return original(index, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stride_of_named_lengths, "original", recorded)
+        found = patched(index, x, vector)
+    assert sympy.simplify(found - original(index, x, vector)) == 0
+    functions = {each for expression in seen for each in expression.atoms(sympy.Function)}
+    assert all(each.has(x) for each in functions)
