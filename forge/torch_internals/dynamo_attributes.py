@@ -208,7 +208,7 @@ class _CurrentProxyDict(_ProxyDict):
     why="what an object is assigned after a call of a higher-order operator (flex_attention) is lost, where the object "
     "is older: a model that makes a cache of keys runs in eager as a whole",
     issue="https://github.com/pytorch/pytorch/pull/195954",
-    upstream="torch/_dynamo/variables/dicts.py:1493@2.13.0, SideEffectsProxyDict.__init__",
+    upstream="torch/_dynamo/variables/dicts.py:1576@2.13.0, DunderDictVariable.__init__",
     since=(2, 12),
     before=(2, 15),
 )

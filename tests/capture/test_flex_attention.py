@@ -91,9 +91,9 @@ def test_a_compiled_backward_runs_again_while_its_graph_is_retained() -> None:
 
 
 @torch.no_grad()
-def test_other_score_functions_are_no_recompilations(monkeypatch: pytest.MonkeyPatch) -> None:
+@dynamo_config.patch(recompile_limit=1)
+def test_other_score_functions_are_no_recompilations() -> None:
     """With a limit of one compilation for each of Dynamo's functions, none runs in eager."""
-    monkeypatch.setattr(dynamo_config, "recompile_limit", 1)
     runtime._compiled.clear()
     for heads in (2, 4):
         inputs = [torch.randn(1, heads, 128, 16) for _ in "qkv"]
