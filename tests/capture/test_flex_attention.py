@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import forge
 from forge.runtime import flex_attention as runtime
 from forge.torch_internals.dynamo import dynamo_config
-from forge.torch_internals.functorch import allow_retained_graph, functorch_config
+from forge.torch_internals.functorch import allow_retained_graph
 
 BIAS = torch.randn(4, 300)
 
@@ -82,8 +82,7 @@ def test_a_compiled_backward_runs_again_while_its_graph_is_retained() -> None:
         return ((x @ x).sin() @ x).sin()
 
     x = torch.randn(8, 8, requires_grad=True)
-    with functorch_config.patch(donated_buffer=False):
-        out = torch.compile(compute, dynamic=True)(x)
+    out = torch.compile(compute, backend=runtime._compile_graph, dynamic=True)(x)
     allow_retained_graph(out)
     once, again = (torch.autograd.grad(out.sum(), x, retain_graph=True)[0] for _ in range(2))
     torch.testing.assert_close(once, again, rtol=0, atol=0)
