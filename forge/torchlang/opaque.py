@@ -197,7 +197,7 @@ def run_opaque_forward(function: Callable, args: tuple, kwargs: dict, positions:
         value = flat[position]
         if id(value) not in fresh:
             fresh[id(value)] = value.detach().requires_grad_()
-    if fresh.keys() <= set(map(id, args)):  # no container holds one of them
+    if sum(id(leaf) in fresh for leaf in flat) == sum(id(each) in fresh for each in args):  # no container holds one
         args = tuple(fresh.get(id(each), each) for each in args)
     else:
         args, kwargs = tree_map(lambda leaf: fresh.get(id(leaf), leaf), (args, kwargs))
