@@ -278,8 +278,6 @@ class Layouts:
                 self.promise(proxy)
             else:
                 self.values[proxy.name] = Layout(tuple(proxy.shape), tuple(proxy.strides), proxy.dtype, proxy.device)
-        else:  # what a call of the forward hands to one of the backward
-            self.values[proxy.name] = UNKNOWN
 
     def add_constants(self, constants: dict[str, torch.Tensor]) -> None:
         for name, value in constants.items():
