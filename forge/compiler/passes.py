@@ -67,6 +67,11 @@ def move_indices(trace: Trace, context: Context) -> Trace:
     return transforms.move_indices(trace)
 
 
+def slice_counted(trace: Trace, context: Context) -> Trace:
+    """Read slices where an index counts."""
+    return transforms.slice_counted(trace, in_torch=partial(_runs_in_torch, context=context))
+
+
 def inline_attention(trace: Trace, context: Context) -> Trace:
     """Replace composites that attend by the calls that they consist of."""
     return transforms.inline_attention(trace, in_torch=partial(_runs_in_torch, context=context))

@@ -10,6 +10,7 @@ from forge.transforms.collective_schedule import bucket_collectives, overlap_col
 from forge.transforms.constant_folding import fold_constants, partition_by_weights
 from forge.transforms.contiguous_batches import contiguous_batches
 from forge.transforms.contractions import contract
+from forge.transforms.counted_indices import slice_counted
 from forge.transforms.cse import cse
 from forge.transforms.dce import dce
 from forge.transforms.decoding_attention import decoding_attention
@@ -73,6 +74,7 @@ __all__ = [
     "row_major",
     "row_products",
     "scatter_in_place",
+    "slice_counted",
     "unfuse_addends",
     "write_in_place",
 ]
