@@ -318,6 +318,11 @@ def add_rows_in_place(trace: Trace, context: Context) -> Trace:
     return transforms.add_rows_in_place(trace, ADD_ROWS, partial(_runs_in_torch, context=context))
 
 
+def sum_few_rows(trace: Trace, context: Context) -> Trace:
+    """Compute gradients of tables of few rows as masked sums."""
+    return transforms.sum_few_rows(trace, context.config.is_fused)
+
+
 def scatter_in_place(trace: Trace, context: Context) -> Trace:
     """Write scatters into zeros to the memory of the zeros."""
 

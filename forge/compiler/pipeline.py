@@ -73,6 +73,7 @@ from forge.transforms.collective_overlap import is_start
 from forge.transforms.collective_schedule import has_messages
 from forge.transforms.in_place_reductions import is_reduction
 from forge.transforms.joined_copies import is_copy
+from forge.transforms.masked_sums import adds_rows
 from forge.transforms.split import leaf_calls
 from forge.transforms.unshards import is_unshard
 
@@ -231,12 +232,24 @@ def _has_collectives(trace: Trace, context: Context) -> bool:
     return any(Tag.EFFECT in bound.all_tags and is_start(bound) for bound in trace.bound_symbols)
 
 
-def _sums_rows(trace: Trace, context: Context) -> bool:
-    """Return whether there are gradients of rows, which are neither compared with eager's nor to be eager's bits."""
+def _may_add_otherwise(context: Context) -> bool:
+    """Return whether sums are neither compared with eager's nor to be eager's bits."""
     config = context.config
-    if config.comparison is not None or config.numerics != "fast" or not config.fusion_executors:
+    return config.comparison is None and config.numerics == "fast" and bool(config.fusion_executors)
+
+
+def _sums_rows(trace: Trace, context: Context) -> bool:
+    """Return whether there are gradients of rows, which may be added in another order."""
+    if not _may_add_otherwise(context):
         return False
     return any(bound.symbol is prims.embedding_backward for bound in trace.bound_symbols)
+
+
+def _adds_rows(trace: Trace, context: Context) -> bool:
+    """Return whether a program or a backward adds rows by index, which may be added in another order."""
+    if context.kind not in _WITH_GRADIENTS or not _may_add_otherwise(context):
+        return False
+    return any(map(adds_rows, trace.bound_symbols))
 
 
 def _scatters(trace: Trace, context: Context) -> bool:
@@ -298,6 +311,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(passes.inline_effects, Form.JOINT, _has_no_gradients, "optimize", Form.PROGRAM, is_stage=False),
     Pass(passes.write_in_place, Form.PROGRAM, _writes_inputs, "optimize"),
     Pass(passes.add_rows_in_place, Form.PROGRAM, _sums_rows, "optimize"),
+    Pass(passes.sum_few_rows, Form.PROGRAM, _adds_rows, "optimize"),
     Pass(passes.scatter_in_place, Form.PROGRAM, _scatters, "optimize"),
     Pass(passes.contiguous_batches, Form.PROGRAM, _multiplies_batches, "optimize"),
     Pass(passes.decoding_attention, Form.PROGRAM, _infers, "optimize"),

@@ -25,6 +25,7 @@ from forge.transforms.joined_products import join_products
 from forge.transforms.joined_quantized import join_quantized
 from forge.transforms.lifetimes import delete_last_used
 from forge.transforms.linear_cross_entropy import fused_linear_cross_entropy
+from forge.transforms.masked_sums import sum_few_rows
 from forge.transforms.masks_in_rows import masks_in_rows
 from forge.transforms.moved_indices import move_indices
 from forge.transforms.products import products
@@ -75,6 +76,7 @@ __all__ = [
     "row_products",
     "scatter_in_place",
     "slice_counted",
+    "sum_few_rows",
     "unfuse_addends",
     "write_in_place",
 ]
