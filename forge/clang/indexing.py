@@ -342,17 +342,6 @@ prims.register_vjp(
 
 
 @clangop()
-def segment_sums(g: TensorProxy, index: TensorProxy, segments: Dim) -> TensorProxy:
-    """Return the sums of the elements along g's last dim that have one index, for each of `segments`.
-
-    Shapes: index has the last dims of g, for whose others it is the same; out is g's with `segments` as the last one.
-    Source: jax.ops.segment_sum.
-    """
-    zeros = prims.full((*g.shape[:-1], segments), 0, g.dtype, g.device)
-    return prims.scatter_reduce(zeros, g.ndim - 1, expand_to(index, g.shape), g, "sum")
-
-
-@clangop()
 def index_fill(x: TensorProxy, dim: int, index: TensorProxy, value: TensorProxy | Number) -> TensorProxy:
     """x with the slices that `index` names filled with `value`. Shapes: value is 0-d."""
     torch_check(

@@ -323,15 +323,6 @@ def sum_few_rows(trace: Trace, context: Context) -> Trace:
     return transforms.sum_few_rows(trace, context.config.is_fused)
 
 
-def sum_segments(trace: Trace, context: Context) -> Trace:
-    """Add by indices that are shared in kernels that multiply."""
-
-    def strides(trace: Trace) -> Mapping[str, tuple[Dim, ...]]:
-        return _layouts_in_torch(trace, context).strides()
-
-    return transforms.sum_segments(trace, partial(_is_taken, context=context), strides)
-
-
 def scatter_in_place(trace: Trace, context: Context) -> Trace:
     """Write scatters into zeros to the memory of the zeros."""
 

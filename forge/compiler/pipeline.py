@@ -74,7 +74,6 @@ from forge.transforms.collective_schedule import has_messages
 from forge.transforms.in_place_reductions import is_reduction
 from forge.transforms.joined_copies import is_copy
 from forge.transforms.masked_sums import adds_rows
-from forge.transforms.shared_segments import adds_segments
 from forge.transforms.split import leaf_calls
 from forge.transforms.unshards import is_unshard
 
@@ -253,13 +252,6 @@ def _adds_rows(trace: Trace, context: Context) -> bool:
     return any(map(adds_rows, trace.bound_symbols))
 
 
-def _adds_segments(trace: Trace, context: Context) -> bool:
-    """Return whether a program or a backward adds by index along a last dim, which may be added in another order."""
-    if context.kind not in _WITH_GRADIENTS or not _may_add_otherwise(context):
-        return False
-    return any(map(adds_segments, trace.bound_symbols))
-
-
 def _scatters(trace: Trace, context: Context) -> bool:
     """Return whether a program or a backward has scatters, and values are not compared with eager's. A region has none
     that write to their arguments."""
@@ -320,7 +312,6 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(passes.write_in_place, Form.PROGRAM, _writes_inputs, "optimize"),
     Pass(passes.add_rows_in_place, Form.PROGRAM, _sums_rows, "optimize"),
     Pass(passes.sum_few_rows, Form.PROGRAM, _adds_rows, "optimize"),
-    Pass(passes.sum_segments, Form.PROGRAM, _adds_segments, "optimize"),
     Pass(passes.scatter_in_place, Form.PROGRAM, _scatters, "optimize"),
     Pass(passes.contiguous_batches, Form.PROGRAM, _multiplies_batches, "optimize"),
     Pass(passes.decoding_attention, Form.PROGRAM, _infers, "optimize"),

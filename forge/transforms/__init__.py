@@ -36,7 +36,6 @@ from forge.transforms.row_products import row_products
 from forge.transforms.row_sums import add_rows_in_place
 from forge.transforms.scatters_into_zeros import scatter_in_place
 from forge.transforms.scored_losses import compose_cross_entropy
-from forge.transforms.shared_segments import sum_segments
 from forge.transforms.unfused_addends import unfuse_addends
 from forge.transforms.write_in_place import write_in_place
 
@@ -78,7 +77,6 @@ __all__ = [
     "scatter_in_place",
     "slice_counted",
     "sum_few_rows",
-    "sum_segments",
     "unfuse_addends",
     "write_in_place",
 ]

@@ -2,7 +2,7 @@
 
 import torch
 
-from forge.executors.cudaex import attention, decoding, head, products, quantized, segments, windows
+from forge.executors.cudaex import attention, decoding, head, products, quantized, windows
 from forge.executors.executor import Decision, OperatorExecutor, decline
 from forge.executors.registry import register_executor
 
@@ -30,6 +30,5 @@ attention.register(cudaex)
 decoding.register(cudaex)
 windows.register(cudaex)
 quantized.register(cudaex)
-segments.register(cudaex)
 for _executor in (cudaex, _with_eager_numerics):
     products.register(_executor)
