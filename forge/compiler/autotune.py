@@ -372,7 +372,7 @@ class ForcedFusion(FusionExecutor):
     def fuse(self, region: Trace) -> Callable[..., Any] | Declined:
         return self._fuser.fuse(region)
 
-    def finish(self) -> Mapping[Callable[..., Any], Declined]:
+    def finish(self) -> Mapping[Callable[..., Any], Callable[..., Any] | Declined]:
         return self._fuser.finish()
 
     def is_profitable(self, calls: Sequence[BoundSymbol]) -> bool:

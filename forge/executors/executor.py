@@ -447,9 +447,10 @@ class FusionExecutor(Executor):
         as a failure of this executor, as does `decline(error=)`."""
         raise NotImplementedError(f"{type(self).__name__}.fuse(region): return a function of the region's inputs")
 
-    def finish(self) -> Mapping[Callable, Declined]:
+    def finish(self) -> Mapping[Callable, Callable | Declined]:
         """Wait for the work that `fuse` has started in threads and processes. Return those of its functions that cannot
-        be called after all, with the reasons. Called when a program has been lowered, before its functions run."""
+        be called after all, with functions to call in their place or the reasons. Called when a program has been
+        lowered, before its functions run."""
         return {}
 
     def dump(self, function: Callable) -> bytes | Declined:
@@ -545,7 +546,7 @@ class ProductExecutor(FusionExecutor):
         self._declined_regions[placeholder] = function
         return placeholder
 
-    def finish(self) -> Mapping[Callable, Declined]:
+    def finish(self) -> Mapping[Callable, Callable | Declined]:
         return self._declined_regions
 
 

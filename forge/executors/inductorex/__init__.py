@@ -106,7 +106,7 @@ class InductorExecutor(FusionExecutor):
     def with_files(self, data: bytes, paths: Mapping[str, str]) -> bytes:
         return _module("artifacts").with_files(data, paths)
 
-    def finish(self) -> Mapping[Callable, Declined]:
+    def finish(self) -> Mapping[Callable, Callable | Declined]:
         return _module("compile_wait").finish() if _compiles() else {}
 
     def compile_ahead_of_time(
@@ -248,7 +248,7 @@ class _OutOfProcess(WholeProgram):
         self._made.append(made)
         return made
 
-    def finish(self) -> Mapping[Callable, Declined]:
+    def finish(self) -> Mapping[Callable, Callable | Declined]:
         return {}  # nobody waits: `is_ready` is asked
 
     def dump(self, function: Any) -> bytes | Declined:
@@ -304,7 +304,7 @@ class _RegionChecks(_Checks):
     def dump(self, function: Any) -> bytes | Declined:
         return function.dump()
 
-    def finish(self) -> Mapping[Callable, Declined]:
+    def finish(self) -> Mapping[Callable, Callable | Declined]:
         return {}
 
     def second_tier(self) -> FusionExecutor | None:

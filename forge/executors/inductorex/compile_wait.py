@@ -28,10 +28,11 @@ from forge.torch_internals.inductor.shared_kernels import share_kernels
 
 
 class PendingArtifact:
-    """An artifact and the waits for its kernels."""
+    """An artifact and the waits for its kernels. again: compiles it in another way, where there is one."""
 
     def __init__(self) -> None:
         self.function: Callable | None = None
+        self.again: Callable[[], Callable | Declined] | None = None
         self.waits: list[tuple[dict[str, Any], Callable[[], None]]] = []
 
     def finish(self) -> Exception | None:
@@ -49,7 +50,7 @@ class PendingArtifact:
 
 _this_thread = threading.local()  # started: the artifact that this thread makes
 _started: list[PendingArtifact] = []
-_failed: dict[Callable, Declined] = {}
+_failed: dict[Callable, Callable | Declined] = {}  # with what is called instead, or why nothing is
 _finishing = threading.Lock()
 _noticed = threading.Lock()
 _log = logging.getLogger("forge.inductor")
@@ -87,26 +88,39 @@ def _build_unit(build: Callable, compiling: AsyncCompile, argtypes: Sequence[str
     return units.ask(compiling, argtypes, source, build)
 
 
-def finish() -> dict[Callable, Declined]:
-    """Wait until every artifact is complete, and return those that cannot be called, with the reasons."""
+def finish() -> dict[Callable, Callable | Declined]:
+    """Wait until every artifact is complete, and return those that cannot be called, with what is called in their
+    place, or with the reasons."""
+    failures: list[tuple[PendingArtifact, Exception]] = []
     with _finishing:
         units.start_rest()
         progress.expect(len(_started))
-        alone: list[Callable] = []
-        errors: list[Exception] = []
+        alone: list[PendingArtifact] = []
         while _started:
             started = _started[0]
             error = started.finish()
             if error is not None:
-                errors.append(error)
-                _fail(started.function, error)
-            elif not started.waits and started.function is not None:
-                alone.append(started.function)
+                failures.append((started, error))
+            elif not started.waits:
+                alone.append(started)
             _started.pop(0)
             progress.advance()
-        for function in alone if errors else ():  # its module may be one of those that failed
-            _fail(function, errors[0])
-    return _failed
+    if failures:  # the module of one that has none to wait for may be one of those that failed
+        failures += [(each, failures[0][1]) for each in alone]
+    for started, error in failures:
+        _replace(started, error)
+    return finish() if any(each.again is not None for each, _ in failures) else _failed
+
+
+def _replace(started: PendingArtifact, error: Exception) -> None:
+    """Compile what failed in another way, where there is one."""
+    function = started.again() if started.again is not None and started.function is not None else None
+    if function is None or isinstance(function, Declined):
+        _fail(started.function, error)
+    else:
+        assert started.function is not None
+        _log.info("forge: Inductor's kernel could not be built, and is built in another way: %s", in_one_line(error))
+        _failed[started.function] = function
 
 
 def _fail(function: Callable | None, error: Exception) -> None:

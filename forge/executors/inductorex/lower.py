@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -31,7 +32,7 @@ from forge.executors.inductorex.aten_graph import (
 from forge.executors.inductorex.graphs import ROUNDED, describe
 from forge.executors.inductorex.out_of_process import Compilation
 from forge.executors.inductorex.strides import Strides, sizes_of
-from forge.ir import Dim, Trace
+from forge.ir import Dim, TensorProxy, Trace
 from forge.ir.checks import in_one_line
 from forge.ir.strides import same
 from forge.ir.unresolved import UnresolvedSymInt
@@ -78,6 +79,12 @@ _SEARCH = {
     if hasattr(inductor_config, name)
 }
 _FEW_LAUNCHES = {"combo_kernels": True}  # independent kernels of one step are one launch
+# plainer code for a GPU, where Inductor's own or Triton failed: loops over rows, and no analysis of reads
+_PLAIN = {
+    name: False
+    for name in ("triton.persistent_reductions", "triton.coalesce_tiling_analysis")
+    if hasattr(inductor_config, name)
+}
 _AHEAD_OF_TIME = {"aot_inductor.package": True, "always_keep_tensor_constants": True}
 _TORCHS_PRODUCT = re.compile(r"extern_kernels\.(bias_)?(mm|bmm|addmm|baddbmm)\(")
 _CONVERSIONS = frozenset({torch.ops.prims.convert_element_type.default, aten._to_copy.default})
@@ -86,19 +93,27 @@ isa_probe.remember()
 
 
 def compile_region(
-    region: Trace, codegen: "Codegen | None" = None, *, whole_program: bool = False, eager_numerics: bool = False
+    region: Trace,
+    codegen: "Codegen | None" = None,
+    *,
+    whole_program: bool = False,
+    eager_numerics: bool = False,
+    is_plain: bool = False,
 ) -> Callable | Declined:
     """Return a function of one list, the region's inputs, that returns its outputs. Declined where Inductor fails, with
     the error unless it is a NotImplementedError that says what Inductor is known not to do.
 
     codegen: makes the function of the lowered graph; Inductor by default. eager_numerics: each value of half precision
-    is rounded to its dtype, as torch's functions do.
+    is rounded to its dtype, as torch's functions do. is_plain: by plainer code, as a region of a GPU is compiled again
+    that failed.
     """
+    again = partial(compile_region, region, whole_program=whole_program, eager_numerics=eager_numerics, is_plain=True)
+    generated = codegen or partial(generate, settings=_PLAIN if is_plain else {}, again=None if is_plain else again)
     try:
         layouts = Layouts(region.inputs, shared=False)
         with exclusive():
             graph, given = graph_of(region, layouts, eager_numerics=eager_numerics)
-            return (codegen or generate)(
+            return generated(
                 graph, given, layouts.fake, _other_strides(graph, region, given), whole_program=whole_program
             )
     except (UnresolvedSymInt, CheckError):
@@ -109,19 +124,33 @@ def compile_region(
         error = inner if isinstance(inner, index_bound.LongIndex) else error
         if isinstance(error, NotImplementedError) and str(error):
             return decline(f"Inductor cannot compile it: {in_one_line(error)}")
-        if codegen is not generate_product:  # whose parts run, as fast as they were measured
+        if codegen is None and not is_plain and any(map(is_on_gpu, region.inputs)):
+            plain = again()
+            if not isinstance(plain, Declined):
+                return plain
+        if codegen is not generate_product and not is_plain:  # whose parts run, as fast as they were measured
             compile_wait.notice(error)
         return decline(f"Inductor failed: {in_one_line(error)}", error=error)
 
 
 def generate(
-    graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode, strides: Strides, *, whole_program: bool
+    graph: torch.fx.GraphModule,
+    given: list[Any],
+    fake: FakeTensorMode,
+    strides: Strides,
+    *,
+    whole_program: bool,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    again: Callable[[], Callable | Declined] | None = None,
 ) -> Callable:
     """Inductor's artifact of a graph; `given` are stand-ins for its inputs, of the mode `fake`. strides: those that
-    results get where the graph gives others. whole: C++ calls all kernels."""
+    results get where the graph gives others. whole: C++ calls all kernels. settings: Inductor's. again: makes the
+    function in another way, where a kernel for a GPU cannot be built."""
     isa_probe.wait()
     with compile_wait.defer_waits() as started:
-        settings = _FEW_LAUNCHES if _waits_for_launches(graph, given) else {}
+        started.again = again if any(map(is_on_gpu, given)) else None
+        if _waits_for_launches(graph, given):
+            settings = {**settings, **_FEW_LAUNCHES}
         compiled = compile_graph(graph, given, fake, whole_program=whole_program, settings=settings)
         assert compiled.current_callable is not None
         started.function = strides.wrap(compiled.current_callable)
@@ -133,11 +162,12 @@ def _waits_for_launches(graph: torch.fx.GraphModule, given: list[Any]) -> bool:
     """Return whether a graph's kernels take about as long as it takes to launch them: on a GPU, with one row of hidden
     states."""
     are_static = not any(isinstance(each, torch.SymInt) for each in given)
-    return HAS_ROW_PRODUCTS in graph.meta and are_static and any(_is_on_gpu(each) for each in given)
+    return HAS_ROW_PRODUCTS in graph.meta and are_static and any(map(is_on_gpu, given))
 
 
-def _is_on_gpu(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == "cuda"
+def is_on_gpu(value: Any) -> bool:
+    """Return whether a tensor, or what stands in for one, is on a GPU."""
+    return isinstance(value, (torch.Tensor, TensorProxy)) and value.device.type == "cuda"
 
 
 def generate_product(

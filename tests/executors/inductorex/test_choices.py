@@ -115,3 +115,19 @@ def test_a_region_keeps_its_scatters_into_zeros() -> None:
     calls = claim_by_torch(list(trace.bound_symbols))
     assert set(trace.output_names) <= {name for call in calls for name in call.outputs}
     assert not any("index_put_" in call.symbol.name for call in calls)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_torch_scatters_sums_of_half_precision(dtype: torch.dtype) -> None:
+    """On a GPU, for which the meta device stands in."""
+    x, index = torch.empty(4, 30, device="meta", dtype=dtype), torch.empty(4, 20, dtype=torch.long, device="meta")
+    reads = {
+        "sum": lambda x, index: x.scatter_add(1, index, x),
+        "mean": lambda x, index: x.scatter_reduce(1, index, x, "mean"),
+        "amax": lambda x, index: x.scatter_reduce(1, index, x, "amax"),
+    }
+    for name, read in reads.items():
+        (call,) = forge.trace(read, x, index).bound_symbols
+        decision = takes(call)
+        is_left = name != "amax" and dtype != torch.float32
+        assert is_left == (isinstance(decision, Declined) and "half precision" in decision.reason), (name, decision)

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 import forge
 from forge.capture.handles import handle_of
 from forge.executors import RegionError, claim, inductorex, resolve_executors
-from forge.executors.inductorex import compile_wait
+from forge.executors.inductorex import compile_wait, lower
+from forge.ir import TensorProxy
 
 EXECUTORS = ["inductor", "torch"]
 
@@ -196,3 +198,61 @@ def notices(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtu
         logging.captureWarnings(True)
         yield caplog
         logging.captureWarnings(False)
+
+
+def settings_of(monkeypatch: pytest.MonkeyPatch, fails: Callable[[dict[str, object]], None]) -> list[dict[str, object]]:
+    """Return the list of Inductor's settings by which regions are compiled from now on, as on a GPU; `fails` may raise
+    for them."""
+    compile_graph, seen = lower.compile_graph, list[dict[str, object]]()
+
+    def compile_with(*args: Any, settings: dict[str, object], **options: Any) -> Any:
+        seen.append(dict(settings))
+        fails(seen[-1])
+        return compile_graph(*args, settings=settings, **options)
+
+    monkeypatch.setattr(lower, "is_on_gpu", lambda value: isinstance(value, (torch.Tensor, TensorProxy)))
+    monkeypatch.setattr(lower, "compile_graph", compile_with)
+    return seen
+
+
+PLAIN = {"triton.persistent_reductions": False, "triton.coalesce_tiling_analysis": False}
+
+
+def test_a_region_that_inductor_cannot_compile_is_compiled_by_plainer_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(settings: dict[str, object]) -> None:
+        if not settings:
+            raise AssertionError("of an analysis of reads")
+
+    seen = settings_of(monkeypatch, fails)
+    check(lambda x: x.cos().exp() - 5, fuses=True)
+    assert seen == [{}, PLAIN] * 2  # a forward and a backward
+
+
+def test_a_region_whose_kernel_cannot_be_built_is_compiled_by_plainer_code(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    finish = compile_wait.PendingArtifact.finish
+
+    def fails(started: compile_wait.PendingArtifact) -> Exception | None:
+        error = finish(started)
+        return RuntimeError("PassManager::run failed") if error is None and started.again is not None else error
+
+    seen = settings_of(monkeypatch, lambda settings: None)
+    monkeypatch.setattr(compile_wait.PendingArtifact, "finish", fails)
+    with caplog.at_level(logging.INFO, logger="forge.inductor"):
+        check(lambda x: x.cos().exp() - 6, fuses=True)
+    assert seen.count(PLAIN) == seen.count({}) == 2
+    assert "PassManager::run failed" in caplog.text
+
+
+@pytest.mark.failing_regions
+def test_a_region_that_plainer_code_does_not_help_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(settings: dict[str, object]) -> None:
+        raise AssertionError("twice" if settings else "once")
+
+    seen = settings_of(monkeypatch, fails)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check(lambda x: x.cos().exp() - 7, fuses=False)
+    assert seen == [{}, PLAIN] * 2
+    assert "once" in str(caught[0].message)
