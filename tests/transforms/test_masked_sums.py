@@ -45,7 +45,7 @@ def check(read: Read, device: str, dtype: torch.dtype = torch.float32) -> Callab
         x = torch.randn(5, 5, device=device, dtype=dtype, requires_grad=True)
         index = INDEX.repeat(2)[:length].to(device)
         actual, exact = gradient(jitted, x, index), gradient(read, x.double(), index)
-        torch.testing.assert_close(actual, exact.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+        torch.testing.assert_close(actual, exact.to(dtype), rtol=8 * torch.finfo(dtype).eps, atol=1e-5)
     return jitted
 
 
