@@ -58,6 +58,7 @@ class InductorExecutor(FusionExecutor):
 
     strided = True
     boxed = True
+    overwrites = True
     whole_program = False  # takes calls that Inductor hands to torch's kernels, too
 
     def __init__(self, name: str, *, eager_numerics: bool = False) -> None:
