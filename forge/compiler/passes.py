@@ -195,6 +195,11 @@ def fold_constants(trace: Trace, context: Context) -> Trace:
     return transforms.fold_constants(trace, run=partial(_run_now, context=context))
 
 
+def mark_bounded(trace: Trace, context: Context) -> Trace:
+    """Mark reads whose indices are within bounds."""
+    return transforms.mark_bounded(trace, trace.constants.keys() - context.program.trace.constants.keys())
+
+
 def fold_weights(trace: Trace, context: Context) -> Trace:
     """Make values that depend on weights alone inputs, which are computed when a weight changes."""
     lower = partial(_lower_folded, context=context)

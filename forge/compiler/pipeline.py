@@ -304,6 +304,7 @@ PIPELINE: tuple[Pass, ...] = (
     _torch_pass(passes.row_products, when=_infers),
     _torch_pass(passes.fold_constants, when=_is(Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.FOLDED)),
     _torch_pass(passes.fold_weights, when=_freezes),
+    _torch_pass(passes.mark_bounded, when=_fuses, is_stage=False),
     Pass(passes.gradient_rules, Form.TORCH, _may_be_differentiated, "gradients", is_stage=False),
     Pass(passes.differentiate, Form.TORCH, _has_flowing_gradients, "gradients", Form.JOINT),
     Pass(passes.rematerialize, Form.JOINT, _may_compute_again, "rematerialize"),

@@ -36,6 +36,7 @@ class Tag(Enum):
     RECOMPUTE = auto()  # the backward recomputes this call's results instead of saving them (a checkpoint's calls)
     DIFFERENTIATED = auto()  # gradients flow through this call
     OPAQUE_TO_PASSES = auto()  # this composite stays one call, whatever is read from inside it
+    IN_BOUNDS = auto()  # it reads by indices that are within bounds, whatever the program is given
     NO_FUSE = auto()  # in no region: torch's autograd records it, it must share memory or round as in eager
     OPAQUE = auto()  # run by torch, differentiated by torch's autograd
 

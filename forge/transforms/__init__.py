@@ -4,6 +4,7 @@ from forge.support.deprecation import renamed_attributes
 from forge.transforms.attention_blocks import attention_blocks
 from forge.transforms.attention_composition import compose_attention
 from forge.transforms.attention_masks import attention_masks
+from forge.transforms.bounded_indices import mark_bounded
 from forge.transforms.channels_last import channels_last
 from forge.transforms.collective_overlap import overlap_calls
 from forge.transforms.collective_schedule import bucket_collectives, overlap_collectives
@@ -63,6 +64,7 @@ __all__ = [
     "join_copies",
     "join_products",
     "join_quantized",
+    "mark_bounded",
     "masks_in_rows",
     "move_indices",
     "overlap_calls",

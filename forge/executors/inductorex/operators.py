@@ -20,7 +20,7 @@ from forge.executors.inductorex.aten_graph import (
 )
 from forge.executors.inductorex.graphs import ROUNDED
 from forge.executors.torchex.quantized import IN_LOOPS
-from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace
 from forge.ir.checks import in_one_line
 from forge.ir.proxies import hint_of
 from forge.ir.pytree import leaves, proxies, tensors
@@ -205,7 +205,7 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
             return decline(f"Inductor's {operator} of a whole number has another dtype")  # where no dtype is given
         if operator.overloadpacket is aten.scalar_tensor and _may_overflow(bound):
             return decline(f"{operator} raises where a number does not fit its dtype")
-        if operator.overloadpacket in _INDEXED and _is_on_cpu(bound):
+        if operator.overloadpacket in _INDEXED and _is_on_cpu(bound) and Tag.IN_BOUNDS not in bound.tags:
             return decline(f"{operator} raises where an index is out of range")
         if operator.overloadpacket is aten.index_put and _adds_many_to_few(bound):
             return decline(f"{operator} adds many values to few, which torch sorts on a GPU and adds in float32")

@@ -1,0 +1,295 @@
+"""Reads by indices that are known to be within bounds are marked (Tag.IN_BOUNDS): a region on a CPU may have them.
+
+torch raises where an index is out of bounds, and the loops of a region end the process. Positions that a model clamps,
+buckets of distances, the places of the largest values and constants are within bounds whatever a program is given.
+
+Source: the value ranges of torch._inductor.bounds, by which Inductor omits its own checks.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from forge import prims
+from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, Trace
+from forge.ir.proxies import Dim
+from forge.prims.core import statically_true
+from forge.transforms.makers import Makers, innermost
+
+_INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_IN_BOUNDS = frozenset({Tag.IN_BOUNDS})
+
+
+class Interval(NamedTuple):
+    """The least and the largest value of a tensor of integers; None where it is not known."""
+
+    low: Dim | None = None
+    high: Dim | None = None
+
+    def is_within(self, lowest: Dim, size: Dim) -> bool:
+        """Return whether every value is at least `lowest` and less than `size`."""
+        if self.low is None or self.high is None:
+            return False
+        return statically_true(self.low >= lowest) and statically_true(self.high < size)
+
+
+_UNKNOWN = Interval()
+
+
+def mark_bounded(trace: Trace, folded: Collection[str] = ()) -> Trace:
+    """Return the trace with its reads on a CPU marked whose indices are within bounds; itself where there are none.
+
+    folded: the names of constants that nobody can write to.
+    """
+    intervals = _Intervals(trace, folded)
+    new = trace.derive("mark_bounded", [])
+    changed = False
+    for bound in trace.bound_symbols:
+        if _reads(bound) and intervals.are_within(bound):
+            bound, changed = _marked(bound), True
+        new.bound_symbols.append(bound)
+    return new if changed else trace
+
+
+def _marked(bound: BoundSymbol) -> BoundSymbol:
+    """Return a call that is marked, with what it consists of."""
+    return bound.replace(tags=bound.tags | _IN_BOUNDS, subsymbols=[_marked(sub) for sub in bound.subsymbols])
+
+
+def _reads(bound: BoundSymbol) -> bool:
+    """Return whether a call reads by index on a CPU."""
+    device = getattr(bound.output, "device", None)
+    return device is not None and device.type == "cpu" and any(call.symbol in _INDICES for call in innermost(bound))
+
+
+def _is_bounded(call: BoundSymbol, intervals: "_Intervals") -> bool:
+    """Return whether a prim reads by no index that may be out of bounds."""
+    found = _INDICES.get(call.symbol)
+    if found is None:
+        return call.symbol not in _WRITES
+    return all(
+        index.dtype in _INTEGERS - {torch.bool, torch.uint8} and intervals.of(index).is_within(lowest, size)
+        for index, size, lowest in found(*call.args)
+    )
+
+
+_Index = tuple[TensorProxy, Dim, Dim]  # an index, the length of the dim along which it reads, and the least it may be
+
+
+def _of_index(x: TensorProxy, indices: tuple[TensorProxy | None, ...]) -> Iterable[_Index]:
+    return [(each, size, -size) for each, size in zip(indices, x.shape, strict=False) if each is not None]
+
+
+def _of_gather(x: TensorProxy, dim: int, index: TensorProxy) -> Iterable[_Index]:
+    return [(index, x.shape[dim] if x.ndim else 1, 0)]
+
+
+def _of_embedding(weight: TensorProxy, indices: TensorProxy, *options: Any) -> Iterable[_Index]:
+    return [(indices, weight.shape[0], 0)]
+
+
+_INDICES: dict[Symbol, Callable[..., Iterable[_Index]]] = {
+    prims.index: _of_index,
+    prims.gather: _of_gather,
+    prims.embedding: _of_embedding,
+}
+_WRITES = frozenset({prims.index_put, prims.scatter, prims.scatter_reduce})
+
+
+class _Intervals:
+    """The intervals of the values of a trace, which are found when they are asked for."""
+
+    def __init__(self, trace: Trace, folded: Collection[str]) -> None:
+        self._makers = Makers(trace)
+        self._constants = {name: trace.constants[name] for name in folded}
+        self._known: dict[str, Interval] = {}
+
+    def of(self, value: Any) -> Interval:
+        """Return the interval of a tensor or of a number."""
+        if not isinstance(value, TensorProxy):
+            return Interval(value, value) if isinstance(value, (int, torch.SymInt)) else _UNKNOWN
+        if value.name not in self._known:
+            self._known[value.name] = _UNKNOWN if value.dtype not in _INTEGERS else self._find(value)
+        return self._known[value.name]
+
+    def are_within(self, bound: BoundSymbol) -> bool:
+        """Return whether a call reads by indices within bounds alone."""
+        self.made_by(bound.output)  # looks into it
+        return all(_is_bounded(call, self) for call in innermost(bound))
+
+    def made_by(self, value: Any) -> BoundSymbol | None:
+        """Return the prim that makes a value of the program."""
+        return self._makers.prim(value.name) if isinstance(value, TensorProxy) else None
+
+    def _find(self, value: TensorProxy) -> Interval:
+        constant = self._constants.get(value.name)
+        if constant is not None:
+            return _of_constant(constant)
+        call = self.made_by(value)
+        rule = _RULES.get(call.symbol) if call is not None else None
+        if call is None or rule is None:
+            return Interval(0, 1) if value.dtype == torch.bool else _UNKNOWN
+        return rule(self, call, value)
+
+
+def _of_constant(constant: torch.Tensor) -> Interval:
+    if constant.device.type != "cpu" or constant.numel() == 0:
+        return _UNKNOWN
+    low, high = torch.aminmax(constant.long())
+    return Interval(int(low), int(high))
+
+
+def _least(a: Dim | None, b: Dim | None) -> Dim | None:
+    """Return the smaller one of two bounds, where it is known which one is."""
+    if a is None or b is None:
+        return None
+    return a if statically_true(a <= b) else b if statically_true(b <= a) else None
+
+
+def _largest(a: Dim | None, b: Dim | None) -> Dim | None:
+    if a is None or b is None:
+        return None
+    return a if statically_true(a >= b) else b if statically_true(b >= a) else None
+
+
+def _union(intervals: Iterable[Interval]) -> Interval:
+    first, *rest = intervals
+    for each in rest:
+        first = Interval(_least(first.low, each.low), _largest(first.high, each.high))
+    return first
+
+
+def _of_iota(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    length, start, step = call.args[:3]
+    if not all(isinstance(each, (int, torch.SymInt)) for each in (start, step)):
+        return _UNKNOWN
+    return _union([Interval(start, start), known.of(start + step * (length - 1))])
+
+
+def _of_full(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    return known.of(call.args[1])
+
+
+def _of_first(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    """Return the interval of elements of the first argument."""
+    return known.of(call.args[0])
+
+
+def _of_conversion(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    """Return the interval of integers that the new dtype has, too."""
+    found, limits = known.of(call.args[0]), torch.iinfo(value.dtype) if value.dtype != torch.bool else None
+    if limits is None:
+        return Interval(0, 1)
+    return found if found.is_within(limits.min, limits.max) else _UNKNOWN
+
+
+def _of_cat(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    return _union(map(known.of, call.args[0]))
+
+
+def _of_where(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    """Return the interval of both choices; of the second one alone where the first is for numbers less than others, as
+    for places from the end, and there are none."""
+    condition = known.made_by(call.args[0])
+    if condition is not None and condition.symbol is prims.lt:
+        a, b = map(known.of, condition.args[:2])
+        if a.low is not None and b.high is not None and statically_true(a.low >= b.high):
+            return known.of(call.args[2])
+    return _union(map(known.of, call.args[1:3]))
+
+
+def _of_maximum(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    """Return the interval of the larger ones: a lower bound of either is one of theirs."""
+    a, b = map(known.of, call.args[:2])
+    lows = [each for each in (a.low, b.low) if each is not None]
+    return Interval(_largest(lows[0], lows[-1]) if lows else None, _largest(a.high, b.high))
+
+
+def _of_minimum(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    a, b = map(known.of, call.args[:2])
+    highs = [each for each in (a.high, b.high) if each is not None]
+    return Interval(_least(a.low, b.low), _least(highs[0], highs[-1]) if highs else None)
+
+
+def _of_sum(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    a, b = map(known.of, call.args[:2])
+    return _without_overflow(_plus(a.low, b.low), _plus(a.high, b.high), value)
+
+
+def _of_difference(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    a, b = map(known.of, call.args[:2])
+    return _without_overflow(_plus(a.low, b.high, -1), _plus(a.high, b.low, -1), value)
+
+
+def _of_product(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    a, b = map(known.of, call.args[:2])
+    if not all(isinstance(each, int) for each in (*a, *b)):
+        return _UNKNOWN
+    ends = [one * other for one in a for other in b]  # type: ignore[operator]  # all are numbers
+    return _without_overflow(min(ends), max(ends), value)
+
+
+def _of_negation(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    a = known.of(call.args[0])
+    return _without_overflow(_plus(0, a.high, -1), _plus(0, a.low, -1), value)
+
+
+def _of_remainder(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    """Return the interval of remainders by a positive number, which has their sign."""
+    divisor = known.of(call.args[1])
+    is_number = isinstance(divisor.low, int) and divisor.high == divisor.low > 0
+    return Interval(0, divisor.low - 1) if is_number and divisor.low is not None else _UNKNOWN
+
+
+def _of_places(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    """Return the interval of places along a dim, which a call gives, beside values where it gives two tensors."""
+    x, dim = call.args[0], call.args[2 if call.symbol is prims.topk else 1]
+    if isinstance(call.output, (tuple, list)) and call.output[0].name == value.name:
+        return known.of(x)
+    return Interval(0, x.shape[dim] - 1) if x.ndim else _UNKNOWN
+
+
+def _plus(a: Dim | None, b: Dim | None, sign: int = 1) -> Dim | None:
+    return None if a is None or b is None else a + sign * b
+
+
+def _without_overflow(low: Dim | None, high: Dim | None, value: TensorProxy) -> Interval:
+    """Return an interval; none where a value may be one that the dtype has not."""
+    limits = torch.iinfo(value.dtype) if value.dtype != torch.bool else None
+    found = Interval(low, high)
+    return found if limits is not None and found.is_within(limits.min, limits.max) else _UNKNOWN
+
+
+_RULES: dict[Symbol, Callable[[_Intervals, BoundSymbol, TensorProxy], Interval]] = {
+    prims.iota: _of_iota,
+    prims.full: _of_full,
+    prims.convert_element_type: _of_conversion,
+    **dict.fromkeys(
+        (
+            prims.broadcast_in_dim,
+            prims.clone,
+            prims.contiguous,
+            prims.device_put,
+            prims.embedding,
+            prims.flip,
+            prims.gather,
+            prims.index,
+            prims.permute,
+            prims.reshape,
+            prims.slice,
+            prims.squeeze,
+        ),
+        _of_first,
+    ),
+    prims.cat: _of_cat,
+    prims.where: _of_where,
+    prims.maximum: _of_maximum,
+    prims.minimum: _of_minimum,
+    prims.add: _of_sum,
+    prims.sub: _of_difference,
+    prims.mul: _of_product,
+    prims.neg: _of_negation,
+    prims.remainder: _of_remainder,
+    **dict.fromkeys((prims.argmax, prims.argmin, prims.max_dim, prims.min_dim, prims.sort, prims.topk), _of_places),
+}
