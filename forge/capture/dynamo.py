@@ -36,7 +36,7 @@ from forge.ir import (
 from forge.ir.memory import Ambiguous
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.ir.source import Source
-from forge.ir.strides import contiguous
+from forge.ir.strides import contiguous, same
 from forge.prims.library import operator_symbol
 from forge.runtime.flex_attention import FLEX_ATTENTION, CompiledFlexAttention
 from forge.torch_internals.autograd import get_data_attr, set_grad_enabled
@@ -326,6 +326,11 @@ class _Interpreter:
         where one of those that it was computed from was made."""
         if not isinstance(example, torch.Tensor):
             return
+        copied = self.copied_argument(node, output, example)
+        if copied is not None:
+            if not same(tuple(copied.stride()), tuple(example.stride())):
+                self.misplaced.add(node)
+            return
         strides: tuple[Any, ...] = tuple(example.stride())
         otherwise = fake_values.is_laid_out_by_kernel(node, example)
         if not otherwise:
@@ -340,6 +345,13 @@ class _Interpreter:
         value = self.trace.memory.current_value(output)
         if value is not None and value.strides is None:  # a write's, which keeps the layout of what it changes
             value.strides = output.strides
+
+    def copied_argument(self, node: Node, output: TensorProxy, example: torch.Tensor) -> torch.Tensor | None:
+        """Return the fake tensor of the argument that a call returns as it is, where Dynamo has a copy of it for the
+        result, which need not lie in its order: dropout in evaluation."""
+        returned = [each.meta.get("example_value") for each in node.all_input_nodes if self.env.get(each) is output]
+        apart = (each for each in returned if fake_values.memory_of(each) != fake_values.memory_of(example))
+        return next(apart, None)
 
     def rename(self, proxy: TensorProxy, name: str) -> None:
         before = proxy.name

@@ -62,7 +62,7 @@ _BATCH_NORMS = frozenset(
 
 def with_kernel_strides(func: Any, args: tuple[Any, ...], result: Any) -> Any:
     """Return an operator's fake results with the strides of its kernel, where these are others."""
-    if func is aten.view.default and 1 in result.shape and _is_static(args[0]) and _is_static(result):
+    if func is aten.view.default and 1 in result.shape and is_static(args[0]) and is_static(result):
         viewed = _view_strides(args[0], result.shape)
         if result.stride() == viewed:
             return result
@@ -126,10 +126,11 @@ def in_no_suggested_order(x: torch.Tensor) -> bool:
     that makes its result with `suggest_memory_format` gives it in row-major order."""
     if in_row_major_order(x):
         return False
-    return x.ndim < 4 or (_is_static(x) and suggest_memory_format(x) is torch.contiguous_format)
+    return x.ndim < 4 or (is_static(x) and suggest_memory_format(x) is torch.contiguous_format)
 
 
-def _is_static(x: torch.Tensor) -> bool:
+def is_static(x: torch.Tensor) -> bool:
+    """Return whether no size and no stride of a tensor is symbolic."""
     return all(isinstance(each, int) for each in (*x.shape, *x.stride()))
 
 
@@ -167,7 +168,7 @@ def _has(lengths: Iterable[Dim], number: int) -> bool:
 
 
 def _is_contiguous(x: torch.Tensor) -> bool:
-    return x.is_contiguous() if _is_static(x) else in_row_major_order(x)
+    return x.is_contiguous() if is_static(x) else in_row_major_order(x)
 
 
 def _pointwise_strides(shape: tuple[Dim, ...], operands: list[torch.Tensor | Number]) -> tuple[Dim, ...]:
@@ -184,7 +185,7 @@ def _pointwise_strides(shape: tuple[Dim, ...], operands: list[torch.Tensor | Num
 
 def _is_indexed_by_numbers(x: torch.Tensor, indices: Sequence[torch.Tensor | None], result: torch.Tensor) -> bool:
     given = [each for each in indices if each is not None]
-    if 0 in result.shape or not all(map(_is_static, (x, result, *given))):
+    if 0 in result.shape or not all(map(is_static, (x, result, *given))):
         return False
     return all(each.dtype in (torch.int32, torch.int64) for each in given)
 
@@ -249,7 +250,7 @@ def _is_cut(x: torch.Tensor, pads: Sequence[Dim]) -> bool:
     Raises UnresolvedSymInt where that differs from size to size, and where the format follows strides of dims of one
     element, which a view of symbolic sizes does not tell.
     """
-    if in_row_major_order(x) or (_is_static(x) and all(isinstance(pad, int) for pad in pads)):
+    if in_row_major_order(x) or (is_static(x) and all(isinstance(pad, int) for pad in pads)):
         return False
     if x.ndim in (4, 5) and _has(tuple(x.shape), 1):
         raise UnresolvedSymInt("the memory format of a padded tensor follows strides that are not known")

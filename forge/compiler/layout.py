@@ -17,7 +17,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.flop_counter import flop_registry
 
-from forge.compiler.kernel_strides import with_kernel_strides
+from forge.compiler.kernel_strides import is_static, with_kernel_strides
 from forge.executors.executor import is_own
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.bounded import BoundedDict
@@ -447,7 +447,7 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Oper
             outputs.append(value)
             shares.append(None)
             offsets.append(0)
-    later = any(each.overloadpacket in _CHOSEN_LATER for each in operators.seen)
+    later = any(each.overloadpacket in _CHOSEN_LATER for each in operators.seen) or _is_turned(operators.seen, bases)
     kernels = [each for each in operators.seen if each.namespace != "prim"]
     copies = bool(kernels) and not any(each.is_view for each in kernels)
     sure = all(each.is_view or each.overloadpacket in _IN_ROW_MAJOR for each in kernels)
@@ -460,6 +460,15 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Oper
 
     chosen = tuple(map(is_chosen, outputs, shares))
     return FakeRun(tuple(outputs), tuple(shares), tuple(offsets), tuple(operators.seen), True, chosen, operators.flops)
+
+
+def _is_turned(operators: list[Any], given: list[torch.Tensor]) -> bool:
+    """Return whether an index of symbolic sizes that is not in row-major order decides the order of what it reads,
+    which torch says of fake tensors as if it were (`with_kernel_strides` knows that of static sizes)."""
+    if aten.index.Tensor not in operators:
+        return False
+    indices = [Layout.of(each) for each in given if each.dtype in (torch.int32, torch.int64)]
+    return not all(map(_is_row_major, indices)) and not all(map(is_static, given))
 
 
 def _may_differ(made: Layout, given: list[Layout]) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 import forge
@@ -116,3 +118,26 @@ def test_a_backward_reads_a_copy_of_a_view_with_gaps(view: Callable) -> None:
     x, y = torch.randn(2, 6)[..., ::2].detach().requires_grad_(), torch.randn(2, 3)
     found = [torch.autograd.grad(run(x, y).sum(), x) for run in (function, forge.jit(function))]
     torch.testing.assert_close(*found)
+
+
+AS_IT_IS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "nn.Dropout in evaluation": nn.Dropout().eval(),
+    "torch.dropout in evaluation": lambda x: torch.dropout(x, 0.5, False),
+    "dropout of no probability": lambda x: F.dropout(x, 0.0, True),
+}
+
+
+@pytest.mark.usefixtures("compiled_regions")
+@pytest.mark.parametrize("name", AS_IT_IS)
+def test_what_an_input_is_returned_as_lies_where_the_input_does(name: str) -> None:
+    """torch's function for fake tensors gives a copy, in row-major order and at the start of its memory."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        kept = AS_IT_IS[name](x)
+        return (kept * 2 + 1).exp(), kept.sin().sum(0) * 3, kept.as_strided((2,), (1,)) + 1
+
+    jitted = forge.jit(program)
+    for length in (3, 4, 5):
+        memory = torch.randn(length, 4, 6)
+        for x in (memory[:, 1:, ::2], memory[1:, :1].expand(-1, 4, -1), memory.permute(2, 0, 1)[1:]):
+            torch.testing.assert_close(jitted(x), program(x))

@@ -317,6 +317,21 @@ def test_a_value_that_a_transposed_tensor_indexes_has_eagers_strides(grad: bool)
     assert expected[0].stride() == (3, 6, 1)
 
 
+@pytest.mark.parametrize(
+    "read",
+    [lambda x, index: x[index.t()], lambda x, index: x[:, index.t()], lambda x, index: x[index[:, :1].expand(-1, 3)]],
+    ids=["rows", "columns", "expanded"],
+)
+def test_a_region_reads_what_a_turned_index_of_symbolic_sizes_gives(read: Callable) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (read(x, torch.arange(2 * len(x)).view(2, -1) % len(x)) * 2 + 1).sum(1)
+
+    jitted = forge.jit(function)
+    for size in (4, 7, 9):
+        x = torch.randn(size, size)
+        torch.testing.assert_close(jitted(x), function(x))
+
+
 @pytest.mark.parametrize("by", ["view", "reshape", "unflatten"])
 def test_padding_follows_the_strides_of_a_batch_of_one(by: str) -> None:
     """It keeps the channels of an image beside each other; the stride of the batch's only element decides whether they
