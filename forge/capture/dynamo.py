@@ -349,9 +349,11 @@ class _Interpreter:
     def copied_argument(self, node: Node, output: TensorProxy, example: torch.Tensor) -> torch.Tensor | None:
         """Return the fake tensor of the argument that a call returns as it is, where Dynamo has a copy of it for the
         result, which need not lie in its order: dropout in evaluation."""
-        returned = [each.meta.get("example_value") for each in node.all_input_nodes if self.env.get(each) is output]
-        apart = (each for each in returned if fake_values.memory_of(each) != fake_values.memory_of(example))
-        return next(apart, None)
+        memory = fake_values.memory_of(example)
+        for handle, fake in pairs(self.env, (node.args, node.kwargs)):
+            if handle is output and fake_values.memory_of(fake) != memory:
+                return fake
+        return None
 
     def rename(self, proxy: TensorProxy, name: str) -> None:
         before = proxy.name
