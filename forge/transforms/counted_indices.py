@@ -15,12 +15,12 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from forge import prims, torchlang
 from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace
-from forge.ir.proxies import Dim
+from forge.ir.proxies import Dim, hint_of
 from forge.prims.core import statically_true
 from forge.transforms.makers import Makers
 from forge.transforms.replacement import rewrite
 
-_DTYPES = frozenset({torch.int32, torch.int64, torch.float32, torch.float64})  # which count without rounding
+_DTYPES = frozenset({torch.int32, torch.int64, torch.float32, torch.float64})  # which count to _MOST without rounding
 _MOST = 2**24  # the rows of a table, of which float32 has every number
 
 
@@ -49,7 +49,7 @@ def slice_counted(trace: Trace, in_torch: Callable[[BoundSymbol], bool] = lambda
             return None
         x, dim, index = place
         count = _count(index, makers)
-        return None if count is None or count.dim is None else _slice(x, dim, index, count)
+        return None if count is None or count.dim is None else _slice(x, dim, index, count, bound.output.strides)
 
     return rewrite(trace, "slice_counted", read)
 
@@ -90,8 +90,10 @@ _READS: dict[Any, Callable[..., Place | None]] = {
 }
 
 
-def _slice(x: TensorProxy, dim: int, index: TensorProxy, count: Count) -> TensorProxy | None:
-    """Return a copy of what an index reads; None where it may be out of bounds."""
+def _slice(
+    x: TensorProxy, dim: int, index: TensorProxy, count: Count, strides: tuple[Dim, ...] | None
+) -> TensorProxy | None:
+    """Return a copy of what an index reads, laid out as these strides are; None where it may be out of bounds."""
     start, step, along = count
     assert along is not None
     length, size = index.shape[along], x.shape[dim]
@@ -105,8 +107,15 @@ def _slice(x: TensorProxy, dim: int, index: TensorProxy, count: Count) -> Tensor
     ones: list[Dim] = [1] * index.ndim
     ones[along] = length
     spread = torchlang.expand(torchlang.reshape(part, (*before, *ones, *after)), (*before, *index.shape, *after))
-    result: TensorProxy = torchlang.clone(spread, memory_format=torch.contiguous_format)
-    return result
+    return _in_order_of(spread, strides)
+
+
+def _in_order_of(x: TensorProxy, strides: tuple[Dim, ...] | None) -> TensorProxy:
+    """Return a copy whose dims lie in the order of these strides, since random numbers are drawn in that order, and
+    the caller may see it."""
+    order = sorted(range(x.ndim), key=lambda dim: 0 if strides is None else -hint_of(strides[dim]))
+    copy = torchlang.clone(torchlang.permute(x, order), memory_format=torch.contiguous_format)
+    return torchlang.permute(copy, sorted(range(x.ndim), key=order.__getitem__))
 
 
 def _count(value: Any, makers: Makers) -> Count | None:
@@ -115,7 +124,16 @@ def _count(value: Any, makers: Makers) -> Count | None:
         return _constant(value)
     call = makers.prim(value.name) if value.dtype in _DTYPES else None
     rule = _RULES.get(call.symbol) if call is not None else None
-    return None if call is None or rule is None else rule(makers, *call.args, **call.kwargs)
+    count = None if call is None or rule is None else rule(makers, *call.args, **call.kwargs)
+    return count if count is not None and _is_exact(value, count) else None
+
+
+def _is_exact(x: TensorProxy, count: Count) -> bool:
+    """Return whether a tensor's dtype has all numbers that it counts."""
+    if not x.dtype.is_floating_point:
+        return True
+    ends = [count.start] if count.dim is None else [count.start, count.start + count.step * (x.shape[count.dim] - 1)]
+    return all(guard_or_false(end >= -_MOST) and guard_or_false(end <= _MOST) for end in ends)
 
 
 def _constant(number: Any) -> Count | None:

@@ -56,6 +56,8 @@ NOT_SLICES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "two indices": lambda x: x[torch.arange(3), torch.arange(3)],
     "one element again and again": lambda x: x[torch.zeros(3, dtype=torch.long)],
     "after a number": lambda x: x[0, torch.arange(3)],
+    "rounded sums": lambda x: x[(torch.arange(3.0) + 2.0**25 - 2.0**25).long()],
+    "a rounded range": lambda x: x[(torch.arange(2.0**25, 2.0**25 + 3) - 2.0**25).long()],
     "wrapped": lambda x: x[torch.arange(4).view(2, 2)],
 }
 
@@ -66,6 +68,26 @@ def test_other_indices_stay(name: str) -> None:
     trace = forge.trace(NOT_SLICES[name], x)
     assert slice_counted(trace) is trace
     torch.testing.assert_close(forge.jit(NOT_SLICES[name])(x), NOT_SLICES[name](x))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0), (2, 1, 0)])
+def test_what_is_read_lies_in_memory_as_in_eager(order: tuple[int, ...]) -> None:
+    """The order of memory is that of random numbers."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        read = x[:, torch.arange(x.shape[1] - 1)]
+        return read, F.dropout(read) * 2, x.mT.index_select(2, torch.arange(2))
+
+    jitted = forge.jit(function)
+    for length in (4, 5, 6):
+        laid = [(3, length, 6)[dim] for dim in order]
+        x, found = torch.randn(laid).permute([order.index(dim) for dim in range(3)]), []
+        for call in (jitted, function):
+            torch.manual_seed(1)
+            found.append(call(x))
+        torch.testing.assert_close(*found)
+        actual, expected = ([each.stride() for each in results] for results in found)
+        assert actual == expected
 
 
 def test_an_index_out_of_range_raises_as_in_eager() -> None:
