@@ -25,6 +25,7 @@ from forge.torch_internals.dynamo import (
     break_graph,
     exc,
     functions,
+    lists,
 )
 from forge.torch_internals.dynamo import dynamo_utils as utils
 from forge.torch_internals.patch import Hook, patch
@@ -77,10 +78,33 @@ def _call_function(
     if function is torch.addcdiv and "value" in kwargs and isinstance(args[0], TensorVariable):
         # Dynamo has no steps that replace the method
         return args[0].call_method(tx, "addcdiv", list(args[1:]), kwargs)
+    if function is torch.as_tensor and len(args) == 1 and isinstance(args[0], lists.BaseListVariable):
+        function = torch.tensor  # the same of a list, which Dynamo captures with tensors in it, too
     if function in _OF_NUMBERS and "device" not in kwargs and (device := _device(tx)) is not None:
         kwargs = {**kwargs, "device": ConstantVariable.create(device)}
     called = self if function is self.value else TorchInGraphFunctionVariable(function)
     return _call_torch.original(called, tx, args, kwargs)
+
+
+@patch(
+    utils,
+    "run_node",
+    why="a call that reads a tensor's value in C++ (`x[:, (i, j)]`) fails on fake tensors, and not in eager",
+    issue="not reported: no issue is of a sequence of tensors as an index",
+    upstream="torch/_dynamo/utils.py:4200@2.13.0, run_node",
+)
+def _run_node(tracer: Any, node: Any, *others: Any) -> Any:
+    try:
+        return _run_node.original(tracer, node, *others)
+    except RuntimeError as failure:
+        if _NO_DATA not in str(failure):
+            raise
+        break_graph(
+            "a call reads the value of a tensor", str(node.target), "A sequence of tensors may be an index.", failure
+        )
+
+
+_NO_DATA = "its data is not allocated yet"  # torch's error of a fake tensor's memory
 
 
 @patch(

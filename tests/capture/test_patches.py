@@ -215,6 +215,13 @@ def a_warning_breaks_no_graph() -> bool:
     return not forge.explain(jitted).graph_breaks
 
 
+@probe("torch._dynamo.utils.run_node")
+def tensors_in_a_sequence_as_an_index_break_the_graph() -> bool:
+    jitted = _jit(lambda x, i, j: x.sin()[:, (i, j)].cos())
+    jitted(torch.ones(2, 3), torch.tensor(0), torch.tensor(2))
+    return forge.explain(jitted).graphs == 2
+
+
 @probe("torch._dynamo.utils.warn_once")
 def dynamo_does_not_warn_of_what_explain_tells() -> bool:
     import os

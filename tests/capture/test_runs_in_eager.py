@@ -279,6 +279,59 @@ def test_an_operator_without_a_fake_is_a_graph_break_that_names_it() -> None:
     assert re.search(r"unsupported operator: forge_in_eager\.without_a_fake.*register_fake", reason)
 
 
+def writes(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    x[(i, j), (j, j)] = 0.0
+    return x + 1
+
+
+def adds(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    x[:, (i, j)] += 3
+    return x + 1
+
+
+# torch reads the tensors in a sequence in C++, which fails on fake tensors alone
+BY_TENSORS: dict[str, Callable] = {
+    "read": lambda x, i, j: x[:, (i, j)] + 1,
+    "read by two": lambda x, i, j: x[(i, j), [j, i]] + 1,
+    "read beside a number": lambda x, i, j: x[:, [i, 1]] + 1,
+    "read in two dims": lambda x, i, j: x[[[i], [j]]] + 1,
+    "written": writes,
+    "added": adds,
+}
+
+
+class Indexed(torch.nn.Module):
+    def __init__(self, index: Callable) -> None:
+        super().__init__()
+        self.index, self.linear = index, torch.nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.index(self.linear(x), *rows).sum() * x)
+
+
+@pytest.mark.parametrize("name", BY_TENSORS)
+def test_tensors_in_a_sequence_as_an_index_break_the_graph_and_what_is_around_is_captured(name: str) -> None:
+    model = Indexed(BY_TENSORS[name])
+    x, rows = torch.randn(4, 5), torch.tensor([1, 3])
+    expected = model(x, rows)
+    wanted = torch.autograd.grad(expected.sum(), list(model.parameters()))
+    jitted = forge.jit(model, executors=["torch"], cache=False)
+    actual = jitted(x, rows)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(torch.autograd.grad(actual.sum(), list(model.parameters())), wanted)
+    told = forge.explain(jitted)
+    linear = [row for row in told.rows if row.phase == "forward" and row.operation.endswith("linear")]
+    assert len(linear) == 2 and told.eager == [] == told.skipped
+    assert any("reads the value of a tensor" in each for each in told.graph_breaks)
+
+
+def test_a_list_of_tensors_is_a_tensor_in_the_graph() -> None:
+    jitted = forge.jit(lambda x: torch.as_tensor([x[0], x[1] * 2]) + 1, executors=["torch"])
+    x = torch.randn(3)
+    torch.testing.assert_close(jitted(x), torch.as_tensor([x[0], x[1] * 2]) + 1)
+    assert forge.explain(jitted).graphs == 1 and forge.explain(jitted).graph_breaks == []
+
+
 @pytest.mark.parametrize("name", NOTHING)
 def test_strict_refuses_where_nothing_would_be_compiled(name: str) -> None:
     function, line, reason = NOTHING[name]
