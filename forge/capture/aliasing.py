@@ -149,10 +149,11 @@ def strided_step(example: torch.Tensor, base: torch.Tensor) -> ViewStep:
 
 
 def pairs(env: Mapping[Node, Any], arguments: Any) -> list[Pair]:
-    """Return the handles of a node's arguments with their fake tensors, those in objects too."""
+    """Return the handles of a node's arguments with their fake tensors, those in objects too. One that is not in `env`,
+    as those of vmap's levels, has no handle."""
     found: list[Pair] = []
     for node in leaves(arguments):
-        value = env[node] if isinstance(node, Node) else None
+        value = env.get(node) if isinstance(node, Node) else None
         if isinstance(value, TensorProxy):
             found.append((value, node.meta["example_value"]))
         elif isinstance(value, Fields):
