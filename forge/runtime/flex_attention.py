@@ -3,6 +3,7 @@
 In eager it holds all scores.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,7 @@ class CompiledFlexAttention:
 
     def __init__(self) -> None:
         self._runs_in_eager = False
+        self._compiled: tuple[tuple, Callable] | None = None  # what it was compiled for last
 
     def __call__(self, *args: Any) -> Any:
         """Return (output, logsumexp, maxima) for the arguments of torch's operator. Those of the last two that
@@ -36,7 +38,9 @@ class CompiledFlexAttention:
         if self._runs_in_eager:
             return FLEX_ATTENTION(*args)
         query, key, value, score_mod, (*sparsity, mask_mod), scale, kernel_options, score_buffers, mask_buffers = args
-        attend = _compile(score_mod, mask_mod, kernel_options)
+        if self._compiled is None or self._compiled[0] != (score_mod, mask_mod, kernel_options):
+            self._compiled = (score_mod, mask_mod, dict(kernel_options)), _compile(score_mod, mask_mod, kernel_options)
+        attend = self._compiled[1]
         try:
             found = attend(query, key, value, sparsity, scale, score_buffers, mask_buffers)
         except TorchDynamoException as failure:
@@ -45,8 +49,15 @@ class CompiledFlexAttention:
             warn(f"flex_attention runs in eager, where it holds all scores: torch cannot compile it: {reason}")
             return FLEX_ATTENTION(*args)
         allow_retained_graph(found[0])  # forge retains torch's graph for a backward that runs again
-        rows = found[0].new_zeros((), dtype=torch.float32).expand(query.shape[:-1])
+        rows = _zero(query.device).expand(query.shape[:-1])
         return tuple(rows if each is None else each for each in found)
+
+
+@functools.cache
+def _zero(device: torch.device) -> torch.Tensor:
+    """Return the number that stands for all of a result which nobody asks for: no call makes it."""
+    with torch.inference_mode(False):
+        return torch.zeros((), dtype=torch.float32, device=device)
 
 
 def _compile(score_mod: GraphModule, mask_mod: GraphModule, kernel_options: dict[str, Any]) -> Callable:
