@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.clang.creation import canonical_device, check_supported
+from forge.clang.creation import canonical_device, check_supported, dtype_of
 from forge.ir import Dim, Number, Real, Symbol, TensorProxy, check
 from forge.prims.core import torch_check
+from forge.prims.creation import nested_numbers
 from forge.torch_internals.functions import refs_tensor
 from forge.torchlang.aliases import Lengths
 from forge.torchlang.core import torchsymbol
@@ -167,27 +168,50 @@ def new_full(
 # numbers
 
 
+def _values(data: TensorProxy, dtype: Dtype, device: Device) -> TensorProxy:
+    """Return the values of a tensor, without its history."""
+    values = prims.detach(data)
+    if device is not None and canonical_device(device) != data.device:
+        values = prims.device_put(values, canonical_device(device))
+    return clang.convert(values, dtype or data.dtype)
+
+
+def _copied(data: TensorProxy, dtype: Dtype, device: Device) -> TensorProxy:
+    """Return the values of a tensor, without its history, in memory of their own."""
+    values = _values(data, dtype, device)
+    return prims.clone(values) if values.dtype == data.dtype else values
+
+
 def _numbers(op: str, data: Any, dtype: Dtype, device: Device) -> TensorProxy:
+    leaves = list(nested_numbers(data))
     check(
-        not _holds_tensor(data),
-        lambda: f"{op} of tensors is not supported; use clone or torch.stack (forge/torchlang/creation.py)",
+        not any(hasattr(leaf, "__array__") and not isinstance(leaf, TensorProxy) for leaf in leaves),
+        lambda: f"{op} of arrays is not supported (forge/torchlang/creation.py)",
         NotImplementedError,
     )
-    return clang.from_numbers(data, dtype, device)
+    if not any(isinstance(leaf, TensorProxy) for leaf in leaves):
+        return clang.from_numbers(data, dtype, device)
+    kinds = [leaf.dtype if isinstance(leaf, TensorProxy) else dtype_of(leaf) for leaf in leaves]
+    return _stacked(data, dtype or functools.reduce(torch.promote_types, kinds), canonical_device(device))
 
 
-def _holds_tensor(data: Any) -> bool:
+def _stacked(data: Any, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    """Return nested sequences of numbers and tensors of one element as one tensor."""
     if isinstance(data, (tuple, list)):
-        return any(_holds_tensor(item) for item in data)
-    return isinstance(data, TensorProxy) or hasattr(data, "__array__")
+        return clang.stack([_stacked(item, dtype, device) for item in data])
+    if not isinstance(data, TensorProxy):
+        return prims.full((), data, dtype, device)
+    return clang.reshape(_values(data, dtype, device), ())
 
 
 @torchsymbol(torch.tensor, refs_tensor, factory=True)
 def tensor(
     data: Any, *, dtype: Dtype = None, device: Device = None, requires_grad: bool = False, pin_memory: bool = False
 ) -> TensorProxy:
-    """Return the tensor of a number or of nested sequences of numbers."""
+    """Return the tensor of a number or of nested sequences of numbers, or a copy of a tensor without its history."""
     check_supported("tensor", requires_grad=requires_grad)
+    if isinstance(data, TensorProxy):
+        return _copied(data, dtype, device)
     return _numbers("tensor", data, dtype, device)
 
 
@@ -195,8 +219,10 @@ def tensor(
 def new_tensor(
     self: TensorProxy, data: Any, *, dtype: Dtype = None, device: Device = None, requires_grad: bool = False
 ) -> TensorProxy:
-    """Return the tensor of a number or of nested sequences of numbers. Dtypes: self's."""
+    """Return the tensor of a number or of nested sequences of numbers, or a copy of a tensor. Dtypes: self's."""
     check_supported("new_tensor", requires_grad=requires_grad)
+    if isinstance(data, TensorProxy):
+        return _copied(data, dtype or self.dtype, device)
     return _numbers("new_tensor", data, dtype or self.dtype, device or self.device)
 
 

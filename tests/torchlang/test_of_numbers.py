@@ -30,3 +30,43 @@ def test_torch_functions_of_sizes_are_eagers(name: str, dynamic: bool | None) ->
         torch.testing.assert_close(ours, eager)
         torch.testing.assert_close(*[torch.autograd.grad(y.sum(), x) for y in (ours, eager)])
     torch._dynamo.reset()
+
+
+def changed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    own = torch.tensor(x * 2)
+    own.add_(1)
+    return own, x * own
+
+
+COPIES: dict[str, Callable] = {
+    "a copy": lambda x: torch.tensor(x) * x,
+    "a copy of another dtype": lambda x: (torch.tensor(x, dtype=torch.bool), torch.tensor(x > 0, dtype=x.dtype) * x),
+    "a copy of a transpose": lambda x: torch.tensor(x.t(), dtype=torch.float64),
+    "a copy of another's dtype": lambda x: (x.new_tensor(x.long()) * x, x.long().new_tensor(x * 3)),
+    "a copy that is written to": changed,
+    "a list": lambda x: torch.tensor([x.sum(), x[0, 1] * 2]) + x[0, :2],
+    "a list with numbers": lambda x: torch.tensor([[x.sum(), 2], [3, x.shape[0]]]) * x.sum(),
+    "a list of several dtypes": lambda x: (
+        torch.tensor([x.long().sum(), 2.5, True]),
+        torch.as_tensor([x.sum() > 0, 1]),
+    ),
+    "a list of one element each": lambda x: (torch.tensor([x[:1, 0], x[0, :1]]), x.new_tensor([x[:1, :1], 1])),
+}
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct", "ignore:Converting a tensor")
+@pytest.mark.parametrize("name", COPIES)
+def test_a_tensor_of_tensors_is_in_the_graph_and_has_no_history(name: str) -> None:
+    function = COPIES[name]
+    jitted = forge.jit(function, executors=["torch"])
+    for shape in ((4, 3), (6, 5)):
+        x = torch.randn(shape, requires_grad=True)
+        ours, eager = ([each] if isinstance(each, torch.Tensor) else each for each in (jitted(x), function(x)))
+        for one, other in zip(ours, eager, strict=True):
+            torch.testing.assert_close(one, other)
+            assert one.stride() == other.stride() and one.requires_grad == other.requires_grad
+            if other.requires_grad:
+                torch.testing.assert_close(*[torch.autograd.grad(y.sum(), x) for y in (one, other)])
+    told = forge.explain(jitted)
+    assert told.opaque_calls == told.eager == told.graph_breaks == []
+    torch._dynamo.reset()
