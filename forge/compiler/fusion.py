@@ -104,6 +104,8 @@ def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[FakeRun], layouts: 
         name = next((each.name for each in others if each is not None), None)
         cause = "" if name is None else f": outside of a region executor {name} runs it, whose function may give any"
         return f"the strides of its results are not known{cause}"
+    if any(each.is_turned for each in ran):
+        return "an index of symbolic sizes decides the order of its result"
     others = [each for each in proxies(claimed.bound.args) if not isinstance(each, (TensorProxy, NumberProxy))]
     if not all(proxy.name in layouts.fixed for proxy in others):
         return "the call reads a value that is known only when the program runs"

@@ -87,7 +87,8 @@ class FakeRun(NamedTuple):
     further on in it the tensor begins. operators: the aten operators that ran. known: whether it ran (else it is taken
     to give contiguous tensors). chosen: for each output, whether its strides may be others when the program runs,
     because the kernel is chosen then, or because tensors are laid out so that torch's kernels differ from what torch
-    says of them. flops: what its matrix products, convolutions and attention multiply and add.
+    says of them. flops: what its matrix products, convolutions and attention multiply and add. is_turned: whether an
+    index of symbolic sizes decides the order of the result, which is known when the program runs.
     """
 
     outputs: tuple[Any, ...]
@@ -97,6 +98,7 @@ class FakeRun(NamedTuple):
     known: bool
     chosen: tuple[bool, ...]
     flops: int = 0
+    is_turned: bool = False
 
     @property
     def layouts(self) -> list[Layout]:
@@ -447,7 +449,8 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Oper
             outputs.append(value)
             shares.append(None)
             offsets.append(0)
-    later = any(each.overloadpacket in _CHOSEN_LATER for each in operators.seen) or _is_turned(operators.seen, bases)
+    is_turned = _is_turned(operators.seen, bases)
+    later = is_turned or any(each.overloadpacket in _CHOSEN_LATER for each in operators.seen)
     kernels = [each for each in operators.seen if each.namespace != "prim"]
     copies = bool(kernels) and not any(each.is_view for each in kernels)
     sure = all(each.is_view or each.overloadpacket in _IN_ROW_MAJOR for each in kernels)
@@ -459,7 +462,16 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Oper
         return _has_channels_last(made) or ((share is None or copies) and _may_differ(made, arguments))
 
     chosen = tuple(map(is_chosen, outputs, shares))
-    return FakeRun(tuple(outputs), tuple(shares), tuple(offsets), tuple(operators.seen), True, chosen, operators.flops)
+    return FakeRun(
+        tuple(outputs),
+        tuple(shares),
+        tuple(offsets),
+        tuple(operators.seen),
+        True,
+        chosen,
+        operators.flops,
+        is_turned,
+    )
 
 
 def _is_turned(operators: list[Any], given: list[torch.Tensor]) -> bool:

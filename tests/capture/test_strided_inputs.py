@@ -141,3 +141,17 @@ def test_what_an_input_is_returned_as_lies_where_the_input_does(name: str) -> No
         memory = torch.randn(length, 4, 6)
         for x in (memory[:, 1:, ::2], memory[1:, :1].expand(-1, 4, -1), memory.permute(2, 0, 1)[1:]):
             torch.testing.assert_close(jitted(x), program(x))
+
+
+def test_what_a_turned_index_reads_lies_as_in_eager() -> None:
+    """The order of an index of symbolic sizes is that of its result, whatever torch says of fake tensors."""
+
+    def read(x: torch.Tensor) -> torch.Tensor:
+        return x[x.clamp(0, x.shape[0] - 1).long()]
+
+    jitted = forge.jit(read)
+    for rows in (2, 5, 4):
+        x = torch.randn(3, rows).mT
+        actual, expected = jitted(x), read(x)
+        assert actual.stride() == expected.stride()
+        torch.testing.assert_close(actual, expected)

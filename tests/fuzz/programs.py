@@ -159,6 +159,14 @@ COMMON = (
     "{v}.index_select({i}, {w})", "{v}.norm()", "{v}.relu()", "{v}.exp()", "{v}.sum(({i}, {j}))",
     "torch.einsum('...i,...i->...', {v}, {w})", "torch.maximum({v}, {w})", "{v}.to({w}.dtype)", "-{v}", "{v}.abs()",
     "torch.nn.functional.gelu({v})", "{v}.pow(2)", "{v}.float()",
+    # indices that count, and those within bounds
+    "{v}[torch.arange({v}.shape[0])]", "{v}[:, torch.arange(0, {v}.shape[1], 2)]", "{v}[torch.arange(1, {w}.shape[0])]",
+    "{v}.index_select({i}, torch.arange({v}.shape[{i}]) + {n})", "{v}[torch.arange({v}.shape[0])[:, None] // 2]",
+    "torch.nn.functional.embedding(torch.arange({v}.shape[0]).expand(2, -1), {v})", "{v}.gather({i}, {v}.argsort({i}))",
+    "{v}[{w}.clamp(0, {v}.shape[0] - 1).long().reshape(-1)]", "{v}[({w}.long() % {v}.shape[0]).reshape(-1)]",
+    "{v}.gather({i}, {w}.long().clamp(0, 1))", "{v}[{v}.argmax(0).reshape(-1)]", "{v}.take_along_dim({v}.sort({i})[1], {i})",
+    # products, whose memory a region may write to
+    "torch.tanh({v} @ {w}) * {n}", "({v} @ {w}).relu() + ({v} @ {w}).mT", "({v} @ {v}.mT).softmax({i}) @ {v}",
 )  # fmt: skip
 AFTER = (
     "out[{k}].mul_(2)", "with torch.no_grad():\n    out[{k}].zero_()", "with torch.no_grad():\n    {x}.add_(1)",

@@ -80,7 +80,7 @@ SHARED: dict[str, Callable[[torch.Tensor], Any]] = {
     "a view of a result": lambda x: ((y := x @ W)[0], torch.tanh(y) + 1),
     "read by a product after": lambda x: (y := x @ W) @ (torch.tanh(y) + 1),
     "a view that a product reads": lambda x: (y := x @ W).T @ (torch.tanh(y) + 1),
-    "two views": lambda x: torch.tanh((y := x @ W)) + y.flip(0) * y.T,
+    "two views": lambda x: torch.tanh(y := x @ W) + y.flip(0) * y.T,
 }
 
 
