@@ -14,6 +14,7 @@ from forge.capture.numbers import RuntimeNumbers, known_constant
 from forge.compiler.program import Unsupported
 from forge.ir import NUMBER_TYPES, TensorProxy
 from forge.ir.pytree import tensors
+from forge.torch_internals.dynamo import numpy_to_tensor_wrapper
 
 # methods that ask for a tensor's metadata, of which the second ones a proxy does not have
 _OF_SHAPES = frozenset("dim element_size numel size".split())
@@ -31,6 +32,8 @@ _TYPES = frozenset(
     for kind in ("", *"BFloat16 Bool Byte Char Double Float Half Int Long Short".split())
 )
 
+
+_SHORT = 64  # elements of a tensor that a program has as numbers
 
 # queries of a shape in lowered graphs, whose results are expressions of the lengths that the program has
 _LENGTHS = frozenset(
@@ -76,6 +79,8 @@ def normalize(
     constant = known_constant(example)
     if constant is not None and torchlang.find(target) is None:  # of NumPy, which Dynamo runs on tensors
         return torch.tensor, (constant,), {"dtype": example.dtype}
+    if isinstance(target, numpy_to_tensor_wrapper) and not node.all_input_nodes and _is_short(example):
+        return torch.tensor, (target(*args, **kwargs).tolist(),), {"dtype": example.dtype, "device": example.device}
     if target is getattr:
         target, args = _getter(args)
     if target in _TYPES and not (args and isinstance(args[0], TensorProxy)):
@@ -85,6 +90,11 @@ def normalize(
     if target in _STRIDED and tensors([args[1:], kwargs]):
         args, kwargs = _as_strided_args(example, *args, **kwargs)
     return target, *numbers.read_numbers(given, target, args, kwargs)
+
+
+def _is_short(example: Any) -> bool:
+    """Return whether a value is a tensor of few elements, which a program may have as numbers."""
+    return isinstance(example, torch.Tensor) and isinstance(example.numel(), int) and example.numel() <= _SHORT
 
 
 def _constructor(node: Node, args: tuple, example: torch.Tensor) -> tuple[Any, tuple, dict]:

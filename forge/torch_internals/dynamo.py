@@ -53,6 +53,7 @@ from torch._dynamo.types import FrameExecStrategy as FrameExecStrategy
 from torch._dynamo.utils import counters as counters
 from torch._dynamo.utils import get_compilation_metrics as get_compilation_metrics
 from torch._dynamo.utils import graph_break_reasons as graph_break_reasons
+from torch._dynamo.utils import numpy_to_tensor_wrapper as numpy_to_tensor_wrapper
 from torch._dynamo.variables import AutogradFunctionVariable as AutogradFunctionVariable
 from torch._dynamo.variables import BuiltinVariable as BuiltinVariable
 from torch._dynamo.variables import ConstantVariable as ConstantVariable

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy
 import pytest
 import torch
 
@@ -70,3 +71,45 @@ def test_a_tensor_of_tensors_is_in_the_graph_and_has_no_history(name: str) -> No
     told = forge.explain(jitted)
     assert told.opaque_calls == told.eager == told.graph_breaks == []
     torch._dynamo.reset()
+
+
+def written(x: torch.Tensor) -> torch.Tensor:
+    added = torch.from_numpy(numpy.zeros(3, dtype=numpy.float32))
+    added += x[0]
+    return added * 2
+
+
+OF_NUMPY: dict[str, Callable] = {
+    "a product": lambda x: x * numpy.prod([2, 3]),
+    "a range": lambda x: x + torch.tensor(numpy.arange(3)),
+    "a line": lambda x: x * torch.as_tensor(numpy.linspace(0, 1, 3), dtype=x.dtype),
+    "a matrix": lambda x: x @ torch.from_numpy(numpy.eye(3, dtype=numpy.float32)),
+    "a mean": lambda x: x * numpy.mean([1.0, 4.0]),
+    "infinities": lambda x: torch.minimum(x, torch.from_numpy(numpy.full(3, numpy.inf, dtype=numpy.float32))),
+    "zeros that are written to": written,
+}
+
+
+@pytest.mark.parametrize("name", OF_NUMPY)
+def test_what_numpy_makes_of_constants_is_a_constant_of_the_graph(name: str) -> None:
+    function = OF_NUMPY[name]
+    jitted = forge.jit(function, executors=["torch"])
+    for rows in (4, 4, 6):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(jitted(x), function(x))
+    told = forge.explain(jitted)
+    assert told.opaque_calls == told.eager == told.graph_breaks == []
+    torch._dynamo.reset()
+
+
+def test_what_numpy_makes_of_sizes_that_change_or_of_many_numbers_is_eagers() -> None:
+    functions = (
+        lambda x: x * torch.from_numpy(numpy.arange(x.shape[0])) + numpy.prod(x.shape),
+        lambda x: x.sum() + torch.from_numpy(numpy.arange(100)),
+    )
+    for function in functions:
+        jitted = forge.jit(function, executors=["torch"])
+        for length in (4, 6, 8):
+            x = torch.randn(length)
+            torch.testing.assert_close(jitted(x), function(x), check_dtype=False)
+        torch._dynamo.reset()
