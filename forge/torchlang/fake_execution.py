@@ -46,7 +46,8 @@ def _empty(leaf: Any, dtype: Callable[[TensorProxy], torch.dtype]) -> Any:
     shape = [hint_of(size) for size in leaf.shape]
     if leaf.strides is None:
         return torch.empty(shape, dtype=dtype(leaf), device=leaf.device)
-    return torch.empty_strided(shape, list(map(hint_of, leaf.strides)), dtype=dtype(leaf), device=leaf.device)
+    made = torch.empty_strided(shape, list(map(hint_of, leaf.strides)), dtype=leaf.dtype, device=leaf.device)
+    return made.to(dtype(leaf))  # a conversion lays a slice's values beside each other, on which operators depend
 
 
 class EffectRecorder(TorchDispatchMode):

@@ -108,6 +108,34 @@ def test_the_state_is_as_before_after_an_error() -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
+WEIGHT = torch.randn(5, 6)
+# a slice is laid out anew as it is converted, and torch multiplies it another way then
+OF_SLICES: dict[str, Callable] = {
+    "linear": lambda x: F.linear(x[:, -2:], WEIGHT),
+    "linear with a bias": lambda x: F.linear(x[:, -2:], WEIGHT, WEIGHT[:, 0]),
+    "linear of columns": lambda x: F.linear(x[..., :3], WEIGHT[:, :3]),
+    "matmul": lambda x: x[:, 1:3] @ WEIGHT.t(),
+    "matmul by a slice": lambda x: WEIGHT[:2, :3] @ x[:, :3],
+    "einsum": lambda x: torch.einsum("btc,dc->btd", x[:, ::2], WEIGHT),
+    "conv1d": lambda x: F.conv1d(x[:, 1:3].transpose(1, 2), WEIGHT[:, :, None]),
+}
+
+
+@pytest.mark.parametrize("name", OF_SLICES)
+def test_products_of_slices_are_no_opaque_calls(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autocast_casts, "_known", {})
+    function = OF_SLICES[name]
+    jitted = forge.jit(function, executors=["torch"])
+    for batch in (2, 3):
+        x = torch.randn(batch, 4, 6, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            ours, eager = jitted(x), function(x)
+        torch.testing.assert_close(ours, eager)
+        torch.testing.assert_close(*[torch.autograd.grad(y.float().square().sum(), x) for y in (ours, eager)])
+    assert forge.explain(jitted).opaque_calls == []
+    torch._dynamo.reset()
+
+
 def test_what_no_conversion_reproduces_is_an_opaque_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo takes apart what torch writes in Python, so that no function of torch's is known to need it here."""
     monkeypatch.setattr(autocast_casts, "_known", {})
