@@ -164,7 +164,8 @@ COMMON = (
     "{v}.index_select({i}, torch.arange({v}.shape[{i}]) + {n})", "{v}[torch.arange({v}.shape[0])[:, None] // 2]",
     "torch.nn.functional.embedding(torch.arange({v}.shape[0]).expand(2, -1), {v})", "{v}.gather({i}, {v}.argsort({i}))",
     "{v}[{w}.clamp(0, {v}.shape[0] - 1).long().reshape(-1)]", "{v}[({w}.long() % {v}.shape[0]).reshape(-1)]",
-    "{v}.gather({i}, {w}.long().clamp(0, 1))", "{v}[{v}.argmax(0).reshape(-1)]", "{v}.take_along_dim({v}.sort({i})[1], {i})",
+    "{v}.gather({i}, {w}.long().clamp(0, 1))", "{v}[{v}.argmax(0).reshape(-1)]",
+    "{v}.take_along_dim({v}.sort({i})[1], {i})",
     # products, whose memory a region may write to
     "torch.tanh({v} @ {w}) * {n}", "({v} @ {w}).relu() + ({v} @ {w}).mT", "({v} @ {v}.mT).softmax({i}) @ {v}",
 )  # fmt: skip
