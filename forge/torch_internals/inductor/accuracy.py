@@ -71,10 +71,9 @@ def near_zero(*, as_vec: bool) -> Iterator[None]:
     "need_use_acc_helper",
     scope=Scope.COMPILE,
     why="Inductor asks whether a symbolic size is above 4096, which differs from size to size: a sum is in chunks",
-    issue="not reported: torch 2.13 does not have it, which asks what holds for every length",
-    upstream="torch/_inductor/codegen/cpp.py:2184@2.11.0, CppKernel.need_use_acc_helper",
-    before=(2, 13),
-    not_probed="tests/executors/inductorex/test_sizes.py has programs, for torch before 2.13",
+    issue="not reported: torch guards the answer, or, since torch 2.13, takes no where there is none",
+    upstream="torch/_inductor/codegen/cpp.py:2254@2.13.0, CppKernel.need_use_acc_helper",
+    not_probed="tests/executors/inductorex/test_sizes.py has programs",
 )
 def chunk_sums(kernel: CppKernel, *args: Any) -> bool:
     """Return whether a sum is computed in chunks."""

@@ -324,6 +324,18 @@ def test_what_a_program_knows_of_lengths_is_no_guard_of_another() -> None:
         assert forge.explain(jitted).recompiles == []
 
 
+def test_a_sum_of_a_symbolic_length_that_is_no_loop_of_vectors_is_in_a_region(failures: list[Exception]) -> None:
+    """Inductor asks whether the length is above 4096."""
+    jitted = forge.jit(lambda x: (x.norm(), x.std(0)), cache=False)
+    for length in (4, 7, 5000):
+        x = torch.randn(length, 6, requires_grad=True)
+        torch.stack([each.sum() for each in jitted(x)]).sum().backward()
+        same = x.detach().clone().requires_grad_()
+        (same.norm() + same.std(0).sum()).backward()
+        torch.testing.assert_close(x.grad, same.grad)
+    assert not failures
+
+
 def test_pooling_to_one_element_of_images_whose_channels_lie_beside_each_other(failures: list[Exception]) -> None:
     """As BiT ends: the kernel of a convolution lays its result out, and pooling in place, by the number of images."""
 
