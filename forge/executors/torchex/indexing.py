@@ -47,7 +47,7 @@ def index_sum(g: torch.Tensor, indices: tuple, shape: tuple) -> torch.Tensor:
 def in_order(src: torch.Tensor) -> torch.Tensor:
     """Return what is scattered in the order in which a GPU's kernel reads it: of 25 million transposed values, an H200
     added copies in 0.28 ms, and themselves in 0.41."""
-    return src.contiguous() if src.is_cuda and src.stride()[-1:] != (1,) else src
+    return src.contiguous() if src.is_cuda and src.stride()[-1:] > (1,) else src
 
 
 @run_prim(prims.scatter_reduce)
