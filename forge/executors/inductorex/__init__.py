@@ -194,6 +194,7 @@ class WholeProgram(InductorExecutor):
     """A program as one artifact, in which C++ calls all kernels, matrix products and attention included: for programs
     whose overhead per call exceeds their compute. It takes longest to compile, so that it runs only if it is named."""
 
+    overwrites = False
     whole_program = True
 
     def second_tier(self) -> FusionExecutor | None:
@@ -266,6 +267,7 @@ class _Checks(InductorExecutor):
     """A fusion executor whose regions are run by torch's operators and checked at their edges (checking.py)."""
 
     checks_regions = True
+    overwrites = False
 
     def prepare(self) -> None:
         pass  # no processor is asked about
