@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from forge.compiler.claim import Claim, ClaimedCall
-from forge.compiler.donation import Donations
 from forge.compiler.fallback import Fallback, fallback_for, runners, warn_of_fallback
 from forge.compiler.layout import RESTRIDED, FakeRun, Layout, Layouts
 from forge.compiler.region_artifacts import FusedRegion, compile_once, region_key
@@ -61,10 +60,8 @@ def fuse_claimed(
     layouts: Layouts | None,
     *,
     strict: bool,
-    donates: bool = True,
 ) -> tuple[Trace, list[Claim], list[FusedRegion]]:
-    """Return the claimed trace with fused regions, the claims, and the fused regions. donates: whether regions may
-    overwrite what nothing reads after them."""
+    """Return the claimed trace with fused regions, the claims, and the fused regions."""
     fuses = any(isinstance(each, FusionExecutor) for each in executors)
     if not fuses or (layouts is None and not any(each.fuser for each in claimed)):
         return trace, [made for each in claimed for made in each.claims], []
@@ -74,7 +71,7 @@ def fuse_claimed(
     for each in claimed:
         nodes += _nodes(each, layouts)
     new = trace.derive("fuse")
-    result = fuse_regions(new, nodes, layouts, strict=strict, donates=donates)
+    result = fuse_regions(new, nodes, layouts, strict=strict)
     new.bound_symbols.extend(result.calls)
     new.output = rename(new.output, result.fixed)
     return new, [made for each in claimed for made in _claims(each, result)], result.fused
@@ -138,14 +135,11 @@ def _decline(claimed: ClaimedCall, reason: str) -> None:
         made.declined.append((claimed.fuser.name, reason))
 
 
-def fuse_regions(
-    trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool = False, donates: bool = False
-) -> FusionResult:
+def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool = False) -> FusionResult:
     """Return the calls that run a trace: its regions, and the calls of the nodes that are in none. strict: a region
-    that fails is an error. donates: regions may overwrite what nothing reads after them."""
+    that fails is an error."""
+    writer = _Writer(trace, nodes, layouts, strict=strict)
     plan = find_regions(nodes, trace.output_names)
-    donations = Donations(nodes, trace.output_names, layouts) if donates else None
-    writer = _Writer(trace, nodes, layouts, donations, strict=strict)
     progress.expect(sum(isinstance(item, Region) for item in plan))
     for item in plan:
         if isinstance(item, Region):
@@ -153,8 +147,6 @@ def fuse_regions(
             progress.advance()
         else:
             writer.single(item)
-        if donations is not None:
-            donations.write(item.nodes if isinstance(item, Region) else [item])
     writer.ready(trace.output_names)
     fixed = {name: layouts.values[name] for name in writer.fixed}
     layouts.fixed.update(fixed)
@@ -164,11 +156,8 @@ def fuse_regions(
 
 
 class _Writer:
-    def __init__(
-        self, trace: Trace, nodes: Sequence[Node], layouts: Layouts, donations: Donations | None, *, strict: bool
-    ) -> None:
+    def __init__(self, trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool) -> None:
         self.trace = trace
-        self.donations = donations
         self.strict = strict
         self.layouts = layouts
         self.calls: list[BoundSymbol] = []
@@ -246,8 +235,7 @@ class _Writer:
         outputs = [name for name in escaping if isinstance(self.layouts.values[name], Layout)]
         body, inputs = self._body(region)
         self.ready(inputs)
-        donated = () if self.donations is None else self.donations.of(region, body, inputs)
-        key, function = self._artifact(region, body, inputs, outputs, donated)
+        key, function = self._artifact(region, body, inputs, outputs)
         if isinstance(function, Declined):
             if function.error is not None:
                 self._warn_of_failure(region, function.error)
@@ -259,7 +247,7 @@ class _Writer:
         name = self._name()
         given = [self._region_input(region.fuser, each) for each in inputs]
         made = tuple(self.proxies[each] for each in outputs)
-        fallback = None if donated else self._fallback(region, (region.fuser, key or name), body, inputs, made)
+        fallback = self._fallback(region, (region.fuser, key or name), body, inputs, made)
         symbol = Symbol(
             name,
             f"{region.fuser.name}.{name}",
@@ -375,7 +363,7 @@ class _Writer:
         return self.proxies[name] if name in self.proxies else self.trace.constant_proxy(name)
 
     def _artifact(
-        self, region: Region, body: list[Node], inputs: list[str], outputs: list[str], donated: tuple[int, ...]
+        self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]
     ) -> tuple[tuple[Any, ...] | None, Callable[..., Any] | Declined]:
         """Return a key that identical regions have in common, where there is one, and what runs them."""
         if not outputs:
@@ -388,8 +376,8 @@ class _Writer:
         if region.fuser.strided and not all(map(self._can_be_restrided, inputs)):
             return None, decline("the strides of its inputs are not known")
         calls = self._without_fixed(node.bound for node in body)
-        key = (*region_key(calls, inputs, outputs, self.layouts), donated)
-        trace = partial(self._region_trace, region, calls, inputs, outputs, donated)
+        key = region_key(calls, inputs, outputs, self.layouts)
+        trace = partial(self._region_trace, region, calls, inputs, outputs)
         return compile_once(region.fuser, key, trace, strict=self.strict)
 
     def _fallback(
@@ -408,14 +396,7 @@ class _Writer:
         fixed = {name: self.layouts.values[name] for name in self.layouts.fixed}
         return [substitute(call, fixed) for call in calls]
 
-    def _region_trace(
-        self,
-        region: Region,
-        calls: list[BoundSymbol],
-        inputs: list[str],
-        outputs: list[str],
-        donated: tuple[int, ...],
-    ) -> Trace:
+    def _region_trace(self, region: Region, calls: list[BoundSymbol], inputs: list[str], outputs: list[str]) -> Trace:
         trace = self.trace.derive(
             f"region of {region.fuser.name}",
             calls,
@@ -424,7 +405,6 @@ class _Writer:
             output=tuple(map(self._with_strides, outputs)),
         )
         trace.boxed = False
-        trace.donated = donated
         trace.constants.clear()
         return trace
 

@@ -435,10 +435,7 @@ def fuse(trace: Trace, context: Context) -> Trace:
     """Make one call of each fused region, compiled by its fusion executor; note the strides of every value."""
     config = context.config
     strict = config.strict or config.checks
-    donates = config.comparison is None  # or values are read again
-    trace, claims, regions = fuse_claimed(
-        trace, context.claimed, config.executors, context.layouts, strict=strict, donates=donates
-    )
+    trace, claims, regions = fuse_claimed(trace, context.claimed, config.executors, context.layouts, strict=strict)
     context.claimed = []
     context.claims += claims
     context.regions += regions

@@ -420,8 +420,6 @@ class FusionExecutor(Executor):
         boxed: True if the compiled function takes its inputs in one list.
         fuses_decompositions: True if it compiles the decompositions of calls. Later executors' operators with a
             gradient would hide these, so calls that it takes are differentiated by the symbols' own rules.
-        overwrites: True if its code may write to the inputs of a region at the positions `region.donated`: to memory
-            that nothing reads after the region. No fallback runs after such a region fails.
         checks_regions: True if it checks the inputs of its regions instead of compiling them; values without promised
             strides get random ones.
     """
@@ -429,7 +427,6 @@ class FusionExecutor(Executor):
     strided = False
     boxed = False
     fuses_decompositions = False
-    overwrites = False
     checks_regions = False
 
     def can_fuse(self, bound: BoundSymbol) -> Decision:

@@ -51,7 +51,6 @@ class Trace:
         self.output: Any = None
         self.bound_symbols: list[BoundSymbol] = []
         self.constants: dict[str, torch.Tensor] = {}
-        self.donated: tuple[int, ...] = ()  # positions of a region's inputs that nothing reads after it
         self.boxed = False  # the function takes its inputs in one list, which it empties
         self.names: set[str] = set(RESERVED)
         self.source: Source | None = None  # where the call that is being recorded stands

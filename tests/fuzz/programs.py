@@ -166,7 +166,7 @@ COMMON = (
     "{v}[{w}.clamp(0, {v}.shape[0] - 1).long().reshape(-1)]", "{v}[({w}.long() % {v}.shape[0]).reshape(-1)]",
     "{v}.gather({i}, {w}.long().clamp(0, 1))", "{v}[{v}.argmax(0).reshape(-1)]",
     "{v}.take_along_dim({v}.sort({i})[1], {i})",
-    # products, whose memory a region may write to
+    # products before and after regions
     "torch.tanh({v} @ {w}) * {n}", "({v} @ {w}).relu() + ({v} @ {w}).mT", "({v} @ {v}.mT).softmax({i}) @ {v}",
 )  # fmt: skip
 AFTER = (

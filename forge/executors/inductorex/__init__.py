@@ -58,7 +58,6 @@ class InductorExecutor(FusionExecutor):
 
     strided = True
     boxed = True
-    overwrites = True
     whole_program = False  # takes calls that Inductor hands to torch's kernels, too
 
     def __init__(self, name: str, *, eager_numerics: bool = False) -> None:
@@ -194,7 +193,6 @@ class WholeProgram(InductorExecutor):
     """A program as one artifact, in which C++ calls all kernels, matrix products and attention included: for programs
     whose overhead per call exceeds their compute. It takes longest to compile, so that it runs only if it is named."""
 
-    overwrites = False
     whole_program = True
 
     def second_tier(self) -> FusionExecutor | None:
@@ -267,7 +265,6 @@ class _Checks(InductorExecutor):
     """A fusion executor whose regions are run by torch's operators and checked at their edges (checking.py)."""
 
     checks_regions = True
-    overwrites = False
 
     def prepare(self) -> None:
         pass  # no processor is asked about

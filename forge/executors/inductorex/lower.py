@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.compiler import config as compiler_config
@@ -36,7 +36,7 @@ from forge.ir import Dim, TensorProxy, Trace
 from forge.ir.checks import in_one_line
 from forge.ir.strides import same
 from forge.ir.unresolved import UnresolvedSymInt
-from forge.torch_internals.dynamo import tracing
+from forge.torch_internals.dynamo import TracingContext, tracing
 from forge.torch_internals.fake_tensors import FakeTensorMode
 from forge.torch_internals.functorch import functorch_config
 from forge.torch_internals.inductor import (
@@ -58,7 +58,6 @@ from forge.torch_internals.inductor.compiler import (
     compile_fx_inner,
     get_cpp_wrapper_config,
     quiet_lowering,
-    tracing_context,
 )
 from forge.torch_internals.inductor.config import inductor_config
 from forge.torch_internals.versions import TORCH
@@ -109,8 +108,7 @@ def compile_region(
     that failed.
     """
     again = partial(compile_region, region, whole_program=whole_program, eager_numerics=eager_numerics, is_plain=True)
-    how = _How(_PLAIN if is_plain else {}, region.donated, None if is_plain else again)
-    generated = codegen or partial(generate, how=how)
+    generated = codegen or partial(generate, settings=_PLAIN if is_plain else {}, again=None if is_plain else again)
     try:
         layouts = Layouts(region.inputs, shared=False)
         with exclusive():
@@ -135,15 +133,6 @@ def compile_region(
         return decline(f"Inductor failed: {in_one_line(error)}", error=error)
 
 
-class _How(NamedTuple):
-    """Inductor's settings for a region, the positions of inputs that its code may overwrite, and who makes its function
-    in another way where a kernel for a GPU cannot be built."""
-
-    settings: Mapping[str, Any] = MappingProxyType({})
-    donated: tuple[int, ...] = ()
-    again: Callable[[], Callable | Declined] | None = None
-
-
 def generate(
     graph: torch.fx.GraphModule,
     given: list[Any],
@@ -151,18 +140,18 @@ def generate(
     strides: Strides,
     *,
     whole_program: bool,
-    how: "_How | None" = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    again: Callable[[], Callable | Declined] | None = None,
 ) -> Callable:
     """Inductor's artifact of a graph; `given` are stand-ins for its inputs, of the mode `fake`. strides: those that
-    results get where the graph gives others. whole: C++ calls all kernels."""
-    how = how or _How()
+    results get where the graph gives others. whole: C++ calls all kernels. settings: Inductor's. again: makes the
+    function in another way, where a kernel for a GPU cannot be built."""
     isa_probe.wait()
     with compile_wait.defer_waits() as started:
-        started.again = how.again if any(map(is_on_gpu, given)) else None
-        settings = {**how.settings, **(_FEW_LAUNCHES if _waits_for_launches(graph, given) else {})}
-        compiled = compile_graph(
-            graph, given, fake, whole_program=whole_program, settings=settings, donated=how.donated
-        )
+        started.again = again if any(map(is_on_gpu, given)) else None
+        if _waits_for_launches(graph, given):
+            settings = {**settings, **_FEW_LAUNCHES}
+        compiled = compile_graph(graph, given, fake, whole_program=whole_program, settings=settings)
         assert compiled.current_callable is not None
         started.function = strides.wrap(compiled.current_callable)
     artifacts.keep(started.function, compiled, strides)
@@ -320,15 +309,11 @@ def compile_graph(
     *,
     whole_program: bool,
     settings: Mapping[str, Any] = MappingProxyType({}),
-    donated: tuple[int, ...] = (),
 ) -> CompiledFxGraph:
     """Inductor's artifact of a graph that returns a list; `given` are stand-ins of the mode `fake` for its inputs.
-    whole: C++ calls all of its kernels. settings: Inductor's, for this graph. donated: positions of inputs that the
-    code may overwrite, which Inductor knows of backwards."""
-    with _compiling(graph, given, fake, whole_program=whole_program, settings=settings, donated=donated):
-        compiled = compile_fx_inner(
-            graph, given, is_inference=True, cpp_wrapper=whole_program, is_backward=bool(donated)
-        )
+    whole: C++ calls all of its kernels. settings: Inductor's, for this graph."""
+    with _compiling(graph, given, fake, whole_program=whole_program, settings=settings):
+        compiled = compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=whole_program)
     assert isinstance(compiled, CompiledFxGraph)
     return compiled
 
@@ -357,14 +342,12 @@ def _compiling(
     *,
     whole_program: bool,
     settings: Mapping[str, Any],
-    donated: tuple[int, ...] = (),
 ) -> Iterator[None]:
     """Enter the context in which Inductor compiles a graph, with its settings and corrections."""
     visible = list(range(len(results_of(graph))))
-    not_in_its_key = (*_not_in_its_key(graph, given, fake), donated)
     graph.graph.output_node().meta["user_visible_output_idxs"] = visible  # they keep their strides
     with (
-        tracing(tracing_context(fake, donated)),
+        tracing(TracingContext(fake)),
         barriers.insert_barriers,
         concatenation.write_parts,
         shared_kernels.name_by_text,
@@ -376,7 +359,7 @@ def _compiling(
         accuracy.near_zero(as_vec=_is_marked(graph)),
         accuracy.chunk_sums,
         V.set_choices_handler(persistent.RowChoices()),
-        _compiler_config.patch(cache_key_tag=f"{_compiler_config.cache_key_tag}{not_in_its_key}"),
+        _compiler_config.patch(cache_key_tag=f"{_compiler_config.cache_key_tag}{_not_in_its_key(graph, given, fake)}"),
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),
         inductor_config.patch(

@@ -3,9 +3,8 @@
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any
 
-from torch._guards import TracingContext
 from torch._inductor import lowering as lowering
 from torch._inductor.compile_fx import compile_fx_inner as compile_fx_inner
 from torch._inductor.compile_fx import get_cpp_wrapper_config as get_cpp_wrapper_config
@@ -36,19 +35,3 @@ def quiet_lowering() -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
-
-
-class _Backward(NamedTuple):
-    """Inductor reads these of the metadata that AOTAutograd leaves for a backward."""
-
-    bw_donated_idxs: list[int]
-    static_input_indices: list[int]
-
-
-def tracing_context(fake: Any, donated: Iterable[int]) -> TracingContext:
-    """Return the context in which Inductor compiles a graph. donated: positions of inputs that the code may overwrite,
-    where it compiles a backward."""
-    context = TracingContext(fake)
-    if donated:
-        context.fw_metadata = cast(Any, _Backward(list(donated), []))
-    return context
