@@ -11,13 +11,24 @@ from typing import Any, NamedTuple
 
 import torch
 
-from forge import prims
+from forge import prims, torchlang
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, Trace
 from forge.ir.proxies import Dim
 from forge.prims.core import statically_true
 from forge.transforms.makers import Makers, innermost
 
 _INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_READS = frozenset(  # others have loops in Inductor that are not those of what they consist of
+    {
+        torchlang.aten_index,
+        torchlang.embedding,
+        torchlang.gather,
+        torchlang.getitem,
+        torchlang.index_select,
+        torchlang.take,
+        torchlang.take_along_dim,
+    }
+)
 _IN_BOUNDS = frozenset({Tag.IN_BOUNDS})
 
 
@@ -59,8 +70,8 @@ def _marked(bound: BoundSymbol) -> BoundSymbol:
 
 def _reads(bound: BoundSymbol) -> bool:
     """Return whether a call reads by index on a CPU."""
-    device = getattr(bound.output, "device", None)
-    return device is not None and device.type == "cpu" and any(call.symbol in _INDICES for call in innermost(bound))
+    is_read = bound.symbol in _READS and bound.output.device.type == "cpu"
+    return is_read and any(call.symbol in _INDICES for call in innermost(bound))
 
 
 def _is_bounded(call: BoundSymbol, intervals: "_Intervals") -> bool:

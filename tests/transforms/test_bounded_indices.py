@@ -90,3 +90,10 @@ def test_a_tensor_of_a_closure_may_change() -> None:
     index[0] = 7
     with pytest.raises(IndexError, match="out of"):
         jitted(torch.ones(3))
+
+
+def test_an_operator_that_reads_otherwise_is_not_marked() -> None:
+    """Inductor's loops for it do not clamp, though what it consists of does."""
+    mask, index = torch.ones(3, dtype=torch.bool), torch.tensor([0, 7, -9])
+    trace = forge.trace(lambda x: torch._unsafe_masked_index(x, mask, [index], 0.0), torch.randn(5))
+    assert mark_bounded(trace) is trace

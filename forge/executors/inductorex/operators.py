@@ -177,7 +177,6 @@ _EXACT = frozenset(
         aten.where,
     }
 )
-_READS = frozenset({aten.embedding, aten.gather, aten.index, aten.index_select, aten.take})
 _SCATTERED_SUMS = frozenset({aten.scatter_add, aten.scatter_reduce})
 _FEW = 4  # values that are added to each one, on average, from which on they are many
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
@@ -206,8 +205,7 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
             return decline(f"Inductor's {operator} of a whole number has another dtype")  # where no dtype is given
         if operator.overloadpacket is aten.scalar_tensor and _may_overflow(bound):
             return decline(f"{operator} raises where a number does not fit its dtype")
-        is_within = operator.overloadpacket in _READS and Tag.IN_BOUNDS in bound.tags
-        if operator.overloadpacket in _INDEXED and _is_on_cpu(bound) and not is_within:
+        if operator.overloadpacket in _INDEXED and _is_on_cpu(bound) and Tag.IN_BOUNDS not in bound.tags:
             return decline(f"{operator} raises where an index is out of range")
         if operator.overloadpacket is aten.index_put and _adds_many_to_few(bound):
             return decline(f"{operator} adds many values to few, which torch sorts on a GPU and adds in float32")
