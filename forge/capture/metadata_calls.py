@@ -31,8 +31,6 @@ _TYPES = frozenset(
     getattr(torch, f"{kind}Tensor")
     for kind in ("", *"BFloat16 Bool Byte Char Double Float Half Int Long Short".split())
 )
-
-
 _SHORT = 64  # elements of a tensor that a program has as numbers
 
 # queries of a shape in lowered graphs, whose results are expressions of the lengths that the program has

@@ -18,6 +18,7 @@ from forge.prims.core import statically_true
 from forge.transforms.makers import Makers, innermost
 
 _INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_PLACES = _INTEGERS - {torch.bool, torch.uint8}  # of indices that are no masks
 _READS = frozenset(  # others have loops in Inductor that are not those of what they consist of
     {
         torchlang.aten_index,
@@ -57,7 +58,7 @@ def mark_bounded(trace: Trace, folded: Collection[str] = ()) -> Trace:
     new = trace.derive("mark_bounded", [])
     changed = False
     for bound in trace.bound_symbols:
-        if _reads(bound) and intervals.are_within(bound):
+        if intervals.are_within(bound):
             bound, changed = _marked(bound), True
         new.bound_symbols.append(bound)
     return new if changed else trace
@@ -66,23 +67,6 @@ def mark_bounded(trace: Trace, folded: Collection[str] = ()) -> Trace:
 def _marked(bound: BoundSymbol) -> BoundSymbol:
     """Return a call that is marked, with what it consists of."""
     return bound.replace(tags=bound.tags | _IN_BOUNDS, subsymbols=[_marked(sub) for sub in bound.subsymbols])
-
-
-def _reads(bound: BoundSymbol) -> bool:
-    """Return whether a call reads by index on a CPU."""
-    is_read = bound.symbol in _READS and bound.output.device.type == "cpu"
-    return is_read and any(call.symbol in _INDICES for call in innermost(bound))
-
-
-def _is_bounded(call: BoundSymbol, intervals: "_Intervals") -> bool:
-    """Return whether a prim reads by no index that may be out of bounds."""
-    found = _INDICES.get(call.symbol)
-    if found is None:
-        return call.symbol not in _WRITES
-    return all(
-        index.dtype in _INTEGERS - {torch.bool, torch.uint8} and intervals.of(index).is_within(lowest, size)
-        for index, size, lowest in found(*call.args)
-    )
 
 
 _Index = tuple[TensorProxy, Dim, Dim]  # an index, the length of the dim along which it reads, and the least it may be
@@ -105,7 +89,6 @@ _INDICES: dict[Symbol, Callable[..., Iterable[_Index]]] = {
     prims.gather: _of_gather,
     prims.embedding: _of_embedding,
 }
-_WRITES = frozenset({prims.index_put, prims.scatter, prims.scatter_reduce})
 
 
 class _Intervals:
@@ -125,9 +108,16 @@ class _Intervals:
         return self._known[value.name]
 
     def are_within(self, bound: BoundSymbol) -> bool:
-        """Return whether a call reads by indices within bounds alone."""
-        self.made_by(bound.output)  # looks into it
-        return all(_is_bounded(call, self) for call in innermost(bound))
+        """Return whether a call on a CPU reads by indices, and by none that may be out of bounds."""
+        if bound.symbol not in _READS or bound.output.device.type != "cpu":
+            return False
+        self.made_by(bound.output)  # what the call makes inside is known from here on
+        reads = [
+            read for call in innermost(bound) if call.symbol in _INDICES for read in _INDICES[call.symbol](*call.args)
+        ]
+        return bool(reads) and all(
+            index.dtype in _PLACES and self.of(index).is_within(lowest, size) for index, size, lowest in reads
+        )
 
     def made_by(self, value: Any) -> BoundSymbol | None:
         """Return the prim that makes a value of the program."""

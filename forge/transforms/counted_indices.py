@@ -186,9 +186,8 @@ def _of_broadcast(makers: Makers, x: TensorProxy, shape: tuple[Dim, ...], dims: 
     count = _count(x, makers)
     if count is None or count.dim is None:
         return count
-    return (
-        count._replace(dim=dims[count.dim]) if statically_true(x.shape[count.dim] == shape[dims[count.dim]]) else None
-    )
+    dim = dims[count.dim]
+    return count._replace(dim=dim) if statically_true(x.shape[count.dim] == shape[dim]) else None
 
 
 def _of_squeeze(makers: Makers, x: TensorProxy, dims: tuple[int, ...]) -> Count | None:

@@ -25,7 +25,7 @@ from forge.transforms.replacement import record_as
 _DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 _INDICES = frozenset({torch.int32, torch.int64})
 _MOST = 2**27  # comparisons; an H200 makes one in 0.4 to 1.5 ps, and sorts in 40 to 200 us
-_FEW = 4  # values that are added to each row, on average, from which on they are many
+MANY = 4  # rows that are added to each one, on average, from which on atomic additions wait for each other
 _ADDITIONS = frozenset({prims.embedding_backward, prims.index_put, clang.index_add})
 
 
@@ -56,8 +56,7 @@ def sum_few_rows(trace: Trace, is_fused: Callable[[BoundSymbol], bool], *, on_cp
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             addition = _addition(bound, makers)
-            is_on_gpu = on_cpu or (addition is not None and addition.g.device.type != "cpu")
-            if addition is None or not is_on_gpu or not _adds_many_to_few(addition, bound.output):
+            if addition is None or not _pays(addition, bound.output, on_cpu):
                 new.record(bound)
                 continue
             with new.set_tags(bound.tags, bound.source), new.collecting() as calls:
@@ -94,13 +93,15 @@ def _addition(bound: BoundSymbol, makers: Makers) -> _Addition | None:
     return _Addition(g, found, places[0]) if is_whole else None
 
 
-def _adds_many_to_few(addition: _Addition, table: TensorProxy) -> bool:
-    """Return whether each row of a table is given several, and there are few comparisons."""
+def _pays(addition: _Addition, table: TensorProxy, on_cpu: bool) -> bool:
+    """Return whether each row of a table is given many, and there are few comparisons."""
     g, indices, dim, _ = addition
+    if g.device.type == "cpu" and not on_cpu:
+        return False
     rows, given = table.shape[dim], math.prod(map(hint_of, indices.shape))
     if g.dtype not in _DTYPES or not isinstance(rows, int):
         return False
-    return given >= _FEW * rows and rows * math.prod(map(hint_of, g.shape)) <= _MOST
+    return given >= MANY * rows and rows * math.prod(map(hint_of, g.shape)) <= _MOST
 
 
 def _masked_sum(addition: _Addition, table: TensorProxy) -> TensorProxy:

@@ -28,6 +28,7 @@ from forge.ir.unresolved import UnresolvedSymInt
 from forge.torch_internals.inductor.compiler import lowering
 from forge.torch_internals.versions import TORCH
 from forge.transforms.makers import innermost
+from forge.transforms.masked_sums import MANY
 
 aten = torch.ops.aten
 _TEMPLATES = frozenset({aten.mm, aten.bmm, aten.addmm, aten.baddbmm})  # of these Inductor has templates
@@ -178,7 +179,6 @@ _EXACT = frozenset(
     }
 )
 _SCATTERED_SUMS = frozenset({aten.scatter_add, aten.scatter_reduce})
-_FEW = 4  # values that are added to each one, on average, from which on they are many
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
 
 
@@ -233,7 +233,7 @@ def _adds_many_to_few(bound: BoundSymbol) -> bool:
         x, indices, _, accumulate = (*call.args, call.kwargs.get("accumulate", False))[:4]
         if accumulate and not prims.has_mask(indices):
             added = math.prod(map(hint_of, prims.indexed_shape(call.symbol.name, x, indices)))
-            if added >= _FEW * math.prod(map(hint_of, x.shape)):
+            if added >= MANY * math.prod(map(hint_of, x.shape)):
                 return True
     return False
 

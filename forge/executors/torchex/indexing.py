@@ -44,7 +44,7 @@ def index_sum(g: torch.Tensor, indices: tuple, shape: tuple) -> torch.Tensor:
     return aten.index.Tensor(g, indices).sum_to_size(shape)
 
 
-def in_order(src: torch.Tensor) -> torch.Tensor:
+def _in_order(src: torch.Tensor) -> torch.Tensor:
     """Return what is scattered in the order in which a GPU's kernel reads it: of 25 million transposed values, an H200
     added copies in 0.28 ms, and themselves in 0.41."""
     return src.contiguous() if src.is_cuda and src.stride()[-1:] > (1,) else src
@@ -56,7 +56,7 @@ def scatter_reduce(
 ) -> torch.Tensor:
     """Scatter and reduce; a sum with x itself has a kernel of its own."""
     if reduce == "sum" and include_self:
-        return torch.scatter_add(x, dim, index, in_order(src))
+        return torch.scatter_add(x, dim, index, _in_order(src))
     return torch.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
 
 
@@ -115,7 +115,7 @@ def _scatter_reduce_(
     x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, include_self: bool = True
 ) -> torch.Tensor:
     if reduce == "sum" and include_self:
-        return x.scatter_add_(dim, index, in_order(src))
+        return x.scatter_add_(dim, index, _in_order(src))
     return x.scatter_reduce_(dim, index, src, reduce, include_self=include_self)
 
 
