@@ -59,6 +59,7 @@ from forge.executors.torchex.windows import ATTENDING
 from forge.ir import Tag, Trace
 from forge.ir.interpreter import paused_gc
 from forge.ir.pytree import names
+from forge.ir.verifier import verify
 from forge.runtime.buckets import bucket_bytes
 from forge.runtime.cuda_recorder import recorder
 from forge.runtime.plan import CallBoundary, CompiledPlan, GeneratedFunction, ProgramCall, TrainingPlan
@@ -335,7 +336,8 @@ PIPELINE: tuple[Pass, ...] = (
 
 
 def run_passes(trace: Trace, context: Context, start: Form, end: Form) -> Trace:
-    """Return the trace after the passes that bring it from the form `start` to `end`."""
+    """Return the trace after the passes that bring it from the form `start` to `end`; where `forge.jit(check=…)` is on,
+    each pass is verified (forge/ir/verifier.py)."""
     for each in PIPELINE:
         if not (start <= each.takes < end and each.when(trace, context)):
             continue
@@ -347,6 +349,8 @@ def run_passes(trace: Trace, context: Context, start: Form, end: Form) -> Trace:
         if each.is_stage and new is not trace:
             assert new.stage == each.run.__name__, f"pass {each.run.__name__} names its stage {new.stage!r}"
             context.stages.append(new)
+        if context.config.checks and new is not trace:
+            verify(new)
         trace = new
     return trace
 

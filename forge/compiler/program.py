@@ -299,8 +299,8 @@ def write_early(epilogue: Trace, forward: Trace, active: Collection[str]) -> tup
 
 def _of_other_names(epilogue: Trace, joined: Trace) -> dict[str, Proxy]:
     """Return new names of values that the epilogue defines by a name that a transform of the trace has given to
-    another."""
-    made = {name for bound in joined.bound_symbols for name in bound.outputs}
+    another: a result, a constant (folded), or an input (what frozen weights were folded to)."""
+    made = {*joined.input_names, *joined.constants, *(name for call in joined.bound_symbols for name in call.outputs)}
     made.intersection_update(name for bound in epilogue.bound_symbols for name in bound.outputs)
     others: dict[str, Proxy] = {}
     for proxy in proxies([bound.output for bound in epilogue.bound_symbols]):

@@ -9,6 +9,7 @@ from forge.ir import BoundSymbol, Proxy, Symbol, Tag, TensorProxy, Trace, check,
 from forge.ir.printing import in_words, qualified_name
 from forge.ir.pytree import proxies, tree_map
 from forge.ir.symbol import substitute
+from forge.ir.verifier import name_faults
 from forge.transforms.shared_memory import SharedMemory
 
 Transform = Callable[[Trace], Trace]
@@ -93,15 +94,12 @@ def _check_names(trace: Trace, before: Trace, transform: str) -> None:
             ),
         )
     makers = {name: bound for bound in before.bound_symbols for name in bound.outputs}
-    made = {*trace.input_names, *trace.constants}
-    for bound in trace.bound_symbols:
-        for name in bound.inputs:
-            check(name in made, lambda bound=bound, name=name: _missing(transform, f"{bound!r} reads", name, makers))
-        for name in bound.outputs:
-            check(name not in made, lambda bound=bound, name=name: _made_twice(transform, bound, name))
-        made.update(bound.outputs)
-    for name in trace.output_names:
-        check(name in made, lambda name=name: _missing(transform, "the program returns", name, makers))
+    fault = next(name_faults(trace), None)
+    if fault is not None and fault.is_definition:
+        raise ValueError(_made_twice(transform, fault.call, fault.name))
+    if fault is not None:
+        who = "the program returns" if fault.call is None else f"{fault.call!r} reads"
+        raise ValueError(_missing(transform, who, fault.name, makers))
 
 
 def _missing(transform: str, who: str, name: str, makers: Mapping[str, BoundSymbol]) -> str:
@@ -114,7 +112,7 @@ def _missing(transform: str, who: str, name: str, makers: Mapping[str, BoundSymb
     )
 
 
-def _made_twice(transform: str, bound: BoundSymbol, name: str) -> str:
+def _made_twice(transform: str, bound: BoundSymbol | None, name: str) -> str:
     return (
         f"forge.jit: transform {transform}: {bound!r} makes {name}, which the program has already. A transform that "
         "repeats a call must give it results of its own"

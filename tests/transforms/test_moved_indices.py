@@ -44,6 +44,22 @@ def test_indices_on_the_device_stay() -> None:
     assert move_indices(trace) is trace
 
 
+@pytest.mark.parametrize("freeze", [False, True])
+def test_a_constant_has_no_name_of_a_result_that_is_a_view(freeze: bool) -> None:
+    """What the program returns as a view is made by its epilogue, which was named before the constant was."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.empty(4, 7, device="meta"))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.weight.T[torch.arange(3).flip(0)] @ x).transpose(0, 1)
+
+    with torch.no_grad():
+        assert forge.jit(Model(), freeze=freeze)(torch.empty(4, 5, device="meta")).shape == (5, 3)
+
+
 @NEEDS_GPU
 @pytest.mark.parametrize("size", [5, 6])
 def test_results_are_eagers(size: int) -> None:
