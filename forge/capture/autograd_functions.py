@@ -61,7 +61,7 @@ def run_alone(body: Callable, args: Sequence[Any], outputs: Callable[[Any], tupl
             result = body(*args)
         memory = trace.memory
         given = {id(memory.ref(arg).storage): i for i, arg in enumerate(args) if isinstance(arg, TensorProxy)}
-        written = {given[id(each)]: each.value for each in memory.written if id(each) in given}
+        written = {given[id(each)]: each.value for each in memory.dirty if id(each) in given}
         places = dict(given)
         shared = [_place(places, memory, leaf, len(args) + i) for i, leaf in enumerate(outputs(result))]
         read = tree_map(lambda leaf: memory.read(leaf) if isinstance(leaf, TensorProxy) else leaf, result)

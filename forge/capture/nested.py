@@ -31,7 +31,7 @@ def value_and_gradients(
     with recording(trace, torchlang.language):
         stand_ins, named = _stand_ins((tuple(args), kwargs), outer, trace, given)
         result = function(*stand_ins, **named)
-        changed = [storage.root for storage in trace.memory.written if storage.root.name in given]
+        changed = [storage.root for storage in trace.memory.dirty if storage.root.name in given]
         check(
             not changed,
             lambda: f"forge.grad: inside of a traced function, {function} changes its argument {changed[0]} in place",

@@ -18,12 +18,12 @@ def freezing_of(program: Program) -> Freezing:
     inputs = program.trace.inputs
     name = _differentiable_input(program.trace)
     if name is not None:
-        return Freezing((), left=[f"all weights: gradients are needed (grad mode is on, and {name} requires grad)"])
+        return Freezing((), misses=[f"all weights: gradients are needed (grad mode is on, and {name} requires grad)"])
     still = tensors([inputs[i] for i in program.weights if i not in program.mutated])
     freezing = Freezing({x.name for x in still if all(isinstance(size, int) for size in x.shape)})
     changed = [inputs[i].name for i in program.weights if i in program.mutated]
-    freezing.left += [f"{name}: the program changes it" for name in changed]
-    freezing.left += [f"{inputs[i].name}: no version tells when it changes" for i in program.unversioned]
+    freezing.misses += [f"{name}: the program changes it" for name in changed]
+    freezing.misses += [f"{inputs[i].name}: no version tells when it changes" for i in program.unversioned]
     return freezing
 
 
@@ -56,5 +56,5 @@ def fold_weights(
     ]
     reads = [trace.input_names.index(name) for name in claimed.input_names]
     new = trace.derive("fold_weights", hoisted.rest, inputs=[*trace.inputs, *values])
-    freezing.done.append(f"{quantity(len(values), 'value')} of {quantity(len(reads), 'weight')} computed ahead")
+    freezing.folds.append(f"{quantity(len(values), 'value')} of {quantity(len(reads), 'weight')} computed ahead")
     return new, FoldedWeights(function, reads, strides)

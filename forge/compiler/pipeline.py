@@ -388,8 +388,8 @@ def compile(
         opaque_calls=opaque_calls,
         layers=layers,
         uses_cuda_graphs=config.records_graphs,
-        frozen=freezing.done,
-        unfrozen=freezing.left,
+        frozen=freezing.folds,
+        unfrozen=freezing.misses,
         seconds=dict(seconds),
     )
     context = context_of(Kind.PROGRAM, _with_selection(config, report), program, report)

@@ -91,7 +91,7 @@ class _Finisher:
         self.values: list[TensorProxy] = []
         self.value_of: dict[int, TensorProxy] = {}
         self.taken: set[str] = set(self.inputs) | set(trace.constants)
-        self.written = {storage.root.name for storage in memory.written}
+        self.written = {storage.root.name for storage in memory.dirty}
         self.items = {
             bound.output.name: bound for bound in trace.bound_symbols if bound.symbol in (prims.item, prims.length)
         }
@@ -129,7 +129,7 @@ def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
     with recording(trace), trace.set_tags(() if grad else {Tag.NO_GRAD}):
         finisher = _Finisher(trace, memory)
         inputs = {proxy.name: position for position, proxy in enumerate(trace.inputs)}
-        written = [storage for storage in memory.written if storage.root.name in inputs]
+        written = [storage for storage in memory.dirty if storage.root.name in inputs]
         writes = [(storage, finisher.value(storage)) for storage in written]
         plan = tree_map(lambda leaf: _OutputPlan(leaf, finisher) if isinstance(leaf, TensorProxy) else leaf, result)
         numbers = finisher.numbers([leaf for leaf in leaves(plan) if not isinstance(leaf, _OutputPlan)])

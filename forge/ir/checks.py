@@ -16,39 +16,39 @@ def check(ok: bool, message: Callable[..., str], error: type[Exception] = ValueE
         raise error(message())
 
 
-def check_list(given: Any, what: str, of: str) -> None:
-    """Raise TypeError where `given`, which the user knows as `what`, is not a list or tuple: a string is a list of
+def check_list(value: Any, what: str, of: str) -> None:
+    """Raise TypeError where `value`, which the user knows as `what`, is not a list or tuple: a string is a list of
     letters, and a function of nothing."""
-    advice = f": [{given!r}]" if isinstance(given, str) else ""
-    wanted = f"must be a list of {of}{advice}"
-    check(isinstance(given, (list, tuple)), lambda: f"{what} is {given!r}, but {wanted}", TypeError)
+    advice = f": [{value!r}]" if isinstance(value, str) else ""
+    requirement = f"must be a list of {of}{advice}"
+    check(isinstance(value, (list, tuple)), lambda: f"{what} is {value!r}, but {requirement}", TypeError)
 
 
-def check_flag(given: Any, what: str, wanted: Sequence[bool | str | None] = (True, False)) -> None:
-    """Raise TypeError where `given`, which the user knows as `what`, is none of `wanted`: 1 and "no" are no bools."""
-    *others, last = (repr(each) for each in wanted)
+def check_flag(value: Any, what: str, choices: Sequence[bool | str | None] = (True, False)) -> None:
+    """Raise TypeError where `value`, which the user knows as `what`, is none of `choices`: 1 and "no" are no bools."""
+    *others, last = (repr(each) for each in choices)
     listed = f"{', '.join(others)} or {last}"
-    is_known = any(given is each or (isinstance(given, str) and given == each) for each in wanted)
-    check(is_known, lambda: f"{what} is {given!r}, but must be {listed}", TypeError)
+    is_known = any(value is each or (isinstance(value, str) and value == each) for each in choices)
+    check(is_known, lambda: f"{what} is {value!r}, but must be {listed}", TypeError)
 
 
-def check_integer(given: Any, what: str, least: int, most: int | None = None) -> None:
-    """Raise TypeError where `given`, which the user knows as `what`, is no integer, and ValueError where it is none
+def check_integer(value: Any, what: str, least: int, most: int | None = None) -> None:
+    """Raise TypeError where `value`, which the user knows as `what`, is no integer, and ValueError where it is none
     from `least` to `most`."""
-    wanted = f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
-    is_integer = isinstance(given, Integral) and not isinstance(given, bool)
-    check(is_integer, lambda: f"{what} is {given!r}, but must be {wanted}", TypeError)
-    fits = least <= given and (most is None or given <= most)
-    check(fits, lambda: f"{what} is {given!r}, but must be {wanted}")
+    requirement = f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    check(is_integer, lambda: f"{what} is {value!r}, but must be {requirement}", TypeError)
+    fits = least <= value and (most is None or value <= most)
+    check(fits, lambda: f"{what} is {value!r}, but must be {requirement}")
 
 
-def check_number(given: Any, what: str, wanted: str = "a positive number", *, zero: bool = False) -> None:
-    """Raise TypeError where `given`, which the user knows as `what`, is no real number, and ValueError where it is not
+def check_number(value: Any, what: str, requirement: str = "a positive number", *, zero: bool = False) -> None:
+    """Raise TypeError where `value`, which the user knows as `what`, is no real number, and ValueError where it is not
     finite and positive. zero: whether it may be zero."""
-    is_number = isinstance(given, Real) and not isinstance(given, bool)
-    check(is_number, lambda: f"{what} is {given!r}, but must be {wanted}", TypeError)
-    fits = math.isfinite(given) and (given > 0 or (zero and given == 0))
-    check(fits, lambda: f"{what} is {given!r}, but must be {wanted}")
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    check(is_number, lambda: f"{what} is {value!r}, but must be {requirement}", TypeError)
+    fits = math.isfinite(value) and (value > 0 or (zero and value == 0))
+    check(fits, lambda: f"{what} is {value!r}, but must be {requirement}")
 
 
 def in_one_line(error: BaseException) -> str:
@@ -57,13 +57,13 @@ def in_one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     count = next((number for number, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
     compilers = next((line.rpartition(" error: ")[2] for line in lines[count:] if ": error: " in line), None)
-    said = [" ".join(lines[:count]), *([] if compilers is None else [compilers])] if lines else []
-    return ": ".join([type(error).__name__, *said])
+    messages = [" ".join(lines[:count]), *([] if compilers is None else [compilers])] if lines else []
+    return ": ".join([type(error).__name__, *messages])
 
 
 def without_frames(error: BaseException) -> None:
     """Let go of the frames of an error that is kept, and of those that it came of: they hold what the program held."""
-    found = [error]
-    for each in found:
+    errors = [error]
+    for each in errors:
         each.__traceback__ = None
-        found += [one for one in (each.__cause__, each.__context__) if one is not None and one not in found]
+        errors += [one for one in (each.__cause__, each.__context__) if one is not None and one not in errors]

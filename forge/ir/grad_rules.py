@@ -74,8 +74,8 @@ def run_rule(rule: Callable[..., Any], call: RuleCall, args: tuple[Any, ...], kw
 def get_grad(output: TensorProxy) -> TensorProxy:
     """Return the incoming gradient of an output of the rule; shape, dtype and device are the output's."""
     call = _rule_call("get_grad")
-    for known, gradient in call.gets:
-        if known is output:
+    for existing, gradient in call.gets:
+        if existing is output:
             return gradient
     trace = current_trace()
     if call.before is None:

@@ -64,8 +64,8 @@ class ViewStep:
         is read under no_grad."""
         trace = state.trace
         with nullcontext() if trace is None or not self.grad else trace.set_tags(trace.tags - {Tag.NO_GRAD}):
-            shown = self.symbol(base, *self.args, **self.kwargs)
-        view: TensorProxy = shown if self.index is None else shown[self.index]
+            result = self.symbol(base, *self.args, **self.kwargs)
+        view: TensorProxy = result if self.index is None else result[self.index]
         return view
 
 
@@ -86,13 +86,13 @@ class Storage:
 class Ref:
     """A handle's place in memory, and the value it had at a version of the storage."""
 
-    __slots__ = ("chain", "seen", "storage", "value")
+    __slots__ = ("chain", "storage", "value", "version")
 
     def __init__(self, storage: Storage, chain: tuple[ViewStep, ...], value: TensorProxy) -> None:
         self.storage = storage
         self.chain = chain
         self.value = value
-        self.seen = storage.version
+        self.version = storage.version
 
     @classmethod
     def own(cls, handle: TensorProxy) -> "Ref":
@@ -109,15 +109,15 @@ def _mark_leaf(view: TensorProxy, step: ViewStep) -> None:
         call.tags = union(call.tags, _LEAF_VIEW)
 
 
-def _repeats(step: ViewStep, base: TensorProxy, shown: TensorProxy) -> bool:
+def _repeats(step: ViewStep, base: TensorProxy, view: TensorProxy) -> bool:
     """Return whether the view shows an element of `base` more than once: expand, overlapping windows or strides."""
-    if bytes_of(shown) > bytes_of(base):
+    if bytes_of(view) > bytes_of(base):
         return True
-    view = getattr(step.symbol, "id", None)
-    if view == "torch.Tensor.unfold":
+    op = getattr(step.symbol, "id", None)
+    if op == "torch.Tensor.unfold":
         distance = step.args[2] if len(step.args) > 2 else step.kwargs["step"]
-        return hint_of(distance) < hint_of(shown.shape[-1])
-    return view == "prims.as_strided" and overlaps(*(map(hint_of, each) for each in step.args[:2]))
+        return hint_of(distance) < hint_of(view.shape[-1])
+    return op == "prims.as_strided" and overlaps(*(map(hint_of, each) for each in step.args[:2]))
 
 
 def overlaps(shape: Iterable[Dim], strides: Iterable[Dim]) -> bool:
@@ -136,7 +136,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.refs: dict[str, Ref] = {}
-        self.written: list[Storage] = []
+        self.dirty: list[Storage] = []
         self.inference = torch.is_inference_mode_enabled()
         self.has_history = torch.is_grad_enabled()  # True if a gradient may flow through a value of the program
         self.elsewhere: set[str] = set()  # handles made where inference mode was not what it is around the program
@@ -164,7 +164,7 @@ class Memory:
     def current_value(self, handle: TensorProxy) -> TensorProxy | None:
         """Return the handle's current value, None where it is to be computed from a base that was written to."""
         ref = self.refs.get(handle.name)
-        return None if ref is None or ref.seen != ref.storage.version else ref.value
+        return None if ref is None or ref.version != ref.storage.version else ref.value
 
     def read(self, handle: TensorProxy) -> TensorProxy:
         """Return the handle's current value."""
@@ -172,7 +172,7 @@ class Memory:
         if ref is None:
             return handle
         storage = ref.storage
-        if ref.seen != storage.version:
+        if ref.version != storage.version:
             check(
                 not self.has_gained_history(handle),
                 lambda: (
@@ -183,7 +183,7 @@ class Memory:
             value = storage.value
             for step in ref.chain:
                 value = step.show(value)
-            ref.value, ref.seen = value, storage.version
+            ref.value, ref.version = value, storage.version
         return ref.value
 
     def gain(self, handle: TensorProxy) -> None:
@@ -197,7 +197,7 @@ class Memory:
 
     def read_all(self, tree: Any) -> Any:
         """Return a nest with every handle replaced by its current value."""
-        if not self.written and not self.nameless:
+        if not self.dirty and not self.nameless:
             return tree
         return pytree.tree_map(lambda leaf: self.read(leaf) if isinstance(leaf, TensorProxy) else leaf, tree)
 
@@ -268,15 +268,15 @@ class Memory:
         bases = [storage.value]
         for step in ref.chain:
             last = step is ref.chain[-1]
-            shown = handle if last else step.show(bases[-1])
+            view = handle if last else step.show(bases[-1])
             check(
-                not _repeats(step, bases[-1], shown),
-                lambda part="" if last else "a part of ", shown=shown: (
-                    f"an in-place change of {part}{shown}, which shows its memory more than once"
+                not _repeats(step, bases[-1], view),
+                lambda part="" if last else "a part of ", view=view: (
+                    f"an in-place change of {part}{view}, which shows its memory more than once"
                 ),
                 Ambiguous,
             )
-            bases.append(shown)
+            bases.append(view)
         value = new
         for step, base in zip(reversed(ref.chain), reversed(bases[:-1]), strict=True):
             value = step.invert(base, value)
@@ -287,6 +287,6 @@ class Memory:
         silently = silently or any(step.hides_history for step in ref.chain)
         storage.silently = storage.silently and silently
         storage.versioned = storage.versioned or all(step.versioned for step in ref.chain)
-        ref.value, ref.seen = new, storage.version
-        if storage not in self.written:
-            self.written.append(storage)
+        ref.value, ref.version = new, storage.version
+        if storage not in self.dirty:
+            self.dirty.append(storage)

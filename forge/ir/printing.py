@@ -92,13 +92,13 @@ _WELL_KNOWN = (
 class Writer:
     """Writes values, calls and functions; collects the imports and objects that the text needs.
 
-    taken: the names of values, which none of the globals that the text refers to may have.
+    used_names: the names of values, which none of the globals that the text refers to may have.
     `callees` are the functions that have no name of their own, by the name that the text gives them.
     """
 
-    def __init__(self, *, flat: bool, taken: Collection[str] = ()) -> None:
+    def __init__(self, *, flat: bool, used_names: Collection[str] = ()) -> None:
         self.flat = flat
-        self.taken = taken
+        self.used_names = used_names
         self.imports: set[str] = {"torch"}
         self.globals: dict[str, Any] = {"math": math, "torch": torch}
         self.holders: list[_Holder] = []
@@ -155,7 +155,7 @@ class Writer:
         key = (id(value), *map(id, also))
         if key not in self._flat_names:
             name = re.sub(r"\W", "_", hint)
-            while name in self.globals or name in self.taken:
+            while name in self.globals or name in self.used_names:
                 name += "_"
             self._flat_names[key] = name
             self.globals[name] = value
@@ -170,11 +170,11 @@ class Writer:
 
     def _callee(self, symbol: Symbol) -> str:
         """Return a name for a function that has none, such as a region's; the same for the same function."""
-        for known, function in self.callees.items():
+        for existing, function in self.callees.items():
             if function is symbol.op:
-                return known
+                return existing
         name = re.sub(r"\W", "_", symbol.name)
-        while name in self.callees or name in self.taken or name in _IMPORTED:
+        while name in self.callees or name in self.used_names or name in _IMPORTED:
             name += "_"
         self.callees[name] = symbol.op
         return name
@@ -184,7 +184,7 @@ class Writer:
         return f"({self.value(value)})" if isinstance(value, SYMBOLIC_TYPES) else self.value(value)
 
     def call(self, bound: BoundSymbol) -> str:
-        """One statement."""
+        """Return a call as one statement."""
         if bound.symbol is DEL:
             return f"del {', '.join(bound.inputs)}"
         if bound.symbol is BOX:
@@ -212,7 +212,7 @@ class Writer:
         """Return the statements of a call that is replaced by its fallback once it raises; they cost nothing until
         then. Its callee is a global that they assign."""
         failure = "failure"
-        while failure in self.taken:
+        while failure in self.used_names:
             failure += "_"
         fallback = self._bind(bound.symbol.fallback, f"fallback_{bound.symbol.name}")
         args = ", ".join([failure, *map(self.value, bound.args)])
@@ -294,8 +294,8 @@ _sympy_printer = PythonPrinter()
 
 
 def _comment(bound: BoundSymbol) -> str:
-    found = [in_words(proxy) for proxy in pytree.proxies(bound.output)]
-    return "  # " + ", ".join(found) if found and bound.symbol not in STATEMENTS else ""
+    metadata = [in_words(proxy) for proxy in pytree.proxies(bound.output)]
+    return "  # " + ", ".join(metadata) if metadata and bound.symbol not in STATEMENTS else ""
 
 
 def in_words(proxy: Proxy) -> str:
@@ -307,10 +307,13 @@ INSIDE = "    #   "  # begins the line of a call inside of another one
 
 
 def statements(
-    writer: Writer, calls: Iterable[BoundSymbol], depth: int, shown: Callable[[BoundSymbol], bool] = lambda bound: False
+    writer: Writer,
+    calls: Iterable[BoundSymbol],
+    depth: int,
+    should_expand: Callable[[BoundSymbol], bool] = lambda bound: False,
 ) -> list[str]:
     """Return the calls as lines of a function: the module and the user's line above each, its metadata beside it, and
-    `depth - 1` levels of its decomposition below, as comments. shown: whose decomposition has at least one level."""
+    `depth - 1` levels of its decomposition below, as comments. should_expand: whether to print at least one level."""
     lines: list[str] = []
     last = ""
     for bound in calls:
@@ -319,7 +322,7 @@ def statements(
             last = place
             lines.append(f"    # {place}")
         lines.append(f"    {writer.call(bound)}{_comment(bound)}")
-        lines.extend(_decomposition(bound, max(depth - 1, int(shown(bound))), writer))
+        lines.extend(_decomposition(bound, max(depth - 1, int(should_expand(bound))), writer))
     return lines
 
 
@@ -396,10 +399,10 @@ def sources_at(path: str, number: int) -> list[Source]:
 def note_location(error: BaseException) -> None:
     """Add a note to an error that came out of a generated function: the user's line, or those of a region's calls, and
     the call as it is generated."""
-    found = location_of(error)
-    if found is None:
+    location = location_of(error)
+    if location is None:
         return
-    sources, call = found
+    sources, call = location
     lines = [source.line for source in sources if source.line]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"one of {len(lines) - _MOST_LINES} other lines"]

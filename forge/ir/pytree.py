@@ -48,25 +48,25 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 def proxies(tree: Any) -> list[Proxy]:
     """Return the proxies of a nest, in order, with repetitions."""
-    found: list[Proxy] = []
-    _collect(tree, found)
-    return found
+    leaves: list[Proxy] = []
+    _collect(tree, leaves)
+    return leaves
 
 
-def _collect(tree: Any, found: list[Any]) -> None:
+def _collect(tree: Any, leaves: list[Any]) -> None:
     kind = type(tree)
     if kind in _ATOMS:
         return
     if kind is TensorProxy or isinstance(tree, Proxy):
-        found.append(tree)
+        leaves.append(tree)
     elif isinstance(tree, (tuple, list)):
         for item in tree:
-            _collect(item, found)
+            _collect(item, leaves)
     elif isinstance(tree, dict):
         for item in tree.values():
-            _collect(item, found)
+            _collect(item, leaves)
     elif kind is slice:
-        _collect((tree.start, tree.stop, tree.step), found)
+        _collect((tree.start, tree.stop, tree.step), leaves)
 
 
 def rename(tree: Any, env: dict[str, Any]) -> Any:
@@ -81,29 +81,29 @@ def tensors(tree: Any) -> list[TensorProxy]:
 
 def names(tree: Any) -> list[str]:
     """Return the names that a nest depends on: its proxies' and the free symbols of its symbolic numbers."""
-    found: list[str] = []
-    _collect_names(tree, found)
-    return found
+    result: list[str] = []
+    _collect_names(tree, result)
+    return result
 
 
-def _collect_names(tree: Any, found: list[str]) -> None:
+def _collect_names(tree: Any, result: list[str]) -> None:
     kind = type(tree)
     if kind is TensorProxy:
-        found.append(tree.name)
+        result.append(tree.name)
     elif kind in _ATOMS:
         return
     elif kind is tuple or kind is list or isinstance(tree, (tuple, list)):
         for item in tree:
-            _collect_names(item, found)
+            _collect_names(item, result)
     elif isinstance(tree, dict):
         for item in tree.values():
-            _collect_names(item, found)
+            _collect_names(item, result)
     elif kind is slice:
-        _collect_names((tree.start, tree.stop, tree.step), found)
+        _collect_names((tree.start, tree.stop, tree.step), result)
     elif isinstance(tree, Proxy):
-        found.append(tree.name)
+        result.append(tree.name)
     elif isinstance(tree, SYMBOLIC_TYPES):
-        found.extend(free_symbols(tree))
+        result.extend(free_symbols(tree))
 
 
 def free_symbols(number: Any) -> list[str]:

@@ -56,11 +56,11 @@ class Source(NamedTuple):
     @property
     def place(self) -> tuple[str, int] | None:
         """The file and the line: the innermost ones that are neither forge's nor torch's."""
-        found = _FRAME.findall(self.stack or "")
-        if not found:
+        frames = _FRAME.findall(self.stack or "")
+        if not frames:
             path, _, line = (self.stack or "").rpartition(":")
             return (path, int(line)) if line.isdigit() else None
-        own = [(path, int(line)) for path, line in found if not path.startswith(_LIBRARIES)]
+        own = [(path, int(line)) for path, line in frames if not path.startswith(_LIBRARIES)]
         return own[-1] if own else None
 
     def __str__(self) -> str:

@@ -75,9 +75,9 @@ def may_overlap_itself(x: torch.Tensor) -> bool:
     show."""
     if x.is_contiguous():
         return False
-    shown = 0
+    extent = 0
     for step, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size > 1 and step <= shown:
+        if size > 1 and step <= extent:
             return True
-        shown += (size - 1) * step
+        extent += (size - 1) * step
     return False

@@ -32,8 +32,8 @@ def metadata_key(bound: BoundSymbol) -> tuple[Any, ...]:
         return (places.setdefault(proxy.name, len(places)), _with_metadata(proxy)[1:])
 
     inside = tuple([sub.symbol for sub in bound.subsymbols])
-    given = [key_of(each, by_position) for each in (bound.args, bound.kwargs)]
-    return (*settings(), bound.symbol, bound.tags, inside, *given)
+    arguments = [key_of(each, by_position) for each in (bound.args, bound.kwargs)]
+    return (*settings(), bound.symbol, bound.tags, inside, *arguments)
 
 
 def settings() -> tuple[Any, ...]:
@@ -63,19 +63,19 @@ def _by_name(proxy: Proxy) -> tuple[Any, ...]:
     return (proxy.name,)
 
 
-def key_of(value: Any, shown: Callable[[Proxy], object] = _by_name) -> object:
+def key_of(value: Any, proxy_key: Callable[[Proxy], object] = _by_name) -> object:
     """Return a value as a key: 1, 1.0 and True differ, as do 0.0 and -0.0; a symbolic number is its expression."""
     kind = type(value)
     if kind is TensorProxy or isinstance(value, Proxy):
-        return shown(value)
+        return proxy_key(value)
     if kind is float or kind is complex:
         return (kind, repr(value))
     if isinstance(value, (tuple, list)):
-        return (kind, *[key_of(item, shown) for item in value])
+        return (kind, *[key_of(item, proxy_key) for item in value])
     if isinstance(value, dict):
-        return (kind, *[(key, key_of(item, shown)) for key, item in value.items()])
+        return (kind, *[(key, key_of(item, proxy_key)) for key, item in value.items()])
     if kind is slice:
-        return (kind, key_of(value.start, shown), key_of(value.stop, shown), key_of(value.step, shown))
+        return (kind, key_of(value.start, proxy_key), key_of(value.stop, proxy_key), key_of(value.step, proxy_key))
     if kind in SYMBOLIC_TYPES:
         return (kind, weakref.ref(value.node.shape_env), str(value.node.expr))  # a key in a table keeps nothing alive
     return (kind, value)

@@ -53,14 +53,14 @@ _unions: dict[tuple[frozenset[Tag], frozenset[Tag]], frozenset[Tag]] = {}
 
 
 def union(tags: frozenset[Tag], more: frozenset[Tag]) -> frozenset[Tag]:
-    """Both; one object for all calls that have these: there are few sets of tags, and many calls."""
+    """Return both, as one object for all calls that have these: there are few sets of tags, and many calls."""
     if not more:
         return tags
-    found = _unions.get((tags, more))
-    if found is None:
+    result = _unions.get((tags, more))
+    if result is None:
         joined = tags | more
-        found = _unions[tags, more] = _unions.setdefault((joined, joined), joined)
-    return found
+        result = _unions[tags, more] = _unions.setdefault((joined, joined), joined)
+    return result
 
 
 R_co = TypeVar("R_co", covariant=True, default=Any)
@@ -198,10 +198,10 @@ class BoundSymbol:
     def inputs(self) -> list[str]:
         """The names that this call reads, without repetitions."""
         if self._names_in is None:
-            found = pytree.names(self.args)
+            names = pytree.names(self.args)
             if self.kwargs:
-                found += pytree.names(self.kwargs)
-            self._names_in = list(dict.fromkeys(found))
+                names += pytree.names(self.kwargs)
+            self._names_in = list(dict.fromkeys(names))
         return self._names_in
 
     @property
@@ -209,17 +209,17 @@ class BoundSymbol:
         """The names that this call defines (an output that is an input is not defined here)."""
         if self._names_out is None:
             read = self.inputs
-            found = [proxy.name for proxy in pytree.proxies(self.output)]
-            self._names_out = [name for name in dict.fromkeys(found) if name not in read]
+            names = [proxy.name for proxy in pytree.proxies(self.output)]
+            self._names_out = [name for name in dict.fromkeys(names) if name not in read]
         return self._names_out
 
     def reads(self, lengths: Collection[str]) -> list[str]:
         """Return the inputs; of `lengths`, symbols of which shapes are made, also those that a call inside reads alone:
         they come with the shape of what this call is given."""
-        found = dict.fromkeys(self.inputs)
+        names = dict.fromkeys(self.inputs)
         for sub in self.subsymbols if lengths else ():
-            found.update((name, None) for name in sub.reads(lengths) if name in lengths)
-        return list(found)
+            names.update((name, None) for name in sub.reads(lengths) if name in lengths)
+        return list(names)
 
     def replace(self, **changes: Any) -> "BoundSymbol":
         """Return this call with some fields changed."""
@@ -250,10 +250,10 @@ class BoundSymbol:
         and contiguous may return one.
         """
         if self._all_tags is None:
-            found = union(self.tags, self.symbol.tags)
+            tags = union(self.tags, self.symbol.tags)
             for sub in self.subsymbols:
-                found = union(found, sub.all_tags)
-            self._all_tags = found
+                tags = union(tags, sub.all_tags)
+            self._all_tags = tags
         return self._all_tags
 
     def __repr__(self) -> str:

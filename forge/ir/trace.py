@@ -56,7 +56,7 @@ class Trace:
         self.source: Source | None = None  # where the call that is being recorded stands
         self.tags: frozenset[Tag] = NO_TAGS  # on every call recorded now
         self.follows_grad_mode = False  # True where a front end records it: torch's grad mode is the program's
-        self.held: list[Any] = []  # objects that its printed text names, without a literal
+        self.holders: list[Any] = []  # objects that its printed text names, without a literal
         self.text: str | None = None  # the edited source, which runs in its place
         self.memory = Memory()  # who shares memory with whom, while the trace is recorded
         self._scopes: list[list[BoundSymbol]] = [self.bound_symbols]
@@ -135,10 +135,10 @@ class Trace:
                 return name
 
     def tensor(
-        self, shape: Iterable[Dim], dtype: torch.dtype, device: torch.device, *, name: str = "t", **known: Any
+        self, shape: Iterable[Dim], dtype: torch.dtype, device: torch.device, *, name: str = "t", **metadata: Any
     ) -> TensorProxy:
         """Return a new tensor proxy of this trace."""
-        return TensorProxy(self.fresh_name(name), tuple(shape), dtype, device, **known)
+        return TensorProxy(self.fresh_name(name), tuple(shape), dtype, device, **metadata)
 
     def add_input(self, proxy: P) -> P:
         """Declare an input whose name is already unique."""
@@ -148,9 +148,9 @@ class Trace:
 
     def add_constant(self, value: torch.Tensor, name: str = "constant") -> TensorProxy:
         """Return a proxy for a tensor that the program reads and is not given; the same name for the same tensor."""
-        for known, tensor in self.constants.items():
+        for key, tensor in self.constants.items():
             if tensor is value:
-                return TensorProxy(known, tuple(value.shape), value.dtype, value.device, strides=tuple(value.stride()))
+                return TensorProxy(key, tuple(value.shape), value.dtype, value.device, strides=tuple(value.stride()))
         proxy = self.tensor(value.shape, value.dtype, value.device, name=name, strides=tuple(value.stride()))
         self.constants[proxy.name] = value
         return proxy
@@ -205,13 +205,13 @@ class Trace:
         """
         return self.text or self._as_text(depth)[0]
 
-    def as_file(self, shown: Callable[[BoundSymbol], bool]) -> tuple[str, dict[str, Any]]:
+    def as_file(self, should_expand: Callable[[BoundSymbol], bool]) -> tuple[str, dict[str, Any]]:
         """Return the trace as Python that is the same in every process, and the objects that it reads, which have no
         name.
 
-        shown: which calls have those inside of them below, as comments.
+        should_expand: which calls have those inside of them below, as comments.
         """
-        text, holders = self._as_text(1, shown)
+        text, holders = self._as_text(1, should_expand)
         scope = {}
         for i, holder in enumerate(holders):
             name = f"held_{i}"
@@ -221,13 +221,15 @@ class Trace:
             scope[name] = holder.value
         return text.replace("import forge.ir.printing\n", "") if "forge.ir.printing." not in text else text, scope
 
-    def _as_text(self, depth: int, shown: Callable[[BoundSymbol], bool] = lambda bound: False) -> tuple[str, list[Any]]:
-        writer = printing.Writer(flat=False, taken=self.names.union(self.input_names))
-        writer.holders = self.held  # an object has the same number each time the trace is printed
-        body = printing.statements(writer, self.bound_symbols, depth, shown)
+    def _as_text(
+        self, depth: int, should_expand: Callable[[BoundSymbol], bool] = lambda bound: False
+    ) -> tuple[str, list[Any]]:
+        writer = printing.Writer(flat=False, used_names=self.names.union(self.input_names))
+        writer.holders = self.holders  # an object has the same number each time the trace is printed
+        body = printing.statements(writer, self.bound_symbols, depth, should_expand)
         body.append(f"    return {writer.value(self.output)}")
-        named = {**self._read_constants(), **writer.callees}
-        constants = [f"{name} = {writer.object(value, name)}" for name, value in named.items()]
+        bindings = {**self._read_constants(), **writer.callees}
+        constants = [f"{name} = {writer.object(value, name)}" for name, value in bindings.items()]
         signature, unboxing = self._signature()
         metadata = ", ".join(repr(proxy) for proxy in self.inputs if isinstance(proxy, (TensorProxy, NumberProxy)))
         head = [f"# {self.name}, {self.stage}: {printing.quantity(len(self.bound_symbols), 'call')}"]
@@ -246,8 +248,8 @@ class Trace:
 
     def python_source(self) -> printing.Code:
         """Return the function that runs."""
-        taken = {*self.input_names, *(name for bound in self.bound_symbols for name in bound.outputs)}
-        writer = printing.Writer(flat=True, taken=taken)
+        names = {*self.input_names, *(name for bound in self.bound_symbols for name in bound.outputs)}
+        writer = printing.Writer(flat=True, used_names=names)
         writer.globals.update(self._read_constants())
         signature, body = self._signature()
         guarded = [bound for bound in self.bound_symbols if bound.symbol.fallback is not None]
@@ -259,10 +261,10 @@ class Trace:
             runs = bound.symbol.op is not None or bound.symbol in printing.STATEMENTS
             assert runs, f"{bound.symbol.id} was not claimed"
             statements = [writer.call(bound)] if bound.symbol.fallback is None else writer.with_fallback(bound)
-            found = printing.sources_of(bound)
+            locations = printing.sources_of(bound)
             for statement in statements:
                 body.append(f"    {statement}")
-                sources[len(body) + 1] = found  # the signature is above
+                sources[len(body) + 1] = locations  # the signature is above
         body.append(f"    return {writer.value(self.output)}")
         return printing.Code([f"def {self.name}({signature}):", *body], writer.globals, sources)
 

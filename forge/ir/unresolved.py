@@ -45,8 +45,8 @@ def specialize_sizes(symbolic: Sequence[Any], values: Sequence[Any]) -> Iterator
         if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             _take_no_more_guards(number.node.shape_env)
     pairs = zip(symbolic, values, strict=True)
-    known = {number.node.expr: value for number, value in pairs if isinstance(number, (torch.SymInt, torch.SymFloat))}
-    before, _state.sizes = _state.sizes, Sizes(known)
+    sizes = {number.node.expr: value for number, value in pairs if isinstance(number, (torch.SymInt, torch.SymFloat))}
+    before, _state.sizes = _state.sizes, Sizes(sizes)
     try:
         yield _state.sizes
     finally:
@@ -102,8 +102,8 @@ def _take_no_more_guards(environment: ShapeEnv) -> None:
     def answer(question: Any) -> Any:
         if not isinstance(question, sympy.Basic) or question.is_number:
             return question
-        known = evaluate_static(environment, question)
-        return _in_this_run(question) if known is None else known
+        result = evaluate_static(environment, question)
+        return _in_this_run(question) if result is None else result
 
     # a `fallback_value` is no answer either: what is made by it need not be what torch does for a given length
     vars(environment).update(
@@ -114,9 +114,9 @@ def _take_no_more_guards(environment: ShapeEnv) -> None:
 
 def _in_this_run(question: sympy.Basic) -> Any:
     sizes = _state.sizes
-    found = question if sizes is None else question.xreplace(sizes.values)
-    if found.free_symbols:
+    result = question if sizes is None else question.xreplace(sizes.values)
+    if result.free_symbols:
         raise UnresolvedSymInt(f"it asks for {question}, which cannot be decided: it differs from size to size")
     if sizes is not None:
         sizes.used = True
-    return found
+    return result

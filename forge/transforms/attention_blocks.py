@@ -47,7 +47,7 @@ class Blocks(NamedTuple):
 class _Site(NamedTuple):
     """The arguments of an attention call, and its blocks."""
 
-    given: dict[str, Any]
+    arguments: dict[str, Any]
     blocks: Blocks
 
 
@@ -74,31 +74,31 @@ def attention_blocks(
     pays = pays or is_profitable
     calls = []
     for bound in trace.bound_symbols:
-        if bound.symbol is ATTENTION and _is_candidate(given := ATTENTION.bind(bound.args, bound.kwargs), device):
-            best = _best(given, (0, 0), sizes, step)
-            if best is not None and pays(given, best):
-                calls.append((bound, given))
+        if bound.symbol is ATTENTION and _is_candidate(arguments := ATTENTION.bind(bound.args, bound.kwargs), device):
+            best = _best(arguments, (0, 0), sizes, step)
+            if best is not None and pays(arguments, best):
+                calls.append((bound, arguments))
     if not calls:
         return trace
-    reaches = _reaches(trace, {given["attn_mask"].name: given["attn_mask"] for _, given in calls}, run)
+    reaches = _reaches(trace, {arguments["attn_mask"].name: arguments["attn_mask"] for _, arguments in calls}, run)
     sites: dict[str, _Site] = {}
-    for bound, given in calls:
-        reach = reaches.get(given["attn_mask"].name)
-        best = None if reach is None else _best(given, reach, sizes, step)
-        if best is not None and pays(given, best) and in_torch(bound):
-            sites[bound.output.name] = _Site(given, best)
+    for bound, arguments in calls:
+        reach = reaches.get(arguments["attn_mask"].name)
+        best = None if reach is None else _best(arguments, reach, sizes, step)
+        if best is not None and pays(arguments, best) and in_torch(bound):
+            sites[bound.output.name] = _Site(arguments, best)
     return _rewrite(trace, sites) if sites else trace
 
 
-def _best(given: dict[str, Any], reach: tuple[int, int], sizes: Sequence[int], step: int) -> Blocks | None:
+def _best(arguments: dict[str, Any], reach: tuple[int, int], sizes: Sequence[int], step: int) -> Blocks | None:
     """Return the blocks that see the fewest keys, the largest of these."""
-    fitting = blocks_of(given["query"].shape[-2], *reach, sizes, step)
+    fitting = blocks_of(arguments["query"].shape[-2], *reach, sizes, step)
     return min(fitting, key=lambda blocks: (blocks.keys, -blocks.size), default=None)
 
 
-def _is_candidate(given: dict[str, Any], device: str) -> bool:
-    query, key, value, mask = (given[name] for name in ("query", "key", "value", "attn_mask"))
-    if mask is None or given["dropout_p"] or given["is_causal"] or query.device.type != device:
+def _is_candidate(arguments: dict[str, Any], device: str) -> bool:
+    query, key, value, mask = (arguments[name] for name in ("query", "key", "value", "attn_mask"))
+    if mask is None or arguments["dropout_p"] or arguments["is_causal"] or query.device.type != device:
         return False
     tensors = (query, key, value, mask)
     if any(x.ndim != 4 or not all(isinstance(size, int) for size in x.shape) for x in tensors):
@@ -117,16 +117,16 @@ def blocks_of(length: int, left: int, right: int, sizes: Sequence[int] = BLOCKS,
             yield Blocks(size, before, after)
 
 
-def is_profitable(given: dict[str, Any], blocks: Blocks) -> bool:
+def is_profitable(arguments: dict[str, Any], blocks: Blocks) -> bool:
     """Return whether blocks gain more than twice what their copies cost, in a forward and its backward."""
-    query, key, value = (given[name] for name in ("query", "key", "value"))
+    query, key, value = (arguments[name] for name in ("query", "key", "value"))
     if query.dtype not in _HALVES:
         return False
     batch, heads, length, width = map(hint_of, query.shape)
     gain = _TIMES_OF_FORWARD * 4 * batch * heads * length * (length - blocks.keys) * width / _RATE
     copied = math.prod(map(hint_of, key.shape)) + math.prod(map(hint_of, value.shape))
-    moved = 2 * copied * (1 + blocks.keys / blocks.size) * query.dtype.itemsize
-    pays: bool = gain > 2 * (moved / _BANDWIDTH + _LAUNCHES)
+    traffic = 2 * copied * (1 + blocks.keys / blocks.size) * query.dtype.itemsize
+    pays: bool = gain > 2 * (traffic / _BANDWIDTH + _LAUNCHES)
     return pays
 
 
@@ -139,16 +139,16 @@ def _reaches(
     fixed = {name for bound in calls for name in bound.outputs} | trace.constants.keys()
     makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
     operands = {name: _fixed_operands(mask, makers, fixed) for name, mask in masks.items() if name not in fixed}
-    wanted = {operand.name: operand for found in operands.values() for operand in found}
-    if not wanted:
+    targets = {operand.name: operand for group in operands.values() for operand in group}
+    if not targets:
         return {}
-    output = tuple(wanted.values())
-    values = run(trace.derive("masks", live_calls(calls, wanted), inputs=[], output=output))
-    reach = {name: find_reach(value) for name, value in zip(wanted, values, strict=True)}
+    output = tuple(targets.values())
+    values = run(trace.derive("masks", live_calls(calls, targets), inputs=[], output=output))
+    reach = {name: find_reach(value) for name, value in zip(targets, values, strict=True)}
     return {
-        name: (min(reach[each.name][0] for each in found), min(reach[each.name][1] for each in found))
-        for name, found in operands.items()
-        if found
+        name: (min(reach[each.name][0] for each in group), min(reach[each.name][1] for each in group))
+        for name, group in operands.items()
+        if group
     }
 
 
@@ -175,13 +175,13 @@ def _fixed_operands(mask: TensorProxy, makers: dict[str, BoundSymbol], fixed: se
 
 def find_reach(mask: torch.Tensor) -> tuple[int, int]:
     """Return how many positions before and after its own a query sees at most."""
-    seen = mask.reshape(-1, *mask.shape[-2:]).any(0) if mask.ndim > 2 else mask
-    rows = seen.any(-1)
+    visible = mask.reshape(-1, *mask.shape[-2:]).any(0) if mask.ndim > 2 else mask
+    rows = visible.any(-1)
     if not bool(rows.any()):
         return 0, 0
-    own = torch.arange(len(seen), device=seen.device)
-    first = seen.view(torch.uint8).argmax(-1)
-    last = seen.shape[-1] - 1 - seen.flip(-1).view(torch.uint8).argmax(-1)
+    own = torch.arange(len(visible), device=visible.device)
+    first = visible.view(torch.uint8).argmax(-1)
+    last = visible.shape[-1] - 1 - visible.flip(-1).view(torch.uint8).argmax(-1)
     before, after = (own - first)[rows].max(), (last - own)[rows].max()
     return max(0, int(before)), max(0, int(after))
 
@@ -193,22 +193,22 @@ def _rewrite(trace: Trace, sites: dict[str, _Site]) -> Trace:
         site = sites.get(bound.output.name) if bound.symbol is ATTENTION else None
         if site is None:
             return None
-        mask = site.given["attn_mask"]
+        mask = site.arguments["attn_mask"]
         key = mask.name, site.blocks, bound.mode
         if key not in masks:
-            masks[key] = _mask_of_blocks(mask, site.given["query"].shape[0], site.blocks)
-        return _attend(site.given, masks[key], site.blocks)
+            masks[key] = _mask_of_blocks(mask, site.arguments["query"].shape[0], site.blocks)
+        return _attend(site.arguments, masks[key], site.blocks)
 
     return rewrite(trace, "attention_blocks", attend, language=clang.language)
 
 
-def _attend(given: dict[str, Any], mask: TensorProxy, blocks: Blocks) -> TensorProxy:
+def _attend(arguments: dict[str, Any], mask: TensorProxy, blocks: Blocks) -> TensorProxy:
     """Record attention of (batch * blocks, heads, queries, width)."""
-    query, key, value = (given[name] for name in ("query", "key", "value"))
+    query, key, value = (arguments[name] for name in ("query", "key", "value"))
     batch, heads, length, _ = query.shape
     apart = [_as_batches(_in_blocks(query, blocks.size))]
     apart += [_as_batches(_with_neighbours(_in_blocks(x, blocks.size), blocks)) for x in (key, value)]
-    out = ATTENTION(*apart, mask, scale=given["scale"], enable_gqa=given["enable_gqa"])
+    out = ATTENTION(*apart, mask, scale=arguments["scale"], enable_gqa=arguments["enable_gqa"])
     out = torchlang.reshape(out, (batch, length // blocks.size, heads, blocks.size, value.shape[-1]))
     return torchlang.reshape(torchlang.permute(out, (0, 2, 1, 3, 4)), (batch, heads, length, value.shape[-1]))
 
@@ -239,8 +239,8 @@ def _shifted(x: TensorProxy, shift: int) -> TensorProxy:
     """Record blocks such that block i has what block i + shift had."""
     if not shift:
         return x
-    left = x.shape[2] - abs(shift)
-    rest = torchlang.narrow(x, 2, max(0, shift), left)
+    length = x.shape[2] - abs(shift)
+    rest = torchlang.narrow(x, 2, max(0, shift), length)
     return torchlang.pad(rest, (0, 0, 0, 0, max(0, -shift), max(0, shift)))
 
 

@@ -38,12 +38,12 @@ def compose_attention(
     def compose(bound: BoundSymbol) -> TensorProxy | None:
         if bound.symbol is not ATTENTION or not in_torch(bound):
             return None
-        given = ATTENTION.bind(bound.args, bound.kwargs)
+        arguments = ATTENTION.bind(bound.args, bound.kwargs)
         flows = is_differentiated(bound)
-        wanted = tuple([flows and x is not None and x.name in active for x in map(given.get, _TENSORS)])
-        if not has_no_kernel(given, wanted):
+        needs_grad = tuple([flows and x is not None and x.name in active for x in map(arguments.get, _TENSORS)])
+        if not has_no_kernel(arguments, needs_grad):
             return None
-        rows = {name: prims.contiguous(given[name]) for name in ("query", "key", "value")}
-        return ATTENTION.definition(**given | rows)
+        rows = {name: prims.contiguous(arguments[name]) for name in ("query", "key", "value")}
+        return ATTENTION.definition(**arguments | rows)
 
     return rewrite(trace, "compose_attention", compose, language=clang.language)

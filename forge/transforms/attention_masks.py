@@ -50,36 +50,40 @@ def attention_masks(
         for bound in trace.bound_symbols
         if bound.symbol is ATTENTION
     }
-    masks = {given["attn_mask"].name: given["attn_mask"] for given in calls.values() if _has_plain_mask(given)}
+    masks = {
+        arguments["attn_mask"].name: arguments["attn_mask"]
+        for arguments in calls.values()
+        if _has_plain_mask(arguments)
+    }
     if not masks:
         return trace
     bands = _bands(trace, masks, run)
 
     def without_mask(bound: BoundSymbol) -> TensorProxy | None:
-        given = calls[bound.output.name] if bound.symbol is ATTENTION else None
-        return None if given is None else _without_mask(bound, given, bands, takes, in_torch)
+        arguments = calls[bound.output.name] if bound.symbol is ATTENTION else None
+        return None if arguments is None else _without_mask(bound, arguments, bands, takes, in_torch)
 
     return rewrite(trace, "attention_masks", without_mask, language=clang.language)
 
 
-def _has_plain_mask(given: dict[str, Any]) -> bool:
-    if given["attn_mask"] is None or given["dropout_p"] or given["is_causal"]:
+def _has_plain_mask(arguments: dict[str, Any]) -> bool:
+    if arguments["attn_mask"] is None or arguments["dropout_p"] or arguments["is_causal"]:
         return False
     # kernels that are told hide scores before they scale them, where -inf times such a scale hides nothing
-    return given["scale"] is None or (isinstance(given["scale"], (int, float)) and given["scale"] > 0)
+    return arguments["scale"] is None or (isinstance(arguments["scale"], (int, float)) and arguments["scale"] > 0)
 
 
 def _bands(trace: Trace, masks: dict[str, Any], run: Callable[[Trace], tuple[torch.Tensor, ...]]) -> dict[str, Band]:
     """Return the band of each mask that depends on no input and has one."""
     calls = independent_calls(trace)
-    made = {name for bound in calls for name in bound.outputs} | trace.constants.keys()
-    wanted = {name: mask for name, mask in masks.items() if name in made}
-    if not wanted:
+    fixed = {name for bound in calls for name in bound.outputs} | trace.constants.keys()
+    targets = {name: mask for name, mask in masks.items() if name in fixed}
+    if not targets:
         return {}
-    output = tuple(wanted.values())
-    values = run(trace.derive("masks", live_calls(calls, wanted), inputs=[], output=output))
-    found = {name: find_band(value) for name, value in zip(wanted, values, strict=True)}
-    return {name: band for name, band in found.items() if band is not None}
+    output = tuple(targets.values())
+    values = run(trace.derive("masks", live_calls(calls, targets), inputs=[], output=output))
+    bands = {name: find_band(value) for name, value in zip(targets, values, strict=True)}
+    return {name: band for name, band in bands.items() if band is not None}
 
 
 def find_band(mask: torch.Tensor) -> Band | None:
@@ -110,22 +114,24 @@ def find_band(mask: torch.Tensor) -> Band | None:
 
 def _without_mask(
     bound: BoundSymbol,
-    given: dict[str, Any],
+    arguments: dict[str, Any],
     bands: dict[str, Band],
     takes: Callable[[BoundSymbol], bool],
     in_torch: Callable[[BoundSymbol], bool],
 ) -> TensorProxy | None:
     """Record attention without the mask; None where it stays."""
-    if not _has_plain_mask(given) or given["attn_mask"].name not in bands:
+    if not _has_plain_mask(arguments) or arguments["attn_mask"].name not in bands:
         return None
-    band = bands[given["attn_mask"].name]
-    rows, columns = given["query"].shape[-2], given["key"].shape[-2]
-    is_square = isinstance(rows, int) and rows == columns and tuple(given["attn_mask"].shape[-2:]) == (rows, columns)
+    band = bands[arguments["attn_mask"].name]
+    rows, columns = arguments["query"].shape[-2], arguments["key"].shape[-2]
+    is_square = (
+        isinstance(rows, int) and rows == columns and tuple(arguments["attn_mask"].shape[-2:]) == (rows, columns)
+    )
     if band != _OPEN and not is_square:
         return None
     if band in (_OPEN, _CAUSAL):
-        return ATTENTION(**{**given, "attn_mask": None, "is_causal": band == _CAUSAL})
-    inputs = (given["query"], given["key"], given["value"])
-    output: TensorProxy = torchlang.window_attention(*inputs, *band, given["scale"], given["enable_gqa"])
+        return ATTENTION(**{**arguments, "attn_mask": None, "is_causal": band == _CAUSAL})
+    inputs = (arguments["query"], arguments["key"], arguments["value"])
+    output: TensorProxy = torchlang.window_attention(*inputs, *band, arguments["scale"], arguments["enable_gqa"])
     call = current_trace().last_call
     return output if call is not None and takes(call) and in_torch(bound) else None

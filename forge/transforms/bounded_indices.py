@@ -161,93 +161,93 @@ def _union(intervals: Iterable[Interval]) -> Interval:
     return first
 
 
-def _of_iota(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+def _of_iota(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
     length, start, step = call.args[:3]
     if not all(isinstance(each, (int, torch.SymInt)) for each in (start, step)):
         return _UNKNOWN
-    return _union([Interval(start, start), known.of(start + step * (length - 1))])
+    return _union([Interval(start, start), intervals.of(start + step * (length - 1))])
 
 
-def _of_full(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
-    return known.of(call.args[1])
+def _of_full(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    return intervals.of(call.args[1])
 
 
-def _of_first(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+def _of_first(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
     """Return the interval of elements of the first argument."""
-    return known.of(call.args[0])
+    return intervals.of(call.args[0])
 
 
-def _of_conversion(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+def _of_conversion(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
     """Return the interval of integers that the new dtype has, too."""
-    found, limits = known.of(call.args[0]), torch.iinfo(value.dtype) if value.dtype != torch.bool else None
+    interval, limits = intervals.of(call.args[0]), torch.iinfo(value.dtype) if value.dtype != torch.bool else None
     if limits is None:
         return Interval(0, 1)
-    return found if found.is_within(limits.min, limits.max) else _UNKNOWN
+    return interval if interval.is_within(limits.min, limits.max) else _UNKNOWN
 
 
-def _of_cat(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
-    return _union(map(known.of, call.args[0]))
+def _of_cat(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    return _union(map(intervals.of, call.args[0]))
 
 
-def _of_where(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+def _of_where(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
     """Return the interval of both choices; of the second one alone where the first is for numbers less than others, as
     for places from the end, and there are none."""
-    condition = known.made_by(call.args[0])
+    condition = intervals.made_by(call.args[0])
     if condition is not None and condition.symbol is prims.lt:
-        a, b = map(known.of, condition.args[:2])
+        a, b = map(intervals.of, condition.args[:2])
         if a.low is not None and b.high is not None and statically_true(a.low >= b.high):
-            return known.of(call.args[2])
-    return _union(map(known.of, call.args[1:3]))
+            return intervals.of(call.args[2])
+    return _union(map(intervals.of, call.args[1:3]))
 
 
-def _of_maximum(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+def _of_maximum(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
     """Return the interval of the larger ones: a lower bound of either is one of theirs."""
-    a, b = map(known.of, call.args[:2])
+    a, b = map(intervals.of, call.args[:2])
     lows = [each for each in (a.low, b.low) if each is not None]
     return Interval(_largest(lows[0], lows[-1]) if lows else None, _largest(a.high, b.high))
 
 
-def _of_minimum(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
-    a, b = map(known.of, call.args[:2])
+def _of_minimum(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    a, b = map(intervals.of, call.args[:2])
     highs = [each for each in (a.high, b.high) if each is not None]
     return Interval(_least(a.low, b.low), _least(highs[0], highs[-1]) if highs else None)
 
 
-def _of_sum(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
-    a, b = map(known.of, call.args[:2])
+def _of_sum(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    a, b = map(intervals.of, call.args[:2])
     return _without_overflow(_plus(a.low, b.low), _plus(a.high, b.high), value)
 
 
-def _of_difference(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
-    a, b = map(known.of, call.args[:2])
+def _of_difference(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    a, b = map(intervals.of, call.args[:2])
     return _without_overflow(_plus(a.low, b.high, -1), _plus(a.high, b.low, -1), value)
 
 
-def _of_product(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
-    a, b = map(known.of, call.args[:2])
+def _of_product(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    a, b = map(intervals.of, call.args[:2])
     if not all(isinstance(each, int) for each in (*a, *b)):
         return _UNKNOWN
     ends = [one * other for one in a for other in b]  # type: ignore[operator]  # all are numbers
     return _without_overflow(min(ends), max(ends), value)
 
 
-def _of_negation(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
-    a = known.of(call.args[0])
+def _of_negation(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+    a = intervals.of(call.args[0])
     return _without_overflow(_plus(0, a.high, -1), _plus(0, a.low, -1), value)
 
 
-def _of_remainder(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+def _of_remainder(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
     """Return the interval of remainders by a positive number, which has their sign."""
-    divisor = known.of(call.args[1])
+    divisor = intervals.of(call.args[1])
     is_number = isinstance(divisor.low, int) and divisor.high == divisor.low > 0
     return Interval(0, divisor.low - 1) if is_number and divisor.low is not None else _UNKNOWN
 
 
-def _of_places(known: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
+def _of_places(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
     """Return the interval of places along a dim, which a call gives, beside values where it gives two tensors."""
     x, dim = call.args[0], call.args[2 if call.symbol is prims.topk else 1]
     if isinstance(call.output, (tuple, list)) and call.output[0].name == value.name:
-        return known.of(x)
+        return intervals.of(x)
     return Interval(0, x.shape[dim] - 1) if x.ndim else _UNKNOWN
 
 
@@ -258,8 +258,8 @@ def _plus(a: Dim | None, b: Dim | None, sign: int = 1) -> Dim | None:
 def _without_overflow(low: Dim | None, high: Dim | None, value: TensorProxy) -> Interval:
     """Return an interval; none where a value may be one that the dtype has not."""
     limits = torch.iinfo(value.dtype) if value.dtype != torch.bool else None
-    found = Interval(low, high)
-    return found if limits is not None and found.is_within(limits.min, limits.max) else _UNKNOWN
+    interval = Interval(low, high)
+    return interval if limits is not None and interval.is_within(limits.min, limits.max) else _UNKNOWN
 
 
 _RULES: dict[Symbol, Callable[[_Intervals, BoundSymbol, TensorProxy], Interval]] = {

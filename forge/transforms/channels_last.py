@@ -43,8 +43,8 @@ def channels_last(
     one for which the user named another kernel, or one that may ask for strides, the trace stays as it is. device: the
     type of the device whose rule decides, by default of the one that all tensors are on.
     """
-    found = [bound for bound in trace.bound_symbols if bound.symbol in CONVOLUTIONS]
-    if not found or not _pays(found, device) or not all(map(in_torch, found)):
+    convolutions = [bound for bound in trace.bound_symbols if bound.symbol in CONVOLUTIONS]
+    if not convolutions or not _pays(convolutions, device) or not all(map(in_torch, convolutions)):
         return trace
     if asks_for_strides(trace):
         return trace
@@ -52,26 +52,26 @@ def channels_last(
     return trace if restored is None else _rewrite(trace, restored)
 
 
-def _pays(found: list[BoundSymbol], device: str | None) -> bool:
-    calls = [bound.symbol.bind(bound.args, bound.kwargs) for bound in found]
-    devices = {given["input"].device.type for given in calls}
-    if len(devices) > 1 or any(given["input"].ndim != 4 for given in calls):
+def _pays(convolutions: list[BoundSymbol], device: str | None) -> bool:
+    calls = [bound.symbol.bind(bound.args, bound.kwargs) for bound in convolutions]
+    devices = {call["input"].device.type for call in calls}
+    if len(devices) > 1 or any(call["input"].ndim != 4 for call in calls):
         return False
     device = device or devices.pop()
     if device == "cuda":
         return _pays_in_cudnn(calls)
-    return device == "cpu" and _pays_in_onednn(calls, [bound.output for bound in found])
+    return device == "cpu" and _pays_in_onednn(calls, [bound.output for bound in convolutions])
 
 
 def _pays_in_cudnn(calls: list[dict[str, Any]]) -> bool:
     wide = 0
-    for given in calls:
-        x, weight = given["input"], given["weight"]
+    for call in calls:
+        x, weight = call["input"], call["weight"]
         if x.dtype not in (torch.float16, torch.bfloat16):
             return False
-        if given["groups"] == 1:
+        if call["groups"] == 1:
             channels = weight.shape[:2]
-        elif statically_true(weight.shape[0] == given["groups"]) and statically_true(weight.shape[1] == 1):
+        elif statically_true(weight.shape[0] == call["groups"]) and statically_true(weight.shape[1] == 1):
             channels = weight.shape[:1]  # cuDNN's kernels of each channel alone read them side by side
         else:
             return False
@@ -80,10 +80,10 @@ def _pays_in_cudnn(calls: list[dict[str, Any]]) -> bool:
 
 
 def _pays_in_onednn(calls: list[dict[str, Any]], outputs: list[TensorProxy]) -> bool:
-    if not torch.backends.mkldnn.is_available() or any(given["input"].dtype not in _IN_ONEDNN for given in calls):
+    if not torch.backends.mkldnn.is_available() or any(call["input"].dtype not in _IN_ONEDNN for call in calls):
         return False
-    weights = [given["weight"] for given in calls if math.prod(given["weight"].shape[2:]) > 1]  # others are in both
-    images = [given["input"] for given in calls] + outputs
+    weights = [call["weight"] for call in calls if math.prod(call["weight"].shape[2:]) > 1]  # others are in both
+    images = [call["input"] for call in calls] + outputs
     return _elements(weights) <= _elements(images)
 
 
@@ -123,14 +123,14 @@ def _indirect_inputs(trace: Trace) -> list[TensorProxy]:
 def _convert(new: Trace, bound: BoundSymbol, *, flows: bool) -> None:
     """Record the call on images, and the calls that lay them out before it; the gradient of its result, where one
     flows, is laid out as they are."""
-    given, inputs = bound.symbol.bind(bound.args, bound.kwargs), set(new.input_names)
+    arguments, inputs = bound.symbol.bind(bound.args, bound.kwargs), set(new.input_names)
     with new.set_tags(bound.tags, bound.source):
         images = {
             x.name: channels_last_input(x) if x.name in inputs else in_channels_last(x)
-            for x in (given["input"], given["weight"])
+            for x in (arguments["input"], arguments["weight"])
         }
         out = bound.output
-        made = new.tensor(out.shape, out.dtype, out.device) if flows else out
-        new.record(substitute(bound, {**images, out.name: made}))
+        result = new.tensor(out.shape, out.dtype, out.device) if flows else out
+        new.record(substitute(bound, {**images, out.name: result}))
         if flows:
-            record_as(new, out, partial(channels_last_result, made))
+            record_as(new, out, partial(channels_last_result, result))

@@ -36,30 +36,30 @@ def overlap_calls(trace: Trace) -> Trace:
 
 def _starts_early(calls: Sequence[BoundSymbol]) -> list[BoundSymbol]:
     """Move each start up to the last call that makes its input, is a message or sends, or may write to its input."""
-    written: list[BoundSymbol] = []
+    result: list[BoundSymbol] = []
     for bound in calls:
-        place = len(written)
+        place = len(result)
         if is_start(bound):
             inputs = set(bound.inputs)
-            while place and not _bars_start(written[place - 1]) and inputs.isdisjoint(written[place - 1].outputs):
+            while place and not _bars_start(result[place - 1]) and inputs.isdisjoint(result[place - 1].outputs):
                 place -= 1
-        written.insert(place, bound)
-    return written
+        result.insert(place, bound)
+    return result
 
 
 def _waits_late(calls: Sequence[BoundSymbol]) -> list[BoundSymbol]:
     """Move each wait down to the first call that reads its result, or may write to what is sent."""
-    written: list[BoundSymbol] = []  # backwards
+    result: list[BoundSymbol] = []  # backwards
     for bound in reversed(calls):
-        place = len(written)
+        place = len(result)
         if is_wait(bound):
             outputs = set(bound.outputs)
-            while place and outputs.isdisjoint(written[place - 1].inputs):
-                if _holds(written[place - 1]) and not is_start(written[place - 1]):
+            while place and outputs.isdisjoint(result[place - 1].inputs):
+                if _holds(result[place - 1]) and not is_start(result[place - 1]):
                     break
                 place -= 1
-        written.insert(place, bound)
-    return written[::-1]
+        result.insert(place, bound)
+    return result[::-1]
 
 
 def _bars_start(bound: BoundSymbol) -> bool:

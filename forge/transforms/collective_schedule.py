@@ -60,26 +60,26 @@ def find_parameters(program: Trace) -> Parameters:
     Those of one dim count as read with matrices after them: what is computed again of a norm or a bias is read there.
     """
     part_of: dict[str, str] = {}  # by the name of a gathered value or a view of it
-    found: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {}
     small: set[str] = set()
     for place, bound in enumerate(program.bound_symbols):
         for name in bound.inputs:
             if name in part_of:
-                found[part_of[name]] = found[part_of[name]]._replace(last=place)
+                parameters[part_of[name]] = parameters[part_of[name]]._replace(last=place)
         if is_unshard(bound):
             part = bound.args[0].name
             bucket, prefetch = limits(bound) or _NO_LIMITS
-            found.setdefault(part, Parameter(place, place, bucket, prefetch))
+            parameters.setdefault(part, Parameter(place, place, bucket, prefetch))
             part_of[bound.output.name] = part
             if bound.output.ndim < 2:
                 small.add(part)
         elif bound.inputs and bound.inputs[0] in part_of and is_view(bound):
             part_of.update(dict.fromkeys(bound.outputs, part_of[bound.inputs[0]]))
-    matrices = sorted(each.last for part, each in found.items() if part not in small)
+    matrices = sorted(each.last for part, each in parameters.items() if part not in small)
     for part in small:
-        after = matrices[bisect(matrices, found[part].last) :][:_READ_WITH]
-        found[part] = found[part]._replace(last=max([found[part].last, *after]))
-    return found
+        after = matrices[bisect(matrices, parameters[part].last) :][:_READ_WITH]
+        parameters[part] = parameters[part]._replace(last=max([parameters[part].last, *after]))
+    return parameters
 
 
 class _Call(NamedTuple):
@@ -179,24 +179,24 @@ def _by_segment(calls: Sequence[BoundSymbol], outputs: Iterable[str], write: _Wr
         else:
             segments[-1].append(bound)
     needed = set(outputs)
-    written: list[list[BoundSymbol]] = []
+    chunks: list[list[BoundSymbol]] = []
     for segment in reversed(segments):
-        written.append(write(segment, needed))
+        chunks.append(write(segment, needed))
         needed.update(name for bound in segment for name in bound.inputs)
-    return [bound for segment in reversed(written) for bound in segment]
+    return [bound for segment in reversed(chunks) for bound in segment]
 
 
 def _independent(segment: Sequence[BoundSymbol]) -> int:
     """Return how many calls of a segment come before one that may share a message with none of them, or follow none:
     it gathers what was sent, or reduces what was reduced. All calls where there is none, as in a first backward."""
-    sent, reduced = set[str](), set[str]()
+    gathers, reductions = set[str](), set[str]()
     for place, bound in enumerate(segment):
-        if _is_sent(bound) and not (sent if is_unshard(bound) else reduced).isdisjoint(bound.inputs):
+        if _is_sent(bound) and not (gathers if is_unshard(bound) else reductions).isdisjoint(bound.inputs):
             return place
-        if _is_sent(bound) or not sent.isdisjoint(bound.inputs):
-            sent.update(bound.outputs)
-        if is_reduction(bound) or not reduced.isdisjoint(bound.inputs):
-            reduced.update(bound.outputs)
+        if _is_sent(bound) or not gathers.isdisjoint(bound.inputs):
+            gathers.update(bound.outputs)
+        if is_reduction(bound) or not reductions.isdisjoint(bound.inputs):
+            reductions.update(bound.outputs)
     return len(segment)
 
 
@@ -244,15 +244,15 @@ class _Bucketing(NamedTuple):
         gathers, reductions = [], []
         for place, bound in enumerate(segment):
             if is_unshard(bound):
-                known = self.parameters.get(bound.args[0].name)
+                parameter = self.parameters.get(bound.args[0].name)
                 time = readers.get(bound.output.name, len(segment))
-                if known is not None:
-                    time = -known.last if self.backward else known.first
-                gathers.append(_Call(bound, time, bytes_of(bound.output), (known or _NO_LIMITS)[-2]))
+                if parameter is not None:
+                    time = -parameter.last if self.backward else parameter.first
+                gathers.append(_Call(bound, time, bytes_of(bound.output), (parameter or _NO_LIMITS)[-2]))
             elif is_reduction(bound):
-                known = self.parameters.get(self.owners.get(bound.output.name, ""))
-                time = place if known is None else -known.first
-                reductions.append(_Call(bound, time, bytes_of(bound.args[0]), (known or _NO_LIMITS)[-2]))
+                parameter = self.parameters.get(self.owners.get(bound.output.name, ""))
+                time = place if parameter is None else -parameter.first
+                reductions.append(_Call(bound, time, bytes_of(bound.args[0]), (parameter or _NO_LIMITS)[-2]))
         gathers.sort(key=lambda call: call.time)
         reductions.sort(key=lambda call: call.time)
         return gathers, reductions
@@ -262,14 +262,14 @@ class _Bucketing(NamedTuple):
         and those that may have started by then."""
         messages = [self.message(calls) for calls in gathers]
         sequence: list[_Message] = []
-        taken = 0
+        position = 0
         for calls in reductions:
-            made = calls[-1].time
-            before = sum(gather[0].time <= made for gather in gathers)
+            time = calls[-1].time
+            before = sum(gather[0].time <= time for gather in gathers)
             until = min(_ahead(messages, before - 1) + 1, len(messages))
-            sequence += [*messages[taken:until], self.message(calls)]
-            taken = max(taken, until)
-        return [*sequence, *messages[taken:]]
+            sequence += [*messages[position:until], self.message(calls)]
+            position = max(position, until)
+        return [*sequence, *messages[position:]]
 
     def message(self, calls: Sequence[_Call]) -> _Message:
         bounds = [call.bound for call in calls]
@@ -321,10 +321,10 @@ def _way(call: _Call) -> tuple[torch.device, ShardGroup]:
     return device, group
 
 
-def _prefetch(parameters: Parameters, sent: str) -> int:
+def _prefetch(parameters: Parameters, name: str) -> int:
     """Return the bytes of the policy of a parameter that is sent; for a gradient, the most of any policy."""
-    if sent in parameters:
-        return parameters[sent].prefetch
+    if name in parameters:
+        return parameters[name].prefetch
     return max((each.prefetch for each in parameters.values()), default=_NO_LIMITS[1])
 
 
@@ -357,9 +357,9 @@ class _Writer:
 
     def write(self, others: Sequence[BoundSymbol], needed: Iterable[str]) -> list[BoundSymbol]:
         """Return the calls. needed: the names that are read after them."""
-        made = {name for bound in others for name in bound.outputs} | self.makers.keys()
+        outputs = {name for bound in others for name in bound.outputs} | self.makers.keys()
         for message in self.sequence:
-            message.waits_for = made.intersection(message.start.inputs)  # else it is there when the segment begins
+            message.waits_for = outputs.intersection(message.start.inputs)  # else it is there when the segment begins
             for name in message.waits_for:
                 self.waiting.setdefault(name, []).append(message)
         self.start_next()
@@ -380,8 +380,8 @@ class _Writer:
 
     def read(self, names: Iterable[str]) -> None:
         """Have the messages finish that bring these, in their order."""
-        found = {id(self.makers[name]): self.makers[name] for name in names if name in self.makers}
-        for message in found.values():
+        messages = {id(self.makers[name]): self.makers[name] for name in names if name in self.makers}
+        for message in messages.values():
             self.finish(message)
 
     def start_next(self) -> None:

@@ -63,8 +63,10 @@ def _without_expanded_views(calls: Sequence[BoundSymbol]) -> list[BoundSymbol]:
     others: list[BoundSymbol] = []
     for bound in calls:
         if is_view(bound):
-            read, made = (sum(x.numel() for x in tensors(part)) for part in ([bound.args, bound.kwargs], bound.output))
-            if made > read or not expanded.isdisjoint(bound.inputs):
+            input_size, output_size = (
+                sum(x.numel() for x in tensors(part)) for part in ([bound.args, bound.kwargs], bound.output)
+            )
+            if output_size > input_size or not expanded.isdisjoint(bound.inputs):
                 expanded.update(bound.outputs)
                 continue
         others.append(bound)
@@ -91,8 +93,10 @@ def _with_numbers(trace: Trace, values: Mapping[str, torch.Tensor]) -> Trace:
 
 def _meets_other_device(bound: BoundSymbol, numbers: Mapping[str, Any]) -> bool:
     """Return whether a call makes a tensor on another device than the CPU of one of these constants."""
-    made = tensors(bound.output)
-    return not numbers.keys().isdisjoint(bound.inputs) and bool(made) and all(x.device.type != "cpu" for x in made)
+    outputs = tensors(bound.output)
+    return (
+        not numbers.keys().isdisjoint(bound.inputs) and bool(outputs) and all(x.device.type != "cpu" for x in outputs)
+    )
 
 
 def _call_with_numbers(new: Trace, bound: BoundSymbol, numbers: Mapping[str, Any]) -> list[BoundSymbol] | None:
@@ -136,24 +140,24 @@ def partition_by_weights(trace: Trace, weights: Collection[str], byte_limit: int
     """
     calls = independent_calls(trace, weights, byte_limit)
     constant = set(map(id, independent_calls(trace)))
-    moved = [bound for bound in calls if id(bound) not in constant]
-    return _partition(trace, moved, calls, [proxy for proxy in trace.inputs if proxy.name in weights])
+    prologue = [bound for bound in calls if id(bound) not in constant]
+    return _partition(trace, prologue, calls, [proxy for proxy in trace.inputs if proxy.name in weights])
 
 
 def _partition(
-    trace: Trace, moved: list[BoundSymbol], calls: list[BoundSymbol], inputs: list[Proxy]
+    trace: Trace, prologue: list[BoundSymbol], calls: list[BoundSymbol], inputs: list[Proxy]
 ) -> FoldablePartition:
-    """Part a program in two. `moved` are the calls that the rest is without, `calls` all those that may run ahead."""
-    known = set(map(id, moved))
-    rest = live_calls([bound for bound in trace.bound_symbols if id(bound) not in known], trace.output_names)
+    """Part a program in two. `prologue` are the calls that the rest is without, `calls` all that may run ahead."""
+    prologue_ids = set(map(id, prologue))
+    rest = live_calls([bound for bound in trace.bound_symbols if id(bound) not in prologue_ids], trace.output_names)
     read = {name for bound in rest for name in bound.inputs}
-    made = {proxy.name: proxy for bound in moved for proxy in proxies(bound.output)}
-    kept = [proxy for name, proxy in made.items() if name in read and isinstance(proxy, TensorProxy)]
-    needed = live_calls(calls, names(kept))
-    wanted = {name for bound in needed for name in bound.inputs}
-    given = [proxy for proxy in inputs if proxy.name in wanted]
-    name = "weights" if given else None
-    return FoldablePartition(trace.derive("hoisted", needed, name=name, inputs=given, output=tuple(kept)), rest)
+    definitions = {proxy.name: proxy for bound in prologue for proxy in proxies(bound.output)}
+    outputs = [proxy for name, proxy in definitions.items() if name in read and isinstance(proxy, TensorProxy)]
+    needed = live_calls(calls, names(outputs))
+    used_names = {name for bound in needed for name in bound.inputs}
+    weights = [proxy for proxy in inputs if proxy.name in used_names]
+    name = "weights" if weights else None
+    return FoldablePartition(trace.derive("hoisted", needed, name=name, inputs=weights, output=tuple(outputs)), rest)
 
 
 def independent_calls(
@@ -162,15 +166,15 @@ def independent_calls(
     """Return the calls that depend on no input but those of `weights`, and make no output and none of `left_out`."""
     outputs = returned_names(trace).union(left_out)
     fixed = {*trace.constants, *weights}
-    found: list[BoundSymbol] = []
+    result: list[BoundSymbol] = []
     for bound in trace.bound_symbols:
         if not (_independent(bound, fixed) and outputs.isdisjoint(bound.outputs)):
             continue
         if weights and _expands(bound, byte_limit):
             continue
-        found.append(bound)
+        result.append(bound)
         fixed.update(bound.outputs)
-    return found
+    return result
 
 
 def _independent(bound: BoundSymbol, fixed: set[str]) -> bool:
@@ -181,8 +185,8 @@ def _independent(bound: BoundSymbol, fixed: set[str]) -> bool:
 
 def _expands(bound: BoundSymbol, byte_limit: int) -> bool:
     """Return whether a call makes much more of its arguments than they are."""
-    made = sum(map(_bytes, tensors(bound.output)))
-    return made > byte_limit and made > 2 * sum(map(_bytes, tensors([bound.args, bound.kwargs])))
+    output_bytes = sum(map(_bytes, tensors(bound.output)))
+    return output_bytes > byte_limit and output_bytes > 2 * sum(map(_bytes, tensors([bound.args, bound.kwargs])))
 
 
 def _metadata(proxy: TensorProxy) -> tuple[Any, ...]:

@@ -38,20 +38,20 @@ def contiguous_batches(
         strides: Returns those that torch gives the values of a trace, by name.
         in_torch: Returns whether a call runs as torch runs it.
     """
-    products = {id(bound): found for bound in trace.bound_symbols if (found := _factors(bound)) and in_torch(bound)}
+    products = {id(bound): factors for bound in trace.bound_symbols if (factors := _factors(bound)) and in_torch(bound)}
     if not products:
         return trace
-    known = strides(trace)
+    in_eager = strides(trace)
     makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
-    reads = Counter(factor.name for found in products.values() for factor in found)
-    chosen = {
+    reads = Counter(factor.name for factors in products.values() for factor in factors)
+    targets = {
         factor.name: (factor, dims)
-        for found in products.values()
-        for factor, dims in found.items()
-        if factor.name in known and _is_copied(factor.shape[:dims], known[factor.name][:dims])
+        for factors in products.values()
+        for factor, dims in factors.items()
+        if factor.name in in_eager and _is_copied(factor.shape[:dims], in_eager[factor.name][:dims])
         if reads[factor.name] > 1 or _is_made_by(factor, makers, is_fused)
     }
-    return _rewrite(trace, set(products), chosen, known) if chosen else trace
+    return _rewrite(trace, set(products), targets, in_eager) if targets else trace
 
 
 def _factors(bound: BoundSymbol) -> dict[TensorProxy, int]:
@@ -82,14 +82,14 @@ def _is_made_by(x: TensorProxy, makers: Mapping[str, BoundSymbol], is_fused: Cal
 
 
 def _rewrite(
-    trace: Trace, products: set[int], chosen: Mapping[str, tuple[TensorProxy, int]], strides: Strides
+    trace: Trace, products: set[int], targets: Mapping[str, tuple[TensorProxy, int]], strides: Strides
 ) -> Trace:
     new, copies = trace.derive("contiguous_batches"), dict[str, TensorProxy]()
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
-            wanted = chosen.keys() & set(bound.inputs) - copies.keys() if id(bound) in products else ()
+            names = targets.keys() & set(bound.inputs) - copies.keys() if id(bound) in products else ()
             with new.set_tags(bound.tags, bound.source):
-                copies.update((name, _contiguous(*chosen[name], strides[name])) for name in sorted(wanted))
+                copies.update((name, _contiguous(*targets[name], strides[name])) for name in sorted(names))
             new.record(substitute(bound, copies))
     return new
 

@@ -61,35 +61,35 @@ def contract(
     for bound in trace.bound_symbols:
         for name in bound.inputs:
             readers[name] = readers.get(name, 0) + 1
-    found = {}
+    contractions = {}
     for bound in sums:
         contraction = _contraction(bound, makers, readers)
-        if contraction is not None and in_torch(bound) and in_torch(makers.shown[bound.inputs[0]]):
-            found[bound.output.name] = contraction
-    if not found or asks_for_strides(trace):
+        if contraction is not None and in_torch(bound) and in_torch(makers.calls[bound.inputs[0]]):
+            contractions[bound.output.name] = contraction
+    if not contractions or asks_for_strides(trace):
         return trace
-    restored = results_to_restore(trace, lambda bound: found.keys() >= set(bound.outputs) > set(), strides)
-    return trace if restored is None else _rewrite(trace, found, restored)
+    restored = results_to_restore(trace, lambda bound: contractions.keys() >= set(bound.outputs) > set(), strides)
+    return trace if restored is None else _rewrite(trace, contractions, restored)
 
 
 def _contraction(bound: BoundSymbol, makers: Makers, readers: dict[str, int]) -> _Contraction | None:
-    given = SUM.bind(bound.args, bound.kwargs)
-    product, result = given["input"], bound.output
-    made = makers.shown.get(product.name) if isinstance(product, TensorProxy) else None
-    if made is None or made.symbol is not MUL or readers[product.name] > 1:
+    arguments = SUM.bind(bound.args, bound.kwargs)
+    product, result = arguments["input"], bound.output
+    maker = makers.calls.get(product.name) if isinstance(product, TensorProxy) else None
+    if maker is None or maker.symbol is not MUL or readers[product.name] > 1:
         return None
-    if made.mode != bound.mode or result.dtype != product.dtype:
+    if maker.mode != bound.mode or result.dtype != product.dtype:
         return None
-    factors = list(MUL.bind(made.args, made.kwargs).values())[:2]
+    factors = list(MUL.bind(maker.args, maker.kwargs).values())[:2]
     if not all(isinstance(each, TensorProxy) and each.dtype == product.dtype for each in factors):
         return None
     if product.dtype not in _DTYPES or any(each.device != product.device for each in factors):
         return None
     if product.dtype is torch.float32 and _may_round_factors():
         return None
-    dims = _summed(given.get("dim"), product.ndim)
-    shown = [_without_broadcast(each, product, makers) for each in factors]
-    contraction = _Contraction((shown[0][0], shown[1][0]), (shown[0][1], shown[1][1]), dims, product.shape)
+    dims = _summed(arguments.get("dim"), product.ndim)
+    operands = [_without_broadcast(each, product, makers) for each in factors]
+    contraction = _Contraction((operands[0][0], operands[1][0]), (operands[0][1], operands[1][1]), dims, product.shape)
     return contraction if _is_worth_it(contraction) else None
 
 
@@ -112,37 +112,39 @@ def _without_broadcast(
     factor: TensorProxy, product: TensorProxy, makers: Makers
 ) -> tuple[TensorProxy, tuple[int, ...]]:
     """Return what is expanded to a factor, and the dims of the product in which it has more than one element."""
-    made = makers.shown.get(factor.name)
-    while made is not None and made.symbol in (torchlang.expand, torchlang.expand_as):
-        factor = made.args[0]
-        made = makers.shown.get(factor.name)
+    maker = makers.calls.get(factor.name)
+    while maker is not None and maker.symbol in (torchlang.expand, torchlang.expand_as):
+        factor = maker.args[0]
+        maker = makers.calls.get(factor.name)
     first = product.ndim - factor.ndim
     sizes = enumerate(factor.shape)
     return factor, tuple(first + dim for dim, size in sizes if not prims.statically_true(size == 1))
 
 
-def _is_worth_it(found: _Contraction) -> bool:
+def _is_worth_it(contraction: _Contraction) -> bool:
     """Return whether rows, columns and contracted elements are many, and each dim is one of a factor."""
-    one, other = map(set, found.has)
-    summed = set(found.dims)
+    one, other = map(set, contraction.has)
+    summed = set(contraction.dims)
     if not summed.isdisjoint(one ^ other):  # summed in one factor alone
         return False
-    if any(not prims.statically_true(found.sizes[dim] == 1) for dim in {*range(len(found.sizes))} - one - other):
+    if any(
+        not prims.statically_true(contraction.sizes[dim] == 1) for dim in {*range(len(contraction.sizes))} - one - other
+    ):
         return False
     parts = (one - other, other - one, one & other & summed)
-    sizes = [found.sizes[dim] for part in parts for dim in part]
+    sizes = [contraction.sizes[dim] for part in parts for dim in part]
     if not all(isinstance(size, int) for size in sizes):
         return False
-    return all(prod(int(found.sizes[dim]) for dim in part) >= _FEWEST for part in parts)
+    return all(prod(int(contraction.sizes[dim]) for dim in part) >= _FEWEST for part in parts)
 
 
-def _rewrite(trace: Trace, found: dict[str, _Contraction], restored: dict[str, TensorProxy]) -> Trace:
+def _rewrite(trace: Trace, contractions: dict[str, _Contraction], restored: dict[str, TensorProxy]) -> Trace:
     new = trace.derive("contract")
     stand_ins = StandIns(new, restored)
     values = stand_ins.values
     with recording(new, language):
         for bound in trace.bound_symbols:
-            contraction = found.get(bound.output.name) if bound.symbol is SUM else None
+            contraction = contractions.get(bound.output.name) if bound.symbol is SUM else None
             if contraction is None:
                 new.record(stand_ins.substitute(bound))
                 continue
@@ -154,12 +156,16 @@ def _rewrite(trace: Trace, found: dict[str, _Contraction], restored: dict[str, T
     return new
 
 
-def _matrix_product(found: _Contraction, values: dict[str, TensorProxy], shape: tuple[Dim, ...]) -> TensorProxy:
+def _matrix_product(contraction: _Contraction, values: dict[str, TensorProxy], shape: tuple[Dim, ...]) -> TensorProxy:
     factors = [
-        torchlang.reshape(values.get(factor.name, factor), [found.sizes[dim] for dim in has])
-        for factor, has in zip(found.factors, found.has, strict=True)
+        torchlang.reshape(values.get(factor.name, factor), [contraction.sizes[dim] for dim in has])
+        for factor, has in zip(contraction.factors, contraction.has, strict=True)
     ]
-    terms = ["".join(ascii_letters[dim] for dim in has) for has in found.has]
-    rest = [dim for dim in range(len(found.sizes)) if dim not in found.dims and dim in {*found.has[0], *found.has[1]}]
+    terms = ["".join(ascii_letters[dim] for dim in has) for has in contraction.has]
+    rest = [
+        dim
+        for dim in range(len(contraction.sizes))
+        if dim not in contraction.dims and dim in {*contraction.has[0], *contraction.has[1]}
+    ]
     equation = f"{terms[0]},{terms[1]}->{''.join(ascii_letters[dim] for dim in rest)}"
     return torchlang.reshape(torchlang.einsum(equation, *factors), shape)

@@ -41,10 +41,10 @@ def slice_counted(trace: Trace, in_torch: Callable[[BoundSymbol], bool] = lambda
     makers = Makers(trace)
 
     def read(bound: BoundSymbol) -> TensorProxy | None:
-        found = _READS.get(bound.symbol)
-        if found is None or not in_torch(bound):
+        rule = _READS.get(bound.symbol)
+        if rule is None or not in_torch(bound):
             return None
-        place = found(**bound.symbol.bind(bound.args, bound.kwargs))
+        place = rule(**bound.symbol.bind(bound.args, bound.kwargs))
         if place is None:
             return None
         x, dim, index = place
@@ -149,16 +149,16 @@ def _of_iota(
     return None if first is None or second is None else Count(first.start, second.start, 0)
 
 
-def _of_full(makers: Makers, shape: tuple[Dim, ...], value: Any, *options: Any, **named: Any) -> Count | None:
+def _of_full(makers: Makers, shape: tuple[Dim, ...], value: Any, *options: Any, **kwargs: Any) -> Count | None:
     return _constant(value)
 
 
-def _of_cumsum(makers: Makers, x: TensorProxy, dim: int, *options: Any, **named: Any) -> Count | None:
+def _of_cumsum(makers: Makers, x: TensorProxy, dim: int, *options: Any, **kwargs: Any) -> Count | None:
     count = _count(x, makers)
     return Count(count.start, count.start, dim) if count is not None and count.dim is None and x.ndim else None
 
 
-def _of_same(makers: Makers, x: TensorProxy, *options: Any, **named: Any) -> Count | None:
+def _of_same(makers: Makers, x: TensorProxy, *options: Any, **kwargs: Any) -> Count | None:
     return _count(x, makers)
 
 

@@ -60,26 +60,26 @@ def cse(trace: Trace) -> Trace:
 
 
 def merge_calls(
-    calls: list[BoundSymbol], *, protected: set[str], seen: dict[tuple[Any, ...], BoundSymbol] | None = None
+    calls: list[BoundSymbol], *, protected: set[str], available: dict[tuple[Any, ...], BoundSymbol] | None = None
 ) -> tuple[list[BoundSymbol], dict[str, Proxy]]:
     """Return the calls without repetitions, and what the dropped names became.
 
-    `protected` names are never replaced by another's value nor stand in for one. `seen` holds calls made before.
+    `protected` names are never replaced by another's value nor stand in for one. `available` holds earlier calls.
     """
-    seen = {} if seen is None else seen
+    available = {} if available is None else available
     renamed: dict[str, Proxy] = {}
-    kept = []
+    result = []
     for bound in calls:
         bound = substitute(bound, renamed) if renamed else bound
         key = call_key(bound)
         if key is None or not protected.isdisjoint(bound.outputs):
-            kept.append(bound)
+            result.append(bound)
             continue
-        first = seen.setdefault(key, bound)
+        first = available.setdefault(key, bound)
         if first is bound:
-            kept.append(bound)
+            result.append(bound)
         else:
             renamed.update(
                 (old.name, new) for old, new in zip(proxies(bound.output), proxies(first.output), strict=True)
             )
-    return kept, renamed
+    return result, renamed

@@ -11,17 +11,17 @@ KEPT = frozenset({Tag.EFFECT, Tag.RANDOM})
 def live_calls(calls: Sequence[BoundSymbol], needed: Iterable[str]) -> list[BoundSymbol]:
     """Return the calls that `needed` names depend on, and those with effects, in order. A number that a call reads from
     a tensor is needed where a length is made of it: a backward may ask for that."""
-    wanted = set(needed)
+    live = set(needed)
     numbers = {bound.output.name for bound in calls if isinstance(bound.output, NumberProxy)}
-    kept = []
+    result = []
     for bound in reversed(calls):
-        if not wanted.isdisjoint(bound.outputs) or not KEPT.isdisjoint(bound.all_tags):
-            kept.append(bound)
-            wanted.update(bound.inputs)
+        if not live.isdisjoint(bound.outputs) or not KEPT.isdisjoint(bound.all_tags):
+            result.append(bound)
+            live.update(bound.inputs)
             if numbers:
-                wanted.update(numbers.intersection(names([x.shape for x in tensors(bound.output)])))
-    kept.reverse()
-    return kept
+                live.update(numbers.intersection(names([x.shape for x in tensors(bound.output)])))
+    result.reverse()
+    return result
 
 
 def dce(trace: Trace) -> Trace:

@@ -32,9 +32,9 @@ def decoding_attention(
         takes: Returns whether an executor runs a call of decoding_attention or attend_to_cache.
         in_torch: Returns whether a call runs as torch runs it.
     """
-    found = [bound for bound in trace.bound_symbols if bound.symbol is ATTENTION and _is_weighted_sum(bound)]
-    found = [bound for bound in found if in_torch(bound)]
-    if not found:
+    sites = [bound for bound in trace.bound_symbols if bound.symbol is ATTENTION and _is_weighted_sum(bound)]
+    sites = [bound for bound in sites if in_torch(bound)]
+    if not sites:
         return trace
     updates = {name: bound for bound in trace.bound_symbols for name in bound.outputs if bound.symbol is index_copy}
     readers = dict.fromkeys(trace.output_names, 1)
@@ -45,18 +45,24 @@ def decoding_attention(
     replaced: dict[int, BoundSymbol] = {}
     removed: set[int] = set()
     with recording(new, clang.language):
-        for bound in found:
-            given = ATTENTION.bind(bound.args, bound.kwargs)
-            options = given["attn_mask"], given["scale"], given["enable_gqa"]
-            update = _update_before(given, updates, readers)
+        for bound in sites:
+            arguments = ATTENTION.bind(bound.args, bound.kwargs)
+            options = arguments["attn_mask"], arguments["scale"], arguments["enable_gqa"]
+            update = _update_before(arguments, updates, readers)
             if update is not None:
-                call = _call(new, bound, torchlang.attend_to_cache, *update.arguments, given["query"], *options)
+                call = _call(new, bound, torchlang.attend_to_cache, *update.arguments, arguments["query"], *options)
                 if takes(call):
                     replaced[id(bound)] = call
                     removed |= {id(each) for each in update.calls}
                     continue
             call = _call(
-                new, bound, torchlang.decoding_attention, given["query"], given["key"], given["value"], *options
+                new,
+                bound,
+                torchlang.decoding_attention,
+                arguments["query"],
+                arguments["key"],
+                arguments["value"],
+                *options,
             )
             if takes(call):
                 replaced[id(bound)] = call
@@ -67,8 +73,8 @@ def decoding_attention(
 
 
 def _is_weighted_sum(bound: BoundSymbol) -> bool:
-    given = ATTENTION.bind(bound.args, bound.kwargs)
-    return not given["dropout_p"] and not given["is_causal"]
+    arguments = ATTENTION.bind(bound.args, bound.kwargs)
+    return not arguments["dropout_p"] and not arguments["is_causal"]
 
 
 class _Update(NamedTuple):
@@ -78,10 +84,12 @@ class _Update(NamedTuple):
     arguments: tuple[tuple[TensorProxy, TensorProxy], TensorProxy, TensorProxy, TensorProxy]
 
 
-def _update_before(given: dict[str, Any], updates: dict[str, BoundSymbol], readers: dict[str, int]) -> _Update | None:
+def _update_before(
+    arguments: dict[str, Any], updates: dict[str, BoundSymbol], readers: dict[str, int]
+) -> _Update | None:
     """Return the update of the keys and values of an attention call, which alone reads them; both are at the same
     position of each query."""
-    key, value = given["key"], given["value"]
+    key, value = arguments["key"], arguments["value"]
     if key.name == value.name or not {key.name, value.name} <= updates.keys():
         return None
     if readers[key.name] > 1 or readers[value.name] > 1:
@@ -90,7 +98,7 @@ def _update_before(given: dict[str, Any], updates: dict[str, BoundSymbol], reade
     first, second = (torchlang.index_copy.bind(each.args, each.kwargs) for each in calls)
     if first["index"].name != second["index"].name:
         return None
-    if not all(_is_of_positions(each, given["query"]) for each in (first, second)):
+    if not all(_is_of_positions(each, arguments["query"]) for each in (first, second)):
         return None
     return _Update(calls, ((first["input"], second["input"]), first["index"], first["source"], second["source"]))
 

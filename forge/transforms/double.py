@@ -52,11 +52,11 @@ class GivenCall:
 
     def __init__(self, bound: BoundSymbol, active: set[str]) -> None:
         self.bound = bound
-        found = [proxy for proxy in proxies(bound.output) if proxy.name in bound.outputs]
-        self.values: list[Proxy] | None = found
+        outputs = [proxy for proxy in proxies(bound.output) if proxy.name in bound.outputs]
+        self.values: list[Proxy] | None = outputs
         if Tag.ZERO_GRAD not in bound.symbol.tags and not active.isdisjoint(bound.outputs):
             redrawn = bound.symbol in _redraws
-            self.values = [proxy for proxy in found if not _is_inexact(proxy)] if redrawn else None
+            self.values = [proxy for proxy in outputs if not _is_inexact(proxy)] if redrawn else None
 
 
 def _is_inexact(proxy: Proxy) -> bool:
@@ -114,19 +114,19 @@ def _differentiated_parts(bound: BoundSymbol) -> Iterator[BoundSymbol]:
 
 def differentiable_backward(
     trace: Trace,
-    wanted: Sequence[str],
+    targets: Sequence[str],
     seeds: dict[str, TensorProxy],
     choose: Choose,
-    given: Sequence[GivenCall],
+    forward_calls: Sequence[GivenCall],
     unreached: Mapping[str, Sequence[int]] = MappingProxyType({}),
     missing: Collection[str] = (),
 ) -> Trace:
-    """Return the backward of `trace` as a program: inputs are the trace's, the values of `given`, and the gradients of
-    outputs (`seeds`, by the output's name); its output holds None for an input that no gradient reaches.
+    """Return the backward of `trace` as a program: inputs are the trace's, the values of `forward_calls`, and the
+    gradients of outputs (`seeds`, by the output's name); its output holds None for an input that no gradient reaches.
 
-    choose: the executors' choices, which hold for random calls. given: those of the forward that ran. unreached: by the
-    names of results of opaque calls, which of the gradients that they give are None. missing: the names of inputs that
-    are None when it runs: no composite is called with one.
+    choose: the executors' choices, which hold for random calls. forward_calls: those of the forward that ran.
+    unreached: by the names of results of opaque calls, which of the gradients that they give are None.
+    missing: the names of inputs that are None when it runs: no composite is called with one.
     Raises NotImplementedError naming a call that has no gradient rule, or one that would have to draw again.
     """
     repeated: set[str] = set()
@@ -146,13 +146,13 @@ def differentiable_backward(
             return Choice(rule)
         return choose(bound, active) if Tag.RANDOM in bound.all_tags else Choice()
 
-    joint = differentiate(trace, wanted, choice, again=True)
+    joint = differentiate(trace, targets, choice, again=True)
     if unreached:
         dropped = set(_unreached_gradients(joint, unreached))
         joint = without_gradients(joint, lambda bound: dropped.intersection(bound.outputs))
     back = backward(joint, seeds, trace.inputs)
     program = back.derive("differentiable backward", name="backward", inputs=[], output=None)
-    replacer = _Replacer(program, given_calls(joint, repeated), given, repeated)
+    replacer = _Replacer(program, given_calls(joint, repeated), forward_calls, repeated)
     with recording(program, clang.language):
         forward = list(replacer.replace(joint.forward.bound_symbols))
     forward, copied = show_inside(program, forward, {*free_names(back, set())})
@@ -184,22 +184,22 @@ def _unreached_gradients(joint: Joint, unreached: Mapping[str, Sequence[int]]) -
 
 
 def show_inside(
-    trace: Trace, calls: Iterable[BoundSymbol], wanted: set[str]
+    trace: Trace, calls: Iterable[BoundSymbol], targets: set[str]
 ) -> tuple[list[BoundSymbol], dict[str, TensorProxy]]:
     """Return the calls with what is wanted from inside composites in sight, and what it is called now.
 
     A call whose rule is a user's (torch.autograd.Function) stays one, since its decomposition has another gradient:
     what its backward reads from inside is computed beside it, and is a constant, as in eager.
     """
-    shown: list[BoundSymbol] = []
+    flat: list[BoundSymbol] = []
     copied: dict[str, TensorProxy] = {}
     for bound in calls:
-        parts = unfold([bound], wanted)
+        parts = unfold([bound], targets)
         if parts == [bound]:
-            shown.append(bound)
+            flat.append(bound)
         elif bound.symbol.rule is None:
-            more, renamed = show_inside(trace, bound.subsymbols, wanted)
-            shown += more
+            more, renamed = show_inside(trace, bound.subsymbols, targets)
+            flat += more
             copied.update(renamed)
         else:
             inside = {proxy.name: proxy for part in parts for proxy in tensors(part.output)}
@@ -209,8 +209,8 @@ def show_inside(
                 if name not in bound.inputs
             }
             copied.update((name, proxy) for name, proxy in fresh.items() if name not in bound.outputs)
-            shown += [bound, *[_constant(substitute(part, fresh)) for part in parts]]
-    return shown, copied
+            flat += [bound, *[_constant(substitute(part, fresh)) for part in parts]]
+    return flat, copied
 
 
 def _constant(bound: BoundSymbol) -> BoundSymbol:
@@ -221,13 +221,13 @@ class _Replacer:
     """Puts what the forward drew in the place of the calls that drew it."""
 
     def __init__(
-        self, trace: Trace, own: Sequence[GivenCall], given: Sequence[GivenCall], repeated: Collection[str]
+        self, trace: Trace, own: Sequence[GivenCall], forward_calls: Sequence[GivenCall], repeated: Collection[str]
     ) -> None:
-        ids = [[each.bound.symbol.id for each in calls] for calls in (own, given)]
+        ids = [[each.bound.symbol.id for each in calls] for calls in (own, forward_calls)]
         assert ids[0] == ids[1], f"the forward's calls and those of its differentiable backward differ: {ids}"
         self.trace = trace
         self.repeated = repeated
-        self.partner = {id(ours.bound): theirs for ours, theirs in zip(own, given, strict=True)}
+        self.partner = {id(ours.bound): theirs for ours, theirs in zip(own, forward_calls, strict=True)}
         self.inputs: list[Proxy] = []
 
     def replace(self, calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
@@ -252,23 +252,23 @@ class _Replacer:
         redraw = _redraws.get(bound.symbol)
         if redraw is None or len(names) == len(bound.outputs):
             return []
-        known = {proxy.name for proxy in self.inputs}
+        input_names = {proxy.name for proxy in self.inputs}
         with self.trace.collecting() as calls, self.trace.set_tags(bound.tags, bound.source):
             output = redraw(bound.output, *bound.args, **bound.kwargs)
         for new, old in zip(tensors(output), tensors(bound.output), strict=True):
-            if old.name not in known:
+            if old.name not in input_names:
                 new.name = old.name
         return calls
 
 
 def _own_values(program: Trace, output: Sequence[TensorProxy | None]) -> tuple[TensorProxy | None, ...]:
     """Return the output with a copy of each value that is an input, a constant, or there twice."""
-    taken = set(program.input_names) | set(program.constants)
+    used_names = set(program.input_names) | set(program.constants)
     values: list[TensorProxy | None] = []
     for value in output:
-        if value is not None and value.name in taken:
+        if value is not None and value.name in used_names:
             value = prims.clone(value)
         if value is not None:
-            taken.add(value.name)
+            used_names.add(value.name)
         values.append(value)
     return tuple(values)

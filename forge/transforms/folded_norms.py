@@ -30,7 +30,7 @@ class _Site(NamedTuple):
 
     norm: dict[str, Any]
     layer: Symbol[TensorProxy]
-    given: dict[str, Any]
+    arguments: dict[str, Any]
 
 
 def fold_norms(trace: Trace, freezing: Freezing, in_torch: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
@@ -42,17 +42,17 @@ def fold_norms(trace: Trace, freezing: Freezing, in_torch: Callable[[BoundSymbol
     if not norms:
         return trace
     search = _Search(trace, freezing, in_torch)
-    found: dict[str, _Site] = {}
+    sites: dict[str, _Site] = {}
     for bound in norms:
         site = search.site(bound)
         name = freezing.owner(bound.symbol.bind(bound.args, bound.kwargs)["running_mean"].name, search.makers)
         if isinstance(site, str):
-            freezing.left.append(f"batch norm {name}: {site}")
+            freezing.misses.append(f"batch norm {name}: {site}")
         else:
-            found[bound.output.name] = site
-            layer = freezing.owner(site.given["weight"].name, search.makers)
-            freezing.done.append(f"batch norm {name} in the weights of {layer}")
-    return _rewrite(trace, found) if found else trace
+            sites[bound.output.name] = site
+            layer = freezing.owner(site.arguments["weight"].name, search.makers)
+            freezing.folds.append(f"batch norm {name} in the weights of {layer}")
+    return _rewrite(trace, sites) if sites else trace
 
 
 class _Search:
@@ -70,7 +70,7 @@ class _Search:
         """Return the layer that a batch norm is folded into, or the reason why it is not."""
         norm = bound.symbol.bind(bound.args, bound.kwargs)
         x = norm["input"]
-        maker = self.makers.shown.get(x.name)
+        maker = self.makers.calls.get(x.name)
         if maker is None or maker.symbol not in _LAYERS:
             return "no convolution or linear layer is before it"
         if x.name in self.outputs or self.readers[x.name] > 1:
@@ -79,15 +79,15 @@ class _Search:
             return "a kernel that was named for it runs it, or the layer before it"
         if bound.mode != maker.mode:
             return "gradients of it and of the layer before it are not alike"
-        given = maker.symbol.bind(maker.args, maker.kwargs)
+        arguments = maker.symbol.bind(maker.args, maker.kwargs)
         read = [norm[name] for name in ("running_mean", "running_var", "weight", "bias")]
-        read += [given["weight"], given["bias"]]
+        read += [arguments["weight"], arguments["bias"]]
         if not all(value is None or value.name in self.values for value in read):
             return "a weight or statistic of it, or of the layer before it, is no weight that stays as it is"
-        if not _fits(maker.symbol, given, norm, bound.output):
+        if not _fits(maker.symbol, arguments, norm, bound.output):
             return "its channels are not those of the layer before it, or dtypes differ"
-        source = self._wide(given["weight"])
-        return _Site(norm, maker.symbol, {**given, "weight": source, "dtype": given["weight"].dtype})
+        source = self._wide(arguments["weight"])
+        return _Site(norm, maker.symbol, {**arguments, "weight": source, "dtype": arguments["weight"].dtype})
 
     def _wide(self, weight: TensorProxy) -> TensorProxy:
         """Return the weight before it was rounded to the dtype in which the layer runs."""
@@ -98,20 +98,22 @@ class _Search:
         return source if source.is_floating_point() and source.element_size() > weight.element_size() else weight
 
 
-def _fits(layer: Symbol, given: dict[str, Any], norm: dict[str, Any], output: TensorProxy) -> bool:
+def _fits(layer: Symbol, arguments: dict[str, Any], norm: dict[str, Any], output: TensorProxy) -> bool:
     """Return whether each channel of the norm is one of the layer's own output and torch takes its dtypes: the input
     has a batch, and no rows lie between."""
-    x, weight = norm["input"], given["weight"]
+    x, weight = norm["input"], arguments["weight"]
     rank = 2 if layer is LINEAR else weight.ndim
     statistics = [norm[name] for name in ("running_mean", "running_var", "weight", "bias") if norm[name] is not None]
     (kind, *others) = {tensor.dtype for tensor in statistics}
-    taken = not others and (kind == x.dtype or (kind == torch.float32 and x.dtype in (torch.bfloat16, torch.float16)))
-    return taken and weight.ndim >= 2 and x.ndim == rank and x.dtype == weight.dtype == output.dtype
+    is_supported = not others and (
+        kind == x.dtype or (kind == torch.float32 and x.dtype in (torch.bfloat16, torch.float16))
+    )
+    return is_supported and weight.ndim >= 2 and x.ndim == rank and x.dtype == weight.dtype == output.dtype
 
 
-def _rewrite(trace: Trace, found: dict[str, _Site]) -> Trace:
+def _rewrite(trace: Trace, sites: dict[str, _Site]) -> Trace:
     def layer(bound: BoundSymbol) -> TensorProxy | None:
-        site = found.get(bound.output.name) if bound.symbol in NORMS else None
+        site = sites.get(bound.output.name) if bound.symbol in NORMS else None
         return None if site is None else _layer_of(site)
 
     return rewrite(trace, "fold_norms", layer, language=clang.language)
@@ -119,8 +121,8 @@ def _rewrite(trace: Trace, found: dict[str, _Site]) -> Trace:
 
 def _layer_of(site: _Site) -> TensorProxy:
     """Return the layer with the norm in its weights, which are computed in the widest dtype that there is."""
-    norm, given = site.norm, dict(site.given)
-    dtype, weight, bias = given.pop("dtype"), given["weight"], given["bias"]
+    norm, arguments = site.norm, dict(site.arguments)
+    dtype, weight, bias = arguments.pop("dtype"), arguments["weight"], arguments["bias"]
     wide = clang.wider(torch.promote_types(weight.dtype, norm["running_var"].dtype))
     scale = clang.rsqrt(clang.convert(norm["running_var"], wide) + norm["eps"])
     if norm["weight"] is not None:
@@ -131,9 +133,9 @@ def _layer_of(site: _Site) -> TensorProxy:
     shift = shift * scale
     if norm["bias"] is not None:
         shift = shift + clang.convert(norm["bias"], wide)
-    scaled = _scale(site.layer, clang.convert(weight, wide), scale, given.get("groups", 1))
-    given["weight"], given["bias"] = clang.convert(scaled, dtype), clang.convert(shift, dtype)
-    return site.layer(*given.values())
+    scaled = _scale(site.layer, clang.convert(weight, wide), scale, arguments.get("groups", 1))
+    arguments["weight"], arguments["bias"] = clang.convert(scaled, dtype), clang.convert(shift, dtype)
+    return site.layer(*arguments.values())
 
 
 def _scale(layer: Symbol, weight: TensorProxy, scale: TensorProxy, groups: int) -> TensorProxy:

@@ -13,11 +13,11 @@ _KINDS = ("_weight", "_bias", "_running_mean", "_running_var")
 @dataclass
 class Freezing:
     """State of freezing one program. `weights` names the inputs that are constants for as long as nobody changes them.
-    `done` says what was folded, `left` what was not, and why."""
+    `folds` says what was folded, `misses` what was not, and why."""
 
     weights: Collection[str]
-    done: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
+    folds: list[str] = field(default_factory=list)
+    misses: list[str] = field(default_factory=list)
 
     def calls(self, trace: Trace) -> list[BoundSymbol]:
         """Return the calls that depend on weights and constants alone."""
@@ -29,7 +29,7 @@ class Freezing:
 
     def owner(self, name: str, makers: Makers) -> str:
         """Return a user's name for the layer that a value belongs to: the first weight that it is made of."""
-        while name not in self.weights and (bound := makers.shown.get(name)) is not None and bound.inputs:
+        while name not in self.weights and (bound := makers.calls.get(name)) is not None and bound.inputs:
             name = bound.inputs[0]
         for kind in _KINDS:
             name = name.removesuffix(kind)

@@ -39,10 +39,10 @@ def fuse_biases(trace: Trace, in_torch: Callable[[BoundSymbol], bool] = lambda b
     def add(bound: BoundSymbol) -> TensorProxy | None:
         if bound.symbol is not torchlang.add:
             return None
-        given = torchlang.add.bind(bound.args, bound.kwargs)
-        for product, row in (given["input"], given["other"]), (given["other"], given["input"]):
+        arguments = torchlang.add.bind(bound.args, bound.kwargs)
+        for product, row in (arguments["input"], arguments["other"]), (arguments["other"], arguments["input"]):
             layer = products.get(getattr(product, "name", ""))
-            if layer is not None and given["alpha"] == 1 and _is_row(row, product) and _alike(layer, bound):
+            if layer is not None and arguments["alpha"] == 1 and _is_row(row, product) and _alike(layer, bound):
                 x, weight = (torchlang.linear.bind(layer.args, layer.kwargs)[name] for name in ("input", "weight"))
                 result: TensorProxy = torchlang.linear(x, weight, torchlang.reshape(row, (product.shape[-1],)))
                 return result

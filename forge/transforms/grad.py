@@ -57,9 +57,9 @@ class Joint(NamedTuple):
 
 
 def differentiate(
-    trace: Trace, wanted: Sequence[str], choose: Choose = lambda bound, active: Choice(), *, again: bool = False
+    trace: Trace, targets: Sequence[str], choose: Choose = lambda bound, active: Choice(), *, again: bool = False
 ) -> Joint:
-    """Run the gradient rules of every call on a path from the inputs `wanted`.
+    """Run the gradient rules of every call on a path from the inputs `targets`.
 
     again: the backward will be differentiated, or the trace is such a backward. A backward may read any value, so that
     gradients flow to an output that the call's own rule takes none of (the statistics of a norm): there the
@@ -67,7 +67,7 @@ def differentiate(
     Raises NotImplementedError naming a prim that has no rule.
     """
     new = trace.derive("differentiate")
-    walker = _Forward(new, set(wanted), choose, again)
+    walker = _Forward(new, set(targets), choose, again)
     decomposed: set[str] = set()
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
@@ -94,11 +94,11 @@ def is_differentiated(bound: BoundSymbol) -> bool:
 
 def _reached_names(bound: BoundSymbol, names: Collection[str]) -> set[str]:
     """Return these names and those of the values that a call makes of them, inside of it too."""
-    found = set(names)
+    result = set(names)
     for call in bound.subsymbols or [bound]:
-        if call is bound or not found.isdisjoint(call.inputs):
-            found.update(_reached_names(call, found) if call.subsymbols else call.outputs)
-    return found
+        if call is bound or not result.isdisjoint(call.inputs):
+            result.update(_reached_names(call, result) if call.subsymbols else call.outputs)
+    return result
 
 
 def _stays_whole(bound: BoundSymbol, calls: Sequence[BoundSymbol]) -> bool:
@@ -116,9 +116,9 @@ class _Forward:
     def visit(self, bound: BoundSymbol) -> list[BoundSymbol]:
         """Return the forward calls that replace `bound`; its outputs keep their names."""
         if Tag.LEAF_VIEW in bound.tags and not self.active.isdisjoint(bound.inputs):
-            shown = _reached_names(bound, self.active)
+            names = _reached_names(bound, self.active)
             self.active.update(
-                output.name for output in tensors(bound.output) if differentiable(output) and output.name in shown
+                output.name for output in tensors(bound.output) if differentiable(output) and output.name in names
             )
         if not is_differentiated(bound):
             return [bound]
@@ -158,8 +158,8 @@ class _Forward:
         return [bound.replace(subsymbols=children)]
 
     def apply(self, rule: Callable[..., Any], bound: BoundSymbol) -> list[BoundSymbol] | None:
-        """By a rule; None where it returns NotImplemented: it has no gradient of an argument that needs one, or where
-        it cannot be differentiated again."""
+        """Apply a rule; None where it returns NotImplemented, having no gradient of an argument that needs one, or
+        where it cannot be differentiated again."""
         call = RuleCall(lambda argument: argument.name in self.active)
         with self.trace.collecting() as recorded, self.trace.set_tags(bound.tags, bound.source):
             output = run_rule(rule, call, bound.args, bound.kwargs)
@@ -174,18 +174,20 @@ class _Forward:
                 ),
                 RuntimeError,
             )
-        made, kept = tensors(output), tensors(bound.output)
+        results, originals = tensors(output), tensors(bound.output)
         check(
-            len(made) == len(kept),
-            lambda: f"the gradient rule of {bound.symbol.id} returned {len(made)} tensors, but it has {len(kept)}",
+            len(results) == len(originals),
+            lambda: (
+                f"the gradient rule of {bound.symbol.id} returned {len(results)} tensors, but it has {len(originals)}"
+            ),
             RuntimeError,
         )
-        if self.again and bound.subsymbols and rule is not bound.symbol.rule and _ignores_an_output(made, call):
+        if self.again and bound.subsymbols and rule is not bound.symbol.rule and _ignores_an_output(results, call):
             return None
-        for new, old in zip(made, kept, strict=True):
+        for new, old in zip(results, originals, strict=True):
             self.trace.names.discard(new.name)
             new.name = old.name
-        forward, backward = _divide(recorded, {proxy.name for proxy in made}, call.before)
+        forward, backward = _divide(recorded, {proxy.name for proxy in results}, call.before)
         if call.puts or call.ends:
             self.active.update(output.name for output, _ in call.gets)
         if call.puts:
@@ -209,8 +211,8 @@ def _argument_name(argument: TensorProxy, bound: BoundSymbol) -> str:
 
 
 def _ignores_an_output(outputs: Sequence[TensorProxy], call: RuleCall) -> bool:
-    known = {output.name for output, _ in call.gets}
-    return any(differentiable(output) and output.name not in known for output in outputs)
+    used_names = {output.name for output, _ in call.gets}
+    return any(differentiable(output) and output.name not in used_names for output in outputs)
 
 
 def _package_of(bound: BoundSymbol) -> str:
@@ -245,15 +247,15 @@ def without_gradients(joint: Joint, unreached: Callable[[BoundSymbol], Collectio
     runs = []
     for run in joint.runs:
         dropped = {name for bound in run.calls for name in unreached(bound)}
-        kept = copy(run)
-        kept.puts = [put for put in run.puts if put[1].name not in dropped]
-        if kept.puts:
-            runs.append(kept)
+        clone = copy(run)
+        clone.puts = [put for put in run.puts if put[1].name not in dropped]
+        if clone.puts:
+            runs.append(clone)
     return joint._replace(runs=runs)
 
 
-def backward(joint: Joint, seeds: dict[str, TensorProxy], wanted: Sequence[Proxy]) -> Trace:
-    """Return the backward program: from gradients of outputs (`seeds`, by the output's name) to gradients of `wanted`.
+def backward(joint: Joint, seeds: dict[str, TensorProxy], targets: Sequence[Proxy]) -> Trace:
+    """Return the backward program: from gradients of outputs (`seeds`, by the output's name) to gradients of `targets`.
 
     Its inputs are the seeds; it also reads names of the forward. An input that no gradient reaches gets None.
     """
@@ -264,8 +266,8 @@ def backward(joint: Joint, seeds: dict[str, TensorProxy], wanted: Sequence[Proxy
             walker.gradients.setdefault(name, []).append(seed)
         for run in reversed(joint.runs):
             walker.visit(run)
-        trace.output = tuple(walker.take(proxy) if isinstance(proxy, TensorProxy) else None for proxy in wanted)
-    return transpose_products(trace, wanted)
+        trace.output = tuple(walker.take(proxy) if isinstance(proxy, TensorProxy) else None for proxy in targets)
+    return transpose_products(trace, targets)
 
 
 class _Backward:
@@ -320,29 +322,29 @@ class _Backward:
 
     def take(self, proxy: TensorProxy) -> TensorProxy | None:
         """Return the sum of what was given for a value."""
-        given = self.gradients.pop(proxy.name, None)
-        if not given:
+        gradients = self.gradients.pop(proxy.name, None)
+        if not gradients:
             return None
-        given = self.join_slices(given)
-        total = given[0]
-        for gradient in given[1:]:
+        gradients = self.join_slices(gradients)
+        total = gradients[0]
+        for gradient in gradients[1:]:
             total = clang.add(total, gradient)
         self.gradients[proxy.name] = [total]
         return total
 
-    def join_slices(self, given: list[TensorProxy]) -> list[TensorProxy]:
-        """Gradients of slices that tile a dim become one concatenation instead of a sum of padded ones."""
-        parts = [self.slices[gradient.name] for gradient in given if gradient.name in self.slices]
+    def join_slices(self, gradients: list[TensorProxy]) -> list[TensorProxy]:
+        """Return the gradients with those of slices that tile a dim as one concatenation, not a sum of padded ones."""
+        parts = [self.slices[gradient.name] for gradient in gradients if gradient.name in self.slices]
         if len(parts) < 2:
-            return given
+            return gradients
         pieces = sorted((bound.args for bound in parts), key=lambda args: (str(args[2]), str(args[3]).zfill(12)))
         dim, size = pieces[0][2], pieces[0][1][pieces[0][2]]
         position = 0
         for _, _, piece_dim, start, stop, step in (tuple(args) + (1,) * (6 - len(args)) for args in pieces):
             if piece_dim != dim or step != 1 or not isinstance(start, int) or start != position:
-                return given
+                return gradients
             position = stop
         if not isinstance(size, int) or position != size:
-            return given
+            return gradients
         joined = prims.cat([args[0] for args in pieces], dim)
-        return [joined, *[gradient for gradient in given if gradient.name not in self.slices]]
+        return [joined, *[gradient for gradient in gradients if gradient.name not in self.slices]]

@@ -23,8 +23,8 @@ def find_buckets(trace: Trace, limit: int, reached: Iterable[int]) -> list[list[
     reached: the positions of all outputs that another set of gradients may give; those that this backward does not give
     are in the last bucket.
     """
-    made = _made_by(trace)
-    order = sorted((made.get(x.name, -1), i) for i, x in enumerate(trace.output) if isinstance(x, TensorProxy))
+    producers = _made_by(trace)
+    order = sorted((producers.get(x.name, -1), i) for i, x in enumerate(trace.output) if isinstance(x, TensorProxy))
     parts: list[list[int]] = [[]]
     size, enough = 0, min(limit, FIRST_BYTES)
     for _, position in order:
@@ -43,12 +43,12 @@ def in_buckets(trace: Trace, parts: Sequence[Sequence[int]]) -> Trace:
     """Return the backward as a generator that yields each bucket, in order; as it is where there are none."""
     if not parts:
         return trace
-    made = _made_by(trace)
+    producers = _made_by(trace)
     places: dict[int, list[BoundSymbol]] = {}
     last = -1
     for positions in parts:
         gradients = tuple(trace.output[i] for i in positions)
-        last = max([last, *(made.get(x.name, -1) for x in gradients if isinstance(x, TensorProxy))])
+        last = max([last, *(producers.get(x.name, -1) for x in gradients if isinstance(x, TensorProxy))])
         part = Proxy(trace.fresh_name("gradients"))
         places.setdefault(last, []).extend(
             (BoundSymbol(BOX, gradients, {}, part), BoundSymbol(YIELD, (part,), {}, None))

@@ -52,52 +52,52 @@ def grouped_queries(
     if all(bound.symbol not in _ATTENDING for bound in trace.bound_symbols):
         return trace
     makers = Makers(trace)
-    found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+    sites: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     for bound in trace.bound_symbols:
         if bound.symbol not in _ATTENDING:
             continue
-        given = bound.symbol.bind(bound.args, bound.kwargs)
-        if given.get("dropout_p") or given["enable_gqa"]:
+        arguments = bound.symbol.bind(bound.args, bound.kwargs)
+        if arguments.get("dropout_p") or arguments["enable_gqa"]:
             continue
         if bound.symbol is ATTENTION:
-            change = _shared_heads(given, takes_broadcast) or _repeated_heads(given, makers, bound, takes)
+            change = _shared_heads(arguments, takes_broadcast) or _repeated_heads(arguments, makers, bound, takes)
         else:
-            change = _repeated_heads(given, makers, bound, lambda *call: True)
+            change = _repeated_heads(arguments, makers, bound, lambda *call: True)
         if change is not None and in_torch(bound):
-            found[bound.output.name] = given, change
-    return _rewrite(trace, found) if found else trace
+            sites[bound.output.name] = arguments, change
+    return _rewrite(trace, sites) if sites else trace
 
 
 def _repeated_heads(
-    given: dict[str, Any],
+    arguments: dict[str, Any],
     makers: Makers,
     bound: BoundSymbol,
     takes: Callable[[TensorProxy, Dim, dict[str, Any]], bool],
 ) -> dict[str, Any] | None:
     """Return the arguments that change where a kernel takes the keys and values that were repeated."""
-    if not _alike(given["query"], given["key"], given["value"]):
+    if not _alike(arguments["query"], arguments["key"], arguments["value"]):
         return None
-    key, value = [_find_repetition(given[name], makers, bound) for name in ("key", "value")]
+    key, value = [_find_repetition(arguments[name], makers, bound) for name in ("key", "value")]
     if key is None or value is None or not prims.statically_true(key.times == value.times):
         return None
-    return {"key": key, "value": value, "enable_gqa": True} if takes(given["query"], key.times, given) else None
+    return {"key": key, "value": value, "enable_gqa": True} if takes(arguments["query"], key.times, arguments) else None
 
 
 def _shared_heads(
-    given: dict[str, Any], takes_broadcast: Callable[[dict[str, Any]], tuple[bool, bool]]
+    arguments: dict[str, Any], takes_broadcast: Callable[[dict[str, Any]], tuple[bool, bool]]
 ) -> dict[str, Any] | None:
     """Return the arguments that change where a kernel takes keys and values that broadcast to the query's batch and
     heads."""
-    query, key, value = given["query"], given["key"], given["value"]
+    query, key, value = arguments["query"], arguments["key"], arguments["value"]
     if any(x.ndim != 4 for x in (query, key, value)) or _alike(query, key, value):
         return None
     sizes = [(x.shape[dim], query.shape[dim]) for x in (key, value) for dim in (0, 1)]
-    if not all(prims.statically_true(size == 1) or prims.statically_true(size == wanted) for size, wanted in sizes):
+    if not all(prims.statically_true(size == 1) or prims.statically_true(size == target) for size, target in sizes):
         return None
-    as_groups, expanded = takes_broadcast(given)
+    as_groups, expanded = takes_broadcast(arguments)
     if as_groups and _alike(key, value) and prims.statically_true(key.shape[0] == query.shape[0]):
         return {"enable_gqa": True}
-    wide = {name: _Expansion(given[name], query.shape[:2]) for name in ("key", "value")}
+    wide = {name: _Expansion(arguments[name], query.shape[:2]) for name in ("key", "value")}
     return wide if expanded else None
 
 
@@ -124,12 +124,12 @@ def _find_repetition(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> _Re
         source, dims = call.args[0], tuple(dims[dim] for dim in call.args[2])
     if dims != tuple(dim for dim in range(5) if dim != heads + 1) or joined.ndim != 4:
         return None
-    if source.name not in makers.shown and makers.prim(source.name) is not None:  # the inside of a composite
+    if source.name not in makers.calls and makers.prim(source.name) is not None:  # the inside of a composite
         return None
     sizes = [(wide.shape[place], size) for place, size in zip(dims, source.shape, strict=True)]
     times = wide.shape[heads + 1]
-    wanted = [size * times if dim == heads else size for dim, size in enumerate(source.shape)]
-    sizes += zip(joined.shape, wanted, strict=True)
+    expected = [size * times if dim == heads else size for dim, size in enumerate(source.shape)]
+    sizes += zip(joined.shape, expected, strict=True)
     return (
         _Repetition(source, order, times) if all(prims.statically_true(one == other) for one, other in sizes) else None
     )
@@ -145,13 +145,13 @@ def _maker(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> BoundSymbol |
     return call
 
 
-def _rewrite(trace: Trace, found: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> Trace:
+def _rewrite(trace: Trace, sites: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> Trace:
     def attend(bound: BoundSymbol) -> TensorProxy | None:
-        if bound.symbol not in _ATTENDING or bound.output.name not in found:
+        if bound.symbol not in _ATTENDING or bound.output.name not in sites:
             return None
-        given, change = found[bound.output.name]
+        arguments, change = sites[bound.output.name]
         changed = {name: _as_argument(each) for name, each in change.items()}
-        output: TensorProxy = bound.symbol(**{**given, **changed})
+        output: TensorProxy = bound.symbol(**{**arguments, **changed})
         return output
 
     return rewrite(trace, "grouped_queries", attend, language=language)

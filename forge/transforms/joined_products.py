@@ -59,15 +59,15 @@ def join_products(
     makers = Makers(trace)
     for group in joined.values():
         names = [freezing.owner(product.weight.name, makers) for product in group]
-        freezing.done.append(f"{', '.join(names)}: one product with {sum(each.columns for each in group)} columns")
+        freezing.folds.append(f"{', '.join(names)}: one product with {sum(each.columns for each in group)} columns")
     return _rewrite(trace, freezing.calls(trace), joined)
 
 
 def _product(bound: BoundSymbol, values: set[str]) -> _Product | None:
     """Return a call as a product of something with a matrix that is made of weights alone."""
     if bound.symbol is LINEAR:
-        given = LINEAR.bind(bound.args, bound.kwargs)
-        x, weight, bias = given["input"], given["weight"], given["bias"]
+        arguments = LINEAR.bind(bound.args, bound.kwargs)
+        x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
     elif bound.symbol in PRODUCTS:
         x, weight = list(bound.symbol.bind(bound.args, bound.kwargs).values())[:2]
         bias = None
@@ -80,33 +80,33 @@ def _product(bound: BoundSymbol, values: set[str]) -> _Product | None:
 
 
 def _rewrite(trace: Trace, ahead: Sequence[BoundSymbol], joined: dict[str, list[_Product]]) -> Trace:
-    """`ahead` are the calls that make the weights, which come first."""
+    """Return the trace with the products joined. `ahead` are the calls that make the weights, which come first."""
     first = set(map(id, ahead))
-    gone = {product.bound.output.name for group in joined.values() for product in group}
+    dead = {product.bound.output.name for group in joined.values() for product in group}
     opaque = any(Tag.OPAQUE in bound.all_tags for bound in trace.bound_symbols)
-    copied = gone if opaque else gone.intersection(trace.output_names) | _changed_names(trace, gone)
+    copied = dead if opaque else dead.intersection(trace.output_names) | _changed_names(trace, dead)
     new = trace.derive("join_products", [*ahead])
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             name = bound.outputs[0] if bound.outputs else None
             if name in joined:
                 _record(new, joined[name], copied)
-            elif id(bound) not in first and name not in gone:
+            elif id(bound) not in first and name not in dead:
                 new.record(bound)
     return new
 
 
 def _changed_names(trace: Trace, names: set[str]) -> set[str]:
     """Return the values among `names` that the program changes through a view: by a scatter into it."""
-    shown = {name: name for name in names}
-    found = set()
+    root_of = {name: name for name in names}
+    result = set()
     for bound in trace.bound_symbols:
-        roots = {shown[name] for name in bound.inputs if name in shown}
+        roots = {root_of[name] for name in bound.inputs if name in root_of}
         if roots and Tag.VIEW in bound.all_tags:
-            shown.update((name, root) for name in bound.outputs for root in roots)
+            root_of.update((name, root) for name in bound.outputs for root in roots)
         if any(call.symbol in _KEEP_STRIDES for call in innermost(bound)):
-            found |= roots
-    return found
+            result |= roots
+    return result
 
 
 def _record(new: Trace, group: list[_Product], copied: set[str]) -> None:

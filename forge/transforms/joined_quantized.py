@@ -43,12 +43,12 @@ def join_quantized(trace: Trace, takes: Callable[[BoundSymbol, Sequence[BoundSym
         most: How many layers one call computes: queries, keys and values.
     """
     groups: dict[tuple[Any, ...], list[_Layer]] = {}
-    known = set(trace.input_names)
+    inputs = set(trace.input_names)
     for bound in trace.bound_symbols:
         if bound.symbol in _SYMBOLS:
             layer = _Layer(bound, bound.symbol.bind(bound.args, bound.kwargs))
             rest = names([value for name, value in layer.operands.items() if name != "input"])
-            if known.issuperset(rest):  # inputs: they are there at the first of the calls
+            if inputs.issuperset(rest):  # inputs: they are there at the first of the calls
                 groups.setdefault(layer.form, []).append(layer)
     parts = [group[i : i + most] for group in groups.values() for i in range(0, len(group), most)]
     new = trace.derive("join_quantized", [])

@@ -58,13 +58,13 @@ class _Loss(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """One site. `calls` lead from the linear layer's call to the scores; `kept` is how many of them stay, since the
+    """One site. `calls` lead from the linear layer's call to the scores; the first `prefix_length` stay, since the
     program reads what they make (None: it does not read the logits)."""
 
     loss: _Loss
     base: BoundSymbol
     calls: list[BoundSymbol]
-    kept: int | None
+    prefix_length: int | None
 
 
 def fused_linear_cross_entropy(
@@ -77,12 +77,12 @@ def fused_linear_cross_entropy(
     scale of the loss, and losses that are not reduced, whose gradients need another matrix product.
     """
     program = _Program(trace, in_torch, BYTE_LIMIT if limit is None else limit)
-    found = {head.loss.bound.output.name: head for head in program.heads()}
-    if not found:
+    heads = {head.loss.bound.output.name: head for head in program.heads()}
+    if not heads:
         return trace
 
     def loss(bound: BoundSymbol) -> TensorProxy | None:
-        head = found.get(bound.outputs[0]) if bound.outputs else None
+        head = heads.get(bound.outputs[0]) if bound.outputs else None
         return None if head is None else _loss_of(head)
 
     return rewrite(trace, "fused_linear_cross_entropy", loss, language=language)
@@ -116,21 +116,23 @@ class _Program:
         """Return the call as a cross entropy of class indices with options that can be run in chunks."""
         if bound.symbol not in (CROSS_ENTROPY, NLL_LOSS) or Tag.RECOMPUTE in bound.tags or not self.in_torch(bound):
             return None
-        given = bound.symbol.bind(bound.args, bound.kwargs)
-        scores, target, weight = given["input"], given["target"], given["weight"]
-        smoothing, reduction = given.get("label_smoothing", 0.0), given["reduction"]
+        arguments = bound.symbol.bind(bound.args, bound.kwargs)
+        scores, target, weight = arguments["input"], arguments["target"], arguments["weight"]
+        smoothing, reduction = arguments.get("label_smoothing", 0.0), arguments["reduction"]
         if target.dtype not in _TARGETS or scores.ndim < 2 or target.ndim != scores.ndim - 1:
             return None
         if (weight is not None and smoothing) or (reduction == "none" and self.trains(bound)):
             return None
-        loss = _Loss(bound, None, (), (bound,), scores, (), target, weight, given["ignore_index"], reduction, smoothing)
+        loss = _Loss(
+            bound, None, (), (bound,), scores, (), target, weight, arguments["ignore_index"], reduction, smoothing
+        )
         return loss if bound.symbol is CROSS_ENTROPY else self.of_log_softmax(loss)
 
     def of_log_softmax(self, loss: _Loss) -> _Loss | None:
         """Return an nll_loss as the cross entropy of what its log softmax is of."""
         logs, reader, after, own = loss.scores, loss.bound, [], [loss.bound]
         while True:
-            maker = self.makers.shown.get(logs.name)
+            maker = self.makers.calls.get(logs.name)
             if maker is None or maker.tags != loss.bound.tags or self.is_read_beside(logs.name, reader):
                 return None
             own.append(maker)
@@ -141,9 +143,9 @@ class _Program:
                 return None
             after.append(call)
             logs, reader = tensors(call.args)[0], maker
-        given = maker.symbol.bind(maker.args, maker.kwargs)
-        scores = given["input"]
-        if given["dim"] is None or not self.in_torch(maker):
+        arguments = maker.symbol.bind(maker.args, maker.kwargs)
+        scores = arguments["input"]
+        if arguments["dim"] is None or not self.in_torch(maker):
             return None
         steps: tuple[Step, ...] = (("to", logs.dtype),) if scores.dtype != logs.dtype else ()
         return loss._replace(softmax=maker, after=tuple(after[::-1]), own=tuple(own), scores=scores, steps=steps)
@@ -162,7 +164,7 @@ class _Program:
         tops = list(loss.own)
         name = loss.scores.name
         while True:
-            top = self.makers.shown.get(name)
+            top = self.makers.calls.get(name)
             if top is not None and top.tags != loss.bound.tags:
                 return None
             if top is not None and _base(top) is not None:
@@ -200,14 +202,14 @@ class _Program:
         elsewhere in it: it would take the products twice."""
         own = {id(top) for top in tops}
         values = [head.base.output, *[call.output for call in head.calls]]
-        kept = None
+        prefix_length = None
         for position, value in enumerate(values):
             others = [bound for bound in self.readers.get(value.name, ()) if id(bound) not in own]
             if self.differentiable and any(_differentiates(bound) for bound in others):
                 return None
             if others or value.name in self.outputs:
-                kept = position
-        return head._replace(kept=kept)
+                prefix_length = position
+        return head._replace(prefix_length=prefix_length)
 
 
 def _softmax_axis(softmax: BoundSymbol, scores: TensorProxy) -> int:
@@ -222,10 +224,10 @@ def _differentiates(bound: BoundSymbol) -> bool:
 
 
 def _base(bound: BoundSymbol) -> tuple[TensorProxy, TensorProxy, TensorProxy | None, bool] | None:
-    """(hidden, weight, bias, whether the weight is (H, V)) of a linear layer or of a product with a matrix."""
+    """Return (hidden, weight, bias, whether the weight is (H, V)) of a linear layer or of a product with a matrix."""
     if bound.symbol is LINEAR:
-        given = LINEAR.bind(bound.args, bound.kwargs)
-        hidden, weight, bias = given["input"], given["weight"], given["bias"]
+        arguments = LINEAR.bind(bound.args, bound.kwargs)
+        hidden, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
         fits = hidden.ndim > 1 and weight.ndim == 2 and (bias is None or bias.ndim == 1)
         return (hidden, weight, bias, False) if fits else None
     if bound.symbol in PRODUCTS:
@@ -236,8 +238,8 @@ def _base(bound: BoundSymbol) -> tuple[TensorProxy, TensorProxy, TensorProxy | N
 
 def _is_step(call: BoundSymbol) -> bool:
     """Return whether a prim is done to each row by itself, or shows the rows in another shape."""
-    symbol, found = call.symbol, tensors(call.args)
-    if len(found) != 1 or not isinstance(call.output, TensorProxy):
+    symbol, operands = call.symbol, tensors(call.args)
+    if len(operands) != 1 or not isinstance(call.output, TensorProxy):
         return False
     return symbol in _SAME_ROWS or symbol in _LAYOUT or _step(call) is not None
 
@@ -271,9 +273,9 @@ def _moved_axis(call: BoundSymbol, axis: int) -> int | None:
 
 
 def _known_axis(call: BoundSymbol, axis: int) -> int:
-    moved = _moved_axis(call, axis)
-    assert moved is not None, f"{call} cuts the classes"
-    return moved
+    result = _moved_axis(call, axis)
+    assert result is not None, f"{call} cuts the classes"
+    return result
 
 
 def _loss_of(head: _Head) -> TensorProxy:
@@ -283,10 +285,10 @@ def _loss_of(head: _Head) -> TensorProxy:
     assert base is not None, f"{head.base} is no product"
     hidden, weight, bias, transposed = base
     steps = [_step(call) for call in head.calls]
-    first = head.kept or 0
+    first = head.prefix_length or 0
     rows = _rows_of(hidden, head.calls, hidden.ndim - 1)
     logits = None
-    if head.kept is not None:
+    if head.prefix_length is not None:
         value = head.calls[first - 1].output if first else head.base.output
         logits = _rows_of(value, head.calls[first:], _axis_after(head, first))
     output: TensorProxy = linear_cross_entropy(

@@ -6,17 +6,17 @@ from forge.ir import BoundSymbol, Tag, Trace
 
 
 class Makers:
-    """`shown[name]` is the program's own call that makes a value; `prim(name)` the innermost one. A composite is looked
+    """`calls[name]` is the program's own call that makes a value; `prim(name)` the innermost one. A composite is looked
     into when it is asked for; one whose gradient rule is a user's stays shut."""
 
     def __init__(self, trace: Trace) -> None:
-        self.shown = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
+        self.calls = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
         self._inside: dict[str, BoundSymbol] = {}
 
     def prim(self, name: str) -> BoundSymbol | None:
-        """None for an input of the trace."""
-        if name not in self._inside and name in self.shown:
-            self._inside.update((made, call) for call in innermost(self.shown[name]) for made in call.outputs)
+        """Return the prim that makes a value; None for an input of the trace."""
+        if name not in self._inside and name in self.calls:
+            self._inside.update((output, call) for call in innermost(self.calls[name]) for output in call.outputs)
         return self._inside.get(name)
 
 

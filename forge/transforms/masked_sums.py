@@ -86,11 +86,11 @@ def _addition(bound: BoundSymbol, makers: Makers) -> _Addition | None:
     places = [dim for dim, index in enumerate(indices) if index is not None]
     if zeros is None or zeros.symbol is not prims.full or zeros.args[1] != 0 or len(places) != 1:
         return None
-    found = indices[places[0]]
-    if found is None or found.dtype not in _INDICES:
+    index_tensor = indices[places[0]]
+    if index_tensor is None or index_tensor.dtype not in _INDICES:
         return None
-    is_whole = same_shape(g.shape, (*x.shape[: places[0]], *found.shape, *x.shape[places[0] + 1 :]))
-    return _Addition(g, found, places[0]) if is_whole else None
+    is_whole = same_shape(g.shape, (*x.shape[: places[0]], *index_tensor.shape, *x.shape[places[0] + 1 :]))
+    return _Addition(g, index_tensor, places[0]) if is_whole else None
 
 
 def _pays(addition: _Addition, table: TensorProxy, on_cpu: bool) -> bool:
@@ -98,10 +98,10 @@ def _pays(addition: _Addition, table: TensorProxy, on_cpu: bool) -> bool:
     g, indices, dim, _ = addition
     if g.device.type == "cpu" and not on_cpu:
         return False
-    rows, given = table.shape[dim], math.prod(map(hint_of, indices.shape))
+    rows, count = table.shape[dim], math.prod(map(hint_of, indices.shape))
     if g.dtype not in _DTYPES or not isinstance(rows, int):
         return False
-    return given >= MANY * rows and rows * math.prod(map(hint_of, g.shape)) <= _MOST
+    return count >= MANY * rows and rows * math.prod(map(hint_of, g.shape)) <= _MOST
 
 
 def _masked_sum(addition: _Addition, table: TensorProxy) -> TensorProxy:
@@ -112,6 +112,6 @@ def _masked_sum(addition: _Addition, table: TensorProxy) -> TensorProxy:
     is_read = clang.where(read < 0, read + count, read) == rows
     if skipped >= 0:
         is_read = is_read & (rows != skipped)
-    given = clang.reshape(g, (*before, 1, read.shape[1], *after))
+    updates = clang.reshape(g, (*before, 1, read.shape[1], *after))
     is_read = clang.reshape(is_read, (*[1] * dim, count, read.shape[1], *[1] * len(after)))
-    return clang.sum(clang.where(is_read, given, 0), dim + 1)
+    return clang.sum(clang.where(is_read, updates, 0), dim + 1)

@@ -55,34 +55,34 @@ def masks_in_rows(
 
     strides: those that torch gives the values of a trace, by name. in_torch: whether a call runs as torch runs it.
     """
-    found = [(bound, mask) for bound in trace.bound_symbols if (mask := _mask(bound, device)) is not None]
-    if not found:
+    candidates = [(bound, mask) for bound in trace.bound_symbols if (mask := _mask(bound, device)) is not None]
+    if not candidates:
         return trace
-    masks = {mask.proxy.name: mask.proxy for _, mask in found}
+    masks = {mask.proxy.name: mask.proxy for _, mask in candidates}
     calls = live_calls(trace.bound_symbols, masks)
-    known = strides(trace.derive("masks", calls, output=tuple(masks.values())))
-    refused = {name for name in masks if name in known and _is_refused(known[name])}
-    chosen = {
+    in_eager = strides(trace.derive("masks", calls, output=tuple(masks.values())))
+    refused = {name for name in masks if name in in_eager and _is_refused(in_eager[name])}
+    sites = {
         id(bound): mask
-        for bound, mask in found
-        if mask.proxy.name in known and (mask.is_bool or mask.proxy.name in refused) and in_torch(bound)
+        for bound, mask in candidates
+        if mask.proxy.name in in_eager and (mask.is_bool or mask.proxy.name in refused) and in_torch(bound)
     }
-    return _rewrite(trace, chosen, known, device) if chosen else trace
+    return _rewrite(trace, sites, in_eager, device) if sites else trace
 
 
 def _mask(bound: BoundSymbol, device: str) -> _Mask | None:
     """Return the mask of an attention call for which torch has a kernel: one of bools, or one of floats on `device`."""
     if bound.symbol is not ATTENTION:
         return None
-    given = ATTENTION.bind(bound.args, bound.kwargs)
-    query, mask = given["query"], given["attn_mask"]
+    arguments = ATTENTION.bind(bound.args, bound.kwargs)
+    query, mask = arguments["query"], arguments["attn_mask"]
     if mask is None or query.ndim != 4 or query.dtype not in _DTYPES or mask.ndim < 2:
         return None
-    found = _Mask(mask, query.dtype, query.device.type)
-    if found.is_bool:
-        return found
-    is_added = mask.dtype == query.dtype and found.device == device
-    return None if not is_added or statically_true(mask.shape[-1] == 1) else found
+    result = _Mask(mask, query.dtype, query.device.type)
+    if result.is_bool:
+        return result
+    is_added = mask.dtype == query.dtype and result.device == device
+    return None if not is_added or statically_true(mask.shape[-1] == 1) else result
 
 
 def _is_refused(strides: tuple[Dim, ...]) -> bool:

@@ -25,26 +25,26 @@ def move_indices(trace: Trace) -> Trace:
     """Return the trace with indices on the devices of what they index; numbers stay where they are."""
     if all(bound.symbol not in _INDEXED for bound in trace.bound_symbols):
         return trace
-    moved: dict[tuple[str, str], TensorProxy] = {}
+    copies: dict[tuple[str, str], TensorProxy] = {}
 
     def index(bound: BoundSymbol) -> TensorProxy | None:
         name = _INDEXED.get(bound.symbol)
         if name is None:
             return None
-        given = bound.symbol.bind(bound.args, bound.kwargs)
-        device = next(iter(given.values())).device
-        if not any(_is_elsewhere(leaf, device.type) for leaf in tensors(given[name])):
+        arguments = bound.symbol.bind(bound.args, bound.kwargs)
+        device = next(iter(arguments.values())).device
+        if not any(_is_elsewhere(leaf, device.type) for leaf in tensors(arguments[name])):
             return None
 
         def on_device(leaf: Any) -> Any:
             if not _is_elsewhere(leaf, device.type):
                 return leaf
             place = leaf.name, str(device)
-            if place not in moved:
-                moved[place] = torchlang.to(leaf, device)
-            return moved[place]
+            if place not in copies:
+                copies[place] = torchlang.to(leaf, device)
+            return copies[place]
 
-        result: TensorProxy = bound.symbol(*{**given, name: tree_map(on_device, given[name])}.values())
+        result: TensorProxy = bound.symbol(*{**arguments, name: tree_map(on_device, arguments[name])}.values())
         return result
 
     return rewrite(trace, "move_indices", index)

@@ -84,18 +84,20 @@ def products(
     """
     groups = _find_groups(trace, is_product, is_epilogue)
     readers = _readers(trace)
-    made: dict[int, BoundSymbol] = {}
+    replacements: dict[int, BoundSymbol] = {}
     inside: set[int] = set()
     for group in groups:
         _shorten(group, readers, views)
         call = _call_of(group.calls, _escaping(group.calls, group.places, readers), ProductSymbol)
         if wins(call, _with_neighbours(trace, group, call, readers, views, is_fused)):
-            made[group.places[-1]] = call
+            replacements[group.places[-1]] = call
             inside.update(group.places)
-    if not made:
+    if not replacements:
         return trace
-    calls = [made.get(place, bound) for place, bound in enumerate(trace.bound_symbols)]
-    return trace.derive("products", [each for place, each in enumerate(calls) if place in made or place not in inside])
+    calls = [replacements.get(place, bound) for place, bound in enumerate(trace.bound_symbols)]
+    return trace.derive(
+        "products", [each for place, each in enumerate(calls) if place in replacements or place not in inside]
+    )
 
 
 def _find_groups(trace: Trace, is_product: Asked, is_epilogue: Asked) -> list[_Group]:
@@ -131,20 +133,20 @@ def _owner(bound: BoundSymbol, read: list[_Group], is_epilogue: Asked) -> _Group
 def _readers(trace: Trace) -> Readers:
     """Return the places of the calls that read each value; the trace's end, as the place after the last, reads its
     output."""
-    found: dict[str, list[int]] = {}
+    result: dict[str, list[int]] = {}
     for place, bound in enumerate(trace.bound_symbols):
         for name in bound.inputs:
-            found.setdefault(name, []).append(place)
+            result.setdefault(name, []).append(place)
     for name in trace.output_names:
-        found.setdefault(name, []).append(len(trace.bound_symbols))
-    return found
+        result.setdefault(name, []).append(len(trace.bound_symbols))
+    return result
 
 
 def _escaping(calls: Sequence[BoundSymbol], places: Collection[int], readers: Readers) -> list[str]:
     """Return the results of calls that others than those in these places read."""
     inside = set(places)
-    made = [name for call in calls for name in call.outputs]
-    return [name for name in made if not inside.issuperset(readers.get(name, ()))]
+    results = [name for call in calls for name in call.outputs]
+    return [name for name in results if not inside.issuperset(readers.get(name, ()))]
 
 
 def _shorten(group: _Group, readers: Readers, views: Container[str]) -> None:
@@ -161,50 +163,50 @@ def _with_neighbours(
     nothing in their region is not one that the call saves."""
     if len(group.calls) == 1:
         return call
-    found: set[int] = set()
+    followers: set[int] = set()
     waiting = list(call.outputs)
     while waiting:
         for place in readers.get(waiting.pop(), ()):
-            if place == len(trace.bound_symbols) or place in found or place in group.places:
+            if place == len(trace.bound_symbols) or place in followers or place in group.places:
                 continue
             reader = trace.bound_symbols[place]
             if all(name in views for name in reader.outputs):
-                found.add(place)
+                followers.add(place)
                 waiting += reader.outputs
             elif is_fused(reader):
-                found.add(place)
-    if not found:
+                followers.add(place)
+    if not followers:
         return call
-    calls = [call, *[trace.bound_symbols[place] for place in sorted(found)]]
-    return _call_of(calls, _escaping(calls, [*group.places, *found], readers), Symbol)
+    calls = [call, *[trace.bound_symbols[place] for place in sorted(followers)]]
+    return _call_of(calls, _escaping(calls, [*group.places, *followers], readers), Symbol)
 
 
 def _call_of(calls: Sequence[BoundSymbol], escaping: Sequence[str], kind: type[Symbol]) -> BoundSymbol:
     """Return one call of several, which returns their results of these names."""
-    given: list[Any] = []
-    known: dict[str, Any] = {}
+    inputs: list[Any] = []
+    operands: dict[str, Any] = {}
 
     def described(leaf: Any) -> Any:
         if not isinstance(leaf, (Proxy, *SYMBOLIC_TYPES)):
             return leaf
         key = leaf.name if isinstance(leaf, Proxy) else str(leaf)
-        if key not in known:
-            known[key] = _Input(len(given))
-            given.append(leaf)
-        return known[key]
+        if key not in operands:
+            operands[key] = _Input(len(inputs))
+            inputs.append(leaf)
+        return operands[key]
 
     rows: list[Row] = []
-    made: list[Proxy] = []
+    results: list[Proxy] = []
     for call in calls:
         rows.append((call.symbol, *tree_map(described, (tuple(call.args), call.kwargs))))
         for proxy in proxies(call.output):
-            known[proxy.name] = _Result(len(made))
-            made.append(proxy)
-    places = {proxy.name: place for place, proxy in enumerate(made)}
+            operands[proxy.name] = _Result(len(results))
+            results.append(proxy)
+    places = {proxy.name: place for place, proxy in enumerate(results)}
     returned = [places[name] for name in escaping]
     symbol, text = _symbol_of(rows, returned, kind)
     source = next((call.source for call in calls if call.source is not None), None)
-    return BoundSymbol(symbol, (text, *given), {}, tuple(made[place] for place in returned), list(calls), source)
+    return BoundSymbol(symbol, (text, *inputs), {}, tuple(results[place] for place in returned), list(calls), source)
 
 
 def _symbol_of(rows: Sequence[Row], returned: Sequence[int], kind: type[Symbol]) -> tuple[Symbol, str]:
@@ -218,12 +220,12 @@ def _symbol_of(rows: Sequence[Row], returned: Sequence[int], kind: type[Symbol])
 
 
 def _body(rows: Sequence[Row], returned: Sequence[int]) -> Callable[..., tuple[Any, ...]]:
-    def body(text: str, *given: Any) -> tuple[Any, ...]:
+    def body(text: str, *inputs: Any) -> tuple[Any, ...]:
         results: list[Any] = []
 
         def value(leaf: Any) -> Any:
             if isinstance(leaf, _Input):
-                return given[leaf.place]
+                return inputs[leaf.place]
             return results[leaf.place] if isinstance(leaf, _Result) else leaf
 
         for symbol, args, kwargs in rows:

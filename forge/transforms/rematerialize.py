@@ -67,13 +67,13 @@ def rematerialize(
     """
     sizes = {proxy.name for proxy in forward.inputs if not isinstance(proxy, TensorProxy)}
     read = set(free_names(backward, sizes))
-    wanted = {*read, *forward.output_names}
+    live = {*read, *forward.output_names}
     exact = {name for bound in backward.bound_symbols if Tag.NO_FUSE in bound.tags for name in bound.inputs}
     new = forward.derive("rematerialize", [])
     new.names |= backward.names
     parted = _part(
         new,
-        live_calls(unfold(forward.bound_symbols, wanted), wanted),
+        live_calls(unfold(forward.bound_symbols, live), live),
         lambda bound: Tag.RECOMPUTE not in bound.tags and fused(bound) and _may_run_again(bound, cheap, exact),
     )
     calls = new.bound_symbols
@@ -200,8 +200,8 @@ class _Network:
     def add(self, proxy: Proxy, bytes: int) -> None:
         """Add a value."""
         self.values.add(proxy.name)
-        made = proxy.name in self.copied  # of values of one size, one that is there anyway
-        self.graph.add_edge((proxy.name, 0), (proxy.name, 1), capacity=bytes + made)
+        is_copied = proxy.name in self.copied  # of values of one size, one that is there anyway
+        self.graph.add_edge((proxy.name, 0), (proxy.name, 1), capacity=bytes + is_copied)
 
     def give(self, name: str) -> None:
         """Make a value available."""

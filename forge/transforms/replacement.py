@@ -44,12 +44,12 @@ def rewrite(trace: Trace, stage: str, rule: Rule, *, language: LanguageContext =
                 result = rule(call)
                 if result is not None:
                     _check(stage, call, result)
-                    made = values.with_own_memory(bound, proxies(result), recorded)
+                    outputs = values.with_own_memory(bound, proxies(result), recorded)
             if result is None:
                 new.record(call)
                 continue
             changed = True
-            for each in values.replace(bound, made, recorded):
+            for each in values.replace(bound, outputs, recorded):
                 new.record(each)
     if not changed:
         return trace
@@ -64,23 +64,23 @@ class _Values:
         self.replaced: dict[str, Proxy] = {}
         self._returned = frozenset(trace.output_names)
 
-    def with_own_memory(self, bound: BoundSymbol, made: list[Proxy], recorded: list[BoundSymbol]) -> list[Proxy]:
+    def with_own_memory(self, bound: BoundSymbol, results: list[Proxy], recorded: list[BoundSymbol]) -> list[Proxy]:
         """Return the new results of a call; those that the program returns are cloned, where they share memory."""
-        found, taken = list(made), set[str]()
+        outputs, used_memory = list(results), set[str]()
         new = {name for call in recorded for name in call.outputs}
-        for index, (old, now) in enumerate(zip(proxies(bound.output), made, strict=True)):
+        for index, (old, now) in enumerate(zip(proxies(bound.output), results, strict=True)):
             if old.name in self._returned.intersection(bound.outputs) and isinstance(now, TensorProxy):
                 memory = SharedMemory(recorded).of([now.name])
-                if not memory <= new or not memory.isdisjoint(taken):
-                    found[index] = torchlang.clone(now)
-                taken |= memory
-        return found
+                if not memory <= new or not memory.isdisjoint(used_memory):
+                    outputs[index] = torchlang.clone(now)
+                used_memory |= memory
+        return outputs
 
-    def replace(self, bound: BoundSymbol, made: list[Proxy], recorded: list[BoundSymbol]) -> list[BoundSymbol]:
+    def replace(self, bound: BoundSymbol, results: list[Proxy], recorded: list[BoundSymbol]) -> list[BoundSymbol]:
         """Return the recorded calls with the names of the results that they replace; note what replaces the others."""
         new = {name for call in recorded for name in call.outputs}
         renamed = dict(self.replaced)
-        for old, now in zip(proxies(bound.output), made, strict=True):
+        for old, now in zip(proxies(bound.output), results, strict=True):
             if old.name not in bound.outputs or old.name == now.name:
                 continue
             if now.name in new and now.name not in renamed:
@@ -91,22 +91,22 @@ class _Values:
 
 
 def _check(stage: str, bound: BoundSymbol, result: Any) -> None:
-    made, wanted = proxies(result), proxies(bound.output)
+    results, originals = proxies(result), proxies(bound.output)
     check(
-        len(made) == len(wanted) and all(map(_is_like, made, wanted)),
+        len(results) == len(originals) and all(map(_is_like, results, originals)),
         lambda: (
-            f"{stage}: {bound!r} gives {_in_words(wanted)}, but its replacement gives {_in_words(made)}: return values "
-            "of the same shapes, dtypes and devices, or None to keep the call"
+            f"{stage}: {bound!r} gives {_in_words(originals)}, but its replacement gives {_in_words(results)}: return "
+            "values of the same shapes, dtypes and devices, or None to keep the call"
         ),
     )
 
 
-def _is_like(made: Proxy, wanted: Proxy) -> bool:
-    if not isinstance(made, TensorProxy) or not isinstance(wanted, TensorProxy):
-        return type(made) is type(wanted)
-    if (made.dtype, made.device, made.ndim) != (wanted.dtype, wanted.device, wanted.ndim):
+def _is_like(result: Proxy, original: Proxy) -> bool:
+    if not isinstance(result, TensorProxy) or not isinstance(original, TensorProxy):
+        return type(result) is type(original)
+    if (result.dtype, result.device, result.ndim) != (original.dtype, original.device, original.ndim):
         return False
-    sizes = zip(made.shape, wanted.shape, strict=True)
+    sizes = zip(result.shape, original.shape, strict=True)
     return all(one == other for one, other in sizes if type(one) is type(other) is int)
 
 
@@ -117,6 +117,6 @@ def _in_words(values: Sequence[Proxy]) -> str:
 def record_as(new: Trace, output: Proxy, make: Callable[[], Proxy]) -> None:
     """Record the calls that `make` makes; its result is `output` to the calls that follow. `new` is being recorded."""
     with new.collecting() as recorded:
-        made = make()
+        result = make()
     for call in recorded:
-        new.record(substitute(call, {made.name: output}))
+        new.record(substitute(call, {result.name: output}))

@@ -36,19 +36,19 @@ def results_to_restore(
     long to find.
     """
     changed: set[str] = set()
-    seen = tensors(trace.output)
+    observable = tensors(trace.output)
     for bound in trace.bound_symbols:
         if draws(bound):
-            seen += tensors((bound.args, bound.kwargs))
+            observable += tensors((bound.args, bound.kwargs))
             continue
         follows = bound.symbol not in _IN_ROWS and not changed.isdisjoint(bound.inputs)
         if is_laid_out(bound) or follows:
             changed.update(bound.outputs)
-    found = {each.name: each for each in seen if each.name in changed and each.ndim > 1}
-    if not found:
+    candidates = {each.name: each for each in observable if each.name in changed and each.ndim > 1}
+    if not candidates:
         return {}
     in_eager = strides(trace)
-    return found if all(_is_contiguous(proxy, in_eager.get(name)) for name, proxy in found.items()) else None
+    return candidates if all(_is_contiguous(proxy, in_eager.get(name)) for name, proxy in candidates.items()) else None
 
 
 def draws(bound: BoundSymbol) -> bool:

@@ -51,10 +51,10 @@ def row_major(
         for bound in trace.bound_symbols
         if isinstance(bound.output, TensorProxy) and _is_transposed(bound.output, in_eager, device)
     }
-    made = [bound for bound in transposed.values() if not is_view(bound)]
-    if not made or any(map(draws, made)) or not all(map(in_torch, made)):
+    producers = [bound for bound in transposed.values() if not is_view(bound)]
+    if not producers or any(map(draws, producers)) or not all(map(in_torch, producers)):
         return trace
-    laid_out = set(map(id, made))
+    laid_out = set(map(id, producers))
     restored = results_to_restore(trace, lambda bound: id(bound) in laid_out, lambda trace: in_eager)
     if restored is None:
         return trace
@@ -63,11 +63,13 @@ def row_major(
 
 def _is_transposed(x: TensorProxy, strides: Strides, device: str) -> bool:
     """Return whether torch gives a tensor of (N, rows, width) whose elements of a row lie apart."""
-    known = strides.get(x.name)
-    if known is None or x.ndim != _DIMS or x.device.type != device or x.dtype not in _DTYPES:
+    in_eager = strides.get(x.name)
+    if in_eager is None or x.ndim != _DIMS or x.device.type != device or x.dtype not in _DTYPES:
         return False
     _, rows, width = x.shape
-    return statically_true(known[1] == 1) and statically_true(known[2] == rows) and not statically_true(width == 1)
+    return (
+        statically_true(in_eager[1] == 1) and statically_true(in_eager[2] == rows) and not statically_true(width == 1)
+    )
 
 
 def _rewrite(trace: Trace, transposed: set[str], laid_out: set[int], restored: dict[str, TensorProxy]) -> Trace:

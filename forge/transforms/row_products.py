@@ -42,14 +42,14 @@ def row_products(
 def _is_of_few_rows(bound: BoundSymbol) -> bool:
     if bound.symbol is not torchlang.linear:
         return False
-    given = torchlang.linear.bind(bound.args, bound.kwargs)
-    input, weight = given["input"], given["weight"]
+    arguments = torchlang.linear.bind(bound.args, bound.kwargs)
+    input, weight = arguments["input"], arguments["weight"]
     rows = math.prod(input.shape[:-1])
     device = input.device.type
     if not isinstance(rows, int) or weight.ndim != 2 or device not in _DEVICES:
         return False
-    if given["bias"] is not None and given["bias"].ndim != 1:  # torch takes what broadcasts to the result
+    if arguments["bias"] is not None and arguments["bias"].ndim != 1:  # torch takes what broadcasts to the result
         return False
     if not 0 < rows <= _MOST_ROWS.get((device, input.dtype), 1):
         return False
-    return input.dtype in _DTYPES and all(x is None or x.dtype == input.dtype for x in (weight, given["bias"]))
+    return input.dtype in _DTYPES and all(x is None or x.dtype == input.dtype for x in (weight, arguments["bias"]))

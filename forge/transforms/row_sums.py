@@ -36,14 +36,14 @@ def add_rows_in_place(trace: Trace, operator: Symbol, in_torch: Callable[[BoundS
     dropped: set[int] = set()
 
     def maker(x: TensorProxy) -> BoundSymbol | None:
-        made = makers.get(x.name)
-        is_fresh = made is not None and made.symbol in _FRESH and reads[x.name] == 1 and in_torch(made)
-        return made if is_fresh else None
+        call = makers.get(x.name)
+        is_fresh = call is not None and call.symbol in _FRESH and reads[x.name] == 1 and in_torch(call)
+        return call if is_fresh else None
 
     for bound in filter(_is_sum, trace.bound_symbols):
         terms = [(x, maker(x)) for x in bound.args]
-        rows = next((made for _, made in reversed(terms) if made is not None and _is_of_rows(made)), None)
-        table = next((x for x, made in terms if made is not None and made is not rows), None)
+        rows = next((call for _, call in reversed(terms) if call is not None and _is_of_rows(call)), None)
+        table = next((x for x, call in terms if call is not None and call is not rows), None)
         if rows is not None and table is not None:
             g, indices, _, padding_idx, _ = rows.args
             arguments = (table, g, indices, padding_idx)
@@ -51,8 +51,8 @@ def add_rows_in_place(trace: Trace, operator: Symbol, in_torch: Callable[[BoundS
             dropped.add(id(rows))
     if not sums:
         return trace
-    left = [sums.get(id(bound), bound) for bound in trace.bound_symbols if id(bound) not in dropped]
-    return trace.derive("add_rows_in_place", left)
+    calls = [sums.get(id(bound), bound) for bound in trace.bound_symbols if id(bound) not in dropped]
+    return trace.derive("add_rows_in_place", calls)
 
 
 def _is_sum(bound: BoundSymbol) -> bool:

@@ -46,5 +46,5 @@ def scatter_in_place(
 def _filled(bound: BoundSymbol, makers: Mapping[str, BoundSymbol]) -> BoundSymbol | None:
     """Return the call of prims.full that makes a call's first argument; None where another one does."""
     x = bound.args[0]
-    made = makers.get(x.name) if isinstance(x, TensorProxy) else None
-    return made if made is not None and made.symbol is prims.full else None
+    maker = makers.get(x.name) if isinstance(x, TensorProxy) else None
+    return maker if maker is not None and maker.symbol is prims.full else None

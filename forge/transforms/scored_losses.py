@@ -30,13 +30,15 @@ def compose_cross_entropy(trace: Trace, in_torch: Callable[[BoundSymbol], bool] 
     def compose(bound: BoundSymbol) -> TensorProxy | None:
         if bound.symbol is not CROSS_ENTROPY or not in_torch(bound):
             return None
-        given = CROSS_ENTROPY.bind(bound.args, bound.kwargs)
-        x, target = given["input"], given["target"]
+        arguments = CROSS_ENTROPY.bind(bound.args, bound.kwargs)
+        x, target = arguments["input"], arguments["target"]
         if x.device.type != "cpu" or x.dtype not in _DTYPES or math.prod(map(hint_of, x.shape)) < SCORE_LIMIT:
             return None
-        is_of_classes = not target.is_floating_point() and given["weight"] is None and given["label_smoothing"] == 0
-        if not is_of_classes or given["size_average"] is not None or given["reduce"] is not None:
+        is_of_classes = (
+            not target.is_floating_point() and arguments["weight"] is None and arguments["label_smoothing"] == 0
+        )
+        if not is_of_classes or arguments["size_average"] is not None or arguments["reduce"] is not None:
             return None
-        return torchlang.composed_cross_entropy(x, target, given["ignore_index"], given["reduction"])
+        return torchlang.composed_cross_entropy(x, target, arguments["ignore_index"], arguments["reduction"])
 
     return rewrite(trace, "compose_cross_entropy", compose, language=clang.language)

@@ -17,9 +17,9 @@ class SharedMemory:
     def __init__(self, calls: Iterable[BoundSymbol]) -> None:
         self._groups: dict[str, set[str]] = {}
         for bound in _with_inner(calls):
-            shown = names(tensors(_shown_by(bound)))
-            if shown:
-                group = set().union(*map(self._group, (*shown, *bound.outputs)))
+            bases = names(tensors(_shown_by(bound)))
+            if bases:
+                group = set().union(*map(self._group, (*bases, *bound.outputs)))
                 self._groups.update(dict.fromkeys(group, group))
 
     def _group(self, name: str) -> set[str]:
@@ -32,11 +32,11 @@ class SharedMemory:
 
 def returned_names(trace: Trace) -> set[str]:
     """Return the names of the values that a program returns, those that prims.with_data gives back included."""
-    found = set(trace.output_names)
+    result = set(trace.output_names)
     for bound in reversed(trace.bound_symbols):
-        if bound.symbol is prims.with_data and not found.isdisjoint(bound.outputs):
-            found.update(names(bound.args[1:]))
-    return found
+        if bound.symbol is prims.with_data and not result.isdisjoint(bound.outputs):
+            result.update(names(bound.args[1:]))
+    return result
 
 
 _MAY_BE_COPIES = frozenset((prims.reshape, prims.contiguous))

@@ -43,17 +43,17 @@ class Split:
 
     def saved_values(self) -> list[SavedValue]:
         """Return the saved values, in order."""
-        outputs, given, _ = self.forward.output
+        outputs, values, _ = self.forward.output
         memory = SharedMemory(self.forward.bound_symbols)
         there = memory.of([*self.forward.input_names, *names(outputs)])
         makers = {name: bound for bound in self.forward.bound_symbols for name in bound.outputs}
-        found = []
-        for proxy, value in zip(self.saved_tensors, given, strict=True):
+        result = []
+        for proxy, value in zip(self.saved_tensors, values, strict=True):
             count = proxy.numel()
             size = count * proxy.dtype.itemsize if isinstance(count, int) else None
             source = makers[proxy.name].source if proxy.name in makers else None
-            found.append(SavedValue(proxy.name, in_words(proxy), size, value.name not in there, source))
-        return found
+            result.append(SavedValue(proxy.name, in_words(proxy), size, value.name not in there, source))
+        return result
 
 
 def seeds_of(
@@ -72,72 +72,72 @@ def seeds_of(
 def backward_of(
     joint: Joint,
     outputs: Sequence[TensorProxy],
-    wanted: Sequence[Proxy],
+    targets: Sequence[Proxy],
     mutated: Iterable[str] = (),
     parameters: Collection[str] = (),
 ) -> tuple[Trace, set[str], set[str]]:
-    """Return the backward from these outputs to the inputs `wanted`, without repetitions, and the names of values of
+    """Return the backward from these outputs to the inputs `targets`, without repetitions, and the names of values of
     which it must be given copies (see `_exposed_names`) and of those from which it computes nothing again (see
     `_read_for_some`).
 
     mutated: inputs that are written to after the forward. parameters: weights of modules, which change after the
     backward. Results of the forward's calls are not computed twice, except values to copy.
     """
-    raw_backward = backward(joint, seeds_of(joint.forward, outputs), wanted)
+    raw_backward = backward(joint, seeds_of(joint.forward, outputs), targets)
     visible = {*names(tensors_of(joint.forward.inputs)), *joint.forward.output_names}.difference(parameters)
     memory = SharedMemory(joint.forward.bound_symbols)
     exposed = _exposed_names(joint.forward, raw_backward, memory, mutated, visible)
-    shown = [bound for bound in joint.forward.bound_symbols if exposed.isdisjoint(bound.outputs)]
-    return _simplify(raw_backward, shown), exposed, _read_for_some(joint.forward, raw_backward, memory, visible)
+    calls = [bound for bound in joint.forward.bound_symbols if exposed.isdisjoint(bound.outputs)]
+    return _simplify(raw_backward, calls), exposed, _read_for_some(joint.forward, raw_backward, memory, visible)
 
 
 def _simplify(trace: Trace, visible: list[BoundSymbol]) -> Trace:
-    seen: dict[tuple[Any, ...], BoundSymbol] = {}
-    merge_calls(visible, protected=set(), seen=seen)
-    calls, renamed = merge_calls(trace.bound_symbols, protected=set(), seen=seen)
+    available: dict[tuple[Any, ...], BoundSymbol] = {}
+    merge_calls(visible, protected=set(), available=available)
+    calls, renamed = merge_calls(trace.bound_symbols, protected=set(), available=available)
     output = rename(trace.output, renamed)
     return trace.derive("backward, cse, dce", live_calls(calls, names(output)), output=output)
 
 
-def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy], wanted: Sequence[Proxy]) -> Trace:
+def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy], targets: Sequence[Proxy]) -> Trace:
     """Return the backward of a forward that was split: it is given the saved tensors, the saved numbers, and the
     gradients."""
     saved = {proxy.name for proxy in parts.saved_tensors}
-    shown = [bound for bound in parts.forward.bound_symbols if not saved.isdisjoint(bound.outputs)]
+    producers = [bound for bound in parts.forward.bound_symbols if not saved.isdisjoint(bound.outputs)]
     calls = joint.forward.bound_symbols
     # the backward's own calls, which are not tagged, are also those that `rematerialize` tagged since it was first made
     untagged = [bound.replace(tags=bound.tags - {Tag.RECOMPUTE}) for bound in calls if Tag.RECOMPUTE in bound.tags]
-    visible = [*calls, *untagged, *shown]
-    raw_backward = backward(joint, seeds_of(joint.forward, outputs), wanted)
+    visible = [*calls, *untagged, *producers]
+    raw_backward = backward(joint, seeds_of(joint.forward, outputs), targets)
     while True:  # a saved value may need others that are not saved: these are seen, but cannot be read
         trace = recompute(parts.forward.bound_symbols, _simplify(raw_backward, visible))
         missing = {name for name in free_names(trace, set()) if name not in saved}
-        known = [bound for bound in visible if missing.isdisjoint(bound.outputs)]
-        if len(known) == len(visible):
+        readable = [bound for bound in visible if missing.isdisjoint(bound.outputs)]
+        if len(readable) == len(visible):
             break
-        visible = known
-    given = [*parts.saved_tensors, *parts.saved_numbers, *trace.inputs]
-    return trace.derive(trace.stage, trace.bound_symbols, inputs=given)
+        visible = readable
+    inputs = [*parts.saved_tensors, *parts.saved_numbers, *trace.inputs]
+    return trace.derive(trace.stage, trace.bound_symbols, inputs=inputs)
 
 
 def free_names(trace: Trace, lengths: set[str]) -> list[str]:
     """Return the names that a trace reads and neither makes nor is given, in order of first use. lengths: as of
     `reads`."""
-    made = set(trace.input_names) | set(trace.constants)
+    definitions = set(trace.input_names) | set(trace.constants)
     read: dict[str, None] = {}
     for bound in trace.bound_symbols:
         for name in bound.reads(lengths):
-            if name not in made:
+            if name not in definitions:
                 read.setdefault(name)
-        made.update(bound.outputs)
+        definitions.update(bound.outputs)
     for name in trace.output_names:
-        if name not in made:
+        if name not in definitions:
             read.setdefault(name)
     return list(read)
 
 
 def split(forward: Trace, backward: Trace, copied: Collection[str] = (), also: Sequence[Proxy] = ()) -> Split:
-    """Cuts the joint program after the forward: what the backward reads is saved, and nothing else.
+    """Cut the joint program after the forward: what the backward reads is saved, and nothing else.
 
     A composite of the forward stays one call unless the backward reads a value from inside it. Recomputed values are
     not saved. The values `copied` (see `backward_of`) are saved as copies, where the backward reads them. The values
@@ -145,18 +145,18 @@ def split(forward: Trace, backward: Trace, copied: Collection[str] = (), also: S
     """
     sizes = _lengths(forward)
     more = [proxy.name for proxy in also]
-    wanted = {*free_names(backward, sizes), *more, *forward.output_names}
-    calls = unfold(forward.bound_symbols, wanted)
+    live = {*free_names(backward, sizes), *more, *forward.output_names}
+    calls = unfold(forward.bound_symbols, live)
     needed = list(dict.fromkeys([*free_names(recompute(calls, backward), sizes), *more]))
-    wanted = {*needed, *forward.output_names}
-    calls = live_calls(unfold(calls, wanted), wanted)
+    live = {*needed, *forward.output_names}
+    calls = live_calls(unfold(calls, live), live)
     defined = {proxy.name: proxy for proxy in forward.inputs}
     for bound in calls:
         defined.update((proxy.name, proxy) for proxy in proxies(bound.output))
     missing = [name for name in needed if name not in defined]
     assert not missing, f"the backward reads {missing}, which the forward does not make"
-    given = [*tensors_of(backward.inputs), *tensors_of([defined[name] for name in needed])]
-    needed += [name for name in _symbols(forward.inputs, given) if name in sizes and name not in needed]
+    operands = [*tensors_of(backward.inputs), *tensors_of([defined[name] for name in needed])]
+    needed += [name for name in _symbols(forward.inputs, operands) if name in sizes and name not in needed]
     saved = [defined[name] for name in needed]
     tensors = [proxy for proxy in saved if isinstance(proxy, TensorProxy)]
     numbers = [proxy for proxy in saved if not isinstance(proxy, TensorProxy)]
@@ -167,12 +167,12 @@ def split(forward: Trace, backward: Trace, copied: Collection[str] = (), also: S
     return Split(new, tensors, numbers)
 
 
-def _symbols(inputs: Iterable[Proxy], given: Iterable[TensorProxy]) -> list[str]:
+def _symbols(inputs: Iterable[Proxy], tensors: Iterable[TensorProxy]) -> list[str]:
     """Return the symbols that a backward may read without naming them: the lengths of what it is given are made of
     some, its strides of others. A tensor tells only those that are lengths themselves, and integers cost next to
     nothing."""
     numbers = [proxy.name for proxy in inputs if isinstance(getattr(proxy, "value", None), torch.SymInt)]
-    return list(dict.fromkeys([*names([proxy.shape for proxy in given]), *numbers]))
+    return list(dict.fromkeys([*names([proxy.shape for proxy in tensors]), *numbers]))
 
 
 def _exposed_names(
@@ -206,26 +206,28 @@ def _read_for_some(forward: Trace, raw_backward: Trace, memory: SharedMemory, vi
     flows = {name: {name} for name in seeds}  # the gradients of outputs that a value depends on
     needs: dict[str, set[str]] = {}  # the values that one which depends on no gradient is made of
     read: dict[str, set[str]] = {name: set() for name in seeds}
-    made = {*seeds, *raw_backward.constants}
+    definitions = {*seeds, *raw_backward.constants}
     for bound in live_calls(raw_backward.bound_symbols, raw_backward.output_names):
-        named = bound.reads(sizes)
-        origins = set().union(*[flows.get(name, ()) for name in named])
-        below = set().union(*[needs.get(name, ()) for name in named], (name for name in named if name not in made))
+        operands = bound.reads(sizes)
+        origins = set().union(*[flows.get(name, ()) for name in operands])
+        below = set().union(
+            *[needs.get(name, ()) for name in operands], (name for name in operands if name not in definitions)
+        )
         for origin in origins:
             read[origin] |= below
         for name in bound.outputs:
-            made.add(name)
+            definitions.add(name)
             flows[name] = origins
             if not origins:
                 needs[name] = below
-    seen = [memory.of(each).intersection(visible) for each in read.values()]
-    everything: set[str] = set().union(*seen)
-    return memory.of(everything.difference(everything.intersection(*seen)))
+    groups = [memory.of(each).intersection(visible) for each in read.values()]
+    everything: set[str] = set().union(*groups)
+    return memory.of(everything.difference(everything.intersection(*groups)))
 
 
 def _lengths(forward: Trace) -> set[str]:
-    made = (bound.output for bound in forward.bound_symbols)
-    return {proxy.name for proxy in (*forward.inputs, *made) if isinstance(proxy, NumberProxy)}
+    outputs = (bound.output for bound in forward.bound_symbols)
+    return {proxy.name for proxy in (*forward.inputs, *outputs) if isinstance(proxy, NumberProxy)}
 
 
 def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
@@ -243,7 +245,7 @@ def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
     if not makers:
         return backward
     calls: list[BoundSymbol] = []
-    made: set[str] = set()
+    visited: set[str] = set()
 
     def make(names: list[str]) -> None:  # not recursive: chains are long
         waiting: list[tuple[BoundSymbol | None, Iterator[str]]] = [(None, iter(names))]
@@ -253,8 +255,8 @@ def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
             if name is None:
                 waiting.pop()
                 calls.extend([bound] if bound is not None else ())
-            elif name in makers and name not in made:
-                made.update(makers[name].outputs)
+            elif name in makers and name not in visited:
+                visited.update(makers[name].outputs)
                 waiting.append((makers[name], iter(makers[name].inputs)))
 
     for bound in backward.bound_symbols:
@@ -270,20 +272,20 @@ def leaf_calls(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
         yield from leaf_calls(bound.subsymbols) if bound.subsymbols else (bound,)
 
 
-def unfold(calls: list[BoundSymbol], wanted: set[str]) -> list[BoundSymbol]:
+def unfold(calls: list[BoundSymbol], targets: set[str]) -> list[BoundSymbol]:
     """Return the calls with every composite from inside which a name is wanted replaced by its subsymbols."""
     flat = []
     for bound in calls:
-        if bound.subsymbols and Tag.OPAQUE_TO_PASSES not in bound.tags and _shows_inside(bound, wanted):
-            flat.extend(unfold(list(bound.subsymbols), wanted))
+        if bound.subsymbols and Tag.OPAQUE_TO_PASSES not in bound.tags and _shows_inside(bound, targets):
+            flat.extend(unfold(list(bound.subsymbols), targets))
         else:
             flat.append(bound)
     return flat
 
 
-def _shows_inside(bound: BoundSymbol, wanted: set[str]) -> bool:
+def _shows_inside(bound: BoundSymbol, targets: set[str]) -> bool:
     outside = set(bound.outputs)
-    return any((name in wanted and name not in outside) for sub in bound.subsymbols for name in _all_outputs(sub))
+    return any((name in targets and name not in outside) for sub in bound.subsymbols for name in _all_outputs(sub))
 
 
 def _all_outputs(bound: BoundSymbol) -> list[str]:

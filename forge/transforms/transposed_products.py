@@ -24,13 +24,13 @@ _PRODUCTS = frozenset({prims.matmul, clang.matmul, prims.grouped_mm})
 _SUMS = frozenset({prims.add, clang.add})
 
 
-def transpose_products(trace: Trace, wanted: Sequence[Proxy | None]) -> Trace:
+def transpose_products(trace: Trace, targets: Sequence[Proxy | None]) -> Trace:
     """Return a backward in which a product that only its transposition reads is the product of the transposed operands.
 
-    wanted: the tensors whose gradients are the outputs. A product that is such a gradient is computed in the layout of
+    targets: the tensors whose gradients are the outputs. A product that is such a gradient is computed in the layout of
     the tensor.
     """
-    analysis = _Analysis(trace, wanted)
+    analysis = _Analysis(trace, targets)
     if not analysis.sites:
         return trace
     new = trace.derive(trace.stage)
@@ -46,7 +46,7 @@ def transpose_products(trace: Trace, wanted: Sequence[Proxy | None]) -> Trace:
 class _Analysis:
     """Calls of a backward, by id: `sites` are replaced, `dead` ones make the products that these alone read."""
 
-    def __init__(self, trace: Trace, wanted: Sequence[Proxy | None]) -> None:
+    def __init__(self, trace: Trace, targets: Sequence[Proxy | None]) -> None:
         self.makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
         self.reads = Counter(name for bound in trace.bound_symbols for name in bound.inputs)
         self.reads.update(trace.output_names)
@@ -54,7 +54,7 @@ class _Analysis:
         self.dead: set[int] = set()
         in_columns = {
             gradient.name
-            for gradient, tensor in zip(trace.output, wanted, strict=True)
+            for gradient, tensor in zip(trace.output, targets, strict=True)
             if isinstance(gradient, TensorProxy) and isinstance(tensor, TensorProxy) and _is_in_columns(tensor)
         }
         for bound in trace.bound_symbols:

@@ -41,7 +41,7 @@ class _Sum(NamedTuple):
     """A call that adds, by its arguments, and the tensor that it adds."""
 
     addend: TensorProxy
-    given: dict[str, Any]
+    arguments: dict[str, Any]
 
 
 def unfuse_addends(
@@ -57,8 +57,8 @@ def unfuse_addends(
     is_fused: whether a call may be in a region. strides: those that torch gives the values of a trace, by name.
     in_torch: whether a call runs as torch runs it.
     """
-    found = {id(bound): each for bound in trace.bound_symbols if (each := _sum_of(bound, device)) is not None}
-    if not found:
+    candidates = {id(bound): each for bound in trace.bound_symbols if (each := _sum_of(bound, device)) is not None}
+    if not candidates:
         return trace
     readers: dict[str, list[BoundSymbol]] = {}
     for bound in trace.bound_symbols:
@@ -67,17 +67,19 @@ def unfuse_addends(
     sums = [
         bound
         for bound in trace.bound_symbols
-        if id(bound) in found and _feeds_region(bound, readers, is_fused) and in_torch(bound)
+        if id(bound) in candidates and _feeds_region(bound, readers, is_fused) and in_torch(bound)
     ]
-    inputs = {each.addend.name: each.addend for each in found.values()}
-    repeats = {bound.output.name: _repeats(found[id(bound)].addend, bound.output) for bound in sums}
+    inputs = {each.addend.name: each.addend for each in candidates.values()}
+    repeats = {bound.output.name: _repeats(candidates[id(bound)].addend, bound.output) for bound in sums}
     if any(times < _REPEATED for times in repeats.values()):  # it may be expanded
-        known = strides(trace.derive("addends", live_calls(trace.bound_symbols, inputs), output=tuple(inputs.values())))
+        in_eager = strides(
+            trace.derive("addends", live_calls(trace.bound_symbols, inputs), output=tuple(inputs.values()))
+        )
         for bound in sums:
-            addend = found[id(bound)].addend
-            repeats[bound.output.name] = _repeats(addend, bound.output, known.get(addend.name))
-    chosen = {id(bound): found[id(bound)] for bound in sums if repeats[bound.output.name] >= _REPEATED}
-    return _rewrite(trace, chosen) if chosen else trace
+            addend = candidates[id(bound)].addend
+            repeats[bound.output.name] = _repeats(addend, bound.output, in_eager.get(addend.name))
+    sites = {id(bound): candidates[id(bound)] for bound in sums if repeats[bound.output.name] >= _REPEATED}
+    return _rewrite(trace, sites) if sites else trace
 
 
 def _sum_of(bound: BoundSymbol, device: str) -> _Sum | None:
@@ -89,16 +91,16 @@ def _sum_of(bound: BoundSymbol, device: str) -> _Sum | None:
         return None
     if math.prod(map(hint_of, out.shape)) < _LARGE:
         return None
-    given = bound.symbol.bind(bound.args, bound.kwargs)
+    arguments = bound.symbol.bind(bound.args, bound.kwargs)
     if bound.symbol in _CONVOLUTIONS:
-        return None if given["bias"] is None else _Sum(given["bias"], given)
-    is_row = bound.symbol is torchlang.addmm and given["input"].ndim == 1
-    plain_numbers = all(isinstance(given[name], (int, float)) for name in ("alpha", "beta"))
-    if not plain_numbers or given["beta"] == 0 or is_row:
+        return None if arguments["bias"] is None else _Sum(arguments["bias"], arguments)
+    is_row = bound.symbol is torchlang.addmm and arguments["input"].ndim == 1
+    plain_numbers = all(isinstance(arguments[name], (int, float)) for name in ("alpha", "beta"))
+    if not plain_numbers or arguments["beta"] == 0 or is_row:
         return None
     # the product alone may be out of float16's range, where torch multiplies by alpha before it rounds
-    shrinks = out.dtype is torch.float16 and abs(given["alpha"]) < 1 and bound.symbol is not torchlang.addbmm
-    return None if shrinks else _Sum(given["input"], given)
+    shrinks = out.dtype is torch.float16 and abs(arguments["alpha"]) < 1 and bound.symbol is not torchlang.addbmm
+    return None if shrinks else _Sum(arguments["input"], arguments)
 
 
 def _feeds_region(
@@ -126,21 +128,21 @@ def _repeats(input: TensorProxy, out: TensorProxy, strides: tuple[Dim, ...] | No
 def _rewrite(trace: Trace, sums: dict[int, _Sum]) -> Trace:
     def add(bound: BoundSymbol) -> TensorProxy | None:
         each = sums.get(id(bound))
-        return None if each is None else _add(bound.symbol, each.given)
+        return None if each is None else _add(bound.symbol, each.arguments)
 
     return rewrite(trace, "unfuse_addends", add, language=clang.language)
 
 
-def _add(symbol: Symbol, given: dict[str, Any]) -> TensorProxy:
+def _add(symbol: Symbol, arguments: dict[str, Any]) -> TensorProxy:
     """Record the product or the convolution, and the sum."""
     total: TensorProxy
     if symbol in _CONVOLUTIONS:
-        bias, sides = given["bias"], given["weight"].ndim - 2
+        bias, sides = arguments["bias"], arguments["weight"].ndim - 2
         channels = torchlang.reshape(bias, (*bias.shape, *[1] * sides))
-        total = torchlang.add(symbol(**{**given, "bias": None}), channels)
+        total = torchlang.add(symbol(**{**arguments, "bias": None}), channels)
         return total
-    input, alpha, beta = given["input"], given["alpha"], given["beta"]
-    a, b = [given[name] for name in _FACTORS[symbol]]
+    input, alpha, beta = arguments["input"], arguments["alpha"], arguments["beta"]
+    a, b = [arguments[name] for name in _FACTORS[symbol]]
     if symbol is torchlang.addbmm:  # beta=0: the input is not read
         product = torchlang.addbmm(input, a, b, beta=0, alpha=alpha)
     else:

@@ -126,14 +126,16 @@ def _list_names(values: Sequence[Proxy]) -> str:
 def _with_decompositions(trace: Trace, before: Trace, transform: str) -> Trace:
     """Return the trace, in which a call that was not there before consists of what its symbol makes of its arguments:
     those that take a call and those that take its parts run the same."""
-    known = set(map(id, before.bound_symbols))
-    if all(id(bound) in known for bound in trace.bound_symbols):
+    existing = set(map(id, before.bound_symbols))
+    if all(id(bound) in existing for bound in trace.bound_symbols):
         return trace
     new = trace.derive(trace.stage)
     with recording(new, torchlang.language):
         for bound in trace.bound_symbols:
             derived = bound.symbol.body is not None and bound.symbol.op is None and Tag.OPAQUE not in bound.tags
-            new.bound_symbols += _record_body(bound, new, transform) if derived and id(bound) not in known else [bound]
+            new.bound_symbols += (
+                _record_body(bound, new, transform) if derived and id(bound) not in existing else [bound]
+            )
     return new
 
 
@@ -144,13 +146,13 @@ def _record_body(bound: BoundSymbol, new: Trace, transform: str) -> list[BoundSy
     except Exception as error:
         error.add_note(f"raised by a call of forge.jit's transform {transform}: {bound!r}")
         raise
-    made, kept = list(proxies(output)), list(proxies(bound.output))
-    gives, says = [", ".join(map(in_words, each)) for each in (made, kept)]
+    results, originals = list(proxies(output)), list(proxies(bound.output))
+    gives, says = [", ".join(map(in_words, each)) for each in (results, originals)]
     check(
         gives == says,
         lambda: f"forge.jit: transform {transform}: the call {bound!r} gives {gives}, and its output says {says}",
     )
-    return [substitute(call, dict(zip([proxy.name for proxy in made], kept, strict=True))) for call in calls]
+    return [substitute(call, dict(zip([proxy.name for proxy in results], originals, strict=True))) for call in calls]
 
 
 def _with_own_memory(trace: Trace, before: Trace) -> Trace:

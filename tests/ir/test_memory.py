@@ -166,7 +166,7 @@ def test_a_write_gives_every_handle_of_the_storage_a_new_value() -> None:
     memory.write(x, new)
     assert memory.read(x) is new and shown == []  # a view is replayed when it is read, and once
     assert memory.read(view) is memory.read(view) and shown == [new]
-    assert memory.written == [memory.ref(x).storage] and memory.ref(view).storage.version == 1
+    assert memory.dirty == [memory.ref(x).storage] and memory.ref(view).storage.version == 1
 
 
 def test_a_write_through_a_chain_inverts_each_view_in_turn() -> None:

@@ -45,13 +45,13 @@ def test_a_batch_norm_of_weights_is_folded_into_the_convolution_before_it() -> N
     folded = fold_norms(trace, freezing)
     assert "torch.nn.functional.batch_norm" not in ids(folded) and ids(folded)[-1] == "torch.conv2d"
     torch.testing.assert_close(run(folded, *args), normed(*args))
-    assert freezing.done == ["batch norm mean in the weights of weight"] and not freezing.left
+    assert freezing.folds == ["batch norm mean in the weights of weight"] and not freezing.misses
 
 
 def test_a_batch_norm_of_statistics_that_are_no_weights_stays() -> None:
     trace, freezing = frozen(normed, *norm_args(), weights="weight bias mean")
     assert fold_norms(trace, freezing) is trace
-    assert "no weight that stays as it is" in freezing.left[0]
+    assert "no weight that stays as it is" in freezing.misses[0]
 
 
 def test_a_convolution_that_something_else_reads_keeps_its_weights() -> None:
@@ -62,7 +62,7 @@ def test_a_convolution_that_something_else_reads_keeps_its_weights() -> None:
     x, weight, _, mean, var = norm_args()
     trace, freezing = frozen(function, x, weight, mean, var, weights="weight mean var")
     assert fold_norms(trace, freezing) is trace
-    assert "used elsewhere" in freezing.left[0]
+    assert "used elsewhere" in freezing.misses[0]
 
 
 def test_a_convolution_that_is_returned_keeps_its_weights() -> None:
@@ -82,13 +82,13 @@ def test_a_norm_of_rows_is_not_one_of_a_linear_layers_channels() -> None:
     x, weight = torch.randn(2, 3, 4), torch.randn(4, 4)
     trace, freezing = frozen(function, x, weight, torch.zeros(3), torch.ones(3), weights="weight mean var")
     assert fold_norms(trace, freezing) is trace
-    assert "channels" in freezing.left[0]
+    assert "channels" in freezing.misses[0]
 
 
 def test_a_norm_that_a_named_kernel_runs_stays() -> None:
     trace, freezing = frozen(normed, *norm_args(), weights="weight bias mean var")
     assert fold_norms(trace, freezing, in_torch=lambda bound: False) is trace
-    assert "named" in freezing.left[0]
+    assert "named" in freezing.misses[0]
 
 
 def test_weights_are_rounded_once() -> None:
@@ -114,7 +114,7 @@ def test_linear_layers_of_one_input_are_one() -> None:
     assert ids(joined).count("torch.nn.functional.linear") == 1
     for made, wanted in zip(run(joined, *args), projected(*args), strict=True):
         torch.testing.assert_close(made, wanted)
-    assert freezing.done == ["q, k: one product with 5 columns"]
+    assert freezing.folds == ["q, k: one product with 5 columns"]
 
 
 def test_products_with_matrices_are_one() -> None:
