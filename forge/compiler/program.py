@@ -6,7 +6,7 @@ sees the writes and the views.
 """
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -193,6 +193,14 @@ class _Epilogue:
         self.grad = grad
         self.inference = inference
         self.shown: dict[tuple[Any, ...], TensorProxy] = {}
+        self.numbers: set[str] = set()
+
+    def read(self, numbers: Iterable[BoundSymbol]) -> None:
+        """Write calls that read a number of a tensor, each of which several outputs may need, once."""
+        for number in numbers:
+            if self.numbers.isdisjoint(number.outputs):
+                self.numbers.update(number.outputs)
+                current_trace().record(number)
 
     def set_grad(self, mode: bool) -> None:
         """Write a call that enables or disables grad for the calls after it."""
@@ -211,8 +219,7 @@ class _Epilogue:
         key: tuple[Any, ...] = (shown.name,)
         if planned.elsewhere:
             shown = self.get_or_make((*key, "elsewhere"), lambda: prims.as_inference(planned.base, not self.inference))
-        for item in planned.items:
-            current_trace().record(item)
+        self.read(planned.items)
         for step in planned.chain:
             key = (*key, id(step))
             if key not in self.shown:
@@ -241,8 +248,7 @@ def _epilogue(
     sources = {name: bound.source for bound in trace.bound_symbols for name in bound.outputs}
     with recording(epilogue), epilogue.set_tags({Tag.NO_FUSE}):
         writer = _Epilogue(grad, finisher.memory.inference)
-        for number in numbers:
-            epilogue.record(number)
+        writer.read(numbers)
         for storage, value in writes:
             epilogue.source = sources.get(value.name)
             writer.write(storage, value)

@@ -27,7 +27,7 @@ from forge.prims.core import statically_true
 from forge.prims.library import symbolic_dispatch
 from forge.torch_internals.dispatch import OpOverload, disable_current_modes, schema_of
 from forge.torch_internals.fake_tensors import fake_impls
-from forge.torch_internals.inductor.compiler import select_decomp_table
+from forge.torch_internals.inductor.compiler import get_decompositions, select_decomp_table
 from forge.torch_internals.inductor.config import inductor_config
 from forge.torch_internals.sympy import PythonReferenceAnalysis, sympy_interp
 from forge.torch_internals.tensors import storage_id
@@ -57,7 +57,7 @@ def claim_by_torch(calls: list[BoundSymbol]) -> list[BoundSymbol]:
 
 def decompositions() -> dict[Any, Callable]:
     """Return Inductor's decompositions and forge's own, by operator."""
-    return {**select_decomp_table(), **_OWN}
+    return {**select_decomp_table(), **get_decompositions(INTERPOLATIONS), **_OWN}
 
 
 @contextmanager
@@ -283,6 +283,8 @@ def _flip(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     return select_decomp_table()[aten.flip.default](x, dims) if x.ndim else x.clone()
 
 
+# torch.compile decomposes the composites that call these, and its table has none of them
+INTERPOLATIONS = (aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default, aten.upsample_trilinear3d.default)
 _ROW_LOOPS: dict[Any, Callable] = {row_product: in_loops, **IN_LOOPS}
 
 # clamp: Inductor computes in float32, where the bounds are other numbers. view_copy: its decomposition copies no tensor

@@ -10,6 +10,7 @@ from forge.compiler.layout import ATTENTION, Layouts
 from forge.executors.executor import Decision, decline
 from forge.executors.inductorex.aten_graph import (
     HALVES,
+    INTERPOLATIONS,
     changes,
     claim_by_torch,
     decompositions,
@@ -60,7 +61,6 @@ _TORCHS = frozenset(
         aten.convolution,
         aten.convolution_backward,
         aten.embedding_dense_backward,
-        aten.upsample_bicubic2d,
     }
 )
 _WRITES = frozenset({aten.native_batch_norm, aten.cudnn_batch_norm})  # the running statistics: no schema says so
@@ -213,6 +213,10 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
             return decline(f"{operator} adds values of half precision one by one, which torch's kernel does faster")
         if operator.overloadpacket is aten.upsample_nearest2d_backward and not _is_of_known_size(bound):
             return decline(f"Inductor has loops for {operator} of static sizes only")
+        if operator in INTERPOLATIONS and not tensors(bound.output)[0].dtype.is_floating_point:
+            return decline(f"Inductor's loops for {operator} of integers round otherwise than torch's kernel")
+        if operator is aten.upsample_bicubic2d.default and _is_on_cpu(bound):
+            return decline(f"torch's kernel for {operator} is faster than Inductor's C++")
         if operator.overloadpacket in _INEXACT and _is_on_cpu(bound):
             return decline(f"Inductor's C++ for {operator} is less exact than torch's kernel")
         if _is_on_cpu(bound) and _reduces_bytes(bound, operator.overloadpacket):

@@ -1,0 +1,63 @@
+"""Interpolation of images is in regions, with what comes before and after it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import forge
+from forge.executors.executor import Declined
+from forge.executors.inductorex.operators import takes
+
+DIMS = {"linear": 1, "bilinear": 2, "trilinear": 3}
+
+
+@pytest.mark.parametrize(
+    ("mode", "align_corners", "dtype"),
+    [
+        ("linear", False, torch.float32),
+        ("bilinear", False, torch.float32),
+        ("bilinear", True, torch.float64),
+        ("bilinear", False, torch.bfloat16),
+        ("trilinear", False, torch.float32),
+    ],
+)
+def test_values_and_gradients_are_eagers(
+    mode: str, align_corners: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FORGE_CHECK", raising=False)
+
+    def resize(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        larger = F.interpolate(
+            x * weight, size=[2 * n + 1 for n in x.shape[2:]], mode=mode, align_corners=align_corners
+        )
+        smaller = F.interpolate(larger.sin(), scale_factor=0.7, mode=mode, align_corners=align_corners)
+        return smaller + 1
+
+    jitted = forge.jit(resize, cache=False)
+    for sizes in ((4, 5, 6), (7, 3, 4)):
+        x = torch.randn(2, 3, *sizes[: DIMS[mode]], dtype=dtype, requires_grad=True)
+        weight = torch.randn(3, *[1] * DIMS[mode], dtype=dtype, requires_grad=True)
+        actual, expected = jitted(x, weight), resize(x, weight)
+        tolerance: dict[str, Any] = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(actual, expected, **tolerance)
+        cotangent = torch.randn_like(expected)
+        gradients = [torch.autograd.grad(each, (x, weight), cotangent) for each in (actual, expected)]
+        torch.testing.assert_close(*gradients, **tolerance)
+    assert not [each for each in forge.last_traces(jitted)[-1].bound_symbols if "interpolate" in each.symbol.id]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_bicubic_kernels_of_a_cpu_are_torchs(device: str) -> None:
+    """On a GPU, for which the meta device stands in, they are in regions."""
+    x = torch.empty(1, 3, 5, 6, device=device)
+    (call,) = forge.trace(lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), x).bound_symbols
+    assert isinstance(takes(call), Declined) == (device == "cpu")
+
+
+def test_images_of_integers_are_torchs() -> None:
+    x = torch.zeros(1, 3, 5, 6, dtype=torch.uint8)
+    (call,) = forge.trace(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), x).bound_symbols
+    decision = takes(call)
+    assert isinstance(decision, Declined) and "of integers" in decision.reason
