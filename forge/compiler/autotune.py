@@ -140,8 +140,8 @@ class Autotuner:
     to. on_disk: whether times are stored for other processes.
     """
 
-    def __init__(self, build: Build, about: str, found: list[Measurement], *, on_disk: bool) -> None:
-        self._found = found
+    def __init__(self, build: Build, about: str, measurements: list[Measurement], *, on_disk: bool) -> None:
+        self._measurements = measurements
         self._build = build
         self._about = about
         self._on_disk = on_disk
@@ -158,8 +158,8 @@ class Autotuner:
         """Return the executors excluded from a call; decided at the first query, which is before differentiation."""
         if bound.symbol.op is not None or not _has_kernels(bound, executors):
             return {}
-        known = [(each.name, key_of(each.shape), each.dtype) for each in tensors((bound.args, bound.kwargs))]
-        key = (bound.symbol.id, *bound.outputs, *known)
+        metadata = [(each.name, key_of(each.shape), each.dtype) for each in tensors((bound.args, bound.kwargs))]
+        key = (bound.symbol.id, *bound.outputs, *metadata)
         if key not in self._decided:
             active = [name for name in bound.inputs if name in active]
             self._decided[key] = self._decide(bound, executors, active, measured or bound)
@@ -176,18 +176,18 @@ class Autotuner:
         except _NotMeasurable as reason:
             products = [each.candidate for each in options if isinstance(each.candidate, ProductExecutor)]
             first = next(each.name for each in options if each.candidate not in products)
-            self._found.append(Measurement(bound.symbol.id, "", bool(active), [], first, why_not=str(reason)))
+            self._measurements.append(Measurement(bound.symbol.id, "", bool(active), [], first, why_not=str(reason)))
             return _Decision(dict.fromkeys(products, f"not measured: {reason}"))  # no order is better than the parts
-        kept = _fastest(timed)
+        best = _fastest(timed)
         if about in self._alike:
             self._alike[about].calls += 1
         else:
-            told = Measurement(bound.symbol.id, arguments, bool(active), timed, options[kept].name)
-            self._alike[about] = told
-            self._found.append(told)
+            measurement = Measurement(bound.symbol.id, arguments, bool(active), timed, options[best].name)
+            self._alike[about] = measurement
+            self._measurements.append(measurement)
         hint = f" at {arguments}" if _is_symbolic(bound) else ""
-        reasons = [_reason(each, timed[kept], hint) for each in timed[:kept]]
-        return _decision(options, kept, reasons)
+        reasons = [_reason(each, timed[best], hint) for each in timed[:best]]
+        return _decision(options, best, reasons)
 
     def _time_candidates(
         self,
@@ -215,12 +215,12 @@ class Autotuner:
         return about, timed, program.arguments
 
     def _key(self, program: "_Program", executors: Sequence[Executor], options: list[_Option]) -> tuple[str, bool]:
-        """All that decides the times, and whether another process that finds the same would measure the same."""
-        said = [_identity(each) for each in options]
+        """Return all that decides the times, and whether another process that finds the same would measure the same."""
+        identities = [_identity(each) for each in options]
         fusers = [_identity_of(each) for each in executors if isinstance(each, FusionExecutor)]  # for what is inside
         where = [processor(), torch.get_num_threads(), *sorted({device_name(m.device) for m in program.metas})]
-        parts = (*verifier_versions(), *where, *settings(), self._about, *program.words, said, fusers)
-        return repr(parts), all(lasting for _, lasting in [*said, *fusers])
+        parts = (*verifier_versions(), *where, *settings(), self._about, *program.words, identities, fusers)
+        return repr(parts), all(lasting for _, lasting in [*identities, *fusers])
 
     def _measure(
         self, program: "_Program", symbol: Symbol, executors: Sequence[Executor], options: list[_Option]
@@ -261,8 +261,8 @@ class Autotuner:
         option = options[place]
         others = {each.candidate: "it is not its turn" for each in options[:place] if each.candidate is not None}
         forced = option.candidate if _gains_with_neighbours(option.executor) else None
-        given = [ForcedFusion(each) if each is forced else each for each in executors]
-        alone = self._build(program.trace, given, lambda bound, *_, **__: others if bound.symbol is symbol else {})
+        executors = [ForcedFusion(each) if each is forced else each for each in executors]
+        alone = self._build(program.trace, executors, lambda bound, *_, **__: others if bound.symbol is symbol else {})
         _check_claims(alone.claims, option)
         if alone.backward is None:
             run = partial(_forward, alone.forward, inputs)
@@ -302,27 +302,36 @@ class _Program:
         self.metas: list[Meta] = []
         leaves, spec = torch_pytree.tree_flatten((bound.args, bound.kwargs))
         described = torch_pytree.tree_leaves((call.args, call.kwargs))
-        known: dict[str, TensorProxy] = {}
+        inputs: dict[str, TensorProxy] = {}
         with recording(self.trace, clang.language), self.trace.set_tags(bound.tags - {Tag.DIFFERENTIATED}):
             pairs = zip(leaves, described, strict=True)
-            given = [self._input(leaf, meta, known, active) if isinstance(meta, Meta) else meta for leaf, meta in pairs]
-            args, kwargs = torch_pytree.tree_unflatten(given, spec)
+            arguments = [
+                self._input(leaf, meta, inputs, active) if isinstance(meta, Meta) else meta for leaf, meta in pairs
+            ]
+            args, kwargs = torch_pytree.tree_unflatten(arguments, spec)
             self.trace.output = tuple(tensors(self._record(args, kwargs)))
-        names = {each.name: index for index, each in enumerate(known.values())}
-        places = [names[each.name] if isinstance(each, TensorProxy) else each for each in given]
-        wanted = [each.requires_grad for each in known.values()]
-        self.words = (self.symbol.id, str(spec), repr(places), repr(self.metas), repr(wanted), *_tag_names(bound.tags))
+        names = {each.name: index for index, each in enumerate(inputs.values())}
+        places = [names[each.name] if isinstance(each, TensorProxy) else each for each in arguments]
+        requires_grad = [each.requires_grad for each in inputs.values()]
+        self.words = (
+            self.symbol.id,
+            str(spec),
+            repr(places),
+            repr(self.metas),
+            repr(requires_grad),
+            *_tag_names(bound.tags),
+        )
         if not self.metas or not self.trace.output:
             raise _NotMeasurable("it has no tensor among its inputs or outputs")
 
-    def _input(self, leaf: Any, meta: Meta, known: dict[str, TensorProxy], active: Collection[str]) -> TensorProxy:
-        if leaf.name not in known:
-            made = self.trace.tensor(meta.shape, meta.dtype, meta.device, name=leaf.name, strides=meta.strides)
-            made.requires_grad = leaf.name in active
-            self.trace.add_input(made)
-            known[leaf.name] = made
+    def _input(self, leaf: Any, meta: Meta, inputs: dict[str, TensorProxy], active: Collection[str]) -> TensorProxy:
+        if leaf.name not in inputs:
+            proxy = self.trace.tensor(meta.shape, meta.dtype, meta.device, name=leaf.name, strides=meta.strides)
+            proxy.requires_grad = leaf.name in active
+            self.trace.add_input(proxy)
+            inputs[leaf.name] = proxy
             self.metas.append(meta)
-        return known[leaf.name]
+        return inputs[leaf.name]
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -344,13 +353,13 @@ class _Program:
 
     def check(self, outputs: Any, gradients: Any) -> None:
         """Raise _NotMeasurable unless outputs and gradients have the metadata that the call promises."""
-        wanted = self.trace.differentiable_inputs
+        inputs = self.trace.differentiable_inputs
         if gradients is not None:
-            names = {proxy.name for proxy in wanted}
-            given = zip(gradients, self.trace.input_names, strict=True)
-            gradients = [each for each, name in given if name in names]
-        for what, made, promised in (("result", outputs, self.trace.output), ("gradient", gradients or (), wanted)):
-            for value, proxy in zip(made, promised, strict=what == "result"):
+            names = {proxy.name for proxy in inputs}
+            pairs = zip(gradients, self.trace.input_names, strict=True)
+            gradients = [each for each, name in pairs if name in names]
+        for what, values, promised in (("result", outputs, self.trace.output), ("gradient", gradients or (), inputs)):
+            for value, proxy in zip(values, promised, strict=what == "result"):
                 if value is not None and (value.shape, value.dtype) != (torch.Size(proxy.shape), proxy.dtype):
                     raise _NotMeasurable(
                         f"its {what} is {_describe_tensor(value)}, but must be {_describe_tensor(proxy)}"
@@ -410,34 +419,34 @@ def _gains_with_neighbours(executor: Executor | None) -> bool:
 
 def _options(bound: BoundSymbol, executors: Sequence[Executor]) -> list[_Option]:
     """Return the candidates that accept a call, in order; none if all are torch's or fusion executors."""
-    found: list[_Option] = []
+    options: list[_Option] = []
     for executor in executors:
         if isinstance(executor, FusionExecutor):
             if fusible(bound, executor, []):
-                found.append(_Option(executor.name, executor, executor))
+                options.append(_Option(executor.name, executor, executor))
         else:
             accepting = [each for each in executor.candidates(bound.symbol) if each.decide(bound)]
-            found += [_Option(each.name or executor.name, executor, each) for each in accepting]
-    owned = [each for each in found if _gains_with_neighbours(each.executor) or each.executor in _torchs]
-    if len(owned) == len(found):
+            options += [_Option(each.name or executor.name, executor, each) for each in accepting]
+    owned = [each for each in options if _gains_with_neighbours(each.executor) or each.executor in _torchs]
+    if len(owned) == len(options):
         return []
     if not owned and bound.subsymbols:
-        found.append(_Option(PARTS, None, None))
-    return _with_unique_names(found)
+        options.append(_Option(PARTS, None, None))
+    return _with_unique_names(options)
 
 
 def _with_unique_names(options: list[_Option]) -> list[_Option]:
     """Return the options with unique names: two repositories may have kernels of one name."""
-    seen: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for option in options:
-        seen[option.name] = seen.get(option.name, 0) + 1
-    counts = dict.fromkeys(seen, 0)
-    named = []
+        totals[option.name] = totals.get(option.name, 0) + 1
+    counts = dict.fromkeys(totals, 0)
+    result = []
     for option in options:
         counts[option.name] += 1
-        suffix = f" ({counts[option.name]})" if seen[option.name] > 1 else ""
-        named.append(option._replace(name=f"{option.name}{suffix}"))
-    return named
+        suffix = f" ({counts[option.name]})" if totals[option.name] > 1 else ""
+        result.append(option._replace(name=f"{option.name}{suffix}"))
+    return result
 
 
 def _check_claims(claims: Sequence[Claim], option: _Option) -> None:
@@ -458,16 +467,16 @@ def _fastest(timed: list[CandidateTime]) -> int:
     return next((index for index, each in enumerate(timed) if each.reason is None), 0)
 
 
-def _reason(timed: CandidateTime, kept: CandidateTime, hint: str) -> str:
-    if timed.seconds is None or kept.seconds is None:
+def _reason(timed: CandidateTime, best: CandidateTime, hint: str) -> str:
+    if timed.seconds is None or best.seconds is None:
         return f"measured{hint}: {timed.reason}"
-    return f"measured{hint}: {microseconds(timed.seconds)} against {microseconds(kept.seconds)} of {kept.name}"
+    return f"measured{hint}: {microseconds(timed.seconds)} against {microseconds(best.seconds)} of {best.name}"
 
 
-def _decision(options: list[_Option], kept: int, reasons: list[str]) -> _Decision:
+def _decision(options: list[_Option], best: int, reasons: list[str]) -> _Decision:
     excluded = {option.candidate: reason for option, reason in zip(options, reasons, strict=False) if option.candidate}
     fusers = [reason for candidate, reason in excluded.items() if isinstance(candidate, FusionExecutor)]
-    is_fuser = isinstance(options[kept].candidate, FusionExecutor)
+    is_fuser = isinstance(options[best].candidate, FusionExecutor)
     return _Decision(excluded, fusers[0] if fusers and not is_fuser else None)
 
 
@@ -488,12 +497,12 @@ def _identity(option: _Option) -> tuple[str, bool]:
     if isinstance(candidate, FusionExecutor):
         return _identity_of(candidate)
     assert isinstance(executor, OperatorExecutor) and candidate is not None
-    found = executor.fingerprint(candidate)
-    return repr((executor.name, option.name, found)), found.is_lasting
+    fingerprint = executor.fingerprint(candidate)
+    return repr((executor.name, option.name, fingerprint)), fingerprint.is_lasting
 
 
 def _identity_of(fuser: FusionExecutor) -> tuple[str, bool]:
-    said = fuser.identity()
-    if isinstance(said, Declined):
+    identity = fuser.identity()
+    if isinstance(identity, Declined):
         return f"{fuser.name} {id(fuser)}", False
-    return f"{fuser.name} {said}", True
+    return f"{fuser.name} {identity}", True

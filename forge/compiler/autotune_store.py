@@ -33,12 +33,12 @@ def folder() -> Path:
 def read(about: str, *, on_disk: bool) -> list[CandidateTime] | None:
     """Return the measured times of candidates, in their order; None if nothing was measured. about: all that decides
     the choice."""
-    found = _known.get(about)
-    if found is None and on_disk:
-        found = _read(_path(about), about)
-        if found is not None:
-            _known[about] = found
-    return found
+    times = _known.get(about)
+    if times is None and on_disk:
+        times = _read(_path(about), about)
+        if times is not None:
+            _known[about] = times
+    return times
 
 
 def write(about: str, timed: list[CandidateTime], *, on_disk: bool) -> None:
@@ -72,10 +72,10 @@ def _parse(body: bytes, about: str) -> list[CandidateTime]:
     try:
         data = json.loads(body)
         timed = [CandidateTime(str(name), seconds, reason) for name, seconds, reason in data["timed"]]
-        known = data["about"]
+        key = data["about"]
     except (ValueError, KeyError, TypeError) as error:
         raise owner_only_store.UntrustedFile(f"the file cannot be read: {error}") from error
-    if known != about or not all(isinstance(each.seconds, (float, type(None))) for each in timed):
+    if key != about or not all(isinstance(each.seconds, (float, type(None))) for each in timed):
         raise owner_only_store.UntrustedFile("the file holds other times")
     return timed
 

@@ -60,12 +60,12 @@ class BackwardCompiler:
         """Return the backward of the outputs that are `present`, and with the gradients of opaque calls that are None
         after these; `batched`: by torch's own functions alone."""
         outputs, report = self._derivative.outputs, self._context.report
-        chosen, missing = present[: len(outputs)], present[len(outputs) :]
+        mask, missing = present[: len(outputs)], present[len(outputs) :]
         config = self._config.in_torch() if batched else self._config
 
         def attempt() -> tuple[tuple[GeneratedFunction, Context], list[FusedRegion]]:
             context = self._context.without_results(config, times_passes=False)
-            function, own = self._compile(chosen, missing, context, batched=batched)
+            function, own = self._compile(mask, missing, context, batched=batched)
             return (function, own), context.regions
 
         with paused_gc(), preserve_torch_state(), report.time_phase("backward"):
@@ -76,20 +76,20 @@ class BackwardCompiler:
         return function
 
     def _compile(
-        self, chosen: Sequence[bool], missing: Sequence[Missing], context: Context, *, batched: bool = False
+        self, mask: Sequence[bool], missing: Sequence[Missing], context: Context, *, batched: bool = False
     ) -> tuple[GeneratedFunction, Context]:
         """Return a function of one list, which it empties: the saved tensors, the saved numbers, a gradient of each
         output."""
         derived, parts = self._derivative, self._parts
-        outputs = [output for i, output in derived.flowing.items() if chosen[i]]
+        outputs = [output for i, output in derived.flowing.items() if mask[i]]
         joint = _without_unreached(derived.joint, parts, missing)
         trace = backward_of_saved(joint, parts, outputs, joint.forward.inputs)
         trace.boxed = True
         assert context.layouts is not None
         layouts = context.layouts.copy()
-        for saved, given in zip(parts.saved_tensors, parts.forward.output[1], strict=True):
-            if given.name != saved.name:  # a copy, which has no gaps between its elements
-                layouts.replace(saved, given.name)
+        for saved, value in zip(parts.saved_tensors, parts.forward.output[1], strict=True):
+            if value.name != saved.name:  # a copy, which has no gaps between its elements
+                layouts.replace(saved, value.name)
         for gradient, output in zip(trace.inputs[-len(outputs) :], outputs, strict=True):
             layouts.add(gradient, like=output)
         own = context.of_another(
@@ -114,19 +114,21 @@ class BackwardCompiler:
         derived, report = self._derivative, self._context.report
         trace, config = derived.trace, self._config.in_torch() if special else self._config
         with paused_gc(), preserve_torch_state(), report.time_phase("backward"):
-            chosen = [output for i, output in enumerate(derived.outputs) if present[i]]
-            seeds = seeds_of(trace, chosen, recorded)
-            wanted = names(trace.differentiable_inputs)
+            outputs = [output for i, output in enumerate(derived.outputs) if present[i]]
+            seeds = seeds_of(trace, outputs, recorded)
+            targets = names(trace.differentiable_inputs)
             choose = chooser(config.executors, {}, config.selection)
             unreached = _unreached_results(self._parts, missing)
             sources = self.sources()
             sources_of = {*sources.saved, *sources.remembered, *sources.mutated, *sources.numbers}
             unavailable = [name for i, name in enumerate(trace.input_names) if i not in sources_of]
-            backward = differentiable_backward(trace, wanted, seeds, choose, derived.given, unreached, unavailable)
-            found = [i for i, gradient in enumerate(backward.output) if gradient is not None]
-            if not found:
-                return DifferentiableBackward(lambda *given: (), [], [], [])
-            output = tuple(backward.output[i] for i in found)
+            backward = differentiable_backward(
+                trace, targets, seeds, choose, derived.forward_calls, unreached, unavailable
+            )
+            positions = [i for i, gradient in enumerate(backward.output) if gradient is not None]
+            if not positions:
+                return DifferentiableBackward(lambda *args: (), [], [], [])
+            output = tuple(backward.output[i] for i in positions)
             program = backward.derive(backward.stage, backward.bound_symbols, output=output)
             call, program, own = self._compile_program(program, config)
         report.double_backwards.append(own)
@@ -135,8 +137,8 @@ class BackwardCompiler:
         reads = [i for i, proxy in enumerate(trace.inputs) if proxy.name in read]
         saved = [*self._parts.saved_tensors, *self._parts.saved_numbers]
         places = {proxy.name: index for index, proxy in enumerate(saved)}
-        drawn = [places[value.name] for each in derived.given for value in each.values or ()]
-        return DifferentiableBackward(call, reads, drawn, found)
+        draws = [places[value.name] for each in derived.forward_calls for value in each.values or ()]
+        return DifferentiableBackward(call, reads, draws, positions)
 
     def numbers(self) -> list[Any]:
         """Return the symbolic inputs of the program."""
@@ -166,15 +168,15 @@ def _without_unreached(joint: Joint, parts: Split, missing: Sequence[Missing]) -
 
 
 def _unreached_results(parts: Split, missing: Sequence[Missing]) -> Mapping[str, list[int]]:
-    """Of opaque calls, by the names of their results: the places of the arguments whose gradients are None."""
-    found: dict[str, list[int]] = {}
+    """Return, by the names of opaque calls' results, the places of the arguments whose gradients are None."""
+    result: dict[str, list[int]] = {}
     places = {each.name: place for place, each in enumerate(parts.saved_numbers)}
     for bound in leaf_calls(parts.forward.bound_symbols) if missing else ():
         place = next((places[name] for name in bound.outputs if name in places), None)
         if place is not None and keeps_graph(bound):
             arguments = [i for graph, i in missing[0] if graph == place]
-            found |= dict.fromkeys(bound.outputs, arguments)
-    return found
+            result |= dict.fromkeys(bound.outputs, arguments)
+    return result
 
 
 def _sources(

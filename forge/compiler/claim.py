@@ -96,10 +96,10 @@ class Claim:
         region: str | None = None,
         fallback: Fallback | None = None,
     ) -> "Claim":
-        """Of a call."""
-        made = {proxy.name: proxy for proxy in proxies(bound.output)}
+        """Return the claim of a call."""
+        by_name = {proxy.name: proxy for proxy in proxies(bound.output)}
         outputs = tuple(bound.outputs)
-        results = tuple([in_words(made[name]) for name in outputs])
+        results = tuple([in_words(by_name[name]) for name in outputs])
         return cls(bound.symbol.id, outputs, results, bound.source, executor, declined, level, region, fallback)
 
 
@@ -124,8 +124,8 @@ def claim_calls(
     walker = _ClaimPass(executors, new, select)
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
-            known = [reason for name in bound.outputs for reason in earlier.get(name, ())]
-            walker.visit(bound, executors, known, 0)
+            reasons = [reason for name in bound.outputs for reason in earlier.get(name, ())]
+            walker.visit(bound, executors, reasons, 0)
     new.bound_symbols.extend(call for each in walker.claimed for call in each.calls)
     return new, walker.claimed
 
@@ -144,10 +144,10 @@ def choose(
 def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
     """Return whether the torch executor is the first that accepts a call, or what it calls where nobody does; one that
     gives way, as torch does, is not counted."""
-    chosen = choose(bound, executors, [])
-    if chosen is None:
+    candidate = choose(bound, executors, [])
+    if candidate is None:
         return bool(bound.subsymbols) and all(runs_in_torch(sub, executors) for sub in bound.subsymbols)
-    return chosen[0] is torchex or chosen[1].low_priority
+    return candidate[0] is torchex or candidate[1].low_priority
 
 
 def note_declined(declined: dict[str, Reasons], bound: BoundSymbol, reasons: Reasons) -> None:
@@ -168,11 +168,11 @@ def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select:
         if any_fuses_decompositions and getattr(first_fuser(bound, executors, excluded), "fuses_decompositions", False):
             return Choice()
         reasons: Reasons = []
-        chosen = choose(bound, executors, reasons, excluded)
+        candidate = choose(bound, executors, reasons, excluded)
         note_declined(declined, bound, reasons)
-        if chosen is None:
+        if candidate is None:
             return Choice(opaque_rule(bound))
-        executor, implementation = chosen
+        executor, implementation = candidate
         rule, name = implementation.grad_transform, implementation.name or executor.name
         blame = None if rule is None or is_own(rule) else lambda error: _blame(error, name, "grad_transform", bound)
         return Choice(rule, recompute=implementation.grad == "recompute", blame=blame)
@@ -196,11 +196,11 @@ class _ClaimPass:
             executors = operators_of(executors)
         if bound.symbol.op is not None:  # an executor's operator already, or an opaque call
             fuser = _fuser_before(bound.symbol.executor, executors)
-            made = Claim.of(bound, _runner(bound), declined, level)
+            claim = Claim.of(bound, _runner(bound), declined, level)
             if fuser is not None and fusible(bound, fuser, declined):
-                self.claimed.append(ClaimedCall(bound, fuser, declined, level, [bound], [made]))
+                self.claimed.append(ClaimedCall(bound, fuser, declined, level, [bound], [claim]))
             else:
-                self._put(bound, [bound], made)
+                self._put(bound, [bound], claim)
             return
         excluded = _NONE_EXCLUDED if Tag.NO_FUSE in bound.tags else self.select(bound, executors)
         for position, executor in enumerate(executors):
@@ -223,8 +223,8 @@ class _ClaimPass:
         for sub in live_calls(bound.subsymbols, bound.outputs):
             self.visit(sub, executors, declined, level + 1)
 
-    def _put(self, bound: BoundSymbol, calls: list[BoundSymbol], made: Claim) -> None:
-        self.claimed.append(ClaimedCall(bound, None, [], made.level, calls, [made]))
+    def _put(self, bound: BoundSymbol, calls: list[BoundSymbol], claim: Claim) -> None:
+        self.claimed.append(ClaimedCall(bound, None, [], claim.level, calls, [claim]))
 
     def _mark(
         self, bound: BoundSymbol, fuser: FusionExecutor, others: Sequence[Executor], declined: Reasons, level: int
@@ -233,7 +233,7 @@ class _ClaimPass:
         fallback = _ClaimPass(operators_of(others), self.new, self.select)
         fallback.visit(bound, fallback.executors, declined, level)
         calls = [call for each in fallback.claimed for call in each.calls]
-        claims = [made for each in fallback.claimed for made in each.claims]
+        claims = [claim for each in fallback.claimed for claim in each.claims]
         self.claimed.append(ClaimedCall(bound, fuser, list(declined), level, calls, claims))
 
 
@@ -268,10 +268,10 @@ def fusible(
         return []
     parts: list[BoundSymbol] = []
     for sub in live_calls(bound.subsymbols, bound.outputs):
-        found = fusible(sub, executor, [])
-        if not found:
+        pieces = fusible(sub, executor, [])
+        if not pieces:
             return []
-        parts += found
+        parts += pieces
     return parts
 
 
@@ -352,12 +352,14 @@ def _calls_of(bound: BoundSymbol, implementation: Implementation, name: str, new
         raise
     check_metadata(what, output, bound)
     renamed: dict[str, Proxy] = {}
-    for made, kept in zip(proxies(output), proxies(bound.output), strict=True):
+    for result, original in zip(proxies(output), proxies(bound.output), strict=True):
         check(
-            made.name not in bound.inputs,
-            lambda made=made: f"{what} of {call_in_words(bound)} returns its input {made}, but must return new values",
+            result.name not in bound.inputs,
+            lambda result=result: (
+                f"{what} of {call_in_words(bound)} returns its input {result}, but must return new values"
+            ),
         )
-        renamed[made.name] = kept
+        renamed[result.name] = original
     calls = [substitute(call, renamed) for call in recorded]
     for call in calls:
         check(

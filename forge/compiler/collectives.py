@@ -113,8 +113,8 @@ def _started(start: int, bound: BoundSymbol, waits: Mapping[str, int]) -> Iterat
     if Tag.SENDS in bound.symbol.tags:
         _, lengths, _, _, (size, group, replicas) = bound.args
         started, gathers = tensors(bound.output), bound.symbol is start_unshard
-        sent = [x for x, length in zip(started, lengths, strict=True) if not gathers or length is not None]
-        whole = sum(map(bytes_of, sent)) * (1 if gathers else size)  # what a reduction fills is a part of it
+        payload = [x for x, length in zip(started, lengths, strict=True) if not gathers or length is not None]
+        whole = sum(map(bytes_of, payload)) * (1 if gathers else size)  # what a reduction fills is a part of it
         operation, wait = "all_gather" if gathers else "reduce_scatter", waits.get(started[0].name)
         yield operation, group, size, len(started), whole, wait
         if replicas is not None and not gathers:
@@ -131,5 +131,5 @@ def _started(start: int, bound: BoundSymbol, waits: Mapping[str, int]) -> Iterat
 
 
 def _size_of(group: str) -> int | None:
-    found = process_group(group)
-    return None if found is None else found.size()
+    pg = process_group(group)
+    return None if pg is None else pg.size()

@@ -164,8 +164,8 @@ class Config:
 def _reduces_rows_on_cpu(bound: BoundSymbol) -> bool:
     """Return whether a call reads far more than what it gives, on a processor, where to read all again takes longer
     than to save so little."""
-    made = tensors(bound.output)
-    if is_view(bound) or not made or any(x.device.type != "cpu" for x in made):
+    outputs = tensors(bound.output)
+    if is_view(bound) or not outputs or any(x.device.type != "cpu" for x in outputs):
         return False
     read = max(map(bytes_of, tensors((bound.args, bound.kwargs))), default=0)
-    return _ROW * sum(map(bytes_of, made)) <= read
+    return _ROW * sum(map(bytes_of, outputs)) <= read

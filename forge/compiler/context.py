@@ -52,7 +52,7 @@ class Derivative:
 
     trace: the program before it was differentiated. joint: it, with the runs of its gradient rules. flowing: the
     outputs through which gradients flow, by position. backward: from all of these to the inputs. copied, unread: see
-    transforms.split.backward_of. given: calls that must not run again. parts, epilogue: set when it is split.
+    transforms.split.backward_of. forward_calls: those that must not run again. parts, epilogue: set when it is split.
     """
 
     trace: Trace
@@ -61,7 +61,7 @@ class Derivative:
     backward: Trace
     copied: set[str]
     unread: set[str]
-    given: list[GivenCall]
+    forward_calls: list[GivenCall]
     parts: Split = field(init=False)
     epilogue: Trace | None = field(init=False)
 

@@ -34,7 +34,7 @@ def record(
     trace: Trace,
     pool: Pool,
     generate: Generate,
-    kept: Collection[str] = (),
+    escapes: Collection[str] = (),
     trusted: Collection[str] = (),
     transient: Collection[str] = (),
     *,
@@ -47,12 +47,12 @@ def record(
         trace: The claimed trace.
         pool: The memory of its graphs.
         generate: Returns the function of a trace.
-        kept: Outputs that others may keep.
+        escapes: Outputs that others may keep.
         trusted: Inputs whose metadata are the same at each call, if their sizes are.
         transient: Inputs that are other tensors at each call.
         is_requested: False if nobody asked for CUDA graphs.
     """
-    first, others = _calls_that_run_first(trace, kept)
+    first, others = _calls_that_run_first(trace, escapes)
     pieces: list[list[BoundSymbol]] = [[]]
     for bound in others:
         if why_not(bound) is None:
@@ -60,7 +60,7 @@ def record(
         else:
             pieces += [[bound], []]
     make = partial(Graph, pool=pool, is_requested=is_requested)
-    writer = _Writer(trace, make, generate, frozenset(kept), frozenset(trusted), frozenset(transient))
+    writer = _Writer(trace, make, generate, frozenset(escapes), frozenset(trusted), frozenset(transient))
     writer.calls += first
     for piece in pieces:
         writer.piece(piece)
@@ -85,7 +85,7 @@ def _are_few(calls: list[BoundSymbol]) -> bool:
     return len(calls) < _FEWEST and sum(map(steps, calls)) < _FEWEST
 
 
-def _calls_that_run_first(trace: Trace, kept: Collection[str]) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
+def _calls_that_run_first(trace: Trace, escapes: Collection[str]) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
     """Return the calls that run before all graphs, so that they do not part them, and the others.
 
     The first are those that make outputs which are views of inputs, since a graph would return a view of its copy of
@@ -95,7 +95,7 @@ def _calls_that_run_first(trace: Trace, kept: Collection[str]) -> tuple[list[Bou
     makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
     inputs = {proxy.name for proxy in trace.inputs}
     views: dict[int, BoundSymbol] = {}
-    for name in kept:
+    for name in escapes:
         base, chain = _through_views(name, makers)
         if base in inputs:
             views.update((id(bound), bound) for bound in chain)
@@ -135,13 +135,13 @@ def why_not(bound: BoundSymbol) -> str | None:
     for tag, reason in _OUTSIDE.items():
         if tag in bound.all_tags and not (writes and tag is Tag.EFFECT):
             return reason
-    found = tensors([bound.args, bound.kwargs, bound.output])
+    operands = tensors([bound.args, bound.kwargs, bound.output])
     if not tensors(bound.output) and not writes:
         return "the call returns no tensor"
-    for proxy in found:
+    for proxy in operands:
         if proxy.device.type != recorder().device_type:
             return f"{proxy.name} is on {proxy.device}"
-    return "the call's tensors are on several devices" if len({proxy.device for proxy in found}) > 1 else None
+    return "the call's tensors are on several devices" if len({proxy.device for proxy in operands}) > 1 else None
 
 
 def _writes_alone(bound: BoundSymbol) -> bool:
@@ -155,14 +155,14 @@ class _Writer:
         trace: Trace,
         make: Callable[..., Graph],
         generate: Generate,
-        kept: frozenset[str],
+        escapes: frozenset[str],
         trusted: frozenset[str],
         transient: frozenset[str],
     ) -> None:
         self.trace = trace
         self.make = make
         self.generate = generate
-        self.kept = kept
+        self.escapes = escapes
         self.trusted = set(trusted)
         self.transient = transient
         self.calls: list[BoundSymbol] = []
@@ -180,26 +180,26 @@ class _Writer:
                 self.readers.setdefault(name, []).append(id(bound))
 
     def piece(self, calls: list[BoundSymbol]) -> None:
-        """One call for all of them, or they themselves."""
+        """Write one call for all of them, or they themselves."""
         if _are_few(calls):
             self.calls += calls
             return
-        made = [proxy for bound in calls for proxy in proxies(bound.output)]
+        definitions = [proxy for bound in calls for proxy in proxies(bound.output)]
         inside = set(map(id, calls))
-        wanted = {
+        outputs = {
             proxy.name: proxy
-            for proxy in made
+            for proxy in definitions
             if proxy.name in self.outputs or any(reader not in inside for reader in self.readers.get(proxy.name, ()))
         }
-        given = self._inputs_of(calls, {proxy.name for proxy in made})
-        results = tuple(wanted.values())
+        inputs = self._inputs_of(calls, {proxy.name for proxy in definitions})
+        results = tuple(outputs.values())
         name = f"graph{self.graphs}"
-        body = self.trace.derive(f"of {name}", calls, name=name, inputs=given, output=results)
+        body = self.trace.derive(f"of {name}", calls, name=name, inputs=inputs, output=results)
         body.boxed = True
         body.constants.clear()
         checked = [
             place
-            for place, proxy in enumerate(given)
+            for place, proxy in enumerate(inputs)
             if isinstance(proxy, TensorProxy) and (proxy.name not in self.trusted or _may_differ(proxy))
         ]
         writes = [call for bound in calls if _writes_alone(bound) for call in innermost(bound)]
@@ -208,18 +208,18 @@ class _Writer:
         graph = self.make(
             name,
             self.generate(body),
-            returned=[proxy.name in self.kept for proxy in results],
+            returned=[proxy.name in self.escapes for proxy in results],
             checked=checked,
             written=[
-                place for place, proxy in enumerate(given) if _through_views(proxy.name, self.makers)[0] in targets
+                place for place, proxy in enumerate(inputs) if _through_views(proxy.name, self.makers)[0] in targets
             ],
-            last=[place for place, proxy in enumerate(given) if self._dies_in(proxy.name, inside)],
-            transient=[place for place, proxy in enumerate(given) if proxy.name in self.transient],
+            last=[place for place, proxy in enumerate(inputs) if self._dies_in(proxy.name, inside)],
+            transient=[place for place, proxy in enumerate(inputs) if proxy.name in self.transient],
             has_symbolic_sizes=bool(self.lengths),
         )
-        self.trusted |= wanted.keys()
+        self.trusted |= outputs.keys()
         boxed = Proxy(self.trace.fresh_name(f"{name}_inputs"))
-        self.calls.append(BoundSymbol(LIST, (given,), {}, boxed))
+        self.calls.append(BoundSymbol(LIST, (inputs,), {}, boxed))
         symbol = Symbol(name, f"forge.{name}", meta=lambda boxed: results, op=graph)
         self.graphs += 1
         self.calls.append(BoundSymbol(symbol, (boxed,), {}, results, calls, source=calls[0].source))
@@ -230,8 +230,8 @@ class _Writer:
         is_held |= name in self.trace.input_names and not self.trace.boxed
         return not is_held and self.last_readers.get(name) in calls
 
-    def _inputs_of(self, calls: list[BoundSymbol], made: set[str]) -> list[Proxy]:
-        read = dict.fromkeys(name for bound in calls for name in bound.reads(self.lengths) if name not in made)
+    def _inputs_of(self, calls: list[BoundSymbol], definitions: set[str]) -> list[Proxy]:
+        read = dict.fromkeys(name for bound in calls for name in bound.reads(self.lengths) if name not in definitions)
         return [self._proxy(name) for name in read if name in self.proxies or name in self.trace.constants]
 
     def _proxy(self, name: str) -> Proxy:

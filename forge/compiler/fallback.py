@@ -39,14 +39,14 @@ class Fallback:
         self.reason: str | None = None
         self._function: Callable[..., Any] | None = None
 
-    def __call__(self, error: Exception, *given: Any) -> tuple[Callable[..., Any], Any]:
+    def __call__(self, error: Exception, *args: Any) -> tuple[Callable[..., Any], Any]:
         """Return the function that runs from now on, and its results. Raises `error` in strict mode or where torch's
         own calls cannot run after it, and their error where they fail too."""
         if isinstance(error, _RAISED):
             raise error
         self._function = self._function or compile_function(NAME, self.code())
         try:
-            results = self._function(*given)
+            results = self._function(*args)
         except Exception as own:
             raise own from None
         if self.strict:

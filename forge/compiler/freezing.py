@@ -29,12 +29,12 @@ def freezing_of(program: Program) -> Freezing:
 
 def _differentiable_input(trace: Trace) -> str | None:
     """Return an input that requires a gradient, where an output may have one."""
-    wanted = names(trace.differentiable_inputs)
-    flowing = set(wanted)
+    inputs = names(trace.differentiable_inputs)
+    flowing = set(inputs)
     for bound in trace.bound_symbols:
         if Tag.NO_GRAD not in bound.tags and not flowing.isdisjoint(bound.inputs):
             flowing.update(x.name for x in tensors(bound.output) if x.is_floating_point() or x.is_complex())
-    return wanted[0] if not flowing.isdisjoint(trace.output_names) else None
+    return inputs[0] if not flowing.isdisjoint(trace.output_names) else None
 
 
 def fold_weights(

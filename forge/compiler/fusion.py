@@ -64,7 +64,7 @@ def fuse_claimed(
     """Return the claimed trace with fused regions, the claims, and the fused regions."""
     fuses = any(isinstance(each, FusionExecutor) for each in executors)
     if not fuses or (layouts is None and not any(each.fuser for each in claimed)):
-        return trace, [made for each in claimed for made in each.claims], []
+        return trace, [claim for each in claimed for claim in each.claims], []
     layouts = Layouts(trace.inputs) if layouts is None else layouts
     layouts.add_constants(trace.constants)
     nodes: list[Node] = []
@@ -74,7 +74,7 @@ def fuse_claimed(
     result = fuse_regions(new, nodes, layouts, strict=strict)
     new.bound_symbols.extend(result.calls)
     new.output = rename(new.output, result.fixed)
-    return new, [made for each in claimed for made in _claims(each, result)], result.fused
+    return new, [claim for each in claimed for claim in _claims(each, result)], result.fused
 
 
 def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
@@ -96,7 +96,7 @@ def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
 
 def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[FakeRun], layouts: Layouts) -> str | None:
     """Return why a claimed call cannot be part of code generated now; None where it can."""
-    if not all(each.known for each in ran):
+    if not all(each.is_exact for each in ran):
         others = [call.symbol.executor for call in claimed.calls if not is_own(call.symbol.op)]
         name = next((each.name for each in others if each is not None), None)
         cause = "" if name is None else f": outside of a region executor {name} runs it, whose function may give any"
@@ -106,8 +106,8 @@ def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[FakeRun], layouts: 
     others = [each for each in proxies(claimed.bound.args) if not isinstance(each, (TensorProxy, NumberProxy))]
     if not all(proxy.name in layouts.fixed for proxy in others):
         return "the call reads a value that is known only when the program runs"
-    kept = [value for each in ran for value in each.outputs if not isinstance(value, (Layout, *_FIXED))]
-    return "the call saves a value that exists only when the program runs" if kept else None
+    runtime_values = [value for each in ran for value in each.outputs if not isinstance(value, (Layout, *_FIXED))]
+    return "the call saves a value that exists only when the program runs" if runtime_values else None
 
 
 def _output_aliases(call: BoundSymbol, ran: FakeRun) -> list[int | None]:
@@ -131,8 +131,8 @@ def _claims(claimed: ClaimedCall, result: FusionResult) -> list[Claim]:
 def _decline(claimed: ClaimedCall, reason: str) -> None:
     """Record why the fusion executor that claimed a call leaves it to the executors after it."""
     assert claimed.fuser is not None
-    for made in claimed.claims:
-        made.declined.append((claimed.fuser.name, reason))
+    for claim in claimed.claims:
+        claim.declined.append((claimed.fuser.name, reason))
 
 
 def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool = False) -> FusionResult:
@@ -167,9 +167,9 @@ class _Writer:
         self.makers = {name: node for node in nodes for name in node.makes}
         self.order = {id(node): position for position, node in enumerate(nodes)}
         self.outputs = set(trace.output_names)
-        known = [*trace.inputs, *(proxy for node in nodes for proxy in proxies([node.bound.args, node.bound.kwargs]))]
-        known += [proxy for node in nodes for proxy in proxies(node.bound.output)]
-        self.proxies = {proxy.name: proxy for proxy in known}
+        values = [*trace.inputs, *(proxy for node in nodes for proxy in proxies([node.bound.args, node.bound.kwargs]))]
+        values += [proxy for node in nodes for proxy in proxies(node.bound.output)]
+        self.proxies = {proxy.name: proxy for proxy in values}
         self.numbers = {name: proxy for name, proxy in self.proxies.items() if isinstance(proxy, NumberProxy)}
         self.checks = any(node.fuser is not None and node.fuser.checks_regions for node in nodes)
         self.visible = self._visible(nodes) if self.checks else set()
@@ -184,13 +184,13 @@ class _Writer:
         visible = set(map(self._memory, self.outputs))
         for call in (call for node in reversed(nodes) for call in reversed(node.calls)):
             if not visible.isdisjoint(map(self._memory, call.outputs)):
-                given = [name for name in call.inputs if isinstance(self.layouts.values.get(name), Layout)]
-                visible.update(self._memory(name) for name in given if self.layouts.follows(call, [name]))
+                operands = [name for name in call.inputs if isinstance(self.layouts.values.get(name), Layout)]
+                visible.update(self._memory(name) for name in operands if self.layouts.follows(call, [name]))
         return visible
 
     def _memory(self, name: str) -> str:
         """Return the value whose memory a value is."""
-        return self.layouts.shown.get(name, (name, 0))[0]
+        return self.layouts.views.get(name, (name, 0))[0]
 
     def single(self, node: Node) -> None:
         """Write the call as it is."""
@@ -205,9 +205,9 @@ class _Writer:
         for call in node.calls:
             self.layouts.settle(call)
 
-    def ready(self, wanted: Iterable[str]) -> None:
+    def ready(self, targets: Iterable[str]) -> None:
         """Write the views that these names stand for, where they are not written yet."""
-        for name in wanted:
+        for name in targets:
             node = self.makers.get(name)
             if node is not None and node.view and name not in self.there and not self._write_as_strided(name, node):
                 self.single(node)
@@ -215,7 +215,7 @@ class _Writer:
     def _write_as_strided(self, name: str, node: Node) -> bool:
         """Replace a chain of views by one as_strided call, where the memory's strides are known and no other code sees
         it. Return whether it did."""
-        base, offset = self.layouts.shown.get(name, (None, 0))
+        base, offset = self.layouts.views.get(name, (None, 0))
         if base not in self.there or base in self.layouts.uncertain or name in self.outputs or self.layouts.is_symbolic:
             return False
         memory, layout = self.layouts.values[base], self.layouts.values[name]
@@ -228,7 +228,7 @@ class _Writer:
         return True
 
     def region(self, region: Region) -> None:
-        """One call for all of it, or its calls where the executor declines."""
+        """Write one call for all of it, or its calls where the executor declines."""
         escaping = list(self._escaping_names(region))
         if not escaping:
             return
@@ -245,23 +245,23 @@ class _Writer:
             return
         self.fused.append(FusedRegion(region.fuser, function))
         name = self._name()
-        given = [self._region_input(region.fuser, each) for each in inputs]
-        made = tuple(self.proxies[each] for each in outputs)
-        fallback = self._fallback(region, (region.fuser, key or name), body, inputs, made)
+        arguments = [self._region_input(region.fuser, each) for each in inputs]
+        results = tuple(self.proxies[each] for each in outputs)
+        fallback = self._fallback(region, (region.fuser, key or name), body, inputs, results)
         symbol = Symbol(
             name,
             f"{region.fuser.name}.{name}",
-            meta=lambda *args: made,
+            meta=lambda *args: results,
             executor=region.fuser,
             op=function,
             fallback=fallback,
         )
         if fallback is not None:
             fallback.regions.append(symbol.id)
-        args = (given,) if region.fuser.boxed else tuple(given)
+        args = (arguments,) if region.fuser.boxed else tuple(arguments)
         inside = [node.bound for node in body]
         self.regions.update((node.makes[0], symbol.id) for node in body)
-        self.calls.append(BoundSymbol(symbol, args, {}, made, inside, source=region.nodes[0].bound.source))
+        self.calls.append(BoundSymbol(symbol, args, {}, results, inside, source=region.nodes[0].bound.source))
         self.there.update(escaping)
         self.fixed.update(name for name in escaping if name not in outputs)
         if region.fuser.strided:
@@ -311,25 +311,25 @@ class _Writer:
 
     def _body(self, region: Region) -> tuple[list[Node], list[str]]:
         """Return the region's calls with the views that it reads, in order, and the names that it is given."""
-        made = {name for node in region.nodes for name in node.makes}
+        definitions = {name for node in region.nodes for name in node.makes}
         body = list(region.nodes)
-        given: dict[str, None] = {}
+        inputs: dict[str, None] = {}
         waiting = [name for node in reversed(region.nodes) for name in reversed(self._reads(node))]
         while waiting:
             name = waiting.pop()
-            if name in made or name in given:
+            if name in definitions or name in inputs:
                 continue
             maker = self.makers.get(name)
             if maker is not None and maker.view and maker.fuser is region.fuser:
                 body.append(maker)
-                made.update(maker.makes)
+                definitions.update(maker.makes)
                 waiting += self._reads(maker)
             else:
-                given[name] = None
-        given = {name: None for name in given if name not in self.layouts.fixed}
+                inputs[name] = None
+        inputs = {name: None for name in inputs if name not in self.layouts.fixed}
         body.sort(key=lambda node: self.order[id(node)])
-        sizes = [each for name in given for each in names(self.layouts.values[name]) if each in self.numbers]
-        return body, list(dict.fromkeys([*given, *(each for each in sizes if each in self.there)]))
+        sizes = [each for name in inputs for each in names(self.layouts.values[name]) if each in self.numbers]
+        return body, list(dict.fromkeys([*inputs, *(each for each in sizes if each in self.there)]))
 
     def _reads(self, node: Node) -> list[str]:
         return [name for name in node.bound.reads(self.numbers) if name in self.proxies or name in self.trace.constants]

@@ -184,10 +184,10 @@ def _pointwise_strides(shape: tuple[Dim, ...], operands: list[torch.Tensor | Num
 
 
 def _is_indexed_by_numbers(x: torch.Tensor, indices: Sequence[torch.Tensor | None], result: torch.Tensor) -> bool:
-    given = [each for each in indices if each is not None]
-    if 0 in result.shape or not all(map(is_static, (x, result, *given))):
+    index_tensors = [each for each in indices if each is not None]
+    if 0 in result.shape or not all(map(is_static, (x, result, *index_tensors))):
         return False
-    return all(each.dtype in (torch.int32, torch.int64) for each in given)
+    return all(each.dtype in (torch.int32, torch.int64) for each in index_tensors)
 
 
 def _strides_of_indexed(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[tuple[Dim, ...]]:
@@ -197,13 +197,13 @@ def _strides_of_indexed(x: torch.Tensor, indices: Sequence[torch.Tensor | None])
     Source: AdvancedIndex (aten/src/ATen/native/TensorAdvancedIndexing.cpp).
     """
     by_dim = {dim: each for dim, each in enumerate(indices) if each is not None}
-    dims, given = list(by_dim), list(by_dim.values())
-    shape = tuple(torch.broadcast_shapes(*(each.shape for each in given)))
+    dims, index_tensors = list(by_dim), list(by_dim.values())
+    shape = tuple(torch.broadcast_shapes(*(each.shape for each in index_tensors)))
     others = [dim for dim in range(x.ndim) if dim not in dims]
     adjacent = dims == list(range(dims[0], dims[-1] + 1))
     before = [dim for dim in others if adjacent and dim < dims[0]]
     after = others[len(before) :]
-    stepped = [_broadcast_strides(each, shape) for each in given]
+    stepped = [_broadcast_strides(each, shape) for each in index_tensors]
     if x.device.type == "cuda" and len(set(stepped)) > 1:
         stepped = [contiguous(shape)] * len(stepped)
     own = (*[x.stride(dim) for dim in before], *[0] * len(shape), *[x.stride(dim) for dim in after])

@@ -75,8 +75,8 @@ UNKNOWN = object()  # stands for a value that is no tensor and is made when the 
 
 def _static_size(length: Dim) -> Dim:
     """Return a symbolic size that can only be one number as that number."""
-    known = length.node.maybe_as_int() if isinstance(length, SYMBOLIC_TYPES) else None
-    return length if known is None else known
+    size = length.node.maybe_as_int() if isinstance(length, SYMBOLIC_TYPES) else None
+    return length if size is None else size
 
 
 class FakeRun(NamedTuple):
@@ -84,19 +84,19 @@ class FakeRun(NamedTuple):
 
     outputs: for each leaf of its output a Layout, or the value itself where it is no tensor. shares: which argument's
     memory each tensor shares, by place among the call's tensors, None for memory of its own; offsets: how many elements
-    further on in it the tensor begins. operators: the aten operators that ran. known: whether it ran (else it is taken
-    to give contiguous tensors). chosen: for each output, whether its strides may be others when the program runs,
-    because the kernel is chosen then, or because tensors are laid out so that torch's kernels differ from what torch
-    says of them. flops: what its matrix products, convolutions and attention multiply and add. is_turned: whether an
-    index of symbolic sizes decides the order of the result, which is known when the program runs.
+    further on in it the tensor begins. operators: the aten operators that ran. is_exact: whether it ran (else it is
+    taken to give contiguous tensors). uncertain: for each output, whether its strides may be others when the program
+    runs, because the kernel is chosen then, or because tensors are laid out so that torch's kernels differ from what
+    torch says of them. flops: what its matrix products, convolutions and attention multiply and add. is_turned: whether
+    an index of symbolic sizes decides the order of the result, which is known when the program runs.
     """
 
     outputs: tuple[Any, ...]
     shares: tuple[int | None, ...]
     offsets: tuple[Dim, ...]
     operators: tuple[Any, ...]
-    known: bool
-    chosen: tuple[bool, ...]
+    is_exact: bool
+    uncertain: tuple[bool, ...]
     flops: int = 0
     is_turned: bool = False
 
@@ -139,14 +139,14 @@ _IN_ROW_MAJOR = frozenset(  # where torch says so, whatever they are given
 class _Operators(TorchDispatchMode):
     def __init__(self, *, counts: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations
-        self.seen: list[Any] = []
+        self.calls: list[Any] = []
         self.flops = 0
         self.counts = counts
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.seen.append(func)
+        self.calls.append(func)
         if func in _LENGTHS_AS_INTEGERS and not self.counts:
             raise UnresolvedSymInt(f"{func} makes integers of symbolic sizes")  # torch 2.11's matmul asks so
         with symbolic_dispatch(not self.counts):
@@ -190,7 +190,7 @@ class Layouts:
 
     `uncertain` names those whose strides are a promise, `fixed` other values that were decided when the program was
     compiled (which kernel attends). `fake` is the mode in which their stand-ins live. `flops` counts those of all
-    calls, where no length is symbolic. `shown` tells, of each value that is another one's memory, of which one's it
+    calls, where no length is symbolic. `views` tells, of each value that is another one's memory, of which one's it
     is, and how many elements further on it begins; a message's memory is a value's own once it is awaited.
     """
 
@@ -203,7 +203,7 @@ class Layouts:
         self._unknown: set[str] = set()  # of the calls of `run_all`
         self._static = self.fake = _shared if shared else _fake_mode()
         self.flops = 0
-        self.shown: dict[str, tuple[str, Dim]] = {}
+        self.views: dict[str, tuple[str, Dim]] = {}
         self._memo: dict[Any, FakeRun] = _known
         for proxy in inputs:
             self.add(proxy)
@@ -217,7 +217,7 @@ class Layouts:
         """Record the layouts of all values of a claimed trace, whose inputs are known, and return self."""
         self.add_constants(claimed.constants)
         for call in claimed.bound_symbols:
-            if not self.run(call).known or self._follows_unknown(call):
+            if not self.run(call).is_exact or self._follows_unknown(call):
                 self._unknown.update(leaf.name for leaf in leaves(call.output) if isinstance(leaf, TensorProxy))
         return self
 
@@ -233,13 +233,13 @@ class Layouts:
 
     def with_strides(self, bound: BoundSymbol) -> BoundSymbol:
         """Return a call whose arguments say what their strides are."""
-        known = {each.name: (each, self.values.get(each.name)) for each in tensors((bound.args, bound.kwargs))}
-        laid = {
+        operands = {each.name: (each, self.values.get(each.name)) for each in tensors((bound.args, bound.kwargs))}
+        replacements = {
             name: TensorProxy(name, proxy.shape, proxy.dtype, proxy.device, strides=layout.strides)
-            for name, (proxy, layout) in known.items()
+            for name, (proxy, layout) in operands.items()
             if isinstance(layout, Layout)
         }
-        return substitute(bound, laid)
+        return substitute(bound, replacements)
 
     def copy(self) -> "Layouts":
         """Return the same knowledge, to which more is added elsewhere: a backward's, of a forward."""
@@ -272,9 +272,9 @@ class Layouts:
             self._see([proxy.value])
         elif isinstance(proxy, TensorProxy):
             self._see(proxy.shape)
-            known = self.values.get(like.name) if like is not None else None
-            if isinstance(known, Layout) and not has_expanded_dim(known.strides):
-                self.values[proxy.name] = known
+            layout = self.values.get(like.name) if like is not None else None
+            if isinstance(layout, Layout) and not has_expanded_dim(layout.strides):
+                self.values[proxy.name] = layout
                 self.uncertain.add(proxy.name)
             elif proxy.strides is None:
                 self.promise(proxy)
@@ -299,26 +299,26 @@ class Layouts:
         predictable = UNPREDICTABLE.isdisjoint(call.all_tags) and is_own(call.symbol.op) and not acts
         ran = self._run_with_memo(call) if predictable else self._run_by_meta(call)
         self.flops += ran.flops
-        given = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
-        outputs = zip(leaves(call.output), ran.outputs, ran.shares, ran.offsets, ran.chosen, strict=True)
-        for leaf, value, share, offset, chosen in outputs:
+        operands = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
+        outputs = zip(leaves(call.output), ran.outputs, ran.shares, ran.offsets, ran.uncertain, strict=True)
+        for leaf, value, share, offset, uncertain in outputs:
             if isinstance(leaf, Proxy):
                 self.values[leaf.name] = value
                 if share is not None and Tag.AWAITS not in call.symbol.tags:  # there is nothing to show before
-                    base, further = self.shown.get(given[share], (given[share], 0))
-                    self.shown[leaf.name] = (base, further + offset)
-                if chosen or not ran.known or (share is not None and given[share] in self.uncertain):
+                    base, further = self.views.get(operands[share], (operands[share], 0))
+                    self.views[leaf.name] = (base, further + offset)
+                if uncertain or not ran.is_exact or (share is not None and operands[share] in self.uncertain):
                     self.uncertain.add(leaf.name)
         return ran
 
     def settle(self, call: BoundSymbol) -> None:
         """Note that the strides of what a call gives are a promise, where they follow those of arguments whose strides
         are one; to be called for a call that runs by itself: a region is given the strides that were promised."""
-        given = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
-        doubtful = [name for name in given if name in self.uncertain and isinstance(self.values[name], Layout)]
-        made = [leaf.name for leaf in leaves(call.output) if isinstance(leaf, TensorProxy)]
-        if doubtful and not self.uncertain.issuperset(made) and self.follows(call, doubtful):
-            self.uncertain.update(made)
+        operands = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
+        doubtful = [name for name in operands if name in self.uncertain and isinstance(self.values[name], Layout)]
+        results = [leaf.name for leaf in leaves(call.output) if isinstance(leaf, TensorProxy)]
+        if doubtful and not self.uncertain.issuperset(results) and self.follows(call, doubtful):
+            self.uncertain.update(results)
 
     def follows(self, call: BoundSymbol, arguments: Collection[str]) -> bool:
         """Return whether a call gives other strides where these of its arguments have others."""
@@ -331,7 +331,7 @@ class Layouts:
                 turned = self._run_with_memo(call)
             finally:
                 self.values.update(before)
-            if not turned.known or key_of(ran.layouts) != key_of(turned.layouts):
+            if not turned.is_exact or key_of(ran.layouts) != key_of(turned.layouts):
                 return True
         return False
 
@@ -350,9 +350,9 @@ class Layouts:
         value = self.values[leaf.name] if isinstance(leaf, Proxy) else leaf
         if not isinstance(value, Layout):
             return value
-        made = torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=value.device)
-        made = torch_neg_view(made) if value.negated else made
-        return torch.conj(made) if value.conjugated else made
+        result = torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=value.device)
+        result = torch_neg_view(result) if value.negated else result
+        return torch.conj(result) if value.conjugated else result
 
     def _key(self, proxy: Proxy) -> Any:
         value = self.values[proxy.name]
@@ -369,12 +369,14 @@ class Layouts:
                 self._memo = {}
 
     def _run(self, call: BoundSymbol) -> FakeRun:
-        given: dict[str, Any] = {}
+        stand_ins: dict[str, Any] = {}
 
         def stand_in(leaf: Any) -> Any:
             if not isinstance(leaf, Proxy):
                 return leaf
-            return given[leaf.name] if leaf.name in given else given.setdefault(leaf.name, self.stand_in(leaf))
+            return (
+                stand_ins[leaf.name] if leaf.name in stand_ins else stand_ins.setdefault(leaf.name, self.stand_in(leaf))
+            )
 
         try:
             op = call.symbol.op
@@ -394,7 +396,7 @@ class Layouts:
                 if call.symbol.out:
                     places = call.symbol.out
                     result = tuple(args[place] if isinstance(place, int) else kwargs[place] for place in places)
-                return _ran(call, result, given, operators)
+                return _ran(call, result, stand_ins, operators)
         except Exception:  # it needs values, or knows nothing of tensors without them
             return self._run_by_meta(call)
 
@@ -431,8 +433,8 @@ def _with_channels_last(layout: Layout) -> Layout:
     return layout._replace(strides=(outer, step, *inner))
 
 
-def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Operators) -> FakeRun:
-    bases = [value for value in given.values() if isinstance(value, torch.Tensor)]
+def _ran(call: BoundSymbol, result: Any, stand_ins: dict[str, Any], operators: _Operators) -> FakeRun:
+    bases = [value for value in stand_ins.values() if isinstance(value, torch.Tensor)]
     memory = {storage_id(value): place for place, value in enumerate(bases)}
     outputs: list[Any] = []
     shares: list[int | None] = []
@@ -449,41 +451,41 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Oper
             outputs.append(value)
             shares.append(None)
             offsets.append(0)
-    is_turned = _is_turned(operators.seen, bases)
-    later = is_turned or any(each.overloadpacket in _CHOSEN_LATER for each in operators.seen)
-    kernels = [each for each in operators.seen if each.namespace != "prim"]
+    is_turned = _is_turned(operators.calls, bases)
+    later = is_turned or any(each.overloadpacket in _CHOSEN_LATER for each in operators.calls)
+    kernels = [each for each in operators.calls if each.namespace != "prim"]
     copies = bool(kernels) and not any(each.is_view for each in kernels)
     sure = all(each.is_view or each.overloadpacket in _IN_ROW_MAJOR for each in kernels)
     arguments = [] if sure else list(map(Layout.of, bases))
 
-    def is_chosen(made: Any, share: int | None) -> bool:
-        if later or not isinstance(made, Layout):
+    def is_uncertain(output: Any, share: int | None) -> bool:
+        if later or not isinstance(output, Layout):
             return later
-        return _has_channels_last(made) or ((share is None or copies) and _may_differ(made, arguments))
+        return _has_channels_last(output) or ((share is None or copies) and _may_differ(output, arguments))
 
-    chosen = tuple(map(is_chosen, outputs, shares))
+    uncertain = tuple(map(is_uncertain, outputs, shares))
     return FakeRun(
         tuple(outputs),
         tuple(shares),
         tuple(offsets),
-        tuple(operators.seen),
+        tuple(operators.calls),
         True,
-        chosen,
+        uncertain,
         operators.flops,
         is_turned,
     )
 
 
-def _is_turned(operators: list[Any], given: list[torch.Tensor]) -> bool:
+def _is_turned(operators: list[Any], bases: list[torch.Tensor]) -> bool:
     """Return whether an index of symbolic sizes that is not in row-major order decides the order of what it reads,
     which torch says of fake tensors as if it were (`with_kernel_strides` knows that of static sizes)."""
     if aten.index.Tensor not in operators:
         return False
-    indices = [Layout.of(each) for each in given if each.dtype in (torch.int32, torch.int64)]
-    return not all(map(_is_row_major, indices)) and not all(map(is_static, given))
+    indices = [Layout.of(each) for each in bases if each.dtype in (torch.int32, torch.int64)]
+    return not all(map(_is_row_major, indices)) and not all(map(is_static, bases))
 
 
-def _may_differ(made: Layout, given: list[Layout]) -> bool:
+def _may_differ(layout: Layout, arguments: list[Layout]) -> bool:
     """Return whether torch's kernel may lay out a tensor otherwise than torch says of fake tensors: it, or
     an argument of its shape, is not in row-major order, or an argument is an image whose channels lie beside each
     other.
@@ -492,15 +494,15 @@ def _may_differ(made: Layout, given: list[Layout]) -> bool:
     dropout, of pooling or of random numbers give row-major order for a transposed argument whose order is kept without
     values; with floor_divide it is the other way round.
     """
-    alike = [each for each in given if same(each.shape, made.shape)]
-    return not all(map(_is_row_major, (made, *alike))) or any(map(_has_channels_last, given))
+    alike = [each for each in arguments if same(each.shape, layout.shape)]
+    return not all(map(_is_row_major, (layout, *alike))) or any(map(_has_channels_last, arguments))
 
 
 def _is_row_major(layout: Layout) -> bool:
     """Return whether strides are those of row-major order, but for dims of one element."""
     steps = zip(layout.shape, layout.strides, contiguous(layout.shape), strict=True)
-    told = [(step, wanted) for size, step, wanted in steps if not isinstance(size, int) or size != 1]
-    return all(same((step,), (wanted,)) for step, wanted in told)
+    pairs = [(step, expected) for size, step, expected in steps if not isinstance(size, int) or size != 1]
+    return all(same((step,), (expected,)) for step, expected in pairs)
 
 
 def _has_channels_last(layout: Layout) -> bool:
@@ -524,39 +526,39 @@ RESTRIDED = Symbol(
 )
 
 
-def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None) -> Trace:
-    """Return a claimed trace whose outputs `wanted` have the strides that were noted of them when the program was
+def with_strides(trace: Trace, targets: Collection[str], layouts: Layouts | None) -> Trace:
+    """Return a claimed trace whose outputs `targets` have the strides that were noted of them when the program was
     recorded.
 
     `layouts` learns them: what a backward reads of these names has the same strides."""
-    given = set(trace.input_names)
-    noted = list({x.name: x for x in tensors(trace.output) if x.name in wanted and x.strides is not None}.values())
-    noted = [x for x in noted if given.issuperset(names(x.strides))]
+    inputs = set(trace.input_names)
+    noted = list({x.name: x for x in tensors(trace.output) if x.name in targets and x.strides is not None}.values())
+    noted = [x for x in noted if inputs.issuperset(names(x.strides))]
     if not noted:
         return trace
-    found = _layouts_of(trace, [x.name for x in noted], layouts)
-    calls, made = [], {}
+    layouts = _layouts_of(trace, [x.name for x in noted], layouts)
+    calls, copies = [], {}
     for proxy in noted:
-        there = found.values.get(proxy.name)
+        there = layouts.values.get(proxy.name)
         if not isinstance(there, Layout) or not there.is_plain:  # torch conjugates it when it is read
             continue
-        if same(there.strides, proxy.strides) and proxy.name not in found.uncertain:
+        if same(there.strides, proxy.strides) and proxy.name not in layouts.uncertain:
             continue
-        made[proxy.name] = new = trace.tensor(proxy.shape, proxy.dtype, proxy.device, name=f"{proxy.name}_restrided")
+        copies[proxy.name] = new = trace.tensor(proxy.shape, proxy.dtype, proxy.device, name=f"{proxy.name}_restrided")
         calls.append(BoundSymbol(RESTRIDED, (proxy, proxy.strides), {}, new))
-        found.run(calls[-1])
-        found.replace(proxy, new.name)
-    output = tree_map(lambda leaf: made.get(leaf.name, leaf) if isinstance(leaf, Proxy) else leaf, trace.output)
+        layouts.run(calls[-1])
+        layouts.replace(proxy, new.name)
+    output = tree_map(lambda leaf: copies.get(leaf.name, leaf) if isinstance(leaf, Proxy) else leaf, trace.output)
     return trace.derive(trace.stage, [*trace.bound_symbols, *calls], output=output) if calls else trace
 
 
-def _layouts_of(trace: Trace, wanted: list[str], layouts: Layouts | None) -> Layouts:
+def _layouts_of(trace: Trace, targets: list[str], layouts: Layouts | None) -> Layouts:
     """Return the layouts of a claimed trace's values: `layouts` where it has them all, else computed again."""
-    if layouts is not None and layouts.values.keys() >= set(wanted):
+    if layouts is not None and layouts.values.keys() >= set(targets):
         return layouts
     layouts = Layouts(trace.inputs)
     layouts.add_constants(trace.constants)
-    for call in live_calls(trace.bound_symbols, wanted):
+    for call in live_calls(trace.bound_symbols, targets):
         layouts.run(call)
         layouts.settle(call)
     return layouts

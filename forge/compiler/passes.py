@@ -113,13 +113,13 @@ def patterns(trace: Trace, context: Context) -> Trace:
         reasons: Reasons = []
         if grad.is_differentiated(bound) and not active.isdisjoint(bound.inputs):
             bound = bound.replace(tags=bound.tags | {Tag.DIFFERENTIATED})
-        taken = choose(bound, executors, reasons) is not None or first_fuser(bound, executors) is not None
-        if not taken:
+        is_supported = choose(bound, executors, reasons) is not None or first_fuser(bound, executors) is not None
+        if not is_supported:
             note_declined(context.declined, bound, reasons)
-        return taken
+        return is_supported
 
-    known = [pattern for executor in executors for pattern in executor.patterns]
-    return replace_patterns(trace, known, is_taken)[0]
+    candidates = [pattern for executor in executors for pattern in executor.patterns]
+    return replace_patterns(trace, candidates, is_taken)[0]
 
 
 def compose_attention(trace: Trace, context: Context) -> Trace:
@@ -248,9 +248,9 @@ def _runs_in_torch(bound: BoundSymbol, context: Context) -> bool:
 
 def gradient_rules(trace: Trace, context: Context) -> Trace:
     """Run the gradient rules, by which it is known where gradients flow; `differentiate` takes their result."""
-    config, wanted = context.config, names(trace.differentiable_inputs)
+    config, targets = context.config, names(trace.differentiable_inputs)
     rule_of = chooser(config.executors, context.declined, config.selection)
-    context.joint = grad.differentiate(trace, wanted, rule_of, again=context.kind is Kind.DOUBLE_BACKWARD)
+    context.joint = grad.differentiate(trace, targets, rule_of, again=context.kind is Kind.DOUBLE_BACKWARD)
     return trace
 
 
@@ -288,7 +288,7 @@ def rematerialize(trace: Trace, context: Context) -> Trace:
 def split(trace: Trace, context: Context) -> Trace:
     """Return the forward, with what its backward reads as a second output."""
     derived = context.derivative
-    also = [value for each in derived.given for value in each.values or ()]
+    also = [value for each in derived.forward_calls for value in each.values or ()]
     parts = derived.parts = split_forward(trace, derived.backward, derived.copied, also)
     derived.epilogue = context.program.epilogue
     if derived.epilogue is not None:
@@ -358,8 +358,8 @@ def join_quantized(trace: Trace, context: Context) -> Trace:
     executors = context.config.operator_executors
 
     def executor_of(bound: BoundSymbol) -> Executor | None:
-        chosen = choose(bound, executors, [])
-        return None if chosen is None else chosen[0]
+        candidate = choose(bound, executors, [])
+        return None if candidate is None else candidate[0]
 
     def takes(joined: BoundSymbol, layers: Sequence[BoundSymbol]) -> bool:
         executor = executor_of(joined)
@@ -405,7 +405,7 @@ def products(trace: Trace, context: Context) -> Trace:
         is_product=is_product,
         is_epilogue=is_epilogue,
         is_fused=config.is_fused,
-        views=layouts.shown,
+        views=layouts.views,
         wins=wins,
     )
 
@@ -448,8 +448,8 @@ def restride_outputs(trace: Trace, context: Context) -> Trace:
     Those of attention are eager's, and its backward reads them as its kernel wrote them."""
     others = [each for each in context.claims if each.level or each.operation in WINDOWED]
     apart = [name for each in others for name in each.outputs if name in context.returned]
-    chosen = {name for each in context.claims if each.operation == attention.id for name in each.outputs}
-    return layout.with_strides(trace, {*context.eager_strides, *apart} - chosen, context.layouts)
+    attention_outputs = {name for each in context.claims if each.operation == attention.id for name in each.outputs}
+    return layout.with_strides(trace, {*context.eager_strides, *apart} - attention_outputs, context.layouts)
 
 
 def join_copies(trace: Trace, context: Context) -> Trace:

@@ -90,23 +90,23 @@ class _Finisher:
         self.inputs = {proxy.name for proxy in trace.inputs}
         self.values: list[TensorProxy] = []
         self.value_of: dict[int, TensorProxy] = {}
-        self.taken: set[str] = set(self.inputs) | set(trace.constants)
-        self.written = {storage.root.name for storage in memory.dirty}
+        self.used_names: set[str] = set(self.inputs) | set(trace.constants)
+        self.dirty = {storage.root.name for storage in memory.dirty}
         self.items = {
             bound.output.name: bound for bound in trace.bound_symbols if bound.symbol in (prims.item, prims.length)
         }
 
     def value(self, storage: Storage) -> TensorProxy:
         """Return the storage's final value, as a value of the trace that nothing else shares."""
-        known = self.value_of.get(id(storage))
-        if known is None:
-            known = storage.value
-            if known.name in self.taken:
-                known = prims.clone(known)
-            self.taken.add(known.name)
-            self.value_of[id(storage)] = known
-            self.values.append(known)
-        return known
+        value = self.value_of.get(id(storage))
+        if value is None:
+            value = storage.value
+            if value.name in self.used_names:
+                value = prims.clone(value)
+            self.used_names.add(value.name)
+            self.value_of[id(storage)] = value
+            self.values.append(value)
+        return value
 
     def numbers(self, of: Any) -> list[BoundSymbol]:
         """Return the readings of the numbers that what is in a nest is made of, as the epilogue can do them."""
@@ -115,9 +115,9 @@ class _Finisher:
     def read(self, item: BoundSymbol) -> BoundSymbol:
         """Return a number's reading from a tensor, as the epilogue can do it: from an input that stays, or a value."""
         tensor, *rest = item.args
-        if tensor.name not in self.inputs or tensor.name in self.written:
-            tensor = prims.clone(tensor) if tensor.name in self.taken else tensor
-            self.taken.add(tensor.name)
+        if tensor.name not in self.inputs or tensor.name in self.dirty:
+            tensor = prims.clone(tensor) if tensor.name in self.used_names else tensor
+            self.used_names.add(tensor.name)
             self.values.append(tensor)
         return BoundSymbol(item.symbol, (tensor, *rest), {}, item.output)
 
@@ -129,13 +129,13 @@ def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
     with recording(trace), trace.set_tags(() if grad else {Tag.NO_GRAD}):
         finisher = _Finisher(trace, memory)
         inputs = {proxy.name: position for position, proxy in enumerate(trace.inputs)}
-        written = [storage for storage in memory.dirty if storage.root.name in inputs]
-        writes = [(storage, finisher.value(storage)) for storage in written]
+        dirty = [storage for storage in memory.dirty if storage.root.name in inputs]
+        writes = [(storage, finisher.value(storage)) for storage in dirty]
         plan = tree_map(lambda leaf: _OutputPlan(leaf, finisher) if isinstance(leaf, TensorProxy) else leaf, result)
         numbers = finisher.numbers([leaf for leaf in leaves(plan) if not isinstance(leaf, _OutputPlan)])
     trace.output = tuple(finisher.values)
     _check_names(trace)
-    mutated = [inputs[storage.root.name] for storage in written]
+    mutated = [inputs[storage.root.name] for storage in dirty]
     simple = (
         not writes
         and torch.is_grad_enabled() == grad
@@ -149,12 +149,12 @@ def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
 
 def _check_names(trace: Trace) -> None:
     """Raise Unsupported where a call reads a length that no input and no call before it gives."""
-    known = {*trace.input_names, *trace.constants}
+    definitions = {*trace.input_names, *trace.constants}
     for bound in trace.bound_symbols:
         for name in bound.inputs:
-            if name not in known:
+            if name not in definitions:
                 raise Unsupported(f"{bound.symbol.id} reads the length {name}, which is known to no input")
-        known.update(bound.outputs)
+        definitions.update(bound.outputs)
 
 
 class _OutputPlan:
@@ -176,10 +176,10 @@ class _OutputPlan:
         else:
             self.base = finisher.value(storage)
         self.items = finisher.numbers([(step.args, step.kwargs) for step in self.chain])
-        self.written: TensorProxy | None = None
+        self.new_value: TensorProxy | None = None
         if finisher.memory.has_gained_history(handle) and self.chain:
-            self.written = prims.clone(finisher.memory.read(handle))
-            finisher.values.append(self.written)
+            self.new_value = prims.clone(finisher.memory.read(handle))
+            finisher.values.append(self.new_value)
 
     @property
     def is_value(self) -> bool:
@@ -192,7 +192,7 @@ class _Epilogue:
     def __init__(self, grad: bool, inference: bool) -> None:
         self.grad = grad
         self.inference = inference
-        self.shown: dict[tuple[Any, ...], TensorProxy] = {}
+        self.views: dict[tuple[Any, ...], TensorProxy] = {}
         self.numbers: set[str] = set()
 
     def read(self, numbers: Iterable[BoundSymbol]) -> None:
@@ -215,25 +215,25 @@ class _Epilogue:
 
     def show(self, planned: _OutputPlan) -> TensorProxy:
         """Return a tensor of the result; views that several have in common are one."""
-        shown: TensorProxy = planned.base
-        key: tuple[Any, ...] = (shown.name,)
+        result: TensorProxy = planned.base
+        key: tuple[Any, ...] = (result.name,)
         if planned.elsewhere:
-            shown = self.get_or_make((*key, "elsewhere"), lambda: prims.as_inference(planned.base, not self.inference))
+            result = self.get_or_make((*key, "elsewhere"), lambda: prims.as_inference(planned.base, not self.inference))
         self.read(planned.items)
         for step in planned.chain:
             key = (*key, id(step))
-            if key not in self.shown:
+            if key not in self.views:
                 self.set_grad(step.grad)
-            shown = self.get_or_make(key, partial(step.show, shown))
-        if planned.written is not None:
+            result = self.get_or_make(key, partial(step.show, result))
+        if planned.new_value is not None:
             self.set_grad(True)
-            prims.copy_(shown, planned.written)
-        return shown
+            prims.copy_(result, planned.new_value)
+        return result
 
     def get_or_make(self, key: tuple[Any, ...], make: Callable[[], TensorProxy]) -> TensorProxy:
-        if key not in self.shown:
-            self.shown[key] = make()
-        return self.shown[key]
+        if key not in self.views:
+            self.views[key] = make()
+        return self.views[key]
 
 
 def _epilogue(
@@ -295,22 +295,26 @@ def write_early(epilogue: Trace, forward: Trace, active: Collection[str]) -> tup
     def is_early(bound: BoundSymbol) -> bool:
         if bound.symbol not in (prims.copy_, prims.copy_data_):
             return False
-        written, value = bound.args
-        return not written.requires_grad and value.name not in active
+        target, value = bound.args
+        return not target.requires_grad and value.name not in active
 
     early = [bound for bound in epilogue.bound_symbols if is_early(bound)]
-    left = [bound for bound in epilogue.bound_symbols if not is_early(bound)]
-    return epilogue.derive(epilogue.stage, left), forward.derive(forward.stage, [*forward.bound_symbols, *early])
+    late = [bound for bound in epilogue.bound_symbols if not is_early(bound)]
+    return epilogue.derive(epilogue.stage, late), forward.derive(forward.stage, [*forward.bound_symbols, *early])
 
 
 def _of_other_names(epilogue: Trace, joined: Trace) -> dict[str, Proxy]:
     """Return new names of values that the epilogue defines by a name that a transform of the trace has given to
     another: a result, a constant (folded), or an input (what frozen weights were folded to)."""
-    made = {*joined.input_names, *joined.constants, *(name for call in joined.bound_symbols for name in call.outputs)}
-    made.intersection_update(name for bound in epilogue.bound_symbols for name in bound.outputs)
+    collisions = {
+        *joined.input_names,
+        *joined.constants,
+        *(name for call in joined.bound_symbols for name in call.outputs),
+    }
+    collisions.intersection_update(name for bound in epilogue.bound_symbols for name in bound.outputs)
     others: dict[str, Proxy] = {}
     for proxy in proxies([bound.output for bound in epilogue.bound_symbols]):
-        if proxy.name in made and proxy.name not in others:
+        if proxy.name in collisions and proxy.name not in others:
             others[proxy.name] = copy.copy(proxy)
             others[proxy.name].name = joined.fresh_name()
     return others

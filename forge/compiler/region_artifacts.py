@@ -109,8 +109,8 @@ def region_key(calls: list[BoundSymbol], inputs: list[str], outputs: list[str], 
     position = {name: index for index, name in enumerate(inputs)}
     lines: list[Any] = [settings(), tuple([key_of(layouts.values[name]) for name in inputs])]
     for bound in calls:
-        given = [key_of(each, lambda proxy: (position[proxy.name],)) for each in (bound.args, bound.kwargs)]
+        arguments = [key_of(each, lambda proxy: (position[proxy.name],)) for each in (bound.args, bound.kwargs)]
         for name in bound.outputs:
             position[name] = len(position)
-        lines.append((bound.symbol, bound.tags, *given, *[position[each.name] for each in proxies(bound.output)]))
+        lines.append((bound.symbol, bound.tags, *arguments, *[position[each.name] for each in proxies(bound.output)]))
     return (*lines, tuple([position[name] for name in outputs]))

@@ -84,12 +84,12 @@ def find_regions(nodes: Sequence[Node], outputs: Iterable[str]) -> list["Node | 
 def _read_lengths(nodes: Sequence[Node]) -> None:
     """Add to a call's inputs the numbers, made before it, that its tensors' sizes consist of: a region takes them as
     inputs."""
-    made: set[str] = set()
+    lengths: set[str] = set()
     for node in nodes:
-        if made:
+        if lengths:
             shapes = [x.shape for x in tensors((node.bound.args, node.bound.kwargs, node.bound.output))]
-            node.reads += [name for name in dict.fromkeys(names(shapes)) if name in made and name not in node.reads]
-        made.update(each.name for each in proxies(node.bound.output) if isinstance(each, NumberProxy))
+            node.reads += [name for name in dict.fromkeys(names(shapes)) if name in lengths and name not in node.reads]
+        lengths.update(each.name for each in proxies(node.bound.output) if isinstance(each, NumberProxy))
 
 
 def _link(nodes: Sequence[Node]) -> dict[str, Node]:
@@ -102,12 +102,12 @@ def _link(nodes: Sequence[Node]) -> dict[str, Node]:
 
 
 def _count_cuts(nodes: Sequence[Node], makers: dict[str, Node]) -> None:
-    barrier = ordered = highest = sent = 0
+    barrier = ordered = highest = send = 0
     for node in nodes:
         level = max([_first_level(makers[name], node) for name in node.reads if name in makers], default=0)
         level = max(level, barrier + (node.cut and not node.message))
         if node.has(_SENDS):
-            sent = level = max(level, sent)
+            send = level = max(level, send)
         elif node.cut:
             if node.has(BARRIERS):  # no call moves from before it to after it, or back
                 barrier = level = highest + 1
@@ -136,11 +136,11 @@ def _move_leaves(nodes: Sequence[Node]) -> None:
 
 def _settle(nodes: Sequence[Node], makers: Mapping[str, Node]) -> None:
     """Have messages follow the leaves that they send, each other, and be followed by what reads them."""
-    sent = 0
+    send = 0
     for node in nodes:
         level = max([_first_level(makers[name], node) for name in node.reads if name in makers], default=0)
         if node.has(_SENDS):
-            sent = level = max(level, sent)
+            send = level = max(level, send)
         node.level = max(node.level, level)
 
 
@@ -194,7 +194,7 @@ def _delay(node: Node, level: int) -> None:
 def _feeding(cut: Node, makers: Mapping[str, Node], outputs: Set[str]) -> list[Node]:
     """Return the fusible calls before a cut, through views too, that could be at its own level: their results are read
     by it, by each other, and by fusible calls of that level or later."""
-    found: dict[int, Node] = {}
+    result: dict[int, Node] = {}
     inside = {id(cut)}
     waiting = [cut]
     while waiting:
@@ -206,8 +206,8 @@ def _feeding(cut: Node, makers: Mapping[str, Node], outputs: Set[str]) -> list[N
                 inside.add(id(node))
                 waiting.append(node)
                 if not node.view:
-                    found[id(node)] = node
-    return list(found.values())
+                    result[id(node)] = node
+    return list(result.values())
 
 
 def _is_at(node: Node, level: int) -> bool:
@@ -219,8 +219,8 @@ def _is_at(node: Node, level: int) -> bool:
 
 def _large(node: Node) -> list[str]:
     """Return the names of the large tensors that a call reads."""
-    given = tensors((node.bound.args, node.bound.kwargs))
-    return [x.name for x in given if isinstance(x.numel(), int) and x.numel() >= _LARGE]
+    operands = tensors((node.bound.args, node.bound.kwargs))
+    return [x.name for x in operands if isinstance(x.numel(), int) and x.numel() >= _LARGE]
 
 
 def _move_late(nodes: Sequence[Node], outputs: set[str]) -> None:
@@ -229,8 +229,8 @@ def _move_late(nodes: Sequence[Node], outputs: set[str]) -> None:
         if node.has(BARRIERS):
             latest = node.level - 1
         elif not node.cut and node.readers and outputs.isdisjoint(node.makes) and not _is_sent(node):
-            wanted = min(_before(node, reader) for reader in node.readers)
-            node.level = max(node.level, min(wanted, latest))
+            target = min(_before(node, reader) for reader in node.readers)
+            node.level = max(node.level, min(target, latest))
 
 
 def _is_sent(node: Node) -> bool:

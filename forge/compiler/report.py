@@ -39,8 +39,8 @@ class LayerUse(NamedTuple):
         return self.module.rpartition("(")[2].removesuffix(")")
 
     def __str__(self) -> str:
-        taken = f"{self.how}, verified" if self.how else f"not used: {self.reason}"
-        return f"{self.module}{f' by {self.layer}' if self.layer else ''}: {taken}"
+        status = f"{self.how}, verified" if self.how else f"not used: {self.reason}"
+        return f"{self.module}{f' by {self.layer}' if self.layer else ''}: {status}"
 
 
 @dataclass(eq=False, kw_only=True)

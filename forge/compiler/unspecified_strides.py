@@ -31,7 +31,7 @@ def with_unspecified(call: BoundSymbol, layouts: Layouts, visible: Collection[st
     if Tag.UNINITIALIZED in call.all_tags:
         return _with_op(call, partial(_call_poisoned, op))
     outputs = call.output if isinstance(call.output, tuple) else (call.output,)
-    free = layouts.uncertain - layouts.shown.keys() - set(visible)
+    free = layouts.uncertain - layouts.views.keys() - set(visible)
     places = [index for index, leaf in enumerate(outputs) if isinstance(leaf, TensorProxy) and leaf.name in free]
     return _with_op(call, partial(_with_random_strides, op, places)) if places else call
 

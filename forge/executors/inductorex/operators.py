@@ -407,7 +407,7 @@ def _operators(bound: BoundSymbol) -> list[Any] | None:
         read = [proxy.name for proxy in proxies((call.args, call.kwargs))]
         inside = not layouts.values.keys() >= set(read)  # a constant that the call's body alone reads
         ran = None if inside else layouts.run(call)
-        if ran is None or not ran.known:
+        if ran is None or not ran.is_exact:
             return None
         found += ran.operators
     return found
