@@ -134,7 +134,7 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
             continue  # equal from the start, as in a later process that compiles a backward of this program
         if config.freeze and executable.plan.training is not None:
             _warn_of_gradients(report, handle)
-        entry.write(executable, report, capture.program.mutated, capture.held)
+        entry.write(executable, report, capture.program.mutated, capture.graph_constants)
         compiled = executable, report
     _log(handle.name, compiled[1])
     if subclass is not None:
@@ -159,7 +159,7 @@ def _record(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> t
 
 def _with_capture(boundary: CallBoundary, capture: dynamo.Capture, config: Config) -> CallBoundary:
     """Return the boundary of a call of the captured program."""
-    boundary = boundary._replace(held=capture.held)
+    boundary = boundary._replace(held=capture.graph_constants)
     if config.comparison is None or boundary.eager is None:
         return boundary
     return boundary._replace(compare=partial(against_eager, eager=boundary.eager, program=capture.program))

@@ -30,47 +30,47 @@ from forge.torch_internals.tensors import storage_id
 Pair = tuple[TensorProxy, torch.Tensor]
 
 
-def reconcile(memory: Memory, given: Sequence[Pair], output: Any, example: Any, call: str) -> Any:
+def reconcile(memory: Memory, operands: Sequence[Pair], output: Any, example: Any, call: str) -> Any:
     """Return the output of a call, with `memory` as the fake tensors have it.
 
-    given: the handles that the call was given, with their fake tensors; example: the fake tensors of its output; call:
-    its name, "" where it writes to its out=. A handle of the output that is one of the arguments, where torch returns
-    another tensor that shows it, becomes a handle of its own.
+    operands: the handles that the call was given, with their fake tensors; example: the fake tensors of its output;
+    call: its name, "" where it writes to its out=. A handle of the output that is one of the arguments, where torch
+    returns another tensor that shows it, becomes a handle of its own.
     """
-    if not given:
+    if not operands:
         return output
     if isinstance(output, (tuple, list)) and isinstance(example, (tuple, list)):
-        own = given if len(given) == len(output) else [None] * len(output)  # torch.meshgrid's are one of each
+        own = operands if len(operands) == len(output) else [None] * len(output)  # torch.meshgrid's are one of each
         each = zip(output, example, own, strict=True)
-        made = [_reconcile(memory, given, out, fake, call, first) for out, fake, first in each]
-        return made if isinstance(output, list) else tuple(made)
-    return _reconcile(memory, given, output, example, call)
+        results = [_reconcile(memory, operands, out, fake, call, first) for out, fake, first in each]
+        return results if isinstance(output, list) else tuple(results)
+    return _reconcile(memory, operands, output, example, call)
 
 
 def _reconcile(
-    memory: Memory, given: Sequence[Pair], output: Any, example: Any, call: str, first: Pair | None = None
+    memory: Memory, operands: Sequence[Pair], output: Any, example: Any, call: str, first: Pair | None = None
 ) -> Any:
     if not isinstance(example, torch.Tensor):
         return output
-    same = [handle for handle, fake in given if fake is example]
+    same = [handle for handle, fake in operands if fake is example]
     allocates = isinstance(output, TensorProxy) and _allocates(call)
     if any(output is handle for handle in same) or (same and not allocates):  # torch returned what it was given
         given_back = output if any(output is handle for handle in same) else same[0]
         return prims.clone(given_back) if allocates else given_back
-    there = _find_handle(example, given if first is None else [first, *given])
+    there = _find_handle(example, operands if first is None else [first, *operands])
     shared = None if allocates else there
-    known = memory.refs.get(output.name)
-    itself = any(handle is output for handle, _ in given)
+    ref = memory.refs.get(output.name)
+    itself = any(handle is output for handle, _ in operands)
     if itself:
         if there is None and 0 not in example.shape:  # of no elements, a view may have memory of its own
             return prims.clone(output) if allocates else output
         return memory.another(output, torchlang.alias_step())
     if shared is None:
-        if known is not None and known.chain:
+        if ref is not None and ref.chain:
             memory.refs[output.name] = Ref.own(output)
         return output
     base, fake = shared
-    if _follows(known, memory.ref(base)):
+    if _follows(ref, memory.ref(base)):
         return output
     if is_expanded(fake) or (example.dtype, example.is_conj(), example.is_neg()) != (
         fake.dtype,
@@ -111,10 +111,10 @@ def _may_alias(overload: OpOverload) -> bool:
     return composite or not returns or any(each.alias_info is not None for each in returns)  # of none: the arguments
 
 
-def _find_handle(example: torch.Tensor, given: Sequence[Pair]) -> Pair | None:
+def _find_handle(example: torch.Tensor, operands: Sequence[Pair]) -> Pair | None:
     """Return the first handle that has what a result of the call shows: of those that share its memory, two rows of one
     tensor say, the first that reaches as far."""
-    sharing = [pair for pair in given if _storage_id(pair[1]) == _storage_id(example)]
+    sharing = [pair for pair in operands if _storage_id(pair[1]) == _storage_id(example)]
     if len(sharing) < 2:
         return sharing[0] if sharing else None
     start, end = _reach(example)
@@ -132,11 +132,11 @@ def _reach(fake: torch.Tensor) -> tuple[int, int]:
     return start, start + sum((hint_of(size) - 1) * hint_of(stride) for size, stride in ends)
 
 
-def _follows(known: Ref | None, base: Ref) -> bool:
+def _follows(ref: Ref | None, base: Ref) -> bool:
     """Return whether a view of the base is known, by steps that need no tensor but the memory's first handle."""
-    if known is None or known.storage is not base.storage:
+    if ref is None or ref.storage is not base.storage:
         return False
-    return all(tensor is known.storage.root for step in known.chain for tensor in step.tensors)
+    return all(tensor is ref.storage.root for step in ref.chain for tensor in step.tensors)
 
 
 def strided_step(example: torch.Tensor, base: torch.Tensor) -> ViewStep:
@@ -151,11 +151,11 @@ def strided_step(example: torch.Tensor, base: torch.Tensor) -> ViewStep:
 def pairs(env: Mapping[Node, Any], arguments: Any) -> list[Pair]:
     """Return the handles of a node's arguments with their fake tensors, those in objects too. One that is not in `env`,
     as those of vmap's levels, has no handle."""
-    found: list[Pair] = []
+    result: list[Pair] = []
     for node in leaves(arguments):
         value = env.get(node) if isinstance(node, Node) else None
         if isinstance(value, TensorProxy):
-            found.append((value, node.meta["example_value"]))
+            result.append((value, node.meta["example_value"]))
         elif isinstance(value, Fields):
-            found += pairs(env, node.kwargs)
-    return found
+            result += pairs(env, node.kwargs)
+    return result

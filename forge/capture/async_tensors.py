@@ -47,10 +47,10 @@ def _replace_examples(graph: Graph) -> None:
 
 def _wait_for_example(node: Node) -> None:
     """Replace the value at capture of an input."""
-    given = node.meta.get("grapharg")
-    if given is not None:
+    grapharg = node.meta.get("grapharg")
+    if grapharg is not None:
         with torch.no_grad():
-            node.meta["grapharg"] = SimpleNamespace(example=waited(given.example), source=given.source)
+            node.meta["grapharg"] = SimpleNamespace(example=waited(grapharg.example), source=grapharg.source)
 
 
 def _waiting(places: list[int]) -> Callable[[Callable], Callable]:

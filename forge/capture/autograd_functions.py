@@ -36,7 +36,7 @@ class Forward(NamedTuple):
     are inputs it changed, or that have no gradient."""
 
     outputs: tuple
-    kept: Any
+    residuals: Any
     dirty: tuple[int, ...]
     non_differentiable: tuple[int, ...]
 
@@ -46,7 +46,7 @@ class Run(NamedTuple):
     and for each output, the position of what shares its memory among the arguments and the outputs before it."""
 
     result: Any
-    written: dict[int, TensorProxy]
+    writes: dict[int, TensorProxy]
     shared: list[int | None]
 
 
@@ -60,12 +60,12 @@ def run_alone(body: Callable, args: Sequence[Any], outputs: Callable[[Any], tupl
         with torch.enable_grad(), trace.set_tags(trace.tags):
             result = body(*args)
         memory = trace.memory
-        given = {id(memory.ref(arg).storage): i for i, arg in enumerate(args) if isinstance(arg, TensorProxy)}
-        written = {given[id(each)]: each.value for each in memory.dirty if id(each) in given}
-        places = dict(given)
+        positions = {id(memory.ref(arg).storage): i for i, arg in enumerate(args) if isinstance(arg, TensorProxy)}
+        writes = {positions[id(each)]: each.value for each in memory.dirty if id(each) in positions}
+        places = dict(positions)
         shared = [_place(places, memory, leaf, len(args) + i) for i, leaf in enumerate(outputs(result))]
         read = tree_map(lambda leaf: memory.read(leaf) if isinstance(leaf, TensorProxy) else leaf, result)
-        return Run(read, written, shared)
+        return Run(read, writes, shared)
     finally:
         trace.memory, trace.follows_grad_mode = outer, before
 
@@ -79,8 +79,8 @@ def _place(places: dict[int, int], memory: Memory, leaf: Any, position: int) -> 
 
 
 class FunctionCall:
-    """One call of an autograd.Function: `forward(*inputs)` gives a Forward, `backward(kept, gradients)` the gradients
-    of the inputs; `once` says that the backward cannot be differentiated."""
+    """One call of an autograd.Function: `forward(*inputs)` gives a Forward, `backward(residuals, gradients)` the
+    gradients of the inputs; `once` says that the backward cannot be differentiated."""
 
     def __init__(
         self,
@@ -92,43 +92,44 @@ class FunctionCall:
         self.forward = autocast_mode.Under(forward) if autocast_mode.is_enabled() else forward  # the rule runs it later
         self.backward = backward
         self.tags = frozenset({Tag.ONCE_DIFFERENTIABLE} if once else ())
-        self.made = Forward((), None, (), ())  # by the last run
-        self.written: list[int] = []
+        self.last_forward = Forward((), None, (), ())  # by the last run
+        self.writes: list[int] = []
         self.shared: list[int | None] = []
 
     def body(self, *inputs: Any) -> tuple:
         """Return (outputs, the new values of the inputs that it mutates)."""
-        run = run_alone(self.forward, inputs, lambda made: made.outputs)
-        self.made, self.written, self.shared = run.result, sorted(run.written), run.shared
-        taken = {each.name for each in inputs if isinstance(each, TensorProxy)}
+        run = run_alone(self.forward, inputs, lambda result: result.outputs)
+        self.last_forward, self.writes, self.shared = run.result, sorted(run.writes), run.shared
+        used_names = {each.name for each in inputs if isinstance(each, TensorProxy)}
         own = []
-        for output in self.made.outputs:  # one that is an input, or another one, is a value of its own in its memory
-            if isinstance(output, TensorProxy) and output.name in taken:
+        for output in self.last_forward.outputs:
+            # one that is an input, or another one, is a value of its own in its memory
+            if isinstance(output, TensorProxy) and output.name in used_names:
                 output = prims.detach(output)
-            taken.update(tensor.name for tensor in tensors(output))
+            used_names.update(tensor.name for tensor in tensors(output))
             own.append(output)
-        return tuple(own), tuple(run.written[i] for i in self.written)
+        return tuple(own), tuple(run.writes[i] for i in self.writes)
 
     def rule(self, *inputs: Any) -> tuple:
         """Return the gradient rule: the Function's own backward."""
-        outputs, written = self.body(*inputs)
+        outputs, new_values = self.body(*inputs)
         gradients = tuple(self._gradient(i, output) for i, output in enumerate(outputs))
-        kept = list(leaves(self.made.kept))
-        backward = lambda *args: self.backward(self.made.kept, gradients)
-        run = run_alone(backward, (*gradients, *kept), lambda result: (), follows=True)
-        if any(position >= len(gradients) for position in run.written):
+        residuals = list(leaves(self.last_forward.residuals))
+        backward = lambda *args: self.backward(self.last_forward.residuals, gradients)
+        run = run_alone(backward, (*gradients, *residuals), lambda result: (), follows=True)
+        if any(position >= len(gradients) for position in run.writes):
             raise Unsupported("the backward of a torch.autograd.Function changes a tensor that it did not make")
         for argument, gradient in zip(inputs, run.result, strict=True):
             if gradient is None:
                 end_grad(argument)
             else:
                 put_grad(argument, gradient)
-        return outputs, written
+        return outputs, new_values
 
     def _gradient(self, index: int, output: Any) -> Any:
         if not isinstance(output, TensorProxy):
             return None
-        if _is_differentiable(output) and index not in self.made.non_differentiable:
+        if _is_differentiable(output) and index not in self.last_forward.non_differentiable:
             return get_grad(output)
         return prims.full(output.shape, 0, output.dtype, output.device)
 
@@ -138,9 +139,9 @@ class FunctionCall:
         grad_mode.note(current_trace())
         values = memory.read_all(args)
         symbol = Symbol("autograd_function", _NAME, body=self.body, rule=self.rule, tags=self.tags)
-        outputs, written = symbol(*values)
-        dirty = {place: i for i in self.made.dirty if (place := self.shared[i]) is not None}
-        for changed, new in zip(self.written, written, strict=True):
+        outputs, new_values = symbol(*values)
+        dirty = {place: i for i in self.last_forward.dirty if (place := self.shared[i]) is not None}
+        for changed, new in zip(self.writes, new_values, strict=True):
             if changed not in dirty:  # autograd was not told: the history stays
                 torchlang.write(args[changed], prims.with_data(values[changed], new), memory, _NAME)
         for changed, i in dirty.items():
@@ -160,27 +161,27 @@ class FunctionCall:
 
 
 @find_wrong_gradients.provide
-def wrong_gradients(name: str, inputs: Sequence[Any], needs: Sequence[bool], found: Any) -> str | None:
+def wrong_gradients(name: str, inputs: Sequence[Any], needs: Sequence[bool], gradients: Any) -> str | None:
     """Return torch's error for the result of a Function's backward with these inputs, tensors and others; None if torch
     accepts it. `needs`: which inputs need a gradient."""
-    found = found if isinstance(found, tuple) else (found,)
-    surplus = any(each is not None for each in found[len(inputs) :])
-    if len(found) < len(inputs) or surplus:
-        expected = f"(expected {len(inputs)}, got {len(found)})"
+    gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+    surplus = any(each is not None for each in gradients[len(inputs) :])
+    if len(gradients) < len(inputs) or surplus:
+        expected = f"(expected {len(inputs)}, got {len(gradients)})"
         return f"function {name}Backward returned an incorrect number of gradients {expected}"
     index = -1  # among the tensors
-    for position, (given, gradient) in enumerate(zip(inputs, found, strict=False)):
-        index += _is_tensor(given)
+    for position, (argument, gradient) in enumerate(zip(inputs, gradients, strict=False)):
+        index += _is_tensor(argument)
         if gradient is None:
             continue
-        if not _is_tensor(given):
+        if not _is_tensor(argument):
             return (
                 f"function {name}Backward returned a gradient different than None at position {position + 1}, but the "
                 "corresponding forward input was not a Variable"
             )
         if not _is_tensor(gradient):
             return f"expected Variable or None (got {type(gradient).__name__})"
-        problem = _mismatch(given, gradient) if needs[position] else None
+        problem = _mismatch(argument, gradient) if needs[position] else None
         if problem is not None:
             return f"Function {name}Backward returned an invalid gradient at index {index} - {problem}"
     return None
@@ -190,14 +191,14 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, (TensorProxy, torch.Tensor))
 
 
-def _mismatch(given: Any, gradient: Any) -> str | None:
+def _mismatch(tensor: Any, gradient: Any) -> str | None:
     """Return why autograd does not take a gradient of a tensor."""
-    if not sums_to(gradient.shape, given.shape):
-        return f"got {list(gradient.shape)} but expected shape compatible with {list(given.shape)}"
-    if gradient.dtype.is_complex and not given.dtype.is_complex:
-        return f"got {gradient.dtype} but expected a real dtype, as of the input, {given.dtype}"
-    if gradient.device != given.device and gradient.ndim:
-        return f"expected device {given.device} but got {gradient.device}"
+    if not sums_to(gradient.shape, tensor.shape):
+        return f"got {list(gradient.shape)} but expected shape compatible with {list(tensor.shape)}"
+    if gradient.dtype.is_complex and not tensor.dtype.is_complex:
+        return f"got {gradient.dtype} but expected a real dtype, as of the input, {tensor.dtype}"
+    if gradient.device != tensor.device and gradient.ndim:
+        return f"expected device {tensor.device} but got {gradient.device}"
     return None
 
 
@@ -252,11 +253,13 @@ def from_graphs(
         raise Unsupported(f"torch.autograd.Function with {', '.join(sorted(options.keys() - _OPTIONS))}")
 
     def run_forward(*inputs: Any) -> Forward:
-        outputs, kept = inline(forward, inputs)
-        return Forward(outputs, kept, tuple(options.get("dirty_idx", ())), tuple(options["non_differentiable_idx"]))
+        outputs, residuals = inline(forward, inputs)
+        return Forward(
+            outputs, residuals, tuple(options.get("dirty_idx", ())), tuple(options["non_differentiable_idx"])
+        )
 
-    def run_backward(kept: tuple, gradients: tuple) -> Any:
-        return inline(backward, (*gradients, *kept), _outer_mode(backward))
+    def run_backward(residuals: tuple, gradients: tuple) -> Any:
+        return inline(backward, (*gradients, *residuals), _outer_mode(backward))
 
     return FunctionCall(run_forward, run_backward, once=is_once_differentiable(backward))
 
@@ -313,19 +316,19 @@ def from_class(function: type[torch.autograd.Function], args: tuple) -> Any:
 
     def backward(ctx: Context, gradients: tuple) -> Sequence[Any]:
         with traced_directly():
-            found = function.backward(ctx, *gradients)
-        problem = wrong_gradients(function.__name__, args, [needs_grad(each) for each in args], found)
+            result = function.backward(ctx, *gradients)
+        problem = wrong_gradients(function.__name__, args, [needs_grad(each) for each in args], result)
         if problem is not None:
             raise RuntimeError(problem)
-        return (found if isinstance(found, tuple) else (found,))[: len(args)]
+        return (result if isinstance(result, tuple) else (result,))[: len(args)]
 
     once = getattr(function.backward, "__code__", None) is _ONCE
     outputs = FunctionCall(forward, backward, once=once).record(args)
     return outputs[0] if single else outputs
 
 
-def _positions(outputs: tuple, chosen: tuple) -> tuple[int, ...]:
-    return tuple(i for i, output in enumerate(outputs) if any(output is each for each in chosen))
+def _positions(outputs: tuple, subset: tuple) -> tuple[int, ...]:
+    return tuple(i for i, output in enumerate(outputs) if any(output is each for each in subset))
 
 
 @torch_autograd.is_recorded.provide

@@ -87,15 +87,15 @@ def capture_check(tx: Any, function: Callable, args: list, kwargs: dict, call: C
     """Replace a call of one of CHECKS by one of a Check. `call` is Dynamo's own, for arguments that torch
     refuses."""
     try:
-        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        arguments = inspect.signature(function).bind(*args, **kwargs).arguments
     except TypeError:
         return call(args, kwargs)
-    error = CHECKS[function] or given["error_type"].as_python_constant()
-    message = given.get("message")
+    error = CHECKS[function] or arguments["error_type"].as_python_constant()
+    message = arguments.get("message")
     if function is torch_check_is_size:
-        _add_size_check(tx, error, message, given["i"], given.get("max"))
-        return call([given["i"]], {})  # Dynamo learns that it is a length
-    condition = given["condition" if function is torch_assert else "cond"]
+        _add_size_check(tx, error, message, arguments["i"], arguments.get("max"))
+        return call([arguments["i"]], {})  # Dynamo learns that it is a length
+    condition = arguments["condition" if function is torch_assert else "cond"]
     if not _takes(function, condition):
         return call(args, kwargs)
     if function in _OF_TENSORS:
@@ -107,8 +107,8 @@ def capture_check(tx: Any, function: Callable, args: list, kwargs: dict, call: C
 def _takes(function: Callable, condition: Any) -> bool:
     if condition.is_tensor():
         return (function in _OF_TENSORS and condition.dtype is torch.bool) or function is torch_assert
-    known = condition.as_python_constant() if condition.is_python_constant() else getattr(condition, "sym_num", None)
-    return isinstance(known, (bool, torch.SymBool)) and function not in _OF_TENSORS
+    value = condition.as_python_constant() if condition.is_python_constant() else getattr(condition, "sym_num", None)
+    return isinstance(value, (bool, torch.SymBool)) and function not in _OF_TENSORS
 
 
 def _add_size_check(tx: Any, error: type[Exception], message: Any, size: Any, longest: Any) -> None:
@@ -122,10 +122,12 @@ def add_check(tx: Any, error: type[Exception], condition: Any, message: Any) -> 
     holds = _is_known(tx, condition)
     if holds is True:
         return
-    made = _captured_message(tx, message)
+    message = _captured_message(tx, message)
     if holds is not None:
-        raise_observed_exception(error, tx, args=[] if made is None else [made])
-    text = None if made is None else made.as_python_constant() if made.is_python_constant() else _Message(made)
+        raise_observed_exception(error, tx, args=[] if message is None else [message])
+    text = None
+    if message is not None:
+        text = message.as_python_constant() if message.is_python_constant() else _Message(message)
     arguments = (condition.as_proxy(), *getattr(text, "proxies", ()))
     wrap_fx_proxy(tx, tx.output.create_proxy("call_function", Check(error, text), arguments, {}))
 
@@ -146,21 +148,21 @@ def _captured_message(tx: Any, message: Any) -> Any:
     if message is None or (message.is_python_constant() and message.as_python_constant() is None):
         return None
     with format_value:
-        made = message if issubclass(message.python_type(), str) else message.call_function(tx, [], {})
-    if made.is_python_constant():
-        return ConstantVariable.create(str(made.as_python_constant()))
-    return made if isinstance(made, StringFormatVariable) else StringFormatVariable("{}", [made], {})
+        text = message if issubclass(message.python_type(), str) else message.call_function(tx, [], {})
+    if text.is_python_constant():
+        return ConstantVariable.create(str(text.as_python_constant()))
+    return text if isinstance(text, StringFormatVariable) else StringFormatVariable("{}", [text], {})
 
 
 class _Message:
     """A format, some of whose values are known when the program runs: a function of these."""
 
-    def __init__(self, made: StringFormatVariable) -> None:
-        self.format = made.format_string
-        self.names = list(made.sym_kwargs)
+    def __init__(self, variable: StringFormatVariable) -> None:
+        self.format = variable.format_string
+        self.names = list(variable.sym_kwargs)
         self.proxies: list[Any] = []
         self.parts: list[Callable[[Iterator], Any]] = []
-        for part in (*made.sym_args, *made.sym_kwargs.values()):
+        for part in (*variable.sym_args, *variable.sym_kwargs.values()):
             self._add(part)
 
     def _add(self, part: Any) -> None:
@@ -194,13 +196,13 @@ def assumptions_last(graph: GraphModule) -> None:
         if node.op == "get_attr" and isinstance(inner := operator.attrgetter(node.target)(graph), GraphModule):
             assumptions_last(inner)
     output, *others = reversed(graph.graph.nodes)
-    moved = {output}
+    tail = {output}
     place = output
     for node in others:
-        if node.target is ASSUMES or (computes_number(node) and node.users and moved.issuperset(node.users)):
+        if node.target is ASSUMES or (computes_number(node) and node.users and tail.issuperset(node.users)):
             place.prepend(node)
             place = node
-            moved.add(node)
+            tail.add(node)
     if place is not output:
         graph.recompile()
         _LazyGraphModule.force_recompile(graph)  # else torch prints the graph where it raises

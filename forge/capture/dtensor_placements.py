@@ -34,11 +34,11 @@ class Spec(NamedTuple):
     @property
     def is_even(self) -> bool:
         """Return whether each process has as much, in the order of the processes, or all of it, or a part of a sum."""
-        cut = [(dim, place) for dim, place in enumerate(self.places) if isinstance(place, int)]
+        cuts = [(dim, place) for dim, place in enumerate(self.places) if isinstance(place, int)]
         return (
             all(isinstance(place, (int, str)) for place in self.places)
-            and all(self.shape[place] % self.mesh.size(dim) == 0 for dim, place in cut)
-            and len({place for _, place in cut}) == len(cut)
+            and all(self.shape[place] % self.mesh.size(dim) == 0 for dim, place in cuts)
+            and len({place for _, place in cuts}) == len(cuts)
         )
 
     @property
@@ -76,10 +76,10 @@ def spec_of(value: Any) -> Spec:
     if mesh.get_coordinate() is None:
         raise Unsupported("this process is no part of a DTensor's mesh")
     placements = tuple(Partial() if is_masked(each) else each for each in spec.placements)
-    found = Spec(mesh, placements, tuple(value.shape), tuple(value.stride()))
-    if not found.is_even and any(isinstance(size, torch.SymInt) for size in (*found.shape, *found.stride)):
+    result = Spec(mesh, placements, tuple(value.shape), tuple(value.stride()))
+    if not result.is_even and any(isinstance(size, torch.SymInt) for size in (*result.shape, *result.stride)):
         raise Unsupported("a DTensor whose length varies has uneven or strided parts")
-    return found
+    return result
 
 
 def example_of(node: Node) -> Any:
@@ -114,13 +114,13 @@ class OfDTensors:
         self.__name__ = f"{torchlang.function_name(function)} of DTensors"
 
     def __call__(self, *tensors: Any) -> Any:
-        given = list(self.leaves)
+        leaves = list(self.leaves)
         for i, tensor in zip(self.tensors, tensors, strict=True):
-            given[i] = self.specs[i].wrap(tensor) if i in self.specs else tensor
-        found, structure = torch_pytree.tree_flatten(run_on(self.function, given, self.structure))
+            leaves[i] = self.specs[i].wrap(tensor) if i in self.specs else tensor
+        results, structure = torch_pytree.tree_flatten(run_on(self.function, leaves, self.structure))
         local = [
             each if spec is None else redistribute_as(each, spec).to_local(grad_placements=spec.of_gradient)
-            for each, spec in zip(found, self.results, strict=True)
+            for each, spec in zip(results, self.results, strict=True)
         ]
         return torch_pytree.tree_unflatten(local, structure)
 

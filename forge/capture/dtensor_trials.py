@@ -22,13 +22,15 @@ from forge.torchlang.partial_draws import part_offsets
 class _OperatorRecorder(TorchDispatchMode):
     """The operators that run on local tensors. `labels`: of each tensor, by id, the expression that makes it."""
 
-    def __init__(self, given: Sequence[Any] = ()) -> None:
+    def __init__(self, arguments: Sequence[Any] = ()) -> None:
         super().__init__()
         self.draws: list[tuple[Any, torch.Size]] = []  # operators that draw, with the shapes that they fill
         self.writes: list[Any] = []  # what changes what is given in place, and what it reads
-        self.memory = {storage_id(x) for x in given if isinstance(x, torch.Tensor)}
-        self.alive = list(given)  # an id is an object's while it lives
-        self.labels: dict[int, Any] = {id(x): ("given", i) for i, x in enumerate(given) if isinstance(x, torch.Tensor)}
+        self.memory = {storage_id(x) for x in arguments if isinstance(x, torch.Tensor)}
+        self.alive = list(arguments)  # an id is an object's while it lives
+        self.labels: dict[int, Any] = {
+            id(x): ("given", i) for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)
+        }
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if any(issubclass(each, DTensor) for each in types):
@@ -84,17 +86,17 @@ class FakeCall:
         inside = [local_tensor(x) if isinstance(x, DTensor) else x for x in values]
         fake = next(x.fake_mode for x in inside if isinstance(x, FakeTensor))
         symbolic = any(isinstance(size, torch.SymInt) for x in inside for size in _sizes(x))
-        with fake, torch.no_grad(), symbolic_dispatch(symbolic), _OperatorRecorder(inside) as seen:
+        with fake, torch.no_grad(), symbolic_dispatch(symbolic), _OperatorRecorder(inside) as recorder:
             try:
                 for i, dividers in sizes.items():
                     for size in dividers:
                         values[i] = values[i] / size
-                made = run_on(self.function, values, self.structure)
+                result = run_on(self.function, values, self.structure)
             except Exception:
                 return None
-        self._draws = seen.draws
-        results = [local_tensor(x) if isinstance(x, DTensor) else x for x in torch_pytree.tree_leaves(made)]
-        return [seen.label(each) for each in results], seen.writes
+        self._draws = recorder.draws
+        results = [local_tensor(x) if isinstance(x, DTensor) else x for x in torch_pytree.tree_leaves(result)]
+        return [recorder.label(each) for each in results], recorder.writes
 
     @functools.cached_property
     def draws(self) -> list[tuple[Any, torch.Size]]:
@@ -105,11 +107,11 @@ class FakeCall:
     def draw_offsets(self, spec: Spec, local: torch.Tensor) -> tuple[Any, ...] | None:
         """Return the device, and the offsets of its generator by which a call draws its part of a result; () for a call
         that DTensors leave alone, None where they are not known."""
-        drawn = [shape for operator, shape in self.draws if operator in random_operators()]
-        if not drawn:
+        shapes = [shape for operator, shape in self.draws if operator in random_operators()]
+        if not shapes:
             return ()
         cuts = [(dim, place) for dim, place in enumerate(spec.places) if place != "replicate"]
-        if len(self.draws) > 1 or drawn != [local.shape] or not all(isinstance(place, int) for _, place in cuts):
+        if len(self.draws) > 1 or shapes != [local.shape] or not all(isinstance(place, int) for _, place in cuts):
             return None
         if len({place for _, place in cuts}) < len(cuts):
             return None
@@ -121,10 +123,10 @@ class FakeCall:
         begin, end = part_offsets(math.prod(spec.shape), math.prod(largest), index)
         return local.device, begin, end
 
-    def divisions(self, given: dict[Node, Spec], partial: list[int]) -> Iterator[dict[Node, Sequence[int]]]:
+    def divisions(self, specs: dict[Node, Spec], partial: list[int]) -> Iterator[dict[Node, Sequence[int]]]:
         """Yield the arguments that every process has and divides where the result is a sum (a bias)."""
         yield {}
-        for each, spec in given.items():
+        for each, spec in specs.items():
             if partial and all(spec.places[dim] == "replicate" for dim in partial):
                 yield {each: partial}
 

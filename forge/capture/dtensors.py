@@ -86,7 +86,7 @@ class _Writer:
         return GraphModule(self.old, self.new)
 
     def write_node(self, node: Node) -> Any:
-        given = [value for each in node.all_input_nodes for value in torch_pytree.tree_leaves(example_of(each))]
+        examples = [value for each in node.all_input_nodes for value in torch_pytree.tree_leaves(example_of(each))]
         if node.op == "placeholder":
             return self.placeholder(node)
         if node.op == "output":
@@ -95,11 +95,11 @@ class _Writer:
         self.follow_modes(node)
         if name in ("from_local", "prim_from_local", "prim from_local"):  # the last before torch 2.13
             return self.from_local(node)
-        if not any(isinstance(value, DTensor) for value in given) and not _has_dtensor(node):
+        if not any(isinstance(value, DTensor) for value in examples) and not _has_dtensor(node):
             return self.copy(node)
         if name == "tag_activation_checkpoint":
             return self.checkpoint(node)
-        if any(isinstance(value, FakeScriptObject) for value in given) or node.op not in _CALLS:
+        if any(isinstance(value, FakeScriptObject) for value in examples) or node.op not in _CALLS:
             raise Unsupported(f"{name} is called with a DTensor")
         if name in ("to_local", "prim_to_local"):
             return self.to_local(node)
@@ -121,17 +121,17 @@ class _Writer:
     def add_lengths(self) -> None:
         """Make inputs of the symbols in local tensors' lengths: before torch 2.13, Dynamo gives the whole's alone."""
         placeholders = self.old.graph.find_nodes(op="placeholder")
-        given = [self.env[node] for i, node in enumerate(placeholders) if i not in self.left_out]
-        symbols = {example_of(node).node.expr for node in given if isinstance(example_of(node), torch.SymInt)}
+        inputs = [self.env[node] for i, node in enumerate(placeholders) if i not in self.left_out]
+        symbols = {example_of(node).node.expr for node in inputs if isinstance(example_of(node), torch.SymInt)}
         for i, spec in enumerate(self.inputs):
             shape = () if spec is None else example_of(self.env[placeholders[i]]).shape
             for dim, length in enumerate(shape):
                 if isinstance(length, torch.SymInt) and length.node.expr.is_symbol and length.node.expr not in symbols:
                     symbols.add(length.node.expr)
                     self.lengths.append((i, dim))
-                    with self.new.inserting_after(given[-1]):
-                        given.append(self.new.placeholder(f"length_{length.node.expr}"))
-                    given[-1].meta["example_value"] = length
+                    with self.new.inserting_after(inputs[-1]):
+                        inputs.append(self.new.placeholder(f"length_{length.node.expr}"))
+                    inputs[-1].meta["example_value"] = length
 
     def output(self, node: Node) -> Any:
         results: Any = node.args[0]
@@ -143,7 +143,7 @@ class _Writer:
     def wrap(self, call: Callable) -> Callable:
         """Return a call on DTensors that runs `call` on their local tensors."""
         specs = [(i, spec) for i, spec in enumerate(self.inputs) if spec is not None]
-        kept = [i for i in range(len(self.inputs)) if i not in self.left_out]
+        positions = [i for i in range(len(self.inputs)) if i not in self.left_out]
         outputs, changed = list(self.outputs.items()), sorted(self.changed)
         lengths = self.lengths  # not the writer, which keeps both graphs
 
@@ -151,7 +151,7 @@ class _Writer:
             local = list(inputs)
             for i, spec in specs:
                 local[i] = waited(inputs[i].to_local(grad_placements=spec.of_gradient))
-            results = call(*[local[i] for i in kept], *[local[i].shape[dim] for i, dim in lengths])
+            results = call(*[local[i] for i in positions], *[local[i].shape[dim] for i, dim in lengths])
             for i in changed:
                 torch.autograd.graph.increment_version(inputs[i])
             if not outputs:
@@ -221,11 +221,11 @@ class _Writer:
         """Return a call of a function of local tensors, the first argument among them."""
         values = [example_of(each) if isinstance(each, Node) else each for each in args]
         with values[0].fake_mode, torch.no_grad():
-            made = target(*values)
+            result = target(*values)
         if any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
-            made.requires_grad_()
+            result.requires_grad_()
         node = self.new.call_function(target, args)
-        node.meta = {**self.node.meta, "example_value": made}
+        node.meta = {**self.node.meta, "example_value": result}
         return node
 
     def spread(self, x: Node, spec: Spec, dims: Sequence[int]) -> Node:
@@ -236,8 +236,8 @@ class _Writer:
 
     def from_local(self, node: Node) -> Any:
         value: Any = node.args[0]
-        known = ("device_mesh", "placements", "shape", "stride", "run_check")
-        others = [name for name, given in node.kwargs.items() if name not in known and given is not None]
+        parameters = ("device_mesh", "placements", "shape", "stride", "run_check")
+        others = [name for name, option in node.kwargs.items() if name not in parameters and option is not None]
         if others or node.kwargs.get("run_check") or not isinstance(value, Node):
             raise Unsupported(f"DTensor.from_local is called with {', '.join(node.kwargs)}")
         spec_of(example_of(node))
@@ -246,29 +246,29 @@ class _Writer:
     def to_local(self, node: Node) -> Any:
         value: Any = node.args[0]
         spec, local = spec_of(example_of(value)), self.local(value)
-        wanted: Any = node.kwargs.get("grad_placements")
-        if wanted is None or not example_of(value).requires_grad:
+        placements: Any = node.kwargs.get("grad_placements")
+        if placements is None or not example_of(value).requires_grad:
             return local
-        places = [place_of(each) for each in wanted]
+        places = [place_of(each) for each in placements]
         summed = [dim for dim, place in enumerate(places) if place != of_gradient(spec.places[dim])]
         if any(places[dim] != "partial" or spec.places[dim] != "replicate" for dim in summed):
-            return self.by_dtensors(node, DTensor.to_local, (value,), {"grad_placements": list(wanted)})
+            return self.by_dtensors(node, DTensor.to_local, (value,), {"grad_placements": list(placements)})
         return self.spread(local, spec, summed)
 
     def redistribute(self, node: Node) -> Any:
         value: Any = node.args[0]
         others = {
-            name: given
-            for name, given in node.kwargs.items()
-            if name not in ("placements", "async_op", "device_mesh") and given is not None
+            name: option
+            for name, option in node.kwargs.items()
+            if name not in ("placements", "async_op", "device_mesh") and option is not None
         }
         before, after = spec_of(example_of(value)), spec_of(example_of(node))
         if before.mesh != after.mesh:
             raise Unsupported("a DTensor is redistributed to another mesh")
         if before.placements == after.placements and not others:
             return self.local(value)
-        cut = {(dim, place) for spec in (before, after) for dim, place in enumerate(spec.places)}
-        dims = [place for _, place in cut if isinstance(place, int)]
+        cuts = {(dim, place) for spec in (before, after) for dim, place in enumerate(spec.places)}
+        dims = [place for _, place in cuts if isinstance(place, int)]
         if others or not (before.is_even and after.is_even) or len(set(dims)) < len(dims):
             others["placements"] = after.placements
             return self.by_dtensors(node, DTensor.redistribute, (value,), others)
@@ -295,11 +295,11 @@ class _Writer:
             return looked_up
         if all(isinstance(leaf, DTensor) and not any(map(is_masked, leaf.placements)) for leaf in results):
             # torch keeps what it masks until it is redistributed: no trial
-            shown = results or [example_of(node.all_input_nodes[0])]
-            specs = [spec_of(leaf) for leaf in shown]
+            tensors = results or [example_of(node.all_input_nodes[0])]
+            specs = [spec_of(leaf) for leaf in tensors]
             trial = FakeCall(function, node.args, node.kwargs)
             by_part = draws_by_part(specs[0].mesh.device_type) and bool(trial.draws)
-            offsets = trial.draw_offsets(specs[0], self.inside(shown[0])) if by_part else ()
+            offsets = trial.draw_offsets(specs[0], self.inside(tensors[0])) if by_part else ()
             prepared = None if offsets is None else self.as_local(node, trial, specs)
             if prepared is not None:
                 args, kwargs = prepared
@@ -312,7 +312,7 @@ class _Writer:
                     self.move_generator(end_partial_draw, device, end)
                 return copied
             if by_part:
-                return self.opaque(node, *self.called(node, function, node.args, node.kwargs))
+                return self.opaque(node, *self.callee(node, function, node.args, node.kwargs))
         if changes:
             raise Unsupported(f"{name} changes a DTensor in place by other operators than those of a tensor")
         return self.by_dtensors(node, function, node.args, node.kwargs)
@@ -323,8 +323,8 @@ class _Writer:
 
     def note_change(self, node: Node, name: str) -> None:
         """Note which inputs a node changes. Raises Unsupported where torch's graph of an input changes, too."""
-        written = [each for each in (*node.args[:1], node.kwargs.get("out")) if isinstance(each, Node)]
-        memory = {storage_id(self.inside(example_of(each))) for each in written}
+        targets = [each for each in (*node.args[:1], node.kwargs.get("out")) if isinstance(each, Node)]
+        memory = {storage_id(self.inside(example_of(each))) for each in targets}
         inputs = self.old.graph.find_nodes(op="placeholder")
         for i, (each, spec) in enumerate(zip(inputs, self.inputs, strict=True)):
             if spec is not None and storage_id(self.inside(example_of(each))) in memory:
@@ -337,56 +337,56 @@ class _Writer:
         another call."""
         if torchlang.function_name(node.target) != "torch.nn.functional.embedding":
             return None
-        given = inspect.signature(functional.embedding).bind(*node.args, **node.kwargs).arguments
-        words, weight = given.pop("input"), given.pop("weight")
-        padding = given.pop("padding_idx", None)
-        if any(option not in (None, False, 2.0) for option in given.values()):  # 2.0: max_norm's unused norm
+        arguments = inspect.signature(functional.embedding).bind(*node.args, **node.kwargs).arguments
+        words, weight = arguments.pop("input"), arguments.pop("weight")
+        padding = arguments.pop("padding_idx", None)
+        if any(option not in (None, False, 2.0) for option in arguments.values()):  # 2.0: max_norm's unused norm
             return None
         if not all(isinstance(each, Node) and isinstance(example_of(each), DTensor) for each in (words, weight)):
             return None
-        cut, read = spec_of(example_of(weight)), spec_of(example_of(words))
-        dims = [dim for dim, place in enumerate(cut.places) if place == 0]
-        others = [place for place in cut.places if place != 0]
-        if len(dims) != 1 or cut.mesh != read.mesh or {*others, *read.places} != {"replicate"}:
+        table, read = spec_of(example_of(weight)), spec_of(example_of(words))
+        dims = [dim for dim, place in enumerate(table.places) if place == 0]
+        others = [place for place in table.places if place != 0]
+        if len(dims) != 1 or table.mesh != read.mesh or {*others, *read.places} != {"replicate"}:
             return None
         local = self.local(weight)
-        rows, (size, rank, _) = example_of(local).shape[0], cut.group(dims[0])
+        rows, (size, rank, _) = example_of(local).shape[0], table.group(dims[0])
         if not isinstance(rows, int) or rows == 0:
             return None
-        start = rank * -(-cut.shape[0] // size)
+        start = rank * -(-table.shape[0] // size)
         if padding is not None:
-            padding = padding % cut.shape[0] - start
+            padding = padding % table.shape[0] - start
             padding = padding if 0 <= padding < rows else None
         here = self.insert(torch.sub, self.local(words), start)
         missing = self.insert(torch.logical_or, self.insert(torch.lt, here, 0), self.insert(torch.ge, here, rows))
-        found = self.insert(functional.embedding, self.insert(torch.masked_fill, here, missing, 0), local, padding)
-        return self.insert(torch.masked_fill, found, self.insert(torch.unsqueeze, missing, -1), 0.0)
+        result = self.insert(functional.embedding, self.insert(torch.masked_fill, here, missing, 0), local, padding)
+        return self.insert(torch.masked_fill, result, self.insert(torch.unsqueeze, missing, -1), 0.0)
 
     def as_local(self, node: Node, trial: FakeCall, results: list[Spec]) -> tuple[tuple, dict] | None:
         """Return the arguments with which the function of local tensors is the call; None where there are none."""
         nodes = [each for each in trial.leaves if isinstance(each, Node) and isinstance(example_of(each), torch.Tensor)]
         if not all(isinstance(example_of(each), DTensor) for each in nodes):
             return None
-        given = {each: spec_of(example_of(each)) for each in nodes}
+        specs = {each: spec_of(example_of(each)) for each in nodes}
         mesh = results[0].mesh
-        if any(spec.mesh != mesh or not spec.is_local for spec in (*given.values(), *results)):
+        if any(spec.mesh != mesh or not spec.is_local for spec in (*specs.values(), *results)):
             return None
         if trial.of_dtensors is None:
             return None
         partial = [dim for dim in range(mesh.ndim) if all(spec.places[dim] == "partial" for spec in results)]
-        for divided in trial.divisions(given, partial):
+        for divided in trial.divisions(specs, partial):
             sizes = trial.sizes_of(self.inside(example_of(node)))
             for replaced in (trial.leaves, sizes):
                 if replaced is not None and trial.of_local(replaced, divided) == trial.of_dtensors:
-                    return self.arguments(trial, replaced, given, results, divided)
+                    return self.arguments(trial, replaced, specs, results, divided)
         return None
 
     def arguments(
-        self, trial: FakeCall, replaced: list[Any], given: dict[Node, Spec], results: list[Spec], divided: dict
+        self, trial: FakeCall, replaced: list[Any], specs: dict[Node, Spec], results: list[Spec], divided: dict
     ) -> tuple[tuple, dict] | None:
         """Return the arguments on local tensors, divided and spread where that is to be."""
         local: dict[Node, Node] = {}
-        for each, spec in given.items():
+        for each, spec in specs.items():
             places = ["partial" if dim in divided.get(each, ()) else place for dim, place in enumerate(spec.places)]
             spread_along = []
             for dim, place in enumerate(places):
@@ -405,31 +405,31 @@ class _Writer:
 
     def by_dtensors(self, node: Node, function: Callable, args: tuple, kwargs: dict) -> Any:
         """Return the operators and collectives of a call that DTensors make; an opaque call where they are unknown."""
-        called, given = self.called(node, function, args, kwargs)
+        callee, operands = self.callee(node, function, args, kwargs)
         example = self.all_inside(example_of(node))
         results = torch_pytree.tree_leaves(example)
-        examples = [example_of(each) for each in given]
+        examples = [example_of(each) for each in operands]
         if not any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in results):
             examples = [each.detach() for each in examples]
-        found = operator_graphs(called, examples)
-        if found is None:
-            return self.opaque(node, called, given)
-        parts = [self.new.get_attr(self.hold(graph)) for graph in (found.forward, found.backward)]
-        made = self.new.call_function(run_graphs, (*parts, found.constant, *given))
-        made.meta = {**node.meta, "example_value": tuple(results)}
+        graphs = operator_graphs(callee, examples)
+        if graphs is None:
+            return self.opaque(node, callee, operands)
+        parts = [self.new.get_attr(self.hold(graph)) for graph in (graphs.forward, graphs.backward)]
+        call = self.new.call_function(run_graphs, (*parts, graphs.constant, *operands))
+        call.meta = {**node.meta, "example_value": tuple(results)}
         if not isinstance(example, torch.Tensor):
-            return made
-        only = self.new.call_function(operator.getitem, (made, 0))
+            return call
+        only = self.new.call_function(operator.getitem, (call, 0))
         only.meta = {**node.meta, "example_value": example}
         return only
 
-    def called(self, node: Node, function: Callable, args: tuple, kwargs: dict) -> tuple[OfDTensors, tuple[Node, ...]]:
+    def callee(self, node: Node, function: Callable, args: tuple, kwargs: dict) -> tuple[OfDTensors, tuple[Node, ...]]:
         """Return a call of DTensors as one of the tensors inside, and these."""
         leaves, structure = torch_pytree.tree_flatten((args, kwargs))
         values = [example_of(leaf) if isinstance(leaf, Node) else leaf for leaf in leaves]
         tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
         result = example_of(node)
-        called = OfDTensors(
+        callee = OfDTensors(
             function,
             [None if i in tensors else value for i, value in enumerate(values)],
             structure,
@@ -437,12 +437,12 @@ class _Writer:
             {i: spec_of(value) for i, value in enumerate(values) if isinstance(value, DTensor)},
             [spec_of(leaf) if isinstance(leaf, DTensor) else None for leaf in torch_pytree.tree_leaves(result)],
         )
-        return called, tuple(self.local(leaves[i]) for i in tensors)
+        return callee, tuple(self.local(leaves[i]) for i in tensors)
 
-    def opaque(self, node: Node, called: OfDTensors, given: tuple[Node, ...]) -> Node:
-        made = self.new.call_function(called, given)
-        made.meta = {**node.meta, "example_value": self.all_inside(example_of(node))}
-        return made
+    def opaque(self, node: Node, callee: OfDTensors, operands: tuple[Node, ...]) -> Node:
+        call = self.new.call_function(callee, operands)
+        call.meta = {**node.meta, "example_value": self.all_inside(example_of(node))}
+        return call
 
     def hold(self, graph: GraphModule) -> str:
         """Return the name under which the graph holds another one."""

@@ -49,13 +49,13 @@ from forge.torchlang.opaque import opaque_symbol
 class Capture(NamedTuple):
     """A program recorded from a graph.
 
-    opaque_calls: the names of what the graph held that torchlang does not have, in order. held: tensors that the graph
-    holds itself, which the program takes as its last inputs.
+    opaque_calls: the names of what the graph held that torchlang does not have, in order. graph_constants: tensors that
+    the graph holds itself, which the program takes as its last inputs.
     """
 
     program: Program
     opaque_calls: list[str]
-    held: list[torch.Tensor]
+    graph_constants: list[torch.Tensor]
 
 
 def record(graph: GraphModule, parameters: Sequence[str] = ()) -> Capture:
@@ -76,7 +76,7 @@ def record(graph: GraphModule, parameters: Sequence[str] = ()) -> Capture:
         except Ambiguous as reason:
             raise Unsupported(str(reason)) from reason
     program.weights, program.unversioned = interpreter.weights, interpreter.unversioned
-    return Capture(program, interpreter.opaque_calls, [tensor for tensor, _ in interpreter.held.values()])
+    return Capture(program, interpreter.opaque_calls, [tensor for tensor, _ in interpreter.graph_constants.values()])
 
 
 class _Interpreter:
@@ -87,11 +87,11 @@ class _Interpreter:
         self.env: dict[Node, Any] = {}
         self.opaque_calls: list[str] = []
         self.scopes: list[Any] = []
-        self.held: dict[int, tuple[torch.Tensor, TensorProxy]] = {}
+        self.graph_constants: dict[int, tuple[torch.Tensor, TensorProxy]] = {}
         self.misplaced: set[Node] = set()  # whose fake tensors have other strides than torch's tensors
         self.skipped: Collection[Node] = ()
         self.native = False  # True if opaque calls are refused
-        self.given: Iterator[Any] | None = None  # the values of the inputs of a nested graph
+        self.arguments: Iterator[Any] | None = None  # the values of the inputs of a nested graph
         self.weights: list[int] = []  # positions of inputs that are parameters or buffers of modules
         self.unversioned: list[int] = []
         self.numbers = RuntimeNumbers(graph.graph, trace, self.env, set())
@@ -135,12 +135,12 @@ class _Interpreter:
     def name_weights(self, error: Exception) -> None:
         """Replace the names of inputs in the error by the paths in the module of their parameters or buffers."""
         if len(error.args) == 1 and isinstance(error.args[0], str):
-            named = lambda found: self.paths.get(found[0], found[0])
-            error.args = (_METADATA_OF.sub(named, error.args[0]),)
+            path_of = lambda match: self.paths.get(match[0], match[0])
+            error.args = (_METADATA_OF.sub(path_of, error.args[0]),)
 
     def run_transform(self, scope: higher_order.TransformScope) -> None:
         """Record a torch.func transform as the operators that torch runs for it, else as one opaque call."""
-        args, given = self.look_up(tuple(scope.inputs)), pairs(self.env, scope.inputs)
+        args, operands = self.look_up(tuple(scope.inputs)), pairs(self.env, scope.inputs)
         function = grad_mode.InMode(scope.function)
         grad_mode.note(self.trace)
         changed = [args[i] for i in scope.changed]
@@ -150,8 +150,8 @@ class _Interpreter:
             output = self.call_transform(function, scope.name, args, places)
         except Unsupported as reason:
             does = Effects(places, frozenset(), [])
-            output = self.opaque(function, f"{scope.name} ({reason})", args, {}, given, scope.example, does)
-        output = reconcile(self.trace.memory, given, output, scope.example, scope.name)
+            output = self.opaque(function, f"{scope.name} ({reason})", args, {}, operands, scope.example, does)
+        output = reconcile(self.trace.memory, operands, output, scope.example, scope.name)
         for node, value in zip(scope.outputs, output, strict=True):
             self.env[node] = value
             self.note(node, value, node.meta["example_value"])
@@ -161,19 +161,19 @@ class _Interpreter:
         values, flat = self.trace.memory.read_all(args), list(leaves((args, {})))
         if not changed:
             return symbol_from_function(function, name, self.inline_operators)(*values)
-        result, written = symbol_from_function(Functional(function, changed), name, self.inline_operators)(*values)
-        for place, new in zip(changed, written, strict=True):
+        result, new_values = symbol_from_function(Functional(function, changed), name, self.inline_operators)(*values)
+        for place, new in zip(changed, new_values, strict=True):
             torchlang.write(flat[place], new, self.trace.memory, name)
         return result
 
     def layer(self, node: Node) -> Any:
         """Return the end of a module's call: what its own forward gave, or what the layer gives that was decided on."""
-        own, *given = node.args
+        own, *args = node.args
         site = node.meta.get(layers.SITE)
         if site is None or site.take is None:
             return self.look_up(own)
         grad_mode.note(self.trace)
-        output = site.take(*self.trace.memory.read_all(tuple(self.look_up(given))))
+        output = site.take(*self.trace.memory.read_all(tuple(self.look_up(args))))
         for proxy, example in zip(tensors(output), fake_values.fake_tensors(node.meta["example_value"]), strict=True):
             proxy.strides = tuple(example.stride())
         return output
@@ -183,10 +183,10 @@ class _Interpreter:
         inner = _Interpreter(graph, current_trace())
         inner.native = native
         inner.skipped = skipped
-        inner.scopes, inner.held, inner.paths = self.scopes, self.held, self.paths
+        inner.scopes, inner.graph_constants, inner.paths = self.scopes, self.graph_constants, self.paths
         if inner.trace is self.trace:  # else a gradient rule runs it once more
             inner.opaque_calls, inner.numbers.read = self.opaque_calls, self.numbers.read
-        inner.given = iter(args)
+        inner.arguments = iter(args)
         return inner.run()
 
     def inline_operators(self, graph: GraphModule, args: tuple) -> Any:
@@ -207,8 +207,8 @@ class _Interpreter:
     # nodes
 
     def placeholder(self, node: Node) -> Any:
-        if self.given is not None:
-            return next(self.given)
+        if self.arguments is not None:
+            return next(self.arguments)
         value = node.meta["example_value"]
         name = self.trace.fresh_name(display_name(node.name, self.parameters))
         if isinstance(value, torch.Tensor):
@@ -242,12 +242,12 @@ class _Interpreter:
             return value
         if self.native:  # made of numbers while the operators were found; `fold_constants` makes it once
             return prims.tensor(value.tolist(), value.dtype, value.device)
-        if id(value) not in self.held:
+        if id(value) not in self.graph_constants:
             proxy = self.trace.add_input(
                 fake_values.tensor_proxy(self.trace.fresh_name(display_name(node.name)), value)
             )
-            self.held[id(value)] = value, proxy
-        return self.held[id(value)][1]
+            self.graph_constants[id(value)] = value, proxy
+        return self.graph_constants[id(value)][1]
 
     def call_module(self, node: Node) -> Any:
         raise Unsupported(f"the graph calls the module {node.target}")
@@ -282,10 +282,10 @@ class _Interpreter:
         result = read_metadata(self.numbers, node, target, args, kwargs, example)
         if result is not NotImplemented:
             return result
-        given = pairs(self.env, (node.args, node.kwargs))
-        target, args, kwargs = normalize(self.numbers, node, target, args, kwargs, given)
-        called, target = target, torchlang.overload_of(target, args, kwargs)
-        name = torchlang.function_name(called if torchlang.has_one_overload(called) else target)
+        operands = pairs(self.env, (node.args, node.kwargs))
+        target, args, kwargs = normalize(self.numbers, node, target, args, kwargs, operands)
+        callee, target = target, torchlang.overload_of(target, args, kwargs)
+        name = torchlang.function_name(callee if torchlang.has_one_overload(callee) else target)
         try:
             aliased = fake_values.shares_memory(node, example)
             output = torchlang.call(target, args, kwargs, memory=self.trace.memory, aliased=aliased)
@@ -296,13 +296,15 @@ class _Interpreter:
             output = inline_python.record(function, args, kwargs)
             if output is NotImplemented:
                 output = self.opaque(
-                    function, name, args, kwargs, given, example, effects(function, name, args, kwargs)
+                    function, name, args, kwargs, operands, example, effects(function, name, args, kwargs)
                 )
-        self.numbers.read_offset(given, example)
+        self.numbers.read_offset(operands, example)
         if target in _DATA and isinstance(output, TensorProxy):
             self.trace.memory.ref(output).chain[-1].versioned = False
-        made = name if kwargs.get("out") is None else ""
-        output = self.without_gradients(reconcile(self.trace.memory, given, output, example, made), example, given)
+        call = name if kwargs.get("out") is None else ""
+        output = self.without_gradients(
+            reconcile(self.trace.memory, operands, output, example, call), example, operands
+        )
         if isinstance(output, TensorProxy) and getattr(example, "requires_grad", False):
             self.trace.memory.gain(output)
         self.note(node, output, example)
@@ -368,9 +370,9 @@ class _Interpreter:
         name: str,
         args: tuple,
         kwargs: dict,
-        given: list[Pair],
+        operands: list[Pair],
         example: Any,
-        found: Effects,
+        side_effects: Effects,
     ) -> Any:
         """Run a function that torchlang does not have, by torch, on copies of what it changes.
 
@@ -385,11 +387,11 @@ class _Interpreter:
         if autocast_mode.is_enabled():
             function = autocast_mode.Under(function)
         read_args, read_kwargs = self.trace.memory.read_all((args, kwargs))
-        if not found.changed:
+        if not side_effects.changed:
             floats = any(map(differentiable, leaves(example))) and not fake_values.ends_gradients(
-                function, given, example
+                function, operands, example
             )
-            tags = found.tags if floats else found.tags | {Tag.NOT_DIFFERENTIABLE}
+            tags = side_effects.tags if floats else side_effects.tags | {Tag.NOT_DIFFERENTIABLE}
             symbol = opaque_symbol(function, name, lambda: fake_values.fresh(example), tags=tags)
             output = symbol(*read_args, **read_kwargs)
             self.reinterpret(symbol, output, example, args, kwargs)
@@ -397,15 +399,15 @@ class _Interpreter:
             self.numbers.must_know_lengths(name, example)
             return output
         flat = list(leaves((args, kwargs)))
-        changed = [flat[i] for i in found.changed]
+        changed = [flat[i] for i in side_effects.changed]
         self.check_apart(changed, name, flat)
-        own = {id(fake) for handle, fake in given if any(handle is each for each in changed)}
+        own = {id(fake) for handle, fake in operands if any(handle is each for each in changed)}
         result = fake_values.fresh(tree_map(lambda leaf: None if id(leaf) in own else leaf, example))
-        written = tuple(self.trace.tensor(x.shape, x.dtype, x.device, strides=x.strides) for x in changed)
-        symbol = opaque_symbol(Functional(function, found.changed), name, tags=found.tags)
-        self.trace.record(BoundSymbol(symbol, read_args, read_kwargs, (result, written)))
-        for position, handle, new in zip(found.changed, changed, written, strict=True):
-            with torch.set_grad_enabled(torch.is_grad_enabled() and position not in found.silently):
+        new_values = tuple(self.trace.tensor(x.shape, x.dtype, x.device, strides=x.strides) for x in changed)
+        symbol = opaque_symbol(Functional(function, side_effects.changed), name, tags=side_effects.tags)
+        self.trace.record(BoundSymbol(symbol, read_args, read_kwargs, (result, new_values)))
+        for position, handle, new in zip(side_effects.changed, changed, new_values, strict=True):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and position not in side_effects.silently):
                 grad_mode.note(self.trace)
                 torchlang.write(handle, new, self.trace.memory, name)
         return result
@@ -425,13 +427,13 @@ class _Interpreter:
         if any(storages.count(id(memory.ref(handle).storage)) > 1 for handle in changed):
             raise Unsupported(f"{name} changes a tensor that shares memory with another one that it is given")
 
-    def without_gradients(self, output: Any, example: Any, given: list[Pair]) -> Any:
+    def without_gradients(self, output: Any, example: Any, operands: list[Pair]) -> Any:
         """Return results of a call of which torch differentiates only others (the statistics of a norm) as constants. A
         view has the gradients of what it shows, and an argument its own."""
         if not isinstance(example, (tuple, list)) or not any(getattr(leaf, "requires_grad", False) for leaf in example):
             return output
-        memory, arguments = self.trace.memory, {id(handle) for handle, _ in given}
-        found = [
+        memory, arguments = self.trace.memory, {id(handle) for handle, _ in operands}
+        results = [
             prims.detach(ours)
             if differentiable(theirs)
             and not theirs.requires_grad
@@ -440,7 +442,7 @@ class _Interpreter:
             else ours
             for ours, theirs in zip(output, example, strict=True)
         ]
-        return output if all(map(operator.is_, found, output)) else type(output)(found)
+        return output if all(map(operator.is_, results, output)) else type(output)(results)
 
     def reinterpret(self, symbol: Symbol, output: Any, example: Any, args: tuple, kwargs: dict) -> None:
         """Record a view that reads memory differently (view_as_real, conj) by its symbol: strides do not express it."""

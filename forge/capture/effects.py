@@ -49,13 +49,13 @@ def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects
         return Effects([], frozenset({Tag.EFFECT}), [])
     if isinstance(function, _OPERATORS) and _qualified_name(function).partition("::")[0] in _COLLECTIVES:
         return Effects(_by_schema(function, name, args, kwargs), frozenset({Tag.EFFECT}), [])
-    tried = observe_effects(function, args, kwargs)
-    if tried is None:
+    observation = observe_effects(function, args, kwargs)
+    if observation is None:
         return Effects(_by_schema(function, name, args, kwargs), frozenset(), [])
-    if tried.reshapes:
+    if observation.reshapes:
         raise Unsupported(f"{name} changes the shape or the memory of a tensor that it is given")
-    tags = {Tag.RANDOM: tried.random, Tag.EFFECT: tried.acts}
-    return Effects(tried.changed, frozenset(tag for tag, holds in tags.items() if holds), tried.silently)
+    tags = {Tag.RANDOM: observation.random, Tag.EFFECT: observation.acts}
+    return Effects(observation.changed, frozenset(tag for tag, holds in tags.items() if holds), observation.silently)
 
 
 def _qualified_name(operator: OpOverload | OpOverloadPacket) -> str:
@@ -66,17 +66,17 @@ def _by_schema(function: Callable, name: str, args: tuple, kwargs: dict) -> list
     """Return the leaves that a function changes by its schema, or by torch's names for what works in place."""
     flat = list(leaves((args, kwargs)))
 
-    def positions(chosen: list[Any]) -> list[int]:
-        if not all(isinstance(each, TensorProxy) for each in chosen):
+    def positions(subset: list[Any]) -> list[int]:
+        if not all(isinstance(each, TensorProxy) for each in subset):
             raise Unsupported(f"{name} may change its arguments in a way that forge cannot follow")
-        return [i for i, leaf in enumerate(flat) if any(leaf is each for each in chosen)]
+        return [i for i, leaf in enumerate(flat) if any(leaf is each for each in subset)]
 
     schema = find_schema(function)
     if schema is not None:
         values = [*args, *[kwargs.get(each.name) for each in schema.arguments[len(args) :]]]
-        written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
-        found = [value for value, is_written in zip(values, written, strict=False) if is_written]
-        return positions([leaf for leaf in leaves(found) if leaf is not None])
+        write_flags = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+        targets = [value for value, is_written in zip(values, write_flags, strict=False) if is_written]
+        return positions([leaf for leaf in leaves(targets) if leaf is not None])
     in_place = name.endswith("_") and not name.endswith("__")
     return positions(list(args[:1])) if in_place else []
 

@@ -125,9 +125,9 @@ class FrameCallback(BackendChain):
         self._fullgraph = fullgraph
         self._layers = layers
         self._dynamic = dynamic
-        wanted = {**_SETTINGS, **_DYNAMIC[dynamic]}
+        settings = {**_SETTINGS, **_DYNAMIC[dynamic]}
         self._backend = innermost_backend(callback)
-        self._settings = _available_settings(config, wanted)
+        self._settings = _available_settings(config, settings)
         self._shapes = _available_settings(shapes_config, _SHAPES)
         self._codes: list[tuple[weakref.ref[CodeType], weakref.ref[CodeType]]] = []  # of frames, before and after
 
@@ -206,9 +206,9 @@ def _recompile_limits() -> dict[str, int]:
     return {name: getattr(config, name) for name in RECOMPILE_LIMITS}
 
 
-def _available_settings(of: Any, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of `wanted` that this torch has."""
-    return {name: value for name, value in wanted.items() if hasattr(of, name)}
+def _available_settings(of: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return those settings that this torch has."""
+    return {name: value for name, value in settings.items() if hasattr(of, name)}
 
 
 def enter(
@@ -328,8 +328,8 @@ def _raises_in_eager(failure: Exception) -> bool:
 def _in_words(failure: Exception) -> str:
     """Return why Dynamo makes no graph of a frame, in one line: the error of torch or Python, and the call."""
     cause, call = _cause(failure), _call_in_words(str(failure))
-    said = in_one_line(failure if cause is None else cause)
-    return f"{said.rstrip('.')}, {call}" if call is not None else said
+    text = in_one_line(failure if cause is None else cause)
+    return f"{text.rstrip('.')}, {call}" if call is not None else text
 
 
 def _location(failure: Exception) -> str | None:
@@ -344,8 +344,8 @@ def _call_in_words(text: str) -> str | None:
     if bound is not None:
         line = Source(f'File "{bound[2]}", line {bound[3]}').line
         return f"in a call of {bound[1]}, {line}" if line else f"in a call of {bound[1]}"
-    called = _CALLED.search(text)
-    if called is None:
+    match = _CALLED.search(text)
+    if match is None:
         return None
-    shapes = [f"[{sizes.rstrip(',')}]" for sizes in _SHAPE.findall(text[called.start() :].partition(": got ")[0])]
-    return f"in {called[1] or called[2]}" + (f" of tensors of shapes {', '.join(shapes)}" if shapes else "")
+    shapes = [f"[{sizes.rstrip(',')}]" for sizes in _SHAPE.findall(text[match.start() :].partition(": got ")[0])]
+    return f"in {match[1] or match[2]}" + (f" of tensors of shapes {', '.join(shapes)}" if shapes else "")

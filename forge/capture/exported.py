@@ -137,29 +137,29 @@ def _keep_tensors(graph: GraphModule, exported: ExportedProgram) -> list[Any]:
 def _write_back(graph: GraphModule, exported: ExportedProgram, spec: Any, value: Node) -> None:
     specs = exported.graph_signature.input_specs
     (name,) = [each.arg.name for each in specs if spec.target in (each.target, each.arg.name)]
-    (written,) = [node for node in graph.graph.find_nodes(op="placeholder") if node.name == name]
+    (target,) = [node for node in graph.graph.find_nodes(op="placeholder") if node.name == name]
     with graph.graph.inserting_before(graph.graph.output_node()):
-        node = graph.graph.call_function(aten.copy_.default, (written, value))
-    node.meta["example_value"] = written.meta["example_value"]
+        node = graph.graph.call_function(aten.copy_.default, (target, value))
+    node.meta["example_value"] = target.meta["example_value"]
 
 
 def _add_sizes(graph: GraphModule) -> dict[str, torch.SymInt]:
     """Return the symbols of the inputs' sizes, by name, each of which becomes one of the first inputs."""
     placeholders = graph.graph.find_nodes(op="placeholder")
-    given = [node.meta["example_value"] for node in placeholders]
-    known = {each.node.expr: each for value in given for each in _sizes(value)}
-    symbols = sorted({symbol for expression in known for symbol in expression.free_symbols}, key=str)
-    own = {each.node.expr for each in given if isinstance(each, torch.SymInt)}
-    found: dict[str, torch.SymInt] = {}
+    inputs = [node.meta["example_value"] for node in placeholders]
+    sizes = {each.node.expr: each for value in inputs for each in _sizes(value)}
+    symbols = sorted({symbol for expression in sizes for symbol in expression.free_symbols}, key=str)
+    own = {each.node.expr for each in inputs if isinstance(each, torch.SymInt)}
+    result: dict[str, torch.SymInt] = {}
     for symbol in symbols:
         if symbol in own:
             continue
-        size = known[symbol] if symbol in known else _solve(symbol, known)
-        found[str(symbol)] = size
+        size = sizes[symbol] if symbol in sizes else _solve(symbol, sizes)
+        result[str(symbol)] = size
         with graph.graph.inserting_before(placeholders[0]):
             node = graph.graph.placeholder(f"size_{symbol}")
         node.meta["example_value"] = size
-    return found
+    return result
 
 
 def _sizes(value: Any) -> Iterator[torch.SymInt]:
@@ -169,9 +169,9 @@ def _sizes(value: Any) -> Iterator[torch.SymInt]:
             yield each
 
 
-def _solve(symbol: sympy.Symbol, known: dict[sympy.Expr, torch.SymInt]) -> torch.SymInt:
+def _solve(symbol: sympy.Symbol, sizes: dict[sympy.Expr, torch.SymInt]) -> torch.SymInt:
     """Return a symbol of which only expressions are sizes of inputs."""
-    for expression, size in known.items():
+    for expression, size in sizes.items():
         if expression.free_symbols == {symbol}:
             (hint,) = sympy.solve(expression - size.node.hint, symbol)
             return size.node.shape_env.create_symintnode(symbol, hint=int(hint))

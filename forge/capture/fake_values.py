@@ -61,17 +61,17 @@ def is_laid_out_by_kernel(node: Node, example: torch.Tensor) -> bool:
     if name in _LAID_OUT_BY_KERNELS:
         return True
     read = [each.meta.get("example_value") for each in node.all_input_nodes]
-    given = [each for each in read if isinstance(each, torch.Tensor)]
-    if all(map(in_row_major_order, given)):
+    operands = [each for each in read if isinstance(each, torch.Tensor)]
+    if all(map(in_row_major_order, operands)):
         return False
     if name.partition(".")[0] in _TURNED_BY_KERNELS:
         return True
     if name == "getitem":
-        return any(not each.is_contiguous() for each in given[1:])
+        return any(not each.is_contiguous() for each in operands[1:])
     return (
-        any(map(is_expanded, given))
+        any(map(is_expanded, operands))
         and in_row_major_order(example)
-        and any(not is_expanded(each) and not in_row_major_order(each) for each in given)
+        and any(not is_expanded(each) and not in_row_major_order(each) for each in operands)
     )
 
 
@@ -80,13 +80,13 @@ def is_batch_norm(node: Node) -> bool:
     return getattr(node.target, "__name__", "") == "batch_norm"
 
 
-def ends_gradients(function: Any, given: Sequence[Pair], example: Any) -> bool:
+def ends_gradients(function: Any, operands: Sequence[Pair], example: Any) -> bool:
     """Return whether a function of Python gives results without a history of arguments that have one. Of an operator
     only its kernel knows: the fake implementation has no part in autograd."""
     if isinstance(function, (OpOverload, OpOverloadPacket)) or not torch.is_grad_enabled():
         return False
     results = [leaf for leaf in leaves(example) if isinstance(leaf, torch.Tensor)]
-    return any(fake.requires_grad for _, fake in given) and not any(each.requires_grad for each in results)
+    return any(fake.requires_grad for _, fake in operands) and not any(each.requires_grad for each in results)
 
 
 def makes_tensors(example: Any) -> bool:
@@ -121,8 +121,8 @@ def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
 
     With CHECK_META, lengths that are not known and the device are compared too (AssertionError)."""
     sizes = zip(proxy.shape, example.shape, strict=False)
-    known = all(ours == theirs for ours, theirs in sizes if type(ours) is type(theirs) is int)
-    if not known or proxy.ndim != example.ndim or proxy.dtype != example.dtype:
+    sizes_match = all(ours == theirs for ours, theirs in sizes if type(ours) is type(theirs) is int)
+    if not sizes_match or proxy.ndim != example.ndim or proxy.dtype != example.dtype:
         ours, theirs = short_type(proxy), short_type(example)
         reason = f"{torchlang.function_name(node.target)} gives {theirs}, but forge's symbol {ours}"
         unsupported = Unsupported(reason, "correct the symbol's meta function or decomposition")

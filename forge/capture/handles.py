@@ -99,13 +99,13 @@ class JitHandle:
 
     def folded_weights(self) -> list[FoldedWeights]:
         """Return the values that the graphs compute from frozen weights."""
-        found = [graph.folded_weights() for graph in self._compiled_graphs if graph.folded_weights is not None]
-        return [each for each in found if each is not None]
+        results = [graph.folded_weights() for graph in self._compiled_graphs if graph.folded_weights is not None]
+        return [each for each in results if each is not None]
 
     def tiered_programs(self) -> list[TieredProgram]:
         """Return the programs that have, or had, a second tier to come."""
-        found = [graph.tiered_program() for graph in self._compiled_graphs if graph.tiered_program is not None]
-        return [each for each in found if each is not None]
+        programs = [graph.tiered_program() for graph in self._compiled_graphs if graph.tiered_program is not None]
+        return [each for each in programs if each is not None]
 
 
 def name_of(target: Callable) -> str:
@@ -130,19 +130,19 @@ def handle_of_torch_compile() -> JitHandle:
 def handle_of(jitted: Any, caller: str = "forge") -> JitHandle:
     """Return the handle of a jitted function or module, with all that it compiled so far. Raises TypeError, in the name
     of `caller`, for something else."""
-    found = _own_handle(jitted)
-    if found is None:
+    handle = _own_handle(jitted)
+    if handle is None:
         raise TypeError(f"{caller}: {_brief_repr(jitted)} was not made by forge.jit")
-    return found
+    return handle
 
 
 def _own_handle(jitted: Any) -> JitHandle | None:
     return getattr(getattr(jitted, "_forge_compiled", jitted), "_forge_handle", None)
 
 
-def _brief_repr(given: Any) -> str:
+def _brief_repr(value: Any) -> str:
     """Return a value in few words: what a module holds takes pages."""
-    return f"a {type(given).__name__}" if isinstance(given, torch.nn.Module) else repr(given)
+    return f"a {type(value).__name__}" if isinstance(value, torch.nn.Module) else repr(value)
 
 
 def handles_of(target: Any) -> tuple[str, list[JitHandle]]:
@@ -157,14 +157,14 @@ def handles_of(target: Any) -> tuple[str, list[JitHandle]]:
         module = original_module(target)
         return name_of(target if module is None else module), [own]
     modules = target.modules() if isinstance(target, torch.nn.Module) else ()
-    found = [_own_handle(module) or _compiled_by_torch(module) for module in modules]
-    known = [handle for handle in dict.fromkeys(found) if handle is not None]
+    candidates = [_own_handle(module) or _compiled_by_torch(module) for module in modules]
+    handles = [handle for handle in dict.fromkeys(candidates) if handle is not None]
     check(
-        bool(known),
+        bool(handles),
         lambda: f"forge.explain: {_brief_repr(target)} was not made by forge.jit, and holds nothing that was",
         TypeError,
     )
-    return name_of(target), known
+    return name_of(target), handles
 
 
 def eager_modules(target: Any) -> list[str]:
@@ -172,22 +172,22 @@ def eager_modules(target: Any) -> list[str]:
     without a jitted one inside, and the forward of those with some, where it is not torch's (a wrapper's)."""
     if not isinstance(target, torch.nn.Module) or _is_jitted(target):
         return []
-    found: list[str] = []
-    _look_outside(target, "", found)
-    return found
+    paths: list[str] = []
+    _look_outside(target, "", paths)
+    return paths
 
 
-def _look_outside(module: torch.nn.Module, path: str, found: list[str]) -> None:
+def _look_outside(module: torch.nn.Module, path: str, paths: list[str]) -> None:
     forward = type(module).forward
     if not forward.__module__.startswith("torch."):
-        found.append(f"{f'{path}.' if path else ''}forward ({forward.__qualname__})")
+        paths.append(f"{f'{path}.' if path else ''}forward ({forward.__qualname__})")
     for name, child in module.named_children():
         place = f"{path}.{name}" if path else name
         if any(map(_is_jitted, child.modules())):
             if not _is_jitted(child):
-                _look_outside(child, place, found)
+                _look_outside(child, place, paths)
         else:
-            found.append(f"{place} ({type(child).__name__})")
+            paths.append(f"{place} ({type(child).__name__})")
 
 
 def _is_jitted(target: Any) -> bool:
@@ -197,12 +197,12 @@ def _is_jitted(target: Any) -> bool:
 def _compiled_by_torch(target: Any) -> JitHandle | None:
     """Return the handle of what torch.compile(backend="forge") returned; an empty one where Dynamo gave forge no
     graph."""
-    known = original_module(target) or original_function(target) or target
+    original = original_module(target) or original_function(target) or target
     if isinstance(target, torch.nn.Module):  # module.compile() leaves the function that it calls
         target = getattr(target, "dynamo_ctx", None) or compiled_call(target)
     config = getattr(target, "get_compiler_config", None)  # the one function of it that knows its context
     contexts = [target, *(cell.cell_contents for cell in getattr(config, "__closure__", None) or ())]
-    chain = next((found for each in contexts if (found := getattr(each, "callback", None)) is not None), None)
+    chain = next((callback for each in contexts if (callback := getattr(each, "callback", None)) is not None), None)
     while chain is not None and not isinstance(chain, WrapBackendDebug):
         chain = inner_backend(chain)
     if chain is None:
@@ -211,9 +211,9 @@ def _compiled_by_torch(target: Any) -> JitHandle | None:
     if own is not None and own.history.graphs:
         return own
     like = innermost_backend(chain)  # Dynamo gives it the graphs of another that was compiled with the same options
-    names = name_of(known), name_of(getattr(known, "__self__", known))
+    names = name_of(original), name_of(getattr(original, "__self__", original))
     others = [each for backend, each in _by_backend.items() if innermost_backend(backend) == like]
-    found = next((each for each in others if each.name in names and each.history.graphs), own)
-    if found is None and getattr(like, "compiler_fn", None) is lookup_backend("forge"):
-        found = _by_backend[chain] = JitHandle(names[0], by_torch=True)
-    return found
+    handle = next((each for each in others if each.name in names and each.history.graphs), own)
+    if handle is None and getattr(like, "compiler_fn", None) is lookup_backend("forge"):
+        handle = _by_backend[chain] = JitHandle(names[0], by_torch=True)
+    return handle

@@ -164,9 +164,9 @@ def _is_wrapped(value: Any) -> bool:
 
 
 def _mutated_inputs(scope: TransformScope, inside: list[Node]) -> list[int]:
-    written = _memory([_example((node.args[:1], node.kwargs.get("out"))) for node in inside if writes(node)])
+    memory = _memory([_example((node.args[:1], node.kwargs.get("out"))) for node in inside if writes(node)])
     examples = [node.meta.get("example_value") for node in scope.inputs]
-    return [i for i, example in enumerate(examples) if not written.isdisjoint(_memory(example))]
+    return [i for i, example in enumerate(examples) if not memory.isdisjoint(_memory(example))]
 
 
 def _example(tree: Any) -> Any:
@@ -186,13 +186,13 @@ def writes(node: Node) -> bool:
 
 def _memory(tree: Any) -> set[int]:
     """Return the storages of a nest's tensors, under all levels."""
-    found = set()
+    storages = set()
     for leaf in leaves(tree):
         if isinstance(leaf, torch.Tensor):
             while _is_wrapped(leaf):
                 leaf = get_unwrapped(leaf)
-            found.add(storage_id(leaf))
-    return found
+            storages.add(storage_id(leaf))
+    return storages
 
 
 def _extract(graph: GraphModule, inside: list[Node]) -> TransformScope:

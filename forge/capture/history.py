@@ -83,11 +83,11 @@ class History:
         self.captured = self.pending = True
         self._failures.clear()
         before, self._unimplemented = counters["graph_break"].copy(), counters["unimplemented"].copy()
-        known = len(graph_break_reasons)
+        count = len(graph_break_reasons)
         try:
             yield
         finally:
-            sources = {each.reason: _source_of(each.user_stack) for each in graph_break_reasons[known:]}
+            sources = {each.reason: _source_of(each.user_stack) for each in graph_break_reasons[count:]}
             for text in (counters["graph_break"] - before).elements():
                 self.on_graph_break(_reason(text), sources.get(text))
             if self._failures:
@@ -152,8 +152,8 @@ class History:
         self._failures.clear()  # nothing is compiled again
         if self.limits and not self.strict:
             return
-        said = "".join(counters["unimplemented"] - self._unimplemented)
-        setting = next((each for each in RECOMPILE_LIMITS if each in said), RECOMPILE_LIMITS[-1])
+        text = "".join(counters["unimplemented"] - self._unimplemented)
+        setting = next((each for each in RECOMPILE_LIMITS if each in text), RECOMPILE_LIMITS[-1])
         guard = f"; the last guard that failed: {latest}" if latest else ""
         advice = " or give forge.jit(dynamic=True)" if not dynamic and latest and _SYMBOLIC.match(latest) else ""
         self.limits.append(
@@ -192,17 +192,17 @@ class History:
     def flush_warnings(self) -> None:
         """Warn, now that the running call has returned, of frames that ran in eager, and once if nothing was compiled.
         Raises StrictError instead under strict."""
-        told, failed = list(self._refused.values()), list(self._failed)
+        refusals, failed = list(self._refused.values()), list(self._failed)
         self._refused.clear()
         self._failed.clear()
         for each in failed:
             self._failures_of[each.code] = self._failures_of.get(each.code, 0) + 1
         if self.entry is not None and not (self.strict or self.graphs):
             self.skip_capture = self.stays_in_eager(self.entry)
-        for refused in told:
+        for refused in refusals:
             self._warn(f"a frame runs in eager: {refused}", refused.source)
         reason = next((each[0] for each in (self.graph_breaks, self.skipped) if each), None)
-        if not told and not self.graphs and reason is not None:
+        if not refusals and not self.graphs and reason is not None:
             what = f"nothing of {self._name} was compiled, it runs in eager: {reason}"
             self._runs_in_eager(what, self._sources.get(reason))
             failed = []
@@ -243,8 +243,8 @@ def _reason(text: str) -> str:
     if disabled:
         return disabled[1]
     what, *others = [line.strip() for line in text.strip().splitlines()]
-    said = (line.removeprefix(start) for start in _EXPLANATIONS for line in others if line.startswith(start))
-    explanation = next(filter(None, said), None)
+    explanations = (line.removeprefix(start) for start in _EXPLANATIONS for line in others if line.startswith(start))
+    explanation = next(filter(None, explanations), None)
     advice = _REGISTER if what == _UNSUPPORTED_OPERATOR else ""
     return (what if explanation is None else f"{what}: {explanation}") + advice
 

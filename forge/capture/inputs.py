@@ -31,11 +31,11 @@ class Weight(NamedTuple):
 def note_inputs(graph: GraphModule) -> None:
     """Note the facts about the inputs of a graph that Dynamo's backend is given."""
     for node in graph.graph.find_nodes(op="placeholder"):
-        given = node.meta.get("grapharg")
-        value = given and given.example
-        if isinstance(getattr(given and given.source, "base", None), UnspecializedParamBufferSource):
+        grapharg = node.meta.get("grapharg")
+        value = grapharg and grapharg.example
+        if isinstance(getattr(grapharg and grapharg.source, "base", None), UnspecializedParamBufferSource):
             versioned = isinstance(value, torch.Tensor) and not value.is_inference()
-            path = Source(owner=text_of(given.source)).module
+            path = Source(owner=text_of(grapharg.source)).module
             node.meta[_WEIGHT] = Weight(path, versioned and not is_traceable_wrapper_subclass(value))
         if isinstance(value, torch.Tensor) and not value.requires_grad:
             node.meta[_GAINS_HISTORY] = node.meta["example_value"].requires_grad

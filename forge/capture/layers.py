@@ -69,7 +69,7 @@ class Site:
         self.how: str | None = None
 
 
-def layer_call(own: Any, *given: Any) -> Any:
+def layer_call(own: Any, *args: Any) -> Any:
     """Mark the end of a module's call on tensors: the results of its own forward."""
     return own
 
@@ -81,10 +81,10 @@ class _CaptureState:
     """The layers of the frame that Dynamo captures now (one at a time), and why modules keep their own forward."""
 
     executor: ModuleExecutor | None = None
-    kept: dict[LayerUse, int]  # with the number of the call
+    refusals: dict[LayerUse, int]  # with the number of the call
 
     def __init__(self) -> None:
-        self.kept = {}
+        self.refusals = {}
 
 
 _state = _CaptureState()
@@ -93,12 +93,12 @@ _state = _CaptureState()
 @contextmanager
 def mark_layers(executor: ModuleExecutor | None) -> Iterator[None]:
     """Mark the calls of modules for which there are layers, while Dynamo captures a frame."""
-    before = _state.executor, _state.kept
-    _state.executor, _state.kept = executor, {}
+    before = _state.executor, _state.refusals
+    _state.executor, _state.refusals = executor, {}
     try:
         yield
     finally:
-        _state.executor, _state.kept = before
+        _state.executor, _state.refusals = before
 
 
 @capture_module.provide
@@ -119,21 +119,21 @@ def capture_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kwa
     inside = _after(tx.output.current_tracer.graph, last)
     try:
         return _mark_call(executor, value, module, tx, args, kwargs, result, inside)
-    except _KeepForward as kept:
-        reason = str(kept)
+    except _KeepForward as refusal:
+        reason = str(refusal)
     except Exception as error:  # of what Dynamo cannot do with a module's attributes
         reason = in_one_line(error)
-    _state.kept.setdefault(LayerUse(name, "", None, reason), next(_numbers))
+    _state.refusals.setdefault(LayerUse(name, "", None, reason), next(_numbers))
     return result
 
 
 def _after(graph: Graph, last: Node | None) -> list[Node]:
-    found: list[Node] = []
+    nodes: list[Node] = []
     for node in reversed(graph.nodes):
         if node is last:
             break
-        found.append(node)
-    return [node for node in reversed(found) if node.op != "placeholder"]
+        nodes.append(node)
+    return [node for node in reversed(nodes) if node.op != "placeholder"]
 
 
 def _name_of(module: UnspecializedNNModuleVariable) -> str:
@@ -157,10 +157,10 @@ def _mark_call(  # noqa: PLR0913  the arguments of Dynamo's call
 ) -> Any:
     _check_module(value)
     template = ModuleTemplate(value)
-    given = [_attribute(tx, module, name) for name in template.names]
+    operands = [_attribute(tx, module, name) for name in template.names]
     call, more = _arguments(value, args, kwargs)
-    given += more
-    fakes = [_fake(each) for each in given]
+    operands += more
+    fakes = [_fake(each) for each in operands]
     training = torch.is_grad_enabled() and any(fake.requires_grad for fake in fakes)
     device = next((fake.device for fake in fakes), None)
     if device is None:
@@ -175,7 +175,7 @@ def _mark_call(  # noqa: PLR0913  the arguments of Dynamo's call
     names = _names(template, value, call)
     override = executor.override(layer, value, call, names, [fake.shape for fake in fakes], training=training)
     own = tuple(each.as_proxy() for each in outputs) if isinstance(result, TupleVariable) else outputs[0].as_proxy()
-    proxy = tx.output.create_proxy("call_function", layer_call, (own, *[each.as_proxy() for each in given]), {})
+    proxy = tx.output.create_proxy("call_function", layer_call, (own, *[each.as_proxy() for each in operands]), {})
     site = proxy.node.meta[SITE] = Site(_name_of(module), layer.name, override)
     if inside:
         proxy.node.meta["stack_trace"] = inside[-1].meta.get("stack_trace")
@@ -191,18 +191,18 @@ def _check_module(module: torch.nn.Module) -> None:
         raise _KeepForward("it has hooks")
     if autocast_mode.is_enabled():
         raise _KeepForward("it is called under torch.autocast")
-    held = ModuleTemplate(module).unregistered_tensors()
-    if held:
-        raise _KeepForward(f"its attribute {held[0]} is a tensor, and neither a parameter nor a buffer")
+    attributes = ModuleTemplate(module).unregistered_tensors()
+    if attributes:
+        raise _KeepForward(f"its attribute {attributes[0]} is a tensor, and neither a parameter nor a buffer")
 
 
 def _attribute(tx: Any, module: Any, path: str) -> Any:
     """Return the object that Dynamo finds, and guards, by a path of attributes."""
-    found, get = module, VariableTracker.build(tx, getattr)
+    value, get = module, VariableTracker.build(tx, getattr)
     for name in path.split("."):
-        found = get.call_function(tx, [found, ConstantVariable.create(name)], {})
-        found = found.realize() if hasattr(found, "realize") else found
-    return found
+        value = get.call_function(tx, [value, ConstantVariable.create(name)], {})
+        value = value.realize() if hasattr(value, "realize") else value
+    return value
 
 
 def _fake(variable: Any) -> torch.Tensor:
@@ -214,13 +214,13 @@ def _fake(variable: Any) -> torch.Tensor:
 def _arguments(module: torch.nn.Module, args: list, kwargs: dict) -> tuple[tuple[tuple, dict], list]:
     """Return the call as its own forward takes it, with a TensorSlot in the place of each tensor, and the tensors."""
     bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
-    found: list[Any] = []
+    variables: list[Any] = []
 
     def template_of(variable: Any, name: str) -> Any:
         variable = variable.realize() if hasattr(variable, "realize") else variable
         if isinstance(variable, TensorVariable):
-            found.append(variable)
-            return TensorSlot(len(found) - 1)
+            variables.append(variable)
+            return TensorSlot(len(variables) - 1)
         if isinstance(variable, (TupleVariable, ListVariable)) and variable.python_type() in (tuple, list):
             return variable.python_type()(template_of(each, name) for each in variable.items)
         if variable.is_python_constant() and isinstance(variable.as_python_constant(), _PLAIN):
@@ -229,7 +229,7 @@ def _arguments(module: torch.nn.Module, args: list, kwargs: dict) -> tuple[tuple
 
     names = list(bound.signature.parameters)
     positional = [template_of(each, names[min(i + 1, len(names) - 1)]) for i, each in enumerate(bound.args[1:])]
-    return (tuple(positional), {name: template_of(each, name) for name, each in bound.kwargs.items()}), found
+    return (tuple(positional), {name: template_of(each, name) for name, each in bound.kwargs.items()}), variables
 
 
 def _check_reads(tx: Any, variable: Any, module: torch.nn.Module, layer: type[torch.nn.Module]) -> None:
@@ -239,10 +239,10 @@ def _check_reads(tx: Any, variable: Any, module: torch.nn.Module, layer: type[to
         for name, value in vars(inside).items():
             if not (isinstance(value, _PLAIN) if names is None else name in names) or isinstance(value, dict):
                 continue
-            found = _attribute(tx, variable, f"{path}.{name}" if path else name)
-            if isinstance(found, SymNodeVariable):
-                guard_scalar(found.sym_num)
-            elif not found.is_python_constant():
+            attribute = _attribute(tx, variable, f"{path}.{name}" if path else name)
+            if isinstance(attribute, SymNodeVariable):
+                guard_scalar(attribute.sym_num)
+            elif not attribute.is_python_constant():
                 kind = type(value).__name__
                 raise _KeepForward(f"the layer reads its attribute {name}, a {kind} that is no constant of the program")
 
@@ -263,10 +263,10 @@ def reads_of_self(code: types.CodeType) -> set[str] | None:
 
 
 def _outputs(result: Any) -> list[TensorVariable]:
-    found = list(result.items) if isinstance(result, TupleVariable) else [result]
-    found = [each.realize() if hasattr(each, "realize") else each for each in found]
-    outputs = [each for each in found if isinstance(each, TensorVariable)]
-    if not found or len(outputs) < len(found):
+    items = list(result.items) if isinstance(result, TupleVariable) else [result]
+    items = [each.realize() if hasattr(each, "realize") else each for each in items]
+    outputs = [each for each in items if isinstance(each, TensorVariable)]
+    if not items or len(outputs) < len(items):
         raise _KeepForward("it returns something else than tensors")
     return outputs
 
@@ -274,8 +274,8 @@ def _outputs(result: Any) -> list[TensorVariable]:
 def _check_results(outputs: Sequence[TensorVariable], fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
     results = [_fake(each) for each in outputs]
     memory = {memory_of(fake) for fake in fakes}
-    found = [memory_of(each) for each in results]
-    if not memory.isdisjoint(found) or len(set(found)) < len(found):
+    result_memory = [memory_of(each) for each in results]
+    if not memory.isdisjoint(result_memory) or len(set(result_memory)) < len(result_memory):
         raise _KeepForward("what it returns shares memory with what it is given")
     if not all(each.is_contiguous() for each in results):
         raise _KeepForward("what it returns is not contiguous")
@@ -284,12 +284,14 @@ def _check_results(outputs: Sequence[TensorVariable], fakes: Sequence[torch.Tens
     if any(getattr(node.target, "__name__", "") in _KEEPING for node in inside):
         raise _KeepForward("its own forward may change its statistics")
     own = set(inside)
-    made = {memory_of(leaf) for node in own for leaf in leaves(node.meta.get("example_value")) if _is_tensor(leaf)}
+    own_memory = {
+        memory_of(leaf) for node in own for leaf in leaves(node.meta.get("example_value")) if _is_tensor(leaf)
+    }
     for node in inside:
-        written = node.args[0] if writes(node) and node.args else None
-        example = written.meta.get("example_value") if isinstance(written, Node) else None
+        target = node.args[0] if writes(node) and node.args else None
+        example = target.meta.get("example_value") if isinstance(target, Node) else None
         if _is_tensor(example) and (
-            written not in own or memory_of(example) in memory or memory_of(example) not in made
+            target not in own or memory_of(example) in memory or memory_of(example) not in own_memory
         ):
             raise _KeepForward("it changes a tensor that others see")
 
@@ -297,11 +299,11 @@ def _check_results(outputs: Sequence[TensorVariable], fakes: Sequence[torch.Tens
 def _check_inputs(fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
     """Check that its own forward reads nothing but the call's arguments: anything else would be a constant of the
     layer."""
-    own, given = set(inside), {id(fake) for fake in fakes}
+    own, argument_ids = set(inside), {id(fake) for fake in fakes}
     sizes = {str(symbol) for fake in fakes for symbol in free_symbols(fake.shape)}
     for read in dict.fromkeys(each for node in inside for each in node.all_input_nodes if each not in own):
         example = read.meta.get("example_value")
-        if id(example) in given:
+        if id(example) in argument_ids:
             continue
         numbers = [example]
         if _is_tensor(example) and example.ndim == 0:  # Dynamo gives a number that is a symbol as a tensor
@@ -321,15 +323,15 @@ def _names(template: ModuleTemplate, module: torch.nn.Module, call: tuple[tuple,
     """Return unique names of a call's tensors: paths in the module, and parameters of its forward."""
     parameters = list(inspect.signature(type(module).forward).parameters)[1:]
     args, kwargs = call
-    wanted = [name.replace(".", "_") for name in template.names]
-    named = [*((parameters[min(i, len(parameters) - 1)], each) for i, each in enumerate(args)), *kwargs.items()]
-    for name, each in named:
-        wanted += [name] * sum(isinstance(leaf, TensorSlot) for leaf in _walk(each))
-    taken: list[str] = []
-    for name in wanted:
-        free = (each for each in (name, *(f"{name}_{i}" for i in range(len(wanted)))) if each not in taken)
-        taken.append(next(free))
-    return taken
+    names = [name.replace(".", "_") for name in template.names]
+    arguments = [*((parameters[min(i, len(parameters) - 1)], each) for i, each in enumerate(args)), *kwargs.items()]
+    for name, each in arguments:
+        names += [name] * sum(isinstance(leaf, TensorSlot) for leaf in _walk(each))
+    result: list[str] = []
+    for name in names:
+        free = (each for each in (name, *(f"{name}_{i}" for i in range(len(names)))) if each not in result)
+        result.append(next(free))
+    return result
 
 
 def _walk(tree: Any) -> Iterator[Any]:
@@ -347,30 +349,30 @@ def decide(graph: GraphModule, executor: ModuleExecutor | None) -> list[LayerUse
     """Decide on each site of a graph, those around others first, and return what became of all."""
     if executor is None:
         return []
-    uses = dict(_state.kept)
-    _state.kept.clear()
+    uses = dict(_state.refusals)
+    _state.refusals.clear()
     for part in (each for each in graph.modules() if isinstance(each, GraphModule)):
-        taken: set[int] = set()
+        layer_sites: set[int] = set()
         for node in reversed(part.graph.nodes):
             site = node.meta.get(SITE)
-            if site is not None and taken.isdisjoint(node.meta.get(INSIDE, ())):
+            if site is not None and layer_sites.isdisjoint(node.meta.get(INSIDE, ())):
                 use = _decide(site, node)
                 uses[use] = site.number
                 if use.how is not None:
-                    taken.add(site.number)
+                    layer_sites.add(site.number)
     return sorted(uses, key=uses.__getitem__)
 
 
 def _decide(site: Site, node: Node) -> LayerUse:
     tensors = node.args[1:]
     fakes = [each.meta.get("example_value") for each in tensors if isinstance(each, Node)]
-    given = [each for each in fakes if _is_tensor(each)]
-    if len(given) < len(tensors):
+    examples = [each for each in fakes if _is_tensor(each)]
+    if len(examples) < len(tensors):
         return LayerUse(site.module, site.layer, None, "the metadata of what it is given is not known")
-    decision = site.override.verify(given)
+    decision = site.override.verify(examples)
     if isinstance(decision, Declined):
         return LayerUse(site.module, site.layer, None, decision.reason)
-    if _is_traceable(site.override.function, given, node.meta["example_value"]):
+    if _is_traceable(site.override.function, examples, node.meta["example_value"]):
         site.how, site.take = "traced", _LayerTracer(site.override.function)
     else:
         site.how, site.take = "one call", site.override.symbol()
@@ -383,28 +385,28 @@ class _LayerTracer:
     def __init__(self, function: ModuleForward) -> None:
         self.function = function
 
-    def __call__(self, *given: TensorProxy) -> Any:
-        run = run_alone(self._body, given, lambda result: tuple(tensors(result)))
-        if run.written or any(place is not None for place in run.shared):
+    def __call__(self, *args: TensorProxy) -> Any:
+        run = run_alone(self._body, args, lambda result: tuple(tensors(result)))
+        if run.writes or any(place is not None for place in run.shared):
             raise NotImplementedError("it changes what it is given, or returns it")
         return run.result
 
-    def _body(self, *given: TensorProxy) -> Any:
+    def _body(self, *args: TensorProxy) -> Any:
         with traced_directly():
-            return self.function(*given)
+            return self.function(*args)
 
 
-def _is_traceable(function: ModuleForward, given: Sequence[torch.Tensor], example: Any) -> bool:
+def _is_traceable(function: ModuleForward, inputs: Sequence[torch.Tensor], example: Any) -> bool:
     """Return whether a layer is torch code alone, which gives what the module's own forward does."""
     trace = Trace("layer")
     try:
         with recording(trace, torchlang.language):
-            proxies = [trace.add_input(_proxy(trace, each)) for each in given]
-            made = tensors(_LayerTracer(function)(*proxies))
+            proxies = [trace.add_input(_proxy(trace, each)) for each in inputs]
+            results = tensors(_LayerTracer(function)(*proxies))
     except Exception:  # of the layer's own code, which meets no tensors here
         return False
-    wanted = [leaf for leaf in leaves(example) if _is_tensor(leaf)]
-    return [_meta(each) for each in made] == [_meta(each) for each in wanted]
+    expected = [leaf for leaf in leaves(example) if _is_tensor(leaf)]
+    return [_meta(each) for each in results] == [_meta(each) for each in expected]
 
 
 def _proxy(trace: Trace, tensor: torch.Tensor) -> TensorProxy:
@@ -417,16 +419,16 @@ def _meta(value: Any) -> tuple:
 
 def replaced_nodes(graph: Graph) -> set[Node]:
     """Return the nodes to delete: those of the own forwards of modules whose calls a layer takes."""
-    found: set[Node] = set()
-    taken: set[int] = set()
+    result: set[Node] = set()
+    layer_sites: set[int] = set()
     for node in reversed(graph.nodes):
         site = node.meta.get(SITE)
-        is_inside = not taken.isdisjoint(node.meta.get(INSIDE, ()))
-        if is_inside and all(user in found or _is_taken(user) for user in node.users):
-            found.add(node)
+        is_inside = not layer_sites.isdisjoint(node.meta.get(INSIDE, ()))
+        if is_inside and all(user in result or _is_taken(user) for user in node.users):
+            result.add(node)
         elif site is not None and site.take is not None:
-            taken.add(site.number)
-    return found
+            layer_sites.add(site.number)
+    return result
 
 
 def _is_taken(node: Node) -> bool:

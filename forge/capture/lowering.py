@@ -46,16 +46,16 @@ def symbol_from_function(function: Callable, name: str, inline: Inline) -> Symbo
 
     def rule(*args: Any) -> Any:
         output = symbol(*args)
-        wanted = [i for i, argument in enumerate(args) if needs_grad(argument)]
+        targets = [i for i, argument in enumerate(args) if needs_grad(argument)]
         incoming = [get_grad(each) for each in tensors(output) if differentiable(each)]
-        gradient = symbol_from_function(_Gradient(function, wanted, len(incoming)), f"gradient of {name}", inline)
+        gradient = symbol_from_function(_Gradient(function, targets, len(incoming)), f"gradient of {name}", inline)
         try:
             gradients = gradient(*incoming, *args)
         except Unsupported:
-            record_pullback(function, name, args, {}, output, {args[i].name: args[i] for i in wanted})
+            record_pullback(function, name, args, {}, output, {args[i].name: args[i] for i in targets})
         else:
-            for i, found in zip(wanted, gradients, strict=True):
-                put_grad(args[i], found)
+            for i, grad in zip(targets, gradients, strict=True):
+                put_grad(args[i], grad)
         return output
 
     symbol = Symbol(name.rpartition(".")[2].replace(" ", "_"), name, body=body, rule=rule)
@@ -63,27 +63,29 @@ def symbol_from_function(function: Callable, name: str, inline: Inline) -> Symbo
 
 
 class _Gradient:
-    """The gradients of the arguments at `wanted` of a function: of the gradients of its `count` differentiable outputs
+    """The gradients of the arguments at `targets` of a function: of the gradients of its `count` differentiable outputs
     and of its arguments. None for an argument that no output depends on."""
 
-    def __init__(self, function: Callable, wanted: Sequence[int], count: int) -> None:
+    def __init__(self, function: Callable, targets: Sequence[int], count: int) -> None:
         self.function = function
-        self.wanted = wanted
+        self.targets = targets
         self.count = count
 
-    def __call__(self, *given: Any) -> tuple:
-        incoming, args = given[: self.count], list(given[self.count :])
-        again = torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in given)
+    def __call__(self, *operands: Any) -> tuple:
+        incoming, args = operands[: self.count], list(operands[self.count :])
+        again = torch.is_grad_enabled() and any(
+            isinstance(each, torch.Tensor) and each.requires_grad for each in operands
+        )
         with torch.enable_grad():
-            for i in self.wanted:
+            for i in self.targets:
                 args[i] = track(args[i])
-            made = self.function(*args)
-        outputs = [leaf for leaf in leaves(made) if differentiable(leaf)]
+            result = self.function(*args)
+        outputs = [leaf for leaf in leaves(result) if differentiable(leaf)]
         pairs = [(output, gradient) for output, gradient in zip(outputs, incoming, strict=True) if output.requires_grad]
         if not pairs:
-            return (None,) * len(self.wanted)
+            return (None,) * len(self.targets)
         flowing, gradients = zip(*pairs, strict=True)
-        inputs = [args[i] for i in self.wanted]
+        inputs = [args[i] for i in self.targets]
         return torch.autograd.grad(flowing, inputs, gradients, allow_unused=True, create_graph=again)
 
 
@@ -159,10 +161,10 @@ def _without_changed_shapes(graph: GraphModule) -> None:
         if torch.Tag.inplace_view not in getattr(node.target, "tags", ()):
             continue
         packet = getattr(aten, schema_of(node.target).name.removeprefix("aten::").removesuffix("_"))
-        wanted = [str(each.type) for each in schema_of(node.target).arguments]
+        signature = [str(each.type) for each in schema_of(node.target).arguments]
         overloads = (getattr(packet, name) for name in packet.overloads())
         node.target = next(
-            each for each in overloads if [str(each.type) for each in schema_of(each).arguments] == wanted
+            each for each in overloads if [str(each.type) for each in schema_of(each).arguments] == signature
         )
         later = {each for each in graph.graph.nodes if node < each}
         node.args[0].replace_all_uses_with(node, delete_user_cb=later.__contains__)

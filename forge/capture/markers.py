@@ -108,10 +108,10 @@ def _register_hook(interpreter: Interpreter, x: TensorProxy, hook: GraphModule, 
 
     def rule(x: TensorProxy, *sizes: Any) -> TensorProxy:
         out = prims.alias(x)
-        given = get_grad(out)
-        run = run_alone(lambda g: interpreter.inline(hook, (g, *sizes)), (given,), lambda result: ())
-        found = run.result[0] if isinstance(run.result, tuple) else run.result
-        put_grad(x, _hook_result(given, found))
+        gradient = get_grad(out)
+        run = run_alone(lambda g: interpreter.inline(hook, (g, *sizes)), (gradient,), lambda result: ())
+        output = run.result[0] if isinstance(run.result, tuple) else run.result
+        put_grad(x, _hook_result(gradient, output))
         return out
 
     output = Symbol("register_hook", "torch.Tensor.register_hook", body=body, rule=rule)(memory.read(x), *sizes)
@@ -119,15 +119,15 @@ def _register_hook(interpreter: Interpreter, x: TensorProxy, hook: GraphModule, 
     return output
 
 
-def _hook_result(given: TensorProxy, found: TensorProxy | None) -> TensorProxy:
+def _hook_result(gradient: TensorProxy, result: TensorProxy | None) -> TensorProxy:
     """Return a gradient after a hook: None leaves it as it is. Raises Unsupported for one that autograd does not
     accept."""
-    if found is None:
-        return given
-    alike = (found.ndim, found.dtype, found.device) == (given.ndim, given.dtype, given.device)
-    if not alike or any(prims.statically_true(a != b) for a, b in zip(found.shape, given.shape, strict=True)):
+    if result is None:
+        return gradient
+    alike = (result.ndim, result.dtype, result.device) == (gradient.ndim, gradient.dtype, gradient.device)
+    if not alike or any(prims.statically_true(a != b) for a, b in zip(result.shape, gradient.shape, strict=True)):
         raise Unsupported("a hook changes the shape, dtype or device of a gradient")
-    return found
+    return result
 
 
 def _enter_dual_level(interpreter: Interpreter) -> None:

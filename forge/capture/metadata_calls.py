@@ -69,7 +69,7 @@ def _of_constants(node: Node) -> bool:
 
 
 def normalize(
-    numbers: RuntimeNumbers, node: Node, target: Callable | str, args: tuple, kwargs: dict, given: list[Pair]
+    numbers: RuntimeNumbers, node: Node, target: Callable | str, args: tuple, kwargs: dict, operands: list[Pair]
 ) -> tuple[Any, tuple, dict]:
     """Return the function and arguments of a call: the getter of an attribute, torch.tensor or torch.empty for a type
     that is called, numbers in place of tensors in sizes and strides."""
@@ -87,7 +87,7 @@ def normalize(
         args = (args[0], *example.shape)  # a size in a 0-d tensor, as torch.div of sizes gives
     if target in _STRIDED and tensors([args[1:], kwargs]):
         args, kwargs = _as_strided_args(example, *args, **kwargs)
-    return target, *numbers.read_numbers(given, target, args, kwargs)
+    return target, *numbers.read_numbers(operands, target, args, kwargs)
 
 
 def _is_short(example: Any) -> bool:

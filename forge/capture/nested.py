@@ -27,29 +27,29 @@ def value_and_gradients(
     trace = Trace("computation", stage="recorded")
     trace.names, trace.counter, trace.source = set(outer.names), outer.counter, outer.source
     trace.memory = outer.memory  # of the values that the function closes over
-    given: dict[str, TensorProxy] = {}
+    bindings: dict[str, TensorProxy] = {}
     with recording(trace, torchlang.language):
-        stand_ins, named = _stand_ins((tuple(args), kwargs), outer, trace, given)
-        result = function(*stand_ins, **named)
-        changed = [storage.root for storage in trace.memory.dirty if storage.root.name in given]
+        stand_ins, options = _stand_ins((tuple(args), kwargs), outer, trace, bindings)
+        result = function(*stand_ins, **options)
+        changed = [storage.root for storage in trace.memory.dirty if storage.root.name in bindings]
         check(
             not changed,
             lambda: f"forge.grad: inside of a traced function, {function} changes its argument {changed[0]} in place",
             NotImplementedError,
         )
         value = trace.memory.read(scalar(result))
-    wanted = [tensors(torch_pytree.tree_leaves(stand_ins[position])) for position in positions]
+    targets = [tensors(torch_pytree.tree_leaves(stand_ins[position])) for position in positions]
     _join(outer, trace)
     with recording(outer, clang.language):
         seed = prims.full((), 1, value.dtype, value.device)
     trace.names.add(seed.name)
-    gradients = _inline(outer, trace, {value.name: seed}, given, wanted)
+    gradients = _inline(outer, trace, {value.name: seed}, bindings, targets)
     spec = [torch_pytree.tree_structure(args[position]) for position in positions]
-    return rename(result, given), [torch_pytree.tree_unflatten(*pair) for pair in zip(gradients, spec, strict=True)]
+    return rename(result, bindings), [torch_pytree.tree_unflatten(*pair) for pair in zip(gradients, spec, strict=True)]
 
 
-def _stand_ins(tree: Any, outer: Trace, trace: Trace, given: dict[str, TensorProxy]) -> Any:
-    """Return the arguments as inputs of the inner trace; `given` says what each stands for."""
+def _stand_ins(tree: Any, outer: Trace, trace: Trace, bindings: dict[str, TensorProxy]) -> Any:
+    """Return the arguments as inputs of the inner trace; `bindings` says what each stands for."""
 
     def make(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -61,7 +61,7 @@ def _stand_ins(tree: Any, outer: Trace, trace: Trace, given: dict[str, TensorPro
             value = outer.memory.read(leaf)
         trace.names |= outer.names
         fresh = trace.add_input(trace.tensor(value.shape, value.dtype, value.device, strides=value.strides))
-        given[fresh.name] = value
+        bindings[fresh.name] = value
         return fresh
 
     return torch_pytree.tree_map(make, tree)
@@ -78,11 +78,11 @@ def _inline(
     outer: Trace,
     trace: Trace,
     seeds: dict[str, TensorProxy],
-    given: dict[str, TensorProxy],
-    wanted: Sequence[Sequence[TensorProxy]],
+    bindings: dict[str, TensorProxy],
+    targets: Sequence[Sequence[TensorProxy]],
 ) -> list[list[TensorProxy]]:
     """Record the inner trace's calls and those of its backward in the outer one."""
-    flat = [proxy for each in wanted for proxy in each]
+    flat = [proxy for each in targets for proxy in each]
     joint = differentiate(trace, [proxy.name for proxy in flat], again=True)
     back = backward(joint, seeds, flat)
     calls, copied = show_inside(back, joint.forward.bound_symbols, set(free_names(back, set())))
@@ -90,12 +90,12 @@ def _inline(
     _join(outer, back)
     with recording(outer, clang.language):
         for bound in calls:
-            outer.record(substitute(bound, given))
-        found = iter(rename(back.output, copied))
-        return [[_own(next(found), proxy, given) for proxy in each] for each in wanted]
+            outer.record(substitute(bound, bindings))
+        gradients = iter(rename(back.output, copied))
+        return [[_own(next(gradients), proxy, bindings) for proxy in each] for each in targets]
 
 
-def _own(gradient: TensorProxy | None, argument: TensorProxy, given: dict[str, TensorProxy]) -> TensorProxy:
+def _own(gradient: TensorProxy | None, argument: TensorProxy, bindings: dict[str, TensorProxy]) -> TensorProxy:
     if gradient is None:
         return prims.full(argument.shape, 0, argument.dtype, argument.device)
-    return prims.clone(given[gradient.name]) if gradient.name in given else gradient
+    return prims.clone(bindings[gradient.name]) if gradient.name in bindings else gradient

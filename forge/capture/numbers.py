@@ -88,10 +88,10 @@ class RuntimeNumbers:
 
     def read_lengths(self, output: Any, example: Any) -> None:
         """Record what values decide of how long the results of a call are: numbers that the results tell."""
-        for made, fake in zip(leaves(output), leaves(example), strict=True):
+        for proxy, fake in zip(leaves(output), leaves(example), strict=True):
             for dim, count in enumerate(fake.shape if isinstance(fake, torch.Tensor) else ()):
                 if _is_read(count):
-                    self._record(prims.length, (made, dim), count)
+                    self._record(prims.length, (proxy, dim), count)
 
     def must_know_lengths(self, name: str, example: Any) -> None:
         """Raise Unsupported for results that are as long as values decide that nothing tells."""
@@ -101,31 +101,31 @@ class RuntimeNumbers:
                 "compute on the mask (torch.where, x * mask) or take torch.nonzero_static: their lengths are known",
             )
 
-    def read_numbers(self, given: list[Pair], target: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def read_numbers(self, operands: list[Pair], target: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Return the arguments of a call with a number where torch reads one from a 0-d tensor."""
-        found = {handle.name: number for handle, number in [*_constants(given), *_items(given)]}
-        if not found:
+        numbers = {handle.name: number for handle, number in [*_constants(operands), *_items(operands)]}
+        if not numbers:
             return args, kwargs
 
         def read(x: TensorProxy) -> Any:
-            return self.item(x, found[x.name]) if x.name in found else x
+            return self.item(x, numbers[x.name]) if x.name in numbers else x
 
         return parameters.read_numbers(target, args, kwargs, read)
 
-    def read_offset(self, given: list[Pair], example: Any) -> None:
+    def read_offset(self, operands: list[Pair], example: Any) -> None:
         """Record the reading of a value's offset in memory where that is an index in a 0-d tensor."""
         offset = example.storage_offset() if isinstance(example, torch.Tensor) else 0
         if isinstance(offset, torch.SymInt):
             symbols = set(map(str, offset.node.expr.free_symbols)) - set(self._trace.names)
-            for handle, number in _items(given):
+            for handle, number in _items(operands):
                 if str(number.node.expr) in symbols:
                     self.item(handle, number)
 
 
-def _items(given: list[Pair]) -> list[tuple[Any, torch.SymInt]]:
+def _items(operands: list[Pair]) -> list[tuple[Any, torch.SymInt]]:
     """Return the 0-d tensors in which Dynamo read an integer, and these."""
-    found = [(handle, getattr(fake, "item_memo", None)) for handle, fake in given]
-    return [(handle, number) for handle, number in found if isinstance(number, torch.SymInt)]
+    memos = [(handle, getattr(fake, "item_memo", None)) for handle, fake in operands]
+    return [(handle, number) for handle, number in memos if isinstance(number, torch.SymInt)]
 
 
 def known_constant(fake: Any) -> Any:
@@ -135,10 +135,10 @@ def known_constant(fake: Any) -> Any:
     return None if constant is None or constant.ndim or version_of(fake) else constant.item()
 
 
-def _constants(given: list[Pair]) -> list[tuple[Any, Any]]:
+def _constants(operands: list[Pair]) -> list[tuple[Any, Any]]:
     """Return the 0-d tensors whose numbers Dynamo knows, and these."""
-    found = [(handle, known_constant(fake)) for handle, fake in given]
-    return [(handle, number) for handle, number in found if number is not None]
+    constants = [(handle, known_constant(fake)) for handle, fake in operands]
+    return [(handle, number) for handle, number in constants if number is not None]
 
 
 def _is_read(length: Any) -> bool:

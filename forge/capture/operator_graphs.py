@@ -27,8 +27,8 @@ from forge.torchlang.opaque import track
 
 class OperatorGraphs(NamedTuple):
     """The graphs of a function: forward(*args) gives its results and what the backward reads, backward(*gradients,
-    *kept) the gradients of the arguments, None for one that has none. constant: positions of the results that have no
-    gradient."""
+    *residuals) the gradients of the arguments, None for one that has none. constant: positions of the results that have
+    no gradient."""
 
     forward: GraphModule
     backward: GraphModule
@@ -38,22 +38,22 @@ class OperatorGraphs(NamedTuple):
 def operator_graphs(function: Callable, args: Sequence[Any]) -> OperatorGraphs | None:
     """Return the graphs of a function of fake tensors, each with a gradient where it requires one; None where torch
     does not say without data what it runs, or where that is unknown to torchlang."""
-    wanted = [i for i, each in enumerate(args) if each.requires_grad]
+    targets = [i for i, each in enumerate(args) if each.requires_grad]
     plain = [each.detach() for each in args]
     with _tracing(args):
         try:
-            made = _results(function, plain, wanted)[0]
-            flowing = [i for i, each in enumerate(made) if each.requires_grad]
-            incoming = [torch.empty_like(made[i]) for i in flowing]
-            graph = make_fx(_Joint(function, wanted, flowing))(plain, incoming)
+            outputs = _results(function, plain, targets)[0]
+            flowing = [i for i, each in enumerate(outputs) if each.requires_grad]
+            incoming = [torch.empty_like(outputs[i]) for i in flowing]
+            graph = make_fx(_Joint(function, targets, flowing))(plain, incoming)
         except Exception:
             return None
     graph.graph.eliminate_dead_code(is_impure_node=acts)
     if not all(map(_is_known, graph.graph.nodes)):
         return None
     as_captured(graph)
-    constant = tuple(i for i in range(len(made)) if i not in flowing)
-    return _split(graph, slice(len(plain), len(plain) + len(incoming)), len(made), constant)
+    constant = tuple(i for i in range(len(outputs)) if i not in flowing)
+    return _split(graph, slice(len(plain), len(plain) + len(incoming)), len(outputs), constant)
 
 
 @contextmanager
@@ -71,33 +71,33 @@ def _tracing(args: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-def _results(function: Callable, args: Sequence[Any], wanted: Sequence[int]) -> tuple[list[Any], list[Any]]:
+def _results(function: Callable, args: Sequence[Any], targets: Sequence[int]) -> tuple[list[Any], list[Any]]:
     """Return the function's results with torch's graph of them, and the arguments at which it starts."""
-    given = list(args)
-    with torch.set_grad_enabled(bool(wanted)):
-        for i in wanted:
-            given[i] = track(given[i])
-        return list(leaves(function(*given))), [given[i] for i in wanted]
+    inputs = list(args)
+    with torch.set_grad_enabled(bool(targets)):
+        for i in targets:
+            inputs[i] = track(inputs[i])
+        return list(leaves(function(*inputs))), [inputs[i] for i in targets]
 
 
 class _Joint:
-    """A function's results and then the gradients of its `wanted` arguments, as a function of the arguments and of the
+    """A function's results and then the gradients of its `targets` arguments, as a function of the arguments and of the
     gradients of the results at `flowing`. The arguments are first: a graph reads a length from the first that has it.
     """
 
-    def __init__(self, function: Callable, wanted: Sequence[int], flowing: Sequence[int]) -> None:
+    def __init__(self, function: Callable, targets: Sequence[int], flowing: Sequence[int]) -> None:
         self.function = function
-        self.wanted = wanted
+        self.targets = targets
         self.flowing = flowing
 
     def __call__(self, args: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> tuple[list[Any], list[Any]]:
-        made, inputs = _results(self.function, args, self.wanted)
-        found: list[Any] = [None] * len(args)
+        outputs, inputs = _results(self.function, args, self.targets)
+        result: list[Any] = [None] * len(args)
         if self.flowing:
-            gradients = torch.autograd.grad([made[i] for i in self.flowing], inputs, incoming, allow_unused=True)
-            for i, gradient in zip(self.wanted, gradients, strict=True):
-                found[i] = gradient
-        return made, found
+            gradients = torch.autograd.grad([outputs[i] for i in self.flowing], inputs, incoming, allow_unused=True)
+            for i, gradient in zip(self.targets, gradients, strict=True):
+                result[i] = gradient
+        return outputs, result
 
 
 def _is_known(node: Node) -> bool:
@@ -114,12 +114,12 @@ def _split(joint: GraphModule, incoming: slice, results: int, constant: tuple[in
     others = nodes[: incoming.start] + nodes[incoming.stop :]
     start = next((i for i, node in enumerate(others) if not set(gradients).isdisjoint(node.all_input_nodes)), None)
     before, behind = others[:start], others[start:] if start is not None else []
-    made, found = output.args[0][:results], output.args[0][results:]
+    outputs, grads = output.args[0][:results], output.args[0][results:]
     own = {*behind, *gradients}
-    read = [*(each for node in behind for each in node.all_input_nodes), *(x for x in found if isinstance(x, Node))]
-    kept = [each for each in dict.fromkeys(read) if each not in own]
-    forward = _graph_of(joint, [], before, (tuple(made), tuple(kept)))
-    return OperatorGraphs(forward, _graph_of(joint, [*gradients, *kept], behind, tuple(found)), constant)
+    read = [*(each for node in behind for each in node.all_input_nodes), *(x for x in grads if isinstance(x, Node))]
+    residuals = [each for each in dict.fromkeys(read) if each not in own]
+    forward = _graph_of(joint, [], before, (tuple(outputs), tuple(residuals)))
+    return OperatorGraphs(forward, _graph_of(joint, [*gradients, *residuals], behind, tuple(grads)), constant)
 
 
 def _graph_of(joint: GraphModule, inputs: Sequence[Node], nodes: Sequence[Node], result: Any) -> GraphModule:
@@ -141,17 +141,17 @@ def _graph_of(joint: GraphModule, inputs: Sequence[Node], nodes: Sequence[Node],
 class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, forward: GraphModule, backward: GraphModule, constant: Sequence[int], *args: Any) -> Any:
-        made, kept = forward(*args)
-        ctx.save_for_backward(*kept)
-        ctx.backward_graph, ctx.flowing = backward, [i for i, each in enumerate(made) if differentiable(each)]
+        outputs, residuals = forward(*args)
+        ctx.save_for_backward(*residuals)
+        ctx.backward_graph, ctx.flowing = backward, [i for i, each in enumerate(outputs) if differentiable(each)]
         ctx.flowing = [i for i in ctx.flowing if i not in constant]
-        ctx.mark_non_differentiable(*[each for i, each in enumerate(made) if i not in ctx.flowing])
-        return made
+        ctx.mark_non_differentiable(*[each for i, each in enumerate(outputs) if i not in ctx.flowing])
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *incoming: Any) -> Any:
-        found = ctx.backward_graph(*[incoming[i] for i in ctx.flowing], *ctx.saved_tensors)
-        return None, None, None, *found
+        gradients = ctx.backward_graph(*[incoming[i] for i in ctx.flowing], *ctx.saved_tensors)
+        return None, None, None, *gradients
 
 
 def run_graphs(forward: GraphModule, backward: GraphModule, constant: Sequence[int], *args: Any) -> tuple:
@@ -165,11 +165,11 @@ def record_graphs(
     """Record `run_graphs`; `inline` records a graph of operators."""
 
     def run_forward(*inputs: Any) -> Forward:
-        made, kept = inline(forward, inputs)
-        return Forward(made, kept, (), tuple(constant))
+        outputs, residuals = inline(forward, inputs)
+        return Forward(outputs, residuals, (), tuple(constant))
 
-    def run_backward(kept: tuple, gradients: tuple) -> Any:
+    def run_backward(residuals: tuple, gradients: tuple) -> Any:
         flowing = [each for i, each in enumerate(gradients) if i not in constant and each is not None]
-        return inline(backward, (*flowing, *kept))
+        return inline(backward, (*flowing, *residuals))
 
     return FunctionCall(run_forward, run_backward, once=False).record(args)

@@ -51,8 +51,8 @@ def _example(node: Node) -> Any:
     Dynamo's fake tensors."""
     if node.op != "placeholder":
         return node.meta.get("example_value")
-    given = node.meta.get("grapharg")
-    example = given and given.example
+    grapharg = node.meta.get("grapharg")
+    example = grapharg and grapharg.example
     return local_tensor(example) if isinstance(example, DTensor) else example
 
 
@@ -62,5 +62,5 @@ def mode_around() -> str | None:
     if get_dispatch_mode(_TRACES) is not None:
         return None
     modes = map(_get_dispatch_stack_at, range(count_modes()))
-    found = (mode for mode in modes if mode.is_infra_mode() or not mode.ignore_compile_internals())
-    return next((type(mode).__name__ for mode in found), None)
+    candidates = (mode for mode in modes if mode.is_infra_mode() or not mode.ignore_compile_internals())
+    return next((type(mode).__name__ for mode in candidates), None)

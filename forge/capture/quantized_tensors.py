@@ -50,12 +50,12 @@ def to_plain_graph(graph: GraphModule) -> LocalGraph | None:
             env[node] = new.node_copy(node, env.__getitem__)
             continue
         weight, scale = env[call.weight]
-        made = new.call_function(
+        product = new.call_function(
             OPERATORS[name],
             (env[call.input], weight, _per_row(new, scale, weight), env.get(call.bias)),
         )
-        made.meta = dict(node.meta)
-        env[node] = made
+        product.meta = dict(node.meta)
+        env[node] = product
     return LocalGraph(GraphModule(graph, new), _unpacking([node in operators for node in inputs]))
 
 
@@ -83,11 +83,11 @@ def _linear_of(node: Node) -> _Linear | None:
 
 def _part(graph: Graph, node: Node, name: str) -> Node:
     """Add an input that is a part of a quantized tensor."""
-    given = node.meta.get("grapharg")
+    grapharg = node.meta.get("grapharg")
     part = graph.placeholder(f"{node.name}{name}")
     part.meta = {**node.meta, "example_value": getattr(node.meta["example_value"], name)}
-    if given is not None:
-        part.meta["grapharg"] = SimpleNamespace(example=getattr(given.example, name), source=given.source)
+    if grapharg is not None:
+        part.meta["grapharg"] = SimpleNamespace(example=getattr(grapharg.example, name), source=grapharg.source)
     return part
 
 
@@ -96,9 +96,9 @@ def _per_row(graph: Graph, scale: Node, weight: Node) -> Node:
     value, rows = scale.meta["example_value"], weight.meta["example_value"].shape[0]
     if value.shape[0] == rows:
         return scale
-    made = graph.call_method("expand", (scale, rows, value.shape[1]))
-    made.meta = {**scale.meta, "example_value": value.expand(rows, value.shape[1])}
-    return made
+    result = graph.call_method("expand", (scale, rows, value.shape[1]))
+    result.meta = {**scale.meta, "example_value": value.expand(rows, value.shape[1])}
+    return result
 
 
 def _unpacking(quantized: list[bool]) -> Callable[[Callable], Callable]:
