@@ -66,16 +66,16 @@ def with_strides(values: torch.Tensor, strides: tuple[int, ...] | None) -> torch
     """Return the values in memory of these strides; as they are where none are known."""
     if strides is None or values.stride() == strides:
         return values
-    laid = torch.empty_strided(values.shape, strides, dtype=values.dtype, device=values.device)
+    result = torch.empty_strided(values.shape, strides, dtype=values.dtype, device=values.device)
     index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
-    laid[index] = values[index]
-    return laid
+    result[index] = values[index]
+    return result
 
 
 def format_arguments(values: Mapping[str, Any], note: str = "") -> str:
     """Return arguments by name as text; `note` follows each tensor."""
-    given = [(name, value) for name, value in values.items() if value is not None]
-    return ", ".join(part for name, value in given for part in _format_argument(name, value, note))
+    arguments = [(name, value) for name, value in values.items() if value is not None]
+    return ", ".join(part for name, value in arguments for part in _format_argument(name, value, note))
 
 
 def _format_argument(name: str, value: Any, note: str) -> Iterator[str]:
@@ -98,8 +98,8 @@ def _to_meta(leaf: Any) -> Any:
     leaf = plain(leaf)
     if isinstance(leaf, (TensorProxy, torch.Tensor)):
         strides = leaf.strides if isinstance(leaf, TensorProxy) else leaf.stride()
-        known = None if strides is None else tuple(map(_number, strides))
-        return Meta(tuple(map(_number, leaf.shape)), leaf.dtype, torch.device(leaf.device), known)
+        numbers = None if strides is None else tuple(map(_number, strides))
+        return Meta(tuple(map(_number, leaf.shape)), leaf.dtype, torch.device(leaf.device), numbers)
     if isinstance(leaf, SYMBOLIC_TYPES):
         return _number(leaf)
     if isinstance(leaf, PLAIN):

@@ -15,15 +15,15 @@ class CanFuseCache:
 
     def __init__(self, question: Callable[[BoundSymbol], Any]) -> None:
         self.can_fuse = question
-        self.known = BoundedDict(MAX_ENTRIES)
+        self.decisions = BoundedDict(MAX_ENTRIES)
 
     def get(self, bound: BoundSymbol) -> Any:
         """Return the decision for a call."""
         try:
             key = metadata_key(bound)
-            found = self.known.get(key)
+            decision = self.decisions.get(key)
         except TypeError:  # an argument is not hashable
             return self.can_fuse(bound)
-        if found is None:
-            found = self.known[key] = self.can_fuse(bound)
-        return found
+        if decision is None:
+            decision = self.decisions[key] = self.can_fuse(bound)
+        return decision

@@ -67,10 +67,10 @@ def _is_in_place(function: Callable) -> bool:
 
 def check_metadata(what: str, output: Any, bound: BoundSymbol) -> None:
     """Raise ValueError where the proxies that `what` returns do not have the metadata of the call that it runs."""
-    made, wanted = list(proxies(output)), list(proxies(bound.output))
+    results, expected = list(proxies(output)), list(proxies(bound.output))
     check(
-        len(made) == len(wanted) and all(map(_is_like, made, wanted)),
-        lambda: f"{what} gives {_format(made)} for {call_in_words(bound)}, but must give {_format(wanted)}",
+        len(results) == len(expected) and all(map(_is_like, results, expected)),
+        lambda: f"{what} gives {_format(results)} for {call_in_words(bound)}, but must give {_format(expected)}",
     )
 
 
@@ -82,13 +82,16 @@ def _format_one(value: Any) -> str:
     return short_type(value) if isinstance(value, torch.Tensor) else repr(value)
 
 
-def _is_like(made: Any, wanted: Any) -> bool:
+def _is_like(value: Any, expected: Any) -> bool:
     """Return whether a tensor, or the proxy of one, is as a proxy says, as far as that is known."""
-    if not isinstance(wanted, TensorProxy):
-        return not isinstance(made, torch.Tensor)
-    if not isinstance(made, (torch.Tensor, TensorProxy)) or (made.dtype, made.ndim) != (wanted.dtype, wanted.ndim):
+    if not isinstance(expected, TensorProxy):
+        return not isinstance(value, torch.Tensor)
+    if not isinstance(value, (torch.Tensor, TensorProxy)) or (value.dtype, value.ndim) != (
+        expected.dtype,
+        expected.ndim,
+    ):
         return False
-    sizes = zip(made.shape, wanted.shape, strict=True)
+    sizes = zip(value.shape, expected.shape, strict=True)
     return all(one == other for one, other in sizes if type(one) is type(other) is int)
 
 
@@ -128,63 +131,64 @@ class _ContractCheck:
 
     def call(self, bound: BoundSymbol, args: Any, kwargs: Any) -> Any:
         """Return what the function gives for a call. Raises ContractError where that is not what the call says."""
-        given = _Arguments(bound, [args, kwargs], self.writable)
+        arguments = _Arguments(bound, [args, kwargs], self.writable)
         try:
             result = self.function(*args, **kwargs)
         except Exception as error:
-            self.check_arguments(bound, given)
+            self.check_arguments(bound, arguments)
             if not isinstance(bound.symbol.executor, FusionExecutor):  # whose regions are named in the call
-                owner, function, called = self.parties(bound)
-                error.add_note(f"raised by executor {owner}: {function}, for {called}")
+                owner, function, call = self.parties(bound)
+                error.add_note(f"raised by executor {owner}: {function}, for {call}")
             raise
-        self.check_arguments(bound, given)
+        self.check_arguments(bound, arguments)
         self.check_metadata(bound, result)
-        self.check_memory(bound, given, result)
+        self.check_memory(bound, arguments, result)
         return result
 
     def parties(self, bound: BoundSymbol) -> tuple[str, str, str]:
         """Return the names of the executor and of its function, and the call that this runs, in words."""
         function = getattr(self.function, "__qualname__", repr(self.function))
         if isinstance(bound.symbol.executor, FusionExecutor):
-            called = f"{bound.symbol.id}, a region of {quantity(len(bound.subsymbols), 'call')}"
+            call = f"{bound.symbol.id}, a region of {quantity(len(bound.subsymbols), 'call')}"
         else:
-            called = call_in_words(next(iter(bound.subsymbols), bound))
-        return getattr(bound.symbol.executor, "name", ""), function, called
+            call = call_in_words(next(iter(bound.subsymbols), bound))
+        return getattr(bound.symbol.executor, "name", ""), function, call
 
     def check_metadata(self, bound: BoundSymbol, result: Any) -> None:
         """Raise ContractError where a result does not have the metadata of the call."""
-        wanted = list(proxies(bound.output))
-        made = [leaf for leaf in leaves(result) if leaf is not None]
+        expected = list(proxies(bound.output))
+        results = [leaf for leaf in leaves(result) if leaf is not None]
         several = isinstance(bound.output, (tuple, list))
-        alike = len(made) == len(wanted) and all(map(_is_like, made, wanted))
+        alike = len(results) == len(expected) and all(map(_is_like, results, expected))
         is_nested = isinstance(result, (tuple, list)) == several
         if alike and is_nested:
             return
         kind = f"a {type(result).__name__} of " if alike else ""
-        count = f"return a tuple of {quantity(len(wanted), 'result')}, " if several and not is_nested else "give "
-        owner, function, called = self.parties(bound)
+        count = f"return a tuple of {quantity(len(expected), 'result')}, " if several and not is_nested else "give "
+        owner, function, call = self.parties(bound)
         raise ContractError(
-            f"executor {owner}: {function} gives {kind}{_format(made)} for {called}, but must {count}{_format(wanted)}"
+            f"executor {owner}: {function} gives {kind}{_format(results)} for {call}, "
+            f"but must {count}{_format(expected)}"
         )
 
-    def check_arguments(self, bound: BoundSymbol, given: "_Arguments") -> None:
+    def check_arguments(self, bound: BoundSymbol, arguments: "_Arguments") -> None:
         """Raise OverwrittenArgumentError where the function has changed an argument."""
-        name = next(given.overwritten(), None)
+        name = next(arguments.overwritten(), None)
         if name is not None:
-            owner, function, called = self.parties(bound)
+            owner, function, call = self.parties(bound)
             raise OverwrittenArgumentError(
-                f"executor {owner}: {function} overwrites its argument {parameter_of(bound, name)} in {called}; "
+                f"executor {owner}: {function} overwrites its argument {parameter_of(bound, name)} in {call}; "
                 "a function may not change what it is given: let it copy that first"
             )
 
-    def check_memory(self, bound: BoundSymbol, given: "_Arguments", result: Any) -> None:
+    def check_memory(self, bound: BoundSymbol, arguments: "_Arguments", result: Any) -> None:
         """Raise ContractError where a result is in the memory of an argument or of another result, and the call's
         symbol declares no view."""
-        shared = next(given.shared_by(result), None)
+        shared = next(arguments.shared_by(result), None)
         if shared is not None:
-            owner, function, called = self.parties(bound)
+            owner, function, call = self.parties(bound)
             raise ContractError(
-                f"executor {owner}: {function} returns the memory of {shared} for {called}, where torch returns new "
+                f"executor {owner}: {function} returns the memory of {shared} for {call}, where torch returns new "
                 "memory, which the program may change: let it copy that first"
             )
 
@@ -193,8 +197,8 @@ class _Arguments:
     """The tensors that a call of a user's function is given, as they were before it, by their names in the program."""
 
     def __init__(self, bound: BoundSymbol, values: Any, writable: set[str]) -> None:
-        named = zip(leaves([bound.args, bound.kwargs]), leaves(values), strict=True)
-        tensors = {proxy.name: value for proxy, value in named if isinstance(proxy, TensorProxy)}
+        pairs = zip(leaves([bound.args, bound.kwargs]), leaves(values), strict=True)
+        tensors = {proxy.name: value for proxy, value in pairs if isinstance(proxy, TensorProxy)}
         self.bound = bound
         self.tensors: dict[str, torch.Tensor] = {}
         if _WRITES.isdisjoint(bound.all_tags):
@@ -217,12 +221,16 @@ class _Arguments:
         for proxy, value in zip(proxies(self.bound.output), results, strict=True):
             if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.numel():
                 continue
-            shown = memory.of([proxy.name])
-            for name, given in self.tensors.items():
-                if name not in shown and given.layout == torch.strided and storage_id(given) == storage_id(value):
+            aliases = memory.of([proxy.name])
+            for name, argument in self.tensors.items():
+                if (
+                    name not in aliases
+                    and argument.layout == torch.strided
+                    and storage_id(argument) == storage_id(value)
+                ):
                     yield f"its argument {parameter_of(self.bound, name)}"
             other = earlier.setdefault((storage_id(value), value.storage_offset()), proxy.name)
-            if other not in shown and shown.isdisjoint(self.tensors):
+            if other not in aliases and aliases.isdisjoint(self.tensors):
                 yield "another of its results"
 
 
@@ -241,13 +249,13 @@ def parameter_of(bound: BoundSymbol, name: str) -> str:
     assert op is not None, "a call that runs has a function"
     try:
         if isinstance(op, OpOverload):
-            known = [argument.name for argument in schema_of(op).arguments]
-            named = {**dict(zip(known, bound.args, strict=False)), **bound.kwargs}
+            parameters = [argument.name for argument in schema_of(op).arguments]
+            arguments = {**dict(zip(parameters, bound.args, strict=False)), **bound.kwargs}
         else:
-            named = inspect.signature(op).bind(*bound.args, **bound.kwargs).arguments
+            arguments = inspect.signature(op).bind(*bound.args, **bound.kwargs).arguments
     except (TypeError, ValueError):  # a function without a signature
-        named = {**{str(index): value for index, value in enumerate(bound.args)}, **bound.kwargs}
-    return next((each for each, value in named.items() if name in names([value])), name)
+        arguments = {**{str(index): value for index, value in enumerate(bound.args)}, **bound.kwargs}
+    return next((each for each, value in arguments.items() if name in names([value])), name)
 
 
 def _is_users(symbol: Symbol) -> bool:
@@ -257,10 +265,10 @@ def _is_users(symbol: Symbol) -> bool:
     return isinstance(symbol.executor, Executor) and not is_own(symbol.op)
 
 
-def _fits(given: Any, wanted: Any) -> bool:
-    given, wanted = list(leaves(given)), list(leaves(wanted))
-    tensors = [pair for pair in zip(given, wanted, strict=False) if isinstance(pair[1], TensorProxy)]
-    return len(given) == len(wanted) and all(_is_like(made, proxy) for made, proxy in tensors)
+def _fits(values: Any, expected: Any) -> bool:
+    values, expected = list(leaves(values)), list(leaves(expected))
+    tensors = [pair for pair in zip(values, expected, strict=False) if isinstance(pair[1], TensorProxy)]
+    return len(values) == len(expected) and all(_is_like(value, proxy) for value, proxy in tensors)
 
 
 def expect(function: Callable, trace: Trace) -> None:

@@ -134,8 +134,8 @@ def _checked_call(checker: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     if error is None and trace is not None and trace.last_call is not before:
         error = f"computes {trace.last_call}, {_METADATA_ALONE}"
     elif isinstance(answer, str):
-        wanted = f"must answer True, or decline with the reason: forge.executors.decline({answer!r})"
-        error = f"answers {answer!r}, but {wanted}"
+        expectation = f"must answer True, or decline with the reason: forge.executors.decline({answer!r})"
+        error = f"answers {answer!r}, but {expectation}"
     if error is not None:
         raise TypeError(f"{getattr(checker, '__qualname__', repr(checker))} {error}")
     return bool(answer) if isinstance(answer, torch.SymBool) else answer
@@ -346,8 +346,8 @@ class OperatorExecutor(Executor):
 
     def candidates(self, symbol: Symbol) -> Sequence[Implementation]:
         """Return the implementations of a symbol, in the order in which they are tried."""
-        found = self.implementations.get(symbol.id)
-        return () if found is None else (found,)
+        implementation = self.implementations.get(symbol.id)
+        return () if implementation is None else (implementation,)
 
     _register_implementation = register_implementation  # the name in Thunder, which executors are ported from
 
@@ -368,16 +368,16 @@ class OperatorExecutor(Executor):
         if type(self) is not OperatorExecutor:
             return super().identity()
         size = len(self._operators) + len(self.implementations)
-        known, text = self._identity
-        if known == size:
+        cached_size, text = self._identity
+        if cached_size == size:
             return text
         rows = list(self._rows())
         foreign = [each for row in rows for each in row if callable(each) and _is_foreign(each)]
-        found = fingerprint_of(foreign)
-        if not found.is_lasting:
+        fingerprint = fingerprint_of(foreign)
+        if not fingerprint.is_lasting:
             return decline(f"a function of executor {self.name} is known to this process only")
         names = [[each if isinstance(each, str) else _qualified_name(each) for each in row] for row in rows]
-        text = repr((found.digest, names))
+        text = repr((fingerprint.digest, names))
         if not foreign:
             self._identity = size, text
         return text
@@ -554,13 +554,13 @@ def _declined_region(operation: str, *inputs: Any) -> Any:
     raise AssertionError(f"the region of {operation} was declined, and its program is lowered again")
 
 
-def _symbol_of(given: Symbol | Callable, executor: str) -> Symbol:
+def _symbol_of(function: Symbol | Callable, executor: str) -> Symbol:
     """Return a symbol, or the one that a torch function means. Raises TypeError where there is none."""
-    symbol = given if isinstance(given, Symbol) else torchlang.find(given) if callable(given) else None
+    symbol = function if isinstance(function, Symbol) else torchlang.find(function) if callable(function) else None
     if symbol is None:
         raise TypeError(
-            f"{executor}: register_implementation got {given!r}, but must get a symbol, or a torch function that has "
-            "one, such as torch.nn.functional.gelu"
+            f"{executor}: register_implementation got {function!r}, but must get a symbol, or a torch function that "
+            "has one, such as torch.nn.functional.gelu"
         )
     return symbol
 

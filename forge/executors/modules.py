@@ -51,17 +51,19 @@ class ModuleTemplate:
     def build(self, tensors: Sequence[Any]) -> torch.nn.Module:
         """Return a module of this kind with these tensors; it shares nothing with the original but the values of its
         other attributes."""
-        given = iter(tensors)
-        module = self._build(given)
-        check(next(given, None) is None, lambda: f"{self.kind.__name__} was given more tensors than it has")
+        iterator = iter(tensors)
+        module = self._build(iterator)
+        check(next(iterator, None) is None, lambda: f"{self.kind.__name__} was given more tensors than it has")
         return module
 
-    def _build(self, given: Any) -> torch.nn.Module:
+    def _build(self, iterator: Any) -> torch.nn.Module:
         module = object.__new__(self.kind)
         state = dict(self.state)
         for which in TENSORS:
-            state[which] = {**dict.fromkeys(self.none[which]), **{name: next(given) for name in self.own[which]}}
-        state["_modules"] = {name: None if each is None else each._build(given) for name, each in self.inside.items()}
+            state[which] = {**dict.fromkeys(self.none[which]), **{name: next(iterator) for name in self.own[which]}}
+        state["_modules"] = {
+            name: None if each is None else each._build(iterator) for name, each in self.inside.items()
+        }
         object.__setattr__(module, "__dict__", state)
         return module
 
@@ -105,8 +107,8 @@ class ModuleForward:
 
     def __call__(self, *tensors: Any) -> Any:
         module = self.template.build(tensors[: self.own])
-        given = tensors[self.own :]
-        result = self.forward(module, *_fill_slots(self.args, given), **_fill_slots(self.kwargs, given))
+        values = tensors[self.own :]
+        result = self.forward(module, *_fill_slots(self.args, values), **_fill_slots(self.kwargs, values))
         if not self.contiguous:
             return result
         if isinstance(result, tuple):
@@ -114,13 +116,13 @@ class ModuleForward:
         return result.contiguous()
 
 
-def _fill_slots(tree: Any, given: Sequence[Any]) -> Any:
+def _fill_slots(tree: Any, values: Sequence[Any]) -> Any:
     if isinstance(tree, TensorSlot):
-        return given[tree.index]
+        return values[tree.index]
     if type(tree) in (tuple, list):
-        return type(tree)(_fill_slots(each, given) for each in tree)
+        return type(tree)(_fill_slots(each, values) for each in tree)
     if type(tree) is dict:
-        return {name: _fill_slots(each, given) for name, each in tree.items()}
+        return {name: _fill_slots(each, values) for name, each in tree.items()}
     return tree
 
 

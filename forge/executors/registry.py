@@ -51,9 +51,9 @@ def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Execut
         TypeError: An element is neither a name nor an executor.
     """
     if executors is None:
-        named = os.environ.get("FORGE_EXECUTORS")
+        setting = os.environ.get("FORGE_EXECUTORS")
         known_executors()  # of which some are the default ones
-        order = [name.strip() for name in named.split(",")] if named else _default_order
+        order = [name.strip() for name in setting.split(",")] if setting else _default_order
         return [executor for executor in map(_known_as, order) if executor.is_available()]
     check_list(executors, "forge.jit: executors", "names or executors")
     check(bool(executors), lambda: 'forge.jit: executors is empty; executors=["torch"] runs all by torch alone')
@@ -68,9 +68,9 @@ def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Execut
 
 
 def _known_as(name: str) -> Executor:
-    known = known_executors()
-    check(name in known, lambda: f"forge.jit: {unknown('executor', name, known)}")
-    return known[name]
+    executors = known_executors()
+    check(name in executors, lambda: f"forge.jit: {unknown('executor', name, executors)}")
+    return executors[name]
 
 
 def _resolve(executor: str | Executor) -> Executor:
@@ -98,9 +98,9 @@ def _resolve(executor: str | Executor) -> Executor:
 _LISTED = 100  # names that are told of what is known
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """'unknown executor 'trch'; did you mean 'torch'? known: …', without the known ones where those are many."""
-    names = sorted(known)
+def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
+    """Return "unknown executor 'trch'; did you mean 'torch'? known: …", without the choices where those are many."""
+    names = sorted(choices)
     near = difflib.get_close_matches(name, names, n=3)
     hint = f" did you mean {' or '.join(map(repr, near))}?" if near else ""
     listed = f" known: {', '.join(names)}" if len(names) <= _LISTED else ""

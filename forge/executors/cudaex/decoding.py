@@ -48,9 +48,9 @@ def _attend_to_cache(
     new_value: torch.Tensor,
     query: torch.Tensor,
     *options: Any,
-    **named: Any,
+    **kwargs: Any,
 ) -> torch.Tensor:
-    return _attend(query, *caches, *options, **named, update=(position, new_key, new_value))
+    return _attend(query, *caches, *options, **kwargs, update=(position, new_key, new_value))
 
 
 def _is_in_rows(x: torch.Tensor) -> bool:
@@ -99,9 +99,9 @@ def _checker_of_cache(
     new_value: TensorProxy,
     query: TensorProxy,
     *options: Any,
-    **named: Any,
+    **kwargs: Any,
 ) -> Decision:
-    decision = _checker(query, *caches, *options, **named)
+    decision = _checker(query, *caches, *options, **kwargs)
     if not decision:
         return decision
     keys, values = caches

@@ -109,15 +109,15 @@ def _attend(
     for first in tl.range(start, end, TILE):
         at = first + s
         inside = at < end
-        seen = is_row[:, None] & inside[None, :]
+        is_visible = is_row[:, None] & inside[None, :]
         k = tl.load(key + at.to(tl.int64)[None, :] * sk_s + d[:, None], mask=inside[None, :], other=0.0)
         scores = tl.dot(q, k) * scale
         if MASK == 1:
-            seen = seen & (tl.load(masks + at[None, :] * sm_s, mask=seen, other=0) != 0)
+            is_visible = is_visible & (tl.load(masks + at[None, :] * sm_s, mask=is_visible, other=0) != 0)
         if MASK == 2:
-            added = tl.load(masks + at[None, :] * sm_s, mask=seen, other=-float("inf")).to(tl.float32)
+            added = tl.load(masks + at[None, :] * sm_s, mask=is_visible, other=-float("inf")).to(tl.float32)
             scores += added * 1.4426950408889634  # log2(e)
-        scores = tl.where(seen, scores, -float("inf"))
+        scores = tl.where(is_visible, scores, -float("inf"))
         new = tl.maximum(high, tl.max(scores, 1))
         shift = tl.where(new == -float("inf"), 0.0, new)
         weights = tl.exp2(scores - shift[:, None])

@@ -47,29 +47,29 @@ def _is_scored(steps: tuple[Step, ...], logits: object, first: int) -> bool:
 
 
 def _cross_entropy(
-    given: chunked.Rows, rows: slice, weights: chunked.Weights, logits: torch.Tensor, out: torch.Tensor | None
+    inputs: chunked.Rows, rows: slice, weights: chunked.Weights, logits: torch.Tensor, out: torch.Tensor | None
 ) -> torch.Tensor:
     from forge.executors.cudaex.kernels import cross_entropy  # Triton is imported where a program runs it
 
-    formula = as_formula(given.steps)
+    formula = as_formula(inputs.steps)
     assert formula is not None, "the checker declines other steps"
-    is_scored = _is_scored(given.steps, given.logits, given.first)
-    options = (given.classes, formula, is_scored, given.ignore_index, given.label_smoothing)
-    return cross_entropy(logits, given.target[rows], weights.of_gradient[rows], out, *options)
+    is_scored = _is_scored(inputs.steps, inputs.logits, inputs.first)
+    options = (inputs.classes, formula, is_scored, inputs.ignore_index, inputs.label_smoothing)
+    return cross_entropy(logits, inputs.target[rows], weights.of_gradient[rows], out, *options)
 
 
-def _chunk_loss(given: chunked.Rows, rows: slice, weights: chunked.Weights, is_reduced: bool) -> torch.Tensor:
-    losses = _cross_entropy(given, rows, weights, chunked.logits_of(given, rows), None) * weights.of_loss[rows]
+def _chunk_loss(inputs: chunked.Rows, rows: slice, weights: chunked.Weights, is_reduced: bool) -> torch.Tensor:
+    losses = _cross_entropy(inputs, rows, weights, chunked.logits_of(inputs, rows), None) * weights.of_loss[rows]
     return losses.sum() if is_reduced else losses
 
 
 def _differentiate_chunk(
-    given: chunked.Rows, rows: slice, weights: chunked.Weights
+    inputs: chunked.Rows, rows: slice, weights: chunked.Weights
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    logits, out = chunked.logits_of(given, rows), None
-    if given.logits is not None:
-        out = given.weight.new_empty((logits.shape[0], given.weight.shape[0]))
-    losses = _cross_entropy(given, rows, weights, logits, logits if out is None else out)
+    logits, out = chunked.logits_of(inputs, rows), None
+    if inputs.logits is not None:
+        out = inputs.weight.new_empty((logits.shape[0], inputs.weight.shape[0]))
+    losses = _cross_entropy(inputs, rows, weights, logits, logits if out is None else out)
     return torch.dot(losses, weights.of_loss[rows]), logits if out is None else out, None
 
 

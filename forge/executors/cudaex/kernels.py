@@ -69,12 +69,12 @@ def _cross_entropy(
     lse = top + tl.log(tl.sum(total * tl.exp(high - shift), 0))
     is_used = label != ignore_index
     exists = (label >= 0) & (label < classes)
-    chosen = tl.load(logits + label, mask=exists, other=float("nan")).to(tl.float32)
+    label_logit = tl.load(logits + label, mask=exists, other=float("nan")).to(tl.float32)
     if HAS_TANH and not IS_SCORED:
-        chosen = _tanh(before * chosen)
+        label_logit = _tanh(before * label_logit)
     if not IS_SCORED:
-        chosen *= after
-    loss = lse - chosen
+        label_logit *= after
+    loss = lse - label_logit
     if IS_SMOOTHED:
         loss = (1 - smoothing) * loss + smoothing * (lse - tl.sum(plain, 0) / classes)
     tl.store(losses + row, tl.where(is_used, loss, 0.0))

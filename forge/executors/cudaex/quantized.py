@@ -37,7 +37,7 @@ def _linear_int4(
 
 
 def _checker(
-    input: TensorProxy, weight: TensorProxy, scale: TensorProxy, *rest: TensorProxy | None, **named: TensorProxy | None
+    input: TensorProxy, weight: TensorProxy, scale: TensorProxy, *rest: TensorProxy | None, **kwargs: TensorProxy | None
 ) -> Decision:
     decision = runs_triton("input", input)
     if not decision:

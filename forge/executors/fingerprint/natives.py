@@ -31,9 +31,9 @@ def file_hash(path: str) -> str | None:
         return None
 
 
-def _hashes(found: list[str], own: list[str]) -> list[str]:
+def _hashes(libraries: list[str], own: list[str]) -> list[str]:
     """Return hashes of libraries, and of a user's own that they name, as they do with those that they need."""
-    reached = list(found)
+    reached = list(libraries)
     for path in reached:
         names = _files_named_by(path, *_state(path))
         reached += [each for each in own if each not in reached and any(name.endswith(_stem(each)) for name in names)]
@@ -53,9 +53,9 @@ def operator_hashes(namespace: str, name: str) -> list[str]:
         return []
     libraries, own = _libraries(), _own()
     for group in (own, [path for path in libraries if path not in own]):
-        found = [path for path in group if _mentions(path, *_state(path), name.encode())]
-        if found:
-            return _hashes(found, own)
+        matches = [path for path in group if _mentions(path, *_state(path), name.encode())]
+        if matches:
+            return _hashes(matches, own)
     return []
 
 
@@ -79,8 +79,8 @@ def _registrations(operator: str) -> list[str]:
 def loaded_files() -> frozenset[str]:
     """Return the files that this process has mapped and that are still there: by the system's word, else by torch's."""
     if not _MAPS.exists():
-        known = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-        return frozenset(os.path.realpath(path) for path in (*torch.ops.loaded_libraries, *known) if path)
+        module_files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        return frozenset(os.path.realpath(path) for path in (*torch.ops.loaded_libraries, *module_files) if path)
     lines = _MAPS.read_text().splitlines()
     paths = {line.split(maxsplit=5)[-1] for line in lines if line.count("/")}
     return frozenset(path for path in paths if os.path.isfile(path))  # a replaced file's path ends with "(deleted)"
@@ -95,8 +95,8 @@ def _theirs() -> tuple[str, ...]:
 
 
 def _state(path: str) -> tuple[int, int, int]:
-    found = os.stat(path)
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    stat = os.stat(path)
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 @cache
@@ -113,11 +113,11 @@ def _files_named_by(path: str, inode: int, size: int, changed: int) -> frozenset
     names = set()
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
         for suffix in _SUFFIXES:
-            found = memory.find(suffix)
-            while found >= 0:
-                first = max(found - _LONGEST_NAME, 0)
-                names.add(memory[max(first, memory.rfind(b"\0", first, found) + 1) : found + len(suffix)])
-                found = memory.find(suffix, found + 1)
+            position = memory.find(suffix)
+            while position >= 0:
+                first = max(position - _LONGEST_NAME, 0)
+                names.add(memory[max(first, memory.rfind(b"\0", first, position) + 1) : position + len(suffix)])
+                position = memory.find(suffix, position + 1)
     return frozenset(names)
 
 

@@ -123,8 +123,8 @@ def _is_in(path: str, folder: str) -> bool:
 
 @cache
 def _site_folders() -> tuple[str, ...]:
-    found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
-    return tuple(dict.fromkeys([*found, site.getusersitepackages()]))
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    return tuple(dict.fromkeys([*folders, site.getusersitepackages()]))
 
 
 @cache

@@ -48,7 +48,7 @@ def reads_of(code: types.CodeType) -> Reads:
     """Return the names that code reads, each once, in order."""
     codes = list(_nested_codes(code))
     names = dict.fromkeys(read for each in codes for read in _names(each))
-    imports = dict.fromkeys(found for each in codes for found in _imports(each))
+    imports = dict.fromkeys(statement for each in codes for statement in _imports(each))
     beyond = sorted(_BEYOND.intersection(name for each in codes for name in each.co_names))
     return Reads(tuple(names), tuple(imports), beyond[0] if beyond else None)
 

@@ -113,7 +113,7 @@ class Walk:
     def __init__(self) -> None:
         self.hash = hashlib.sha256()
         self.local: list[tuple[int, int]] = []
-        self.seen: dict[int, tuple[int, Any]] = {}
+        self.visited: dict[int, tuple[int, Any]] = {}
 
     def put(self, *parts: str | bytes) -> None:
         """Add parts to the hash, each with its length."""
@@ -130,12 +130,12 @@ class Walk:
             self._items("tuple", value)
         elif isinstance(value, (set, frozenset)):
             self.put("set", *sorted(map(self._digest, value)))
-        elif id(value) in self.seen:
-            self.put("seen", str(self.seen[id(value)][0]))
-        elif len(self.seen) >= LIMIT:
+        elif id(value) in self.visited:
+            self.put("seen", str(self.visited[id(value)][0]))
+        elif len(self.visited) >= LIMIT:
             self.add_unknown(value)
         else:
-            self.seen[id(value)] = len(self.seen), value
+            self.visited[id(value)] = len(self.visited), value
             visitor = next((each for types_, each in _VISITORS if isinstance(value, types_)), Walk._instance)
             visitor(self, value)
 
@@ -225,8 +225,8 @@ class Walk:
             self.add_unknown(code)
         builtins = vars(sys.modules["builtins"])
         for read in reads.names:
-            found = (each[read.name] for each in (cells, names, builtins) if read.name in each)
-            value = next(found, _MISSING)
+            values = (each[read.name] for each in (cells, names, builtins) if read.name in each)
+            value = next(values, _MISSING)
             if value is not _MISSING or read.name in code.co_names:  # else a variable of a function around another
                 self.put("read", read.name, *read.path)
                 self._read_path(value, read.path)
@@ -287,12 +287,12 @@ class Walk:
             self.put("installed", owner)
             return
         file = getattr(sys.modules.get(module or ""), "__file__", None)
-        found = natives.file_hash(file) if file is not None and not file.endswith(".py") else None
-        self.add_unknown(value) if found is None else self.put("shared object", found)
+        digest = natives.file_hash(file) if file is not None and not file.endswith(".py") else None
+        self.add_unknown(value) if digest is None else self.put("shared object", digest)
 
     def _library(self, library: ctypes.CDLL) -> None:
-        found = natives.file_hash(library._name) if library._name else None
-        self.add_unknown(library) if found is None else self.put("shared object", found)
+        digest = natives.file_hash(library._name) if library._name else None
+        self.add_unknown(library) if digest is None else self.put("shared object", digest)
 
     # operators
 
@@ -320,9 +320,9 @@ class Walk:
         elif custom is not None:
             self.visit(custom)
         else:
-            found = natives.operator_hashes(namespace, base)
-            self.put("shared objects", *found)
-            if not found:
+            digests = natives.operator_hashes(namespace, base)
+            self.put("shared objects", *digests)
+            if not digests:
                 self.add_unknown(operator)
 
     # other objects

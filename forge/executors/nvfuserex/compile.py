@@ -67,7 +67,7 @@ def _laid_out(result: torch.Tensor, output: Output, others: Sequence[Any]) -> to
     """Return a result with the strides that torch gives it, in memory of its own."""
     strides = output.strides or tuple(map(int, dense_strides(result.shape, output.order)))
     laid_out = to_strides(result, strides)
-    if output.moved and any(torch.is_tensor(each) and _share_memory(each, laid_out) for each in others):
+    if output.is_alias and any(torch.is_tensor(each) and _share_memory(each, laid_out) for each in others):
         return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device).copy_(result)
     return laid_out
 
@@ -105,8 +105,8 @@ class Compiler:
     def _make(self, definition: Definition, region: Trace) -> Fusion:
         with _lock, disable_current_modes(), torch.no_grad():
             fusion = Fusion(definition, self.library, ())
-            given = [_zeros(proxy) for proxy in region.inputs]
-            fusion.laid_out = _mismatched_outputs(fusion.execute(given), region.output, definition.outputs)
+            inputs = [_zeros(proxy) for proxy in region.inputs]
+            fusion.laid_out = _mismatched_outputs(fusion.execute(inputs), region.output, definition.outputs)
         return fusion
 
     def dump(self, fusion: Callable) -> bytes | Declined:
@@ -134,15 +134,15 @@ def _zeros(proxy: Proxy) -> Any:
 
 
 def _mismatched_outputs(
-    results: Sequence[torch.Tensor], wanted: Sequence[TensorProxy], outputs: Sequence[Output]
+    results: Sequence[torch.Tensor], expected: Sequence[TensorProxy], outputs: Sequence[Output]
 ) -> tuple[int, ...]:
     """Return the results that are not laid out as torch's, or may be other values' memory. Raises TypeError where
     shape, dtype or device is another."""
-    found = []
-    for index, (result, proxy, output) in enumerate(zip(results, wanted, outputs, strict=True)):
+    indices = []
+    for index, (result, proxy, output) in enumerate(zip(results, expected, outputs, strict=True)):
         shape, strides = (tuple(map(hint_of, each)) for each in (proxy.shape, strides_in_region(proxy)))
         if (tuple(result.shape), result.dtype, result.device) != (shape, proxy.dtype, proxy.device):
             raise TypeError(f"{proxy} came out as {result.dtype}, {tuple(result.shape)}, on {result.device}")
-        if output.moved or result.stride() != strides:
-            found.append(index)
-    return tuple(found)
+        if output.is_alias or result.stride() != strides:
+            indices.append(index)
+    return tuple(indices)

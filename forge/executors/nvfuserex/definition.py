@@ -56,13 +56,13 @@ class Operation(NamedTuple):
 
 class Output(NamedTuple):
     """A value that is returned. `order`: of each dim, how many are faster; `strides`: None where they are those of a
-    tensor without gaps in this order, whatever its lengths. `moved`: its elements are another value's, whose memory
+    tensor without gaps in this order, whatever its lengths. `is_alias`: its elements are another value's, whose memory
     nvFuser may return for it."""
 
     ref: Ref
     order: tuple[int, ...]
     strides: tuple[int, ...] | None
-    moved: bool
+    is_alias: bool
 
 
 class Definition(NamedTuple):
@@ -100,15 +100,15 @@ def _define(definition: Definition, library: Any, fusion: Any) -> None:
         fusion.add_output(values[output.ref.place])
 
 
-def _define_input(given: TensorInput | NumberInput, library: Any, fusion: Any) -> Any:
-    if isinstance(given, NumberInput):
+def _define_input(spec: TensorInput | NumberInput, library: Any, fusion: Any) -> Any:
+    if isinstance(spec, NumberInput):
         return fusion.define_scalar(library.DataType.Int)
     return fusion.define_tensor(
-        shape=list(given.shape),
-        contiguity=list(given.contiguity),
-        dtype=data_type(library, given.dtype),
-        is_cpu=given.is_cpu,
-        stride_order=list(given.stride_order),
+        shape=list(spec.shape),
+        contiguity=list(spec.contiguity),
+        dtype=data_type(library, spec.dtype),
+        is_cpu=spec.is_cpu,
+        stride_order=list(spec.stride_order),
     )
 
 

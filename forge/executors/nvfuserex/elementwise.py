@@ -139,8 +139,8 @@ for _prim in (prims.lt, prims.le, prims.gt, prims.ge):
 
 def _shifts_inside(a: Any, b: Any) -> Decision:
     dtype = _first_tensor((a, b)).dtype
-    known = isinstance(b, int) and 0 <= b < dtype.itemsize * 8 and dtype != torch.bool
-    return known or decline("a shift by as many bits as the dtype has, or by more, is not torch's in nvFuser")
+    is_in_range = isinstance(b, int) and 0 <= b < dtype.itemsize * 8 and dtype != torch.bool
+    return is_in_range or decline("a shift by as many bits as the dtype has, or by more, is not torch's in nvFuser")
 
 
 _binary(prims.shift_left, _shifts_inside, "bitwise_left_shift")

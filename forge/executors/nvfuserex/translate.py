@@ -87,8 +87,8 @@ def translate(region: Trace, library: Any, device: str) -> Definition:
     writer = Writer(region.inputs, lambda proxy: _describe(proxy, library, device))
     for bound in region.bound_symbols:
         for prim in prims_of(bound):
-            made = RULES[prim.symbol.id].write(writer, *prim.args, **prim.kwargs)
-            writer.values[prim.output.name] = writer.cast(made, prim.output.dtype)
+            ref = RULES[prim.symbol.id].write(writer, *prim.args, **prim.kwargs)
+            writer.values[prim.output.name] = writer.cast(ref, prim.output.dtype)
     outputs = _outputs(region.output, writer)
     return Definition(writer.places, writer.inputs, tuple(writer.operations), outputs)
 
@@ -120,7 +120,7 @@ def _check_for_all_sizes(proxy: TensorProxy, order: Sequence[int]) -> None:
 def _is_dense(proxy: TensorProxy, order: Sequence[int]) -> bool:
     """Return whether a tensor is known to have no gaps between its elements, with its dims in this order."""
     pairs = zip(proxy.shape, strides_in_region(proxy), dense_strides(proxy.shape, order), strict=True)
-    return all(statically_true(size == 1) or statically_true(given == step) for size, given, step in pairs)
+    return all(statically_true(size == 1) or statically_true(stride == step) for size, stride, step in pairs)
 
 
 def strides_in_region(proxy: TensorProxy) -> tuple[Dim, ...]:
@@ -138,17 +138,17 @@ def dense_strides(shape: Sequence[Dim], order: Sequence[int]) -> tuple[Dim, ...]
 
 
 def _outputs(proxies: Sequence[TensorProxy], writer: Writer) -> tuple[Output, ...]:
-    given = {Ref(index) for index in range(len(writer.inputs))}
+    refs = {Ref(index) for index in range(len(writer.inputs))}
     outputs = []
     for proxy in proxies:
         ref, order = writer.values[proxy.name], stride_order(proxy)
-        moved = ref in writer.moved or ref in given
+        is_alias = ref in writer.aliases or ref in refs
         if proxy.ndim > 1:
             ref = writer.op("stride_order", ref, order)
-        elif ref in given:  # two results are two values
+        elif ref in refs:  # two results are two values
             ref = writer.op("set", ref)
-        given.add(ref)
-        outputs.append(Output(ref, order, _strides(proxy, order), moved))
+        refs.add(ref)
+        outputs.append(Output(ref, order, _strides(proxy, order), is_alias))
     return tuple(outputs)
 
 

@@ -12,7 +12,7 @@ from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.torch_internals.sympy import FloorDiv
 
 # operators that compute nothing: nvFuser may give an argument's own memory for their result
-_MOVING = frozenset("set permute reshape broadcast broadcast_in_dim expand squeeze slice stride_order".split())
+_ALIASING = frozenset("set permute reshape broadcast broadcast_in_dim expand squeeze slice stride_order".split())
 _SCALARS: dict[type, str] = {sympy.Add: "add", sympy.Mul: "mul", FloorDiv: "div"}
 
 
@@ -25,22 +25,24 @@ class Writer:
 
     def __init__(self, inputs: Sequence[Proxy], describe: Callable[[TensorProxy], TensorInput]) -> None:
         self.places = tuple(i for i, proxy in enumerate(inputs) if _is_argument(proxy))
-        given = [(i, inputs[i]) for i in self.places]
-        self.inputs = tuple(describe(each) if isinstance(each, TensorProxy) else NumberInput(i) for i, each in given)
+        arguments = [(i, inputs[i]) for i in self.places]
+        self.inputs = tuple(
+            describe(each) if isinstance(each, TensorProxy) else NumberInput(i) for i, each in arguments
+        )
         self.operations: list[Operation] = []
         self.values = {inputs[i].name: Ref(index) for index, i in enumerate(self.places)}
-        self.moved: set[Ref] = set()
+        self.aliases: set[Ref] = set()
         self._lengths = dict(self._known_lengths([inputs[i] for i in self.places]))
         self._sums: dict[sympy.Basic, Ref | int] = {}
 
     def op(self, name: str, *args: Any, **kwargs: Any) -> Ref:
         """Return the result of the operator of this name."""
-        given = tuple(map(self.of, args))
-        self.operations.append(Operation(name, given, tuple((key, self.of(value)) for key, value in kwargs.items())))
-        made = Ref(len(self.inputs) + len(self.operations) - 1)
-        if name in _MOVING or (name == CAST and given[0] in self.moved):
-            self.moved.add(made)
-        return made
+        operands = tuple(map(self.of, args))
+        self.operations.append(Operation(name, operands, tuple((key, self.of(value)) for key, value in kwargs.items())))
+        result = Ref(len(self.inputs) + len(self.operations) - 1)
+        if name in _ALIASING or (name == CAST and operands[0] in self.aliases):
+            self.aliases.add(result)
+        return result
 
     def cast(self, x: Any, dtype: torch.dtype) -> Ref:
         """x in a dtype; itself where it has it."""
@@ -77,16 +79,16 @@ class Writer:
 
     def _scalar(self, expression: sympy.Basic) -> Ref:
         if expression.is_Symbol and str(expression) in self._lengths:
-            known = self._lengths[str(expression)]
-            return known if isinstance(known, Ref) else self.op("size", *known)
+            length = self._lengths[str(expression)]
+            return length if isinstance(length, Ref) else self.op("size", *length)
         name = _SCALARS.get(type(expression))
         if name is None:
             raise Untranslatable(f"a length is {expression}, which has no expression in nvFuser's operators")
         first, second, *others = map(self._length, expression.args)
-        made = self.op(name, first, second)
+        result = self.op(name, first, second)
         for each in others:
-            made = self.op(name, made, each)
-        return made
+            result = self.op(name, result, each)
+        return result
 
 
 def _is_argument(proxy: Proxy) -> bool:

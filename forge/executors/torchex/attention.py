@@ -46,16 +46,21 @@ _NO_DROPOUT = -0.0
 class Attention:
     """The options of one call, and which of query, key, value and mask need a gradient."""
 
-    __slots__ = ("dropout_p", "enable_gqa", "is_causal", "scale", "wanted")
+    __slots__ = ("dropout_p", "enable_gqa", "grad_input_mask", "is_causal", "scale")
 
     def __init__(
-        self, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, wanted: tuple[bool, ...]
+        self,
+        dropout_p: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+        grad_input_mask: tuple[bool, ...],
     ) -> None:
         self.dropout_p = dropout_p or _NO_DROPOUT
         self.is_causal = is_causal
         self.scale = scale
         self.enable_gqa = enable_gqa
-        self.wanted = wanted
+        self.grad_input_mask = grad_input_mask
 
 
 # Each kernel's forward maps (call, query, key, value, mask) to (out, logsumexp, whatever else its backward needs); its
@@ -126,8 +131,8 @@ def _flash_backward(
     logsumexp: torch.Tensor,
     rest: tuple[list, _SeedAndOffset],
 ) -> tuple[torch.Tensor, ...]:
-    sizes, kept = rest
-    seed, offset = kept or (q.new_empty((2,), dtype=torch.uint64), q.new_empty((), dtype=torch.uint64))
+    sizes, rng_state = rest
+    seed, offset = rng_state or (q.new_empty((2,), dtype=torch.uint64), q.new_empty((), dtype=torch.uint64))
     return aten._scaled_dot_product_flash_attention_backward(
         g, q, k, v, out, logsumexp, *sizes, call.dropout_p, call.is_causal, seed, offset, scale=call.scale
     )
@@ -158,11 +163,11 @@ def _efficient_backward(
 ) -> tuple[torch.Tensor, ...]:
     missing = -q.shape[2] % _EFFICIENT_MULTIPLE
     padded = F.pad(logsumexp, (0, missing), value=float("inf")) if missing else logsumexp
-    how = (call.dropout_p, list(call.wanted), call.is_causal)
+    how = (call.dropout_p, list(call.grad_input_mask), call.is_causal)
     gradients = aten._scaled_dot_product_efficient_attention_backward(
         g, q, k, v, mask, out, padded, *(rest or _unread(q)), *how, scale=call.scale
     )
-    return gradients if call.wanted[3] else gradients[:3]
+    return gradients if call.grad_input_mask[3] else gradients[:3]
 
 
 def _cudnn(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> tuple:
@@ -183,11 +188,11 @@ def _cudnn_backward(
     logsumexp: torch.Tensor,
     rest: tuple[list, _SeedAndOffset],
 ) -> tuple[torch.Tensor, ...]:
-    sizes, kept = rest
+    sizes, rng_state = rest
     how = (*sizes, call.dropout_p, call.is_causal)
     g = to_strides(g, out.stride())
     return aten._scaled_dot_product_cudnn_attention_backward(
-        g, q, k, v, out, logsumexp.unsqueeze(-1), *(kept or _unread(q)), mask, *how, scale=call.scale
+        g, q, k, v, out, logsumexp.unsqueeze(-1), *(rng_state or _unread(q)), mask, *how, scale=call.scale
     )
 
 
@@ -207,7 +212,11 @@ def _compose(call: Attention, leaves: Inputs) -> tuple:
         out = F.scaled_dot_product_attention(
             query, key, value, mask, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
         )
-    inputs = [leaf for leaf, wanted in zip(leaves, call.wanted, strict=True) if wanted and leaf is not None]
+    inputs = [
+        leaf
+        for leaf, requires_grad in zip(leaves, call.grad_input_mask, strict=True)
+        if requires_grad and leaf is not None
+    ]
     return out.detach(), None, Composition(inputs, out)
 
 
@@ -229,27 +238,27 @@ def _decide(inputs: Inputs, options: tuple) -> tuple[Attention, tuple[Callable, 
     query, key, value, mask = inputs
     if isinstance(query, FakeTensor):
         call = Attention(*options)
-        return call, _choose(call, _leaves(inputs, call.wanted))
+        return call, _choose(call, _leaves(inputs, call.grad_input_mask))
     about = (
         *(query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride()),
         None if mask is None else (mask.shape, mask.stride(), mask.dtype),
         *(query.dtype, query.device, options, torch.are_deterministic_algorithms_enabled(), _settings()),
     )
-    found = _decisions.get(about)
-    if found is None:
+    decision = _decisions.get(about)
+    if decision is None:
         call = Attention(*options)
-        found = _decisions[about] = (call, _choose(call, _leaves(inputs, call.wanted)))
-    return found
+        decision = _decisions[about] = (call, _choose(call, _leaves(inputs, call.grad_input_mask)))
+    return decision
 
 
-def _leaves(inputs: Inputs, wanted: tuple[bool, ...]) -> Inputs:
+def _leaves(inputs: Inputs, grad_input_mask: tuple[bool, ...]) -> Inputs:
     """Return the tensors as leaves of a graph of their own, where a gradient is wanted."""
     query, key, value, mask = inputs
     return (
-        query.detach().requires_grad_() if wanted[0] else query,
-        key.detach().requires_grad_() if wanted[1] else key,
-        value.detach().requires_grad_() if wanted[2] else value,
-        mask.detach().requires_grad_() if wanted[3] and mask is not None else mask,
+        query.detach().requires_grad_() if grad_input_mask[0] else query,
+        key.detach().requires_grad_() if grad_input_mask[1] else key,
+        value.detach().requires_grad_() if grad_input_mask[2] else value,
+        mask.detach().requires_grad_() if grad_input_mask[3] and mask is not None else mask,
     )
 
 
@@ -268,7 +277,7 @@ def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None
     query, mask = leaves[0], leaves[3]
     if query.ndim != 4:  # torch 2.14 chooses a kernel for what it makes four dims of
         return None
-    if call.wanted[3]:
+    if call.grad_input_mask[3]:
         is_allowed = _efficient_is_on() and not torch.are_deterministic_algorithms_enabled()
         is_allowed = is_allowed and all(statically_true(x.stride(-1) == 1) for x in leaves[:3])
         fits = is_allowed and mask is not None and _takes_bias(query, leaves[1], leaves[2], mask)
@@ -311,61 +320,63 @@ def _choice(call: Attention, leaves: Inputs) -> int:
         )
 
 
-def has_no_kernel(given: dict[str, Any], wanted: tuple[bool, ...]) -> bool:
+def has_no_kernel(arguments: dict[str, Any], grad_input_mask: tuple[bool, ...]) -> bool:
     """Return whether neither torch nor forge has a kernel for a call of these arguments.
 
-    wanted: to which of query, key, value and mask a gradient flows.
+    grad_input_mask: to which of query, key, value and mask a gradient flows.
     """
-    query, key, value, mask = (given[name] for name in ("query", "key", "value", "attn_mask"))
-    if wanted[3] and _takes_bias(query, key, value, mask):
+    query, key, value, mask = (arguments[name] for name in ("query", "key", "value", "attn_mask"))
+    if grad_input_mask[3] and _takes_bias(query, key, value, mask):
         return False
-    call = Attention(given["dropout_p"], given["is_causal"], given["scale"], given["enable_gqa"], wanted)
+    call = Attention(
+        arguments["dropout_p"], arguments["is_causal"], arguments["scale"], arguments["enable_gqa"], grad_input_mask
+    )
     with disable_current_modes():
-        return _choice(call, _leaves(_likes(given), wanted)) == SDPBackend.MATH.value
+        return _choice(call, _leaves(_likes(arguments), grad_input_mask)) == SDPBackend.MATH.value
 
 
-def takes_groups(query: TensorProxy, times: Dim, given: dict[str, Any], requires_grad: bool) -> bool:
+def takes_groups(query: TensorProxy, times: Dim, arguments: dict[str, Any], requires_grad: bool) -> bool:
     """Return whether torch chooses the same fused kernel with enable_gqa for `times` fewer heads of key and value; its
     composition would repeat them again."""
-    call = Attention(0.0, given["is_causal"], given["scale"], False, (requires_grad,) * 3 + (False,))
-    grouped = Attention(0.0, given["is_causal"], given["scale"], True, call.wanted)
+    call = Attention(0.0, arguments["is_causal"], arguments["scale"], False, (requires_grad,) * 3 + (False,))
+    grouped = Attention(0.0, arguments["is_causal"], arguments["scale"], True, call.grad_input_mask)
     with disable_current_modes():
-        q, k, v, mask = _leaves(_likes(given), call.wanted)
+        q, k, v, mask = _leaves(_likes(arguments), call.grad_input_mask)
         step = hint_of(times)
         choice, of_fewer = _choice(call, (q, k, v, mask)), _choice(grouped, (q, k[:, ::step], v[:, ::step], mask))
         return choice == of_fewer and _KERNELS.get((query.device.type, choice)) in _OF_GROUPS
 
 
-def takes_broadcast(given: dict[str, Any], requires_grad: bool) -> tuple[bool, bool]:
+def takes_broadcast(arguments: dict[str, Any], requires_grad: bool) -> tuple[bool, bool]:
     """Return whether torch chooses a fused kernel on a GPU for keys and values of one head, or one batch, that it
     broadcasts for its composition: with enable_gqa, and of tensors that are expanded."""
-    device = given["query"].device.type
+    device = arguments["query"].device.type
     if device != "cuda":
         return False, False
-    how = (0.0, given["is_causal"], given["scale"])
-    wanted = (requires_grad,) * 3 + (False,)
+    how = (0.0, arguments["is_causal"], arguments["scale"])
+    grad_input_mask = (requires_grad,) * 3 + (False,)
     with disable_current_modes():
-        q, k, v, mask = _leaves(_likes(given), wanted)
-        grouped = _choice(Attention(*how, True, wanted), (q, k, v, mask))
+        q, k, v, mask = _leaves(_likes(arguments), grad_input_mask)
+        grouped = _choice(Attention(*how, True, grad_input_mask), (q, k, v, mask))
         k, v = [x.expand(*q.shape[:2], *x.shape[2:]) for x in (k, v)]
-        expanded = _choice(Attention(*how, False, wanted), (q, k, v, mask))
+        expanded = _choice(Attention(*how, False, grad_input_mask), (q, k, v, mask))
     return _KERNELS.get((device, grouped)) in _OF_GROUPS, (device, expanded) in _KERNELS
 
 
 def as_chosen_now(function: Callable, otherwise: Callable) -> Callable:
     """Return `function`, for which torch's choice of a kernel was made, where the settings of
     torch.nn.attention.sdpa_kernel are what they are now."""
-    kept = _settings()
+    settings = _settings()
 
     def call(*inputs: Any) -> Any:
-        return function(*inputs) if _settings() == kept else otherwise(*inputs)
+        return function(*inputs) if _settings() == settings else otherwise(*inputs)
 
     return call
 
 
-def _likes(given: dict[str, Any]) -> Inputs:
+def _likes(arguments: dict[str, Any]) -> Inputs:
     """Return memory for one batch of the tensors of a call, by its arguments."""
-    query, key, value, mask = (given[name] for name in ("query", "key", "value", "attn_mask"))
+    query, key, value, mask = (arguments[name] for name in ("query", "key", "value", "attn_mask"))
     return _like(query), _like(key), _like(value), None if mask is None else _like(mask)
 
 
@@ -432,7 +443,7 @@ def attend(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
-    wanted: tuple[bool, ...],
+    grad_input_mask: tuple[bool, ...],
     is_composed: bool = False,
 ) -> tuple:
     """(out, logsumexp or None, and what else the backward needs). is_composed: whether the program's backward is that
@@ -440,10 +451,10 @@ def attend(
     if attn_mask is not None and attn_mask.is_cuda:
         attn_mask = with_rows(attn_mask)
     inputs = (query, key, value, attn_mask)
-    options = (dropout_p, is_causal, scale, enable_gqa, wanted)
+    options = (dropout_p, is_causal, scale, enable_gqa, grad_input_mask)
     call, kernel = (Attention(*options), None) if is_composed else _decide(inputs, options)
     if kernel is None:
-        return _compose(call, _leaves(inputs, wanted))
+        return _compose(call, _leaves(inputs, grad_input_mask))
     out, logsumexp, rest = kernel[0](call, query, key, value, _additive_mask(attn_mask, query, key))
     return out, logsumexp, (call, kernel[1], rest)
 
@@ -457,15 +468,15 @@ def attend_backward(
     out: torch.Tensor,
     logsumexp: torch.Tensor | None,
     state: Composition | tuple,
-    wanted: tuple[bool, ...],
+    grad_input_mask: tuple[bool, ...],
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of query, key, value and mask, None where none is wanted."""
+    """Return the gradients of query, key, value and mask, None where grad_input_mask is False."""
     if isinstance(state, Composition):
-        return _composition_backward(g, state, wanted)
+        return _composition_backward(g, state, grad_input_mask)
     call, backward, rest = state
     mask = _additive_mask(attn_mask, query, key)
     *gradients, of_mask = (*backward(call, g, query, key, value, mask, out, logsumexp, rest), None)[:4]
-    if not wanted[3] or attn_mask is None:
+    if not grad_input_mask[3] or attn_mask is None:
         return (*gradients, None)
     return (*gradients, of_mask.sum_to_size(attn_mask.shape))
 
@@ -477,8 +488,8 @@ def _composition_backward(
     g = to_strides(g, state.out.stride())  # it may be a call of cuDNN
     # torch gives none for an empty batch's mask
     gradients = torch.autograd.grad(state.out, state.inputs, g, retain_graph=True, materialize_grads=True)
-    found = iter(gradients)
-    return tuple(next(found) if shape else None for shape in shapes)
+    iterator = iter(gradients)
+    return tuple(next(iterator) if shape else None for shape in shapes)
 
 
 def _attention_meta(query: TensorProxy, key: TensorProxy, value: TensorProxy, *how: object) -> tuple:
@@ -521,16 +532,20 @@ def attention_grad(
 ) -> TensorProxy:
     """Compute attention, and its gradients by the backward of the kernel that torch chooses."""
     inputs = (query, key, value, attn_mask)
-    wanted = tuple(needs_grad(x) for x in inputs)
+    grad_input_mask = tuple(needs_grad(x) for x in inputs)
     trace = current_trace()
-    is_composed = wanted[3] and not _takes_bias(*inputs)
+    is_composed = grad_input_mask[3] and not _takes_bias(*inputs)
     with trace.set_tags(trace.tags | {Tag.RANDOM} if dropout_p > 0 else trace.tags):
-        out, logsumexp, state = attention(*inputs, dropout_p, is_causal, scale, enable_gqa, wanted, is_composed)
+        out, logsumexp, state = attention(
+            *inputs, dropout_p, is_causal, scale, enable_gqa, grad_input_mask, is_composed
+        )
     if is_composed:  # torch's composition saves what it reads itself
-        shapes = tuple(x.shape if needed and x is not None else None for x, needed in zip(inputs, wanted, strict=True))
+        shapes = tuple(
+            x.shape if needed and x is not None else None for x, needed in zip(inputs, grad_input_mask, strict=True)
+        )
         gradients = composition_backward(get_grad(out), state, shapes)
     else:
-        gradients = attention_backward(get_grad(out), *inputs, out, logsumexp, state, wanted)
+        gradients = attention_backward(get_grad(out), *inputs, out, logsumexp, state, grad_input_mask)
     for argument, gradient in zip(inputs, gradients, strict=True):
         put_grad(argument, gradient)
     return out

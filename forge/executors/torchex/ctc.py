@@ -20,8 +20,8 @@ def ctc_loss(log_probs: torch.Tensor, *how: Any) -> torch.Tensor:
 def ctc_loss_backward(g: torch.Tensor, log_probs: torch.Tensor, *how: Any) -> torch.Tensor:
     """By torch's autograd, from another run of the forward."""
     with torch.enable_grad():
-        given = log_probs.detach().requires_grad_()
-        return torch.autograd.grad(ctc_loss(given, *how), given, g)[0]
+        leaf = log_probs.detach().requires_grad_()
+        return torch.autograd.grad(ctc_loss(leaf, *how), leaf, g)[0]
 
 
 def _ctc_loss_grad(log_probs: TensorProxy, *how: Any) -> TensorProxy:

@@ -132,13 +132,13 @@ def _cudnn_rnn_backward(
     out: torch.Tensor,
     reserve: torch.Tensor,
     layers: tuple,
-    wanted: tuple[bool, ...],
+    output_mask: tuple[bool, ...],
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of input, hx, cx and each weight, None where none is wanted."""
+    """Return the gradients of input, hx, cx and each weight, None where output_mask is False."""
     layers = Layers(*layers)
-    found: tuple[torch.Tensor | None, ...]
+    results: tuple[torch.Tensor | None, ...]
     if isinstance(input, FakeTensor):
-        found = (_as_laid_out(layers, input.new_empty(input.shape)), *_empty_like(hx, cx, *params))
+        results = (_as_laid_out(layers, input.new_empty(input.shape)), *_empty_like(hx, cx, *params))
     else:
         hx, cx = hx.contiguous(), None if cx is None else cx.contiguous()
         of_out, of_hy, *of_cy = gradients
@@ -155,10 +155,10 @@ def _cudnn_rnn_backward(
             of_cy[0] if of_cy else None,
             *_arguments(layers, hx, cx),
             reserve.clone(),  # it is written to, and the backward may run again
-            (wanted[0], wanted[1], wanted[2], any(wanted[3:])),
+            (output_mask[0], output_mask[1], output_mask[2], any(output_mask[3:])),
         )
-        found = (dx, dhx, dcx, *(of_params or [None] * len(params)))
-    return tuple(each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True))
+        results = (dx, dhx, dcx, *(of_params or [None] * len(params)))
+    return tuple(each if requires_grad else None for each, requires_grad in zip(results, output_mask, strict=True))
 
 
 def _empty_like(*tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
@@ -192,10 +192,10 @@ def _cudnn_rnn_backward_meta(
     out: TensorProxy,
     reserve: TensorProxy,
     layers: tuple,
-    wanted: tuple[bool, ...],
+    output_mask: tuple[bool, ...],
 ) -> tuple[TensorProxy | None, ...]:
     inputs = (input, hx, cx, *params)
-    return tuple(like(x) if needed and x is not None else None for x, needed in zip(inputs, wanted, strict=True))
+    return tuple(like(x) if needed and x is not None else None for x, needed in zip(inputs, output_mask, strict=True))
 
 
 # In no region: on fake tensors they only make memory, which is what a fusion executor would compile.
@@ -229,10 +229,17 @@ def steps(bound: BoundSymbol) -> int:
 _measured = BoundedDict(256)
 
 
-def _sizes(kind: str, given: dict[str, Any], states: Proxies) -> Sizes | None:
+def _sizes(kind: str, arguments: dict[str, Any], states: Proxies) -> Sizes | None:
     """Return the sizes of cuDNN's buffers for a call; None where torch takes other kernels."""
-    input, params = given["input"], given["params"]
-    how = (given["has_biases"], given["num_layers"], 0.0, True, given["bidirectional"], given["batch_first"])
+    input, params = arguments["input"], arguments["params"]
+    how = (
+        arguments["has_biases"],
+        arguments["num_layers"],
+        0.0,
+        True,
+        arguments["bidirectional"],
+        arguments["batch_first"],
+    )
     shapes = tuple(tuple(each.shape) for each in (input, *states, *params))
     if not torch.backends.cudnn.enabled:
         return None
@@ -268,43 +275,43 @@ def _weights_of_a_layer(has_biases: bool, states: Sequence[Any]) -> int:
     return (4 if has_biases else 2) + is_projected
 
 
-def takes(kind: str, given: dict[str, Any]) -> Layers | Declined:
+def takes(kind: str, arguments: dict[str, Any]) -> Layers | Declined:
     """Return the options of a call that cuDNN's pair of operators takes, else the reason why not."""
-    hx = given["hx"]
+    hx = arguments["hx"]
     states = [hx] if isinstance(hx, TensorProxy) else list(hx)
-    tensors = (given["input"], *states, *given["params"])
-    if given["input"].device.type != _DEVICE:
+    tensors = (arguments["input"], *states, *arguments["params"])
+    if arguments["input"].device.type != _DEVICE:
         return decline("cuDNN runs on a GPU alone")
-    if not given["train"]:
+    if not arguments["train"]:
         return decline("in eval mode cuDNN has no backward")
-    if given["dropout"]:
+    if arguments["dropout"]:
         return decline("cuDNN draws the dropout between layers from a state of its own")
     if not all(isinstance(size, int) for each in tensors for size in each.shape):
         return decline("its sizes are symbolic")
     if len({(each.dtype, each.device) for each in tensors}) > 1:
         return decline("its tensors have several dtypes or devices")
     try:
-        sizes = _sizes(kind, given, states)
+        sizes = _sizes(kind, arguments, states)
     except RuntimeError as error:  # of cuDNN, or memory is short
         return decline(f"cuDNN does not take it: {error}")
     if sizes is None:
         return decline("torch does not take cuDNN for it")
-    count = _weights_of_a_layer(given["has_biases"], states)
-    return Layers(kind, count, given["num_layers"], given["batch_first"], given["bidirectional"], sizes)
+    count = _weights_of_a_layer(arguments["has_biases"], states)
+    return Layers(kind, count, arguments["num_layers"], arguments["batch_first"], arguments["bidirectional"], sizes)
 
 
-def cudnn_grad(layers: Layers, given: dict[str, Any]) -> tuple[TensorProxy, ...]:
+def cudnn_grad(layers: Layers, arguments: dict[str, Any]) -> tuple[TensorProxy, ...]:
     """Compute the layers, and their gradients by cuDNN's backward."""
-    input, params = given["input"], tuple(given["params"])
-    hx, cx = (given["hx"], None) if isinstance(given["hx"], TensorProxy) else given["hx"]
+    input, params = arguments["input"], tuple(arguments["params"])
+    hx, cx = (arguments["hx"], None) if isinstance(arguments["hx"], TensorProxy) else arguments["hx"]
     # torch.nn flattens the weights of these dtypes alone; the buffer of others is copied once
     flat = None if input.dtype in CUDNN_TENSOR_DTYPES else cudnn_rnn_weights(params, layers.sizes)
     out, hy, cy, reserve = cudnn_rnn(input, hx, cx, params, flat, tuple(layers))
     results = (out, hy) if cy is None else (out, hy, cy)
-    arguments = (input, hx, cx, *params)
-    wanted = tuple(needs_grad(each) for each in arguments)
+    inputs = (input, hx, cx, *params)
+    output_mask = tuple(needs_grad(each) for each in inputs)
     incoming = tuple(get_grad(each) for each in results)
-    gradients = cudnn_rnn_backward(incoming, input, hx, cx, params, flat, out, reserve, tuple(layers), wanted)
-    for argument, gradient in zip(arguments, gradients, strict=True):
+    gradients = cudnn_rnn_backward(incoming, input, hx, cx, params, flat, out, reserve, tuple(layers), output_mask)
+    for argument, gradient in zip(inputs, gradients, strict=True):
         put_grad(argument, gradient)
     return results

@@ -132,5 +132,5 @@ def in_place_operator(bound: BoundSymbol) -> Symbol | None:
     operator = _IN_PLACE.get(bound.symbol)
     if operator is None:
         return None
-    given = bound.symbol.bind(bound.args, bound.kwargs)
-    return None if given.get("accumulate") or given.get("reduce") else operator
+    arguments = bound.symbol.bind(bound.args, bound.kwargs)
+    return None if arguments.get("accumulate") or arguments.get("reduce") else operator

@@ -108,9 +108,9 @@ cdist_backward = torchex.register_operator(
 )
 
 
-def _cdist_grad(x1: TensorProxy, x2: TensorProxy, p: float = 2.0, *mode: str, **named: str) -> TensorProxy:
+def _cdist_grad(x1: TensorProxy, x2: TensorProxy, p: float = 2.0, *mode: str, **kwargs: str) -> TensorProxy:
     """Save the operands and the distances; the decomposition would save every difference."""
-    out = torchlang.cdist(x1, x2, p, *mode, **named)
+    out = torchlang.cdist(x1, x2, p, *mode, **kwargs)
     g = get_grad(out)
     if needs_grad(x1):
         put_grad(x1, cdist_backward(g, x1, x2, p, out))

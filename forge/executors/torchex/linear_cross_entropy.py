@@ -80,8 +80,8 @@ def _rows(*call: Any) -> Rows:
     """Return the arguments of a call, which are those of linear_cross_entropy."""
     hidden, weight, bias, logits, target, class_weight, steps, first, ignored, reduction, label_smoothing = call
     dtype = _dtype(steps, hidden.dtype)
-    done = 0 if logits is None else first
-    if len(steps) > done and steps[-1] == ("to", _wide(dtype)):  # the softmax casts as it reads
+    start = 0 if logits is None else first
+    if len(steps) > start and steps[-1] == ("to", _wide(dtype)):  # the softmax casts as it reads
         steps = steps[:-1]
     rows = hidden.reshape(-1, hidden.shape[-1])
     pick = None if logits is None else _picker(logits)
@@ -112,22 +112,22 @@ def _picker(x: torch.Tensor) -> Callable[[slice], torch.Tensor]:
         return x.view(-1, x.shape[-1]).__getitem__
 
     def pick(rows: slice) -> torch.Tensor:
-        left, places = torch.arange(rows.start, rows.stop, device=x.device), []
+        flat_indices, places = torch.arange(rows.start, rows.stop, device=x.device), []
         for size in reversed(x.shape[:-1]):  # torch.unravel_index copies the shape to the device, and waits for it
-            places.append(left % size)
-            left = left // size
+            places.append(flat_indices % size)
+            flat_indices = flat_indices // size
         return x[tuple(reversed(places))]
 
     return pick
 
 
-def _chunks(given: Rows) -> list[slice]:
+def _chunks(inputs: Rows) -> list[slice]:
     """As few slices of the rows as CHUNK_BYTES of logits allow, about equally long."""
-    count = given.hidden.shape[0]
-    if not isinstance(count, int) or not isinstance(given.weight.shape[0], int):  # while strides are found out
+    count = inputs.hidden.shape[0]
+    if not isinstance(count, int) or not isinstance(inputs.weight.shape[0], int):  # while strides are found out
         return [slice(0, count)]
-    row = given.weight.shape[0] * max(given.hidden.element_size(), given.dtype.itemsize)
-    is_for_cpu = given.hidden.device.type == "cpu" and not _as_on_a_gpu.get()
+    row = inputs.weight.shape[0] * max(inputs.hidden.element_size(), inputs.dtype.itemsize)
+    is_for_cpu = inputs.hidden.device.type == "cpu" and not _as_on_a_gpu.get()
     limit = CPU_CHUNK_BYTES if is_for_cpu else CHUNK_BYTES
     most = max(limit // max(row, 1), 1)
     pieces = max(-(-count // most), 1)
@@ -146,12 +146,12 @@ def chunks_of_a_gpu() -> Iterator[None]:
         _as_on_a_gpu.reset(token)
 
 
-def logits_of(given: Rows, rows: slice) -> torch.Tensor:
+def logits_of(inputs: Rows, rows: slice) -> torch.Tensor:
     """Return the logits of a chunk: in memory of their own, unless the program reads them."""
-    if given.logits is not None:
-        return given.logits(rows)
-    hidden, matrix = given.hidden[rows], given.weight.t()
-    return hidden @ matrix if given.bias is None else torch.addmm(given.bias, hidden, matrix)
+    if inputs.logits is not None:
+        return inputs.logits(rows)
+    hidden, matrix = inputs.hidden[rows], inputs.weight.t()
+    return hidden @ matrix if inputs.bias is None else torch.addmm(inputs.bias, hidden, matrix)
 
 
 def _as_wide(g: torch.Tensor, width: int) -> torch.Tensor:
@@ -159,46 +159,46 @@ def _as_wide(g: torch.Tensor, width: int) -> torch.Tensor:
     return g if g.shape[1] == width else F.pad(g, (0, width - g.shape[1]))
 
 
-def _scores(given: Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor | torch.dtype | None]]:
+def _scores(inputs: Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor | torch.dtype | None]]:
     """Return the scores of a chunk, and for each step what its backward reads: tanh's result, a cast's first dtype."""
-    x = logits_of(given, rows)[:, : given.classes]
-    known: list[torch.Tensor | torch.dtype | None] = []
-    if given.logits is not None:
-        known = _values_of_steps(given, x)
-    for step in given.steps[len(known) :]:
+    x = logits_of(inputs, rows)[:, : inputs.classes]
+    residuals: list[torch.Tensor | torch.dtype | None] = []
+    if inputs.logits is not None:
+        residuals = _values_of_steps(inputs, x)
+    for step in inputs.steps[len(residuals) :]:
         if step[0] == "to":
-            known.append(x.dtype)
+            residuals.append(x.dtype)
             x = x.to(step[1])
         elif step[0] == "tanh":
             x = torch.tanh(x)
-            known.append(x)
+            residuals.append(x)
         else:
             x = x * step[1] if step[0] == "mul" else x / step[1]
-            known.append(None)
-    return x, known
+            residuals.append(None)
+    return x, residuals
 
 
-def _values_of_steps(given: Rows, logits: torch.Tensor) -> list[torch.Tensor | torch.dtype | None]:
+def _values_of_steps(inputs: Rows, logits: torch.Tensor) -> list[torch.Tensor | torch.dtype | None]:
     """Return the values that the backwards of the steps before `first` read: tanh's result from its input."""
-    dtypes = [given.hidden.dtype]
-    for step in given.steps[: given.first]:
+    dtypes = [inputs.hidden.dtype]
+    for step in inputs.steps[: inputs.first]:
         dtypes.append(step[1] if step[0] == "to" else dtypes[-1])
-    known: list[torch.Tensor | torch.dtype | None] = []
+    residuals: list[torch.Tensor | torch.dtype | None] = []
     x = logits
-    for step, dtype in zip(reversed(given.steps[: given.first]), reversed(dtypes[:-1]), strict=True):
-        known.append(dtype if step[0] == "to" else x.to(dtype) if step[0] == "tanh" else None)
+    for step, dtype in zip(reversed(inputs.steps[: inputs.first]), reversed(dtypes[:-1]), strict=True):
+        residuals.append(dtype if step[0] == "to" else x.to(dtype) if step[0] == "tanh" else None)
         if step[0] == "mul":
             x = x / step[1]
         elif step[0] == "div":
             x = x * step[1]
         elif step[0] == "tanh":  # tanh's backward reads its result: the value before it is not needed
             x = logits
-    return known[::-1]
+    return residuals[::-1]
 
 
-def _back(g: torch.Tensor, given: Rows, known: list[torch.Tensor | torch.dtype | None]) -> torch.Tensor:
+def _back(g: torch.Tensor, inputs: Rows, residuals: list[torch.Tensor | torch.dtype | None]) -> torch.Tensor:
     """Return the gradient of the linear layer's result from that of the scores, which it may write to."""
-    for step, value in zip(reversed(given.steps), reversed(known), strict=True):
+    for step, value in zip(reversed(inputs.steps), reversed(residuals), strict=True):
         if step[0] == "to":
             g = g.to(value)
         elif step[0] == "tanh":
@@ -216,14 +216,14 @@ class Weights(NamedTuple):
     total: torch.Tensor
 
 
-def _weights(given: Rows) -> Weights:
-    used = given.target != given.ignore_index
-    if given.class_weight is None:
-        each = used.to(given.wide)
+def _weights(inputs: Rows) -> Weights:
+    used = inputs.target != inputs.ignore_index
+    if inputs.class_weight is None:
+        each = used.to(inputs.wide)
     else:
-        classes = torch.where(used, given.target, 0).to(torch.int64)
-        each = torch.where(used, given.class_weight[classes], 0)
-    if given.reduction != "mean":
+        classes = torch.where(used, inputs.target, 0).to(torch.int64)
+        each = torch.where(used, inputs.class_weight[classes], 0)
+    if inputs.reduction != "mean":
         return Weights(each, each, each.new_ones(()))
     total = each.sum()
     return Weights(each, torch.where(used, each / total, 0), total)
@@ -233,16 +233,16 @@ def _log_softmax(scores: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
     return torch.log_softmax(scores, -1, dtype=None if wide == scores.dtype else wide)
 
 
-def _losses(given: Rows, rows: slice, logs: torch.Tensor, reduction: int) -> torch.Tensor:
+def _losses(inputs: Rows, rows: slice, logs: torch.Tensor, reduction: int) -> torch.Tensor:
     """Return the loss of a chunk: of each row, or their sum; the part of the even classes is not divided, nor are
     weights."""
-    target = given.target[rows]
-    loss, _ = aten.nll_loss_forward(logs, target, given.class_weight, reduction, given.ignore_index)
-    if not given.label_smoothing:
+    target = inputs.target[rows]
+    loss, _ = aten.nll_loss_forward(logs, target, inputs.class_weight, reduction, inputs.ignore_index)
+    if not inputs.label_smoothing:
         return loss
-    even = torch.where(target != given.ignore_index, -logs.sum(-1), 0)
+    even = torch.where(target != inputs.ignore_index, -logs.sum(-1), 0)
     even = even if reduction == _NONE else even.sum()
-    return loss * (1 - given.label_smoothing) + even * (given.label_smoothing / logs.shape[-1])
+    return loss * (1 - inputs.label_smoothing) + even * (inputs.label_smoothing / logs.shape[-1])
 
 
 # The losses of a chunk of rows, or their sum, before it is divided.
@@ -251,36 +251,36 @@ ChunkLoss = Callable[[Rows, slice, Weights, bool], torch.Tensor]
 
 def loss_of(losses_of: ChunkLoss, *call: Any) -> torch.Tensor:
     """Return the loss of a call of linear_cross_entropy."""
-    given, target = _rows(*call), call[4]
-    weights, is_reduced = _weights(given), given.reduction != "none"
-    parts = [losses_of(given, rows, weights, is_reduced) for rows in _chunks(given)]
+    inputs, target = _rows(*call), call[4]
+    weights, is_reduced = _weights(inputs), inputs.reduction != "none"
+    parts = [losses_of(inputs, rows, weights, is_reduced) for rows in _chunks(inputs)]
     if not is_reduced:
-        return torch.cat(parts).view(target.shape).to(given.dtype)
-    return (functools.reduce(torch.add, parts) / weights.total).to(given.dtype)
+        return torch.cat(parts).view(target.shape).to(inputs.dtype)
+    return (functools.reduce(torch.add, parts) / weights.total).to(inputs.dtype)
 
 
-def _chunk_loss(given: Rows, rows: slice, weights: Weights, is_reduced: bool) -> torch.Tensor:
-    logs = _log_softmax(_scores(given, rows)[0], given.wide)
-    return _losses(given, rows, logs, _SUM if is_reduced else _NONE)
+def _chunk_loss(inputs: Rows, rows: slice, weights: Weights, is_reduced: bool) -> torch.Tensor:
+    logs = _log_softmax(_scores(inputs, rows)[0], inputs.wide)
+    return _losses(inputs, rows, logs, _SUM if is_reduced else _NONE)
 
 
 class _Gradients:
     """The gradients of hidden, weight and bias, which chunks add to."""
 
-    def __init__(self, given: Rows, wanted: tuple[bool, bool, bool], chunks: int) -> None:
-        hidden, weight = given.hidden, given.weight
-        self.given = given
+    def __init__(self, inputs: Rows, output_mask: tuple[bool, bool, bool], chunks: int) -> None:
+        hidden, weight = inputs.hidden, inputs.weight
+        self.inputs = inputs
         self.half = weight.dtype in _HALVES
         self.sums = torch.float32 if self.half and chunks > FEW else weight.dtype
-        self.hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if wanted[0] else None
-        self.weight = torch.empty(weight.shape, dtype=self.sums, device=weight.device) if wanted[1] else None
-        bias = given.bias if wanted[2] else None
+        self.hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if output_mask[0] else None
+        self.weight = torch.empty(weight.shape, dtype=self.sums, device=weight.device) if output_mask[1] else None
+        bias = inputs.bias if output_mask[2] else None
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=_wide(weight.dtype))
-        self.classes = slice(given.classes)
+        self.classes = slice(inputs.classes)
 
     def add(self, rows: slice, g: torch.Tensor, counts: torch.Tensor | None) -> None:
         """Add a chunk's gradients: g is the gradient of its logits, of which each row is to be multiplied by counts."""
-        hidden, weight = self.given.hidden[rows], self.given.weight
+        hidden, weight = self.inputs.hidden[rows], self.inputs.weight
         g = _as_wide(g, weight.shape[0])
         if self.hidden is not None:
             part = torch.mm(g, weight, out=self.hidden[rows])
@@ -328,37 +328,39 @@ DifferentiatedChunk = Callable[[Rows, slice, Weights], tuple[torch.Tensor, torch
 def loss_and_gradients_of(
     differentiate: DifferentiatedChunk, hidden: torch.Tensor, weight: torch.Tensor, *rest: Any
 ) -> tuple[Optional, ...]:
-    """(loss, gradients of hidden, weight and bias), None for one that is not wanted, as the last argument says."""
-    *others, wanted = rest
-    given = _rows(hidden, weight, *others)
-    weights = _weights(given)
-    chunks = _chunks(given)
-    gradients = _Gradients(given, wanted, len(chunks))
+    """Return (loss, gradients of hidden, weight and bias), None where the last argument, output_mask, is False."""
+    *others, output_mask = rest
+    inputs = _rows(hidden, weight, *others)
+    weights = _weights(inputs)
+    chunks = _chunks(inputs)
+    gradients = _Gradients(inputs, output_mask, len(chunks))
     loss = weights.total.new_zeros(())
     for rows in chunks:
-        part, g, counts = differentiate(given, rows, weights)
+        part, g, counts = differentiate(inputs, rows, weights)
         loss = loss + part
         gradients.add(rows, g, counts)
         del g
-    return ((loss / weights.total).to(given.dtype), *gradients.result(hidden, weight.dtype))
+    return ((loss / weights.total).to(inputs.dtype), *gradients.result(hidden, weight.dtype))
 
 
-def _differentiate_chunk(given: Rows, rows: slice, weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _differentiate_chunk(
+    inputs: Rows, rows: slice, weights: Weights
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Differentiate a chunk by torch's functions.
 
     The softmax is computed of some rows at a time: what is wider than the scores is never there for all. The gradient
     takes the scores' memory where nobody else reads it.
     """
-    scores, known = _scores(given, rows)
-    own = given.logits is None and all(each is not scores for each in known)
+    scores, residuals = _scores(inputs, rows)
+    own = inputs.logits is None and all(each is not scores for each in residuals)
     g = scores if own else torch.empty_like(scores, memory_format=torch.contiguous_format)
     losses = []
-    for some in _softmax_rows(scores, given.wide):
-        logs = _log_softmax(scores[some], given.wide)
-        losses.append(_losses(given, _within(rows, some), logs, _SUM))
-        _of_scores(given, _within(rows, some), logs, out=g[some])
+    for some in _softmax_rows(scores, inputs.wide):
+        logs = _log_softmax(scores[some], inputs.wide)
+        losses.append(_losses(inputs, _within(rows, some), logs, _SUM))
+        _of_scores(inputs, _within(rows, some), logs, out=g[some])
         del logs
-    return functools.reduce(torch.add, losses), _back(g, given, known), weights.of_gradient[rows]
+    return functools.reduce(torch.add, losses), _back(g, inputs, residuals), weights.of_gradient[rows]
 
 
 def _softmax_rows(scores: torch.Tensor, wide: torch.dtype) -> list[slice]:
@@ -375,11 +377,11 @@ def _within(rows: slice, some: slice) -> slice:
     return slice(rows.start + some.start, rows.start + some.stop)
 
 
-def _of_scores(given: Rows, rows: slice, logs: torch.Tensor, out: torch.Tensor) -> None:
+def _of_scores(inputs: Rows, rows: slice, logs: torch.Tensor, out: torch.Tensor) -> None:
     """Write the gradient of each row's loss by its scores, from their log softmax: probabilities less the target."""
-    target, even = given.target[rows], given.label_smoothing / logs.shape[-1]
-    classes = torch.where(target != given.ignore_index, target, 0).to(torch.int64).unsqueeze(1)
-    of_target = logs.gather(1, classes).exp_() - (1 - given.label_smoothing + even)
+    target, even = inputs.target[rows], inputs.label_smoothing / logs.shape[-1]
+    classes = torch.where(target != inputs.ignore_index, target, 0).to(torch.int64).unsqueeze(1)
+    of_target = logs.gather(1, classes).exp_() - (1 - inputs.label_smoothing + even)
     if even:
         out.copy_(logs.exp_().sub_(even))
     else:
@@ -394,9 +396,9 @@ def _scale(gradient: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
 
 def _meta(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *rest: Any) -> tuple:
     """(loss, gradients of hidden, weight and bias)."""
-    *_, steps, _, _, _, _, wanted = rest
+    *_, steps, _, _, _, _, output_mask = rest
     loss = like(hidden, shape=(), dtype=_dtype(steps, hidden.dtype))
-    pairs = zip((hidden, weight, bias), wanted, strict=True)
+    pairs = zip((hidden, weight, bias), output_mask, strict=True)
     return (loss, *[like(x) if needed and x is not None else None for x, needed in pairs])
 
 
@@ -425,16 +427,16 @@ def register(
 
     def gradient_rule(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *rest: Any) -> TensorProxy:
         _, _, class_weight, _, _, _, reduction, _ = rest
-        wanted = (needs_grad(hidden), needs_grad(weight), needs_grad(bias))
-        if reduction == "none" or needs_grad(class_weight) or not any(wanted):
+        output_mask = (needs_grad(hidden), needs_grad(weight), needs_grad(bias))
+        if reduction == "none" or needs_grad(class_weight) or not any(output_mask):
             return NotImplemented
-        out, of_hidden, of_weight, of_bias = with_gradients(hidden, weight, bias, *rest, wanted)
+        out, of_hidden, of_weight, of_bias = with_gradients(hidden, weight, bias, *rest, output_mask)
         g = get_grad(out)
-        if wanted[0]:
+        if output_mask[0]:
             put_grad(hidden, clang.mul(of_hidden, g))
-        if wanted[1]:
+        if output_mask[1]:
             put_grad(weight, scaled(of_weight, g))
-        if wanted[2]:
+        if output_mask[2]:
             put_grad(bias, clang.mul(of_bias, g))
         return out
 

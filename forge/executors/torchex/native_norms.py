@@ -17,9 +17,9 @@ def _native_layer_norm_grad(
     input: TensorProxy, normalized_shape: Sequence[Dim], weight: Parameter, bias: Parameter, eps: float
 ) -> Triple:
     out, mean, rstd = norm.native_layer_norm(input, normalized_shape, weight, bias, eps)
-    given = (input, weight, bias)
-    how = (normalized_shape, mean, rstd, weight, bias, tuple(map(needs_grad, given)))
-    norm.put_all(given, norm.native_layer_norm_backward(get_grad(out), input, *how))
+    inputs = (input, weight, bias)
+    how = (normalized_shape, mean, rstd, weight, bias, tuple(map(needs_grad, inputs)))
+    norm.put_all(inputs, norm.native_layer_norm_backward(get_grad(out), input, *how))
     return out, mean, rstd
 
 
@@ -47,9 +47,9 @@ def _batch_norm_with_update_grad(
     eps: float,
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy, Parameter, Parameter]:
     out, *new, mean, rstd = norm.native_batch_norm(input, running_mean, running_var, weight, bias, momentum, eps)
-    given = (input, weight, bias)
-    how = ((None, None), (mean, rstd), eps, tuple(map(needs_grad, given)))
-    norm.put_all(given, norm.native_batch_norm_backward(get_grad(out), *given, *how))
+    inputs = (input, weight, bias)
+    how = ((None, None), (mean, rstd), eps, tuple(map(needs_grad, inputs)))
+    norm.put_all(inputs, norm.native_batch_norm_backward(get_grad(out), *inputs, *how))
     return out, mean, rstd, *new
 
 

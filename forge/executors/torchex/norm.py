@@ -32,7 +32,10 @@ def _gradient_mask(*arguments: Parameter) -> tuple[bool, ...]:
 
 
 def _like_some(mask: Sequence[bool], *of: Parameter) -> tuple:
-    return tuple(like(value) if wanted and value is not None else None for value, wanted in zip(of, mask, strict=True))
+    return tuple(
+        like(value) if requires_grad and value is not None else None
+        for value, requires_grad in zip(of, mask, strict=True)
+    )
 
 
 # layer_norm

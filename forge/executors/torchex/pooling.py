@@ -136,10 +136,10 @@ def grid_sampler_backward(g: torch.Tensor, x: torch.Tensor, *how: object) -> tup
 
 @run_prim(prims.grid_sampler_double_backward)
 def grid_sampler_double_backward(
-    of_x: torch.Tensor | None, of_grid: torch.Tensor, *given: Any
+    of_x: torch.Tensor | None, of_grid: torch.Tensor, *args: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """By torch's autograd, of its own operator."""
-    tensors, how = given[:3], given[3:]
+    tensors, how = args[:3], args[3:]
 
     def backward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(each for each in grid_sampler_backward(*tensors, *how) if each is not None)

@@ -31,7 +31,7 @@ def is_of_words(weight: TensorProxy | torch.Tensor) -> bool:
     return weight.dtype in (torch.int8, torch.uint8) and weight.shape[1] % 4 == 0
 
 
-def _has_few_rows(input: TensorProxy, weight: TensorProxy, *rest: Any, **named: Any) -> Decision:
+def _has_few_rows(input: TensorProxy, weight: TensorProxy, *rest: Any, **kwargs: Any) -> Decision:
     rows, most = math.prod(input.shape[:-1]), most_rows(input, weight)
     if input.dtype == torch.float64 or not isinstance(rows, int) or not 0 < rows <= most:
         return decline(f"the weight of {rows} rows is dequantized for torch's product")

@@ -157,10 +157,10 @@ def _native_dropout_backward_grad(g: TensorProxy, mask: TensorProxy, scale: floa
 
 @register_redraw(native_dropout)
 @register_redraw(torchlang.native_dropout)
-def _native_dropout_again(drawn: Pair, input: TensorProxy, p: float, train: bool | None) -> Pair:
+def _native_dropout_again(outputs: Pair, input: TensorProxy, p: float, train: bool | None) -> Pair:
     """From which elements were kept."""
     scale = (0.0 if p == 1 else 1 / (1 - p)) if train is not False else 1.0
-    return native_dropout_backward(input, drawn[1], scale), drawn[1]
+    return native_dropout_backward(input, outputs[1], scale), outputs[1]
 
 
 def _dropout_grad(input: TensorProxy, p: float, training: bool) -> TensorProxy:

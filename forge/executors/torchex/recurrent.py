@@ -50,20 +50,20 @@ def recurrent_gradient(order: int, kind: str, reverse: bool, inputs: Tensors) ->
     """By torch's autograd, from a run of the layer."""
     count, again = input_count(order - 1), torch.is_grad_enabled()
     with torch.enable_grad(), _differentiable_kernels() if again or order > 1 else nullcontext():
-        given = [each if each is None else track(each) for each in inputs[:count]]
+        leaves = [each if each is None else track(each) for each in inputs[:count]]
         if order == 1:
-            results = recurrent_layer(kind, reverse, cast(LayerInputs, given))
+            results = recurrent_layer(kind, reverse, cast(LayerInputs, leaves))
         else:
-            results = recurrent_gradient(order - 1, kind, reverse, given)
+            results = recurrent_gradient(order - 1, kind, reverse, leaves)
         pairs = [(out, g) for out, g in zip(results, inputs[count:], strict=True) if out is not None]
         outputs, incoming = zip(*[(out, g) for out, g in pairs if out.requires_grad], strict=True)
-        wanted = [each for each in given if each is not None]
-        found = iter(
+        targets = [each for each in leaves if each is not None]
+        gradients = iter(
             torch.autograd.grad(
-                outputs, wanted, incoming, create_graph=again, allow_unused=True, materialize_grads=True
+                outputs, targets, incoming, create_graph=again, allow_unused=True, materialize_grads=True
             )
         )
-    return tuple(each if each is None else next(found) for each in given)
+    return tuple(each if each is None else next(gradients) for each in leaves)
 
 
 def _layer_grad(kind: str, reverse: bool, inputs: tuple) -> tuple:
@@ -86,16 +86,21 @@ def _whole(symbol: Symbol) -> tuple[Callable, Callable]:
     """
 
     def checker(*args: Any, **kwargs: Any) -> Decision:
-        given = symbol.bind(args, kwargs)
-        if given["dropout"] and given["train"] and given["num_layers"] > 1 and not given["input"].is_cuda:
+        arguments = symbol.bind(args, kwargs)
+        if (
+            arguments["dropout"]
+            and arguments["train"]
+            and arguments["num_layers"] > 1
+            and not arguments["input"].is_cuda
+        ):
             return decline("the layers run one by one, with dropout between them")
         return True
 
     def rule(*args: Any, **kwargs: Any) -> tuple:
-        given = symbol.bind(args, kwargs)
-        layers = cudnn_rnn.takes(symbol.name, given)
+        arguments = symbol.bind(args, kwargs)
+        layers = cudnn_rnn.takes(symbol.name, arguments)
         if not isinstance(layers, Declined):
-            return cudnn_rnn.cudnn_grad(layers, given)
+            return cudnn_rnn.cudnn_grad(layers, arguments)
         with current_trace().collecting():
             output = symbol(*args, **kwargs)
         keep_graph(torch_function_of(symbol), args, kwargs, output)

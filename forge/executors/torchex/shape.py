@@ -47,7 +47,7 @@ run_clang(
 run_torchlang(
     torchlang.view,
     torch.Tensor.reshape,
-    checker=lambda self, *shape, **named: not named or decline("Tensor.reshape has no argument 'size'"),
+    checker=lambda self, *shape, **kwargs: not kwargs or decline("Tensor.reshape has no argument 'size'"),
 )
 run_torchlang(torchlang.view_as, torch.Tensor.reshape_as)
 
@@ -90,8 +90,8 @@ _t = torchex.register_operator(
 def _broadcast(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[int, ...]) -> TensorProxy:
     """Only what is needed: an expand where the dims are the last ones, an unsqueeze where one of length 1 is new."""
     new = [dim for dim in range(len(shape)) if dim not in dims]
-    kept = all(prims.statically_true(x.shape[i] == shape[dim]) for i, dim in enumerate(dims))
-    if len(new) == 1 and kept and prims.statically_true(shape[new[0]] == 1):
+    same_sizes = all(prims.statically_true(x.shape[i] == shape[dim]) for i, dim in enumerate(dims))
+    if len(new) == 1 and same_sizes and prims.statically_true(shape[new[0]] == 1):
         return _unsqueeze(x, new[0])
     if all(dim < len(new) for dim in new):
         return _expand(x, shape)
@@ -131,6 +131,6 @@ def view_scatter(
     if view is prims.as_strided:  # of a layout that is not x's, perhaps
         return strided_scatter(x, y, *args)
     out = x.clone()
-    shown = _function_of(view)(out, *args, **kwargs)
-    (shown if index is None else shown[index]).copy_(y)
+    views = _function_of(view)(out, *args, **kwargs)
+    (views if index is None else views[index]).copy_(y)
     return out

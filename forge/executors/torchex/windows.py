@@ -63,12 +63,12 @@ def _window_attention(
     right: int | None,
     scale: float | None,
     enable_gqa: bool,
-    wanted: tuple[bool, bool, bool],
+    grad_input_mask: tuple[bool, bool, bool],
 ) -> tuple:
     """(out, logsumexp or None, and what else the backward needs where another kernel ran)."""
     if not get_flash_sdp_enabled():
         mask = _mask(query, left, right)
-        return attend_by_mask(query, key, value, mask, 0.0, False, scale, enable_gqa, (*wanted, False))
+        return attend_by_mask(query, key, value, mask, 0.0, False, scale, enable_gqa, (*grad_input_mask, False))
     length = query.shape[-2]
     tensors = [_positions_first(x) for x in (query, key, value)]
     how = (None, None, length, length, 0.0, False, False)
@@ -87,19 +87,21 @@ def _window_attention_backward(
     left: int | None,
     right: int | None,
     scale: float | None,
-    wanted: tuple[bool, bool, bool],
+    grad_input_mask: tuple[bool, bool, bool],
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of query, key and value."""
     if state is not None:
         mask = _mask(query, left, right)
         inputs = (g, query, key, value, mask, out, logsumexp, state)
-        return attend_by_mask_backward(*inputs, (*wanted, False))[:3]
+        return attend_by_mask_backward(*inputs, (*grad_input_mask, False))[:3]
     length = query.shape[-2]
     tensors = [_positions_first(x) for x in (g, query, key, value, out)]
     seed, offset = (query.new_empty(shape, dtype=torch.uint64) for shape in ((2,), ()))
     how = (logsumexp, None, None, length, length, 0.0, False, seed, offset)
     gradients = aten._flash_attention_backward(*tensors, *how, **_window(left, right, scale))
-    return tuple(each.transpose(1, 2) if needed else None for each, needed in zip(gradients, wanted, strict=True))
+    return tuple(
+        each.transpose(1, 2) if needed else None for each, needed in zip(gradients, grad_input_mask, strict=True)
+    )
 
 
 def _meta(query: TensorProxy, *rest: object) -> tuple:
@@ -158,9 +160,9 @@ def gradient_rule(
 ) -> TensorProxy:
     """Compute attention within a window, and its gradients by the kernel's backward."""
     inputs = (query, key, value)
-    wanted = (needs_grad(query), needs_grad(key), needs_grad(value))
-    out, logsumexp, state = window_attention(*inputs, left, right, scale, enable_gqa, wanted)
-    how = (left, right, scale, wanted)
+    grad_input_mask = (needs_grad(query), needs_grad(key), needs_grad(value))
+    out, logsumexp, state = window_attention(*inputs, left, right, scale, enable_gqa, grad_input_mask)
+    how = (left, right, scale, grad_input_mask)
     gradients = window_attention_backward(get_grad(out), *inputs, out, logsumexp, state, *how)
     for argument, gradient in zip(inputs, gradients, strict=True):
         put_grad(argument, gradient)
