@@ -46,9 +46,9 @@ class UnusedOptions:
         if self._kernels is not None:
             for library, problem, source in unused_kernels(self._kernels, handle.reports):
                 self._warn(library, f"{handle.name}: {problem}", source)
-        if self._layers is not None and self._layers.named:
-            for wanted in self._layers.named:
-                unmatched = unmatched_layer_message(wanted, sorted(self._layers.seen))
+        if self._layers is not None and self._layers.targets:
+            for wanted in self._layers.targets:
+                unmatched = unmatched_layer_message(wanted, sorted(self._layers.module_names))
                 if unmatched is not None:
                     self._warn(str(wanted), f"{handle.name}: {unmatched}")
             for use in unused_layers(handle.reports):

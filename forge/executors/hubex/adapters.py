@@ -33,25 +33,25 @@ class AdaptedFunction:
         positional: list[Any] = [each.value for each in args if each.parameter is None]
         for place in sorted(place for place in out if isinstance(place, int)):
             positional.insert(place, None)
-        self._wanted: dict[int | str | None, Any] = dict(enumerate(positional))
-        self._wanted |= {each.parameter: each.value for each in args if each.parameter is not None}
+        self._adaptations: dict[int | str | None, Any] = dict(enumerate(positional))
+        self._adaptations |= {each.parameter: each.value for each in args if each.parameter is not None}
         self._results = results
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function. Raises TypeError or IndexError where the function does not return what `result` says,
         RuntimeError for a view that a tensor does not have."""
-        given: dict[int | str | None, Any] = dict([*enumerate(args), *kwargs.items()])
-        wanted = {place: self._wanted.get(place) for place in given}
-        named = {
-            each.name: given[place]
-            for place, each in wanted.items()
-            if isinstance(each, Argument) and isinstance(given[place], torch.Tensor)
+        arguments: dict[int | str | None, Any] = dict([*enumerate(args), *kwargs.items()])
+        adaptations = {place: self._adaptations.get(place) for place in arguments}
+        tensors = {
+            each.name: arguments[place]
+            for place, each in adaptations.items()
+            if isinstance(each, Argument) and isinstance(arguments[place], torch.Tensor)
         }
-        for place, each in wanted.items():
+        for place, each in adaptations.items():
             if isinstance(each, View):
-                given[place] = each.of(given[place], named)
-        returned = self.function(*(given[i] for i in range(len(args))), **{key: given[key] for key in kwargs})
+                arguments[place] = each.of(arguments[place], tensors)
+        returned = self.function(*(arguments[i] for i in range(len(args))), **{key: arguments[key] for key in kwargs})
         if not self._results:
             return returned
-        found = tuple(each.of(returned, named) if isinstance(each, View) else returned for each in self._results)
-        return found[0] if len(found) == 1 else found
+        results = tuple(each.of(returned, tensors) if isinstance(each, View) else returned for each in self._results)
+        return results[0] if len(results) == 1 else results

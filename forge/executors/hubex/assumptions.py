@@ -72,14 +72,14 @@ class AssumingKernel:
             return self.function(*args, **kwargs)
         result = self.reference(*call[0], **call[1])
         if not self.out:
-            taken = {storage_id(leaf) for leaf in leaves(call) if isinstance(leaf, torch.Tensor)}
-            return tree_map(lambda leaf: _own(leaf, taken), result)
+            storages = {storage_id(leaf) for leaf in leaves(call) if isinstance(leaf, torch.Tensor)}
+            return tree_map(lambda leaf: _own(leaf, storages), result)
         results = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
         for place, value in zip(self.out, results, strict=True):
             (args[place] if isinstance(place, int) else kwargs[place]).copy_(value)
         return None
 
 
-def _own(leaf: Any, taken: set[int]) -> Any:
-    shares = isinstance(leaf, torch.Tensor) and storage_id(leaf) in taken
+def _own(leaf: Any, storages: set[int]) -> Any:
+    shares = isinstance(leaf, torch.Tensor) and storage_id(leaf) in storages
     return leaf.clone() if shares else leaf

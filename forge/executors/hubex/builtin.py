@@ -31,18 +31,18 @@ def builtin_kernels(trust: Callable[[Iterable[Kernel]], None]) -> list[Kernel]:
     """Return the kernels of this machine's devices; those that were verified before release are passed to `trust`."""
     if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
         return []
-    found = []
+    result = []
     for folder in FOLDERS:
         try:
             kernels = [replace(kernel, builtin=True) for kernel in gather([folder])]
         except (HubError, ImportError) as error:  # Triton may be there and not load
             _log.warning("forge's own kernels in %s are not used: %s", folder.name, error)
             continue
-        known, now = released_digests(folder), digests(folder)
-        right = {name for name, digest in now.items() if known.get(name) == digest}
+        expected, now = released_digests(folder), digests(folder)
+        right = {name for name, digest in now.items() if expected.get(name) == digest}
         trust([kernel for kernel in kernels if title(kernel.operation, kernel.entry.name) in right])
-        found += kernels
-    return found
+        result += kernels
+    return result
 
 
 def released_digests(folder: Path) -> dict[str, str]:

@@ -44,6 +44,6 @@ def kernel(op: str | Callable | Pattern, fn: Callable | None = None, **options: 
 
 
 def _declare(op: str | Callable | Pattern, fn: Callable, mark: Mark, options: dict[str, Any]) -> Kernel:
-    known, pattern = operators_for(op)
-    entry = entry_of(op if pattern is None else f"pattern:{pattern.name}", fn, resolver=known, mark=mark, **options)
+    resolver, pattern = operators_for(op)
+    entry = entry_of(op if pattern is None else f"pattern:{pattern.name}", fn, resolver=resolver, mark=mark, **options)
     return replace(from_entry(entry, pattern), declared=(op, fn, options))

@@ -56,9 +56,9 @@ def with_backward(trace: Trace, names: Sequence[str], executors: Sequence[Execut
     outputs = [output for output in joint.forward.output if output.name in joint.active]
     if not outputs:
         return None
-    wanted = [proxy for proxy in joint.forward.inputs if proxy.name in names]
-    full, *_ = backward_of(joint, outputs, wanted)
+    inputs = [proxy for proxy in joint.forward.inputs if proxy.name in names]
+    full, *_ = backward_of(joint, outputs, inputs)
     parts = split(joint.forward, full)
-    backward = backward_of_saved(joint, parts, outputs, wanted)
+    backward = backward_of_saved(joint, parts, outputs, inputs)
     active = [output.name in joint.active for output in joint.forward.output]
     return CallWithBackward(claim(parts.forward, executors)[0], claim(backward, executors)[0], active)

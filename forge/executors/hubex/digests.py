@@ -32,18 +32,18 @@ def digests(folder: Path) -> dict[str, str]:
     manifest = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     head = {key: value for key, value in manifest.items() if key != "ops"}
     sources = _Sources(package)
-    found = {}
+    result = {}
     for op in manifest["ops"]:
         of_op = {key: value for key, value in op.items() if key != "kernels"}
         operation = op.get("op") or op.get("func") or f"pattern:{op['pattern']}"
         for entry in op["kernels"]:
-            said = {key: value for key, value in entry.items() if key != "faster"}
-            digest = hashlib.sha256(json.dumps([head, of_op, said], sort_keys=True).encode())
-            for path in sources.of(texts([of_op, said])):
+            fields = {key: value for key, value in entry.items() if key != "faster"}
+            digest = hashlib.sha256(json.dumps([head, of_op, fields], sort_keys=True).encode())
+            for path in sources.of(texts([of_op, fields])):
                 content = sources.code(path)
                 digest.update(f"\n{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
-            found[title(operation, entry["name"])] = digest.hexdigest()
-    return found
+            result[title(operation, entry["name"])] = digest.hexdigest()
+    return result
 
 
 class _Sources:
@@ -65,22 +65,22 @@ class _Sources:
         """Return the files that matter to a kernel whose entry has these texts: all of them, where it names a function
         by its module, or one that the package's own file does not import from another."""
         texts = set(texts)
-        named = texts & self.exports.keys()
-        if not named or any(text.startswith(("python:", "hub:")) for text in texts):
+        names = texts & self.exports.keys()
+        if not names or any(text.startswith(("python:", "hub:")) for text in texts):
             return sorted(self.files)
-        found = {self.init, *(path for path in self.files if path.suffix != ".py")}
-        waiting = [path for name in named for path in self.exports[name]]
+        paths = {self.init, *(path for path in self.files if path.suffix != ".py")}
+        waiting = [path for name in names for path in self.exports[name]]
         while waiting:
             path = waiting.pop()
-            if path not in found:
-                found.add(path)
+            if path not in paths:
+                paths.add(path)
                 waiting += [
                     other
                     for node in ast.walk(ast.parse(path.read_bytes()))
                     if _is_relative(node)
                     for other in _files_of(path, node)
                 ]
-        return sorted(found)
+        return sorted(paths)
 
     def code(self, path: Path) -> bytes:
         """Return a file's bytes; of the package's own file without its docstring, imports from the package and

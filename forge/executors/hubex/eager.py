@@ -56,9 +56,9 @@ class Eager:
 
     def add(self, kernels: Iterable[Kernel]) -> None:
         """Add kernels of the operator; one takes the place of an earlier one of its name."""
-        kept = {kernel.name: kernel for kernel in (*self.executor.kernels, *kernels)}
+        by_name = {kernel.name: kernel for kernel in (*self.executor.kernels, *kernels)}
         self.executor = HubExecutor("eager", verifier)
-        self.executor.add(kept.values())
+        self.executor.add(by_name.values())
         self._compiled = {}
 
     def _cached_call(self, key: tuple, make: Callable[[], Callable | None]) -> Callable | None:
@@ -85,28 +85,28 @@ class Eager:
         run = self._cached_call(_key(values), lambda: self._choose_kernel(values))
         return self.function.plain(*args, **kwargs) if run is None else self._run(run, tensor_leaves(values))
 
-    def _run(self, kernel: Callable, given: Tensors) -> Any:
+    def _run(self, kernel: Callable, inputs: Tensors) -> Any:
         """Run a kernel. One that calls the operator itself gets the reference's results."""
         self._running.kernel = True
         try:
-            return self.function.fresh(kernel(*given), given)
+            return self.function.fresh(kernel(*inputs), inputs)
         finally:
             self._running.kernel = False
 
-    def backward(self, grads: Tensors, wanted: Sequence[bool], *args: Any, **kwargs: Any) -> Tensors:
-        """Return the gradients of the tensors that are `wanted`, from those of the results."""
+    def backward(self, grads: Tensors, grad_input_mask: Sequence[bool], *args: Any, **kwargs: Any) -> Tensors:
+        """Return the gradients of the tensors in `grad_input_mask`, from those of the results."""
         values = self.function.values(args, kwargs)
-        given = tensor_leaves(values)
-        run = self._cached_call((*wanted, _key(values)), lambda: self._gradient(values, wanted))
-        needed = [tensor for tensor, want in zip(given, wanted, strict=True) if want]
+        inputs = tensor_leaves(values)
+        run = self._cached_call((*grad_input_mask, _key(values)), lambda: self._gradient(values, grad_input_mask))
+        needed = [tensor for tensor, want in zip(inputs, grad_input_mask, strict=True) if want]
         assert run is not None, "a gradient is made or raises"
         with _autograd_enabled():  # of kernels that torch's autograd differentiates
-            found = run(given, [grad.contiguous() for grad in grads])
+            gradients = run(inputs, [grad.contiguous() for grad in grads])
         return [
             torch.zeros_like(tensor, memory_format=torch.contiguous_format)
             if gradient is None
             else gradient.clone(memory_format=torch.contiguous_format)
-            for tensor, gradient in zip(needed, found, strict=True)
+            for tensor, gradient in zip(needed, gradients, strict=True)
         ]
 
     def _choose_kernel(self, values: Values) -> Callable | None:
@@ -132,20 +132,20 @@ class Eager:
     def _record(self, values: Values) -> Trace:
         return record_call(self.function.symbol, *self.function.call(values))[0]
 
-    def _gradient(self, values: Values, wanted: Sequence[bool]) -> Callable[[Tensors, Tensors], Any]:
+    def _gradient(self, values: Values, grad_input_mask: Sequence[bool]) -> Callable[[Tensors, Tensors], Any]:
         trace = self._record(values)
-        chosen = [name for name, want in zip(trace.input_names, wanted, strict=True) if want]
-        found = with_backward(trace, chosen, [self.executor, *self.others])
-        if found is None or any(map(self._is_itself, found.forward.bound_symbols)):
+        targets = [name for name, want in zip(trace.input_names, grad_input_mask, strict=True) if want]
+        call = with_backward(trace, targets, [self.executor, *self.others])
+        if call is None or any(map(self._is_itself, call.forward.bound_symbols)):
             raise NotImplementedError(self._no_gradient(trace, values))
-        _, saved, numbers = found.forward.output
-        kept = live_calls(found.forward.bound_symbols, names((saved, numbers)))
-        forward = found.forward.derive("saved", kept, output=(*saved, *numbers)).python_callable()
-        backward = found.backward.python_callable()
+        _, saved, numbers = call.forward.output
+        calls = live_calls(call.forward.bound_symbols, names((saved, numbers)))
+        forward = call.forward.derive("saved", calls, output=(*saved, *numbers)).python_callable()
+        backward = call.backward.python_callable()
 
         def run(tensors: Tensors, grads: Tensors) -> Any:
-            given = [grad for grad, active in zip(grads, found.active, strict=True) if active]
-            return backward(*forward(*tensors), *given)
+            incoming = [grad for grad, active in zip(grads, call.active, strict=True) if active]
+            return backward(*forward(*tensors), *incoming)
 
         return run
 
@@ -156,9 +156,9 @@ class Eager:
     def _no_gradient(self, trace: Trace, values: Values) -> str:
         reasons: list[tuple[str, str]] = []
         bound = trace.bound_symbols[0]
-        chosen = choose(bound.replace(tags=bound.tags | {Tag.DIFFERENTIATED}), [self.executor], reasons)
-        if chosen is not None:
-            reasons.append((chosen[1].name or "", "it does not give the gradient of every argument that needs one"))
+        choice = choose(bound.replace(tags=bound.tags | {Tag.DIFFERENTIATED}), [self.executor], reasons)
+        if choice is not None:
+            reasons.append((choice[1].name or "", "it does not give the gradient of every argument that needs one"))
         return (
             f"nothing gives the gradient of {self._call_in_words(values)}, and it has no reference; "
             f"{_reasons_in_words(reasons)}"
@@ -208,16 +208,16 @@ def define(functions: Iterable[Function], kernels: Iterable[Kernel]) -> None:
     kernels."""
     with _lock:
         new = [function for function in functions if _is_new(function)]
-        made: list[torch.library.Library] = []
+        libraries: list[torch.library.Library] = []
         eager: dict[str, Eager] = {}
         try:
             for function in new:
-                _add(function, made, eager)
+                _add(function, libraries, eager)
         except Exception:
-            for library in reversed(made):
+            for library in reversed(libraries):
                 destroy_library(library)
             raise
-        _libraries.extend(made)
+        _libraries.extend(libraries)
         _defined.update(eager)
         for function in new:
             register(function)
@@ -235,21 +235,21 @@ def _is_new(function: Function) -> bool:
     return there is None or (there.foreign and there.reference is None and function.mark is not None)
 
 
-def _add(function: Function, made: list[torch.library.Library], eager: dict[str, Eager]) -> None:
+def _add(function: Function, libraries: list[torch.library.Library], eager: dict[str, Eager]) -> None:
     namespace = function.schema.name.partition("::")[0]
     if function.foreign:
         if not has_fake(function.name):
-            made.append(torch.library.Library(namespace, "FRAGMENT"))
-            torch.library.register_fake(function.name, function.run_fake, lib=made[-1])
+            libraries.append(torch.library.Library(namespace, "FRAGMENT"))
+            torch.library.register_fake(function.name, function.run_fake, lib=libraries[-1])
         return
-    made.append(torch.library.Library(namespace, "FRAGMENT"))
-    library = made[-1]
+    libraries.append(torch.library.Library(namespace, "FRAGMENT"))
+    library = libraries[-1]
     library.define(function.text, tags=(torch.Tag.pt2_compliant_tag,))
     eager[function.name] = runs = Eager(function)
     library.impl(function.name.partition("::")[2], runs, "CompositeExplicitAutograd")
     torch.library.register_fake(function.name, function.run_fake, lib=library)
-    made.append(torch.library.Library(BACKWARD, "FRAGMENT"))
-    gradient = _Gradient(function, _define_backward(runs, made[-1]))
+    libraries.append(torch.library.Library(BACKWARD, "FRAGMENT"))
+    gradient = _Gradient(function, _define_backward(runs, libraries[-1]))
     torch.library.register_autograd(function.name, gradient.backward, setup_context=gradient.set_up, lib=library)
 
 
@@ -258,14 +258,14 @@ def _define_backward(runs: Eager, library: torch.library.Library) -> str:
     function = runs.function
     name = "__".join((*function.name.replace("::", ".").split("."), "backward"))
     arguments = function.text.partition("(")[2].rpartition("->")[0].strip().removesuffix(")")
-    library.define(f"{name}(Tensor[] grads, bool[] wanted, {arguments}) -> Tensor[]")
+    library.define(f"{name}(Tensor[] grads, bool[] grad_input_mask, {arguments}) -> Tensor[]")
     library.impl(name, runs.backward, "CompositeExplicitAutograd")
 
-    def fake(grads: Tensors, wanted: Sequence[bool], *args: Any, **kwargs: Any) -> Tensors:
-        given = tensor_leaves(function.values(args, kwargs))
+    def fake(grads: Tensors, grad_input_mask: Sequence[bool], *args: Any, **kwargs: Any) -> Tensors:
+        inputs = tensor_leaves(function.values(args, kwargs))
         return [
             torch.empty(each.shape, dtype=each.dtype, device=each.device)
-            for each, want in zip(given, wanted, strict=True)
+            for each, want in zip(inputs, grad_input_mask, strict=True)
             if want
         ]
 
@@ -289,7 +289,7 @@ class _Gradient:
         """Save the arguments."""
         leaves, ctx.spec = torch_pytree.tree_flatten(inputs)
         ctx.is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
-        ctx.wanted = [leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        ctx.grad_input_mask = [leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
         ctx.others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         ctx.keywords = keyword_only_inputs or {}
         ctx.save_for_backward(*[leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
@@ -300,10 +300,10 @@ class _Gradient:
         leaves = [next(saved) if tensor else other for tensor, other in zip(ctx.is_tensor, ctx.others, strict=True)]
         inputs = torch_pytree.tree_unflatten(leaves, ctx.spec)
         operator = getattr(getattr(torch.ops, BACKWARD), self.name.partition("::")[2])
-        found = iter(operator(list(grads), ctx.wanted, *inputs, **ctx.keywords))
-        wanted = iter(ctx.wanted)
-        given = [next(found) if tensor and next(wanted) else None for tensor in ctx.is_tensor]
-        result = torch_pytree.tree_unflatten(given, ctx.spec)
+        gradients = iter(operator(list(grads), ctx.grad_input_mask, *inputs, **ctx.keywords))
+        mask = iter(ctx.grad_input_mask)
+        values = [next(gradients) if tensor and next(mask) else None for tensor in ctx.is_tensor]
+        result = torch_pytree.tree_unflatten(values, ctx.spec)
         return tuple(
             each if isinstance(value, torch.Tensor) or tensor_leaves(value) else None
             for each, value in zip(result, inputs, strict=True)

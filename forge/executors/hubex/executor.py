@@ -74,26 +74,30 @@ class HubExecutor(OperatorExecutor):
 
         Raises: ValueError when one of the same name is there for the same symbol.
         """
-        kept = list(self._known)
+        all_kernels = list(self._known)
         for kernel in kernels:
             if kernel.entry.replaces:
-                kept = [each for each in kept if not _is_replaced(each, kernel)]
-            taken = any(each.target.symbol is kernel.target.symbol and each.name == kernel.name for each in kept)
+                all_kernels = [each for each in all_kernels if not _is_replaced(each, kernel)]
+            is_duplicate = any(
+                each.target.symbol is kernel.target.symbol and each.name == kernel.name for each in all_kernels
+            )
             check(
-                not taken,
+                not is_duplicate,
                 lambda kernel=kernel: (
                     f"{self.name}: kernel {kernel.name} of {kernel.target.symbol.id} is there already"
                 ),
             )
-            kept.append(kernel)
-        self._known = kept
+            all_kernels.append(kernel)
+        self._known = all_kernels
         self._by_symbol = {}
         verdict = None if self.verifier is None else self.verifier.verdict
-        for kernel in in_order(kept):
+        for kernel in in_order(all_kernels):
             self._by_symbol.setdefault(kernel.target.symbol.id, []).append(
                 implementation(kernel, verdict, checked=self.checked, faster=self.faster)
             )
-        self._patterns = _patterns_in_order({kernel.pattern for kernel in kept if isinstance(kernel.pattern, Pattern)})
+        self._patterns = _patterns_in_order(
+            {kernel.pattern for kernel in all_kernels if isinstance(kernel.pattern, Pattern)}
+        )
 
     def without_speed_hints(self) -> "HubExecutor":
         """Return the same kernels, which take every call that they are right for: where times decide who runs it."""
@@ -113,15 +117,15 @@ class HubExecutor(OperatorExecutor):
         verified = None if self.verifier is None else self.verifier.identity(self.kernels)
         if isinstance(verified, Declined):
             return verified
-        found = []
+        rows = []
         for kernel in self.kernels:
             if kernel.extension is not None:
                 return decline(f"kernel {kernel.name} is a class's, and what it loads is known to this process only")
             subject = fingerprint(kernel)
             if not subject.is_lasting:
                 return decline(f"kernel {kernel.name} is known to this process only")
-            found.append((subject.digest, kernel.builtin))
-        return repr([self.checked, self.faster, verified, found])
+            rows.append((subject.digest, kernel.builtin))
+        return repr([self.checked, self.faster, verified, rows])
 
     def fingerprint(self, implementation: Implementation) -> Fingerprint:
         """Return the fingerprint of its kernel."""
@@ -147,8 +151,8 @@ def in_order(kernels: Iterable[Kernel]) -> list[Kernel]:
     return [by_entry[entry] for entry in candidates(by_entry)]
 
 
-def _patterns_in_order(found: set[Pattern]) -> tuple[Pattern, ...]:
+def _patterns_in_order(patterns: set[Pattern]) -> tuple[Pattern, ...]:
     """Return a repository's own patterns first, larger references before smaller ones, which they may contain; then the
     shipped ones in their order (a residual's add before a norm must not take a rotary embedding's)."""
     order = {each: index for index, each in enumerate(builtin.ALL)}
-    return tuple(sorted(found, key=lambda each: (order.get(each, -1), -each.size, each.name)))
+    return tuple(sorted(patterns, key=lambda each: (order.get(each, -1), -each.size, each.name)))

@@ -121,20 +121,20 @@ def _folder(extension: KernelExtension) -> Path:
 
 
 def _build_of(extension: KernelExtension) -> Build:
-    known = tuple(Build.__dataclass_fields__)
+    fields = tuple(Build.__dataclass_fields__)
     for key in extension.build:
         check(
-            key in known, lambda key=key: f"{_name_of(extension)}: build has no {key!r}; there are {', '.join(known)}"
+            key in fields, lambda key=key: f"{_name_of(extension)}: build has no {key!r}; there are {', '.join(fields)}"
         )
     return Build(**{key: (each,) if isinstance(each, str) else tuple(each) for key, each in extension.build.items()})
 
 
 def _operator(name: str) -> Callable:
     namespace, _, operator = name.partition("::")
-    found = getattr(torch.ops, namespace)
+    function = getattr(torch.ops, namespace)
     for part in operator.split("."):
-        found = getattr(found, part)
-    return found
+        function = getattr(function, part)
+    return function
 
 
 def _one_line(error: BaseException) -> str:
@@ -206,32 +206,32 @@ class ExtensionLoader:
 
     def _load_function(self) -> Callable:
         with disable_current_modes():
-            found = self.extension.load()
+            result = self.extension.load()
         name = self.extension.kernel_name
-        if isinstance(found, ModuleType):
+        if isinstance(result, ModuleType):
             if name is None:
-                raise ValueError(f"load() gave the module {found.__name__}, and kernel_name says no function")
-            found = _operator(name) if "::" in name else getattr(found, name)
-        check(callable(found), lambda: f"load() gave {found!r}, which is no function", TypeError)
-        problems = self.check(found)
+                raise ValueError(f"load() gave the module {result.__name__}, and kernel_name says no function")
+            result = _operator(name) if "::" in name else getattr(result, name)
+        check(callable(result), lambda: f"load() gave {result!r}, which is no function", TypeError)
+        problems = self.check(result)
         check(not problems, lambda: "; ".join(problems), TypeError)
-        return found
+        return result
 
 
-def loader_of(given: Any, resolver: Any) -> tuple[ExtensionLoader, KernelEntry, dict[str, Any]]:
+def loader_of(declaration: Any, resolver: Any) -> tuple[ExtensionLoader, KernelEntry, dict[str, Any]]:
     """Return (loader, entry, options of the entry) of a class or an instance; none of its methods is called.
 
     Raises TypeError for what is no extension, ManifestError with every problem of what it says.
     """
-    extension = given() if isinstance(given, type) else given
+    extension = declaration() if isinstance(declaration, type) else declaration
     _check_complete(extension)
-    found = ExtensionLoader(extension)
+    loader = ExtensionLoader(extension)
     options = {**extension.options, "name": _name_of(extension), "library": extension.library}
     options["priority"] = extension.priority
     implemented = operation_of(extension)
     op = f"pattern:{implemented.name}" if isinstance(implemented, Pattern) else implemented
-    entry = entry_of(op, found, resolver=resolver, mark=_location_of(type(extension)), **options)
-    return found, entry, options
+    entry = entry_of(op, loader, resolver=resolver, mark=_location_of(type(extension)), **options)
+    return loader, entry, options
 
 
 def operation_of(extension: KernelExtension | type[KernelExtension]) -> Any:
@@ -240,9 +240,9 @@ def operation_of(extension: KernelExtension | type[KernelExtension]) -> Any:
     return getattr(extension.op, "__func__", extension.op)
 
 
-def is_extension(given: Any) -> TypeGuard[KernelExtension | type[KernelExtension]]:
+def is_extension(value: Any) -> TypeGuard[KernelExtension | type[KernelExtension]]:
     """Return whether it is an extension's class, or an instance of one."""
-    return isinstance(given, KernelExtension) or (isinstance(given, type) and issubclass(given, KernelExtension))
+    return isinstance(value, KernelExtension) or (isinstance(value, type) and issubclass(value, KernelExtension))
 
 
 def _check_complete(extension: KernelExtension) -> None:
@@ -253,22 +253,22 @@ def _check_complete(extension: KernelExtension) -> None:
         check(callable(getattr(extension, method)), lambda m=method: f"{cls.__name__}.{m} must be a method", TypeError)
     integer = isinstance(extension.priority, int) and not isinstance(extension.priority, bool)
     check(integer, lambda: f"{cls.__name__}.priority is {extension.priority!r}, but must be an integer", TypeError)
-    known = (*_CONTRACT, *_SAID)
+    members = (*_CONTRACT, *_SAID)
     own = [name for each in cls.__mro__ if each not in KernelExtension.__mro__ for name in vars(each)]
-    for name in (each for each in own if not each.startswith("_") and each not in known):
-        near = difflib.get_close_matches(name, known, 1, _NEAR)
+    for name in (each for each in own if not each.startswith("_") and each not in members):
+        near = difflib.get_close_matches(name, members, 1, _NEAR)
         check(not near, lambda n=name, m=near: f"{cls.__name__}.{n} means nothing; did you mean {m[0]!r}?", TypeError)
     check(
         isinstance(extension.options, Mapping) and isinstance(extension.build, Mapping),
         lambda: f"{cls.__name__}: options is {extension.options!r} and build {extension.build!r}, but must be mappings",
         TypeError,
     )
-    taken = ("name", "library", "priority")
+    class_options = ("name", "library", "priority")
     for name in extension.options:
         near = difflib.get_close_matches(name, OPTIONS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(OPTIONS)}"
-        says = "says so itself" if name in taken else f"has no such option{hint}"
-        known_option = name in OPTIONS and name not in taken
+        says = "says so itself" if name in class_options else f"has no such option{hint}"
+        known_option = name in OPTIONS and name not in class_options
         check(known_option, lambda n=name, s=says: f"{cls.__name__}.options: {n!r}: the class {s}", TypeError)
     loads = cls.load is not KernelExtension.load or cls.build_jit is not KernelExtension.build_jit
     check(

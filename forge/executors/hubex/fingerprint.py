@@ -70,15 +70,15 @@ _elsewhere: dict[str, tuple[str, ...]] = {}
 def _imports_from_elsewhere(content: str, verified: VerifiedKernel) -> tuple[str, ...]:
     """Return the modules that a repository's Python imports by their whole names, without Python's own and torch's."""
     if content not in _elsewhere:
-        found: set[str] = set()
+        modules: set[str] = set()
         for file in verified.files.values():
             for node in ast.walk(ast.parse(file.content)) if file.content is not None else ():
                 if isinstance(node, ast.Import):
-                    found.update(alias.name for alias in node.names)
+                    modules.update(alias.name for alias in node.names)
                 elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-                    found.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
+                    modules.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
         theirs = {*sys.stdlib_module_names, "torch", "forge"}
-        _elsewhere[content] = tuple(sorted(name for name in found if name.partition(".")[0] not in theirs))
+        _elsewhere[content] = tuple(sorted(name for name in modules if name.partition(".")[0] not in theirs))
     return _elsewhere[content]
 
 

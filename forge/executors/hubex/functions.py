@@ -99,10 +99,10 @@ class Function:
             lambda: f"{self.name} takes {', '.join(self.signature.by_name)}, not {unknown or args[len(positional) :]}",
             TypeError,
         )
-        given = self.signature.bind(args, kwargs)
-        missing = [name for name in self.signature.by_name if name not in given]
+        arguments = self.signature.bind(args, kwargs)
+        missing = [name for name in self.signature.by_name if name not in arguments]
         check(not missing, lambda: f"{self.name} is called without {', '.join(missing)}", TypeError)
-        return {name: _as_declared(given[name], kind) for name, kind in self._types.items()}
+        return {name: _as_declared(arguments[name], kind) for name, kind in self._types.items()}
 
     def call(self, values: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Return arguments by name as they are passed."""
@@ -144,26 +144,26 @@ class Function:
         """Run the reference on proxies, in a memory of its own: its results are new tensors."""
         trace = current_trace()
         before, trace.memory = trace.memory, Memory()
-        given = [trace.memory.ref(proxy).storage for proxy in tensors([args, kwargs])]
+        inputs = [trace.memory.ref(proxy).storage for proxy in tensors([args, kwargs])]
         try:
             with set_language(torchlang.language), torchlang.RecordFactories():
                 results = self._results(reference(*args, **kwargs))
-            changed = [storage.root.name for storage in given if storage.version]
+            changed = [storage.root.name for storage in inputs if storage.version]
             check(not changed, lambda: f"{self.name}: its reference changes its arguments {', '.join(changed)}")
-            taken = [*given]
-            return self.as_results([_own(result, trace.memory, taken) for result in results])
+            storages = [*inputs]
+            return self.as_results([_own(result, trace.memory, storages) for result in results])
         finally:
             trace.memory = before
 
     def _results(self, returned: Any) -> list[Any]:
         """Return the results of a reference, a fake or a kernel, as many tensors as the schema says."""
         results = list(returned) if isinstance(returned, (tuple, list)) else [returned]
-        wanted = len(self.schema.returns)
+        count = len(self.schema.returns)
         check(
-            len(results) == wanted and all(isinstance(each, (torch.Tensor, TensorProxy)) for each in results),
+            len(results) == count and all(isinstance(each, (torch.Tensor, TensorProxy)) for each in results),
             lambda: (
                 f"{self.name}: {', '.join(type(each).__name__ for each in results) or 'nothing'} was returned, but its "
-                f"schema says {'one tensor' if wanted == 1 else f'{wanted} tensors'}"
+                f"schema says {'one tensor' if count == 1 else f'{count} tensors'}"
             ),
             RuntimeError,
         )
@@ -191,18 +191,18 @@ class Function:
         """Run the reference on real tensors."""
         values = self.values(args, kwargs)
         args, kwargs = self.call(values)
-        given = [leaf for leaf in leaves(values) if isinstance(leaf, torch.Tensor)]
-        return self.fresh((self.reference or self._no_function)(*args, **kwargs), given)
+        inputs = [leaf for leaf in leaves(values) if isinstance(leaf, torch.Tensor)]
+        return self.fresh((self.reference or self._no_function)(*args, **kwargs), inputs)
 
-    def fresh(self, returned: Any, given: list[torch.Tensor]) -> Any:
+    def fresh(self, returned: Any, inputs: list[torch.Tensor]) -> Any:
         """Return results as torch wants them of an operator: contiguous, and in no argument's memory nor each
         other's."""
-        taken = {storage_id(each) for each in given}
+        storages = {storage_id(each) for each in inputs}
         results = []
         for result in self._results(returned):
             storage = storage_id(result)
-            own = result.clone(memory_format=torch.contiguous_format) if storage in taken else result.contiguous()
-            taken.add(storage)
+            own = result.clone(memory_format=torch.contiguous_format) if storage in storages else result.contiguous()
+            storages.add(storage)
             results.append(own)
         return self.as_results(results)
 
@@ -220,13 +220,13 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _own(handle: TensorProxy, memory: Memory, taken: list[Any]) -> TensorProxy:
-    """Return a result of the reference, contiguous, and a copy where it is in memory that is `taken`."""
+def _own(handle: TensorProxy, memory: Memory, storages: list[Any]) -> TensorProxy:
+    """Return a result of the reference, contiguous, and a copy where it is in one of the `storages`."""
     value = memory.read(handle)
     storage = memory.ref(handle).storage
-    if storage in taken or storage.ambiguous is not None:
+    if storage in storages or storage.ambiguous is not None:
         return prims.clone(value, torch.contiguous_format)
-    taken.append(storage)
+    storages.append(storage)
     return prims.contiguous(value)
 
 
@@ -260,7 +260,7 @@ class Declarations:
 
     def declare(self, entries: list[OpEntry], find: Callable[[str], Any]) -> None:
         """Take the `func` entries of one manifest. Raises ManifestError with every problem, and takes none."""
-        problems, found = [], {}
+        problems, functions = [], {}
         for op in entries:
             reference, fake = (find(name) if name else None for name in (op.reference, op.fake))
             declaration = op.schema or ""
@@ -271,30 +271,30 @@ class Declarations:
                 foreign = _foreign(schema)
                 function = Function(text, schema, reference=reference, fake=fake, mark=op.mark, foreign=foreign)
                 reasons = [*self._conflicts(function)]
-                found[function.name] = function
+                functions[function.name] = function
             problems += [Problem(op.mark, f"func {op.name} {text}") for text in reasons]
         if problems:
             raise ManifestError(problems)
-        self.new.update((name, function) for name, function in found.items() if not self._is_known(function))
+        self.new.update((name, function) for name, function in functions.items() if not self._is_known(function))
 
     def _is_known(self, function: Function) -> bool:
-        known = self.find(function.name)
-        return known is not None and known.mark is not None
+        existing = self.find(function.name)
+        return existing is not None and existing.mark is not None
 
     def _conflicts(self, function: Function) -> Iterator[str]:
         """Yield the conflicts of a declaration with what there is."""
-        known = self.find(function.name)
-        if known is not None and known.mark is not None:
-            if known.schema != function.schema:
-                yield f"is declared with another schema at {known.mark}: {known.text}"
+        existing = self.find(function.name)
+        if existing is not None and existing.mark is not None:
+            if existing.schema != function.schema:
+                yield f"is declared with another schema at {existing.mark}: {existing.text}"
             for what in ("reference", "fake"):
-                if _code_of(getattr(known, what)) != _code_of(getattr(function, what)):
-                    yield f"is declared with another {what} at {known.mark}; one of the two needs another name"
+                if _code_of(getattr(existing, what)) != _code_of(getattr(function, what)):
+                    yield f"is declared with another {what} at {existing.mark}; one of the two needs another name"
             return
-        existing = _existing_schema(function.schema)
-        if existing is not None and existing != function.schema:
-            yield f"is in torch.ops with another schema: {existing}"
-        elif not function.reference and not function.fake and not (existing and has_fake(function.name)):
+        schema = _existing_schema(function.schema)
+        if schema is not None and schema != function.schema:
+            yield f"is in torch.ops with another schema: {schema}"
+        elif not function.reference and not function.fake and not (schema and has_fake(function.name)):
             yield NO_META
 
     def find_existing(self, name: str) -> Function | None:
@@ -302,9 +302,9 @@ class Declarations:
 
         Raises NotImplementedError saying why it can be no symbol.
         """
-        known = self.find(name)
-        if known is not None:
-            return known
+        existing = self.find(name)
+        if existing is not None:
+            return existing
         base, _, overload = name.partition(".")
         schema = _get_schema(base, overload)
         if schema is None:
@@ -328,8 +328,8 @@ def _existing_schema(schema: Any) -> Any:
 
 def _foreign(schema: Any) -> bool:
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    known = _known.get(name)
-    return _existing_schema(schema) is not None and (known is None or known.foreign)
+    existing = _known.get(name)
+    return _existing_schema(schema) is not None and (existing is None or existing.foreign)
 
 
 def has_fake(name: str) -> bool:
@@ -352,21 +352,21 @@ def _schema_problems(schema: Any) -> Iterator[str]:
         yield "returns a view; its results must be tensors of their own"
 
 
-def _code_of(function: Any, seen: frozenset[Any] = frozenset()) -> Any:
+def _code_of(function: Any, visited: frozenset[Any] = frozenset()) -> Any:
     """Return a Python function's code, and that of the functions beside it which it calls, to compare it with another
     version of itself."""
     function = inspect.unwrap(function) if callable(function) else function
-    if not isinstance(function, types.FunctionType) or function in seen:
-        return function if function not in seen else None
-    seen = seen | {function}
+    if not isinstance(function, types.FunctionType) or function in visited:
+        return function if function not in visited else None
+    visited = visited | {function}
     names = sorted(_names_in(function.__code__))
     beside = [function.__globals__.get(name) for name in names]
     package = function.__module__.partition(".")[0]
-    called = [each for each in beside if getattr(each, "__module__", "").partition(".")[0] == package]
+    callees = [each for each in beside if getattr(each, "__module__", "").partition(".")[0] == package]
     return (
         _text_of(function.__code__),
         function.__defaults__,
-        [_code_of(each, seen) for each in called if isinstance(each, types.FunctionType)],
+        [_code_of(each, visited) for each in callees if isinstance(each, types.FunctionType)],
     )
 
 

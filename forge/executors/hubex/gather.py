@@ -78,21 +78,21 @@ def gather(
     Raises HubError, ManifestError or TypeError saying what is wrong with which source.
     """
     check_list(sources, argument, "repositories, folders, manifests or entries")
-    found: list[Kernel] = []
+    kernels: list[Kernel] = []
     for source in sources:
         if isinstance(source, Kernel):
-            found.append(source)
+            kernels.append(source)
         elif isinstance(source, KernelEntry):
-            found.append(from_entry(source))
+            kernels.append(from_entry(source))
         elif is_extension(source):
-            found.append(from_extension(source))
+            kernels.append(from_extension(source))
         elif not isinstance(source, (str, os.PathLike)):
             advice = "; give an executor as executors=[…]" if isinstance(source, Executor) else ""
             raise TypeError(f"{argument}: {source!r} is no repository, folder, manifest, lock file or kernel{advice}")
         else:
             access = (policy or _default_policy(source)).with_imports(allow_imports)
-            found += _from_files(source, Origin(backend=backend, policy=access, lock=lock))
-    return found
+            kernels += _from_files(source, Origin(backend=backend, policy=access, lock=lock))
+    return kernels
 
 
 def _default_policy(source: str | os.PathLike[str]) -> hub.Policy:
@@ -128,11 +128,11 @@ def operators_for(op: Any) -> tuple[Operators, Pattern | None]:
     return (Operators({op.name: op.reference}), op) if isinstance(op, Pattern) else (operators(), None)
 
 
-def from_extension(given: KernelExtension | type[KernelExtension]) -> Kernel:
+def from_extension(declaration: KernelExtension | type[KernelExtension]) -> Kernel:
     """Return a kernel by class; its function is not loaded. Raises TypeError, or ManifestError with every problem."""
-    op = operation_of(given)
-    known, pattern = operators_for(op)
-    extension, entry, options = loader_of(given, known)
+    op = operation_of(declaration)
+    resolver, pattern = operators_for(op)
+    extension, entry, options = loader_of(declaration, resolver)
     kernel = from_entry(entry, pattern)
     extension.check = lambda function: kernel_problems(replace(entry, fn=function), kernel.signature, find_nothing)
     return replace(kernel, declared=(op, extension, options), extension=extension)
@@ -155,8 +155,8 @@ def _from_files(source: str | os.PathLike[str], access: Origin) -> list[Kernel]:
         file = _read(path)
         manifest = file.read(resolver=operators())
         if manifest.build.sources:
-            found = os.path.abspath(path if text.endswith(ALONE) else path.parent)
-            return _from_sources(manifest, file, replace(access, source=found))
+            location = os.path.abspath(path if text.endswith(ALONE) else path.parent)
+            return _from_sources(manifest, file, replace(access, source=location))
     if path is not None and text.endswith(ALONE):
         return _from_alone(_read(path), access)
     return _from_repository(_resolve(source, access), path is not None, access)
@@ -202,9 +202,9 @@ def _from_sources(manifest: Manifest, file: ManifestFile, origin: Origin) -> lis
     reasons = [f"{name}: {reason}" for name, reason in selection.choice.rejected]
     if origin.lock is not None or selection.choice.accepted:
         resolved = hub.fetch(selection, selection.variant)
-        chosen = _manifest_of(resolved, file) if path.name == MANIFEST else file
+        variant_file = _manifest_of(resolved, file) if path.name == MANIFEST else file
         try:
-            return _from_variant(resolved, chosen, origin)
+            return _from_variant(resolved, variant_file, origin)
         except hub.KernelImportError as error:
             if origin.lock is not None:
                 raise
@@ -236,17 +236,17 @@ def _from_lock(lock: hub.Lock, access: Origin) -> list[Kernel]:
     needed: set[str | None] = {each.source for one, _ in resolved for each in one.depends}
     for file in alone:
         needed |= {parse_source(name).repository for name in hub.named_repositories(file.content, str(file.path))}
-    found: list[Kernel] = []
+    kernels: list[Kernel] = []
     for one, local in resolved:
         if one.source not in needed or (one.folder / MANIFEST).exists():
-            found += _from_repository(one, local, access)
-    return [*found, *(kernel for file in alone for kernel in _from_alone(file, access))]
+            kernels += _from_repository(one, local, access)
+    return [*kernels, *(kernel for file in alone for kernel in _from_alone(file, access))]
 
 
 def _from_bundle(folder: Path, access: Origin) -> list[Kernel]:
     """Return the kernels that forge.bundle wrote. Raises NotFoundError naming the kernels that are needed and cannot be
     used."""
-    found: list[Kernel] = []
+    result: list[Kernel] = []
     for part in hub.read_bundle(folder, access.policy or hub.Policy()):
         needed = ", ".join(f"{name} of {op}" for op, name in part.kernels)
         path = folder / part.manifest
@@ -263,15 +263,15 @@ def _from_bundle(folder: Path, access: Origin) -> list[Kernel]:
         there = {(kernel.operation, kernel.name) for kernel in kernels}
         missing = ", ".join(f"{name} of {op}" for op, name in part.kernels if (op, name) not in there)
         check(not missing, lambda path=path, missing=missing: f"{path}: has no kernel {missing}", hub.NotFoundError)
-        found += kernels
-    return found
+        result += kernels
+    return result
 
 
 def _from_repository(resolved: hub.ResolvedKernel, local: bool, access: Origin) -> list[Kernel]:
     outside = Path(resolved.source) / MANIFEST if local else None
     file = _manifest_of(resolved, _read(outside) if outside is not None and outside.is_file() else None)
-    found = os.path.abspath(resolved.source) if local else f"{resolved.source}@{resolved.commit}"
-    return _from_variant(resolved, file, replace(access, source=found))
+    location = os.path.abspath(resolved.source) if local else f"{resolved.source}@{resolved.commit}"
+    return _from_variant(resolved, file, replace(access, source=location))
 
 
 def _from_variant(resolved: hub.ResolvedKernel, file: ManifestFile, origin: Origin) -> list[Kernel]:
@@ -305,14 +305,14 @@ def _manifest_of(resolved: hub.ResolvedKernel, outside: ManifestFile | None) -> 
     inside = _read(place) if place.is_file() else None
     if inside is not None and outside is not None and inside.content != outside.content:
         raise hub.MalformedError(f"{place} is not as {outside.path}, of which it is a copy; build the repository again")
-    found = inside or outside
-    if found is None:
+    manifest = inside or outside
+    if manifest is None:
         raise hub.NoManifestError(
             f"{resolved.place()}: has no {MANIFEST}, so that forge does not know which operators its kernels "
             f"implement; its place is build/{resolved.variant}/{MANIFEST}. For a repository of somebody else, write a "
             'manifest on this machine whose kernel_name is "hub:org/name:function", and pass that file'
         )
-    return found
+    return manifest
 
 
 def _check_within(place: Path, *folders: Path | None) -> None:
@@ -338,12 +338,12 @@ def _from_manifest(file: ManifestFile, module: ModuleType | None, origin: Origin
     origin = replace(origin, content=" ".join([origin.content, *map(_content, others.values())]))
     declared = Declarations()
     declared.declare([op for op in manifest.ops if op.kind == "func"], find)
-    found = [_kernel(entry, find, origin, declared) for entry in manifest.kernels]
-    _check_not_themselves(found)
-    if any(each.target.function is not None and not each.target.function.is_reproducible for each in found):
-        found = [replace(each, origin=Origin()) for each in found]  # another process cannot read this manifest
-    define(declared.new.values(), found)
-    return found
+    kernels = [_kernel(entry, find, origin, declared) for entry in manifest.kernels]
+    _check_not_themselves(kernels)
+    if any(each.target.function is not None and not each.target.function.is_reproducible for each in kernels):
+        kernels = [replace(each, origin=Origin()) for each in kernels]  # another process cannot read this manifest
+    define(declared.new.values(), kernels)
+    return kernels
 
 
 def _check_not_themselves(kernels: list[Kernel]) -> None:
@@ -372,14 +372,14 @@ def _kernel(
     declared: Declarations,
     pattern: Pattern | None = None,
 ) -> Kernel:
-    known = operators(declared)
+    resolver = operators(declared)
     if entry.op_kind == "pattern":
         pattern = pattern or _pattern(entry.op, find)
         parameters = {name: name for name in pattern.parameters}
         target: Target | None = Target(pattern.symbol, from_function(pattern.reference, pattern.name), parameters)
         signature = None if target is None else target.signature
     else:
-        signature, target = known.resolve(entry.op), known.target(entry.op)
+        signature, target = resolver.resolve(entry.op), resolver.target(entry.op)
     if signature is None or target is None:
         raise NotImplementedError(
             f"{entry.mark}: kernel {entry.name}: forge has no symbol for {entry.op} with the same arguments"

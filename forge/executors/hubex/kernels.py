@@ -261,14 +261,14 @@ class _Caller:
             output = self.kernel.target.symbol(*args, **kwargs)
         in_layout = {name: self.argument(name, value) for name, value in values.items()}
         pairs = zip(tensors(list(in_layout.values())), tensors(list(values.values())), strict=True)
-        wanted = {given.name: argument for given, argument in pairs if needs_grad(argument)}
+        targets = {proxy.name: argument for proxy, argument in pairs if needs_grad(argument)}
         given_args, given_kwargs = self._arguments(in_layout)
         if self.kernel.assumes is not None:
-            ours = {argument.name: name for name, argument in wanted.items()}
+            ours = {argument.name: name for name, argument in targets.items()}
             by_name = {each.name: each for each in tensors(list(in_layout.values()))}
             call = tree_map(lambda leaf: by_name.get(ours.get(getattr(leaf, "name", ""), ""), leaf), (args, kwargs))
             given_args = [call, *given_args]
-        record_with_graph(self.graph_ops, (self.op.op, tuple(given_args), given_kwargs), output, wanted)
+        record_with_graph(self.graph_ops, (self.op.op, tuple(given_args), given_kwargs), output, targets)
         return output
 
     def _run(self, op: Symbol, args: tuple, kwargs: dict, saving: bool) -> tuple[Any, dict[str, TensorProxy]]:
@@ -277,12 +277,12 @@ class _Caller:
         with current_trace().collecting():
             output = self.kernel.target.symbol(*args, **kwargs)
         saved = self._saved_tensors(values) if saving else {}
-        given = self._arguments({name: self.argument(name, value) for name, value in values.items()})
-        made = tree_map(_like, output) if self.contiguous else output
-        results = (*tensors(made), *saved.values()) if saved else made
-        _call(op, given, results, before=((args, kwargs),) if isinstance(op.op, AssumingKernel) else ())
+        arguments = self._arguments({name: self.argument(name, value) for name, value in values.items()})
+        outputs = tree_map(_like, output) if self.contiguous else output
+        results = (*tensors(outputs), *saved.values()) if saved else outputs
+        _call(op, arguments, results, before=((args, kwargs),) if isinstance(op.op, AssumingKernel) else ())
         if self.contiguous:
-            for result, proxy in zip(tensors(made), tensors(output), strict=True):
+            for result, proxy in zip(tensors(outputs), tensors(output), strict=True):
                 current_trace().record(BoundSymbol(_CONTIGUOUS, (result,), {}, proxy))
         return output, saved
 
@@ -292,21 +292,21 @@ class _Caller:
         return _own_arguments(self.kernel.signature, values) if args is None else _arguments(args, values)
 
     def _backward_arguments(self, values: Mapping[str, Any], saved: dict) -> tuple[list[Any], dict[str, Any]]:
-        wanted = self.kernel.entry.grad.args
-        if wanted is not None:
-            return _arguments(wanted, values)
+        parameters = self.kernel.entry.grad.args
+        if parameters is not None:
+            return _arguments(parameters, values)
         args, kwargs = self._arguments(values)
         gradients = [value for name, value in values.items() if name.startswith("grad_output")]
         return [*gradients, *args], {**kwargs, **saved}
 
     def _results_and_gradients(self, results: list[TensorProxy]) -> dict[str, TensorProxy]:
         """Return the results and their gradients, by the names that a manifest has for them."""
-        found = {}
+        values = {}
         for i, result in enumerate(results):
             suffix = f"_{i}" if len(results) > 1 else ""
-            found[f"grad_output{suffix}"] = _fix(get_grad(result), Layout(order=DimOrder()))
-            found[f"output{suffix}"] = result
-        return found
+            values[f"grad_output{suffix}"] = _fix(get_grad(result), Layout(order=DimOrder()))
+            values[f"output{suffix}"] = result
+        return values
 
     def _saved_tensors(self, values: Mapping[str, Any]) -> dict[str, TensorProxy]:
         """Return stand-ins for what the forward saves, by its declared dtypes and shapes."""
@@ -318,11 +318,11 @@ class _Caller:
         middle = next((pattern.middle(shape) for pattern, shape in shapes if pattern.rest is not None), ())
         dtypes = {alias.name: tensors(values.get(name)) for name, alias in entry.dtypes.items()}
         first = tensors(values)[0]
-        found = {}
+        saves = {}
         for name, saved in entry.grad.saves.items():
             dtype = saved.dtype.dtypes[0] if len(saved.dtype.dtypes) == 1 else dtypes[saved.dtype.name][0].dtype
-            found[name] = current_trace().tensor(saved.shape.of(dims, middle), dtype, first.device)
-        return found
+            saves[name] = current_trace().tensor(saved.shape.of(dims, middle), dtype, first.device)
+        return saves
 
     def argument(self, name: str, value: Any) -> Any:
         """Return an argument as the kernel gets it: in its layout, and a copy of what it overwrites."""
@@ -376,11 +376,11 @@ def _like(x: TensorProxy) -> TensorProxy:
     return current_trace().tensor(x.shape, x.dtype, x.device)
 
 
-def _arguments(wanted: Iterable[KernelArgument], values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(parameters: Iterable[KernelArgument], values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return the kernel's arguments, by position and by name."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for each in wanted:
+    for each in parameters:
         value = _value(each.value.name, values) if isinstance(each.value, Argument) else each.value.value
         if each.parameter is None:
             args.append(value)
@@ -401,10 +401,10 @@ def _own_arguments(signature: Signature, values: Mapping[str, Any]) -> tuple[lis
     return args, {parameter.name: values[parameter.name] for parameter in ours if parameter.keyword_only}
 
 
-def _call(op: Symbol, given: tuple[list[Any], dict[str, Any]], output: Any, before: tuple = ()) -> None:
+def _call(op: Symbol, arguments: tuple[list[Any], dict[str, Any]], output: Any, before: tuple = ()) -> None:
     """Record a call of a kernel that returns `output`, or that writes to memory allocated here. before: arguments
     before its own."""
-    args, kwargs = given
+    args, kwargs = arguments
     trace = current_trace()
     if op.out:
         orders = op.executor.entry.orders
@@ -425,8 +425,8 @@ def _allocate(like: TensorProxy, alias: OrderAlias | None) -> TensorProxy:
         args = tuple(memory.shape), order.dims, memory.dtype, memory.device
         current_trace().record(BoundSymbol(_ALLOCATE_IN, args, {}, memory))
         return memory
-    given = {"dtype": memory.dtype, "device": memory.device}
-    current_trace().record(BoundSymbol(ALLOCATE, (tuple(memory.shape),), given, memory))
+    options = {"dtype": memory.dtype, "device": memory.device}
+    current_trace().record(BoundSymbol(ALLOCATE, (tuple(memory.shape),), options, memory))
     return memory
 
 

@@ -66,11 +66,11 @@ class LayerSource:
     def load(self) -> Layer:
         """Return the layer. Raises HubError where it cannot be had."""
         if self._loaded is None:
-            found = dict(layers_of(self.source, self.trusts, self.allow_imports))
-            if self.layer not in found:
-                there = ", ".join(sorted(found)) or "none"
+            layers = dict(layers_of(self.source, self.trusts, self.allow_imports))
+            if self.layer not in layers:
+                there = ", ".join(sorted(layers)) or "none"
                 raise hub.NotFoundError(f"{self.source}: has no layer {self.layer}; there are: {there}")
-            self._loaded = found[self.layer]
+            self._loaded = layers[self.layer]
         return self._loaded
 
 
@@ -78,7 +78,7 @@ class LayerSource:
 class Offer:
     """A layer, by mode, for modules of a name or a class. device: a type, None for any; limits: of its capability."""
 
-    wanted: str | type
+    target: str | type
     modes: Mapping[frozenset[str], LayerSource]
     device: str | None = None
     limits: tuple[int, int] | None = None
@@ -124,11 +124,15 @@ def read_layers(layers: Layers, allow_imports: Sequence[str] = ()) -> list[Offer
 
     Raises TypeError for what is none of its forms, HubError for a source that cannot be used.
     """
-    wanted = f"must be a mapping, a list of sources, or {REGISTERED!r}"
+    expectation = f"must be a mapping, a list of sources, or {REGISTERED!r}"
     if isinstance(layers, str):
-        check(layers == REGISTERED, lambda: f"forge.jit: layers is {layers!r}, but {wanted}")
+        check(layers == REGISTERED, lambda: f"forge.jit: layers is {layers!r}, but {expectation}")
         return list(_registered_offers(allow_imports))
-    check(isinstance(layers, (Mapping, Sequence)), lambda: f"forge.jit: layers is {layers!r}, but {wanted}", TypeError)
+    check(
+        isinstance(layers, (Mapping, Sequence)),
+        lambda: f"forge.jit: layers is {layers!r}, but {expectation}",
+        TypeError,
+    )
     if isinstance(layers, Mapping):
         offers = [offer for name, value in layers.items() for offer in _offers(name, value, allow_imports)]
     else:
@@ -162,10 +166,10 @@ def _offers_of_source(source: Any, allow_imports: Sequence[str]) -> Iterator[Off
         ),
         TypeError,
     )
-    found = list(layers_of(os.fspath(source), allow_imports=allow_imports))
-    if not found:
+    layers = list(layers_of(os.fspath(source), allow_imports=allow_imports))
+    if not layers:
         raise hub.NotFoundError(f"{source}: has no layers")
-    for name, layer in found:
+    for name, layer in layers:
         yield Offer(name, {_ANY: LayerSource(loaded=layer)})
 
 
@@ -265,19 +269,19 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
     """Runs modules' calls by layers, which are chosen while a call is captured (`find`, `override`). No kernel is asked
     again when it is claimed.
 
-    verifier: verifies the layers. named: the names and classes of modules that the user gave layers for one by one.
-    seen: the names by which modules that were called may be offered some.
+    verifier: verifies the layers. targets: the names and classes of modules that the user gave layers for one by one.
+    module_names: the names by which modules that were called may be offered some.
     """
 
     verifier: Verifier
 
     def __init__(
-        self, offers: Iterable[Offer] = (), verifier: Verifier = verifier, *, named: Iterable[str | type] = ()
+        self, offers: Iterable[Offer] = (), verifier: Verifier = verifier, *, targets: Iterable[str | type] = ()
     ) -> None:
         super().__init__("layers", verifier)
         self.offers = list(offers)
-        self.named = list(named)
-        self.seen: set[str] = set()
+        self.targets = list(targets)
+        self.module_names: set[str] = set()
         self._symbols: dict[str, tuple[Any, Symbol]] = {}
         self._used: dict[Symbol, Kernel] = {}
 
@@ -295,16 +299,16 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
 
     def see(self, kind: type[torch.nn.Module]) -> None:
         """Note the names of a class of modules."""
-        self.seen.update(name for name in (getattr(kind, "kernel_layer_name", None), kind.__name__) if name)
+        self.module_names.update(name for name in (getattr(kind, "kernel_layer_name", None), kind.__name__) if name)
 
     def layers_for(self, module: torch.nn.Module) -> list[Offer]:
         """Return the offers for a module, whatever the device: by the name that a decorator gave its class, else by the
         class."""
         kind = type(module)
-        for wanted in (getattr(kind, "kernel_layer_name", None), kind, kind.__name__):
-            found = [offer for offer in self.offers if wanted is not None and offer.wanted == wanted]
-            if found:
-                return found
+        for target in (getattr(kind, "kernel_layer_name", None), kind, kind.__name__):
+            offers = [offer for offer in self.offers if target is not None and offer.target == target]
+            if offers:
+                return offers
         return []
 
     def find(self, module: torch.nn.Module, device: torch.device, training: bool) -> Layer | Declined:
@@ -351,8 +355,8 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
     def symbol_for(self, kernel: Kernel, reference: ModuleForward) -> Symbol:
         """Return the symbol of the calls that a kernel takes: one for all modules that differ in tensors alone."""
         subject = fingerprint(kernel)
-        for known, symbol in self._symbols.values():
-            if known == (subject, kernel.entry.grad.kind):
+        for key, symbol in self._symbols.values():
+            if key == (subject, kernel.entry.grad.kind):
                 return symbol
         base = kernel.target.symbol.id
         id = base if base not in self._symbols else f"{base}_{len(self._symbols)}"
@@ -364,4 +368,4 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
 
 def layer_executor(layers: Layers, *, allow_imports: Sequence[str] = ()) -> LayerExecutor:
     """Return an executor of these layers alone. Raises as read_layers does."""
-    return LayerExecutor(read_layers(layers, allow_imports), named=layers if isinstance(layers, Mapping) else ())
+    return LayerExecutor(read_layers(layers, allow_imports), targets=layers if isinstance(layers, Mapping) else ())

@@ -93,16 +93,16 @@ def _rows(kernels: list[Kernel], executor: HubExecutor, verifier: Verifier) -> I
     symbols = {kernel.target.symbol.id: kernel.target.symbol for kernel in in_order(kernels)}
     for symbol in symbols.values():
         by_name = {kernel.name: kernel for kernel in kernels if kernel.target.symbol is symbol}
-        asked = [by_name[each.name or ""] for each in executor.candidates(symbol)]
-        for kernel, following in zip(asked, [*asked[1:], None], strict=True):
+        candidates = [by_name[each.name or ""] for each in executor.candidates(symbol)]
+        for kernel, following in zip(candidates, [*candidates[1:], None], strict=True):
             entry = kernel.entry
             place = f"{_short(entry.mark.file)}:{entry.mark.line}"
             devices: list[torch.device | None] = [*kernel.devices]
             for device in devices or [None]:
                 status, reason = _status(kernel, device, verifier)
-                shown = "-" if device is None else str(device)
+                text = "-" if device is None else str(device)
                 after = _next(kernel, status, following)
-                yield KernelRow(kernel.operation, kernel.name, shown, status, reason, constraints(entry), place, after)
+                yield KernelRow(kernel.operation, kernel.name, text, status, reason, constraints(entry), place, after)
 
 
 def _next(kernel: Kernel, status: str, following: Kernel | None) -> str:

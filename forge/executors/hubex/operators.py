@@ -125,19 +125,19 @@ def _symbol(name: str) -> Symbol | None:
 def _torch_symbol(name: str) -> Symbol | None:
     """By another of the names that torch has for the function. Nothing is imported."""
     first, *path = name.split(".")
-    found: Any = torch if first == "torch" else None
+    function: Any = torch if first == "torch" else None
     for part in path:
-        found = getattr(found, part, None) if found is not None and part.isidentifier() else None
-    return torchlang.find(found) if callable(found) else None
+        function = getattr(function, part, None) if function is not None and part.isidentifier() else None
+    return torchlang.find(function) if callable(function) else None
 
 
 def _schema(name: str) -> Any:
     """Return the schema of `ns::name.overload`; the overload may be left out where there is one, or a default one."""
     base, _, overload = name.partition(".")
     schemas = [schema for schema in jit_get_schemas_for_operator(base) if _is_dispatched(schema)]
-    named = [schema for schema in schemas if schema.overload_name == overload]
-    if named:
-        return named[0]
+    matches = [schema for schema in schemas if schema.overload_name == overload]
+    if matches:
+        return matches[0]
     return schemas[0] if len(schemas) == 1 and not overload else None
 
 
@@ -156,10 +156,10 @@ def _aten_target(name: str) -> Target | None:
         return None  # an operator that changes its arguments is no symbol
     signature = from_schema(schema)
     base = name.partition("::")[2].partition(".")[0]
-    wanted = [parameter.name for parameter in signature.parameters if not parameter.out]
+    parameters = [parameter.name for parameter in signature.parameters if not parameter.out]
     for symbol in _spellings(base):
         ours = symbol_signature(symbol)
-        names = _correspondence([parameter.name for parameter in ours.parameters], wanted)
+        names = _correspondence([parameter.name for parameter in ours.parameters], parameters)
         if names is not None:
             return Target(symbol, ours, names)
     return None
@@ -170,8 +170,8 @@ def _spellings(base: str) -> Iterator[Symbol]:
     owners = (torch, torch.nn.functional, torch_nn_module, torch.special, torch.linalg)
     functions = [getattr(owner, base, None) for owner in owners]
     functions += [getattr(owner, base.removeprefix(owner.__name__.rpartition(".")[2] + "_"), None) for owner in owners]
-    for found in [function for function in functions if callable(function)] + [base]:
-        symbol = torchlang.find(found)
+    for spelling in [function for function in functions if callable(function)] + [base]:
+        symbol = torchlang.find(spelling)
         if symbol is not None:
             yield symbol
 

@@ -89,8 +89,8 @@ def kernel_executor(
     verify: bool | Verifier = True,
 ) -> HubExecutor:
     """Return an executor of these kernels alone. verify: whether, or by what, each is verified before it is used."""
-    asked = verifier if verify is True else verify or None
-    executor = HubExecutor("kernels", asked)
+    choice = verifier if verify is True else verify or None
+    executor = HubExecutor("kernels", choice)
     executor.add(gather(sources, lock=lock, policy=policy, allow_imports=allow_imports, argument="forge.jit: kernels"))
     return executor
 
@@ -109,22 +109,22 @@ def kernels(sources: Sequence[Source] | None = None, *, op: str | Callable | Non
         ValueError: For an unknown operator.
         HubError, ManifestError, TypeError: As forge.use_kernels.
     """
-    found = hubex.kernels if sources is None else gather(sources, argument="forge.kernels: sources")
+    selection = hubex.kernels if sources is None else gather(sources, argument="forge.kernels: sources")
     if op is not None:
-        _, found = of_operation(op, found, "forge.kernels")
-    return table_of(found, verifier)
+        _, selection = of_operation(op, selection, "forge.kernels")
+    return table_of(selection, verifier)
 
 
 def of_operation(op: str | Callable | Pattern, kernels: Iterable[Kernel], caller: str) -> tuple[str, list[Kernel]]:
     """Return the name of an operator, and the kernels of it: by whichever of its names they are declared, as torch.add
     and aten::add.out. Raises ValueError, which names the caller, where there is no such operator."""
     kernels = list(kernels)
-    wanted = _operation(op, kernels, caller)
-    named = [kernel for kernel in kernels if kernel.operation == wanted]
-    target = named[0].target if named else None if wanted.startswith(PATTERN) else operators().target(wanted)
+    operation = _operation(op, kernels, caller)
+    matches = [kernel for kernel in kernels if kernel.operation == operation]
+    target = matches[0].target if matches else None if operation.startswith(PATTERN) else operators().target(operation)
     if target is None:
-        return wanted, named
-    return wanted, [kernel for kernel in kernels if kernel.target.symbol is target.symbol]
+        return operation, matches
+    return operation, [kernel for kernel in kernels if kernel.target.symbol is target.symbol]
 
 
 def _operation(op: str | Callable | Pattern, kernels: Iterable[Kernel], caller: str) -> str:
@@ -134,9 +134,9 @@ def _operation(op: str | Callable | Pattern, kernels: Iterable[Kernel], caller: 
     text = op if isinstance(op, str) else qualified_name(op) or repr(op)
     if any(kernel.operation == text for kernel in kernels):
         return text
-    known = operators()
-    signature = known.resolve(text)
+    resolver = operators()
+    signature = resolver.resolve(text)
     if signature is None:
-        advice = did_you_mean(text, known.names()) or "; name a torch function, an aten overload or 'pattern:NAME'"
+        advice = did_you_mean(text, resolver.names()) or "; name a torch function, an aten overload or 'pattern:NAME'"
         raise ValueError(f"{caller}: unknown operator {text!r}{advice}")
     return text if text.startswith(PATTERN) else signature.name

@@ -97,8 +97,8 @@ def _find_kernel(request: Request) -> Kernel | str:
 def _is_of_the_program(entry: KernelEntry, source: str | None) -> bool:
     """Return whether a manifest of the user's own names what runs: an operator that the program registers, say. An
     error of a repository's code here is no reason to judge it anywhere else."""
-    named = [entry.kernel_name, entry.grad.kernel_name, entry.grad.forward]
-    return str(source).endswith(ALONE) and not any(name is not None and name.startswith("hub:") for name in named)
+    names = [entry.kernel_name, entry.grad.kernel_name, entry.grad.forward]
+    return str(source).endswith(ALONE) and not any(name is not None and name.startswith("hub:") for name in names)
 
 
 def _take_environment(request: Request) -> None:

@@ -219,8 +219,8 @@ class Products(ProductExecutor):
         return self._decisions.get(bound)
 
     def is_epilogue(self, bound: BoundSymbol) -> Decision:
-        taken = self._executor.can_fuse(bound)
-        return _is_pointwise.get(bound) if taken else taken
+        decision = self._executor.can_fuse(bound)
+        return _is_pointwise.get(bound) if decision else decision
 
     def fuse_product(self, region: Trace) -> Callable | Declined:
         return _module("lower").compile_region(region, _module("lower").generate_product)
@@ -241,12 +241,12 @@ class _OutOfProcess(WholeProgram):
     def __init__(self, *, eager_numerics: bool = False) -> None:
         super().__init__(inductor_whole.name, eager_numerics=eager_numerics)
         self._decisions = (inductor_whole.with_eager_numerics() if eager_numerics else inductor_whole)._decisions
-        self._made: list[Any] = []
+        self._compilations: list[Any] = []
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        made = _module("lower").compile_region_in_worker(region, eager_numerics=self.eager_numerics)
-        self._made.append(made)
-        return made
+        compilation = _module("lower").compile_region_in_worker(region, eager_numerics=self.eager_numerics)
+        self._compilations.append(compilation)
+        return compilation
 
     def finish(self) -> Mapping[Callable, Callable | Declined]:
         return {}  # nobody waits: `is_ready` is asked
@@ -257,7 +257,10 @@ class _OutOfProcess(WholeProgram):
         return super().dump(function.function)
 
     def is_ready(self) -> Decision:
-        states = [made if isinstance(made, Declined) else made.state() for made in self._made]
+        states = [
+            compilation if isinstance(compilation, Declined) else compilation.state()
+            for compilation in self._compilations
+        ]
         return next((state for state in states if isinstance(state, Declined)), all(states))
 
 
@@ -315,9 +318,9 @@ class _CheckingOutOfProcess(_Checks, _OutOfProcess):
     """Whole programs that are described for another process, and run and checked in this one."""
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        made = _module("lower").compile_region_in_worker(region, _module("checking").CheckedProgram)
-        self._made.append(made)
-        return made
+        compilation = _module("lower").compile_region_in_worker(region, _module("checking").CheckedProgram)
+        self._compilations.append(compilation)
+        return compilation
 
     def dump(self, function: Any) -> bytes | Declined:
         return function.function.dump()
@@ -331,15 +334,15 @@ def _devices() -> list[str]:
 def _can_compile_for(device: str) -> bool:
     """Return whether there is a compiler for the device's kernels; a notice where there is none."""
     if device == "cpu":
-        found = any(map(shutil.which, [os.environ.get("CXX", "g++"), "clang++"]))
+        has_compiler = any(map(shutil.which, [os.environ.get("CXX", "g++"), "clang++"]))
         missing = "no C++ compiler was found (g++ or clang++, or what CXX names)"
     elif device == "cuda":
-        found, missing = has_triton(), "Triton is not installed"
+        has_compiler, missing = has_triton(), "Triton is not installed"
     else:
         return False
-    if not found:
+    if not has_compiler:
         warnings.warn(f"forge: {missing}: programs on {device} run unfused, by torch", stacklevel=2)
-    return found
+    return has_compiler
 
 
 @functools.cache

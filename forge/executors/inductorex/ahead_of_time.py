@@ -72,14 +72,14 @@ def compile_program(
     isa_probe.wait()
     try:
         with exclusive():
-            graph, given = graph_of_program(program, claimed, layouts, eager_numerics=eager_numerics)
+            graph, example_inputs = graph_of_program(program, claimed, layouts, eager_numerics=eager_numerics)
             _check_operators(graph)
-            given = _bind_inputs(graph, program, given, weights)
-            return compile_package(graph, given, layouts.fake, {"aot_inductor.package_constants_in_so": alone})
+            example_inputs = _bind_inputs(graph, program, example_inputs, weights)
+            return compile_package(graph, example_inputs, layouts.fake, {"aot_inductor.package_constants_in_so": alone})
     except Exception as error:
         _log.debug("%s", program, exc_info=True)
-        known = isinstance(error, NotImplementedError) and str(error)
-        return decline(str(error) if known else f"AOTInductor failed: {in_one_line(error)}", error=error)
+        reason = isinstance(error, NotImplementedError) and str(error)
+        return decline(str(error) if reason else f"AOTInductor failed: {in_one_line(error)}", error=error)
 
 
 def _check_operators(graph: torch.fx.GraphModule) -> None:
@@ -93,17 +93,19 @@ def _check_operators(graph: torch.fx.GraphModule) -> None:
 
 def _writes_to_input(node: torch.fx.Node) -> bool:
     """Return whether a node gives an input its final value."""
-    written = node.args[0]
-    return node.target is aten.copy_.default and isinstance(written, torch.fx.Node) and written.op == "placeholder"
+    destination = node.args[0]
+    return (
+        node.target is aten.copy_.default and isinstance(destination, torch.fx.Node) and destination.op == "placeholder"
+    )
 
 
 def _bind_inputs(
-    graph: torch.fx.GraphModule, program: Trace, given: list[Any], weights: Mapping[str, torch.Tensor]
+    graph: torch.fx.GraphModule, program: Trace, example_inputs: list[Any], weights: Mapping[str, torch.Tensor]
 ) -> list[Any]:
     """Make weights attributes of the graph, and read sizes from its tensors; return the stand-ins that are left."""
     placeholders = graph.graph.find_nodes(op="placeholder")
-    inputs = list(zip(placeholders, program.inputs, given, strict=True))
-    left = [each for _, proxy, each in inputs if proxy.name not in weights and not isinstance(proxy, NumberProxy)]
+    inputs = list(zip(placeholders, program.inputs, example_inputs, strict=True))
+    remainder = [each for _, proxy, each in inputs if proxy.name not in weights and not isinstance(proxy, NumberProxy)]
     tensors = [node for node, proxy, _ in inputs if isinstance(proxy, TensorProxy) and proxy.name not in weights]
     first = next(node for node in graph.graph.nodes if node.op != "placeholder")
     for node, proxy, example in inputs:
@@ -119,7 +121,7 @@ def _bind_inputs(
         new.meta = dict(node.meta)
         node.replace_all_uses_with(new)
         graph.graph.erase_node(node)
-    return left
+    return remainder
 
 
 def _place_of(size: torch.SymInt, tensors: Sequence[torch.fx.Node]) -> tuple[torch.fx.Node, int]:

@@ -33,7 +33,7 @@ from forge.torch_internals.inductor.codecache import (
 from forge.torch_internals.inductor.config import inductor_config
 
 _UNUSED = frozenset({"get_args", "benchmark_compiled_module"})  # for those who run the module by itself
-_kept: "weakref.WeakKeyDictionary[Callable, ArtifactRecord | _SerializedArtifact]" = weakref.WeakKeyDictionary()
+_artifacts: "weakref.WeakKeyDictionary[Callable, ArtifactRecord | _SerializedArtifact]" = weakref.WeakKeyDictionary()
 
 
 class ArtifactRecord:
@@ -79,13 +79,13 @@ def _as_data(strides: Strides) -> list:
 
 def keep(function: Callable, graph: Any, strides: Strides) -> None:
     """Remember what a region's function was made of: `graph` is Inductor's CompiledFxGraph."""
-    _kept[function] = ArtifactRecord(graph, strides)
+    _artifacts[function] = ArtifactRecord(graph, strides)
 
 
 def dump(function: Callable) -> bytes | Declined:
     """Return the bytes from which `load` makes the function."""
-    kept = _kept.get(function)
-    return decline("the source of a region is not known") if kept is None else kept.dump()
+    artifact = _artifacts.get(function)
+    return decline("the source of a region is not known") if artifact is None else artifact.dump()
 
 
 def dump_artifact(graph: Any) -> bytes | Declined:
@@ -95,11 +95,11 @@ def dump_artifact(graph: Any) -> bytes | Declined:
 
 def load_with_strides(data: bytes, strides: Strides) -> Callable:
     """Return the function of `load`, with results of these strides; it can be dumped again."""
-    known = json.loads(data)
-    known["strides"] = _as_data(strides)
-    data = json.dumps(known).encode()
+    fields = json.loads(data)
+    fields["strides"] = _as_data(strides)
+    data = json.dumps(fields).encode()
     function = load(data)
-    _kept[function] = _SerializedArtifact(data)
+    _artifacts[function] = _SerializedArtifact(data)
     return function
 
 
@@ -116,15 +116,15 @@ class _SerializedArtifact:
 
 def load(data: bytes) -> Callable:
     """Return the function of a region that another process dumped."""
-    known = json.loads(data)
-    are_there = _are_there(known["kernels"])
-    if known["short"] is not None and are_there:
-        call = _call_with_kernels(known["short"], known["kernels"])
+    fields = json.loads(data)
+    are_there = _are_there(fields["kernels"])
+    if fields["short"] is not None and are_there:
+        call = _call_with_kernels(fields["short"], fields["kernels"])
     else:
-        call = _module(known["source"]).call
-    if known["aligned"]:
-        call = inductor_utils.align_inputs_from_check_idxs(call, known["aligned"], OrderedSet())
-    results, sizes = known["strides"]
+        call = _module(fields["source"]).call
+    if fields["aligned"]:
+        call = inductor_utils.align_inputs_from_check_idxs(call, fields["aligned"], OrderedSet())
+    results, sizes = fields["strides"]
     return Strides(dict(results), sizes).wrap(call)
 
 
@@ -141,11 +141,11 @@ def files_of(data: bytes) -> dict[str, bytes]:
 
 def with_files(data: bytes, paths: Mapping[str, str]) -> bytes:
     """Return dumped bytes whose shared objects are in other places."""
-    known = json.loads(data)
-    known["kernels"] = {
-        name: (paths[path], digest, function) for name, (path, digest, function) in known["kernels"].items()
+    fields = json.loads(data)
+    fields["kernels"] = {
+        name: (paths[path], digest, function) for name, (path, digest, function) in fields["kernels"].items()
     }
-    return json.dumps(known).encode()
+    return json.dumps(fields).encode()
 
 
 def _are_there(kernels: Mapping[str, tuple[str, str, str]]) -> bool:
@@ -171,22 +171,24 @@ def _module(source: str) -> ModuleType:
 
 def _call_with_kernels(text: str, kernels: Mapping[str, tuple[str, str, str]]) -> Callable:
     """Return the module's call with kernels that are there already."""
-    found = {name: getattr(load_library(path, digest), function) for name, (path, digest, function) in kernels.items()}
-    scope = {"__name__": "forge.inductor_region", **found}
+    functions = {
+        name: getattr(load_library(path, digest), function) for name, (path, digest, function) in kernels.items()
+    }
+    scope = {"__name__": "forge.inductor_region", **functions}
     exec(compile(text, "<forge region>", "exec"), scope)
     return scope["call"]
 
 
 def _kernels(scope: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
     """Return the C++ kernels of a generated module: name → shared object, its hash, and its function's name."""
-    found = {}
+    kernels = {}
     for name, value in scope.items():
         path = getattr(getattr(value, "__self__", None), "__file__", None)
         if type(value) is BuiltinFunctionType and _is_kernel(value.__name__) and path is not None:
             digest = units.hash_of(path)
             if digest is not None:
-                found[name] = (path, digest, value.__name__)
-    return found
+                kernels[name] = (path, digest, value.__name__)
+    return kernels
 
 
 def _is_kernel(name: str) -> bool:

@@ -71,10 +71,10 @@ def graph_of(region: Trace, layouts: Layouts, *, eager_numerics: bool) -> tuple[
     """Return the region as a graph of aten operators, and the stand-ins for its inputs that it was traced with. rounds:
     its nodes say which values torch's functions would have rounded."""
     calls = [(call, True) for call in claim_by_torch(region.bound_symbols)]
-    graph, given = _trace(calls, region, layouts, eager_numerics=eager_numerics)
+    graph, example_inputs = _trace(calls, region, layouts, eager_numerics=eager_numerics)
     for node in graph.graph.nodes:
         check(not changes(node.target), lambda node=node: f"{node.target} changes its argument", RuntimeError)
-    return graph, given
+    return graph, example_inputs
 
 
 def graph_of_program(
@@ -90,12 +90,12 @@ def graph_of_program(
         for each in claimed
         for call in (each.calls if each.fuser is None else claim_by_torch([each.bound]))
     ]
-    graph, given = _trace(calls, program, layouts, eager_numerics=eager_numerics)
-    written = [node.args[0] for node in graph.graph.nodes if changes(node.target)]
-    if any(node.op != "placeholder" for node in written):  # functional wrappers lack the symbolic sizes of some calls
+    graph, example_inputs = _trace(calls, program, layouts, eager_numerics=eager_numerics)
+    writes = [node.args[0] for node in graph.graph.nodes if changes(node.target)]
+    if any(node.op != "placeholder" for node in writes):  # functional wrappers lack the symbolic sizes of some calls
         functional = partial(functionalize, remove="mutations")
         return _trace(calls, program, layouts, eager_numerics=eager_numerics, wrap=functional)
-    return graph, given
+    return graph, example_inputs
 
 
 def _trace(
@@ -114,24 +114,24 @@ def _trace(
     def in_a_loop(decomposition: Callable) -> Callable:
         return lambda *args, **kwargs: decomposition(*args, **kwargs) if in_loops else NotImplemented
 
-    def run(*given: Any) -> list[torch.Tensor]:
+    def run(*inputs: Any) -> list[torch.Tensor]:
         nonlocal in_loops
-        known = dict(zip(names, given, strict=True))
-        symbols = {each.node.expr: each for each in given if isinstance(each, torch.SymInt)}
+        values = dict(zip(names, inputs, strict=True))
+        symbols = {each.node.expr: each for each in inputs if isinstance(each, torch.SymInt)}
         mode = get_proxy_mode()
         assert mode is not None, "make_fx has one"
         nodes = mode.tracer.graph.nodes
         for call, in_loops in calls:
-            args, kwargs = tree_map(partial(_value, known, symbols), (tuple(call.args), call.kwargs))
+            args, kwargs = tree_map(partial(_value, values, symbols), (tuple(call.args), call.kwargs))
             op, last = call.symbol.op, next(iter(reversed(nodes)), None)
             assert op is not None
             result = op(*(_round_comparison(op, args) if in_loops else args), **kwargs)
             if not in_loops:
                 _leave_to_torch(takewhile(partial(operator.is_not, last), reversed(nodes)))
-            known.update(
+            values.update(
                 (leaf.name, value) for leaf, value in pair_leaves(call.output, result) if isinstance(leaf, Proxy)
             )
-        return [known[proxy.name] for proxy in tensors(program.output)]
+        return [values[proxy.name] for proxy in tensors(program.output)]
 
     rounding = inductor_config.patch(emulate_precision_casts=eager_numerics)
     table = {
@@ -139,8 +139,8 @@ def _trace(
         for target, each in decompositions().items()
     }
     with layouts.fake, symbolic_dispatch(layouts.is_symbolic), rounding:
-        given = [layouts.stand_in(proxy) for proxy in program.inputs]
-        graph = make_fx(wrap(run), decomposition_table=table)(*given)
+        example_inputs = [layouts.stand_in(proxy) for proxy in program.inputs]
+        graph = make_fx(wrap(run), decomposition_table=table)(*example_inputs)
     if any(call.symbol.op in _ROW_LOOPS for call, _ in calls):
         _share_rows(graph.graph)
         graph.meta[HAS_ROW_PRODUCTS] = True
@@ -157,7 +157,7 @@ def _trace(
         _round_number(node)
         _fold(node)
     _check_dtypes(graph, program)
-    return graph, [_canonical_size(each) for each in given]
+    return graph, [_canonical_size(each) for each in example_inputs]
 
 
 def _leave_to_torch(nodes: Iterable[torch.fx.Node]) -> None:
@@ -192,10 +192,10 @@ def _check_dtypes(graph: torch.fx.GraphModule, region: Trace) -> None:
     tensor of another dtype)."""
     for proxy, node in zip(region.output, results_of(graph), strict=True):
         if isinstance(proxy, TensorProxy):
-            found = node.meta["val"].dtype
+            dtype = node.meta["val"].dtype
             check(
-                found == proxy.dtype,
-                lambda proxy=proxy, found=found: f"{proxy.name} would be {found}, where torch gives {proxy.dtype}",
+                dtype == proxy.dtype,
+                lambda proxy=proxy, dtype=dtype: f"{proxy.name} would be {dtype}, where torch gives {proxy.dtype}",
                 NotImplementedError,
             )
 
@@ -223,8 +223,8 @@ def _of_two(node: torch.fx.Node) -> None:
     *others, last = node.args
     graph, of_two = node.graph, _OF_TWO[node.target]
     with graph.inserting_before(node):
-        made = reduce(lambda x, y: graph.call_function(of_two, (x, y)), others)
-    node.target, node.args = of_two, (made, last)
+        result = reduce(lambda x, y: graph.call_function(of_two, (x, y)), others)
+    node.target, node.args = of_two, (result, last)
 
 
 # where numbers become elements of the result, by place among the arguments
@@ -301,20 +301,20 @@ _OWN: dict[Any, Callable] = {
 
 def _fold(node: torch.fx.Node) -> None:
     """Compute an elementwise function of tensors that hold one number each; Inductor does so without rounding."""
-    given = node.all_input_nodes
-    if torch.Tag.pointwise not in getattr(node.target, "tags", ()) or not given or not all(map(_is_uniform, given)):
+    inputs = node.all_input_nodes
+    if torch.Tag.pointwise not in getattr(node.target, "tags", ()) or not inputs or not all(map(_is_uniform, inputs)):
         return
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _one_element)
     target: Any = node.target
-    made, value = node.meta["val"], target(*args, **kwargs).item()
-    options = {"dtype": made.dtype, "layout": torch.strided, "device": made.device, "pin_memory": False}
-    node.target, node.args, node.kwargs = aten.full.default, (list(made.shape), value), options
+    output, value = node.meta["val"], target(*args, **kwargs).item()
+    options = {"dtype": output.dtype, "layout": torch.strided, "device": output.device, "pin_memory": False}
+    node.target, node.args, node.kwargs = aten.full.default, (list(output.shape), value), options
 
 
 def _share_rows(graph: torch.fx.Graph) -> None:
     """Write a row that several products read once, and one that is in a GPU's memory already not at all, which would be
     a launch: as_strided is what has Inductor write it (in_loops)."""
-    written: dict[tuple[Any, ...], torch.fx.Node] = {}
+    writes: dict[tuple[Any, ...], torch.fx.Node] = {}
     for node in graph.nodes:
         if node.target is not aten.as_strided.default or not _only_relabels(node):
             continue
@@ -325,7 +325,7 @@ def _share_rows(graph: torch.fx.Graph) -> None:
             root = arguments(root)[0]
         key = (root, tuple(copy.meta["val"].shape), *dtypes)
         is_there = root.op == "placeholder" and root.meta["val"].device.type == _LAUNCHES
-        first = copy if is_there else written.setdefault(key, node)
+        first = copy if is_there else writes.setdefault(key, node)
         if first is not node:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
@@ -346,9 +346,9 @@ def _one_element(node: torch.fx.Node) -> torch.Tensor:
 def _only_relabels(node: torch.fx.Node) -> bool:
     """Return whether as_strided gives a tensor of the same elements other strides where they say nothing: adaptive
     pooling of an image whose channels lie beside each other ends so, in place."""
-    given: Any = torch.fx.map_arg(node.args, lambda each: each.meta["val"])  # a length may be a node
-    x, shape, strides = given[:3]
-    if len(given) > 3 or len(shape) != x.ndim:
+    args: Any = torch.fx.map_arg(node.args, lambda each: each.meta["val"])  # a length may be a node
+    x, shape, strides = args[:3]
+    if len(args) > 3 or len(shape) != x.ndim:
         return False
     dims = zip(x.shape, shape, x.stride(), strides, strict=True)
     return all(
@@ -378,9 +378,9 @@ class _Lengths(PythonReferenceAnalysis):
         return math.trunc(x)
 
 
-def _value(known: dict[str, Any], symbols: dict[Any, torch.SymInt], leaf: Any) -> Any:
+def _value(values: dict[str, Any], symbols: dict[Any, torch.SymInt], leaf: Any) -> Any:
     """Return an argument's value in the graph. An expression of lengths is computed there: make_fx knows a length by
     the calls that made it."""
     if isinstance(leaf, torch.SymInt) and symbols.keys() >= leaf.node.expr.free_symbols:
         return sympy_interp(_Lengths, symbols, leaf.node.expr)
-    return known[leaf.name] if isinstance(leaf, Proxy) else leaf
+    return values[leaf.name] if isinstance(leaf, Proxy) else leaf

@@ -80,8 +80,10 @@ class Promise:
             return f"has shape {tuple(value.shape)}, not {shape}"
         if not all(type(each) is int for each in (*value.shape, *value.stride())):
             return f"has the symbolic sizes {tuple(value.shape)}, strides {tuple(value.stride())}"
-        moved = any(one != other and size > 1 for one, other, size in zip(value.stride(), strides, shape, strict=True))
-        if moved and 0 not in shape:
+        mismatch = any(
+            one != other and size > 1 for one, other, size in zip(value.stride(), strides, shape, strict=True)
+        )
+        if mismatch and 0 not in shape:
             return f"has strides {value.stride()}, not {strides}"
         return "is conjugated or negated where it is read" if value.is_conj() or value.is_neg() else None
 
@@ -89,8 +91,8 @@ class Promise:
 def _size(size: Any) -> Size:
     if not isinstance(size, SYMBOLIC_TYPES):
         return size if isinstance(size, str) else int(size)
-    known = size.node.maybe_as_int()
-    return symbolic_expression(size) if known is None else known
+    value = size.node.maybe_as_int()
+    return symbolic_expression(size) if value is None else value
 
 
 _OF_SIZES = {"int": int, "math": math, "max": max, "min": min, "round": round, "torch": torch}  # in their expressions
@@ -179,28 +181,28 @@ class CheckedRegion:
         if self.constants:
             return decline("a region holds constants")
         inputs = [asdict(each) if isinstance(each, Promise) else each for each in self.inputs]
-        known = {
+        fields = {
             "code": self.code,
             "scope": self.scope,
             "inputs": inputs,
             "outputs": list(map(asdict, self.outputs)),
             "strides": [list(self.strides.results.items()), dict(self.strides.sizes)],
         }
-        return json.dumps(known).encode()
+        return json.dumps(fields).encode()
 
 
 def load(data: bytes) -> CheckedRegion:
     """Return the region that `CheckedRegion.dump` described."""
-    known = json.loads(data)
-    results, sizes = known["strides"]
-    inputs = tuple(_promise(each) if isinstance(each, dict) else each for each in known["inputs"])
+    fields = json.loads(data)
+    results, sizes = fields["strides"]
+    inputs = tuple(_promise(each) if isinstance(each, dict) else each for each in fields["inputs"])
     return CheckedRegion(
-        known["code"], known["scope"], inputs, tuple(map(_promise, known["outputs"])), Strides(dict(results), sizes)
+        fields["code"], fields["scope"], inputs, tuple(map(_promise, fields["outputs"])), Strides(dict(results), sizes)
     )
 
 
-def _promise(known: Mapping[str, Any]) -> Promise:
-    return Promise(tuple(known["shape"]), tuple(known["strides"]), known["dtype"], known["device"])
+def _promise(fields: Mapping[str, Any]) -> Promise:
+    return Promise(tuple(fields["shape"]), tuple(fields["strides"]), fields["dtype"], fields["device"])
 
 
 def check_region(
@@ -219,7 +221,7 @@ def check_region(
     python = graph.graph.python_code("self")
     read = {node.id for node in ast.walk(ast.parse(python.src)) if isinstance(node, ast.Name)}
     names = {name: _name_of(value) for name, value in python.globals.items() if name in read}
-    scope = {name: known for name, known in names.items() if known is not None}
+    scope = {name: path for name, path in names.items() if path is not None}
     unnamed = ", ".join(name for name in names if name not in scope)
     if unnamed:
         return decline(f"the region's graph reads {unnamed}, which is not a module-level name")
@@ -267,10 +269,10 @@ class CheckedProgram:
 
 def _call(forward: Callable, boxed: list[Any]) -> list[torch.Tensor]:
     # torch's conversions to another dtype give a leaf that requires grad where they are given one, under no_grad too
-    given = [each.detach() if _is_tensor(each) else each for each in boxed]
+    inputs = [each.detach() if _is_tensor(each) else each for each in boxed]
     boxed.clear()
     with torch.no_grad():
-        return list(forward(*given))
+        return list(forward(*inputs))
 
 
 def _poison_when_freed(value: torch.Tensor) -> None:

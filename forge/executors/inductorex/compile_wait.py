@@ -157,8 +157,8 @@ def _delete_empty() -> int:
     deleted, newest = 0, time.time() - _SECONDS_TO_WRITE
     with contextlib.suppress(OSError):  # there is no cache, or others change it meanwhile
         for path in Path(cache_dir()).rglob("*"):
-            found = path.stat()
-            if path.suffix in _WRITTEN and not found.st_size and found.st_mtime < newest:
+            stat = path.stat()
+            if path.suffix in _WRITTEN and not stat.st_size and stat.st_mtime < newest:
                 path.unlink()
                 deleted += 1
     return deleted

@@ -29,10 +29,10 @@ class _Operator:
     name: str
 
     def find(self) -> Any:
-        found: Any = torch.ops
+        value: Any = torch.ops
         for part in self.name.split("."):
-            found = getattr(found, part)
-        return found
+            value = getattr(value, part)
+        return value
 
 
 ROUNDED = "low_precision_pointwise_barrier"  # as Inductor's lowerings find it in a node's metadata
@@ -96,6 +96,8 @@ def rebuild(described: PlainGraph) -> tuple[GraphModule, list[torch.Tensor], Fak
     module = GraphModule(torch.nn.Module(), graph)
     fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     with fake:
-        given = [torch.empty_strided(*each[:2], dtype=each.dtype, device=each.device) for each in described.inputs]
-    FakeTensorProp(module, fake).propagate_dont_convert_inputs(*given)
-    return module, given, fake
+        example_inputs = [
+            torch.empty_strided(*each[:2], dtype=each.dtype, device=each.device) for each in described.inputs
+        ]
+    FakeTensorProp(module, fake).propagate_dont_convert_inputs(*example_inputs)
+    return module, example_inputs, fake

@@ -58,14 +58,14 @@ def remember() -> None:
     @functools.wraps(check)
     def check_build(isa: Any, code: str) -> bool:
         with contextlib.suppress(OSError):  # no room, or not writable: it is asked
-            found = _answer(isa.build_arch_flags(), code)
-            if found.exists():
+            marker = _answer(isa.build_arch_flags(), code)
+            if marker.exists():
                 return True
-            found.parent.mkdir(parents=True, exist_ok=True)
-            with filelock.FileLock(found.with_suffix(".lock")):
-                if not found.exists() and check(isa, code):
-                    found.touch()
-                return found.exists()
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(marker.with_suffix(".lock")):
+                if not marker.exists() and check(isa, code):
+                    marker.touch()
+                return marker.exists()
         return check(isa, code)
 
     kind.check_build = check_build
@@ -75,8 +75,8 @@ def _answer(flags: str, code: str) -> Path:
     """Return the file that exists if a library of the code, compiled with these flags, can be loaded."""
     compiler = shutil.which(_compiler()) or ""
     changed = os.stat(compiler).st_mtime_ns if compiler else 0
-    told = repr((torch.__version__, os.path.realpath(compiler), changed, processor(), flags, code))
-    return _cache() / "forge-isa" / hashlib.sha256(told.encode()).hexdigest()[:32]
+    key = repr((torch.__version__, os.path.realpath(compiler), changed, processor(), flags, code))
+    return _cache() / "forge-isa" / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def _compiler() -> str:

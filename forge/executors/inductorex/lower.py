@@ -112,9 +112,13 @@ def compile_region(
     try:
         layouts = Layouts(region.inputs, shared=False)
         with exclusive():
-            graph, given = graph_of(region, layouts, eager_numerics=eager_numerics)
+            graph, example_inputs = graph_of(region, layouts, eager_numerics=eager_numerics)
             return generated(
-                graph, given, layouts.fake, _other_strides(graph, region, given), whole_program=whole_program
+                graph,
+                example_inputs,
+                layouts.fake,
+                _other_strides(graph, region, example_inputs),
+                whole_program=whole_program,
             )
     except (UnresolvedSymInt, CheckError):
         raise
@@ -135,7 +139,7 @@ def compile_region(
 
 def generate(
     graph: torch.fx.GraphModule,
-    given: list[Any],
+    example_inputs: list[Any],
     fake: FakeTensorMode,
     strides: Strides,
     *,
@@ -143,26 +147,28 @@ def generate(
     settings: Mapping[str, Any] = MappingProxyType({}),
     again: Callable[[], Callable | Declined] | None = None,
 ) -> Callable:
-    """Inductor's artifact of a graph; `given` are stand-ins for its inputs, of the mode `fake`. strides: those that
-    results get where the graph gives others. whole: C++ calls all kernels. settings: Inductor's. again: makes the
-    function in another way, where a kernel for a GPU cannot be built."""
+    """Return Inductor's artifact of a graph; `example_inputs` are stand-ins for its inputs, of the mode `fake`.
+
+    strides: those that results get where the graph gives others. whole_program: C++ calls all kernels. settings:
+    Inductor's. again: makes the function in another way, where a kernel for a GPU cannot be built.
+    """
     isa_probe.wait()
     with compile_wait.defer_waits() as started:
-        started.again = again if any(map(is_on_gpu, given)) else None
-        if _waits_for_launches(graph, given):
+        started.again = again if any(map(is_on_gpu, example_inputs)) else None
+        if _waits_for_launches(graph, example_inputs):
             settings = {**settings, **_FEW_LAUNCHES}
-        compiled = compile_graph(graph, given, fake, whole_program=whole_program, settings=settings)
+        compiled = compile_graph(graph, example_inputs, fake, whole_program=whole_program, settings=settings)
         assert compiled.current_callable is not None
         started.function = strides.wrap(compiled.current_callable)
     artifacts.keep(started.function, compiled, strides)
     return started.function
 
 
-def _waits_for_launches(graph: torch.fx.GraphModule, given: list[Any]) -> bool:
+def _waits_for_launches(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> bool:
     """Return whether a graph's kernels take about as long as it takes to launch them: on a GPU, with one row of hidden
     states."""
-    are_static = not any(isinstance(each, torch.SymInt) for each in given)
-    return HAS_ROW_PRODUCTS in graph.meta and are_static and any(map(is_on_gpu, given))
+    are_static = not any(isinstance(each, torch.SymInt) for each in example_inputs)
+    return HAS_ROW_PRODUCTS in graph.meta and are_static and any(map(is_on_gpu, example_inputs))
 
 
 def is_on_gpu(value: Any) -> bool:
@@ -171,12 +177,17 @@ def is_on_gpu(value: Any) -> bool:
 
 
 def generate_product(
-    graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode, strides: Strides, *, whole_program: bool
+    graph: torch.fx.GraphModule,
+    example_inputs: list[Any],
+    fake: FakeTensorMode,
+    strides: Strides,
+    *,
+    whole_program: bool,
 ) -> Callable | Declined:
-    """Inductor's artifact of a product with what follows it, by the template that is fastest in Inductor's search;
-    Declined where that is torch's kernel. The search runs kernels, so no wait for one is deferred."""
+    """Return Inductor's artifact of a product with what follows it, by the template that is fastest in Inductor's
+    search; Declined where that is torch's kernel. The search runs kernels, so no wait for one is deferred."""
     isa_probe.wait()
-    compiled = compile_graph(graph, given, fake, whole_program=whole_program, settings=_SEARCH)
+    compiled = compile_graph(graph, example_inputs, fake, whole_program=whole_program, settings=_SEARCH)
     if _TORCHS_PRODUCT.search(compiled.source_code):
         return decline("torch's kernel is the fastest in Inductor's search")
     assert compiled.current_callable is not None
@@ -198,11 +209,11 @@ def compile_region_in_worker(
     try:
         layouts = Layouts(region.inputs, shared=False)
         with exclusive():
-            graph, given = graph_of(region, layouts, eager_numerics=eager_numerics)
+            graph, example_inputs = graph_of(region, layouts, eager_numerics=eager_numerics)
         inputs = [layouts.values[proxy.name] for proxy in region.inputs]
         if not all(isinstance(each, Layout) for each in inputs) or layouts.is_symbolic:
             return decline("the region's sizes are not static")
-        return start(describe(graph, inputs), _other_strides(graph, region, given))
+        return start(describe(graph, inputs), _other_strides(graph, region, example_inputs))
     except CheckError:
         raise
     except Exception as error:
@@ -210,11 +221,13 @@ def compile_region_in_worker(
         return decline(f"not compiled as a whole: {in_one_line(error)}")
 
 
-def _other_strides(graph: torch.fx.GraphModule, region: Trace, given: list[Any]) -> Strides:
+def _other_strides(graph: torch.fx.GraphModule, region: Trace, example_inputs: list[Any]) -> Strides:
     """Return the strides that torch gives results where a decomposition gives others."""
-    made = [tuple(node.meta["val"].stride()) for node in results_of(graph)]
-    wanted = {index: proxy.strides for index, proxy in enumerate(region.output) if not same(made[index], proxy.strides)}
-    return Strides.of(wanted, given)
+    actual = [tuple(node.meta["val"].stride()) for node in results_of(graph)]
+    expected = {
+        index: proxy.strides for index, proxy in enumerate(region.output) if not same(actual[index], proxy.strides)
+    }
+    return Strides.of(expected, example_inputs)
 
 
 def _precision(graph: torch.fx.GraphModule) -> dict[str, bool]:
@@ -249,11 +262,11 @@ def _width(node: torch.fx.Node) -> int:
     return node.meta["val"].element_size() if node.meta["val"].dtype.is_floating_point else 0
 
 
-def _size_binding(given: list[Any]) -> dict[str, bool]:
+def _size_binding(example_inputs: list[Any]) -> dict[str, bool]:
     """Since torch 2.14, Inductor reads a length that is no input of its own from a tensor only where it asserts sizes,
     and from an empty tensor never."""
-    sizes = {each.node.expr for each in given if isinstance(each, torch.SymInt)}
-    shapes = [each.shape for each in given if isinstance(each, torch.Tensor)]
+    sizes = {each.node.expr for each in example_inputs if isinstance(each, torch.SymInt)}
+    shapes = [each.shape for each in example_inputs if isinstance(each, torch.Tensor)]
     read = {symbol for shape in shapes for size in shape for symbol in _symbols_of(size)}
     if TORCH < (2, 14) or not read - sizes:
         return {}
@@ -266,28 +279,28 @@ def _symbols_of(size: Dim) -> set[Any]:
     return size.node.expr.free_symbols if isinstance(size, torch.SymInt) else set()
 
 
-def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode) -> tuple:
+def _not_in_its_key(graph: torch.fx.GraphModule, example_inputs: list[Any], fake: FakeTensorMode) -> tuple:
     """Return the parts of a graph that Inductor compiles for and leaves out of its cache key: which nodes round, the
     default dtype (torch 2.11), the bounds of lengths that values decide, which it asserts and simplifies by, the
     symbols that its code defines, and what the program knows of lengths: another that took the graph from the cache
     would guard all of that."""
     assert fake.shape_env is not None
     ranges = fake.shape_env.var_to_range
-    bounds = sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(given))
+    bounds = sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(example_inputs))
     rounded = tuple(index for index, node in enumerate(graph.graph.nodes) if node.meta.get(ROUNDED))
     return (
         "with barriers, local buffers of untiled loops, functions exact near 0, persistent rows, blocks of products",
         rounded,
         torch.get_default_dtype(),
         *bounds,
-        *sizes_of(given),
-        _known_of_lengths(given, fake.shape_env),
+        *sizes_of(example_inputs),
+        _known_of_lengths(example_inputs, fake.shape_env),
     )
 
 
-def _known_of_lengths(given: list[Any], environment: ShapeEnv) -> str | None:
+def _known_of_lengths(example_inputs: list[Any], environment: ShapeEnv) -> str | None:
     """Return the guards of the lengths that a graph is given, as Inductor keeps them with what it compiled."""
-    lengths = [each for each in given if isinstance(each, torch.SymInt) and not free_unbacked_symbols(each)]
+    lengths = [each for each in example_inputs if isinstance(each, torch.SymInt) and not free_unbacked_symbols(each)]
     if not lengths:
         return None
     return environment.produce_guards_expression(lengths, guards=environment.get_pruned_guards(lengths))
@@ -304,22 +317,22 @@ def _needs_chunks(ask: Callable[[], bool]) -> bool:
 
 def compile_graph(
     graph: torch.fx.GraphModule,
-    given: list[Any],
+    example_inputs: list[Any],
     fake: FakeTensorMode,
     *,
     whole_program: bool,
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> CompiledFxGraph:
-    """Inductor's artifact of a graph that returns a list; `given` are stand-ins of the mode `fake` for its inputs.
-    whole: C++ calls all of its kernels. settings: Inductor's, for this graph."""
-    with _compiling(graph, given, fake, whole_program=whole_program, settings=settings):
-        compiled = compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=whole_program)
+    """Return Inductor's artifact of a graph that returns a list; `example_inputs` are stand-ins of the mode `fake` for
+    its inputs. whole_program: C++ calls all of its kernels. settings: Inductor's, for this graph."""
+    with _compiling(graph, example_inputs, fake, whole_program=whole_program, settings=settings):
+        compiled = compile_fx_inner(graph, example_inputs, is_inference=True, cpp_wrapper=whole_program)
     assert isinstance(compiled, CompiledFxGraph)
     return compiled
 
 
 def compile_package(
-    graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode, settings: Mapping[str, Any]
+    graph: torch.fx.GraphModule, example_inputs: list[Any], fake: FakeTensorMode, settings: Mapping[str, Any]
 ) -> list[str]:
     """Return the paths of the files that AOTInductor makes of a graph, whose weights are attributes of it."""
     kernels = [node.target for node in graph.graph.nodes if node.meta.get(FALLBACK)]
@@ -327,9 +340,9 @@ def compile_package(
         V.set_aot_compilation(True),
         call_kernels(kernels),
         quiet_lowering(),
-        _compiling(graph, given, fake, whole_program=True, settings={**_AHEAD_OF_TIME, **settings}),
+        _compiling(graph, example_inputs, fake, whole_program=True, settings={**_AHEAD_OF_TIME, **settings}),
     ):
-        compiled = compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=True)
+        compiled = compile_fx_inner(graph, example_inputs, is_inference=True, cpp_wrapper=True)
     assert isinstance(compiled, CompiledAOTI) and isinstance(compiled.filename, list)
     return [path for path in compiled.filename if isinstance(path, str)]
 
@@ -337,7 +350,7 @@ def compile_package(
 @contextmanager
 def _compiling(
     graph: torch.fx.GraphModule,
-    given: list[Any],
+    example_inputs: list[Any],
     fake: FakeTensorMode,
     *,
     whole_program: bool,
@@ -359,7 +372,9 @@ def _compiling(
         accuracy.near_zero(as_vec=_is_marked(graph)),
         accuracy.chunk_sums,
         V.set_choices_handler(persistent.RowChoices()),
-        _compiler_config.patch(cache_key_tag=f"{_compiler_config.cache_key_tag}{_not_in_its_key(graph, given, fake)}"),
+        _compiler_config.patch(
+            cache_key_tag=f"{_compiler_config.cache_key_tag}{_not_in_its_key(graph, example_inputs, fake)}"
+        ),
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),
         inductor_config.patch(
@@ -367,7 +382,7 @@ def _compiling(
                 **_SETTINGS,
                 **(get_cpp_wrapper_config() if whole_program else {}),
                 **_precision(graph),
-                **_size_binding(given),
+                **_size_binding(example_inputs),
                 **settings,
             }
         ),

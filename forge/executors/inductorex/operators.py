@@ -402,20 +402,20 @@ def _operators(bound: BoundSymbol) -> list[Any] | None:
     layouts = Layouts()
     for proxy in _proxies_of(bound):
         layouts.add(proxy)
-    found: list[Any] = []
+    operators: list[Any] = []
     for call in calls:
         read = [proxy.name for proxy in proxies((call.args, call.kwargs))]
         inside = not layouts.values.keys() >= set(read)  # a constant that the call's body alone reads
         ran = None if inside else layouts.run(call)
         if ran is None or not ran.is_exact:
             return None
-        found += ran.operators
-    return found
+        operators += ran.operators
+    return operators
 
 
 def _proxies_of(bound: BoundSymbol) -> list[Proxy]:
-    found = [leaf for leaf in leaves((bound.args, bound.kwargs)) if isinstance(leaf, Proxy)]
-    return list({proxy.name: proxy for proxy in found}.values())
+    inputs = [leaf for leaf in leaves((bound.args, bound.kwargs)) if isinstance(leaf, Proxy)]
+    return list({proxy.name: proxy for proxy in inputs}.values())
 
 
 def _has_loops(operator: Any) -> bool:
@@ -435,9 +435,9 @@ def _is_function(operator: Any) -> bool:
     return not (draws or changes(operator) or _is_of(operator, _WRONG | _WRITES))
 
 
-def _is_of(operator: Any, known: frozenset) -> bool:
+def _is_of(operator: Any, operators: frozenset) -> bool:
     """Return whether an operator, in all its overloads or in this one, is among those."""
-    return operator in known or operator.overloadpacket in known
+    return operator in operators or operator.overloadpacket in operators
 
 
 def count_kernels(bound: BoundSymbol) -> int:

@@ -137,10 +137,10 @@ class _Job:
             return decline("the compile process belongs to another process, or was stopped")
         if self.worker is None or self._folder is None:
             return self.failed
-        ended = self.worker.returncode  # before the files are looked for: what it wrote is there
-        if not self.is_done and ended is None:
+        exit_code = self.worker.returncode  # before the files are looked for: what it wrote is there
+        if not self.is_done and exit_code is None:
             return False
-        if not self.is_done and ended == 0:  # it had waited for long, and did not take this one
+        if not self.is_done and exit_code == 0:  # it had waited for long, and did not take this one
             self.worker = None
             _queue.put(self)
             return False
@@ -149,7 +149,7 @@ class _Job:
             if (folder / "artifact").exists():
                 return (folder / "artifact").read_bytes()
             _log.debug("%s", self.worker.printed())
-            why = (folder / "error").read_text() if self.is_done else f"the process ended with {ended}"
+            why = (folder / "error").read_text() if self.is_done else f"the process ended with {exit_code}"
             return decline(f"the region could not be compiled: {why}")
         finally:
             self._folder.cleanup()

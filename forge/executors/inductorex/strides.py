@@ -27,12 +27,12 @@ class Strides(NamedTuple):
     def of(cls, results: Mapping[int, tuple[Dim, ...]], inputs: Sequence[Any]) -> "Strides":
         """Write strides down; `inputs` are stand-ins for the region's. Raises NotImplementedError for a symbol that no
         input tells."""
-        known = sizes_of(inputs)
+        sizes = sizes_of(inputs)
         read = sorted(set(names(list(results.values()))))
-        unknown = [name for name in read if name not in known]
+        unknown = [name for name in read if name not in sizes]
         check(not unknown, lambda: f"strides of results read {unknown}, which no input tells", NotImplementedError)
-        written = {place: [_size_expression(each) for each in strides] for place, strides in results.items()}
-        return cls(written, {name: known[name] for name in read})
+        expressions = {place: [_size_expression(each) for each in strides] for place, strides in results.items()}
+        return cls(expressions, {name: sizes[name] for name in read})
 
     def wrap(self, function: Callable) -> Callable:
         """Return an artifact's function with results of these strides."""
@@ -42,8 +42,8 @@ class Strides(NamedTuple):
         lines += [f"    {name} = {size}" for name, size in self.sizes.items()]
         lines += ["    results = list(function(boxed))"]
         for place, strides in self.results.items():
-            wanted = "".join(f"{each}, " for each in strides)
-            lines.append(f"    results[{place}] = restrided(results[{place}], ({wanted}))")
+            items = "".join(f"{each}, " for each in strides)
+            lines.append(f"    results[{place}] = restrided(results[{place}], ({items}))")
         scope: dict[str, Any] = {"function": function, "math": math, "restrided": to_strides}
         exec(compile("\n".join([*lines, "    return results"]), "<forge strides>", "exec"), scope)
         return scope["run"]
@@ -62,11 +62,11 @@ def sizes_of(inputs: Sequence[Any]) -> dict[str, str]:
         for method, sizes in (("size", each.shape), ("stride", each.stride()))
         for dim, size in enumerate(sizes)
     }
-    known: dict[str, str] = {}
+    expressions: dict[str, str] = {}
     for text, number in {**numbers, **sizes}.items():
         if isinstance(number, torch.SymInt) and number.node.expr.is_symbol:
-            known.setdefault(str(number.node.expr), text)
-    return known
+            expressions.setdefault(str(number.node.expr), text)
+    return expressions
 
 
 def _size_expression(length: Dim) -> int | str:

@@ -111,8 +111,8 @@ class _Kernel:
     """A kernel of a generated module. alone: returns it, built by itself."""
 
     def __init__(self, argtypes: Sequence[str], source: str, alone: Callable[[], Callable]) -> None:
-        told = json.dumps([list(argtypes), source, _settings()])
-        self.name = PREFIX + hashlib.sha256(told.encode()).hexdigest()[:32]
+        key = json.dumps([list(argtypes), source, _settings()])
+        self.name = PREFIX + hashlib.sha256(key.encode()).hexdigest()[:32]
         self.argtypes = argtypes
         self.source = source
         self.unit: _Unit | _CachedUnit | None = None
@@ -131,12 +131,12 @@ class _Kernel:
     @property
     def includes(self) -> list[str]:
         """The headers that it wants, as lines."""
-        return [found[0].strip() for found in _DIRECTIVE.finditer(self.source) if found[1] == _INCLUDE]
+        return [match[0].strip() for match in _DIRECTIVE.finditer(self.source) if match[1] == _INCLUDE]
 
     @property
     def code(self) -> str:
         """Its part of a unit."""
-        body = _DIRECTIVE.sub(lambda found: "" if found[1] == _INCLUDE else found[0], self.source)
+        body = _DIRECTIVE.sub(lambda match: "" if match[1] == _INCLUDE else match[0], self.source)
         types = [each.removeprefix("const ") for each in self.argtypes]
         arguments = ", ".join(f"read<{each}>(given[{index}])" for index, each in enumerate(types))
         return _FUNCTION % {"name": self.name, "body": body, "count": len(types), "arguments": arguments}
@@ -245,7 +245,7 @@ def ask(compiling: AsyncCompile, argtypes: Sequence[str], source: str, inductors
     """Return a future of a kernel for a generated module. `inductors` is Inductor's own function of the other
     arguments, which builds the kernel by itself."""
     own = partial(inductors, compiling, argtypes, source)
-    if get_compile_threads() <= 1 or not _MOVABLE.issuperset(found[1] for found in _DIRECTIVE.finditer(source)):
+    if get_compile_threads() <= 1 or not _MOVABLE.issuperset(match[1] for match in _DIRECTIVE.finditer(source)):
         return own()
     kernel = _Kernel(argtypes, source, lambda: own().result())
     _process.ask(kernel)
@@ -267,10 +267,10 @@ def _submit(task: Callable[[], ModuleType]) -> Future:
     """Run the task in Inductor's thread pool, and return its future; run it in this thread where there is no pool."""
     future: Future = Future()
     try:
-        made = AsyncCompile.submit(task)
-        if isinstance(made, Future):
-            return made
-        future.set_result(made)
+        result = AsyncCompile.submit(task)
+        if isinstance(result, Future):
+            return result
+        future.set_result(result)
     except Exception as error:  # no thread can be started, as at the end of the process
         future.set_exception(error)
     return future
@@ -278,8 +278,13 @@ def _submit(task: Callable[[], ModuleType]) -> Future:
 
 def _settings() -> list[str]:
     """Return the settings of g++ that can change."""
-    chosen = {name: value for name, value in inductor_config.save_config_portable().items() if name.startswith("cpp.")}
-    return [torch.__version__, os.environ.get("CXX", ""), str(cpu_vec_isa.pick_vec_isa()), repr(sorted(chosen.items()))]
+    options = {name: value for name, value in inductor_config.save_config_portable().items() if name.startswith("cpp.")}
+    return [
+        torch.__version__,
+        os.environ.get("CXX", ""),
+        str(cpu_vec_isa.pick_vec_isa()),
+        repr(sorted(options.items())),
+    ]
 
 
 def _folder() -> Path:
@@ -307,10 +312,10 @@ class State(Enum):
 def state_of(path: str, digest: str) -> State:
     """Return the state of a shared object that had this hash. One that has another is deleted: whoever needs it would
     load it, as it is there, whatever it does."""
-    found = hash_of(path)
-    if found == digest:
+    current = hash_of(path)
+    if current == digest:
         return State.WHOLE
-    if found is None:
+    if current is None:
         return State.MISSING
     with contextlib.suppress(OSError):
         Path(path).unlink()

@@ -82,7 +82,7 @@ class Compiler:
     def __init__(self, library: Any, device: str) -> None:
         self.library = library
         self.device = device
-        self._made: BoundedDict = BoundedDict(KEPT)
+        self._fusions: BoundedDict = BoundedDict(KEPT)
 
     def compile(self, region: Trace) -> Callable | Declined:
         """Return a function of one list, the region's inputs, that returns its outputs. Declined where nvFuser
@@ -90,9 +90,9 @@ class Compiler:
         try:
             definition = translate(region, self.library, self.device)
             key = key_of(definition)
-            if key not in self._made:
-                self._made[key] = self._make(definition, region)
-            return self._made[key]
+            if key not in self._fusions:
+                self._fusions[key] = self._make(definition, region)
+            return self._fusions[key]
         except UnresolvedSymInt:
             raise
         except Untranslatable as reason:

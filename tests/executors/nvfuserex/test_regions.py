@@ -30,7 +30,7 @@ def compiled(executor, function, *inputs):
 
 
 def definitions(executor):
-    return [fusion.definition for fusion in executor._compiler._made.values()]
+    return [fusion.definition for fusion in executor._compiler._fusions.values()]
 
 
 def who(program):
@@ -140,7 +140,7 @@ def test_results_have_the_strides_that_torch_gives(executor, x):
 @pytest.mark.parametrize("x", [torch.randn(3, 4), torch.randn(4, 3).t()], ids=["contiguous", "transposed"])
 def test_nvfuser_lays_out_what_is_dense_itself(executor, x):
     compiled(executor, lambda x: torch.exp(x) * 2, x)
-    (fusion,) = executor._compiler._made.values()
+    (fusion,) = executor._compiler._fusions.values()
     assert fusion.laid_out == ()
 
 
@@ -194,7 +194,7 @@ def test_a_definition_is_made_again_from_its_bytes(executor):
 def test_a_function_is_loaded_in_another_process(executor):
     x = torch.randn(4, 3)
     compiled(executor, lambda x: (torch.exp(x), x.sum(0).expand(4, 3) * 2), x)
-    (fusion,) = executor._compiler._made.values()
+    (fusion,) = executor._compiler._fusions.values()
     loaded = Always("nvfuser-double", lambda: nvfuser_double, "cpu").load(executor.dump(fusion))
     for one, other in zip(loaded([x]), fusion([x]), strict=True):
         torch.testing.assert_close(one, other, check_stride=True)

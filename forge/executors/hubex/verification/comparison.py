@@ -136,18 +136,18 @@ class Comparison:
             return
         assumption = Assumption(self.kernel.assumes)
         if not assumption.holds(self.kernel.bind(case.args, case.kwargs)):
-            known = "" if self.kernel.samples else "; name a function in samples that makes values for which it does"
-            raise InconclusiveSample(f"{assumption.name}, which it assumes, does not hold{known}")
+            hint = "" if self.kernel.samples else "; name a function in samples that makes values for which it does"
+            raise InconclusiveSample(f"{assumption.name}, which it assumes, does not hold{hint}")
 
     def _check_outputs(self, outputs: list[torch.Tensor], expected: "_Reference", memory: GuardedMemory) -> None:
         memory.check()
         if len(outputs) != len(expected.outputs):
             raise KernelFailure(f"the kernel returns {len(outputs)} tensors, and {len(expected.outputs)} is wanted")
-        for i, (actual, wanted) in enumerate(zip(outputs, expected.outputs, strict=True)):
+        for i, (actual, reference) in enumerate(zip(outputs, expected.outputs, strict=True)):
             which = f"result {i}: " if len(outputs) > 1 else ""
             if memory.shares(actual):
                 raise KernelFailure(f"{which}it lies in an input's memory")
-            self._check(which, actual, wanted, partial(expected.exact_output, i), expected.passes)
+            self._check(which, actual, reference, partial(expected.exact_output, i), expected.passes)
 
     def _compare_gradients(self, program: "_Program", expected: "_Reference", case: Case) -> None:
         names = self._differentiated_inputs(program)
@@ -156,7 +156,7 @@ class Comparison:
             return
         for layout, change in _INCOMING.items():
             gradients = [change(_random_like(output)) for output in expected.outputs]
-            wanted = expected.gradients(names, gradients)
+            references = expected.gradients(names, gradients)
             memory, incoming = GuardedMemory(), GuardedMemory()
             placed = memory.copy_all_to_guarded(program.tensors, case.offset)
             placed_gradients = [incoming.copy_to_guarded(gradient, 0) for gradient in gradients]
@@ -169,7 +169,7 @@ class Comparison:
                 if gradient is None:
                     raise KernelFailure(f"{which}there is none")
                 exact = partial(expected.exact_gradient, name, gradients)
-                self._check(which, gradient, wanted[name], exact)
+                self._check(which, gradient, references[name], exact)
 
     def _differentiated_inputs(self, program: "_Program") -> list[str]:
         """Return the inputs whose gradients are compared: those that the kernel gives, or all."""
@@ -264,8 +264,8 @@ class _Program:
     def outputs(self, result: Any) -> list[torch.Tensor]:
         """Return the tensors of a result. Raises KernelFailure where something else stands in the place of one."""
         spec = torch_pytree.tree_structure(self.trace.output)
-        wanted = torch_pytree.tree_leaves(self.trace.output)
-        for value, proxy in zip(spec.flatten_up_to(result), wanted, strict=True):
+        proxies = torch_pytree.tree_leaves(self.trace.output)
+        for value, proxy in zip(spec.flatten_up_to(result), proxies, strict=True):
             if isinstance(proxy, TensorProxy) and not isinstance(value, torch.Tensor):
                 advice = (
                     "; result: result[i] in the manifest says which of several it is" if tensor_leaves(value) else ""
@@ -365,9 +365,9 @@ class _KernelItself(_Reference):
         self.outputs = tensor_leaves(_attempt(lambda: _run(forward, GuardedMemory(), self._copies())))
         for actual, declared in zip(self.outputs, tensors(program.trace.output), strict=True):
             for what in ("shape", "dtype", "device"):
-                made, wanted = getattr(actual, what), getattr(declared, what)
-                if made != wanted:
-                    raise KernelFailure(f"{what} is {made}, but the fake implementation says {wanted}")
+                value, expected = getattr(actual, what), getattr(declared, what)
+                if value != expected:
+                    raise KernelFailure(f"{what} is {value}, but the fake implementation says {expected}")
 
     def _copies(self) -> list[torch.Tensor]:
         return [tensor.clone(memory_format=torch.contiguous_format) for tensor in self.program.tensors]

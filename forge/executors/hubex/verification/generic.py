@@ -21,20 +21,20 @@ DISTINCT = (8, 3, 2, 5, 4, 6, 7)
 def generic_calls(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Iterator[Call]:
     """Yield calls that the constraints allow, as far as they are found: named dims of one length, then of several; each
     dim order where there are several. One that they do not allow where none is."""
-    made = _Generic(kernel, device, dtype)
-    start = made.start()
-    first = search(made.constraints, start, made.build, made.candidates)
+    builder = _Generic(kernel, device, dtype)
+    start = builder.start()
+    first = search(builder.constraints, start, builder.build, builder.candidates)
     if first is None:
-        yield made.build(start)
+        yield builder.build(start)
         return
-    calls = [made.build(first)]
-    if len(made.dims) > 1:
-        other = search(made.constraints, {**first, **made.distinct(first)}, made.build, made.candidates)
-        calls += [] if other is None else [made.build(other)]
+    calls = [builder.build(first)]
+    if len(builder.dims) > 1:
+        other = search(builder.constraints, {**first, **builder.distinct(first)}, builder.build, builder.candidates)
+        calls += [] if other is None else [builder.build(other)]
     orders = max((len(alias.orders) for alias in kernel.entry.orders.values()), default=1)
     yield from calls
     for choice in range(1, orders):
-        yield made.build({**first, "order": choice})
+        yield builder.build({**first, "order": choice})
 
 
 class _Generic:
@@ -84,13 +84,13 @@ class _Generic:
             return (not values[name],)
         if kind == "dtype":
             alias = self.kernel.entry.dtypes.get(self._theirs(name.partition(" ")[0]))
-            held = [each for each in self._dtypes_in_conditions() if alias is None or each in alias.dtypes]
-            return tuple(dict.fromkeys((*held, *(alias.dtypes if alias is not None else ()))))
+            dtypes = [each for each in self._dtypes_in_conditions() if alias is None or each in alias.dtypes]
+            return tuple(dict.fromkeys((*dtypes, *(alias.dtypes if alias is not None else ()))))
         if kind == "dim" or name in self.dims:
             return lengths(self.constraints, values, values[name])
         suggested = self.constraints.compared_values(self._theirs(name), self.build(values))
-        found = [self._usual(name), *suggested, None, True, False, 1, 2, 0.5]
-        return [value for index, value in enumerate(found) if not any(value is each for each in found[:index])]
+        choices = [self._usual(name), *suggested, None, True, False, 1, 2, 0.5]
+        return [value for index, value in enumerate(choices) if not any(value is each for each in choices[:index])]
 
     def _dtypes_in_conditions(self) -> list[torch.dtype]:
         return [each for each in self.constraints.constants if isinstance(each, torch.dtype)]
@@ -111,18 +111,18 @@ class _Generic:
 
     def build(self, values: Values) -> Call:
         """Return the call of these values."""
-        made: dict[str, Any] = {}
+        by_name: dict[str, Any] = {}
         for name, parameter in self.kernel.target.signature.by_name.items():
             if parameter.rest:
                 continue
             if name not in self.tensors:
-                made[name] = values[name] if name in values else self._usual(name)
+                by_name[name] = values[name] if name in values else self._usual(name)
             elif values.get(f"{name} given", self._is_passed(name)):
                 meta = self._meta(name, values)
-                made[name] = [meta, meta] if parameter.kind == "tensors" else meta
+                by_name[name] = [meta, meta] if parameter.kind == "tensors" else meta
             else:
-                made[name] = parameter.default if parameter.default is not REQUIRED else None
-        return arguments(self.kernel, made)
+                by_name[name] = parameter.default if parameter.default is not REQUIRED else None
+        return arguments(self.kernel, by_name)
 
     def _meta(self, name: str, values: Values) -> Meta:
         shape = self._shape(name, values)

@@ -109,10 +109,10 @@ class _Server:
         while self.channel.poll():
             self.wait_for("ready")
 
-    def wait_for(self, wanted: str) -> None:
+    def wait_for(self, expected: str) -> None:
         """Read messages until one of this kind."""
         kind = None
-        while kind != wanted:
+        while kind != expected:
             kind, value = receive(self.channel, START)
         if kind == "ready":
             self.judge = value
@@ -357,8 +357,8 @@ def _listen_to_fork(channel: Connection, child: int, seconds: float) -> Answer |
                 return value
             sample = value
     except TimeoutError:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:  # and another fork of this process holds the pipe
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:  # and another fork of this process holds the pipe
             return _death(status, sample)
         _end(child)
         return _no_answer(seconds, sample)

@@ -81,18 +81,18 @@ def _changed_calls(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> I
     problems = [_problem(kernel, constraints, template) for template in _distinct(_calls(templates))]
     problems.sort(key=lambda problem: len(constraints.violations(problem[1](problem[0]))))
     for start, build, candidates in problems[:TEMPLATES]:
-        found = search(constraints, start, build, candidates, TRIES)
-        if found is not None:
-            yield build(found)
+        solution = search(constraints, start, build, candidates, TRIES)
+        if solution is not None:
+            yield build(solution)
 
 
 def _distinct(calls: Iterable[Call]) -> Iterator[Call]:
     """Yield one of the calls that differ in sizes alone."""
-    seen = set()
+    visited = set()
     for call in calls:
         form = repr(call.map(lambda leaf: (len(leaf.shape), leaf.dtype) if isinstance(leaf, Meta) else leaf))
-        if form not in seen:
-            seen.add(form)
+        if form not in visited:
+            visited.add(form)
             yield call
 
 
@@ -108,14 +108,14 @@ def _problem(
     bound = kernel.target.signature.bind(template.args, template.kwargs)
     typed = {name: _with_dtype(kernel, name, value) for name, value in bound.items()}
     call = arguments(kernel, typed)
-    found = sorted({size for meta in call.metas for size in meta.shape if size > 1})
+    sizes = sorted({size for meta in call.metas for size in meta.shape if size > 1})
     ours = {theirs: name for name, theirs in kernel.target.names.items()}
     spoken = [ours[name] for name in constraints.names if name in ours]
     numbers = {name: typed[name] for name in spoken if name in typed and not isinstance(typed[name], (Meta, list))}
-    start = {**{f"length {size}": size for size in found}, **numbers}
+    start = {**{f"length {size}": size for size in sizes}, **numbers}
 
     def build(values: Values) -> Call:
-        changed = with_lengths(call, {size: values[f"length {size}"] for size in found})
+        changed = with_lengths(call, {size: values[f"length {size}"] for size in sizes})
         by_name = kernel.target.signature.bind(changed.args, changed.kwargs)
         return arguments(kernel, {**by_name, **{n: values[n] for n in numbers if values[n] is not numbers[n]}})
 
@@ -129,33 +129,33 @@ def _problem(
 
 def call_cases(kernel: Kernel, call: Call) -> Iterator[Case]:
     """Yield the call itself, and variations: odd lengths, memory that is not aligned, strided rows, no elements."""
-    made = _Values(kernel, call)
-    yield made.case(call)
+    values = _Values(kernel, call)
+    yield values.case(call)
     yield from variations(kernel, call)
 
 
 def variations(kernel: Kernel, call: Call) -> Iterator[Case]:
     """Yield calls of the same form in other layouts, alignments and sizes."""
-    made, small = _Values(kernel, call), _smaller(call)
-    yield made.case(small, "unaligned", offset=1)
-    yield made.case(small.map(_stride_rows), "strided rows")
-    for note, laid in _layouts(small):
-        yield made.case(laid, note)
-    yield from made.special(small)
-    yield from made.with_shared_tensor(small)
+    values, small = _Values(kernel, call), _smaller(call)
+    yield values.case(small, "unaligned", offset=1)
+    yield values.case(small.map(_stride_rows), "strided rows")
+    for note, variant in _layouts(small):
+        yield values.case(variant, note)
+    yield from values.special(small)
+    yield from values.with_shared_tensor(small)
     for resized in _resize(kernel, small):
-        yield made.case(resized)
-        yield made.case(resized, "unaligned", offset=1)
+        yield values.case(resized)
+        yield values.case(resized, "unaligned", offset=1)
     first = next((meta for meta in small.metas if meta.shape), None)
     if first is not None and not kernel.particular:
-        yield made.case(with_lengths(small, {first.shape[0]: 0}), "empty")
+        yield values.case(with_lengths(small, {first.shape[0]: 0}), "empty")
 
 
 class _Values:
     """Random values in the domain of the kernel's operation."""
 
     def __init__(self, kernel: Kernel, call: Call) -> None:
-        self.known = all(meta.strides is not None for meta in call.metas)
+        self.has_strides = all(meta.strides is not None for meta in call.metas)
         infos = opinfos_of(kernel)
         self.low, self.high = infos[0].domain if infos else (None, None)
         self.kernel = kernel
@@ -163,19 +163,19 @@ class _Values:
     def case(self, call: Call, note: str = "", offset: int = 0) -> Case:
         own = None if self.kernel.samples is None else own_samples(self.kernel, call)
         if own is not None:
-            return Case(own.args, own.kwargs, note, offset, self.known)
-        made = call.map(lambda leaf: self.tensor(leaf) if isinstance(leaf, Meta) else leaf)
-        return Case(made.args, made.kwargs, note, offset, self.known)
+            return Case(own.args, own.kwargs, note, offset, self.has_strides)
+        sample = call.map(lambda leaf: self.tensor(leaf) if isinstance(leaf, Meta) else leaf)
+        return Case(sample.args, sample.kwargs, note, offset, self.has_strides)
 
     def with_shared_tensor(self, call: Call) -> Iterator[Case]:
         """One tensor in the place of all that are like the first one."""
         if not call.metas or call.metas.count(call.metas[0]) < 2 or self.kernel.samples or self.kernel.assumes:
             return
         one = self.tensor(call.metas[0])
-        made = call.map(
+        sample = call.map(
             lambda leaf: one if leaf == call.metas[0] else self.tensor(leaf) if isinstance(leaf, Meta) else leaf
         )
-        yield Case(made.args, made.kwargs, "one tensor for several arguments", 0, self.known, gradients=False)
+        yield Case(sample.args, sample.kwargs, "one tensor for several arguments", 0, self.has_strides, gradients=False)
 
     def special(self, call: Call) -> Iterator[Case]:
         """Values in which kernels differ that agree on others: each in one place of each tensor, and in another one of
@@ -186,17 +186,17 @@ class _Values:
             return
         within = all(bound is None or abs(bound) >= HUGE for bound in (self.low, self.high))
         zeros = lambda leaf: self.tensor(leaf).zero_() if isinstance(leaf, Meta) else leaf
-        made = call.map(zeros)
-        yield Case(made.args, made.kwargs, "zeros", 0, self.known, gradients=False)
+        sample = call.map(zeros)
+        yield Case(sample.args, sample.kwargs, "zeros", 0, self.has_strides, gradients=False)
         if within:
-            made = call.map(lambda leaf: self._some_large(leaf) if isinstance(leaf, Meta) else leaf)
-            yield Case(made.args, made.kwargs, "large values", 0, self.known)
+            sample = call.map(lambda leaf: self._some_large(leaf) if isinstance(leaf, Meta) else leaf)
+            yield Case(sample.args, sample.kwargs, "large values", 0, self.has_strides)
         for note, (first, last) in SPECIAL.items():
             if note != "huge values" or within:
                 places = count()
-                made = call.map(lambda leaf: self._with(leaf, next(places), first, last))  # noqa: B023  runs here
+                sample = call.map(lambda leaf: self._with(leaf, next(places), first, last))  # noqa: B023  runs here
                 gradients, passes = note == "huge values", _PASSES.get(note)
-                yield Case(made.args, made.kwargs, note, 0, self.known, gradients=gradients, passes=passes)
+                yield Case(sample.args, sample.kwargs, note, 0, self.has_strides, gradients=gradients, passes=passes)
 
     def _some_large(self, meta: Meta) -> torch.Tensor:
         """Every third value is four times as large: what else is drawn lies within three of zero."""
@@ -238,28 +238,28 @@ def own_samples(kernel: Kernel, call: Call) -> Call | None:
         if isinstance(names.get(name), Meta) and pattern.rest is not None:
             dims.setdefault("batch", pattern.middle(names[name].shape))
     first = call.metas[0]
-    given = {"dtype": first.dtype, "device": first.device, **dims}
+    properties = {"dtype": first.dtype, "device": first.device, **dims}
     assert kernel.samples is not None, "only kernels with samples of their own come here"
-    made = kernel.samples(**taken_values(kernel.samples, given))
-    if not isinstance(made, Mapping):
-        made = made if isinstance(made, (tuple, list)) else (made,)
-        if len(made) > len(names):
-            raise ValueError(f"samples makes {len(made)} values for {', '.join(names)}")
-        made = dict(zip(names, made, strict=False))
-    unknown = [name for name in made if name not in names]
-    missing = [name for name, value in names.items() if isinstance(value, Meta) and name not in made]
+    samples = kernel.samples(**taken_values(kernel.samples, properties))
+    if not isinstance(samples, Mapping):
+        samples = samples if isinstance(samples, (tuple, list)) else (samples,)
+        if len(samples) > len(names):
+            raise ValueError(f"samples makes {len(samples)} values for {', '.join(names)}")
+        samples = dict(zip(names, samples, strict=False))
+    unknown = [name for name in samples if name not in names]
+    missing = [name for name, value in names.items() if isinstance(value, Meta) and name not in samples]
     if unknown or missing:
         what = f"makes {unknown[0]!r}, which is none of its arguments" if unknown else f"makes no {missing[0]!r}"
         raise ValueError(f"samples {what}; arguments: {', '.join(names)}")
     ours = {theirs: name for name, theirs in kernel.target.names.items()}
-    asked = kernel.target.signature.bind(call.args, call.kwargs)
-    replaced = {ours[name]: _laid_as(value, names[name]) for name, value in made.items() if name in names}
-    return arguments(kernel, {**asked, **replaced})
+    arguments_by_name = kernel.target.signature.bind(call.args, call.kwargs)
+    replaced = {ours[name]: _laid_as(value, names[name]) for name, value in samples.items() if name in names}
+    return arguments(kernel, {**arguments_by_name, **replaced})
 
 
-def _laid_as(value: Any, asked: Any) -> Any:
-    alike = isinstance(value, torch.Tensor) and isinstance(asked, Meta) and tuple(value.shape) == asked.shape
-    return with_strides(value, asked.strides) if alike else value
+def _laid_as(value: Any, meta: Any) -> Any:
+    alike = isinstance(value, torch.Tensor) and isinstance(meta, Meta) and tuple(value.shape) == meta.shape
+    return with_strides(value, meta.strides) if alike else value
 
 
 def _smaller(call: Call) -> Call:
@@ -267,8 +267,8 @@ def _smaller(call: Call) -> Call:
     first = next(iter(call.metas), None)
     if first is None or prod(first.shape) <= LARGE:
         return call
-    kept = first.shape[-1]
-    return with_lengths(call, {size: 5 for size in first.shape[:-1] if size > 16 and size != kept})
+    last = first.shape[-1]
+    return with_lengths(call, {size: 5 for size in first.shape[:-1] if size > 16 and size != last})
 
 
 def _layouts(call: Call) -> Iterator[tuple[str, Call]]:
@@ -305,8 +305,8 @@ def _expand(leaf: Any) -> Any:
 
 
 def _resize(kernel: Kernel, call: Call) -> Iterator[Call]:
-    """Odd lengths for each named dim, and for the last dim of the first tensor; where the constraints allow none of
-    them, others that they do."""
+    """Yield odd lengths for each named dim, and for the last dim of the first tensor; where the constraints allow
+    none of them, others that they do."""
     names = kernel.bind(call.args, call.kwargs)
     bound: dict[str, int] = {}
     times: dict[str, set[int]] = {}
@@ -315,23 +315,23 @@ def _resize(kernel: Kernel, call: Call) -> Iterator[Call]:
             for dim in (*pattern.first, *(pattern.rest or ())):
                 if dim.name is not None:
                     times.setdefault(dim.name, set()).add(dim.times)
-    resized = {name: {each * bound[name]: each for each in found} for name, found in times.items()}
+    resized = {name: {each * bound[name]: each for each in multiples} for name, multiples in times.items()}
     last = next((meta.shape[-1] for meta in call.metas if meta.shape), None)
-    if last is not None and not kernel.particular and not any(last in found for found in resized.values()):
+    if last is not None and not kernel.particular and not any(last in multiples for multiples in resized.values()):
         resized["last dim"] = {last: 1}
     constraints = Constraints(kernel)
-    for found in resized.values():
-        odd = [_of_length(call, found, size) for size in ODD]
+    for multiples in resized.values():
+        odd = [_of_length(call, multiples, size) for size in ODD]
         odd = [each for each in odd if all(prod(meta.shape) <= LARGE for meta in each.metas)]
         yield from odd
         if all(map(constraints.violations, odd)):
-            others = (_of_length(call, found, size) for size in constraints.numbers if size not in found)
+            others = (_of_length(call, multiples, size) for size in constraints.numbers if size not in multiples)
             small = (each for each in others if all(prod(meta.shape) <= LARGE for meta in each.metas))
             yield from islice((each for each in small if not constraints.violations(each)), len(ODD))
 
 
-def _of_length(call: Call, found: Mapping[int, int], length: int) -> Call:
-    return with_lengths(call, {old: each * length for old, each in found.items()})
+def _of_length(call: Call, multiples: Mapping[int, int], length: int) -> Call:
+    return with_lengths(call, {old: each * length for old, each in multiples.items()})
 
 
 def with_lengths(call: Call, lengths: Mapping[int, int]) -> Call:

@@ -128,8 +128,8 @@ class _RemoteCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple:
-        given = [each for each, moves in zip(gradients, ctx.differentiable, strict=True) if moves]
-        return (None, None, None, None, None, *ctx.sandbox.differentiate(ctx.graph, ctx.memory, given))
+        incoming = [each for each, moves in zip(gradients, ctx.differentiable, strict=True) if moves]
+        return (None, None, None, None, None, *ctx.sandbox.differentiate(ctx.graph, ctx.memory, incoming))
 
 
 class _Memory:
@@ -185,9 +185,9 @@ class _Memory:
         count = len(reply["changed"])
         for index, content in zip(reply["changed"], blocks, strict=False):
             _write(self.storages[index], content)
-        grown = _Memory(self)
-        grown.add(list(zip(reply["devices"], blocks[count:], strict=True)))
-        return [grown.tensor(place) for place in reply["places"]]
+        memory = _Memory(self)
+        memory.add(list(zip(reply["devices"], blocks[count:], strict=True)))
+        return [memory.tensor(place) for place in reply["places"]]
 
 
 def _bytes(storage: torch.UntypedStorage) -> bytes:
@@ -286,10 +286,10 @@ class _KernelServer:
         signal.setitimer(signal.ITIMER_REAL, 100 * request.seconds + 600)
         self.graphs.clear()
         self.returned.clear()
-        found = self._find(request)
-        self.kernel = None if isinstance(found, str) else found
+        result = self._find(request)
+        self.kernel = None if isinstance(result, str) else result
         torch.manual_seed(0)
-        return {"problem": found if isinstance(found, str) else None}, []
+        return {"problem": result if isinstance(result, str) else None}, []
 
     def _call(self, role: str, tree: Any, places: list, blocks: Blocks, differentiates: bool) -> Reply:
         memory = _Memory()
@@ -308,7 +308,7 @@ class _KernelServer:
         graph = len(self.graphs) - 1 if moving else None
         return {**reply, "graph": graph, "differentiable": [each.requires_grad for each in outputs]}, changes
 
-    def _check_returned(self, outputs: list[torch.Tensor], given: _Memory, differentiates: bool) -> None:
+    def _check_returned(self, outputs: list[torch.Tensor], memory: _Memory, differentiates: bool) -> None:
         """Raise for results that a program cannot take for its own: what reads or changes them would meet what the
         kernel does with them later."""
         for each in outputs:
@@ -316,7 +316,7 @@ class _KernelServer:
                 raise TypeError(f"it returns a {type(each).__name__}, but must return a torch.Tensor")
             if each.requires_grad and not differentiates:
                 raise RuntimeError("it returns a tensor that requires a gradient, where nothing that it is given does")
-        theirs = {storage_address(each) for each in given.storages}
+        theirs = {storage_address(each) for each in memory.storages}
         fresh = [each.untyped_storage() for each in outputs]
         fresh = [each for each in fresh if each.nbytes() and storage_address(each) not in theirs]
         before = {
@@ -331,9 +331,9 @@ class _KernelServer:
         memory = _Memory(forward)
         memory.add(blocks)
         gradients = [memory.tensor(each) for each in places]
-        wanted = [each for each in inputs if each.requires_grad]
-        found = iter(torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True))
-        result = [next(found) if each.requires_grad else None for each in inputs]
+        targets = [each for each in inputs if each.requires_grad]
+        iterator = iter(torch.autograd.grad(outputs, targets, gradients, retain_graph=True, allow_unused=True))
+        result = [next(iterator) if each.requires_grad else None for each in inputs]
         return self._reply(memory, [*before, *(content for _, content in blocks)], result)[:2]
 
     def _reply(
@@ -342,13 +342,13 @@ class _KernelServer:
         """Return a call's changes of the memory that it was given, the memory that is new, and the tensors of the
         result."""
         count = len(memory.storages)
-        grown = _Memory(memory)
-        described = grown.describe(result)
+        extension = _Memory(memory)
+        described = extension.describe(result)
         json.dumps(described)  # a result that cannot be serialized is the kernel's error
         now = [_bytes(each) for each in memory.storages]
         changed = [i for i in range(count) if now[i] != before[i]]
         before[:] = now
-        fresh = grown.blocks(count)
+        fresh = extension.blocks(count)
         devices = [device for device, _ in fresh]
-        reply = {"changed": changed, "devices": devices, "result": described, "places": grown.places}
-        return reply, [*(now[i] for i in changed), *(content for _, content in fresh)], grown.tensors
+        reply = {"changed": changed, "devices": devices, "result": described, "places": extension.places}
+        return reply, [*(now[i] for i in changed), *(content for _, content in fresh)], extension.tensors

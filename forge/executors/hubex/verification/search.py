@@ -47,16 +47,16 @@ class Constraints:
 
     def violations(self, call: Call) -> frozenset[Any]:
         """Return the constraints that a call violates."""
-        known = self.variables(call)
+        variables = self.variables(call)
         others = self.checker.failures(**self.arguments(call))
-        found = frozenset((*others, *(each for each in self.conditions if each.reason(known) is not None)))
-        return found or self._problem_of_operation(call)
+        failures = frozenset((*others, *(each for each in self.conditions if each.reason(variables) is not None)))
+        return failures or self._problem_of_operation(call)
 
     def _problem_of_operation(self, call: Call) -> frozenset[Any]:
         """Return the operation itself where it raises for a call."""
         trace = Trace("search")
         with recording(trace, clang.language):
-            made = call.map(
+            proxy_call = call.map(
                 lambda leaf: (
                     trace.tensor(leaf.shape, leaf.dtype, leaf.device, strides=leaf.strides)
                     if isinstance(leaf, Meta)
@@ -64,7 +64,7 @@ class Constraints:
                 )
             )
             try:
-                self.kernel.target.symbol(*made.args, **made.kwargs)
+                self.kernel.target.symbol(*proxy_call.args, **proxy_call.kwargs)
             except Exception:  # in its own words, which the comparison reports
                 return frozenset({self.kernel.target.symbol})
         return frozenset()
@@ -85,26 +85,26 @@ class Constraints:
 
     def compared_values(self, name: str, call: Call) -> Iterator[Any]:
         """Yield the values that conditions compare an argument with."""
-        known = self.variables(call)
+        variables = self.variables(call)
         for each in self.comparisons:
             left, right = each.left, each.comparators[0]
             for side, other in ((left, right), (right, left)):
                 if isinstance(side, ast.Subscript):
                     side = side.value
                 if isinstance(side, ast.Name) and side.id == name:
-                    yield from _values_of(other, known)
+                    yield from _values_of(other, variables)
 
 
 def _stand_in(meta: Meta) -> TensorProxy:
     return TensorProxy("x", meta.shape, meta.dtype, meta.device, strides=meta.strides)
 
 
-def _values_of(expression: ast.expr, known: Mapping[str, Any]) -> Iterator[Any]:
+def _values_of(expression: ast.expr, variables: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the value of one side of a comparison, its items, and a number's neighbours."""
     for part in expression.elts if isinstance(expression, ast.Tuple) else ():
-        yield from _values_of(part, known)
+        yield from _values_of(part, variables)
     try:
-        value = evaluate(expression, known)
+        value = evaluate(expression, variables)
     except UnknownValue:
         return
     yield value
@@ -114,13 +114,13 @@ def _values_of(expression: ast.expr, known: Mapping[str, Any]) -> Iterator[Any]:
         yield from (value * 1.01, value / 1.01, value * 1.5, value / 1.5)
 
 
-def _numbers(held: Iterable[Any]) -> tuple[int, ...]:
+def _numbers(values: Iterable[Any]) -> tuple[int, ...]:
     """Return sizes that the numbers in conditions speak of: themselves, their neighbours, multiples, and multiples of
     one that are past another."""
-    found = sorted({value for value in held if type(value) is int and 0 < value < LARGEST})
-    near = [each + step for each in found for step in (-1, 0, 1)]
-    multiples = [each * times for each in found for times in (2, 3, 4, 5)]
-    pairs = [*combinations(found, 2), *((b, a) for a, b in combinations(found, 2))]
+    numbers = sorted({value for value in values if type(value) is int and 0 < value < LARGEST})
+    near = [each + step for each in numbers for step in (-1, 0, 1)]
+    multiples = [each * times for each in numbers for times in (2, 3, 4, 5)]
+    pairs = [*combinations(numbers, 2), *((b, a) for a, b in combinations(numbers, 2))]
     past = [each for a, b in pairs for each in ((b // a) * a, (b // a + 1) * a, a + b, a * b, lcm(a, b))]
     return tuple(sorted({each for each in (*USUAL, *near, *multiples, *past) if 0 < each < LARGEST}))
 
@@ -133,20 +133,20 @@ def search(
     tries: int = TRIES,
 ) -> Values | None:
     """Return values of the variables for which every constraint holds; None where none were found."""
-    left = iter(range(tries))
+    budget = iter(range(tries))
 
     def violations(values: Values) -> frozenset[Any] | None:
-        call = build(values) if next(left, None) is not None else None
+        call = build(values) if next(budget, None) is not None else None
         if call is None or any(prod(meta.shape) > LARGEST for meta in call.metas):
             return None
         return constraints.violations(call)
 
     values, reasons = start, violations(start)
     while reasons:
-        found = _better(values, reasons, violations, candidates)
-        if found is None:
+        better = _better(values, reasons, violations, candidates)
+        if better is None:
             return None
-        values, reasons = found
+        values, reasons = better
     return None if reasons is None else values
 
 
@@ -162,18 +162,18 @@ def _better(
         ranked = []
         for value in candidates(name, values):
             changed = {**values, name: value}
-            found = failing(changed)
-            if found is not None and len(found) < len(reasons):
-                return changed, found
-            if found is not None:
-                ranked.append(((len(reasons & found), len(found)), value))
+            failures = failing(changed)
+            if failures is not None and len(failures) < len(reasons):
+                return changed, failures
+            if failures is not None:
+                ranked.append(((len(reasons & failures), len(failures)), value))
         promising[name] = [value for _, value in sorted(ranked, key=lambda pair: pair[0])]
     for names in chain(combinations(values, 2), combinations(values, 3)):
-        for chosen in product(*(promising[name][:TOGETHER] for name in names)):
-            changed = {**values, **dict(zip(names, chosen, strict=True))}
-            found = failing(changed)
-            if found is not None and len(found) < len(reasons):
-                return changed, found
+        for combination in product(*(promising[name][:TOGETHER] for name in names)):
+            changed = {**values, **dict(zip(names, combination, strict=True))}
+            failures = failing(changed)
+            if failures is not None and len(failures) < len(reasons):
+                return changed, failures
     return None
 
 
@@ -182,8 +182,8 @@ def lengths(constraints: Constraints, values: Values, own: Any = None) -> list[i
     others = sorted({value for value in values.values() if type(value) is int and value > 0})[:8]
     related = [each * times for each in others for times in (1, 2, 3, 4)]
     products = [a * b for a, b in combinations(others, 2)]
-    found = dict.fromkeys(chain(constraints.numbers, related, products))
-    return [each for each in found if each != own and each < LARGEST]
+    choices = dict.fromkeys(chain(constraints.numbers, related, products))
+    return [each for each in choices if each != own and each < LARGEST]
 
 
 def arguments(kernel: Kernel, values: Mapping[str, Any]) -> Call:

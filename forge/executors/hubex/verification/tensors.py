@@ -123,5 +123,5 @@ def _describe(a: torch.Tensor, b: torch.Tensor, off: torch.Tensor, atol: float) 
     where = f" at [{', '.join(map(str, place))}]" if place else ""
     many = int(special.sum())
     others = f" ({many} of {a.numel()} values)" if many > 1 else ""
-    value, wanted = (f"{each[place].item():.4g}" for each in (a, b))
-    return f"{by}: {value}{where}, but must be {wanted}{others}"
+    value, expected = (f"{each[place].item():.4g}" for each in (a, b))
+    return f"{by}: {value}{where}, but must be {expected}{others}"

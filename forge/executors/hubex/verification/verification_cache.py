@@ -127,19 +127,19 @@ class Verifier:
         if self.trusts(kernel):
             return "trusted", "used without verification"
         subject = fingerprint(kernel)
-        known = {
+        answers = {
             dtype: self._stored_answer(subject, _key(kernel, subject, Question(device, dtype)))
             for dtype in kernel.dtypes
         }
         failed = self._failed.get(_identity(kernel, subject, device))
-        reasons = [failed, *[answer.reason for answer in known.values() if answer]]
+        reasons = [failed, *[answer.reason for answer in answers.values() if answer]]
         reason = next(filter(None, reasons), None)
         if reason is not None:
             return "declined", reason
-        right = [dtype_name(dtype) for dtype, answer in known.items() if answer is not None and answer.accepted]
+        right = [dtype_name(dtype) for dtype, answer in answers.items() if answer is not None and answer.accepted]
         if not right:
             return "not verified yet", "its first use does it"
-        notes = [] if len(right) == len(known) else [f"for {', '.join(right)} so far"]
+        notes = [] if len(right) == len(answers) else [f"for {', '.join(right)} so far"]
         return "verified", "; ".join([*notes, *([] if compares_values(kernel) else [NO_VALUES])])
 
     def answer(self, kernel: Kernel, question: Question) -> Answer:
@@ -157,12 +157,12 @@ class Verifier:
 
     def _stored_answer(self, subject: Fingerprint, key: str) -> Answer | None:
         """Return the answer from memory or from disk."""
-        known = self._answers.get(key)
-        if known is None and subject.is_lasting:
-            known = _read(key)
-            if known is not None:
-                self._answers[key] = known
-        return known
+        answer = self._answers.get(key)
+        if answer is None and subject.is_lasting:
+            answer = _read(key)
+            if answer is not None:
+                self._answers[key] = answer
+        return answer
 
     def _ask(self, kernel: Kernel, question: Question, digest: str) -> Answer:
         """Ask the worker about a kernel of files; else a fork, the worker by pickle, or this process: the first that
@@ -257,8 +257,8 @@ def _read(key: str) -> Answer | None:
     except FileNotFoundError:
         return None
     except owner_only_store.UntrustedFile as reason:
-        known = "what was found of a kernel before is not believed, and asked for again"
-        warn(f"{known}: {path}: {reason}", category=HubNotice)
+        message = "what was found of a kernel before is not believed, and asked for again"
+        warn(f"{message}: {path}: {reason}", category=HubNotice)
     except (OSError, ValueError, TypeError, KeyError):
         pass
     return None
