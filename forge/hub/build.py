@@ -143,23 +143,23 @@ def builds() -> Path:
 
 def _plan(manifest: Manifest, skipped: dict[str, str]) -> _Plan:
     """Plan the build for this machine; the CUDA sources are left out, with a warning, where they cannot be compiled."""
-    wanted = manifest.build
-    problem = toolchain.cuda_problem() if wanted.cuda else None
+    build = manifest.build
+    problem = toolchain.cuda_problem() if build.cuda else None
     if problem is not None:
-        if not wanted.cpp:
+        if not build.cpp:
             raise _BuildFailure(problem)
         skipped["cuda sources"] = problem
-        wanted = replace(wanted, cuda=(), cuda_cflags=())
+        build = replace(build, cuda=(), cuda_cflags=())
         if torch.version.cuda is not None:
             notice = f"forge: {manifest.file}: its CUDA sources are left out: {problem}"
             warnings.warn(notice, HubNotice, stacklevel=4)
-    files = _read(Path(manifest.file).parent, wanted)
+    files = _read(Path(manifest.file).parent, build)
     try:
         files |= executorch.files_of(manifest)
     except executorch.NotBound as reason:
         raise _BuildFailure(str(reason)) from None
-    wanted = executorch.with_binding(wanted, files)
-    return _Plan(manifest.file, manifest.library.name, wanted, files, _system(bool(wanted.cuda)))
+    build = executorch.with_binding(build, files)
+    return _Plan(manifest.file, manifest.library.name, build, files, _system(bool(build.cuda)))
 
 
 def source_files(manifest: Manifest) -> dict[str, bytes]:
@@ -168,22 +168,22 @@ def source_files(manifest: Manifest) -> dict[str, bytes]:
     return _read(Path(manifest.file).parent, manifest.build) if manifest.build.sources else {}
 
 
-def _read(folder: Path, wanted: Build) -> dict[str, bytes]:
+def _read(folder: Path, build: Build) -> dict[str, bytes]:
     """Return the sources, the headers beside them, and all that the include folders hold."""
     try:
-        paths = {*_paths(folder, wanted)}
+        paths = {*_paths(folder, build)}
     except OSError as error:
         raise MalformedError(f"{folder}: cannot be read: {error}") from error
     return read_sources(folder, paths, "sources or in an include folder")
 
 
-def _paths(folder: Path, wanted: Build) -> Iterator[str]:
-    for path in map(os.path.normpath, wanted.sources):
+def _paths(folder: Path, build: Build) -> Iterator[str]:
+    for path in map(os.path.normpath, build.sources):
         yield path
         beside = os.path.dirname(path)
         names = os.listdir(folder / beside)
         yield from (os.path.join(beside, name) for name in names if name.endswith(toolchain.HEADERS))
-    for include in wanted.include:
+    for include in build.include:
         for base, folders, names in os.walk(folder / os.path.normpath(include)):
             folders[:] = [name for name in folders if not name.startswith(".")]
             visible = (name for name in names if not name.startswith("."))
@@ -239,8 +239,8 @@ def _build_once(plan: _Plan, force: bool) -> BuiltLibrary:
             built, _ = (None, "") if force else _cached_library(plan)
             if built is not None:
                 return built
-            for left in target.parent.glob(f".{target.name}-*"):
-                shutil.rmtree(left, ignore_errors=True)
+            for leftover in target.parent.glob(f".{target.name}-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
             prefix = f".{target.name}-"
             with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as work:
                 return _build(plan, Path(work))
@@ -257,16 +257,16 @@ def lock(path: Path, name: str) -> Iterator[None]:
     """Keep others from building to this place, and say so where it has to wait. The system frees the lock however
     its holder ends."""
     filelock = library("filelock")
-    held = filelock.FileLock(path)
+    file_lock = filelock.FileLock(path)
     try:
-        held.acquire(blocking=False)
+        file_lock.acquire(blocking=False)
     except filelock.Timeout:
         _say(f"waiting for another process that builds {name}")
-        held.acquire()
+        file_lock.acquire()
     try:
         yield
     finally:
-        held.release()
+        file_lock.release()
 
 
 def _build(plan: _Plan, work: Path) -> BuiltLibrary:
@@ -309,7 +309,7 @@ def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
         "build_directory": str(out),
         "with_cuda": bool(plan.build.cuda),
     }
-    done = subprocess.run(
+    process = subprocess.run(
         child_processes.run_file(compiler.__file__),
         input=json.dumps(request),
         stdout=subprocess.PIPE,
@@ -319,9 +319,9 @@ def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
         text=True,
         errors="replace",
     )
-    if done.returncode:
-        output = done.stdout.replace(f"{inside}{os.sep}", "").replace(f"{out}{os.sep}", "")
-        raise _BuildFailure(_first_errors(output, done.returncode))
+    if process.returncode:
+        output = process.stdout.replace(f"{inside}{os.sep}", "").replace(f"{out}{os.sep}", "")
+        raise _BuildFailure(_first_errors(output, process.returncode))
     return json.loads((out / "output.json").read_bytes())
 
 
@@ -371,11 +371,11 @@ def load_built(built: BuiltLibrary) -> None:
         if built.key in _loaded:
             return
         present = set(dispatch_get_all_op_names())
-        taken = [name for name in built.operators if name in present]
-        taken += [name for name in built.namespaces if compiler.is_defined(name)]
-        if taken:
+        conflicts = [name for name in built.operators if name in present]
+        conflicts += [name for name in built.namespaces if compiler.is_defined(name)]
+        if conflicts:
             raise RefusedError(
-                f"{built.manifest}: {taken[0]} is registered in this process already, by an earlier build of these "
+                f"{built.manifest}: {conflicts[0]} is registered in this process already, by an earlier build of these "
                 "sources or by another library; a process takes it once: start a new one"
             )
         copied = _private_copy(built)

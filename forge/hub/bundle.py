@@ -43,7 +43,7 @@ def write_bundle(folder: Path, parts: Mapping[Part, Mapping[str, bytes]]) -> Non
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}", dir=folder.parent))
     try:
-        files = {path: content for held in parts.values() for path, content in held.items()}
+        files = {path: content for contents in parts.values() for path, content in contents.items()}
         for path, content in files.items():
             target = fresh / path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,12 +79,12 @@ def read_bundle(folder: Path, policy: Policy) -> tuple[Part, ...]:
     for path in files:
         expect(unsafe_path(path) is None, place, f"the path {path!r} {unsafe_path(path)}")
     expect(isinstance(parts, list), place, "parts must be a list")
-    found = tuple(_part(values, files, place) for values in parts)
-    held = read_files(folder, Place(str(folder)), max_file_bytes=policy.max_file_bytes)
-    held.pop(NAME)
+    result = tuple(_part(values, files, place) for values in parts)
+    contents = read_files(folder, Place(str(folder)), max_file_bytes=policy.max_file_bytes)
+    contents.pop(NAME)
     pins = Pins({path: f"sha256:{sha}" for path, sha in files.items()}, f"the bundle ({NAME})", exact=True)
-    check_pins(held, pins, Place(str(folder)))
-    return found
+    check_pins(contents, pins, Place(str(folder)))
+    return result
 
 
 def _part(values: Any, files: Mapping[str, str], place: Place) -> Part:

@@ -53,12 +53,12 @@ class RepositoryCache:
     def refs(self) -> dict[str, str]:
         """Return the commit of each branch that was asked for."""
         folder = self.folder / "refs"
-        found = {}
+        refs = {}
         for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
             commit = path.read_text(errors="replace").strip() if path.is_file() else ""
             if COMMIT.fullmatch(commit):
-                found[path.relative_to(folder).as_posix()] = commit
-        return found
+                refs[path.relative_to(folder).as_posix()] = commit
+        return refs
 
     def write_ref(self, name: str, commit: str) -> None:
         if self.refs().get(name) != commit:

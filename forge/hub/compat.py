@@ -144,27 +144,27 @@ def is_layer_place(value: Any) -> bool:
 def layer_place(repository: Any) -> LayerPlace:
     """Read a LayerRepository, LocalLayerRepository or LockedLayerRepository. Raises ValueError for a locked one
     whose commit is not known."""
-    held, layer = vars(repository), repository.layer_name
-    if "_repo_path" in held:
-        return LayerPlace(os.fspath(held["_repo_path"]), layer)
-    name, wanted = held["_repo_id"], held.get("_revision")
-    trusted = held.get("_trust_remote_code", False)
+    attributes, layer = vars(repository), repository.layer_name
+    if "_repo_path" in attributes:
+        return LayerPlace(os.fspath(attributes["_repo_path"]), layer)
+    name, revision = attributes["_repo_id"], attributes.get("_revision")
+    trusted = attributes.get("_trust_remote_code", False)
     trusts = tuple(trusted) if isinstance(trusted, (list, tuple)) else bool(trusted)
-    if held.get("_version") is not None:
-        wanted = f"v{held['_version']}"
-    if wanted is None:
-        wanted = _locked_commit(repository)
-    return LayerPlace(f"{name}@{wanted}", layer, trusts)
+    if attributes.get("_version") is not None:
+        revision = f"v{attributes['_version']}"
+    if revision is None:
+        revision = _locked_commit(repository)
+    return LayerPlace(f"{name}@{revision}", layer, trusts)
 
 
 def _locked_commit(repository: Any) -> str:
     locks, dependency = (getattr(repository, name, None) for name in ("kernel_locks", "kernel_dep"))
     if locks is not None:
         return locks[dependency].commit
-    found = getattr(repository, "_resolve_revision", None)  # before kernels 0.16
-    if found is None:
+    resolve = getattr(repository, "_resolve_revision", None)  # before kernels 0.16
+    if resolve is None:
         raise ValueError(f"{repository!r} does not say which commit is locked")
-    return found()
+    return resolve()
 
 
 def layer_device(key: Any) -> tuple[str, tuple[int, int] | None]:

@@ -66,7 +66,7 @@ class Place:
         return replace(self, file=file)
 
     def __str__(self) -> str:
-        known = [f"commit {self.commit[:12]}"] if self.commit else []
-        known += [f"variant {self.variant}"] if self.variant else []
-        known += [self.file] if self.file else []
-        return f"{self.source} ({', '.join(known)})" if known else self.source
+        parts = [f"commit {self.commit[:12]}"] if self.commit else []
+        parts += [f"variant {self.variant}"] if self.variant else []
+        parts += [self.file] if self.file else []
+        return f"{self.source} ({', '.join(parts)})" if parts else self.source

@@ -78,16 +78,16 @@ def read_files(
     Raises: MalformedError for other links, files that are no regular files, and too many or too large ones.
     """
     roots = [folder.resolve()] + ([links_into.resolve()] if links_into else [])
-    found: dict[str, File] = {}
+    files: dict[str, File] = {}
     try:
         for entry in _walk(folder):
             path = entry.relative_to(folder).as_posix()
-            if len(found) >= MAX_FILES:
+            if len(files) >= MAX_FILES:
                 raise MalformedError(f"{place}: has more than {MAX_FILES} files")
-            found[path] = _read(path, entry, roots, place.at(path), max_file_bytes, copy_to)
+            files[path] = _read(path, entry, roots, place.at(path), max_file_bytes, copy_to)
     except OSError as error:
         raise MalformedError(f"{place}: cannot be read: {error}") from error
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -191,9 +191,9 @@ def check_pins(files: Mapping[str, File], pins: Pins, place: Place) -> None:
         if path not in pins.files and (pins.exact or not (is_bytecode(path) or path in UNPINNED))
     ]
     changed = []
-    for path, wanted in pins.files.items():
-        if path in files and (came := _hash(files[path], wanted.partition(":")[0])) != wanted:
-            changed.append(f"{path} is {came}, wanted {wanted}")
+    for path, expected in pins.files.items():
+        if path in files and (came := _hash(files[path], expected.partition(":")[0])) != expected:
+            changed.append(f"{path} is {came}, wanted {expected}")
     problems = missing + extra + changed
     if problems:
         more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""

@@ -83,41 +83,41 @@ def imports(tree: ast.Module) -> Iterator[Import]:
 
 
 def runs_at_import(
-    trees: Mapping[str, ast.Module], root: str, named: Collection[str] = ()
+    trees: Mapping[str, ast.Module], root: str, extra_modules: Collection[str] = ()
 ) -> dict[tuple[str, Import], Runs]:
-    """Return the kind of each import that runs while the package in `root` is imported, and the modules `named` in it.
+    """Return the kind of each import that runs while the package in `root` is imported, and the `extra_modules` in it.
 
     A file that is imported under a guard runs under it. One that computes what it imports may import every file.
     """
     package = tuple(part for part in root.split("/") if part)
-    found: dict[tuple[str, Import], Runs] = {}
-    done: set[tuple[str, Runs]] = set()
+    result: dict[tuple[str, Import], Runs] = {}
+    visited: set[tuple[str, Runs]] = set()
     pending: list[tuple[str, Runs]] = []
-    for module in ("", *named):
+    for module in ("", *extra_modules):
         pending += [(path, "always") for path in _files(trees, (*package, *module.split(".")))]
     while pending:
         path, how = pending.pop()
-        if (path, how) in done or (path, "always") in done:
+        if (path, how) in visited or (path, "always") in visited:
             continue
-        done.add((path, how))
+        visited.add((path, how))
         for each, guarded in _Module(trees[path]).runs():
             runs: Runs = "guarded" if guarded or how == "guarded" else "always"
-            if found.get((path, each)) != "always":
-                found[path, each] = runs
+            if result.get((path, each)) != "always":
+                result[path, each] = runs
             reached = _reached_files(trees, path, each) if each.module or each.level else list(trees)
             pending += [(other, runs) for other in reached]
-    return found
+    return result
 
 
-def _reached_files(trees: Mapping[str, ast.Module], path: str, found: Import) -> list[str]:
+def _reached_files(trees: Mapping[str, ast.Module], path: str, statement: Import) -> list[str]:
     """Return the files of the kernel that a relative import runs."""
     parents = tuple(path.split("/")[:-1])
-    if not found.level or found.level - 1 > len(parents):
+    if not statement.level or statement.level - 1 > len(parents):
         return []
-    base = parents[: len(parents) - (found.level - 1)]
-    module = (*base, *(part for part in found.module.split(".") if part))
+    base = parents[: len(parents) - (statement.level - 1)]
+    module = (*base, *(part for part in statement.module.split(".") if part))
     reached = _files(trees, module)
-    for name in found.names:
+    for name in statement.names:
         reached += _files(trees, (*module, name))
     return reached
 
@@ -209,15 +209,15 @@ class _Module:
             if not isinstance(each, ast.Lambda):
                 pending += ast.iter_child_nodes(each)
 
-    def _enter(self, called: ast.expr, guarded: bool, conditional: bool) -> None:
+    def _enter(self, callee: ast.expr, guarded: bool, conditional: bool) -> None:
         """Follow a call of a function of this file, or the making of an object of a class of it."""
-        name = called.id if isinstance(called, ast.Name) else ""
+        name = callee.id if isinstance(callee, ast.Name) else ""
         if name in self._functions and (name, guarded) not in self._entered:
             self._entered.add((name, guarded))
             self._block(self._functions[name].body, guarded, conditional)
 
-    def _take(self, found: Collection[Import], guarded: bool, conditional: bool) -> None:
-        for each in found:
+    def _take(self, statements: Collection[Import], guarded: bool, conditional: bool) -> None:
+        for each in statements:
             top = each.module.split(".")[0]
             is_asked = not each.level and (top in self._asked or top.lower() in self._asked)
             self._found.append((each, guarded or (conditional and is_asked)))
@@ -258,8 +258,8 @@ def _meanings(tree: ast.Module) -> _Meanings:
     while before != len(importers):
         before = len(importers)
         importers |= {name for name, value in assigned if value in DYNAMIC | importers}
-    asked = false.keys() | typing.keys()
-    times = Counter(name for node in ast.walk(tree) for name in _binds(node)) if asked else Counter[str]()
+    candidates = false.keys() | typing.keys()
+    times = Counter(name for node in ast.walk(tree) for name in _binds(node)) if candidates else Counter[str]()
     return _Meanings(
         frozenset(name for name in typing if typing[name] == times[name]),
         frozenset(name for name in false if false[name] == times[name]),
@@ -298,15 +298,15 @@ def _imports_of(node: ast.AST, bound: _Bindings) -> list[Import]:
     return []
 
 
-def _imports(called: ast.expr, bound: _Bindings) -> bool:
+def _imports(callee: ast.expr, bound: _Bindings) -> bool:
     """Return whether it is import_module or __import__, of whatever object, or another name of them."""
-    return name_of(called) in DYNAMIC or (isinstance(called, ast.Name) and called.id in bound.names.importers)
+    return name_of(callee) in DYNAMIC or (isinstance(callee, ast.Name) and callee.id in bound.names.importers)
 
 
 def _constant(call: ast.Call) -> str | None:
     """Return the first argument of a call, or the one called `name`, where it is a string."""
-    named = [each.value for each in call.keywords if each.arg == "name"]
-    first = next(iter([*call.args, *named]), None)
+    keywords = [each.value for each in call.keywords if each.arg == "name"]
+    first = next(iter([*call.args, *keywords]), None)
     return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
 
 

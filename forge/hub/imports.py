@@ -40,24 +40,24 @@ def check_imports(
     names: Collection[str],
     allowed: Collection[str],
     place: Place,
-    named: Collection[str] = (),
+    extra_modules: Collection[str] = (),
 ) -> dict[str, ast.Module]:
     """Check the imports of a kernel that loading it runs by the Hub's rules; return what each file was parsed to.
 
-    Modules that its manifest names run too, and those in `named`. root, names and allowed are as for `problem_of`.
+    Modules that its manifest names run too, and the `extra_modules`. root, names and allowed are as for `problem_of`.
     Raises: MalformedError for a file that is no Python; RefusedError with every such import that is not allowed.
     """
     trees = {path: parse(file.content, place.at(path)) for path, file in files.items() if file.content is not None}
     manifest = files.get(MANIFEST)
     own = [each.decode() for each in NAMED_MODULES.findall(manifest.read())] if manifest is not None else []
     try:
-        runs = import_graph.runs_at_import(trees, root, [*own, *named])
+        runs = import_graph.runs_at_import(trees, root, [*own, *extra_modules])
     except RecursionError as error:
         raise MalformedError(f"{place}: is nested too deeply to be read") from error
     blocking = []
-    for path, found in sorted(runs, key=lambda each: (each[0], each[1].line)):
-        problem = problem_of(found, path, root=root, names=names, allowed=allowed)
-        if problem is not None and (runs[path, found] == "always" or problem.module is None):
+    for path, statement in sorted(runs, key=lambda each: (each[0], each[1].line)):
+        problem = problem_of(statement, path, root=root, names=names, allowed=allowed)
+        if problem is not None and (runs[path, statement] == "always" or problem.module is None):
             blocking.append(problem)
     if blocking:
         modules = list(dict.fromkeys(each.module for each in blocking if each.module is not None))
@@ -76,7 +76,7 @@ def parse(content: bytes, place: Place) -> ast.Module:
 
 
 def problem_of(
-    found: import_graph.Import, path: str, *, root: str, names: Collection[str], allowed: Collection[str]
+    statement: import_graph.Import, path: str, *, root: str, names: Collection[str], allowed: Collection[str]
 ) -> ImportProblem | None:
     """Return the problem of an import of a kernel's file, or None.
 
@@ -84,18 +84,20 @@ def problem_of(
     called, which only a relative import may mean. allowed: top-level modules beside the standard library and torch.
     """
     depth = len((path.removeprefix(f"{root}/") if root else path).split("/"))
-    if found.level > depth:
-        return ImportProblem(path, found.line, f"from {'.' * found.level}{found.module}: leads out of the kernel")
-    top = found.module.split(".")[0]
-    if found.level or not top:
+    if statement.level > depth:
+        return ImportProblem(
+            path, statement.line, f"from {'.' * statement.level}{statement.module}: leads out of the kernel"
+        )
+    top = statement.module.split(".")[0]
+    if statement.level or not top:
         return None
     if top in names:
-        text = f"import {found.module}: is the kernel itself; write it as a relative import"
-        return ImportProblem(path, found.line, text)
+        text = f"import {statement.module}: is the kernel itself; write it as a relative import"
+        return ImportProblem(path, statement.line, text)
     if top in ALWAYS or top in allowed:
         return None
-    text = f"import {found.module}: is neither the standard library, torch nor declared in metadata.json"
-    return ImportProblem(path, found.line, text, top)
+    text = f"import {statement.module}: is neither the standard library, torch nor declared in metadata.json"
+    return ImportProblem(path, statement.line, text, top)
 
 
 def check_id(kernel_id: str, folder: Path, place: Place) -> None:

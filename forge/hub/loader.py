@@ -123,7 +123,7 @@ def _import_inner(verified: VerifiedKernel, name: str, imports: Collection[str])
         names=verified.names,
         allowed=verified.allowed | {*imports},
         place=verified.resolved.place(),
-        named=[name.partition(".")[2]],
+        extra_modules=[name.partition(".")[2]],
     )
     with _lock, _nothing_else_changes(verified.resolved.place()):
         try:
@@ -226,13 +226,13 @@ def _package_root(resolved: ResolvedKernel, files: Mapping[str, File]) -> str:
     if "__init__.py" in files:
         return ""
     inner = [path.split("/")[0] for path in files if path.count("/") == 1 and path.endswith("/__init__.py")]
-    wanted = resolved.metadata.name.replace("-", "_")
-    if wanted in inner:
-        return wanted
+    package = resolved.metadata.name.replace("-", "_")
+    if package in inner:
+        return package
     is_named = resolved.commit is not None or resolved.metadata.form == "current"
     if len(inner) == 1 and not is_named:
         return inner[0]
-    raise MalformedError(f"{resolved.place()}: has neither __init__.py nor {wanted}/__init__.py")
+    raise MalformedError(f"{resolved.place()}: has neither __init__.py nor {package}/__init__.py")
 
 
 def _check_id_is_free(verified: VerifiedKernel) -> None:
@@ -240,10 +240,10 @@ def _check_id_is_free(verified: VerifiedKernel) -> None:
     kernel."""
     resolved = verified.resolved
     for other in _loaded.values() if verified.content not in _loaded else ():
-        held = other.verified.resolved
-        if held.metadata.id == resolved.metadata.id and held.source != resolved.source:
+        existing = other.verified.resolved
+        if existing.metadata.id == resolved.metadata.id and existing.source != resolved.source:
             raise RefusedError(
-                f"{resolved.place()}: the id {resolved.metadata.id!r} was loaded from {held.place()}, "
+                f"{resolved.place()}: the id {resolved.metadata.id!r} was loaded from {existing.place()}, "
                 f"which is another kernel"
             )
 
@@ -286,8 +286,8 @@ def _check_natives_are_free(verified: VerifiedKernel) -> None:
         if not path.endswith(NATIVE):
             continue
         for other in _loaded.values():
-            for held in other.verified.files.values():
-                if held.location.name == file.location.name and held.sha256 != file.sha256:
+            for existing in other.verified.files.values():
+                if existing.location.name == file.location.name and existing.sha256 != file.sha256:
                     raise RefusedError(
                         f"{verified.resolved.place().at(path)}: a native module of this name was loaded from "
                         f"{other.verified.resolved.place()}; its name and namespace must be unique to the build"
@@ -407,7 +407,7 @@ def _first_location(native: File) -> Path:
     """Return the file from which this process first loaded a native module of this name and content, which must not be
     loaded twice."""
     for other in _loaded.values():
-        for held in other.verified.files.values():
-            if held.location.name == native.location.name and held.sha256 == native.sha256:
-                return held.copy or held.location
+        for existing in other.verified.files.values():
+            if existing.location.name == native.location.name and existing.sha256 == native.sha256:
+                return existing.copy or existing.location
     return native.copy or native.location

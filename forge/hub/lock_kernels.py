@@ -37,19 +37,19 @@ def lock_kernels(
     path = Path(path)
     lock = read_lock(path) if path.exists() else Lock(path)
     pending = [parse_source(source) for source in sources] or [_source(kernel, path) for kernel in lock.kernels]
-    done = set()
+    visited = set()
     while pending:
         source = pending.pop()
-        if source in done:
+        if source in visited:
             continue
-        done.add(source)
+        visited.add(source)
         if source.path is not None and source.path.name.endswith(ALONE):
             kernel, sources_of_it = _locked_manifest(lock, source, source.path, checked=accept is not None)
             lock = lock.with_kernel(kernel)
             pending += sources_of_it
             continue
-        named, version, revision = source.path or source.repository, source.version, source.revision
-        selection = select(named, version=version, revision=revision, policy=policy, backend=backend)
+        target, version, revision = source.path or source.repository, source.version, source.revision
+        selection = select(target, version=version, revision=revision, policy=policy, backend=backend)
         if source.path is not None and not selection.choice.accepted + selection.choice.rejected:
             _refuse_sources(source.path, read_small(source.path / MANIFEST, selection.place(), MAX_BYTES) or b"")
         names = _wanted_variants(selection, variants, all_variants)
@@ -70,11 +70,11 @@ def _source(kernel: LockedKernel, path: Path) -> Source:
 
 
 def _wanted_variants(selection: Selection, variants: Sequence[str], all_variants: bool) -> Sequence[str]:
-    known = (*selection.choice.accepted, *(name for name, _ in selection.choice.rejected))
-    if missing := [name for name in variants if name not in known]:
-        raise NotFoundError(f"{selection.place()}: has no variant {missing[0]}; it has {', '.join(known) or 'none'}")
+    names = (*selection.choice.accepted, *(name for name, _ in selection.choice.rejected))
+    if missing := [name for name in variants if name not in names]:
+        raise NotFoundError(f"{selection.place()}: has no variant {missing[0]}; it has {', '.join(names) or 'none'}")
     if all_variants:
-        return known
+        return names
     return variants or [selection.variant]
 
 
@@ -103,8 +103,8 @@ def _locked_manifest(lock: Lock, source: Source, path: Path, *, checked: bool) -
     if checked:
         manifests.read(path, content, with_sources=True)
     files = {path.name: hashlib.sha256(content).hexdigest()}
-    named = [parse_source(each) for each in named_repositories(content, str(path))]
-    return LockedKernel(lock.name_of(source), None, None, None, {}, files), named
+    repositories = [parse_source(each) for each in named_repositories(content, str(path))]
+    return LockedKernel(lock.name_of(source), None, None, None, {}, files), repositories
 
 
 def _refuse_sources(folder: Path, content: bytes) -> None:

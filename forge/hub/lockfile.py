@@ -43,12 +43,12 @@ class LockedKernel:
 
     def check(self, name: str, content: bytes, origin: Path) -> None:
         """Raise IntegrityError unless a file beside the variants is as it was locked."""
-        wanted, came = self.files.get(name), hashlib.sha256(content).hexdigest()
-        if wanted is None:
+        expected, came = self.files.get(name), hashlib.sha256(content).hexdigest()
+        if expected is None:
             again = f"forge kernels lock {self.source} -o {origin}"
             raise IntegrityError(f"{self.source}: {name} is not in {origin}; lock it again: {again}")
-        if wanted != came:
-            raise IntegrityError(f"{self.source}: {name} is sha256:{came}, but {origin} holds sha256:{wanted}")
+        if expected != came:
+            raise IntegrityError(f"{self.source}: {name} is sha256:{came}, but {origin} holds sha256:{expected}")
 
     def pins(self, variant: str, origin: Path) -> Pins:
         files = {path: f"sha256:{sha}" for path, sha in self.variants[variant].items()}
@@ -67,28 +67,28 @@ class Lock:
 
         Raises: NotFoundError where there is none or more than one.
         """
-        found = [kernel for kernel in self.kernels if self._is_of(kernel, source)]
-        exact = [each for each in found if (each.version, each.revision) == (source.version, source.revision)]
-        found = exact or found
-        if len(found) == 1:
-            return found[0]
-        if found:
-            held = ", ".join(_request_of(kernel) for kernel in found)
-            raise NotFoundError(f"{source}: {self.path} holds {held}; say which")
-        held = ", ".join(f"{kernel.source} {_request_of(kernel)}" for kernel in self.kernels) or "nothing"
-        raise NotFoundError(f"{source}: is not in {self.path}, which holds {held}; run: forge kernels lock {source}")
+        matches = [kernel for kernel in self.kernels if self._is_of(kernel, source)]
+        exact = [each for each in matches if (each.version, each.revision) == (source.version, source.revision)]
+        matches = exact or matches
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            listing = ", ".join(_request_of(kernel) for kernel in matches)
+            raise NotFoundError(f"{source}: {self.path} holds {listing}; say which")
+        listing = ", ".join(f"{kernel.source} {_request_of(kernel)}" for kernel in self.kernels) or "nothing"
+        raise NotFoundError(f"{source}: is not in {self.path}, which holds {listing}; run: forge kernels lock {source}")
 
     def _is_of(self, kernel: LockedKernel, source: Source) -> bool:
         if source.path is not None:
             return kernel.commit is None and (self.path.parent / kernel.source).resolve() == source.path.resolve()
-        asked = source.version is not None or source.revision is not None
+        is_specific = source.version is not None or source.revision is not None
         same = (kernel.version, kernel.revision) == (source.version, source.revision)
-        return kernel.source == source.repository and (same or not asked or kernel.commit == source.revision)
+        return kernel.source == source.repository and (same or not is_specific or kernel.commit == source.revision)
 
     def manifest(self, path: Path) -> LockedKernel | None:
         """Return the entry of a manifest that stands alone."""
-        held = [each for each in self.kernels if each.is_manifest]
-        return next((each for each in held if (self.path.parent / each.source).resolve() == path.resolve()), None)
+        manifests = [each for each in self.kernels if each.is_manifest]
+        return next((each for each in manifests if (self.path.parent / each.source).resolve() == path.resolve()), None)
 
     def name_of(self, source: Source) -> str:
         """Return the name of a source in an entry of this lock."""

@@ -121,11 +121,11 @@ def _strings(values: dict[str, Any], key: str, place: Place) -> tuple[str, ...]:
 
 
 def _value(
-    values: dict[str, Any], key: str, accepts: Callable[[Any], bool], wanted: str, default: Any, place: Place
+    values: dict[str, Any], key: str, accepts: Callable[[Any], bool], expectation: str, default: Any, place: Place
 ) -> Any:
     came = values.get(key, default)
     if key in values and not accepts(came):
-        raise MalformedError(f"{place}: {key!r} is {came!r}, but must be {wanted}")
+        raise MalformedError(f"{place}: {key!r} is {came!r}, but must be {expectation}")
     return came
 
 

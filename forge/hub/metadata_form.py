@@ -76,34 +76,34 @@ def line_of(text: str, key: str | None) -> int:
 
 def first_problem(values: dict[str, Any], error: Exception) -> Problem:
     """Return the first problem of values that the library refused, or what it said where forge finds none."""
-    said = " ".join(str(error).removeprefix("Cannot parse metadata: ").split())
-    return next(_problems(values), (None, f"is not accepted by the library kernels, which says: {said}"))
+    message = " ".join(str(error).removeprefix("Cannot parse metadata: ").split())
+    return next(_problems(values), (None, f"is not accepted by the library kernels, which says: {message}"))
 
 
 def _problems(values: dict[str, Any]) -> Iterator[Problem]:
     for key in REQUIRED:
         if key not in values:
             yield None, f"has no {key!r}, which must be {TYPES[key][1]}"
-    for key, (kind, wanted) in TYPES.items():
+    for key, (kind, expectation) in TYPES.items():
         if key in values and key not in _UNREAD and not (values[key] is None and key in _NULL):
             strings = key != "python-depends" or are_strings(values[key])
             if not fits(values[key], kind) or not strings:
-                yield _wrong(key, values[key], wanted)
+                yield _wrong(key, values[key], expectation)
             else:
                 yield from _FORMS[key](values[key]) if key in _FORMS else ()
 
 
-def _wrong(key: str, came: Any, wanted: str, inside: str = "", entry: int | None = None) -> Problem:
+def _wrong(key: str, came: Any, expectation: str, inside: str = "", entry: int | None = None) -> Problem:
     """Return the problem of a value. inside: the key at the top of the file in whose object, or list's entry, the key
     is."""
     where = f" of {f'entry {entry} of ' if entry else ''}{inside!r}" if inside else ""
-    return inside or key, f"{key!r}{where} is {came!r}, but must be {wanted}"
+    return inside or key, f"{key!r}{where} is {came!r}, but must be {expectation}"
 
 
 def _name(came: str) -> Iterator[Problem]:
     if not NAME.fullmatch(came):
-        wanted = "lower-case letters, digits and dashes, a letter first, no dash last, two or more of them"
-        yield _wrong("name", came, wanted)
+        expectation = "lower-case letters, digits and dashes, a letter first, no dash last, two or more of them"
+        yield _wrong("name", came, expectation)
 
 
 def _version(came: int, inside: str = "", entry: int | None = None) -> Iterator[Problem]:
@@ -121,9 +121,9 @@ def _backend(came: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _digest(came: dict[str, Any]) -> Iterator[Problem]:
-    for key, wanted in {"algorithm": " or ".join(ALGORITHMS), "files": "an object of strings"}.items():
+    for key, expectation in {"algorithm": " or ".join(ALGORITHMS), "files": "an object of strings"}.items():
         if key not in came:
-            yield "digest", f"'digest' has no {key!r}, which must be {wanted}"
+            yield "digest", f"'digest' has no {key!r}, which must be {expectation}"
     if came.get("algorithm") not in ALGORITHMS:
         yield _wrong("algorithm", came.get("algorithm"), " or ".join(ALGORITHMS), "digest")
     if not isinstance(came.get("files"), dict) or not are_strings([*came["files"].values()]):
@@ -140,9 +140,9 @@ def _dependencies(came: list[Any]) -> Iterator[Problem]:
             yield key, f"entry {number} of {key!r} has no 'repo-id', which must be a string"
         for name in sorted(each.keys() - _DEPENDENCY.keys()):
             yield key, f"{name!r} is no key of entry {number} of {key!r}; those are {', '.join(_DEPENDENCY)}"
-        for name, (kind, wanted) in _DEPENDENCY.items():
+        for name, (kind, expectation) in _DEPENDENCY.items():
             if each.get(name) is not None and not fits(each[name], kind):
-                yield _wrong(name, each[name], wanted, key, number)
+                yield _wrong(name, each[name], expectation, key, number)
             elif name == "version" and each.get(name) is not None:
                 yield from _version(each[name], key, number)
         if (each.get("version") is None) == (each.get("revision") is None):

@@ -61,8 +61,8 @@ def _own_root() -> Path:
         place = _parent_folder()
         _sweep(place)
         _root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-        held = _flock(_root / LOCK, shared=True)
-        atexit.register(_leave, _root, held, os.getpid())
+        lock_fd = _flock(_root / LOCK, shared=True)
+        atexit.register(_leave, _root, lock_fd, os.getpid())
     return _root
 
 
@@ -87,11 +87,11 @@ def _flock(path: Path, *, shared: bool) -> int | None:
     return handle
 
 
-def _leave(root: Path, held: int | None, owner: int) -> None:
+def _leave(root: Path, lock_fd: int | None, owner: int) -> None:
     if os.getpid() != owner:
         return
-    if held is not None:
-        os.close(held)
+    if lock_fd is not None:
+        os.close(lock_fd)
     _remove(root)
 
 
@@ -107,6 +107,6 @@ def _remove(root: Path) -> None:
 def _sweep(place: Path) -> None:
     for each in place.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            found = each.lstat()
-            if found.st_uid == os.getuid() and time.time() - found.st_mtime > YOUNG and (each / LOCK).is_file():
+            stat = each.lstat()
+            if stat.st_uid == os.getuid() and time.time() - stat.st_mtime > YOUNG and (each / LOCK).is_file():
                 _remove(each)

@@ -138,15 +138,15 @@ def select(
     """Choose the variant as `resolve` does, and fetch nothing but the Hub's listing."""
     compat.require()
     policy, lock = policy or Policy(), as_lock(lock)
-    wanted = parse_source(source, version=version, revision=revision)
-    system = _backend(backend, wanted)
-    locked = lock.find(wanted) if lock is not None else None
+    request = parse_source(source, version=version, revision=revision)
+    system = _backend(backend, request)
+    locked = lock.find(request) if lock is not None else None
     if locked is None and policy.trust == "locked":
-        raise RefusedError(f'{wanted}: trust="locked" takes what a lock file holds, and no lock was given')
-    find = _select_folder if wanted.path is not None else _select_repository
+        raise RefusedError(f'{request}: trust="locked" takes what a lock file holds, and no lock was given')
+    find = _select_folder if request.path is not None else _select_repository
 
     def on(backend: str) -> Selection:
-        selection = replace(find(wanted, locked, policy, backend), lock=lock)
+        selection = replace(find(request, locked, policy, backend), lock=lock)
         return selection if lock is None or locked is None else _only_locked(selection, lock, locked)
 
     selection = on(system)
@@ -156,38 +156,38 @@ def select(
     return on_cpu if on_cpu.choice.accepted else selection
 
 
-def _backend(backend: str | None, wanted: Source) -> str:
+def _backend(backend: str | None, source: Source) -> str:
     try:
         return compat.active_backend(backend)
     except ValueError as error:
-        raise NotFoundError(f"{wanted}: {error}") from error
+        raise NotFoundError(f"{source}: {error}") from error
 
 
 def _only_locked(selection: Selection, lock: Lock, locked: LockedKernel) -> Selection:
-    held = locked.variants
-    left_out = [(name, f"is not in {lock.path}") for name in selection.choice.accepted if name not in held]
-    accepted = tuple(name for name in selection.choice.accepted if name in held)
+    variants = locked.variants
+    left_out = [(name, f"is not in {lock.path}") for name in selection.choice.accepted if name not in variants]
+    accepted = tuple(name for name in selection.choice.accepted if name in variants)
     return replace(selection, choice=Choice(accepted, (*left_out, *selection.choice.rejected)))
 
 
-def _select_folder(wanted: Source, locked: LockedKernel | None, policy: Policy, backend: str) -> Selection:
+def _select_folder(source: Source, locked: LockedKernel | None, policy: Policy, backend: str) -> Selection:
     """Select from a folder of this machine: the variants in it, those in its build/, or itself, in this order."""
     if locked is None and not policy.local:
-        raise RefusedError(f"{wanted}: is a folder of this machine; allow it with Policy(local=True), or lock it")
-    root = Path(os.path.realpath(wanted.folder))  # of links that lead to each other it gives one of them
+        raise RefusedError(f"{source}: is a folder of this machine; allow it with Policy(local=True), or lock it")
+    root = Path(os.path.realpath(source.folder))  # of links that lead to each other it gives one of them
     if not root.is_dir():
-        found = "is a file, not a repository's folder" if root.exists() else "there is no such folder"
-        raise NotFoundError(f"{wanted}: {found}; one of the Hub is 'owner/name'")
+        problem = "is a file, not a repository's folder" if root.exists() else "there is no such folder"
+        raise NotFoundError(f"{source}: {problem}; one of the Hub is 'owner/name'")
     rejected: tuple[tuple[str, str], ...] = ()
     for build, names in ((root, _variant_folders(root)), (root / "build", _folders(root / "build"))):
         choice = choose(names, backend)
         rejected += choice.rejected
         if choice.accepted:
-            return Selection(wanted, None, build, replace(choice, rejected=rejected), policy, backend, locked=locked)
+            return Selection(source, None, build, replace(choice, rejected=rejected), policy, backend, locked=locked)
     if any((root / name).is_file() for name in ("__init__.py", "metadata.json")):
         choice = choose([root.name], backend) if _is_variant(root.name) else Choice((root.name,), ())
-        return Selection(wanted, None, root.parent, choice, policy, backend, locked=locked)
-    return Selection(wanted, None, root / "build", Choice((), rejected), policy, backend, locked=locked)
+        return Selection(source, None, root.parent, choice, policy, backend, locked=locked)
+    return Selection(source, None, root / "build", Choice((), rejected), policy, backend, locked=locked)
 
 
 def _folders(build: Path) -> list[str]:
@@ -203,76 +203,76 @@ def _is_variant(name: str) -> bool:
     return name != SOURCES and name.startswith(("torch-", "torch1", "torch2", "tvm-ffi"))
 
 
-def _select_repository(wanted: Source, locked: LockedKernel | None, policy: Policy, backend: str) -> Selection:
-    cache = repository_cache(wanted.repository)
-    commit = _commit(wanted, cache) if locked is None or locked.commit is None else locked.commit
-    known = cache.record(commit)
-    trusted = known.trusted if known is not None else None
-    if locked is None and not policy.names(wanted.repository):
-        trusted = _check_trust(wanted, trusted, policy)
-    files = known.files if known is not None else _list_files(wanted, commit, cache)
+def _select_repository(source: Source, locked: LockedKernel | None, policy: Policy, backend: str) -> Selection:
+    cache = repository_cache(source.repository)
+    commit = _commit(source, cache) if locked is None or locked.commit is None else locked.commit
+    cached_record = cache.record(commit)
+    trusted = cached_record.trusted if cached_record is not None else None
+    if locked is None and not policy.names(source.repository):
+        trusted = _check_trust(source, trusted, policy)
+    files = cached_record.files if cached_record is not None else _list_files(source, commit, cache)
     record = Record(files, trusted) if files is not None else None
-    if record not in (None, known):
+    if record not in (None, cached_record):
         cache.write_record(commit, record)
     names = record.variants() if record is not None else cache.variants(commit)
     build = cache.snapshot(commit) / "build"
-    selection = Selection(wanted, commit, build, choose(names, backend), policy, backend, record, locked=locked)
+    selection = Selection(source, commit, build, choose(names, backend), policy, backend, record, locked=locked)
     return _without_absent(selection)
 
 
-def _commit(wanted: Source, cache: RepositoryCache) -> str:
+def _commit(source: Source, cache: RepositoryCache) -> str:
     """Return the commit of a version or revision: asked of the Hub once a process, else what was asked last."""
-    if wanted.revision is not None and COMMIT.fullmatch(wanted.revision):
-        return wanted.revision
-    name = f"v{wanted.version}" if wanted.version is not None else wanted.revision or ""
+    if source.revision is not None and COMMIT.fullmatch(source.revision):
+        return source.revision
+    name = f"v{source.version}" if source.version is not None else source.revision or ""
     try:
-        refs = client.refs(wanted.repository)
+        refs = client.refs(source.repository)
     except UnreachableError as error:
         refs = cache.refs()
         if name not in refs:
-            held = ", ".join(refs) or "nothing"
-            raise UnreachableError(f"{wanted}: {error}; and the cache holds {held} of it{_hint(wanted)}") from error
+            listing = ", ".join(refs) or "nothing"
+            raise UnreachableError(f"{source}: {error}; and the cache holds {listing} of it{_hint(source)}") from error
         if not compat.is_offline():
-            _notice(f"{wanted}: the cache serves commit {refs[name][:12]}, because {error}")
+            _notice(f"{source}: the cache serves commit {refs[name][:12]}, because {error}")
     if name not in refs:
         versions = ", ".join(sorted(refs)) or "none"
-        problem = f"there is no {name!r}" if name else f"give a version, as in {wanted.repository}@v1, or a revision"
-        raise NotFoundError(f"{wanted}: {problem}; branches and tags: {versions}{_hint(wanted)}")
+        problem = f"there is no {name!r}" if name else f"give a version, as in {source.repository}@v1, or a revision"
+        raise NotFoundError(f"{source}: {problem}; branches and tags: {versions}{_hint(source)}")
     if not COMMIT.fullmatch(refs[name]):
-        raise MalformedError(f"{wanted}: the Hub says that {name} is the commit {refs[name]!r}")
+        raise MalformedError(f"{source}: the Hub says that {name} is the commit {refs[name]!r}")
     cache.write_ref(name, refs[name])
     return refs[name]
 
 
-def _hint(wanted: Source) -> str:
+def _hint(source: Source) -> str:
     """Return a hint for who means a folder by what reads as a repository of the Hub."""
-    there = Path(wanted.repository).is_dir()
-    return f"; for the folder of this name, write ./{wanted.repository}" if there else ""
+    there = Path(source.repository).is_dir()
+    return f"; for the folder of this name, write ./{source.repository}" if there else ""
 
 
-def _check_trust(wanted: Source, trusted: bool | None, policy: Policy) -> bool:
+def _check_trust(source: Source, trusted: bool | None, policy: Policy) -> bool:
     """Return the Hub's word on the publisher, `trusted` if it was asked before. Raises RefusedError unless it is
     yes."""
-    publisher = wanted.repository.split("/")[0]
-    allow = f"allow it with Policy(repositories=({wanted.repository!r},)), or lock it: forge kernels lock --trust any"
+    publisher = source.repository.split("/")[0]
+    allow = f"allow it with Policy(repositories=({source.repository!r},)), or lock it: forge kernels lock --trust any"
     if trusted is None and policy.hub_publishers:
         try:
             trusted = client.is_trusted(publisher)
         except UnreachableError as error:
-            raise RefusedError(f"{wanted}: nobody says whether {publisher!r} is trusted: {error}; {allow}") from error
+            raise RefusedError(f"{source}: nobody says whether {publisher!r} is trusted: {error}; {allow}") from error
     if not (trusted and policy.hub_publishers):
-        raise RefusedError(f"{wanted}: {publisher!r} is not among the trusted publishers; {allow}")
+        raise RefusedError(f"{source}: {publisher!r} is not among the trusted publishers; {allow}")
     return trusted
 
 
-def _list_files(wanted: Source, commit: str, cache: RepositoryCache) -> Mapping[str, client.ListedFile] | None:
+def _list_files(source: Source, commit: str, cache: RepositoryCache) -> Mapping[str, client.ListedFile] | None:
     """List what the commit holds; None where the Hub does not answer and another tool filled the cache."""
     try:
-        client.refs(wanted.repository)
-        return client.files(wanted.repository, commit)
+        client.refs(source.repository)
+        return client.files(source.repository, commit)
     except UnreachableError as error:
         if not cache.variants(commit):
-            raise UnreachableError(f"{wanted}: commit {commit[:12]} is not in the cache, and {error}") from error
+            raise UnreachableError(f"{source}: commit {commit[:12]} is not in the cache, and {error}") from error
         return None
 
 
@@ -284,9 +284,9 @@ def _without_absent(selection: Selection) -> Selection:
     try:
         client.refs(selection.source.repository)
     except UnreachableError as error:
-        held = tuple(filter(selection.is_cached, accepted))
-        absent = [(name, f"is not in the cache, and {error}") for name in accepted if name not in held]
-        return replace(selection, choice=Choice(held, (*absent, *selection.choice.rejected)))
+        variants = tuple(filter(selection.is_cached, accepted))
+        absent = [(name, f"is not in the cache, and {error}") for name in accepted if name not in variants]
+        return replace(selection, choice=Choice(variants, (*absent, *selection.choice.rejected)))
     return selection
 
 
@@ -299,7 +299,7 @@ def fetch(selection: Selection, variant: str) -> ResolvedKernel:
     return _fetch(selection, variant, ())
 
 
-def _fetch(selection: Selection, variant: str, asked: tuple[str, ...]) -> ResolvedKernel:
+def _fetch(selection: Selection, variant: str, dependents: tuple[str, ...]) -> ResolvedKernel:
     """Fetch as `fetch` does. asked: the kernels that depend on this one, the outermost first."""
     place, blobs = selection.place(variant), None
     folder = selection.build / variant
@@ -323,7 +323,7 @@ def _fetch(selection: Selection, variant: str, asked: tuple[str, ...]) -> Resolv
         selection.policy,
         _pins(selection, variant),
         blobs,
-        _depends(selection, metadata, (*asked, selection.source.repository)),
+        _depends(selection, metadata, (*dependents, selection.source.repository)),
     )
 
 
@@ -358,11 +358,11 @@ def _pins(selection: Selection, variant: str) -> Pins | None:
     return Pins(listed, f"the Hub's listing of commit {str(selection.commit)[:12]}")
 
 
-def _depends(selection: Selection, metadata: Metadata, asked: tuple[str, ...]) -> tuple[ResolvedKernel, ...]:
-    found = []
+def _depends(selection: Selection, metadata: Metadata, dependents: tuple[str, ...]) -> tuple[ResolvedKernel, ...]:
+    result = []
     for each in metadata.kernel_depends:
-        if each.repository in asked:
-            way = " and ".join(asked[asked.index(each.repository) + 1 :]) or "its own metadata"
+        if each.repository in dependents:
+            way = " and ".join(dependents[dependents.index(each.repository) + 1 :]) or "its own metadata"
             raise MalformedError(f"{each.repository}: depends on itself, by way of {way}")
         selected = select(
             each.repository,
@@ -372,5 +372,5 @@ def _depends(selection: Selection, metadata: Metadata, asked: tuple[str, ...]) -
             policy=selection.policy,
             backend=selection.backend,
         )
-        found.append(_fetch(selected, selected.variant, asked))
-    return tuple(found)
+        result.append(_fetch(selected, selected.variant, dependents))
+    return tuple(result)

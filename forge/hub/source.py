@@ -30,8 +30,8 @@ class Source:
     def __str__(self) -> str:
         if self.path is not None:
             return str(self.path)
-        wanted = f"@v{self.version}" if self.version is not None else f"@{self.revision}" if self.revision else ""
-        return f"{self.repository}{wanted}"
+        suffix = f"@v{self.version}" if self.version is not None else f"@{self.revision}" if self.revision else ""
+        return f"{self.repository}{suffix}"
 
 
 def parse_source(
@@ -52,17 +52,17 @@ def parse_source(
         TypeError,
     )
     text = os.fspath(source)
-    repository, _, wanted = text.partition("@")
+    repository, _, suffix = text.partition("@")
     if not isinstance(source, str) or not REPOSITORY.fullmatch(repository) or ".." in repository:
         check(version is None and revision is None, lambda: f"{source}: is a folder, which has no version or revision")
         return Source(path=Path(text).expanduser())
-    if wanted:
+    if suffix:
         check(
             version is None and revision is None,
             lambda: f"{source}: gives a revision, and version={version} or revision={revision} gives another",
         )
-        is_version = VERSION.fullmatch(wanted)
-        version, revision = (int(is_version[1]), None) if is_version else (None, wanted)
+        is_version = VERSION.fullmatch(suffix)
+        version, revision = (int(is_version[1]), None) if is_version else (None, suffix)
     check(
         version is None or revision is None, lambda: f"{source}: version={version} and revision={revision!r}; give one"
     )

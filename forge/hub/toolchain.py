@@ -24,10 +24,10 @@ class NoCompilerError(HubError):
 def compiler() -> str:
     """Return the C++ compiler that torch calls. Raises NoCompilerError."""
     name = os.environ.get("CXX", "cl" if os.name == "nt" else "c++")
-    found = shutil.which(name, path=programs())
-    if found is None:
+    path = shutil.which(name, path=programs())
+    if path is None:
         raise NoCompilerError(f"there is no C++ compiler {name!r}: install one, or name a program in CXX")
-    return found
+    return path
 
 
 def programs() -> str:
@@ -38,8 +38,8 @@ def programs() -> str:
 @cache
 def version(program: str) -> str:
     """Return a compiler, and what it says that it is."""
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, errors="replace")
-    return f"{program}: {done.stdout}"
+    process = subprocess.run([program, "--version"], capture_output=True, text=True, errors="replace")
+    return f"{program}: {process.stdout}"
 
 
 @cache
@@ -58,9 +58,9 @@ def nvcc() -> str | None:
 
 def architectures() -> list[str]:
     """Return the capabilities that torch compiles for: those asked for, else those of the devices that are here."""
-    asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "native")
-    if asked not in ("", "native"):
-        return [asked]
+    setting = os.environ.get("TORCH_CUDA_ARCH_LIST", "native")
+    if setting not in ("", "native"):
+        return [setting]
     return sorted({".".join(map(str, torch.cuda.get_device_capability(n))) for n in range(torch.cuda.device_count())})
 
 

@@ -122,8 +122,8 @@ class TargetCompilation:
         steps = list(self._steps(id))
         logs.mkdir(parents=True, exist_ok=True)
         outputs = [objects / f"{index}.o" for index in range(len(steps))]
-        with _progress(self.target.variant, len(steps)) as done, ThreadPoolExecutor(jobs) as pool:
-            compile = partial(_compile, inside=inside, logs=logs, done=done)
+        with _progress(self.target.variant, len(steps)) as report, ThreadPoolExecutor(jobs) as pool:
+            compile = partial(_compile, inside=inside, logs=logs, report=report)
             results = [pool.submit(compile, step, output) for step, output in zip(steps, outputs, strict=True)]
         failed = [error for each in results if (error := each.exception()) is not None]
         if failed:
@@ -151,16 +151,16 @@ class TargetCompilation:
         for source in sources:
             if source.endswith(toolchain.HEADERS):
                 continue
-            named = b"TORCH_EXTENSION_NAME" in self.files[source] or REGISTRATION.encode() in self.files[source]
-            name = [f"-DTORCH_EXTENSION_NAME={id}"] if named else []
+            needs_name = b"TORCH_EXTENSION_NAME" in self.files[source] or REGISTRATION.encode() in self.files[source]
+            name = [f"-DTORCH_EXTENSION_NAME={id}"] if needs_name else []
             if source.endswith(".cu"):
                 program, flags = str(toolchain.nvcc()), [*CUDA_FLAGS, "-Xcompiler=-fPIC", *cuda]
             else:
                 program, flags = toolchain.compiler(), [*CXX_FLAGS, "-include", MANYLINUX, *cxx]
             command = (program, *flags, *name, *system, "-c", source)
             headers = _digest(*[self.files[path] for path in self.files if path.endswith(toolchain.HEADERS)])
-            told = repr((command, self.compilers, _headers(), headers, _GENERATED)).encode()
-            yield Step(source, command, _digest(told, self.files[source]))
+            context = repr((command, self.compilers, _headers(), headers, _GENERATED)).encode()
+            yield Step(source, command, _digest(context, self.files[source]))
 
 
 def _compilers(target: Target) -> dict[str, str]:
@@ -198,8 +198,8 @@ def _include_paths() -> list[str]:
 
 def _archs(archs: Sequence[str]) -> list[str]:
     """Return nvcc's options for capabilities such as 9.0; those of this machine's devices where a part names none."""
-    named = [each for entry in archs or toolchain.architectures() for each in entry.replace(";", " ").split()]
-    numbers = [each.removesuffix("+PTX").replace(".", "") for each in named]
+    capabilities = [each for entry in archs or toolchain.architectures() for each in entry.replace(";", " ").split()]
+    numbers = [each.removesuffix("+PTX").replace(".", "") for each in capabilities]
     return [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
 
 
@@ -211,7 +211,7 @@ def _link_flags(target: Target) -> list[str]:
     return ["-shared", *undefined, f"-L{Path(torch.__file__).parent / 'lib'}", *[f"-l{name}" for name in libraries]]
 
 
-def _compile(step: Step, output: Path, *, inside: Path, logs: Path, done: Any) -> None:
+def _compile(step: Step, output: Path, *, inside: Path, logs: Path, report: Any) -> None:
     place = user_cache() / "objects" / step.key
     start = time.perf_counter()
     how = "as it was compiled before"
@@ -222,7 +222,7 @@ def _compile(step: Step, output: Path, *, inside: Path, logs: Path, done: Any) -
         how = f"{time.perf_counter() - start:.1f} s"
         with suppress(OSError, owner_only_store.UntrustedFile):  # it is compiled again when it is needed again
             owner_only_store.write(place, OBJECT_HEADER, output.read_bytes(), STORE_BYTES)
-    done(step.source, how)
+    report(step.source, how)
 
 
 def _run(step: Step, output: Path, inside: Path, logs: Path) -> None:
@@ -256,22 +256,22 @@ def _run(step: Step, output: Path, inside: Path, logs: Path) -> None:
 def _progress(name: str, count: int) -> Iterator[Any]:
     """Show a bar on a terminal, a line for each object elsewhere; nothing with FORGE_PROGRESS=0."""
     lock, finished = threading.Lock(), [0]
-    shown = os.environ.get("FORGE_PROGRESS") != "0"
+    is_enabled = os.environ.get("FORGE_PROGRESS") != "0"
     bar = None
-    if shown and sys.stderr.isatty():
+    if is_enabled and sys.stderr.isatty():
         bar = Progress(console=Console(stderr=True), transient=True)
         task = bar.add_task(name, total=count)
 
-    def done(source: str, how: str) -> None:
+    def report(source: str, how: str) -> None:
         with lock:
             finished[0] += 1
             if bar is not None:
                 bar.update(task, advance=1, description=source)
-            elif shown:
+            elif is_enabled:
                 print(f"forge: {name} [{finished[0]}/{count}] {source}: {how}", file=sys.stderr, flush=True)
 
     with bar if bar is not None else nullcontext():
-        yield done
+        yield report
 
 
 def _digest(*parts: bytes) -> str:

@@ -124,17 +124,17 @@ class _Reader:
         return config
 
     def framework(self, top: Mapping[str, Any]) -> str:
-        named = [name for name in _FRAMEWORKS if name in top]
-        if len(named) != 1:
-            which = " and ".join(f"[{name}]" for name in named) or "none"
+        names = [name for name in _FRAMEWORKS if name in top]
+        if len(names) != 1:
+            which = " and ".join(f"[{name}]" for name in names) or "none"
             self.no("", None, f"one of [torch], [torch-noarch] and [tvm-ffi] must be there, but there is {which}")
         earlier = [self.table(name, top.get(name, {})).get("universal") for name in ("torch", "general")]
-        return "torch-noarch" if True in earlier else named[0]
+        return "torch-noarch" if True in earlier else names[0]
 
     def general(self, came: Any) -> dict[str, Any]:
-        known = {"name", "version", "edition", "license", "upstream", "source", "backends", "hub", "python-depends"}
+        keys = {"name", "version", "edition", "license", "upstream", "source", "backends", "hub", "python-depends"}
         earlier = {"universal", "kernel-depends", "cuda-minver", "cuda-maxver"}
-        values = self.section("general", came, {*known, *earlier, "cuda", "xpu", "tpu", "neuron"})
+        values = self.section("general", came, {*keys, *earlier, "cuda", "xpu", "tpu", "neuron"})
         edition = self.of("general", values, "edition", int, EDITION)
         if edition > EDITION:
             self.no("general", "edition", f"is {edition}, but this version of forge reads editions up to {EDITION}")
@@ -172,8 +172,8 @@ class _Reader:
         return came
 
     def options(self, framework: str, came: Any) -> dict[str, Any]:
-        known = {"src", "include", "pyext", "minver", "maxver", "stable-abi", "cxx-flags", "universal"}
-        values = self.section(framework, came, {*known, *_ARCHS.values(), "cuda_capabilities", "rocm_archs"})
+        keys = {"src", "include", "pyext", "minver", "maxver", "stable-abi", "cxx-flags", "universal"}
+        values = self.section(framework, came, {*keys, *_ARCHS.values(), "cuda_capabilities", "rocm_archs"})
         archs = {backend: self.strings(framework, values, key) for backend, key in _ARCHS.items()}
         return {
             "src": self.paths(framework, values, "src"),
@@ -214,13 +214,13 @@ class _Reader:
 
     # values of one kind
 
-    def section(self, name: str, came: Any, known: Collection[str]) -> dict[str, Any]:
+    def section(self, name: str, came: Any, keys: Collection[str]) -> dict[str, Any]:
         values = self.table(name, {} if came is None else came)
-        for key in values.keys() - known:
+        for key in values.keys() - keys:
             self.no(
                 name,
                 key,
-                f"is not a key of {f'[{name}]' if name else 'the file'}; those are {', '.join(sorted(known))}",
+                f"is not a key of {f'[{name}]' if name else 'the file'}; those are {', '.join(sorted(keys))}",
             )
         return values
 
@@ -245,10 +245,10 @@ class _Reader:
         return tuple(came)
 
     def paths(self, section: str, values: Mapping[str, Any], key: str, *, needed: bool = False) -> tuple[str, ...]:
-        found = self.strings(section, values, key)
-        if needed and not found:
+        paths = self.strings(section, values, key)
+        if needed and not paths:
             self.no(section, key, "must name at least one file")
-        for each in found:
+        for each in paths:
             path = PurePosixPath(each)
             if path.is_absolute() or ".." in path.parts:
                 self.no(section, key, f"has {each!r}, but paths are below the folder of {FILE}")
@@ -256,7 +256,7 @@ class _Reader:
                 self.no(section, key, f"has {each!r}, which is not there")
             if key == "src" and not os.path.isfile(self._folder / path):
                 self.no(section, key, f"has {each!r}, which is not a file")
-        return found
+        return paths
 
     def version(self, section: str, values: Mapping[str, Any], key: str) -> str | None:
         came = self.of(section, values, key, str, None)
@@ -264,25 +264,25 @@ class _Reader:
             self.no(section, key, f'is {came!r}, but must be a version of torch such as "2.11"')
         return came
 
-    def one_of(self, section: str, key: str, came: str, known: Collection[str]) -> None:
-        if came not in known:
-            self.no(section, key, f"has {came!r}, but known are {', '.join(known)}")
+    def one_of(self, section: str, key: str, came: str, choices: Collection[str]) -> None:
+        if came not in choices:
+            self.no(section, key, f"has {came!r}, but known are {', '.join(choices)}")
 
     def no(self, section: str, key: str | None, problem: str) -> None:
         """Raise the error, with the line of the key, or of its section."""
         where = f"[{section}]" if section else ""
-        named = " ".join(filter(None, [where, key]))
+        subject = " ".join(filter(None, [where, key]))
         place = Place(str(self._folder), file=FILE)
         line = self._line(section, key)
-        raise MalformedError(f"{place}{f':{line}' if line else ''}: {named + ': ' if named else ''}{problem}")
+        raise MalformedError(f"{place}{f':{line}' if line else ''}: {subject + ': ' if subject else ''}{problem}")
 
     def _line(self, section: str, key: str | None) -> int | None:
-        here, found = "", None
+        here, line_number = "", None
         for number, line in enumerate(self._lines, 1):
             heading = re.match(r"\s*\[\s*([^\]]+?)\s*\]", line)
             if heading:
                 here = heading[1].replace('"', "").replace("'", "")
-                found = number if here == (section or key) else found
+                line_number = number if here == (section or key) else line_number
             elif key and here == section and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
                 return number
-        return found
+        return line_number

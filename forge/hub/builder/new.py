@@ -60,13 +60,13 @@ def write_new(name: str, folder: Path, kind: str = "cpp") -> list[Path]:
         raise HubError(f"{folder}: is there already, and not empty; nothing was written")
     words = {"name": name, "module": name.replace("-", "_")}
     words |= {key: _fill_in(text, words) for key, text in _WORDS[kind].items()}
-    written = []
+    files = []
     for path, text in (*_templates("common"), *_templates(kind)):
         file = folder / _fill_in(path, words)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(_fill_in(text, words))
-        written.append(file)
-    return written
+        files.append(file)
+    return files
 
 
 def _templates(kind: str) -> Iterator[tuple[str, str]]:

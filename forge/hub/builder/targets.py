@@ -31,14 +31,14 @@ class Target:
 
 def targets(config: Config) -> tuple[list[Target], dict[str, str]]:
     """Return the targets that can be built here, and the reason for each backend that cannot."""
-    found, reasons = [], {}
+    result, reasons = [], {}
     for backend in config.backends:
         reason = next(_problems(config, backend), None)
         if reason is None:
-            found.append(_target(config, backend))
+            result.append(_target(config, backend))
         else:
             reasons[backend] = reason
-    return found, reasons
+    return result, reasons
 
 
 def _target(config: Config, backend: str) -> Target:
@@ -82,8 +82,8 @@ def _problems(config: Config, backend: str) -> Iterator[str]:
 
 def _of_versions(config: Config, backend: str) -> Iterator[str]:
     here = torch_version()
-    wanted = {"needs torch": config.minver, "is made for torch's stable ABI of": config.stable_abi.get(backend)}
-    for what, version in wanted.items():
+    requirements = {"needs torch": config.minver, "is made for torch's stable ABI of": config.stable_abi.get(backend)}
+    for what, version in requirements.items():
         if version is not None and here < _version(version):
             yield f"it {what} {version}, and {torch.__version__} is installed"
     if config.maxver is not None and here > _version(config.maxver):
@@ -100,8 +100,8 @@ def _as_sources_allow(config: Config, components: tuple[Component, ...]) -> str 
     if torch_version() < _version(STABLE_ABI):
         return None
     paths = [*config.src, *[path for each in components for path in each.src]]
-    named = [name for path in paths for name in _INCLUDE.findall((config.folder / path).read_bytes())]
-    return STABLE_ABI if named and all(name.startswith(_STABLE_HEADERS) for name in named) else None
+    headers = [name for path in paths for name in _INCLUDE.findall((config.folder / path).read_bytes())]
+    return STABLE_ABI if headers and all(name.startswith(_STABLE_HEADERS) for name in headers) else None
 
 
 def _machine() -> str:

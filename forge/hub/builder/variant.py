@@ -70,14 +70,14 @@ def build_tree(
     try:
         output.mkdir(parents=True, exist_ok=True)
         with build.lock(output / ".lock", config.name):
-            for left in output.glob(".unfinished-*"):  # of builders that were killed
-                shutil.rmtree(left, ignore_errors=True)
-            found, skipped = targets(config)
-            if not found:
+            for leftover in output.glob(".unfinished-*"):  # of builders that were killed
+                shutil.rmtree(leftover, ignore_errors=True)
+            available, skipped = targets(config)
+            if not available:
                 reasons = "".join(f"\n  {backend}: {reason}" for backend, reason in skipped.items())
                 raise BuildError(f"{config.folder}: nothing of it can be built here:{reasons}")
             jobs = jobs or os.cpu_count() or 1
-            return BuiltTree(tuple(_build(config, target, output, jobs, force) for target in found), skipped)
+            return BuiltTree(tuple(_build(config, target, output, jobs, force) for target in available), skipped)
     except (OSError, NotImplementedError, toolchain.NoCompilerError) as error:
         raise BuildError(f"{config.folder}: {error}") from error
 
@@ -85,9 +85,13 @@ def build_tree(
 def _build(config: Config, target: Target, output: Path, jobs: int, force: bool) -> BuiltVariant:
     native = TargetCompilation(config, target) if target.components else None
     python = _python_files(config)
-    told = [part for path, content in python.items() for part in (path.encode(), content)]
+    contents = [part for path, content in python.items() for part in (path.encode(), content)]
     described = repr((target.variant, _metadata(config, target))).encode()
-    key = hashlib.sha256(b"\0".join([described, *told])).hexdigest() if native is None else native.key(described, *told)
+    key = (
+        hashlib.sha256(b"\0".join([described, *contents])).hexdigest()
+        if native is None
+        else native.key(described, *contents)
+    )
     id = f"_{config.module}_{key[:12]}"
     place = output / target.variant
     if not force and _is_whole(place, id):
@@ -122,11 +126,11 @@ def _python_files(config: Config) -> dict[str, bytes]:
     paths |= {Path(MANIFEST): manifest} if manifest.exists() else {}
     if Path("__init__.py") not in paths:
         raise MalformedError(f"{config.package}: there is no __init__.py")
-    found = {}
+    contents = {}
     for path, file in paths.items():
         place = Place(str(config.folder), file=str(path))
-        found[str(path)] = read_small(file, place, MAX_SOURCE_BYTES, within=config.folder) or b""
-    return found
+        contents[str(path)] = read_small(file, place, MAX_SOURCE_BYTES, within=config.folder) or b""
+    return contents
 
 
 def _ships(config: Config, path: Path) -> bool:
@@ -162,10 +166,10 @@ def _is_whole(place: Path, id: str) -> bool:
     """Return whether the folder is of this build, and as it was written."""
     try:
         metadata = json.loads((place / "metadata.json").read_bytes())
-        said = metadata.pop("digest")
-        written = {**_digest(place)["files"]}
-        written.pop("metadata.json", None)
-        return metadata.get("id") == id and said["files"] == written
+        digest = metadata.pop("digest")
+        files = {**_digest(place)["files"]}
+        files.pop("metadata.json", None)
+        return metadata.get("id") == id and digest["files"] == files
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
@@ -175,5 +179,5 @@ def _check_loads(module: Path, id: str) -> None:
     command = [sys.executable, "-P", "-c", _LOADS, json.dumps(child_processes.search_path()), id, str(module)]
     ran = subprocess.run(command, capture_output=True, text=True, errors="replace", env=child_processes.environment())
     if ran.returncode:
-        said = ran.stderr.strip().splitlines()[-1:] or [f"its process ended with {ran.returncode}"]
-        raise BuildError(f"{module.name}: was built, but cannot be loaded: {said[0]}")
+        message = ran.stderr.strip().splitlines()[-1:] or [f"its process ended with {ran.returncode}"]
+        raise BuildError(f"{module.name}: was built, but cannot be loaded: {message[0]}")

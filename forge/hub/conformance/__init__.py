@@ -50,9 +50,9 @@ def check_selection(selection: Selection, variants: Collection[str]) -> list[Fin
     """Return every finding of these variants of a kernel, whose files are on this machine."""
     if selection.commit is not None:
         repository = selection.source.repository
-        held = repository_cache(repository)
-        folder, name = held.snapshot(selection.commit), repository.split("/")[1]
-        return check_repository(folder, policy=selection.policy, name=name, blobs=held.blobs, only=variants)
+        cache = repository_cache(repository)
+        folder, name = cache.snapshot(selection.commit), repository.split("/")[1]
+        return check_repository(folder, policy=selection.policy, name=name, blobs=cache.blobs, only=variants)
     folder = selection.source.folder.resolve()
     only = variants if selection.build in (folder, folder / "build") else None
     return check_repository(folder, policy=selection.policy, only=only)

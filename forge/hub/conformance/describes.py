@@ -55,10 +55,10 @@ def _schema(variant: Variant, values: Mapping[str, Any]) -> Iterator[Finding]:
         if key not in TYPES:
             yield variant.of_metadata("metadata", f"{key!r} is no key of it", key)
             continue
-        kind, wanted = TYPES[key]
+        kind, description = TYPES[key]
         good = fits(came, kind) and (key != "python-depends" or are_strings(came))
         if not good or (key == "python-depends-backends" and not all(map(are_strings, came.values()))):
-            yield variant.of_metadata("metadata", f"{key!r} is {came!r}, but must be {wanted}", key)
+            yield variant.of_metadata("metadata", f"{key!r} is {came!r}, but must be {description}", key)
 
 
 def _others(variant: Variant, repository: Repository) -> Iterator[Finding]:
@@ -122,11 +122,11 @@ def kernel_license(repository: Repository, variant: Variant, license: str) -> It
 def backend(repository: Repository, variant: Variant, values: dict[str, Any]) -> Iterator[Finding]:
     """Require that the backend is a known one, the one in the folder's name, and lists its architectures if code was
     compiled."""
-    kind, archs, named = values.get("type"), values.get("archs"), variant.named_backend
+    kind, archs, folder_backend = values.get("type"), values.get("archs"), variant.named_backend
     if not isinstance(kind, str) or kind not in BACKENDS:
         yield variant.of_metadata("backend", f"the type {kind!r} is none of {', '.join(BACKENDS)}", "type")
-    elif named is not None and kind != named:
-        yield variant.of_metadata("backend", f"is {kind}, but the variant's name says {named}", "type")
+    elif folder_backend is not None and kind != folder_backend:
+        yield variant.of_metadata("backend", f"is {kind}, but the variant's name says {folder_backend}", "type")
     elif archs is not None and not are_strings(archs):
         yield variant.of_metadata("archs", f"archs is {archs!r}, but must be a list of strings", "archs")
     elif kind in ARCH and not archs and variant.native and not variant.is_noarch:

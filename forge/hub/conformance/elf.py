@@ -76,30 +76,30 @@ def _sections(content: bytes) -> list[_Section]:
     size, count = struct.unpack_from("<HH", content, 58)
     if size < 64:
         raise NotElf("has no table of sections")
-    found = []
+    sections = []
     for index in range(count):
         at = start + index * size
         kind = struct.unpack_from("<I", content, at + 4)[0]
         offset, length, link, info = struct.unpack_from("<QQII", content, at + 24)
-        found.append(_Section(kind, offset, length, link, info))
-    return found
+        sections.append(_Section(kind, offset, length, link, info))
+    return sections
 
 
 def _versions(content: bytes, section: _Section, strings: int) -> list[tuple[str, str]]:
-    found, at = [], section.offset
+    versions, at = [], section.offset
     for _ in range(section.info):
         _, count, file, first, following = struct.unpack_from("<HHIII", content, at)
         each = at + first
         for _ in range(count):
             _, _, _, name, further = struct.unpack_from("<IHHII", content, each)
-            found.append((_string(content, strings + file), _string(content, strings + name)))
+            versions.append((_string(content, strings + file), _string(content, strings + name)))
             each += further
             if not further:
                 break
         at += following
         if not following:
             break
-    return found
+    return versions
 
 
 def _string(content: bytes, start: int) -> str:

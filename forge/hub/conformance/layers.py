@@ -197,13 +197,13 @@ def _signature_problem(name: str, forward: Function) -> str | None:
     theirs = getattr(torch.nn, name, None)
     if not isinstance(theirs, type) or not issubclass(theirs, torch.nn.Module):
         return None
-    wanted = list(inspect.signature(theirs.forward).parameters.values())
-    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in wanted):
+    parameters = list(inspect.signature(theirs.forward).parameters.values())
+    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
         return None
     names += [each.arg for each in forward.args.kwonlyargs]
-    if len(names) == len(wanted) and not forward.args.vararg and not forward.args.kwarg:
+    if len(names) == len(parameters) and not forward.args.vararg and not forward.args.kwarg:
         return None
-    listed = ", ".join(each.name for each in wanted)
+    listed = ", ".join(each.name for each in parameters)
     return f"takes ({', '.join(names)}), but torch.nn.{name}.forward takes ({listed})"
 
 

@@ -62,8 +62,8 @@ def recommended_variants(repository: Repository) -> Iterator[Finding]:
         names = [each.name for each in variants]
         if any(name.startswith(("torch-stable-abi", "tvm-ffi")) for name in names):
             continue
-        wanted = [f"{each}-{system[1]}-{system[2]}" for each in RECOMMENDED.get(system, [])]
-        if missing := [each for each in wanted if each not in names]:
+        expected = [f"{each}-{system[1]}-{system[2]}" for each in RECOMMENDED.get(system, [])]
+        if missing := [each for each in expected if each not in names]:
             text = f"for {' '.join(system)} the Hub recommends, and there is not: {', '.join(missing)}"
             yield Finding("build", 0, "recommended-variants", text, advice=True)
 

@@ -46,14 +46,14 @@ def native_modules(repository: Repository) -> Iterator[Finding]:
         for path in variant.native if is_known and variant.is_noarch else ():
             yield variant.finding("native", "is native code, in a variant for every processor and torch", path)
     for variant, path in _modules(repository):
-        wanted = variant.name.split("-")[-2]
+        processor = variant.name.split("-")[-2]
         try:
             machine = read_library(variant.files[path].read()).machine
         except NotElf as error:
             yield variant.finding("native", str(error), path)
             continue
-        if machine != wanted:
-            yield variant.finding("native", f"is for {machine}, but the variant for {wanted}", path)
+        if machine != processor:
+            yield variant.finding("native", f"is for {machine}, but the variant for {processor}", path)
 
 
 def limited_api(repository: Repository) -> Iterator[Finding]:
@@ -69,8 +69,8 @@ def limited_api(repository: Repository) -> Iterator[Finding]:
             continue
         problems = _by_checker(checker, variant, path) if checker is not None else None
         if problems is None:
-            taken = [name for name in library.undefined if name in ADDED_IN or name in PRIVATE]
-            problems = [f"{name} (since {ADDED_IN[name]})" if name in ADDED_IN else name for name in taken]
+            names = [name for name in library.undefined if name in ADDED_IN or name in PRIVATE]
+            problems = [f"{name} (since {ADDED_IN[name]})" if name in ADDED_IN else name for name in names]
         if problems:
             text = f"takes what the limited API of Python 3.9 has not: {', '.join(problems[:6])}"
             yield variant.finding("abi3", text, path)
@@ -86,10 +86,10 @@ def _checker() -> types.ModuleType | None:
 def _by_checker(checker: types.ModuleType, variant: Variant, path: str) -> list[str] | None:
     """Return its findings, or None where it cannot read the file."""
     try:
-        found = checker.ObjectFile(variant.files[path].location).check_python_abi("3.9")
+        findings = checker.ObjectFile(variant.files[path].location).check_python_abi("3.9")
     except (OSError, ValueError):
         return None
-    return [str(each.name) for each in found]
+    return [str(each.name) for each in findings]
 
 
 def manylinux(repository: Repository) -> Iterator[Finding]:
@@ -102,8 +102,8 @@ def manylinux(repository: Repository) -> Iterator[Finding]:
 
 
 def _is_late(version: str) -> bool:
-    known = VERSION.fullmatch(version)
-    return known is not None and known[1] in LIMITS and tuple(map(int, known[2].split("."))) > LIMITS[known[1]]
+    match = VERSION.fullmatch(version)
+    return match is not None and match[1] in LIMITS and tuple(map(int, match[2].split("."))) > LIMITS[match[1]]
 
 
 def dynamic_libraries(repository: Repository) -> Iterator[Finding]:

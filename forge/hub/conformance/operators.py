@@ -21,12 +21,12 @@ def op_namespace(repository: Repository) -> Iterator[Finding]:
     name."""
     for variant in repository.variants:
         id, name = variant.value("id", str), variant.value("name", str)
-        seen = set(TORCHS_OWN)
+        visited = set(TORCHS_OWN)
         for each in variant.python.values():
             for line, namespace in _namespaces(each):
-                if namespace in seen:
+                if namespace in visited:
                     continue
-                seen.add(namespace)
+                visited.add(namespace)
                 if id is not None and namespace != id:
                     text = f"torch.ops.{namespace} is not torch.ops.{id}, which is the id's"
                     yield variant.finding("op-namespace", text, each.path, line)
@@ -41,15 +41,15 @@ def _namespaces(python: Python) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Attribute) and _is_torch_ops(node.value):
             yield node.lineno, node.attr
         elif isinstance(node, ast.Call):
-            called = name_of(node.func)
+            callee = name_of(node.func)
             first = node.args[0] if node.args else None
             text = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
             if text is None:
                 continue
             qualified = QUALIFIED.match(text)
-            if called in REGISTERS and qualified:
+            if callee in REGISTERS and qualified:
                 yield node.lineno, qualified[1]
-            elif called == "Library" and len(node.args) > 1:
+            elif callee == "Library" and len(node.args) > 1:
                 yield node.lineno, text
 
 

@@ -30,10 +30,10 @@ def python_floor(repository: Repository) -> Iterator[Finding]:
                 yield variant.finding("python-floor", text, each.path, error.lineno or 1)
             except (ValueError, RecursionError, MemoryError):
                 continue  # nested too deeply for this parse alone
-            for found in import_graph.imports(each.tree):
-                if not found.level and (since := ADDED_IN.get(found.module.split(".")[0])):
-                    text = f"{found.module} is in the standard library since Python {since}"
-                    yield variant.finding("python-floor", text, each.path, found.line)
+            for statement in import_graph.imports(each.tree):
+                if not statement.level and (since := ADDED_IN.get(statement.module.split(".")[0])):
+                    text = f"{statement.module} is in the standard library since Python {since}"
+                    yield variant.finding("python-floor", text, each.path, statement.line)
 
 
 def imports(repository: Repository) -> Iterator[Finding]:
@@ -45,8 +45,8 @@ def imports(repository: Repository) -> Iterator[Finding]:
         allowed = {*_declared_modules(variant), *repository.policy.imports}
         allowed |= {"kernels"} if variant.value("kernel-depends", list) else set()
         for each in variant.python.values():
-            for found in import_graph.imports(each.tree) if each.tree is not None else ():
-                problem = problem_of(found, each.path, root=variant.root or "", names=names, allowed=allowed)
+            for statement in import_graph.imports(each.tree) if each.tree is not None else ():
+                problem = problem_of(statement, each.path, root=variant.root or "", names=names, allowed=allowed)
                 if problem is not None:
                     yield variant.finding("imports", problem.text, each.path, problem.line)
 
@@ -64,9 +64,9 @@ def _declared_modules(variant: Variant) -> Iterator[str]:
         names += each if isinstance(each, list) else []
     tables = [compat.python_dependencies(kind) for kind in {variant.backend or "cpu", *map(str, by_backend)}]
     for name in names:
-        given = next((table[name] for table in tables if isinstance(name, str) and name in table), None)
-        if given is not None:
-            yield from (module for _, module in given if module is not None)
+        modules = next((table[name] for table in tables if isinstance(name, str) and name in table), None)
+        if modules is not None:
+            yield from (module for _, module in modules if module is not None)
         elif isinstance(name, str):
             yield name.replace("-", "_")
 

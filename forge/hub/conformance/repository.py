@@ -99,9 +99,9 @@ class Variant:
     @property
     def backend(self) -> str | None:
         """The backend that the metadata gives, or the folder's name."""
-        given = self.value("backend", dict) or {}
-        given = given.get("type")
-        return given if isinstance(given, str) and given in BACKENDS else self.named_backend
+        backend = self.value("backend", dict) or {}
+        backend = backend.get("type")
+        return backend if isinstance(backend, str) and backend in BACKENDS else self.named_backend
 
     @property
     def named_backend(self) -> str | None:
@@ -210,8 +210,8 @@ def _variant_folders(folder: Path) -> list[Path]:
     whichever exist."""
     if (folder / "build").is_dir():
         return _folders(folder / "build")
-    if named := [each for each in _folders(folder) if variant_problem(each.name) is None]:
-        return named
+    if variants := [each for each in _folders(folder) if variant_problem(each.name) is None]:
+        return variants
     if any((folder / name).is_file() for name in ("__init__.py", "metadata.json")):
         return [folder]
     return _folders(folder / SOURCES) if (folder / SOURCES).is_dir() else []
@@ -229,8 +229,8 @@ def variant_problem(name: str) -> str | None:
         return str(error)
     parts = name.split("-")
     if name.startswith("torch-") and not name.startswith("torch-stable-abi"):
-        known = len(parts) == 2 and parts[1] in NOARCH
-        return None if known else f"{name.removeprefix('torch-')!r} is none of {', '.join(NOARCH)}"
+        is_known = len(parts) == 2 and parts[1] in NOARCH
+        return None if is_known else f"{name.removeprefix('torch-')!r} is none of {', '.join(NOARCH)}"
     if parts[-2] not in PLATFORMS:
         return f"the processor {parts[-2]!r} is none of {', '.join(PLATFORMS)}"
     return None if parts[-1] in SYSTEMS else f"the system {parts[-1]!r} is none of {', '.join(SYSTEMS)}"

@@ -75,10 +75,10 @@ def files_of(manifest: Manifest) -> dict[str, bytes]:
     if not bound:
         return {}
     include = "#pragma once\n#include <" + HEADER + ">\n"
-    found = {f"{FOLDER}/executorch/{path}": include.encode() for path in HEADERS}
-    found[f"{FOLDER}/{HEADER}"] = Path(__file__).with_name("kernel.h").read_bytes()
-    found[BINDING] = _binding_source(manifest.library.name, bound).encode()
-    return found
+    files = {f"{FOLDER}/executorch/{path}": include.encode() for path in HEADERS}
+    files[f"{FOLDER}/{HEADER}"] = Path(__file__).with_name("kernel.h").read_bytes()
+    files[BINDING] = _binding_source(manifest.library.name, bound).encode()
+    return files
 
 
 def with_binding(build: Build, files: Iterable[str]) -> Build:
@@ -98,13 +98,13 @@ class _BoundKernel:
 
 
 def _bound_kernels(manifest: Manifest) -> list[_BoundKernel]:
-    found: dict[str, _BoundKernel] = {}
+    kernels: dict[str, _BoundKernel] = {}
     for op in manifest.ops:
         for entry in op.kernels:
             if is_bound(entry, manifest.library.name):
                 name = str(entry.kernel_name).partition("::")[2]
-                found[name] = _BoundKernel(entry.name.partition("#")[0], name, _schema(op))
-    return list(found.values())
+                kernels[name] = _BoundKernel(entry.name.partition("#")[0], name, _schema(op))
+    return list(kernels.values())
 
 
 def _schema(op: OpEntry) -> Any:
@@ -148,7 +148,7 @@ TORCH_LIBRARY({bound_namespace(library)}, m) {{
 def _one(kernel: _BoundKernel) -> Mapping[str, str]:
     """Return the declaration of a kernel, the function that calls it, and the definition of its operator."""
     schema, name = kernel.schema, kernel.operator
-    taken, given, handed, before, said = [], [], [], [], []
+    inputs, types, handed, before, schema_arguments = [], [], [], [], []
     keywords = False
     for i, argument in enumerate(schema.arguments):
         is_out = argument.alias_info is not None and argument.alias_info.is_write
@@ -156,27 +156,27 @@ def _one(kernel: _BoundKernel) -> Mapping[str, str]:
         if kind not in _TYPES or (is_out and kind != "Tensor"):
             raise NotBound(f"kernel {kernel.function}: {argument.name!r} is {kind}, which no binding is generated for")
         gets, takes = ("at::Tensor&", "at::Tensor&") if is_out else _TYPES[kind]
-        taken.append(f"{gets} a{i}")
-        given.append(takes)
+        inputs.append(f"{gets} a{i}")
+        types.append(takes)
         handed.append(f"a{i}")
         if gets != takes:
             before.append(f"  std::vector<std::optional<at::Tensor>> v{i}(a{i}.begin(), a{i}.end());\n")
             handed[-1] = f"v{i}"
-        said += ["*"] if argument.kwarg_only and not keywords else []
+        schema_arguments += ["*"] if argument.kwarg_only and not keywords else []
         keywords = keywords or argument.kwarg_only
-        said.append(f"Tensor(a{i}!) {argument.name}" if is_out else f"{kind} {argument.name}")
+        schema_arguments.append(f"Tensor(a{i}!) {argument.name}" if is_out else f"{kind} {argument.name}")
     *spaces, function = _in_native(kernel.function)
     result = {0: "void", 1: "at::Tensor&"}.get(len(schema.returns))
     result = result or f"std::tuple<{', '.join(['at::Tensor&'] * len(schema.returns))}>"
-    parameters = ", ".join(["executorch::runtime::KernelRuntimeContext&", *given])
+    parameters = ", ".join(["executorch::runtime::KernelRuntimeContext&", *types])
     opened = " ".join(f"namespace {space} {{" for space in spaces)
-    called = f"::{'::'.join([*spaces, function])}(context{''.join(f', {each}' for each in handed)})"
+    call = f"::{'::'.join([*spaces, function])}(context{''.join(f', {each}' for each in handed)})"
     return {
         "declaration": f"{opened} {result} {function}({parameters}); {'}' * len(spaces)}",
-        "wrapper": f"void call_{name}({', '.join(taken)}) {{\n  executorch::runtime::KernelRuntimeContext context;\n"
-        f"  executorch::runtime::last_message().clear();\n{''.join(before)}  {called};\n"
+        "wrapper": f"void call_{name}({', '.join(inputs)}) {{\n  executorch::runtime::KernelRuntimeContext context;\n"
+        f"  executorch::runtime::last_message().clear();\n{''.join(before)}  {call};\n"
         f'  check(context, "{kernel.function}");\n}}\n',
-        "definition": f'  m.def("{name}({", ".join(said)}) -> ()");\n'
+        "definition": f'  m.def("{name}({", ".join(schema_arguments)}) -> ()");\n'
         f'  m.impl("{name}", c10::DispatchKey::CPU, &call_{name});',
     }
 

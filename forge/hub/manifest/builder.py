@@ -89,24 +89,24 @@ def _check_options(name: str, fn: Any, options: Mapping[str, Any], library: Any,
     for option in _FUNCTIONS:
         value = options.get(option)
         _check(value, f"kernel {name}: {option}", value is None or callable(value), "a function")
-    tolerance, wanted = options.get("tolerance"), "a mapping from dtypes to [rtol, atol]"
-    _check(tolerance, f"kernel {name}: tolerance", isinstance(tolerance, (Mapping, type(None))), wanted)
+    tolerance, expectation = options.get("tolerance"), "a mapping from dtypes to [rtol, atol]"
+    _check(tolerance, f"kernel {name}: tolerance", isinstance(tolerance, (Mapping, type(None))), expectation)
     _check(library, f"kernel {name}: library", isinstance(library, str), "text")
 
 
 def _check_dtypes(dtypes: Any, what: str) -> None:
     if dtypes is None or isinstance(dtypes, Mapping):
         return
-    wanted = "dtypes, or a mapping from arguments to them"
-    _check(dtypes, what, not isinstance(dtypes, torch.dtype), f"a list of {wanted}: [{dtypes}]")
-    check_list(dtypes, what, wanted)
+    expectation = "dtypes, or a mapping from arguments to them"
+    _check(dtypes, what, not isinstance(dtypes, torch.dtype), f"a list of {expectation}: [{dtypes}]")
+    check_list(dtypes, what, expectation)
     _check(dtypes, what, len(dtypes) > 0, "a list of at least one dtype; left out, there is none that it must be")
     for i, each in enumerate(dtypes):
         _check(each, f"{what}[{i}]", isinstance(each, (torch.dtype, str)), "a dtype")
 
 
-def _check(value: Any, what: str, ok: bool, wanted: str) -> None:
-    check(ok, lambda: f"{what} is {value!r}, but must be {wanted}", TypeError)
+def _check(value: Any, what: str, ok: bool, expectation: str) -> None:
+    check(ok, lambda: f"{what} is {value!r}, but must be {expectation}", TypeError)
 
 
 def caller(depth: int) -> Mark:
@@ -137,10 +137,10 @@ def _signature(op: str | Callable, resolver: Resolver, mark: Mark) -> Signature:
     text = op if isinstance(op, str) else qualified_name(op)
     signature = resolver.resolve(text) if text is not None else None
     if signature is None:
-        wanted = text or ""
+        name = text or ""
         if isinstance(op, type) and issubclass(op, torch.nn.Module):
-            wanted = f"torch.nn.functional.{op.__name__.lower()}"
-        near = did_you_mean(wanted, resolver.names())
+            name = f"torch.nn.functional.{op.__name__.lower()}"
+        near = did_you_mean(name, resolver.names())
         raise ManifestError([Problem(mark, f"unknown operator {text or op!r}{near}")])
     return signature
 

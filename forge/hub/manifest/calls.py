@@ -24,41 +24,41 @@ def kernel_problems(entry: KernelEntry, signature: Signature, find: Find) -> lis
         (grad.kernel_name, grad.fn, _backward_called_with(entry, signature)),
     )
     problems = []
-    for name, given, called in functions:
-        if name is not None or given is not None:
-            problems += function_problems(f"kernel {(name or entry.name)!r}", name, given, called, find)
+    for name, function, arguments in functions:
+        if name is not None or function is not None:
+            problems += function_problems(f"kernel {(name or entry.name)!r}", name, function, arguments, find)
     return problems
 
 
 def function_problems(
-    label: str, name: str | None, function: Callable | None, called: tuple[list[str], list[str]], find: Find
+    label: str, name: str | None, function: Callable | None, arguments: tuple[list[str], list[str]], find: Find
 ) -> list[str]:
     """Return why a function cannot be called so: it is not found, or its signature does not accept the arguments."""
     try:
         function = function or find(name or "")
     except Exception as error:
         return [f"{label} not found: {describe_error(error)}"]
-    return [f"{label}: {text}" for text in call_problems(function, *called)]
+    return [f"{label}: {text}" for text in call_problems(function, *arguments)]
 
 
 def called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:
     """Return the positional arguments of a kernel (by what they are), and the names of its keyword arguments."""
     if entry.args is None:
-        positional, named = own_arguments(signature)
+        positional, keywords = own_arguments(signature)
     else:
-        positional, named = _split_args(entry.args)
-    return _with_outs(positional, named, entry.out)
+        positional, keywords = _split_args(entry.args)
+    return _with_outs(positional, keywords, entry.out)
 
 
 def _backward_called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:
     """Return the same for its gradient kernel."""
     if entry.grad.args is not None:
-        positional, named = _split_args(entry.grad.args)
+        positional, keywords = _split_args(entry.grad.args)
     else:
-        positional, named = own_arguments(signature) if entry.args is None else _split_args(entry.args)
+        positional, keywords = own_arguments(signature) if entry.args is None else _split_args(entry.args)
         positional = ["grad_output"] * (signature.returns or 1) + positional
-        named = [*named, *entry.grad.saves]
-    return _with_outs(positional, named, entry.grad.out)
+        keywords = [*keywords, *entry.grad.saves]
+    return _with_outs(positional, keywords, entry.grad.out)
 
 
 def own_arguments(signature: Signature) -> tuple[list[str], list[str]]:
@@ -67,17 +67,17 @@ def own_arguments(signature: Signature) -> tuple[list[str], list[str]]:
 
 
 def _split_args(args: tuple[KernelArgument, ...]) -> tuple[list[str], list[str]]:
-    positional = [_what(given.value) for given in args if given.parameter is None]
-    return positional, [given.parameter for given in args if given.parameter is not None]
+    positional = [_what(argument.value) for argument in args if argument.parameter is None]
+    return positional, [argument.parameter for argument in args if argument.parameter is not None]
 
 
-def _with_outs(positional: list[str], named: list[str], outs: tuple[str | int, ...]) -> tuple[list[str], list[str]]:
+def _with_outs(positional: list[str], keywords: list[str], outs: tuple[str | int, ...]) -> tuple[list[str], list[str]]:
     for out in outs:
         if isinstance(out, int):
             positional.insert(out, f"out {out}")
         else:
-            named.append(out)
-    return positional, named
+            keywords.append(out)
+    return positional, keywords
 
 
 def _what(value: Any) -> str:
@@ -92,7 +92,7 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def call_problems(function: Callable, positional: list[str], named: list[str]) -> list[str]:
+def call_problems(function: Callable, positional: list[str], keywords: list[str]) -> list[str]:
     """Return the problems of calling a kernel with these positional arguments (by what they are) and these named
     ones."""
     parameters = _kernel_parameters(function)
@@ -103,14 +103,14 @@ def call_problems(function: Callable, positional: list[str], named: list[str]) -
     any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
     by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     refused = [] if any_position else positional[len(takes) :]
-    refused += [] if any_name else [name for name in named if name not in by_name]
-    filled = {p.name for p in takes[: len(positional)]} | set(named)
+    refused += [] if any_name else [name for name in keywords if name not in by_name]
+    filled = {p.name for p in takes[: len(positional)]} | set(keywords)
     missing = [
         p.name
         for p in parameters
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in filled
     ]
-    twice = [p.name for p in takes[: len(positional)] if p.name in named]
+    twice = [p.name for p in takes[: len(positional)] if p.name in keywords]
     return [
         *[f"its signature does not accept {name!r}" for name in refused],
         *[f"its signature needs {name!r}, which it is not given" for name in missing],

@@ -71,9 +71,9 @@ class Checker:
         fixed = {name for name, layout in entry.layout.items() if layout.order is not None}
         self.ordered = {name: alias for name, alias in entry.orders.items() if name not in fixed}
         is_overload = "::" in signature.name
-        unsaid = (p for p in signature.parameters if not (p.out or p.name in entry.constrained_arguments))
-        self.typed = tuple(unsaid) if is_overload else ()
-        self.given = {parameter.name for parameter in signature.parameters if not parameter.out}
+        parameters = (p for p in signature.parameters if not (p.out or p.name in entry.constrained_arguments))
+        self.typed = tuple(parameters) if is_overload else ()
+        self.argument_names = {parameter.name for parameter in signature.parameters if not parameter.out}
         self.faster = entry.faster if faster else ()
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> bool | str:
@@ -104,15 +104,15 @@ class Checker:
         yield from self._first(tensors, self.ordered, partial(self._order, bound={}))
         broken = tuple(self._first(tensors, self.entry.shape, partial(self._shape, dims=dims)))
         yield from broken
-        known = {**values, **dims}
+        variables = {**values, **dims}
         for condition in self.entry.where:
-            if broken and not condition.names <= known.keys():
+            if broken and not condition.names <= variables.keys():
                 continue  # about a dim of a shape that did not fit, which was reported
-            reason = condition.reason(known)
+            reason = condition.reason(variables)
             if reason is not None:
                 yield reason
         if not broken:
-            reasons = (condition.reason(known) for condition in self.faster)
+            reasons = (condition.reason(variables) for condition in self.faster)
             yield from (f"the kernel is not known to be faster: {reason}" for reason in reasons if reason is not None)
 
     def _about(self, name: str) -> str:
@@ -130,16 +130,16 @@ class Checker:
                     return f"{name} is a {type(tensor).__name__}, whose elements a kernel cannot read{hint}"
         return None
 
-    def _device(self, wanted: Device, values: Mapping[str, Any]) -> Iterator[str]:
+    def _device(self, requirement: Device, values: Mapping[str, Any]) -> Iterator[str]:
         for name in self.signature.tensors:
             for tensor in _tensors(values.get(name)):
                 device = tensor.device
-                if device.type not in wanted.types:
-                    yield f"{self._about(name)}device is {device.type}, needs {' or '.join(wanted.types)}"
+                if device.type not in requirement.types:
+                    yield f"{self._about(name)}device is {device.type}, needs {' or '.join(requirement.types)}"
                     return
-                if not wanted.capability:
+                if not requirement.capability:
                     continue
-                reason = _capability_reason(wanted, device)
+                reason = _capability_reason(requirement, device)
                 if reason is not None:
                     yield self._about(name) + reason
                     return
@@ -169,7 +169,7 @@ class Checker:
                 present[name] = tensors
             elif value is not None:
                 yield f"{name} is {show(value)}, but must be a tensor"
-            elif name not in self.entry.optional and name in self.given:
+            elif name not in self.entry.optional and name in self.argument_names:
                 yield f"{name} is None, but must be a tensor"
 
     def _first(
@@ -223,20 +223,20 @@ def _tensors(value: Any) -> list[Any]:
     return []
 
 
-def _capability_reason(wanted: Device, device: torch.device) -> str | None:
-    found = capability(device)
-    if isinstance(found, str):
-        return f"capability of {device} is not known ({found}), needs {wanted.capability_text}"
-    if all(_COMPARE[compare](found, limit) for compare, limit in wanted.capability):
+def _capability_reason(requirement: Device, device: torch.device) -> str | None:
+    actual = capability(device)
+    if isinstance(actual, str):
+        return f"capability of {device} is not known ({actual}), needs {requirement.capability_text}"
+    if all(_COMPARE[compare](actual, limit) for compare, limit in requirement.capability):
         return None
-    return f"capability is {found[0]}.{found[1]}, needs {wanted.capability_text}"
+    return f"capability is {actual[0]}.{actual[1]}, needs {requirement.capability_text}"
 
 
 def passed_arguments(entry: KernelEntry) -> frozenset[str] | None:
     """Return the operator's arguments that the kernel is called with; None when it gets all of them."""
     if entry.args is None:
         return None
-    return frozenset(given.value.name for given in entry.args if isinstance(given.value, Argument))
+    return frozenset(argument.value.name for argument in entry.args if isinstance(argument.value, Argument))
 
 
 def dropped_defaults(entry: KernelEntry, signature: Signature) -> tuple[tuple[str, Any], ...]:
@@ -244,14 +244,14 @@ def dropped_defaults(entry: KernelEntry, signature: Signature) -> tuple[tuple[st
 
     One that a where expression speaks of is the author's care.
     """
-    given = passed_arguments(entry)
-    if given is None:
+    arguments = passed_arguments(entry)
+    if arguments is None:
         return ()
     spoken = frozenset(name for condition in entry.where for name in condition.names)
     return tuple(
         (parameter.name, parameter.default)
         for parameter in signature.parameters
-        if parameter.name not in given | spoken and not parameter.out and parameter.default is not REQUIRED
+        if parameter.name not in arguments | spoken and not parameter.out and parameter.default is not REQUIRED
     )
 
 
@@ -266,9 +266,9 @@ def is_default(value: Any, default: Any) -> bool:
 def no_kernel(name: str, args: tuple, kwargs: Mapping[str, Any], reasons: Mapping[str, Iterable[str]]) -> str:
     """Return why no kernel takes a call: 'no kernel for aten::add.out(float32[2, 7] cpu): rms_sm80: device is cpu,
     …'."""
-    shown = [_describe(value) for value in args] + [f"{key}={_describe(value)}" for key, value in kwargs.items()]
+    arguments = [_describe(value) for value in args] + [f"{key}={_describe(value)}" for key, value in kwargs.items()]
     lines = [f"{kernel}: {'; '.join(failures)}" for kernel, failures in reasons.items()]
-    return f"no kernel for {name}({', '.join(shown)}): {'; '.join(lines) or 'none is registered'}"
+    return f"no kernel for {name}({', '.join(arguments)}): {'; '.join(lines) or 'none is registered'}"
 
 
 def _describe(value: Any) -> str:

@@ -46,26 +46,26 @@ class Problems:
     """Collects problems while the rest of a file is still read."""
 
     def __init__(self) -> None:
-        self.found: list[Problem] = []
+        self.entries: list[Problem] = []
 
     def add(self, mark: Mark, text: str) -> None:
         """Add one more problem."""
-        self.found.append(Problem(mark, text))
+        self.entries.append(Problem(mark, text))
 
     def raise_any(self) -> None:
         """Raise ManifestError when there is a problem."""
-        if self.found:
-            raise ManifestError(self.found)
+        if self.entries:
+            raise ManifestError(self.entries)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return "; did you mean 'kernel_name'?", or nothing when no known name is near."""
-    near = _near(name, known)
+    near = _near(name, choices)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
-def _near(name: str, known: Iterable[str]) -> list[str]:
-    candidates = list(dict.fromkeys(known))
+def _near(name: str, choices: Iterable[str]) -> list[str]:
+    candidates = list(dict.fromkeys(choices))
     overloads = [other for other in candidates if other.startswith(name + ".")]
     if overloads:
         return overloads[:3]
@@ -76,10 +76,10 @@ def _near(name: str, known: Iterable[str]) -> list[str]:
     if len(last) > 2 and elsewhere:
         return sorted(elsewhere, key=len)[:1]
     similar = [other for other in candidates if abs(len(other) - len(name)) <= 3]
-    found = difflib.get_close_matches(name, similar, n=1, cutoff=0.6)
-    if not found:
-        found = [other for other in similar if other.lower() == name.lower()][:1]
-    return found
+    matches = difflib.get_close_matches(name, similar, n=1, cutoff=0.6)
+    if not matches:
+        matches = [other for other in similar if other.lower() == name.lower()][:1]
+    return matches
 
 
 def _near_operator(name: str, candidates: list[str]) -> list[str]:
@@ -92,7 +92,7 @@ def _near_operator(name: str, candidates: list[str]) -> list[str]:
         if other.startswith(namespace + "::"):
             bases.setdefault(other.partition("::")[2].partition(".")[0], []).append(other)
     similar = [other for other in bases if abs(len(other) - len(base)) <= 3]
-    near = [other for found in difflib.get_close_matches(base, similar, n=3, cutoff=0.6) for other in bases[found]]
+    near = [other for match in difflib.get_close_matches(base, similar, n=3, cutoff=0.6) for other in bases[match]]
     if not near:
         elsewhere = [other for other in candidates if other.partition("::")[2] == rest]
         return difflib.get_close_matches(name, elsewhere, n=1, cutoff=0.6)

@@ -193,8 +193,8 @@ def _device(reader: KernelReader, node: Node, what: str) -> Device | None:
     if capability is not None and keys.type and keys.type != ("cuda",):
         listed = ", ".join(keys.type)
         reader.problems.add(capability.mark, f"capability is of cuda devices, but the device type is {listed}")
-    written = "" if capability is None else str(capability.plain())
-    return Device(keys.type, keys.capability, written) if keys.type else None
+    capability_text = "" if capability is None else str(capability.plain())
+    return Device(keys.type, keys.capability, capability_text) if keys.type else None
 
 
 # how it is called
@@ -209,12 +209,12 @@ def _args(reader: KernelReader, node: Node, what: str) -> tuple[KernelArgument, 
     """Return a mapping from the kernel's parameters, or a list by position."""
     if node.is_list:
         return tuple(KernelArgument(None, _argument(reader, item, what)) for item in node.value)
-    found = []
+    arguments = []
     for name, mark, item in pairs(node, "a mapping from the kernel's parameters to arguments, or a list"):
         if not NAME.fullmatch(name):
             reader.problems.add(mark, f"{what} names {name!r}, which is no parameter's name")
-        found.append(KernelArgument(name, _argument(reader, item, what)))
-    return tuple(found)
+        arguments.append(KernelArgument(name, _argument(reader, item, what)))
+    return tuple(arguments)
 
 
 def _argument(reader: KernelReader, node: Node, what: str) -> Argument | Constant:
@@ -231,10 +231,10 @@ def _argument_view(reader: KernelReader, node: Node, what: str) -> Argument:
     """Return a value that a kernel may be called with, or a view of it."""
     is_name = NAME.fullmatch(node.value) or "." not in node.value
     view = Argument(reader.torch_name(node.value)) if is_name else parse_view(node.value)
-    known = (*reader.arguments, *reader.more)
+    choices = (*reader.arguments, *reader.more)
     for name in (view.name, *view.names) if reader.signature is not None else ():
-        if name not in known:
-            near = did_you_mean(name, known) or f"; arguments: {', '.join(known)}"
+        if name not in choices:
+            near = did_you_mean(name, choices) or f"; arguments: {', '.join(choices)}"
             constant = f"; a text is written {{constant: {node.value}}}" if is_name else ""
             problem = f"{what} gives {name!r}, not an argument of {reader.op}{near}{constant}"
             reader.problems.add(node.mark, problem)
@@ -301,15 +301,15 @@ def _alignment(reader: KernelReader, node: Node, what: str) -> int:
 
 
 def _saves(reader: KernelReader, node: Node, what: str) -> dict[str, SavedTensor]:
-    found = {}
-    taken = (*reader.arguments, *result_names(reader.signature))
+    saves = {}
+    existing = (*reader.arguments, *result_names(reader.signature))
     for name, mark, item in pairs(node, 'a mapping from names to [dtype, shape], such as {rstd: [float32, "[...]"]}'):
-        if not NAME.fullmatch(name) or name in taken:
-            problem = "is taken" if name in taken else "is no name"
+        if not NAME.fullmatch(name) or name in existing:
+            problem = "is taken" if name in existing else "is no name"
             reader.problems.add(mark, f"{what} names {name!r}, which {problem}")
         else:
-            found[name] = reader.read(_saved_tensor, item, f"{what} of {name}")
-    return {name: saved for name, saved in found.items() if saved is not None}
+            saves[name] = reader.read(_saved_tensor, item, f"{what} of {name}")
+    return {name: saved for name, saved in saves.items() if saved is not None}
 
 
 def _saved_tensor(reader: KernelReader, node: Node, what: str) -> SavedTensor | None:
@@ -373,10 +373,10 @@ def result_names(signature: Signature | None) -> tuple[str, ...]:
 
 
 def _tolerance(reader: KernelReader, node: Node, what: str) -> dict[torch.dtype, tuple[float, float]]:
-    found = {}
+    tolerances = {}
     for name, mark, item in pairs(node, "a mapping from dtypes to [rtol, atol]"):
-        found[reader.read(dtype, Node(mark, name), what)] = reader.read(_limits, item, f"{what} of {name}")
-    return found
+        tolerances[reader.read(dtype, Node(mark, name), what)] = reader.read(_limits, item, f"{what} of {name}")
+    return tolerances
 
 
 def _limits(reader: KernelReader, node: Node, what: str) -> tuple[float, ...]:
@@ -482,9 +482,13 @@ def _with_outs(reader: KernelReader, entry: KernelEntry) -> KernelEntry:
         return entry
     if entry.args is None:
         return dataclasses.replace(entry, out=outs)
-    named = [given for given in entry.args if isinstance(given.value, Argument) and given.value.name in outs]
-    args = tuple(given for given in entry.args if given not in named)
-    return dataclasses.replace(entry, out=tuple(given.parameter for given in named if given.parameter), args=args)
+    out_arguments = [
+        argument for argument in entry.args if isinstance(argument.value, Argument) and argument.value.name in outs
+    ]
+    args = tuple(argument for argument in entry.args if argument not in out_arguments)
+    return dataclasses.replace(
+        entry, out=tuple(argument.parameter for argument in out_arguments if argument.parameter), args=args
+    )
 
 
 # checks of several keys: each problem with the key that it is about
@@ -520,14 +524,14 @@ def _out_problems(reader: KernelReader, node: Node, entry: KernelEntry) -> Itera
     if complete.out and entry.grad.kind == "autograd":
         no_graph = "one that writes to out has no graph"
         yield "grad", f"grad: autograd is of kernels that return their result; {no_graph}"
-    used = {given.value.name for given in entry.args or () if isinstance(given.value, Argument)}
+    used = {argument.value.name for argument in entry.args or () if isinstance(argument.value, Argument)}
     if entry.args is None or not used <= reader.signature.by_name.keys():  # a misspelt one, which was reported
         return
     used |= {name for condition in entry.where for name in condition.names}
     for parameter in reader.signature.parameters:
         if parameter.default is REQUIRED and not (parameter.out or parameter.rest or parameter.name in used):
-            wanted = "pass it, or say in where what it must be"
-            yield "args", f"args leaves out {parameter.name!r}, which has no default: {wanted}"
+            advice = "pass it, or say in where what it must be"
+            yield "args", f"args leaves out {parameter.name!r}, which has no default: {advice}"
 
 
 def _check_conditions(reader: KernelReader, node: Node, keys: KernelKeys) -> None:
@@ -541,8 +545,8 @@ def _check_conditions(reader: KernelReader, node: Node, keys: KernelKeys) -> Non
     tensors = {p.name for p in reader.signature.parameters if p.kind == "tensor"}
     for name in ("where", "faster"):
         by_text = {each.text: each for each in getattr(keys, name)}
-        written = node.get(name)
-        for item in written.items if written else ():
+        conditions = node.get(name)
+        for item in conditions.items if conditions else ():
             condition = by_text.get(str(item.value).strip())
             for problem in condition.name_problems(values, tensors) if condition is not None else ():
                 reader.problems.add(item.mark, problem)
@@ -562,6 +566,6 @@ def _check_saves(reader: KernelReader, node: Node, entry: KernelEntry) -> None:
         unknown += ["..."] if pattern.rest is not None and not has_rest else []
         unknown += ["_"] if any(dim.any for dim in (*pattern.first, *(pattern.rest or ()))) else []
         if unknown:
-            known = ", ".join(sorted(dims)) or "none"
-            problem = f"the shape of no argument says what {', '.join(unknown)} is; known: {known}"
+            choices = ", ".join(sorted(dims)) or "none"
+            problem = f"the shape of no argument says what {', '.join(unknown)} is; known: {choices}"
             reader.problems.add(shape_node.mark, f"saves of {name}: {problem}")

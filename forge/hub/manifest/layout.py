@@ -50,12 +50,12 @@ def fix_ups(entry: KernelEntry) -> dict[str, Layout]:
     """Return the conversions of each argument of a kernel, when the program runs: what `layout` and `align` declare,
     and the declared dim orders, which a checker cannot always see: a proxy in the middle of a trace has no strides.
     """
-    wanted = dict(entry.layout)
+    layouts = dict(entry.layout)
     for name, alias in entry.orders.items():
         if len(alias.orders) == 1:
-            known = wanted.get(name, Layout())
-            wanted[name] = Layout(known.order or alias.orders[0], known.align)
-    return wanted
+            layout = layouts.get(name, Layout())
+            layouts[name] = Layout(layout.order or alias.orders[0], layout.align)
+    return layouts
 
 
 def fix(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -384,7 +384,9 @@ class Manifest:
     @property
     def kernels(self) -> tuple[KernelEntry, ...]:
         """The kernels of all operators, in order of declaration; what `replace: true` dropped is gone."""
-        kept: dict[str, list[KernelEntry]] = {}
+        by_operator: dict[str, list[KernelEntry]] = {}
         for op in self.ops:
-            kept[op.name] = [*([] if op.replace else kept.get(op.name, [])), *op.kernels]
-        return tuple(sorted((kernel for kernels in kept.values() for kernel in kernels), key=lambda entry: entry.mark))
+            by_operator[op.name] = [*([] if op.replace else by_operator.get(op.name, [])), *op.kernels]
+        return tuple(
+            sorted((kernel for kernels in by_operator.values() for kernel in kernels), key=lambda entry: entry.mark)
+        )

@@ -79,7 +79,7 @@ def read_document(path: Path) -> Document:
     except OSError as error:
         problems = Problems()
         problems.add(Mark(str(path), 1, 1), f"cannot be read: {error.strerror or error}")
-        return Document(str(path), None, tuple(problems.found))
+        return Document(str(path), None, tuple(problems.entries))
     return parsed(data, str(path))
 
 
@@ -99,7 +99,7 @@ def parse(source: str | bytes, file: str) -> Document:
             problems.add(*_syntax_problem(error, file))
         except yaml.reader.ReaderError as error:
             problems.add(_mark_at(file, text, error.position), f"not YAML: {error.reason}")
-    return Document(file, root, tuple(problems.found))
+    return Document(file, root, tuple(problems.entries))
 
 
 parsed = lru_cache(maxsize=16)(parse)  # a manifest is read before its kernels are imported, and with them
@@ -115,7 +115,7 @@ def _build(text: str, file: str, problems: Problems) -> Node | None:
         root = _Builder(yaml, file, quick).build(text, getattr(yaml, _QUICK_LOADER, yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeError):
         return _Builder(yaml, file, problems).build(text, yaml.SafeLoader)
-    problems.found.extend(quick.found)
+    problems.entries.extend(quick.entries)
     return root
 
 

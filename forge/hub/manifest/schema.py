@@ -91,8 +91,8 @@ class Reader:
             return None
         try:
             return read(self, node, what)
-        except WrongKind as wanted:
-            self.problems.add(node.mark, f"{what} is {show_node(node)}, but must be {wanted}")
+        except WrongKind as expectation:
+            self.problems.add(node.mark, f"{what} is {show_node(node)}, but must be {expectation}")
         except InvalidText as error:
             self.problems.add(node.mark, str(error))
         return None
@@ -121,13 +121,13 @@ class Reader:
         if not node.is_mapping:
             raise WrongKind(f"a mapping with the keys {', '.join(keys)}")
         unknown = [name for name in node.value if name not in (*keys, *ignored)]
-        meant = "".join(self._report_unknown_key(kind, name, node, where) for name in unknown)
+        suggestions = "".join(self._report_unknown_key(kind, name, node, where) for name in unknown)
         values = {}
         for name, each in keys.items():
             value = self.read(each.read, node.get(name), each.label or prefix + name)
             if value is not None:
                 values[name] = value
-            if each.required and name not in optional and node.get(name) is None and repr(name) not in meant:
+            if each.required and name not in optional and node.get(name) is None and repr(name) not in suggestions:
                 self.problems.add(node.mark, f"{where} has no {name!r}")
         return section(**values)
 
@@ -142,12 +142,12 @@ class Reader:
         return near
 
 
-def pairs(node: Node | None, wanted: str) -> Iterator[tuple[str, Mark, Node]]:
+def pairs(node: Node | None, expectation: str) -> Iterator[tuple[str, Mark, Node]]:
     """Yield the keys of a mapping whose keys are free, their places and their nodes."""
     if node is None:
         return
     if not node.is_mapping:
-        raise WrongKind(wanted)
+        raise WrongKind(expectation)
     for name, mark in node.keys.items():
         yield name, mark, node.value[name]
 
@@ -168,12 +168,12 @@ def text(reader: Reader, node: Node, what: str) -> str:
     raise WrongKind("text; put it in quotes" if quoted else "text")
 
 
-def text_of_form(form: re.Pattern, wanted: str) -> Reading:
+def text_of_form(form: re.Pattern, expectation: str) -> Reading:
     """Return the reading of a text of a form."""
 
     def read(reader: Reader, node: Node, what: str) -> str:
         if not form.fullmatch(text(reader, node, what)):
-            raise WrongKind(wanted)
+            raise WrongKind(expectation)
         return node.value
 
     return read

@@ -118,19 +118,19 @@ def parse_shape(text: str) -> ShapePattern:
 
 def make_shape(items: Sequence[str]) -> ShapePattern:
     """Make the pattern of these dims. Raises NotAPattern."""
-    written = f"[{', '.join(items)}]"
+    text = f"[{', '.join(items)}]"
     if items.count("...") > 1:
-        raise NotAPattern(f"shape {written} has more than one '...'")
+        raise NotAPattern(f"shape {text} has more than one '...'")
     middle = items.index("...") if "..." in items else len(items)
-    first, rest = (tuple(_dim(item, written) for item in part) for part in (items[:middle], items[middle + 1 :]))
+    first, rest = (tuple(_dim(item, text) for item in part) for part in (items[:middle], items[middle + 1 :]))
     return ShapePattern(first, rest if middle < len(items) else None)
 
 
-def _dim(item: str, written: str) -> DimPattern:
+def _dim(item: str, text: str) -> DimPattern:
     match = _ITEM.fullmatch(item)
     if match is None or match[1] == "0":
         raise NotAPattern(
-            f"shape {written}: {item!r} is no dim; a dim is a name, a length, a name times a number, _ or ..."
+            f"shape {text}: {item!r} is no dim; a dim is a name, a length, a name times a number, _ or ..."
         )
     if match[2] is not None:
         return DimPattern(name=match[2], times=int(match[1] or 1))

@@ -31,9 +31,9 @@ def from_schema(schema: Any) -> Signature:
 
 
 def _from_argument(argument: Any) -> Parameter:
-    written = str(argument.type)
-    optional = written.startswith("Optional[")
-    inner = written.removeprefix("Optional[").removesuffix("]") if optional else written
+    type_name = str(argument.type)
+    optional = type_name.startswith("Optional[")
+    inner = type_name.removeprefix("Optional[").removesuffix("]") if optional else type_name
     kind = "tensor" if inner == "Tensor" else "tensors" if "Tensor" in inner else "other"
     return Parameter(
         argument.name,

@@ -109,7 +109,7 @@ def validate(
     sources of `build` must be. Raises ManifestError with every problem.
     """
     problems = Problems()
-    problems.found.extend(document.problems)
+    problems.entries.extend(document.problems)
     reader = _ManifestReader(problems, folder=folder, resolver=resolver, find=find)
     manifest = None
     if document.root is not None:
@@ -179,7 +179,7 @@ def _manifest(reader: _ManifestReader, node: Node, what: str) -> Manifest:
     for kernel in manifest.kernels:
         by_op.setdefault(kernel.op, []).append(kernel)
     for entries in by_op.values():
-        reader.problems.found.extend(duplicates(entries))
+        reader.problems.entries.extend(duplicates(entries))
     return manifest
 
 
@@ -191,7 +191,7 @@ def _functions(reader: _ManifestReader, node: Node, what: str) -> tuple[OpEntry,
     if reader.folder is None:
         raise InvalidText(f"{what}: its files lie beside sources, in a manifest that is built")
     document = read_document(reader.folder / file_path(reader, node, what))
-    reader.problems.found.extend(document.problems)
+    reader.problems.entries.extend(document.problems)
     if document.root is not None and document.root.is_list:
         return _ops(dataclasses.replace(reader, dialect=EXECUTORCH), document.root)
     if not document.problems:
@@ -202,13 +202,13 @@ def _functions(reader: _ManifestReader, node: Node, what: str) -> tuple[OpEntry,
 
 def _functional(reader: _ManifestReader, signature: Signature) -> Signature | None:
     """Return the operator that an out-variant computes, where there is one with the same arguments."""
-    wanted = [p.name for p in signature.parameters if not p.out]
-    if len(wanted) == len(signature.parameters):
+    names = [p.name for p in signature.parameters if not p.out]
+    if len(names) == len(signature.parameters):
         return None
     base, _, overload = signature.name.partition(".")
-    named = overload.removesuffix("out").rstrip("_")
-    candidates = map(reader.resolve, (f"{base}.{named}" if named else base, base))
-    return next((each for each in candidates if each and [p.name for p in each.parameters] == wanted), None)
+    stem = overload.removesuffix("out").rstrip("_")
+    candidates = map(reader.resolve, (f"{base}.{stem}" if stem else base, base))
+    return next((each for each in candidates if each and [p.name for p in each.parameters] == names), None)
 
 
 def _of_functional(entry: KernelEntry, outs: tuple[str, ...]) -> KernelEntry:
@@ -239,14 +239,14 @@ def is_bound(entry: KernelEntry, library: str) -> bool:
     return (entry.kernel_name or "").startswith(f"{bound_namespace(library)}::")
 
 
-def _with_binding(entry: KernelEntry, library: str, written: str) -> KernelEntry:
+def _with_binding(entry: KernelEntry, library: str, operator_name: str) -> KernelEntry:
     """Return a C++ kernel, called through the operator that the generated binding has for it.
 
-    written: the operator of its entry, which is the same in a process that does not have what it computes.
+    operator_name: the operator of its entry, which is the same in a process that does not have what it computes.
     """
     if entry.kernel_name is None or entry.kernel_name.startswith(("python:", "hub:")):
         return entry
-    operator = re.sub(r"\W+", "_", f"{entry.kernel_name}__{written}")
+    operator = re.sub(r"\W+", "_", f"{entry.kernel_name}__{operator_name}")
     device = entry.device or Device(("cpu",))
     return dataclasses.replace(entry, kernel_name=f"{bound_namespace(library)}::{operator}", device=device)
 
@@ -255,13 +255,13 @@ def _with_binding(entry: KernelEntry, library: str, written: str) -> KernelEntry
 
 
 def _read_operator(reader: _ManifestReader, node: Node, what: str) -> Signature | None:
-    written = text(reader, node, what).strip()
-    name = f"aten::{written}" if reader.dialect == EXECUTORCH and "::" not in written else written
+    spelling = text(reader, node, what).strip()
+    name = f"aten::{spelling}" if reader.dialect == EXECUTORCH and "::" not in spelling else spelling
     signature = reader.resolve(name)
     if signature is None and not reader.selects:
         near = did_you_mean(name, (*reader.resolver.names(), *reader.functions))
-        if not near and "::" not in written and reader.resolver.resolve(f"aten::{written}"):
-            near = f"; did you mean 'aten::{written}'?"
+        if not near and "::" not in spelling and reader.resolver.resolve(f"aten::{spelling}"):
+            near = f"; did you mean 'aten::{spelling}'?"
         raise InvalidText(f"unknown operator {name!r}{near}")
     return signature
 
@@ -283,8 +283,8 @@ def _pattern(reader: _ManifestReader, node: Node, what: str) -> Signature | None
         signature = reader.resolver.resolve(f"pattern:{name}")
         if signature is None:
             names = reader.resolver.names()
-            known = [each.removeprefix("pattern:") for each in names if each.startswith("pattern:")]
-            near = did_you_mean(name, known) or f"; known: {', '.join(known) or 'none'}, or python:module:function"
+            choices = [each.removeprefix("pattern:") for each in names if each.startswith("pattern:")]
+            near = did_you_mean(name, choices) or f"; known: {', '.join(choices) or 'none'}, or python:module:function"
             raise InvalidText(f"unknown pattern {name!r}{near}")
         return signature
     try:
@@ -316,8 +316,8 @@ def _list_of_ops(reader: _ManifestReader, node: Node, what: str) -> tuple[OpEntr
 
 
 def _ops(reader: _ManifestReader, node: Node) -> tuple[OpEntry, ...]:
-    found = [reader.read(_op, item, f"ops[{index}]") for index, item in enumerate(node.value)]
-    return tuple(entry for entry in found if entry is not None)
+    entries = [reader.read(_op, item, f"ops[{index}]") for index, item in enumerate(node.value)]
+    return tuple(entry for entry in entries if entry is not None)
 
 
 def _op(reader: _ManifestReader, node: Node, what: str) -> OpEntry | None:
@@ -326,11 +326,13 @@ def _op(reader: _ManifestReader, node: Node, what: str) -> OpEntry | None:
     reader = dataclasses.replace(reader, selects=selects)
     keys = reader.section(OpKeys, node, what, ignored=NATIVE_FUNCTION_KEYS if executorch else ())
     kind = _kind(reader, node)
-    signature, written = getattr(keys, kind), node.get(kind)
-    name = signature.name if signature else str(written.plain()).strip() if written and kind == "pattern" else ""
+    signature, declaration = getattr(keys, kind), node.get(kind)
+    name = (
+        signature.name if signature else str(declaration.plain()).strip() if declaration and kind == "pattern" else ""
+    )
     if selects:
         return OpEntry("op", name, signature, (), mark=node.mark) if signature else None
-    schema = written.plain() if written and kind == "func" else None
+    schema = declaration.plain() if declaration and kind == "func" else None
     if not executorch:
         _check_meta(reader, node, kind, signature)
     functional = _functional(reader, signature) if executorch and kind == "func" and signature else None
@@ -357,24 +359,24 @@ def _kind(reader: _ManifestReader, node: Node) -> str:
     kinds = [kind for kind in ("op", "func", "pattern") if node.get(kind) is not None]
     if len(kinds) == 1:
         return kinds[0]
-    given = f"; given: {', '.join(kinds)}" if kinds else ""
-    reader.problems.add(node.mark, f"exactly one of 'op', 'func' and 'pattern' is required{given}")
+    hint = f"; given: {', '.join(kinds)}" if kinds else ""
+    reader.problems.add(node.mark, f"exactly one of 'op', 'func' and 'pattern' is required{hint}")
     return "op"
 
 
 def _check_meta(reader: _ManifestReader, node: Node, kind: str, signature: Signature | None) -> None:
     """Check that a new operator, and no other, has functions that tell its results without running it."""
-    given = {name: item for name in ("fake", "reference") if (item := node.get(name)) is not None}
+    functions = {name: item for name in ("fake", "reference") if (item := node.get(name)) is not None}
     if kind != "func":
-        for name in given if node.get(kind) is not None and node.get("func") is None else ():
+        for name in functions if node.get(kind) is not None and node.get("func") is None else ():
             reader.problems.add(node.place(name), f"{name!r} belongs to a 'func': an {kind} has it already")
     elif signature is not None and reader.find is not None:
-        if not given and reader.resolver.resolve(signature.name) is None:
+        if not functions and reader.resolver.resolve(signature.name) is None:
             reader.problems.add(node.place("func"), f"func {signature.name} {NO_META}")
-        called = own_arguments(signature)
-        for name, item in given.items():
+        arguments = own_arguments(signature)
+        for name, item in functions.items():
             if isinstance(item.value, str):
-                for problem in function_problems(f"{name} {item.value!r}", item.value, None, called, reader.find):
+                for problem in function_problems(f"{name} {item.value!r}", item.value, None, arguments, reader.find):
                     reader.problems.add(item.mark, problem)
 
 
@@ -406,13 +408,13 @@ def _kernel_list(reader: KernelReader, node: Node, what: str) -> list[KernelEntr
 
 def _dispatch_kernels(reader: KernelReader, node: Node, what: str) -> list[KernelEntry | None]:
     """Return the kernels of an ExecuTorch entry that names them by dispatch key."""
-    found: list[KernelEntry | None] = []
+    kernels: list[KernelEntry | None] = []
     for name, mark, item in pairs(node, "a mapping from dispatch keys to kernels"):
         if name not in DISPATCH:
             near = did_you_mean(name, DISPATCH) or f"; known: {', '.join(map(repr, DISPATCH))}"
             reader.problems.add(mark, f"unknown dispatch key {name!r}{near}")
             continue
-        entry = read_kernel(reader, Node(mark, {"kernel_name": item}, {"kernel_name": mark}), len(found))
+        entry = read_kernel(reader, Node(mark, {"kernel_name": item}, {"kernel_name": mark}), len(kernels))
         device = Device(DISPATCH[name]) if DISPATCH[name] else None
-        found.append(entry and dataclasses.replace(entry, device=device))
-    return found
+        kernels.append(entry and dataclasses.replace(entry, device=device))
+    return kernels

@@ -15,13 +15,13 @@ RESULT = "result"  # the name of a kernel's return value
 
 _MAX_LENGTH = 200
 _METHODS: dict[str, Callable[[tuple], bool]] = {
-    "transpose": lambda given: _numbers(given, 2),
-    "permute": lambda given: _numbers(given, len(given)) and len(set(given)) == len(given) > 0,
-    "squeeze": lambda given: _numbers(given, 1),
-    "unsqueeze": lambda given: _numbers(given, 1),
-    "flatten": lambda given: _numbers(given, 2),
-    "contiguous": lambda given: not given,
-    "view_as": lambda given: len(given) == 1 and isinstance(given[0], str),
+    "transpose": lambda args: _numbers(args, 2),
+    "permute": lambda args: _numbers(args, len(args)) and len(set(args)) == len(args) > 0,
+    "squeeze": lambda args: _numbers(args, 1),
+    "unsqueeze": lambda args: _numbers(args, 1),
+    "flatten": lambda args: _numbers(args, 2),
+    "contiguous": lambda args: not args,
+    "view_as": lambda args: len(args) == 1 and isinstance(args[0], str),
 }
 FORMS = (
     "a name, of a list [i], and then transpose(i, j), permute(i, …), squeeze(i), unsqueeze(i), flatten(i, j), "
@@ -44,11 +44,13 @@ class View(Argument):
     @property
     def names(self) -> frozenset[str]:
         """The arguments that its steps speak of."""
-        return frozenset(each for _, given in self.steps for each in given if isinstance(each, str))
+        return frozenset(each for _, args in self.steps for each in args if isinstance(each, str))
 
-    def of(self, value: Any, named: Mapping[str, torch.Tensor]) -> Any:
-        """Return the view of a value; `named` are arguments by name. None is what it was. Raises TypeError for what is
-        no tensor, IndexError for an index that a list does not have."""
+    def of(self, value: Any, arguments: Mapping[str, torch.Tensor]) -> Any:
+        """Return the view of a value; `arguments` are tensors by name. None is what it was.
+
+        Raises TypeError for what is no tensor, IndexError for an index that a list does not have.
+        """
         if value is None:
             return None
         if self.index is not None:
@@ -57,8 +59,8 @@ class View(Argument):
             value = value[self.index]
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{self.name} is {type(value).__name__}, but must be a tensor; a list's is {self.name}[i]")
-        for method, given in self.steps:
-            value = getattr(value, method)(*(named[each] if isinstance(each, str) else each for each in given))
+        for method, args in self.steps:
+            value = getattr(value, method)(*(arguments[each] if isinstance(each, str) else each for each in args))
         return value
 
 
@@ -77,9 +79,9 @@ def _read(node: ast.expr) -> Argument:
         case ast.Subscript(ast.Name(name), ast.Constant(index)) if type(index) is int and index < 64:
             return View(name, index)
         case ast.Call(ast.Attribute(base, method), args, []):
-            view, given = _read(base), tuple(each.id if isinstance(each, ast.Name) else _number(each) for each in args)
-            if method in _METHODS and _METHODS[method](given):
-                return View(view.name, view.index, (*getattr(view, "steps", ()), (method, given)))
+            view, values = _read(base), tuple(each.id if isinstance(each, ast.Name) else _number(each) for each in args)
+            if method in _METHODS and _METHODS[method](values):
+                return View(view.name, view.index, (*getattr(view, "steps", ()), (method, values)))
     raise NotAView
 
 
@@ -92,8 +94,8 @@ def _number(node: ast.expr) -> int | None:
     return None
 
 
-def _numbers(given: tuple, count: int) -> bool:
-    return len(given) == count and all(type(each) is int for each in given)
+def _numbers(args: tuple, count: int) -> bool:
+    return len(args) == count and all(type(each) is int for each in args)
 
 
 def _no(text: str) -> Argument:

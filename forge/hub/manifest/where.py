@@ -339,8 +339,8 @@ def _normalize(node: ast.expr) -> ast.expr:
         case ast.BoolOp(op, operands):
             return ast.BoolOp(op, [_normalize(operand) for operand in operands])
         case ast.Compare(left, ops, rights):
-            found: list[ast.expr] = [_compare(*each) for each in zip([left, *rights], ops, rights, strict=False)]
-            return found[0] if len(found) == 1 else ast.BoolOp(ast.And(), found)
+            comparisons: list[ast.expr] = [_compare(*each) for each in zip([left, *rights], ops, rights, strict=False)]
+            return comparisons[0] if len(comparisons) == 1 else ast.BoolOp(ast.And(), comparisons)
     there_are = "numbers, names, tensor.shape[0], arithmetic, comparisons, and, or, not"
     raise InvalidExpression(f"{_unparse(node)!r} is not an allowed expression; there are {there_are}")
 
@@ -358,8 +358,8 @@ def _compare(left: ast.expr, op: ast.cmpop, right: ast.expr) -> ast.Compare:
     """Return a comparison with what varies on its left, so that its reason speaks of that."""
     is_singleton = isinstance(right, ast.Constant) and isinstance(right.value, (bool, type(None)))
     if isinstance(op, (ast.Is, ast.IsNot)) and not is_singleton:
-        written = _unparse(ast.Compare(left, [op], [right]))
-        raise InvalidExpression(f"{written!r} is not an allowed expression; `is` goes with None, True or False")
+        text = _unparse(ast.Compare(left, [op], [right]))
+        raise InvalidExpression(f"{text!r} is not an allowed expression; `is` goes with None, True or False")
     left, right, mirrored = _normalize(left), _normalize(right), _COMPARISONS[type(op)].mirrored
     if isinstance(left, ast.Constant) and mirrored is not None:
         left, op, right = right, mirrored(), left
