@@ -108,7 +108,7 @@ class Archive:
 
     def read_memory(self, name: str) -> torch.Tensor:
         """Return a member's content as a tensor of bytes, in memory of its own. Raises ExportError as `read`."""
-        size, wanted = self.index["members"][name]
+        size, digest = self.index["members"][name]
         memory = torch.empty(size, dtype=torch.uint8)
         view = memoryview(memory.numpy().data) if size else memoryview(b"")
         length = 0
@@ -119,7 +119,7 @@ class Archive:
                     length += len(part)
         except (zipfile.BadZipFile, OSError, ValueError, EOFError) as error:
             raise self.error(f"is damaged: {name}: {error}") from error
-        if length != size or hashlib.sha256(view).hexdigest() != wanted:
+        if length != size or hashlib.sha256(view).hexdigest() != digest:
             raise self.error(f"is damaged: {name} is not what was written")
         return memory
 
@@ -142,15 +142,15 @@ class Archive:
             head, own = (self._zip.read(info) for info in infos)
         except (zipfile.BadZipFile, OSError, ValueError) as error:
             raise self.error(f"is damaged: its index: {error}") from error
-        found = _hash(head)
-        if found.encode() != own:
+        actual = _hash(head)
+        if actual.encode() != own:
             raise self.error("is damaged: its index is not what was written")
-        if digest is not None and digest != found:
-            raise self.error(f"has the digest {found}, but must have {digest}")
+        if digest is not None and digest != actual:
+            raise self.error(f"has the digest {actual}, but must have {digest}")
         index: dict[str, Any] = json.loads(head)
         if index.get("format") != FORMAT:
             raise self.error(f"has format {index.get('format')}, but this forge reads format {FORMAT}")
-        return found, index
+        return actual, index
 
     def _check_members(self) -> None:
         listed = {*self.index["members"], INDEX, DIGEST}

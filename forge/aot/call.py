@@ -84,16 +84,16 @@ def _take(signature: Signature, names: Sequence[str]) -> Iterator[str]:
         yield f"{name} = {text}"
     counts = [f"len({text}) == {count}" for text, count in places if count is not None]
     yield f"fits = {' and '.join(counts)}"
-    known: set[str] = set()
+    sizes: set[str] = set()
     for name, each in zip(names, signature.inputs, strict=True):
         if isinstance(each, NumberInput):
-            known.add(each.size)
+            sizes.add(each.size)
             yield f"{each.size} = {name}"
         for dim, size in enumerate(each.shape if isinstance(each, TensorInput) else ()):
-            if isinstance(size, str) and size.isidentifier() and size not in known:
-                known.add(size)
+            if isinstance(size, str) and size.isidentifier() and size not in sizes:
+                sizes.add(size)
                 yield f"{size} = {name}.shape[{dim}]"
-    if not known.issuperset(signature.sizes):
+    if not sizes.issuperset(signature.sizes):
         yield "raise ValueError"
 
 

@@ -114,8 +114,8 @@ class _Compiler:
         self.context.freezing = freezing_of(self.program)
         first = len(self.captured.symbols) + len(self.captured.weights)
         self.user_inputs = self.program.trace.inputs[first:]
-        given = [proxy.value for proxy in self.user_inputs if isinstance(proxy, NumberProxy)]
-        own = {str(each.node.expr): each for each in given if isinstance(each, torch.SymInt)}
+        numbers = [proxy.value for proxy in self.user_inputs if isinstance(proxy, NumberProxy)]
+        own = {str(each.node.expr): each for each in numbers if isinstance(each, torch.SymInt)}
         self.sizes = {**self.captured.symbols, **own}
         self.device = _device_of([*self.captured.weights.values(), *tensors(self.user_inputs)])
         self.inputs = self._inputs()  # now: later guards may replace sizes
@@ -140,8 +140,8 @@ class _Compiler:
     def _weights(self, trace: Trace) -> dict[str, torch.Tensor]:
         """Return the tensors that the program takes beside the user's, by name: weights and what is folded of them."""
         first = len(self.captured.symbols)
-        given = trace.inputs[first : first + len(self.captured.weights)]
-        weights = {proxy.name: each for proxy, each in zip(given, self.captured.weights.values(), strict=True)}
+        inputs = trace.inputs[first : first + len(self.captured.weights)]
+        weights = {proxy.name: each for proxy, each in zip(inputs, self.captured.weights.values(), strict=True)}
         folded = self.context.folded_weights
         if folded is not None:
             proxies = [self.program.trace.inputs[place].name for place in folded.reads]
@@ -165,8 +165,8 @@ class _Compiler:
         used = self._used(trace, weights)
         constants = {name: each for name, each, _ in used} | trace.constants
         sizes = [proxy for proxy in trace.inputs if proxy.name in self.captured.symbols]
-        made = [_proxy_of(name, each) for name, each in constants.items()]
-        whole = trace.derive("whole program", trace.bound_symbols, inputs=[*sizes, *made, *self.user_inputs])
+        weight_proxies = [_proxy_of(name, each) for name, each in constants.items()]
+        whole = trace.derive("whole program", trace.bound_symbols, inputs=[*sizes, *weight_proxies, *self.user_inputs])
         with refuse_guards(self.sizes.values()):
             paths = compiler.compile_ahead_of_time(whole, claimed, constants, alone=self.alone)
         if isinstance(paths, Declined):
@@ -190,14 +190,14 @@ class _Compiler:
         writer = Writer(entry, self.config.executors, {key: fuser for key, (fuser, _) in fused.items()}, {})
         code = writer.code(final.python_source())
         regions, libraries = _libraries_of(entry, fused.values())
-        made = self._entry(
+        result = self._entry(
             FORGE,
             final,
             dict(Counter(each.executor for each in self.report.claims)),
             reason=reason,
             weights=self._used(final, weights),
         )
-        made.data = {
+        result.data = {
             "name": final.name,
             "code": code,
             "inputs": final.input_names,
@@ -205,9 +205,9 @@ class _Compiler:
             "blobs": len(entry.blobs),
             "regions": regions,
         }
-        made.kernels = list(kernels_of(final))
-        made.files = {**{f"blob_{number}": blob for number, blob in enumerate(entry.blobs)}, **libraries}
-        return made
+        result.kernels = list(kernels_of(final))
+        result.files = {**{f"blob_{number}": blob for number, blob in enumerate(entry.blobs)}, **libraries}
+        return result
 
     def _user_names(self) -> list[str | None]:
         """Return the program's names of the user's inputs, None for those that are constants."""
@@ -250,12 +250,12 @@ class _Compiler:
 
     def _names(self) -> dict[str, str]:
         """Return the user's names of sizes, by symbol."""
-        found: dict[str, str] = {}
+        result: dict[str, str] = {}
         for each, names in zip(self.inputs, self.dims, strict=False):
             for dim, name in names.items():
                 if isinstance(each, TensorInput) and each.shape[dim] in self.sizes:
-                    found[str(each.shape[dim])] = name
-        return found
+                    result[str(each.shape[dim])] = name
+        return result
 
     def _inputs(self) -> list[Input]:
         changed = {self.program.trace.inputs[place].name for place in self.program.mutated}
@@ -278,10 +278,10 @@ class _Compiler:
         return inputs
 
 
-def _device_of(given: Iterable[torch.Tensor | TensorProxy]) -> torch.device:
+def _device_of(values: Iterable[torch.Tensor | TensorProxy]) -> torch.device:
     """Return the one device beside the CPU that tensors are on, the CPU where they are on no other. Raises
     ExportError where they are on several."""
-    others = sorted({each.device for each in given if each.device.type != "cpu"}, key=str)
+    others = sorted({each.device for each in values if each.device.type != "cpu"}, key=str)
     if len(others) > 1:
         listed = " and ".join(map(str, others))
         raise ExportError(f"forge.export: the program is on {listed}, but must be on one device")
@@ -298,25 +298,25 @@ def _in_words(size: Any) -> int | str:
     return symbolic_expression(size) if isinstance(size, SYMBOLIC_TYPES) else int(size)
 
 
-def _limits(known: Any) -> list[int | None]:
+def _limits(value_range: Any) -> list[int | None]:
     """Return the smallest and the largest of a size, None where there is no limit."""
-    if known is None:
+    if value_range is None:
         return [0, None]
-    low, high = (None if each in (int_oo, -int_oo) else int(each) for each in (known.lower, known.upper))
+    low, high = (None if each in (int_oo, -int_oo) else int(each) for each in (value_range.lower, value_range.upper))
     return [max(low or 0, 0), high]
 
 
 def _guards(sizes: Mapping[str, torch.SymInt], exported: int, asserted: Sequence[sympy.Basic]) -> list[str]:
     """Return what the program assumes of its sizes, as Python expressions. exported: how many guards torch.export had
     added, among which limits of one size are in its range. asserted: what its graph asserts."""
-    found: dict[str, None] = {}
+    expressions: dict[str, None] = {}
     for environment in {id(each.node.shape_env): each.node.shape_env for each in sizes.values()}.values():
         for number, condition in enumerate([*(guard.expr for guard in environment.guards), *asserted]):
             expression = condition.xreplace(environment.replacements)
             symbols = set(map(str, expression.free_symbols))
             if symbols and symbols.issubset(sizes) and not (number < exported and _is_limit(expression)):
-                found[str(_printer.doprint(expression))] = None
-    return list(found)
+                expressions[str(_printer.doprint(expression))] = None
+    return list(expressions)
 
 
 def _is_limit(expression: sympy.Basic) -> bool:
@@ -331,7 +331,9 @@ def _counts_of(claimed: Sequence[ClaimedCall]) -> dict[str, int]:
     """Return the number of calls by executor."""
     return dict(
         Counter(
-            each.fuser.name if each.fuser is not None else made.executor for each in claimed for made in each.claims[:1]
+            each.fuser.name if each.fuser is not None else claim.executor
+            for each in claimed
+            for claim in each.claims[:1]
         )
     )
 
@@ -346,9 +348,12 @@ def _libraries_of(
     for fuser, function in fused:
         data = fuser.dump(function)
         assert isinstance(data, bytes), "the writer has dumped it"
-        named = {path: (f"{hashlib.sha256(held).hexdigest()}.so", held) for path, held in fuser.files_of(data).items()}
-        libraries |= dict(named.values())
-        regions[str(entry.blobs.index(data))] = {path: name for path, (name, _) in named.items()}
+        files = {
+            path: (f"{hashlib.sha256(content).hexdigest()}.so", content)
+            for path, content in fuser.files_of(data).items()
+        }
+        libraries |= dict(files.values())
+        regions[str(entry.blobs.index(data))] = {path: name for path, (name, _) in files.items()}
     return regions, libraries
 
 

@@ -81,11 +81,11 @@ def kernels_of(trace: Trace) -> Iterator[Kernel]:
 
 
 def _unique(names: Iterable[str]) -> Iterator[str]:
-    taken: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name in names:
         stem = re.sub(r"[^\w.-]", "_", name)
-        taken[stem] = taken.get(stem, 0) + 1
-        yield stem if taken[stem] == 1 else f"{stem}-{taken[stem]}"
+        counts[stem] = counts.get(stem, 0) + 1
+        yield stem if counts[stem] == 1 else f"{stem}-{counts[stem]}"
 
 
 def _part(name: str, kernels: list[Kernel]) -> tuple[Part, dict[str, bytes]]:
@@ -97,19 +97,21 @@ def _part(name: str, kernels: list[Kernel]) -> tuple[Part, dict[str, bytes]]:
     needed = tuple((kernel.operation, kernel.name) for kernel in kernels)
     manifest = MANIFEST if verified is not None or files else path.name
     dropped = "build" if verified is not None else None  # the sources of a variant stay where they are
-    held = {manifest: _prune_manifest(path, kernels, dropped), **files}
-    return Part(f"{name}/{manifest}", verified is not None, needed), {f"{name}/{file}": held[file] for file in held}
+    members = {manifest: _prune_manifest(path, kernels, dropped), **files}
+    return Part(f"{name}/{manifest}", verified is not None, needed), {
+        f"{name}/{file}": members[file] for file in members
+    }
 
 
 def _variant(verified: hub.VerifiedKernel) -> dict[str, bytes]:
     """Return a repository's files, as they were verified."""
     place = verified.resolved.place()
     if verified.depends:
-        asked = ", ".join(each.resolved.source for each in verified.depends)
-        raise hub.HubError(f"{place}: asks for other kernels ({asked}), which a bundle does not hold")
-    held = {path: file.location.read_bytes() for path, file in verified.files.items()}
+        dependencies = ", ".join(each.resolved.source for each in verified.depends)
+        raise hub.HubError(f"{place}: asks for other kernels ({dependencies}), which a bundle does not hold")
+    files = {path: file.location.read_bytes() for path, file in verified.files.items()}
     hub.verify(verified.resolved)  # they are still what was loaded
-    return {f"build/{verified.resolved.variant}/{path}": content for path, content in held.items()}
+    return {f"build/{verified.resolved.variant}/{path}": content for path, content in files.items()}
 
 
 def _prune_manifest(path: Path, kernels: list[Kernel], dropped: str | None) -> bytes:
@@ -129,9 +131,9 @@ def _prune_manifest(path: Path, kernels: list[Kernel], dropped: str | None) -> b
 def _prune_ops(ops: Node, places: set[tuple[int, int]]) -> list[Any]:
     pruned = []
     for op in ops.value:
-        chosen = {key: _select(op.value[key], places) for key in ("kernels", "dispatch") if key in op.value}
-        if any(chosen.values()):
-            pruned.append({**op.plain(), **chosen})
+        selection = {key: _select(op.value[key], places) for key in ("kernels", "dispatch") if key in op.value}
+        if any(selection.values()):
+            pruned.append({**op.plain(), **selection})
     return pruned
 
 

@@ -55,10 +55,10 @@ class Loaded:
         return self._call(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        found = self.__dict__.get("entry_points", {}).get(name)
-        if found is None:
+        entry_point = self.__dict__.get("entry_points", {}).get(name)
+        if entry_point is None:
             raise AttributeError(f"the file has no entry point {name!r}")
-        return found
+        return entry_point
 
     def __str__(self) -> str:
         return "\n".join(description for description, _ in self._texts.values())
@@ -88,9 +88,9 @@ def load(
         ExportError: For a file that is damaged, was not written by forge.export, or does not fit this process.
     """
     with Archive(path, digest) as archive:
-        wanted = archive.index["requires"]
-        target = torch.device(device if device is not None else wanted["device"])
-        unmet = find_unmet(wanted, target)
+        requirements = archive.index["requires"]
+        target = torch.device(device if device is not None else requirements["device"])
+        unmet = find_unmet(requirements, target)
         if unmet is not None:
             raise archive.error(unmet)
         if target.type == "cuda" and target.index is None:
@@ -102,7 +102,7 @@ def load(
             description = describe(name, entry["form"], entry["reason"], entry["claims"], signatures[name])
             texts[name] = description, archive.read(f"data/forge/{name}/program.py").decode()
             tensors = (
-                {own: weights.get(known, _device_of(known, target)) for own, known in entry["weights"]}
+                {own: weights.get(record, _device_of(record, target)) for own, record in entry["weights"]}
                 if weights
                 else {}
             )
@@ -111,8 +111,8 @@ def load(
         return Loaded(calls, signatures, texts, target, archive.digest)
 
 
-def _device_of(known: Mapping[str, Any], target: torch.device) -> torch.device:
-    return target if known["device"] == target.type else torch.device(known["device"])
+def _device_of(record: Mapping[str, Any], target: torch.device) -> torch.device:
+    return target if record["device"] == target.type else torch.device(record["device"])
 
 
 def _load_package(

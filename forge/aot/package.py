@@ -22,7 +22,7 @@ def open_runner(library: str, device: torch.device, constants: Mapping[str, torc
         runner = RunnerOfCpu(library, 1)
     if constants:
         names = runner.get_constant_names_to_original_fqns()
-        runner.update_constant_buffer({own: constants[known] for own, known in names.items()}, False, True, True)
+        runner.update_constant_buffer({own: constants[fqn] for own, fqn in names.items()}, False, True, True)
     return runner
 
 
@@ -38,10 +38,10 @@ def find_failure(
     if exported.example_inputs is None:
         return None
     leaves = torch_pytree.tree_leaves(exported.example_inputs)
-    given = [leaf.detach().clone() for leaf in leaves if isinstance(leaf, torch.Tensor)]  # it may write to them
+    inputs = [leaf.detach().clone() for leaf in leaves if isinstance(leaf, torch.Tensor)]  # it may write to them
     (library,) = [path for path in paths if path.endswith(".so")]
     try:
-        open_runner(library, device, constants).run(given)
+        open_runner(library, device, constants).run(inputs)
     except Exception as error:
         return decline(f"its AOTInductor package does not run: {in_one_line(error)}", error=error)
     return None

@@ -14,7 +14,7 @@ _CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")  # of processors, each with the on
 
 def requirements(device: str, forms: set[str]) -> dict[str, Any]:
     """Return what a file needs: entry points in forge's form need this forge and this Python, too."""
-    found = {
+    result = {
         "torch": _release(),
         "system": f"{sys.platform} {platform.machine()}",
         "processor": torch.backends.cpu.get_cpu_capability(),
@@ -22,20 +22,20 @@ def requirements(device: str, forms: set[str]) -> dict[str, Any]:
     }
     if device == "cuda":
         major, minor = torch.cuda.get_device_capability()
-        found |= {"cuda": str(torch.version.cuda), "capability": f"{major}.{minor}"}
+        result |= {"cuda": str(torch.version.cuda), "capability": f"{major}.{minor}"}
     if "forge" in forms:
-        found |= {"forge": __version__, "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
-    return found
+        result |= {"forge": __version__, "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+    return result
 
 
-def find_unmet(wanted: Mapping[str, Any], device: torch.device) -> str | None:
+def find_unmet(needs: Mapping[str, Any], device: torch.device) -> str | None:
     """Return what this process lacks, None where it lacks nothing."""
-    if device.type != wanted["device"]:
-        return f"is for {wanted['device']}, but was asked for on {device}"
+    if device.type != needs["device"]:
+        return f"is for {needs['device']}, but was asked for on {device}"
     if device.type not in _available():
         return f"is for {device.type}, but this process has {' and '.join(_available())} alone"
     here = requirements(device.type, {"forge"})
-    for name, value in wanted.items():
+    for name, value in needs.items():
         if name == "processor":
             if not _is_as_capable(here[name], value):
                 return f"is for processors with {value}, but this one has {here[name]}"
@@ -48,10 +48,10 @@ def _available() -> list[str]:
     return ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-def _is_as_capable(own: str, wanted: str) -> bool:
-    if own in _CAPABILITIES and wanted in _CAPABILITIES:
-        return _CAPABILITIES.index(own) >= _CAPABILITIES.index(wanted)
-    return own == wanted
+def _is_as_capable(own: str, minimum: str) -> bool:
+    if own in _CAPABILITIES and minimum in _CAPABILITIES:
+        return _CAPABILITIES.index(own) >= _CAPABILITIES.index(minimum)
+    return own == minimum
 
 
 def _release() -> str:

@@ -89,7 +89,7 @@ class Signature:
 
     def _with_names(self, text: str) -> str:
         """Return a text with the user's names of sizes."""
-        return re.sub(r"\b\w+\b", lambda found: self.names.get(found[0], found[0]), text)
+        return re.sub(r"\b\w+\b", lambda match: self.names.get(match[0], match[0]), text)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data, for `from_json`."""
@@ -126,15 +126,15 @@ class Signature:
         ]
         parts = [*zip(self.arguments[1][1:], args, names, strict=True)]
         parts += [(part, kwargs[name], name) for name, part in _keyword_arguments(self.arguments[2])]
-        given = [leaf for part, value, name in parts for _, leaf in tree.flatten(part, value, name)]
-        known: dict[str, int] = {}
-        for each, value in zip(self.inputs, given, strict=True):
+        leaves = [leaf for part, value, name in parts for _, leaf in tree.flatten(part, value, name)]
+        sizes: dict[str, int] = {}
+        for each, value in zip(self.inputs, leaves, strict=True):
             _check_kind(each, value, device)
-            known = {**dict(_sizes_of(each, value)), **known}  # the first input tells
-        self._check_sizes(known)
+            sizes = {**dict(_sizes_of(each, value)), **sizes}  # the first input tells
+        self._check_sizes(sizes)
         return [
-            *[known[name] for name in self.sizes],
-            *[_as_taken(*pair, known) for pair in zip(self.inputs, given, strict=True)],
+            *[sizes[name] for name in self.sizes],
+            *[_as_taken(*pair, sizes) for pair in zip(self.inputs, leaves, strict=True)],
         ]
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -143,25 +143,25 @@ class Signature:
         names = [name for name, _ in _keyword_arguments(self.arguments[2])]
         if len(args) == count and set(kwargs) == set(names):
             return args, kwargs
-        given = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+        arguments = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
         positional = list(self.parameters[:count])
-        wanted = [*positional, *names]
-        if len(positional) < count or len(given) != len(args) + len(kwargs) or set(given) != set(wanted):
-            told = f"{len(args)} by position and {sorted(kwargs)} by name" if args else f"{sorted(kwargs)}"
-            raise ExportError(f"the call gives the arguments {told}, but was exported with {wanted or count}")
-        return tuple(given[name] for name in positional), {name: given[name] for name in names}
+        expected = [*positional, *names]
+        if len(positional) < count or len(arguments) != len(args) + len(kwargs) or set(arguments) != set(expected):
+            description = f"{len(args)} by position and {sorted(kwargs)} by name" if args else f"{sorted(kwargs)}"
+            raise ExportError(f"the call gives the arguments {description}, but was exported with {expected or count}")
+        return tuple(arguments[name] for name in positional), {name: arguments[name] for name in names}
 
-    def _check_sizes(self, known: Mapping[str, int]) -> None:
+    def _check_sizes(self, sizes: Mapping[str, int]) -> None:
         for name, (low, high) in self.sizes.items():
-            if name not in known:
+            if name not in sizes:
                 raise ExportError(f"the size {name} is given by no input")
-            if not (low or 0) <= known[name] <= (math.inf if high is None else high):
+            if not (low or 0) <= sizes[name] <= (math.inf if high is None else high):
                 limit = f"at least {low or 0}" + ("" if high is None else f" and at most {high}")
-                raise ExportError(f"{place_of(name, self.inputs)} is {known[name]}, but must be {limit}")
+                raise ExportError(f"{place_of(name, self.inputs)} is {sizes[name]}, but must be {limit}")
         for each in self.guards:
-            if not evaluate(each, known):
-                told = ", ".join(f"{name} is {value}" for name, value in known.items())
-                raise ExportError(f"{told}, but the program was exported for sizes with {each}")
+            if not evaluate(each, sizes):
+                text = ", ".join(f"{name} is {value}" for name, value in sizes.items())
+                raise ExportError(f"{text}, but the program was exported for sizes with {each}")
 
 
 def place_of(size: str, inputs: Sequence[Input]) -> str:
@@ -179,9 +179,9 @@ def _keyword_arguments(arguments: Any) -> list[tuple[str, Any]]:
     return list(zip(arguments[1], arguments[2:], strict=True))
 
 
-def evaluate(expression: int | str, known: Mapping[str, int]) -> Any:
+def evaluate(expression: int | str, sizes: Mapping[str, int]) -> Any:
     """Return the value of a size, or of a guard, for the sizes of a call."""
-    return expression if isinstance(expression, int) else eval(expression, {**known, "math": math})
+    return expression if isinstance(expression, int) else eval(expression, {**sizes, "math": math})
 
 
 def _check_kind(each: Input, value: Any, device: torch.device) -> None:
@@ -205,9 +205,9 @@ def _tensor_problem(each: TensorInput, value: Any, device: torch.device) -> str 
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype != each.dtype:
         return f"has dtype {dtype}, but must have {each.dtype}"
-    wanted = device if each.device == device.type else torch.device(each.device)
-    if value.device != wanted:
-        return f"is on {value.device}, but must be on {wanted}"
+    expected = device if each.device == device.type else torch.device(each.device)
+    if value.device != expected:
+        return f"is on {value.device}, but must be on {expected}"
     if value.ndim != len(each.shape):
         return f"has {value.ndim} dims, but must have {len(each.shape)}"
     return None
@@ -236,22 +236,22 @@ def _solve(expression: str, size: int) -> Iterator[tuple[str, int]]:
             yield name, (size - at[0]) // step
 
 
-def _as_taken(each: Input, value: Any, known: Mapping[str, int]) -> Any:
+def _as_taken(each: Input, value: Any, sizes: Mapping[str, int]) -> Any:
     """Return an input as the program takes it. Raises ExportError for one of another size."""
     if not isinstance(each, TensorInput):
         return value
-    for dim, (wanted, size) in enumerate(zip(each.shape, value.shape, strict=True)):
-        number = evaluate(wanted, known)
-        told = f"{number}" if isinstance(wanted, int) else f"{number}, which is {wanted}"
+    for dim, (expectation, size) in enumerate(zip(each.shape, value.shape, strict=True)):
+        number = evaluate(expectation, sizes)
+        text = f"{number}" if isinstance(expectation, int) else f"{number}, which is {expectation}"
         if size != number:
-            raise ExportError(f"{each.name}: dim {dim} is {size}, but must be {told}")
-    strides = tuple(evaluate(stride, known) for stride in each.strides)
+            raise ExportError(f"{each.name}: dim {dim} is {size}, but must be {text}")
+    strides = tuple(evaluate(stride, sizes) for stride in each.strides)
     value = value.detach()
-    taken = to_strides(value, strides)
-    if each.changes and taken.data_ptr() != value.data_ptr():
-        wanted = f"but must have {strides}: the program writes to it"
-        raise ExportError(f"{each.name} has the strides {value.stride()}, {wanted}")
-    return taken
+    result = to_strides(value, strides)
+    if each.changes and result.data_ptr() != value.data_ptr():
+        expectation = f"but must have {strides}: the program writes to it"
+        raise ExportError(f"{each.name} has the strides {value.stride()}, {expectation}")
+    return result
 
 
 def parameters_of(model: Callable[..., Any]) -> list[str]:

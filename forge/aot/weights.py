@@ -53,16 +53,16 @@ class WeightWriter:
             raise ExportError(f"forge.export: weight {name} is a {type(tensor).__name__}, but must be a plain tensor")
         tensor = tensor.detach().resolve_conj().resolve_neg()
         data = _bytes_of(tensor)
-        known = {
+        properties = {
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "shape": list(tensor.shape),
             "strides": list(tensor.stride()),
         }
         owner = f"{tensor.data_ptr()}" if changes else ""
-        key = hashlib.sha256(f"{sorted(known.items())} {owner}".encode() + data).digest()
+        key = hashlib.sha256(f"{sorted(properties.items())} {owner}".encode() + data).digest()
         if key not in self._names:
             self._put(name if name not in self._data else f"{name}.{len(self._data)}", data, tensor, key)
-        return {"name": self._names[key], "device": tensor.device.type, **known}
+        return {"name": self._names[key], "device": tensor.device.type, **properties}
 
     def _put(self, name: str, data: bytes, tensor: torch.Tensor, key: bytes) -> None:
         self._names[key] = name

@@ -111,17 +111,19 @@ def bench(
     Raises ValueError for an operation, dtype, device or shapes that no kernel is for.
     """
     operations = sorted({kernel.operation for kernel in kernels})
-    chosen = [kernel for kernel in kernels if op in (None, kernel.operation, kernel.operation.removeprefix("pattern:"))]
-    check(bool(chosen), lambda: f"op is {op!r}, but the kernels are of {', '.join(operations) or 'nothing'}")
+    selection = [
+        kernel for kernel in kernels if op in (None, kernel.operation, kernel.operation.removeprefix("pattern:"))
+    ]
+    check(bool(selection), lambda: f"op is {op!r}, but the kernels are of {', '.join(operations) or 'nothing'}")
     where = [
         (kernel, at, each)
-        for kernel in chosen
+        for kernel in selection
         for at in kernel.devices
         if device is None or device.type == at.type
         for each in kernel.dtypes
         if dtype in (None, each)
     ]
-    check(bool(where), lambda: _nowhere(chosen, dtype, device))
+    check(bool(where), lambda: _nowhere(selection, dtype, device))
     for kernel, at, each in where:
         yield from _of_kernel(kernel, device or at, each, shapes, backward, verifier)
 
@@ -129,9 +131,9 @@ def bench(
 def _nowhere(kernels: Sequence[Kernel], dtype: torch.dtype | None, device: torch.device | None) -> str:
     dtypes = dict.fromkeys(dtype_name(each) for kernel in kernels for each in kernel.dtypes)
     devices = dict.fromkeys(str(each) for kernel in kernels for each in kernel.devices)
-    asked = [*([] if dtype is None else [dtype_name(dtype)]), *([] if device is None else [f"on {device}"])]
+    request = [*([] if dtype is None else [dtype_name(dtype)]), *([] if device is None else [f"on {device}"])]
     return (
-        f"{' '.join(asked) or 'nothing'} was asked for, but the kernels are for {', '.join(dtypes)} "
+        f"{' '.join(request) or 'nothing'} was asked for, but the kernels are for {', '.join(dtypes)} "
         f"on {', '.join(devices) or 'no device that is here'}"
     )
 
@@ -230,19 +232,21 @@ class _Program:
             with torch.no_grad():
                 return forward()
         outputs = [leaf for leaf in torch_pytree.tree_leaves(forward()) if _is_float(leaf) and leaf.requires_grad]
-        wanted = [each for each in self.tensors if each.requires_grad]
-        gradients = torch.autograd.grad(outputs, wanted, [torch.ones_like(each) for each in outputs], allow_unused=True)
+        targets = [each for each in self.tensors if each.requires_grad]
+        gradients = torch.autograd.grad(
+            outputs, targets, [torch.ones_like(each) for each in outputs], allow_unused=True
+        )
         return outputs, gradients
 
     def bytes(self, result: Any) -> int:
         """Return the number of bytes that must be read and written: inputs and outputs; with a backward the inputs and
         the incoming gradients once more, and the gradients."""
-        found = [leaf for leaf in torch_pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        leaves = [leaf for leaf in torch_pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if not self.backward:
-            return _bytes(self.tensors) + _bytes(found)
+            return _bytes(self.tensors) + _bytes(leaves)
         outputs, gradients = result
-        written = [each for each in gradients if each is not None]
-        return 2 * _bytes(self.tensors) + 2 * _bytes(outputs) + _bytes(written)
+        writes = [each for each in gradients if each is not None]
+        return 2 * _bytes(self.tensors) + 2 * _bytes(outputs) + _bytes(writes)
 
 
 def _is_float(leaf: Any) -> bool:
@@ -265,19 +269,19 @@ class _Samples:
         self._constraints = Constraints(kernel)
         cases = (each for each in samples.general_cases(kernel, device, dtype) if not each.note)
         usual = (call_of(case.args, case.kwargs).map(_dense) for case in cases)
-        found = [*self._valid_calls(generic.generic_calls(kernel, device, dtype))] or [*self._valid_calls(usual)]
+        calls = [*self._valid_calls(generic.generic_calls(kernel, device, dtype))] or [*self._valid_calls(usual)]
         check(
-            bool(found), lambda: f"{kernel.name}: no {dtype_name(dtype)} arguments on {device} were found that it takes"
+            bool(calls), lambda: f"{kernel.name}: no {dtype_name(dtype)} arguments on {device} were found that it takes"
         )
-        self.start = max(found, key=lambda call: (len(call.metas[0].shape), _elements(call)))
+        self.start = max(calls, key=lambda call: (len(call.metas[0].shape), _elements(call)))
 
     def _valid_calls(self, calls: Iterable[Call]) -> Iterator[Call]:
         return (call for call in calls if call.metas and _elements(call) and not self._constraints.violations(call))
 
     def calls_of_sizes(self) -> list[Call]:
         """Return the call with lengths as large as the constraints allow, for each of SIZES."""
-        found = {repr(call): call for call in map(self._enlarge, SIZES)}
-        return list(found.values())
+        calls = {repr(call): call for call in map(self._enlarge, SIZES)}
+        return list(calls.values())
 
     def _enlarge(self, elements: int) -> Call:
         call = self.start
@@ -287,9 +291,9 @@ class _Samples:
             while old > 1 and (index > 1 or old * factor < WIDEST) and factor < elements:
                 factor *= 2
             while factor > 1:
-                grown = self._samples.with_lengths(call, {old: old * factor})
-                if _elements(grown) <= elements and not self._constraints.violations(grown):
-                    call = grown
+                candidate = self._samples.with_lengths(call, {old: old * factor})
+                if _elements(candidate) <= elements and not self._constraints.violations(candidate):
+                    call = candidate
                     break
                 factor //= 2
         return call
@@ -305,10 +309,10 @@ class _Samples:
                 f"{quantity(len(metas), 'tensor')} ({names}), such as {_format_shapes(each.shape for each in metas)}"
             ),
         )
-        wanted = iter(shapes)
+        iterator = iter(shapes)
         pairs = [(old, new) for meta, shape in zip(metas, shapes, strict=True) for old, new in _zip_sizes(meta, shape)]
         call = self._samples.with_lengths(self.start, dict(pairs))
-        call = call.map(lambda leaf: replace(leaf, shape=tuple(next(wanted))) if isinstance(leaf, Meta) else leaf)
+        call = call.map(lambda leaf: replace(leaf, shape=tuple(next(iterator))) if isinstance(leaf, Meta) else leaf)
         failing = sorted(str(getattr(each, "text", each)) for each in self._constraints.violations(call))
         check(
             not failing,
@@ -356,10 +360,10 @@ def parse_shapes(text: str) -> Shapes:
 
 def parse_dtype(text: str) -> torch.dtype:
     """Return torch's dtype of a name. Raises ValueError for what is none."""
-    found = getattr(torch, text, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, text, None)
+    if not isinstance(dtype, torch.dtype):
         raise ValueError(f"--dtype is {text!r}, but must be a dtype of torch, such as float32")
-    return found
+    return dtype
 
 
 def parse_device(text: str) -> torch.device:

@@ -55,12 +55,12 @@ def entry(function: Callable) -> Callable:
 
 def systems(executors: Sequence[str] | None = None) -> dict[str, System]:
     """Return eager, torch.compile and forge, by name. executors: forge's."""
-    found = [
+    entries = [
         System(EAGER, lambda function: function),
         System(PEER, lambda function: torch.compile(entry(function))),
         System(OURS, lambda function: jit(function, executors=executors), _finish),
     ]
-    return {each.name: each for each in found}
+    return {each.name: each for each in entries}
 
 
 def _finish(jitted: Callable) -> None:
@@ -127,10 +127,10 @@ class Case:
         if not self.training:
             return inference(prepared, self.kwargs, self.args)
         leaves = torch_pytree.tree_leaves((self.args, self.kwargs))
-        wanted = [each for each in leaves if isinstance(each, torch.Tensor) and each.requires_grad]
+        targets = [each for each in leaves if isinstance(each, torch.Tensor) and each.requires_grad]
         if isinstance(self.target, torch.nn.Module):
-            wanted += [each for each in self.target.parameters() if each.requires_grad]
-        return training_step(prepared, wanted, self.kwargs, self.args)
+            targets += [each for each in self.target.parameters() if each.requires_grad]
+        return training_step(prepared, targets, self.kwargs, self.args)
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ def launch(arguments: Sequence[str], processes: int) -> dict[str, Any] | None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [sys.executable, *torchrun, "-m", "forge", "bench", "--json", *arguments]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}  # as torchrun sets it, which says so
-    done = subprocess.run(command, env=environment, check=False, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] | None = json.loads(done.stdout) if done.returncode == 0 else None
-    return found
+    process = subprocess.run(command, env=environment, check=False, stdout=subprocess.PIPE, text=True)
+    result: dict[str, Any] | None = json.loads(process.stdout) if process.returncode == 0 else None
+    return result
 
 
 @contextmanager
@@ -51,9 +51,9 @@ def process_group(device: torch.device) -> Iterator[torch.device]:
         torch.distributed.destroy_process_group()
 
 
-def systems(known: Mapping[str, System], plan: str) -> dict[str, System]:
+def systems(base: Mapping[str, System], plan: str) -> dict[str, System]:
     """Return the systems with a model's work shared by a plan: "ddp", "fsdp" or "shard"."""
-    return {name: _shared(each, plan) for name, each in known.items()}
+    return {name: _shared(each, plan) for name, each in base.items()}
 
 
 def _shared(system: System, plan: str) -> System:

@@ -81,8 +81,8 @@ help.EXAMPLES["forge kernels"] = (
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(value: bool) -> None:
+    if value:
         torch = importlib.metadata.version("torch")
         print(f"forge {__version__}, torch {torch}, Python {platform.python_version()}")
         raise SystemExit(0)

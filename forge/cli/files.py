@@ -43,7 +43,7 @@ def export(
 )
 def run(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that forge export wrote.")],
-    given: Annotated[
+    input_texts: Annotated[
         list[str] | None,
         typer.Option(
             "--input",

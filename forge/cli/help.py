@@ -80,8 +80,8 @@ def _name(option: Any) -> Text:
 def _help_with_default(option: Any) -> str:
     """Return an option's help, with its default where it has one."""
     default = option.default
-    shown = not (option.is_flag or default is None or callable(default) or default == [])
-    return f"{option.help} Default: {default}." if shown else option.help
+    has_default = not (option.is_flag or default is None or callable(default) or default == [])
+    return f"{option.help} Default: {default}." if has_default else option.help
 
 
 def _row(name: Text, text: str, width: int) -> RenderableType:

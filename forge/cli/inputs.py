@@ -18,14 +18,14 @@ _TENSOR = re.compile(r"(?P<dtype>[A-Za-z]\w*)\[(?P<shape>[^\]]*)\](?:<(?P<below>
 _SHORT = {short_dtype(each): each for each in DTYPES.values()}  # as a printed trace has them
 
 
-def parse_inputs(given: Sequence[str], device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def parse_inputs(texts: Sequence[str], device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return positional and named arguments: floats from a normal distribution, integers from 0 on.
 
     Raises typer.BadParameter, naming the input, for what is not SYNTAX.
     """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for text in given:
+    for text in texts:
         match = _NAMED.fullmatch(text.strip())
         if match is None:
             raise _wrong(text, "is empty")
@@ -41,28 +41,28 @@ def parse_inputs(given: Sequence[str], device: torch.device) -> tuple[tuple[Any,
     return tuple(args), kwargs
 
 
-def parse_settings(given: Sequence[str]) -> dict[str, Any]:
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Return the values by name: literals of Python, or strings.
 
     Raises typer.BadParameter for what is not NAME=VALUE."""
-    found = {}
-    for text in given:
+    settings = {}
+    for text in texts:
         name, equals, value = text.partition("=")
         if not (equals and name.isidentifier()):
             raise typer.BadParameter(f"{text!r} is not NAME=VALUE, such as num_hidden_layers=2", param_hint="--set")
         try:
-            found[name] = ast.literal_eval(value)
+            settings[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            found[name] = value
-    return found
+            settings[name] = value
+    return settings
 
 
 def parse_dtype(text: str) -> torch.dtype:
     """Return the dtype of a name, long or short (float32, f32). Raises typer.BadParameter for others, and integers'."""
-    found = _dtype(text)
-    if found is None or not found.is_floating_point:
+    dtype = _dtype(text)
+    if dtype is None or not dtype.is_floating_point:
         raise typer.BadParameter(f"{text!r} is no floating-point dtype, such as bfloat16", param_hint="--dtype")
-    return found
+    return dtype
 
 
 def parse_device(text: str) -> torch.device:
@@ -112,12 +112,12 @@ def _tensor(match: re.Match[str], text: str, device: torch.device) -> torch.Tens
 def random_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device, below: int = BELOW) -> torch.Tensor:
     """Return normally distributed numbers, integers from 0 to `below`, or booleans; the same ones on each device."""
     if dtype is torch.bool:
-        made = torch.randint(2, shape)
+        values = torch.randint(2, shape)
     elif dtype.is_floating_point or dtype.is_complex:
-        made = torch.randn(shape, dtype=torch.complex64 if dtype.is_complex else torch.float32)
+        values = torch.randn(shape, dtype=torch.complex64 if dtype.is_complex else torch.float32)
     else:
-        made = torch.randint(below, shape)
-    return made.to(device, dtype)
+        values = torch.randint(below, shape)
+    return values.to(device, dtype)
 
 
 def _wrong(text: str, reason: str) -> typer.BadParameter:

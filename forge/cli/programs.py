@@ -14,12 +14,12 @@ from forge.cli.names import DTYPES, EXECUTORS, SYSTEMS, Plan
 _PANEL = "See into a program"
 
 
-def _completion(known: Sequence[str]) -> Callable[[str], list[str]]:
+def _completion(names: Sequence[str]) -> Callable[[str], list[str]]:
     """Return a completion of names between commas: of the one behind the last."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, _ = incomplete.rpartition(",")
-        return [f"{before}{comma}{name}" for name in known if name not in before.split(",")]
+        return [f"{before}{comma}{name}" for name in names if name not in before.split(",")]
 
     return complete
 
@@ -36,7 +36,7 @@ class Program:
             "model of transformers, made small: a model type (llama), or the class of a config or a model.",
         ),
     ]
-    given: Annotated[
+    input_texts: Annotated[
         list[str] | None,
         typer.Option(
             "--input",

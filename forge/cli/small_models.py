@@ -33,7 +33,7 @@ HEADS = ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION
 
 
 def make(
-    name: str, settings: dict[str, Any], training: bool, given: dict[str, Any]
+    name: str, settings: dict[str, Any], training: bool, kwargs: dict[str, Any]
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
     """Return a model, and arguments of its call that go with those that are given.
 
@@ -48,7 +48,7 @@ def make(
     model = model_class._from_config(config)
     if getattr(model, "loss_type", "") is None:  # the library would log that from within the model's forward
         model.loss_type = "ForCausalLM"
-    return model, _arguments(model, config, training, given)
+    return model, _arguments(model, config, training, kwargs)
 
 
 def _library(name: str) -> ModuleType:
@@ -66,21 +66,21 @@ def _library(name: str) -> ModuleType:
 def _classes(name: str, library: ModuleType) -> tuple[Any, Any]:
     """Return the classes of a config and of a model."""
     types = library.CONFIG_MAPPING
-    found = types[name] if name in types else getattr(library, name, None)
-    if isinstance(found, type) and issubclass(found, library.PreTrainedModel):
-        model: Any = found
+    kind = types[name] if name in types else getattr(library, name, None)
+    if isinstance(kind, type) and issubclass(kind, library.PreTrainedModel):
+        model: Any = kind
         return model.config_class, model
-    if not (isinstance(found, type) and hasattr(found, "model_type")):
-        known = unknown("model type of transformers", name, types.keys())
-        raise TargetError(f"{known}; a target is module:name, file.py:name, or a model type such as llama")
+    if not (isinstance(kind, type) and hasattr(kind, "model_type")):
+        message = unknown("model type of transformers", name, types.keys())
+        raise TargetError(f"{message}; a target is module:name, file.py:name, or a model type such as llama")
     mappings = importlib.import_module("transformers.models.auto.modeling_auto")
     for head in HEADS:
         mapping = getattr(mappings, f"MODEL_FOR_{head}_MAPPING", {})
-        if found in mapping:
-            return found, _first(mapping[found])
-    if found not in mappings.MODEL_MAPPING:
-        raise TargetError(f"{name}: transformers has no model for {found.__name__} alone; name a model's class")
-    return found, _first(mappings.MODEL_MAPPING[found])
+        if kind in mapping:
+            return kind, _first(mapping[kind])
+    if kind not in mappings.MODEL_MAPPING:
+        raise TargetError(f"{name}: transformers has no model for {kind.__name__} alone; name a model's class")
+    return kind, _first(mappings.MODEL_MAPPING[kind])
 
 
 def _first(classes: Any) -> Any:
@@ -90,10 +90,10 @@ def _first(classes: Any) -> Any:
 def _config(config_class: Any, settings: dict[str, Any]) -> Any:
     """Return a small config without a cache, and with the settings."""
     usual = config_class()
-    known = {**usual.to_dict(), **usual.attribute_map}
+    fields = {**usual.to_dict(), **usual.attribute_map}
     for name in settings:
-        if name not in known:
-            raise TargetError(f"--set: {unknown(f'field of {config_class.__name__}', name, known)}")
+        if name not in fields:
+            raise TargetError(f"--set: {unknown(f'field of {config_class.__name__}', name, fields)}")
     parts = {name: _config(type(getattr(usual, name)), {}) for name in config_class.sub_configs if hasattr(usual, name)}
     renamed = {usual.attribute_map.get(name, name): value for name, value in settings.items()}
     return config_class(**{**_small(usual), **parts, **renamed})
@@ -101,35 +101,35 @@ def _config(config_class: Any, settings: dict[str, Any]) -> Any:
 
 def _small(usual: Any) -> dict[str, Any]:
     """Return the fields that make a config small; tokens of a larger vocabulary are 0."""
-    known = usual.to_dict()
-    sizes = {name: size for name, size in SIZES.items() if isinstance(known.get(name), int) and "depths" not in known}
-    tokens = {name: 0 for name in TOKENS if "vocab_size" in sizes and (known.get(name) or 0) >= sizes["vocab_size"]}
+    fields = usual.to_dict()
+    sizes = {name: size for name, size in SIZES.items() if isinstance(fields.get(name), int) and "depths" not in fields}
+    tokens = {name: 0 for name in TOKENS if "vocab_size" in sizes and (fields.get(name) or 0) >= sizes["vocab_size"]}
     if usual.is_encoder_decoder:  # labels are shifted behind these
-        tokens |= {name: 0 for name in ("pad_token_id", "decoder_start_token_id") if known.get(name) is None}
-    return {**sizes, **tokens, **({"use_cache": False} if "use_cache" in known else {})}
+        tokens |= {name: 0 for name in ("pad_token_id", "decoder_start_token_id") if fields.get(name) is None}
+    return {**sizes, **tokens, **({"use_cache": False} if "use_cache" in fields else {})}
 
 
-def _arguments(model: torch.nn.Module, config: Any, training: bool, given: dict[str, Any]) -> dict[str, Any]:
+def _arguments(model: torch.nn.Module, config: Any, training: bool, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return random tokens or images, and labels where the model is trained."""
     cpu = torch.device("cpu")
     if model.main_input_name == "pixel_values":
         side = config.image_size if isinstance(getattr(config, "image_size", None), int) else 32
         shape = (BATCH, getattr(config, "num_channels", 3), side, side)
-        images = given.get("pixel_values", random_tensor(shape, torch.float32, cpu))
+        images = kwargs.get("pixel_values", random_tensor(shape, torch.float32, cpu))
         return {"pixel_values": images, **_labels(model, training, (len(images),), images)}
     if model.main_input_name != "input_ids":
         return {}
     vocabulary = config.get_text_config().vocab_size
-    ids = given.get("input_ids", random_tensor((BATCH, LENGTH), torch.int64, cpu, vocabulary))
+    ids = kwargs.get("input_ids", random_tensor((BATCH, LENGTH), torch.int64, cpu, vocabulary))
     shape = (len(ids),) if type(model).__name__.endswith("ForSequenceClassification") else tuple(ids.shape)
     decoder = {"decoder_input_ids": ids} if config.is_encoder_decoder and not training else {}
     return {"input_ids": ids, **decoder, **_labels(model, training, shape, ids)}
 
 
-def _labels(model: Any, training: bool, shape: tuple[int, ...], given: torch.Tensor) -> dict[str, Any]:
+def _labels(model: Any, training: bool, shape: tuple[int, ...], tokens: torch.Tensor) -> dict[str, Any]:
     """Return classes of that shape, or the tokens themselves, where the model makes a loss of them."""
     if not training or "labels" not in inspect.signature(model.forward).parameters:
         return {}
     if type(model).__name__.endswith("Classification"):
         return {"labels": random_tensor(shape, torch.int64, torch.device("cpu"), model.config.num_labels)}
-    return {"labels": given}
+    return {"labels": tokens}

@@ -42,8 +42,8 @@ def attribute_errors(what: str) -> Iterator[None]:
 def _location(error: BaseException) -> str:
     """Return the user's line at which the error was raised."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_LIBRARIES)]
-    known = [each for each in frames if Path(each.filename).exists() and "importlib" not in each.filename]
-    return f" ({Path(known[-1].filename).name}:{known[-1].lineno})" if known else ""
+    own_frames = [each for each in frames if Path(each.filename).exists() and "importlib" not in each.filename]
+    return f" ({Path(own_frames[-1].filename).name}:{own_frames[-1].lineno})" if own_frames else ""
 
 
 def _definition(target: str) -> str:
@@ -53,8 +53,8 @@ def _definition(target: str) -> str:
     path = str(Path(place).resolve())
     files = (each for each in list(sys.modules.values()) if getattr(each, "__file__", None) == path)
     try:
-        found = operator.attrgetter(name)(sys.modules.get(place) or next(files, None))
-        file, (_, line) = inspect.getsourcefile(found), inspect.getsourcelines(found)
+        definition = operator.attrgetter(name)(sys.modules.get(place) or next(files, None))
+        file, (_, line) = inspect.getsourcefile(definition), inspect.getsourcelines(definition)
     except (AttributeError, TypeError, OSError):  # nothing of that name, or no function or class
         return ""
     return "" if file is None or file.startswith(_LIBRARIES) else f" ({Path(file).name}:{line})"
@@ -82,8 +82,8 @@ def load(
             program, own = _from_python(target, dict(settings))
             own = ((), {}) if inputs is not None else own
         else:
-            program, named = small_models.make(target, dict(settings), training, kwargs)
-            own = (), {} if args else named
+            program, model_inputs = small_models.make(target, dict(settings), training, kwargs)
+            own = (), {} if args else model_inputs
         own_args, own_kwargs = _move_to(own, device, dtype)
         args, kwargs = (*own_args, *args), {**own_kwargs, **kwargs}
         if isinstance(program, torch.nn.Module):
@@ -119,17 +119,17 @@ def _from_python(target: str, settings: dict[str, Any]) -> tuple[Callable, Input
     """Return a program and its own inputs."""
     place, _, name = target.rpartition(":") if not target.endswith(".py") else (target, "", "")
     module = _from_file(place) if place.endswith(".py") else _import_module(target, place)
-    found: Any = module
+    result: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            known = [each for each, value in vars(found).items() if callable(value) and not each.startswith("_")]
-            listed = ", ".join(sorted(known)) if len(known) <= _LISTED else f"{len(known)} names"
-            what = unknown("name", part, known) if part else f"NAME is missing; it has {listed}"
+        if not hasattr(result, part):
+            callables = [each for each, value in vars(result).items() if callable(value) and not each.startswith("_")]
+            listed = ", ".join(sorted(callables)) if len(callables) <= _LISTED else f"{len(callables)} names"
+            what = unknown("name", part, callables) if part else f"NAME is missing; it has {listed}"
             raise TargetError(f"{target}: {what}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise TargetError(f"{target}: is {found!r}, but must be a module, a function, or a function that makes one")
-    program, own = _instantiate(target, found, settings)
+        result = getattr(result, part)
+    if not callable(result):
+        raise TargetError(f"{target}: is {result!r}, but must be a module, a function, or a function that makes one")
+    program, own = _instantiate(target, result, settings)
     if own is None and callable(getattr(module, INPUTS, None)):
         own = getattr(module, INPUTS)()
     return program, _as_arguments(own)
@@ -166,23 +166,23 @@ def _search(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-def _instantiate(target: str, found: Callable, settings: dict[str, Any]) -> tuple[Callable, Any]:
+def _instantiate(target: str, factory: Callable, settings: dict[str, Any]) -> tuple[Callable, Any]:
     """Call a class or a factory with the settings, and return the result; a function that needs other arguments is the
     program itself."""
-    if isinstance(found, torch.nn.Module):
+    if isinstance(factory, torch.nn.Module):
         if settings:
             raise TargetError(f"{target}: is made already, so that --set {next(iter(settings))} changes nothing")
-        return found, None
+        return factory, None
     try:
-        inspect.signature(found).bind(**settings)
+        inspect.signature(factory).bind(**settings)
     except (TypeError, ValueError) as reason:  # ValueError: a builtin without a signature
-        if settings or isinstance(found, type):
+        if settings or isinstance(factory, type):
             raise TargetError(f"{target}: cannot be called with what --set gives: {reason}") from reason
-        return found, None
-    made = found(**settings)
-    if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
-        return made
-    return (made, None) if callable(made) else (found, None)
+        return factory, None
+    result = factory(**settings)
+    if isinstance(result, tuple) and len(result) == 2 and callable(result[0]):
+        return result
+    return (result, None) if callable(result) else (factory, None)
 
 
 def _as_arguments(own: Any) -> Inputs:

@@ -66,9 +66,9 @@ def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
     others = {"cache": False, "check": None}
 
     def variant(transforms: Sequence[Any], executors: Sequence[Any] | None, **more: Any) -> Callable[[Any], Any]:
-        chosen = {**options, **others, "transforms": transforms, "executors": executors, **more}
-        chosen = chosen if executors != ["torch"] else {**chosen, "kernels": (), "layers": ()}
-        return lambda target: again.func(target, **chosen)
+        settings = {**options, **others, "transforms": transforms, "executors": executors, **more}
+        settings = settings if executors != ["torch"] else {**settings, "kernels": (), "layers": ()}
+        return lambda target: again.func(target, **settings)
 
     every = list(options["transforms"])
     how = bisected.differs(variant(every, options["executors"]))
@@ -132,12 +132,12 @@ class _BisectionTarget:
         with same_random_numbers():
             leaves = torch_pytree.tree_leaves(jit(target)(*args, **kwargs))
         results = [each for each in leaves if isinstance(each, torch.Tensor)]
-        found = {f"result {index}": each.detach() for index, each in enumerate(results)}
-        wanted = {f"of input {i}": each for i, each in enumerate(torch_pytree.tree_leaves((args, kwargs)))}
-        wanted |= dict(target.named_parameters()) if isinstance(target, torch.nn.Module) else {}
-        wanted = {name: each for name, each in wanted.items() if isinstance(each, torch.Tensor) and each.requires_grad}
+        by_name = {f"result {index}": each.detach() for index, each in enumerate(results)}
+        inputs = {f"of input {i}": each for i, each in enumerate(torch_pytree.tree_leaves((args, kwargs)))}
+        inputs |= dict(target.named_parameters()) if isinstance(target, torch.nn.Module) else {}
+        inputs = {name: each for name, each in inputs.items() if isinstance(each, torch.Tensor) and each.requires_grad}
         flowing = [each.sum() for each in results if each.requires_grad]
-        if wanted and flowing:
-            grads = torch.autograd.grad(sum(flowing[1:], flowing[0]), list(wanted.values()), allow_unused=True)
-            found |= {f"gradient {name}": grad for name, grad in zip(wanted, grads, strict=True) if grad is not None}
-        return found
+        if inputs and flowing:
+            grads = torch.autograd.grad(sum(flowing[1:], flowing[0]), list(inputs.values()), allow_unused=True)
+            by_name |= {f"gradient {name}": grad for name, grad in zip(inputs, grads, strict=True) if grad is not None}
+        return by_name

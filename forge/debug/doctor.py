@@ -48,14 +48,14 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Return all findings, in the order in which they are shown. A question that fails is a finding, not an error."""
-    found = []
+    findings = []
     for section, look in SECTIONS.items():
         try:
-            found += [Finding(section, *each) for each in look()]
+            findings += [Finding(section, *each) for each in look()]
         except Exception as error:
             reason = f"cannot be told: {in_one_line(error)}"
-            found.append(Finding(section, "-", "problem", reason))
-    return found
+            findings.append(Finding(section, "-", "problem", reason))
+    return findings
 
 
 def show(findings: list[Finding]) -> str:
@@ -95,9 +95,9 @@ def _devices() -> Iterator[Row]:
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
         yield "cuda", "absent", f"torch sees no GPU; it is built with {built}"
     for index in range(torch.cuda.device_count()):
-        known = torch.cuda.get_device_properties(index)
-        capability = f"capability {known.major}.{known.minor}"
-        yield f"cuda:{index}", "ok", f"{known.name}, {capability}, {_size(known.total_memory)}"
+        properties = torch.cuda.get_device_properties(index)
+        capability = f"capability {properties.major}.{properties.minor}"
+        yield f"cuda:{index}", "ok", f"{properties.name}, {capability}, {_size(properties.total_memory)}"
 
 
 def _compilers() -> Iterator[Row]:

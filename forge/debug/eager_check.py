@@ -42,7 +42,7 @@ class CheckedTrace:
         self._phase = phase
         self._within = tolerance_of(reference)
         self._expected: dict[str, torch.Tensor] = {}
-        self._given: list[torch.Tensor | None] = []  # copies of what the call that runs was given
+        self._operands: list[torch.Tensor | None] = []  # copies of what the call that runs was given
         by_torch, claims = claim(dce(reference), [torchex])
         self._claims_by_torch = _by_output(claims)
         self._reference = _with_observer(by_torch, self._keep, self._before_opaque).python_callable()
@@ -62,7 +62,7 @@ class CheckedTrace:
                 return function(*inputs)
             finally:
                 self._expected.clear()
-                self._given.clear()
+                self._operands.clear()
 
         return run
 
@@ -74,8 +74,8 @@ class CheckedTrace:
         return self._before(bound) if Tag.OPAQUE in bound.all_tags else None
 
     def _keep(self, bound: BoundSymbol, outputs: int, *values: torch.Tensor) -> None:
-        if self._given:
-            self._check_given(bound, values[outputs:], self._claims_by_torch)
+        if self._operands:
+            self._check_operands(bound, values[outputs:], self._claims_by_torch)
         for proxy, value in zip(_tensors(bound.output), values[:outputs], strict=True):
             if value is not None:
                 self._expected[proxy.name] = value.detach()
@@ -86,22 +86,24 @@ class CheckedTrace:
             return None
 
         def keep(*values: torch.Tensor | None) -> None:
-            self._given[:] = [None if value is None else value.detach().clone() for value in values]
+            self._operands[:] = [None if value is None else value.detach().clone() for value in values]
 
         return keep, _tensors((bound.args, bound.kwargs))
 
-    def _check_given(
+    def _check_operands(
         self, bound: BoundSymbol, values: Sequence[torch.Tensor | None], claims: Mapping[str, Claim]
     ) -> None:
         """Raise CheckError where a call has overwritten what it was given."""
-        given, self._given = self._given, []
-        for proxy, value, before in zip(_tensors((bound.args, bound.kwargs)), values, given, strict=False):
+        operands, self._operands = self._operands, []
+        for proxy, value, before in zip(_tensors((bound.args, bound.kwargs)), values, operands, strict=False):
             if value is None or before is None or proxy.name in self._to_write_to:
                 continue
             reason = differs(value, before, within=0, around=0)
             if reason is not None:
                 owner = next((claims[name] for name in bound.outputs if name in claims), None)
-                raise self._report_overwrite(_CallDescription(bound, owner), bound, proxy, reason, given, value, before)
+                raise self._report_overwrite(
+                    _CallDescription(bound, owner), bound, proxy, reason, operands, value, before
+                )
 
     def _report_overwrite(
         self,
@@ -109,7 +111,7 @@ class CheckedTrace:
         bound: BoundSymbol,
         proxy: TensorProxy,
         reason: str,
-        given: Sequence[torch.Tensor | None],
+        operands: Sequence[torch.Tensor | None],
         actual: torch.Tensor,
         before: torch.Tensor,
     ) -> CheckError:
@@ -118,13 +120,13 @@ class CheckedTrace:
             f"an implementation may not change what it is given: {_advice(bound)}",
             operation=call.operation,
             executor=call.executor,
-            inputs=_by_name(bound, given),
+            inputs=_by_name(bound, operands),
             actual=actual,
             expected=before,
         )
 
     def _compare(self, bound: BoundSymbol, outputs: int, *values: torch.Tensor) -> None:
-        self._check_given(bound, values[outputs:], self._claims)
+        self._check_operands(bound, values[outputs:], self._claims)
         for proxy, value in zip(_tensors(bound.output), values[:outputs], strict=True):
             if value is None:  # attention's own notes, which this kernel of it does not make
                 continue
@@ -142,11 +144,11 @@ class CheckedTrace:
         bound: BoundSymbol,
         proxy: TensorProxy,
         reason: str,
-        given: Sequence[torch.Tensor],
+        operands: Sequence[torch.Tensor],
         actual: torch.Tensor,
         expected: torch.Tensor | None,
     ) -> CheckError:
-        call, inputs = _CallDescription(bound, self._claims.get(proxy.name)), _by_name(bound, given)
+        call, inputs = _CallDescription(bound, self._claims.get(proxy.name)), _by_name(bound, operands)
         arguments = ", ".join(f"{name}: {in_words_of(tensor)}" for name, tensor in inputs.items())
         return CheckError(
             f"{self._phase}: {proxy.name} = {call} is not what eager gives: {reason}; "
@@ -176,10 +178,10 @@ def _by_output(claims: Iterable[Claim]) -> dict[str, Claim]:
     return {name: each for each in claims for name in each.outputs}
 
 
-def _by_name(bound: BoundSymbol, given: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+def _by_name(bound: BoundSymbol, operands: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
     """Return the tensors of a call's arguments, by their names in the program."""
     proxies = _tensors((bound.args, bound.kwargs))
-    return {proxy.name: tensor for proxy, tensor in zip(proxies, given, strict=True) if tensor is not None}
+    return {proxy.name: tensor for proxy, tensor in zip(proxies, operands, strict=True) if tensor is not None}
 
 
 def _advice(bound: BoundSymbol) -> str:
@@ -225,12 +227,12 @@ def _metadata_differs(proxy: TensorProxy, value: Any) -> str | None:
 
 def largest(values: Iterable[torch.Tensor | None]) -> float:
     """Return the largest finite magnitude in these tensors."""
-    found = 0.0
+    result = 0.0
     for tensor in values:
         if tensor is not None and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
             finite = tensor.detach().abs()[tensor.isfinite()]
-            found = max(found, finite.max().item() if finite.numel() else 0.0)
-    return found
+            result = max(result, finite.max().item() if finite.numel() else 0.0)
+    return result
 
 
 def tolerance_of(trace: Trace) -> float:

@@ -64,10 +64,10 @@ class PlannedRegions(FusionExecutor):
 
 
 def _region(outputs: Sequence[TensorProxy], boxed: bool, *inputs: Any) -> tuple[torch.Tensor, ...]:
-    made = tuple(map(_empty, outputs))
+    results = tuple(map(_empty, outputs))
     if boxed:
         inputs[0].clear()
-    return made
+    return results
 
 
 def _empty(proxy: TensorProxy) -> torch.Tensor:
@@ -131,14 +131,14 @@ class _Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        made = [each for each in leaves(result) if isinstance(each, torch.Tensor)]
-        for each in made:
+        results = [each for each in leaves(result) if isinstance(each, torch.Tensor)]
+        for each in results:
             self.hold(each)
         if func.overloadpacket not in _ALLOCATE and not func.is_view and func.namespace != "_c10d_functional":
-            given = [each for each in leaves((args, kwargs or {})) if isinstance(each, torch.Tensor)]
-            read = given if func.overloadpacket not in _LOOK_UP else [*given[1:], *made]
-            dtype = given[0].dtype if given else torch.float32
-            self.kernels.append(Kernel(flops_of(func, args, kwargs or {}, result), dtype, _bytes([*read, *made])))
+            inputs = [each for each in leaves((args, kwargs or {})) if isinstance(each, torch.Tensor)]
+            read = inputs if func.overloadpacket not in _LOOK_UP else [*inputs[1:], *results]
+            dtype = inputs[0].dtype if inputs else torch.float32
+            self.kernels.append(Kernel(flops_of(func, args, kwargs or {}, result), dtype, _bytes([*read, *results])))
         return result
 
     def hold(self, tensor: torch.Tensor) -> None:
@@ -176,8 +176,8 @@ class _Watch(TorchDispatchMode):
         self._note_peak()
 
     def take_kernels(self) -> list[Kernel]:
-        taken, self.kernels = self.kernels, []
-        return taken
+        kernels, self.kernels = self.kernels, []
+        return kernels
 
 
 def _bytes(values: Iterable[torch.Tensor]) -> int:
@@ -207,7 +207,7 @@ class _Runner:
             return None
         return partial(self.see, number, bound), (tuple(tensors(bound.output)),)
 
-    def see(self, number: int, bound: BoundSymbol, made: Sequence[Any]) -> None:
+    def see(self, number: int, bound: BoundSymbol, results: Sequence[Any]) -> None:
         """Note the call that just ran, and what the memory that it made is for."""
         kernels = self.watch.take_kernels()
         if getattr(bound.symbol.op, "func", None) in (_region, _fake_results):
@@ -216,12 +216,14 @@ class _Runner:
         self.calls.append(FakeCall(number, kernels))
         if Tag.SENDS in bound.symbol.tags:
             use = GATHERED if "unshard" in bound.symbol.name else REDUCING
-            message, _ = getattr(made[0], "_forge_pending", (None, None))
-            self.watch.use([*made, *(message.sent if message is not None else ())], use, [TEMPORARIES])
+            message, _ = getattr(results[0], "_forge_pending", (None, None))
+            self.watch.use([*results, *(message.sent if message is not None else ())], use, [TEMPORARIES])
         elif Tag.AWAITS in bound.symbol.tags:
-            self.watch.use(made, GRADIENTS, [REDUCING])
-        kept = [each for proxy, each in zip(tensors(bound.output), made, strict=True) if proxy.name in self.saved]
-        self.watch.use(kept, ACTIVATIONS, [TEMPORARIES])
+            self.watch.use(results, GRADIENTS, [REDUCING])
+        activations = [
+            each for proxy, each in zip(tensors(bound.output), results, strict=True) if proxy.name in self.saved
+        ]
+        self.watch.use(activations, ACTIVATIONS, [TEMPORARIES])
 
 
 def _as_fake(bound: BoundSymbol) -> BoundSymbol:
@@ -250,9 +252,9 @@ def _fake_results(output: Any, *args: Any, **kwargs: Any) -> Any:
 @contextmanager
 def _watching(inputs: Callable[[], list[Any]]) -> Iterator[tuple[_Watch, list[Any]]]:
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), chunks_of_a_gpu():
-        given = inputs()
-        with _Watch(each for each in given if isinstance(each, torch.Tensor)) as watch:
-            yield watch, given
+        values = inputs()
+        with _Watch(each for each in values if isinstance(each, torch.Tensor)) as watch:
+            yield watch, values
 
 
 def run_on_fake_tensors(forward: Trace, backward: Trace) -> tuple[FakeRun, FakeRun]:
@@ -264,9 +266,9 @@ def run_on_fake_tensors(forward: Trace, backward: Trace) -> tuple[FakeRun, FakeR
     saved = {each.name for each in tensors(forward.output[1])}
     with _watching(lambda: list(map(_value, forward.inputs))) as (watch, inputs):
         result, of_forward = _Runner(forward, watch, saved).run(inputs)
-        given = [*result[1], *result[2]]
+        arguments = [*result[1], *result[2]]
         del result
-        given += list(map(_value, backward.inputs[len(given) :]))
-        gradients, of_backward = _Runner(backward, watch, ()).run([given])
+        arguments += list(map(_value, backward.inputs[len(arguments) :]))
+        gradients, of_backward = _Runner(backward, watch, ()).run([arguments])
         del gradients
     return of_forward, of_backward

@@ -19,13 +19,13 @@ def against_eager(call: Callable, eager: Callable, program: Program) -> Callable
     compare = _Comparison(tolerance_of(program.trace))
 
     def run(*inputs: Any) -> Any:
-        wanted = torch.is_grad_enabled() and not any(inputs[i].requires_grad for i in mutated)
+        compares_gradients = torch.is_grad_enabled() and not any(inputs[i].requires_grad for i in mutated)
         copies = [copy_as_leaf(each) if isinstance(each, torch.Tensor) else each for each in inputs]
         with same_random_numbers():
             expected = eager(*copies)
-        if wanted and any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs):
-            seen = _Gradients(compare, names, copies, tensor_leaves(expected))
-            result = seen.hook_outputs(call(*seen.gate_inputs(inputs)))
+        if compares_gradients and any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs):
+            gradients = _Gradients(compare, names, copies, tensor_leaves(expected))
+            result = gradients.hook_outputs(call(*gradients.gate_inputs(inputs)))
         else:
             result = call(*inputs)
         compare("result", map(str, range(len(tensor_leaves(result)))), tensor_leaves(result), tensor_leaves(expected))
@@ -76,8 +76,8 @@ class _Gradients:
         """Return the inputs, those that require a gradient through a gate."""
         places = [i for i, each in enumerate(inputs) if isinstance(each, torch.Tensor) and each.requires_grad]
         gated = _In.apply(self, places, *[inputs[i] for i in places])
-        given = dict(zip(places, gated, strict=True))
-        return [given.get(i, each) for i, each in enumerate(inputs)]
+        gates = dict(zip(places, gated, strict=True))
+        return [gates.get(i, each) for i, each in enumerate(inputs)]
 
     def hook_outputs(self, result: Any) -> Any:
         """Return the result, whose tensors with a gradient tell it."""
@@ -88,14 +88,14 @@ class _Gradients:
 
     def compare(self, places: Sequence[int], grads: Sequence[torch.Tensor | None]) -> None:
         """Compare the gradients of the inputs at these places with autograd's."""
-        known = [place for place, grad in self._incoming.items() if grad is not None]
-        came = [place for place in known if self._expected[place].requires_grad]
+        output_places = [place for place, grad in self._incoming.items() if grad is not None]
+        came = [place for place in output_places if self._expected[place].requires_grad]
         outputs = [self._expected[place] for place in came]
-        wanted = [self._copies[place] for place in places]
+        inputs = [self._copies[place] for place in places]
         incoming = [self._incoming[place] for place in came]
-        found = torch.autograd.grad(outputs, wanted, incoming, retain_graph=True, allow_unused=True)
+        expected = torch.autograd.grad(outputs, inputs, incoming, retain_graph=True, allow_unused=True)
         self._incoming.clear()
-        pairs = [(self._names[i], one, other) for i, one, other in zip(places, grads, found, strict=True)]
+        pairs = [(self._names[i], one, other) for i, one, other in zip(places, grads, expected, strict=True)]
         both = [
             (name, torch.zeros_like(other) if one is None else one, torch.zeros_like(one) if other is None else other)
             for name, one, other in pairs
@@ -108,13 +108,13 @@ class _In(torch.autograd.Function):
     """Nothing, forward; the gradients that come out of a program, backward."""
 
     @staticmethod
-    def forward(ctx: Any, seen: _Gradients, places: list[int], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.seen, ctx.places = seen, places
+    def forward(ctx: Any, gradients: _Gradients, places: list[int], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.gradients, ctx.places = gradients, places
         ctx.set_materialize_grads(False)
         return tuple([tensor.view_as(tensor) for tensor in tensors])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple:
         with torch.enable_grad():
-            ctx.seen.compare(ctx.places, grads)
+            ctx.gradients.compare(ctx.places, grads)
         return (None, None, *grads)

@@ -28,6 +28,6 @@ def instrument(trace: Trace, stage: str, note: MakeNote, before: MakeNote | None
 def _call(name: str, note: Note | None) -> list[BoundSymbol]:
     if note is None:
         return []
-    function, given = note
+    function, arguments = note
     symbol = Symbol(name, f"forge.{name}", meta=lambda *values: None, op=function)
-    return [BoundSymbol(symbol, tuple(given), {}, None)]
+    return [BoundSymbol(symbol, tuple(arguments), {}, None)]

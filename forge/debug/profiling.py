@@ -152,8 +152,8 @@ def costs(forward: Trace, backward: Trace | None) -> tuple[tuple[list[Cost], lis
         for clock in clocks:
             if clock is not None:
                 clock.forget()
-        for done in range(_MOST):
-            if done >= _FEWEST and time.perf_counter() - start > SECONDS:
+        for count in range(_MOST):
+            if count >= _FEWEST and time.perf_counter() - start > SECONDS:
                 break
             counters.restore()
             _run(clocks, inputs)
@@ -191,10 +191,10 @@ def _run(watched: Sequence["_Clock | _Sizes | None"], inputs: list[Any]) -> None
     result = forward.run(inputs)
     if backward is not None:
         _, saved, numbers = result
-        given = [*saved, *numbers]
+        arguments = [*saved, *numbers]
         del result
-        given += [_value(proxy) for proxy in backward.trace.inputs[len(given) :]]
-        backward.run([given])
+        arguments += [_value(proxy) for proxy in backward.trace.inputs[len(arguments) :]]
+        backward.run([arguments])
 
 
 def _value(proxy: Proxy) -> Any:
@@ -247,9 +247,9 @@ class _Sizes(_InstrumentedTrace):
             return ()
         return (tuple(tensors(bound.output)), tuple(tensors((bound.args, bound.kwargs))))
 
-    def see(self, number: int, made: tuple = (), given: tuple = ()) -> None:
-        there = {storage_id(each) for each in given if each is not None}
-        storages = {storage_id(each): each.untyped_storage() for each in made if each is not None}
+    def see(self, number: int, outputs: tuple = (), inputs: tuple = ()) -> None:
+        there = {storage_id(each) for each in inputs if each is not None}
+        storages = {storage_id(each): each.untyped_storage() for each in outputs if each is not None}
         self.bytes[number] = sum(each.nbytes() for key, each in storages.items() if key not in there)
 
 

@@ -104,8 +104,8 @@ def _script(handle: JitHandle, report: CompileReport) -> str:
         not others,
         lambda: f"forge.repro: {others[0].partition(' = ')[0]} is an object of the program that has no literal",
     )
-    made = proxies([bound.output for bound in trace.bound_symbols])
-    numbers = [proxy for proxy in made if isinstance(proxy, NumberProxy)]
+    results = proxies([bound.output for bound in trace.bound_symbols])
+    numbers = [proxy for proxy in results if isinstance(proxy, NumberProxy)]
     check(
         not numbers,
         lambda: f"forge.repro: {handle.name} reads a number from a tensor, {numbers[0]}, as it does under dynamic=True",
@@ -157,39 +157,39 @@ def _by_torch(trace: Trace, bound: BoundSymbol) -> list[BoundSymbol]:
 
 def _options(handle: JitHandle) -> Iterator[tuple[str, Any]]:
     """Yield the options of forge.jit that can be written as code."""
-    given = handle.again.keywords if handle.again is not None else {}
+    keywords = handle.again.keywords if handle.again is not None else {}
     for name in ("memory", "select", "numerics", "dynamic"):
-        if given.get(name) is not None:
-            yield name, given[name]
-    executors = given.get("executors")
+        if keywords.get(name) is not None:
+            yield name, keywords[name]
+    executors = keywords.get("executors")
     if executors is not None and all(isinstance(each, str) for each in executors):
         yield "executors", list(executors)
-    kernels = [str(each) for each in given.get("kernels") or () if isinstance(each, (str, Path))]
+    kernels = [str(each) for each in keywords.get("kernels") or () if isinstance(each, (str, Path))]
     if kernels:
         yield "kernels", kernels
 
 
-def _left_out(handle: JitHandle, written: dict[str, Any]) -> Iterator[str]:
+def _left_out(handle: JitHandle, options: dict[str, Any]) -> Iterator[str]:
     """Yield the options that change what runs and cannot be written, or only in part: each with what is missing."""
-    given = handle.again.keywords if handle.again is not None else {}
+    keywords = handle.again.keywords if handle.again is not None else {}
     for name in ("executors", "transforms", "kernels", "layers"):
-        value = given.get(name)
-        if not value or value == written.get(name):
+        value = keywords.get(name)
+        if not value or value == options.get(name):
             continue
         every = value if isinstance(value, (list, tuple)) else [value]
-        missing = [_label(each) for each in every if each != "torch" and str(each) not in written.get(name, ())]
+        missing = [_label(each) for each in every if each != "torch" and str(each) not in options.get(name, ())]
         if missing:
             yield f"{name} ({', '.join(missing)})"
     for name in ("freeze", "cuda_graphs", "check", "edit"):
-        if given.get(name) and given[name] != "auto":
-            yield f"{name}={_label(given[name])}"
+        if keywords.get(name) and keywords[name] != "auto":
+            yield f"{name}={_label(keywords[name])}"
 
 
-def _label(given: Any) -> str:
+def _label(value: Any) -> str:
     """Return a value in a line: its name, else its type."""
-    name = getattr(given, "name", None) or getattr(given, "__name__", None)
-    named = name if isinstance(name, str) else repr(given) if isinstance(given, (str, bool, Path)) else None
-    return " ".join((named or f"a {type(given).__name__}").replace('"""', "").replace("\\", "/").split())
+    name = getattr(value, "name", None) or getattr(value, "__name__", None)
+    text = name if isinstance(name, str) else repr(value) if isinstance(value, (str, bool, Path)) else None
+    return " ".join((text or f"a {type(value).__name__}").replace('"""', "").replace("\\", "/").split())
 
 
 def _input(proxy: Proxy, recorded: Trace) -> str:
@@ -203,9 +203,9 @@ def _input(proxy: Proxy, recorded: Trace) -> str:
     shape = tuple(map(hint_of, proxy.shape))
     strides = contiguous(shape) if proxy.strides is None else tuple(map(hint_of, proxy.strides))
     where = f"dtype={proxy.dtype}, device={str(proxy.device)!r}"
-    made = f"torch.empty({shape}, {where})"
+    expression = f"torch.empty({shape}, {where})"
     if strides != contiguous(shape):
-        made = f"torch.empty_strided({shape}, {strides}, {where})"
+        expression = f"torch.empty_strided({shape}, {strides}, {where})"
     floats = proxy.dtype.is_floating_point or proxy.dtype.is_complex
-    filled = f"{made}.{'normal_()' if floats else 'zero_()'}"
+    filled = f"{expression}.{'normal_()' if floats else 'zero_()'}"
     return f"{filled}.requires_grad_()" if proxy.requires_grad and floats else filled

@@ -102,8 +102,8 @@ class Hardware:
             kernel.bytes / (self.memory_bandwidth * self.memory_efficiency),
         )
 
-    def message_time(self, sent: float, steps: int, ranks: Sequence[int]) -> float:
-        """Return the time of a message of which each rank sends `sent` bytes in so many steps of a ring.
+    def message_time(self, sent_bytes: float, steps: int, ranks: Sequence[int]) -> float:
+        """Return the time of a message of which each rank sends `sent_bytes` in so many steps of a ring.
 
         A ring of several nodes enters and leaves each once; there are as many rings as a node has devices in it.
         """
@@ -113,7 +113,7 @@ class Hardware:
             bandwidth = min(bandwidth, self.network_bandwidth * max(1, len(ranks) // len(nodes)))
             between = steps * len(nodes) // len(ranks)
         latency = self.message_seconds + (steps - between) * self.node_step_seconds
-        return latency + between * self.network_step_seconds + sent / (bandwidth * self.link_efficiency)
+        return latency + between * self.network_step_seconds + sent_bytes / (bandwidth * self.link_efficiency)
 
 
 @dataclass(frozen=True)
@@ -311,8 +311,8 @@ def simulate(
 
 def _parameters_of(module: nn.Module) -> list[nn.Parameter]:
     """Return the parameters, each once, as they are: reading an attribute may gather one."""
-    found = [each for child in module.modules() for each in parameters_of(child).values() if each is not None]
-    return list({id(each): each for each in found}.values())
+    parameters = [each for child in module.modules() for each in parameters_of(child).values() if each is not None]
+    return list({id(each): each for each in parameters}.values())
 
 
 def _local_bytes(parameter: torch.Tensor, rank: int) -> int:
@@ -443,11 +443,11 @@ def _lines(simulation: Simulation) -> Iterator[str]:
         if max(sizes) >= 0.005:
             yield _row(f"  {use}", [f"{size:.2f}" if size else "" for size in sizes])
     for operation in dict.fromkeys(each.operation for each in simulation.messages):
-        found = [[each for each in phase.messages if each.operation == operation] for phase in phases]
-        found.append([each for each in simulation.messages if each.operation == operation])
-        yield _row(f"{operation}, number", [str(len(each)) if each else "" for each in found])
-        sent = [sum(each.sent for each in messages) / _GIGA for messages in found]
-        yield _row("  sent, GB", [f"{size:.2f}" if size else "" for size in sent])
+        by_phase = [[each for each in phase.messages if each.operation == operation] for phase in phases]
+        by_phase.append([each for each in simulation.messages if each.operation == operation])
+        yield _row(f"{operation}, number", [str(len(each)) if each else "" for each in by_phase])
+        gigabytes = [sum(each.sent for each in messages) / _GIGA for messages in by_phase]
+        yield _row("  sent, GB", [f"{size:.2f}" if size else "" for size in gigabytes])
     seconds = [*(each.seconds for each in phases), simulation.seconds]
     exposed = [*(each.exposed_seconds for each in phases), simulation.exposed_seconds]
     yield _row("time, ms", [f"{each * 1e3:.1f}" for each in seconds])

@@ -203,7 +203,7 @@ OPT_IN: tuple[Pattern, ...] = (rotary_pair, gelu_tanh, silu_and_mul, gelu_and_mu
 
 def by_name(name: str) -> Pattern:
     """Return a shipped pattern. Raises KeyError naming the ones there are."""
-    known = {each.name: each for each in (*ALL, *OPT_IN)}
-    if name not in known:
-        raise KeyError(f"no shipped pattern is called {name!r}; there are {', '.join(sorted(known))}")
-    return known[name]
+    patterns = {each.name: each for each in (*ALL, *OPT_IN)}
+    if name not in patterns:
+        raise KeyError(f"no shipped pattern is called {name!r}; there are {', '.join(sorted(patterns))}")
+    return patterns[name]

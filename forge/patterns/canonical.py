@@ -106,9 +106,9 @@ class Canonical:
         """Make a call's results visible: what stands in the program itself, not inside a composite."""
         for proxy in tensors(bound.output):
             node = self.node_of[proxy.name]
-            shown = self.visible.setdefault(id(node), [])
-            if all(other.name != proxy.name for other in shown):
-                shown.append(proxy)
+            proxies = self.visible.setdefault(id(node), [])
+            if all(other.name != proxy.name for other in proxies):
+                proxies.append(proxy)
 
     def same_elements(self, node: Node) -> list[Node]:
         """Every shape of a value that the program has made so far; as it was computed comes last."""
@@ -185,8 +185,8 @@ def _key(arg: Any) -> Any:
     return argument_key(arg)
 
 
-def _is_number(value: Any, wanted: float) -> bool:
-    return isinstance(value, NUMBER_TYPES) and isinstance(value, (int, float)) and value == wanted
+def _is_number(value: Any, expected: float) -> bool:
+    return isinstance(value, NUMBER_TYPES) and isinstance(value, (int, float)) and value == expected
 
 
 def _simplify(id: str, args: tuple, proxy: TensorProxy) -> "Node | tuple[str, tuple]":

@@ -41,28 +41,28 @@ def find_matches(
     graph = Canonical(trace.inputs, trace.bound_symbols)
     sites = _Sites(trace, graph)
     program = _Dependencies(trace)
-    found: dict[str, Match] = {}
+    matches: dict[str, Match] = {}
     for each in patterns:
         for name, node in sites.by_prim.get(each.skeleton[-1].id, ()):
-            if name in found:
+            if name in matches:
                 continue
             match = _match_at(each, node, graph, sites)
             if match is None or match.site in declined:
                 continue
-            if match.covered.isdisjoint(sites.taken) and program.is_convex(match):
-                sites.taken |= match.covered
-                found[match.outputs[-1].name] = match
-    return sorted(found.values(), key=lambda match: sites.order[match.outputs[-1].name])
+            if match.covered.isdisjoint(sites.covered) and program.is_convex(match):
+                sites.covered |= match.covered
+                matches[match.outputs[-1].name] = match
+    return sorted(matches.values(), key=lambda match: sites.order[match.outputs[-1].name])
 
 
 class _Sites:
     """The values of a program that a pattern's output may be, by the prim that computes them, in program order.
 
-    taken: the computations of the sites that were found so far.
+    covered: the computations of the sites that were found so far.
     """
 
     def __init__(self, trace: Trace, graph: Canonical) -> None:
-        self.taken: set[int] = set()
+        self.covered: set[int] = set()
         self.by_prim: dict[str, list[tuple[str, Node]]] = {}
         self.order: dict[str, int] = {}
         self._places: dict[int, int] = {}
@@ -82,18 +82,20 @@ class _Sites:
             self._possible[id(part)] = possible
         place = self._places[id(root)]
         return [
-            node for node in reversed(possible) if self._places[id(node)] < place and id(_strip(node)) not in self.taken
+            node
+            for node in reversed(possible)
+            if self._places[id(node)] < place and id(_strip(node)) not in self.covered
         ]
 
 
 def _visible_roots(trace: Trace, graph: Canonical) -> list[tuple[str, Node]]:
     """Each value that the program computes in plain sight, under its first name."""
-    roots, seen = [], set()
+    roots, visited = [], set()
     for bound in trace.bound_symbols:
         if isinstance(bound.output, TensorProxy) and bound.outputs:
             node = graph.node_of[bound.output.name]
-            if id(node) not in seen and node.id != "input":
-                seen.add(id(node))
+            if id(node) not in visited and node.id != "input":
+                visited.add(id(node))
                 roots.append((bound.output.name, node))
     return roots
 
@@ -115,14 +117,14 @@ def _match_at(pattern: Pattern, root: Node, graph: Canonical, sites: _Sites) -> 
         distinct = {id(node) for node in nodes}
         if nodes[-1] is not root or len(distinct) < len(nodes) or not distinct <= graph.visible.keys():
             continue
-        shown = [graph.visible[id(node)][0] for node in nodes]
+        outputs = [graph.visible[id(node)][0] for node in nodes]
         stand_ins = {
             name: graph.visible[id(value)][0] if isinstance(value, Node) else value for name, value in binding.items()
         }
         bound = {name: value for name, value in binding.items() if isinstance(value, Node)}
         graph.favoured.update((name, id(value)) for name, value in bound.items())
         leaves = {id(each) for value in bound.values() for each in (value, before_reshapes(value))}
-        return Match(pattern, stand_ins, shown, _computations(nodes, leaves, graph))
+        return Match(pattern, stand_ins, outputs, _computations(nodes, leaves, graph))
     return None
 
 
@@ -195,19 +197,19 @@ def _bind(name: str, node: Node, binding: dict[str, Any], graph: Canonical) -> I
 
 def _computations(outputs: list[Node], leaves: set[int], graph: Canonical) -> set[int]:
     """Return the computations of a site, without those that merely cast or broadcast."""
-    found: set[int] = set()
+    computations: set[int] = set()
     stack: list[Any] = list(outputs)
     while stack:
         node = stack.pop()
         if isinstance(node, tuple):
             stack.extend(node)
-        elif isinstance(node, Node) and id(node) not in leaves and id(node) not in found:
+        elif isinstance(node, Node) and id(node) not in leaves and id(node) not in computations:
             if node.id not in TRANSPARENT:
-                found.add(id(node))
+                computations.add(id(node))
             elif any(id(inner) in leaves for inner in graph.between.get(id(node), ())):
                 continue
             stack.extend(node.args)
-    return found
+    return computations
 
 
 class _Dependencies:
@@ -220,16 +222,16 @@ class _Dependencies:
         """Return whether each output is a call's only one, and no input is computed from an output."""
         if any(out.name not in self.makers or len(self.makers[out.name][1].outputs) > 1 for out in match.outputs):
             return False
-        made = {output.name for output in match.outputs}
-        first = min(self.makers[name][0] for name in made)
+        outputs = {output.name for output in match.outputs}
+        first = min(self.makers[name][0] for name in outputs)
         stack = [value.name for value in match.binding.values() if isinstance(value, TensorProxy)]
-        seen: set[str] = set()
+        visited: set[str] = set()
         while stack:
             name = stack.pop()
-            if name in made:
+            if name in outputs:
                 return False
             position, bound = self.makers.get(name, (-1, None))
-            if bound is not None and position > first and name not in seen:
-                seen.add(name)
+            if bound is not None and position > first and name not in visited:
+                visited.add(name)
                 stack.extend(bound.inputs)
         return True

@@ -5,18 +5,18 @@ from collections.abc import Iterable
 from forge.ir import BoundSymbol, Tag
 
 
-def in_order(calls: Iterable[BoundSymbol], given: Iterable[str]) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
+def in_order(calls: Iterable[BoundSymbol], available: Iterable[str]) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
     """Return (the calls, moved back no further than to where their inputs are there; those whose inputs never are).
 
     Nothing passes a call with an effect, and random calls keep their order.
     """
-    there = set(given)
-    done: list[BoundSymbol] = []
+    there = set(available)
+    result: list[BoundSymbol] = []
     waiting: list[BoundSymbol] = []
     missing: set[str] = set()
 
     def put(bound: BoundSymbol) -> None:
-        done.append(bound)
+        result.append(bound)
         there.update(bound.outputs)
 
     for call in calls:
@@ -34,7 +34,7 @@ def in_order(calls: Iterable[BoundSymbol], given: Iterable[str]) -> tuple[list[B
                     missing.update(name for name in late.inputs if name not in there)
                 else:
                     put(late)
-    return done, waiting
+    return result, waiting
 
 
 def _must_wait(call: BoundSymbol, waiting: list[BoundSymbol], there: set[str]) -> bool:

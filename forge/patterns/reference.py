@@ -165,15 +165,15 @@ class Pattern:
         }
         shapes = [value[0] for value in metadata.values() if isinstance(value, tuple)]
         symbolic = any(not isinstance(dim, int) for shape in shapes for dim in shape)
-        kept = graph.traced.setdefault(self, {}) if symbolic else self._exact
+        cache = graph.traced.setdefault(self, {}) if symbolic else self._exact
         key = tuple([str(metadata[name]) for name in self.parameters])
-        traced = kept.get(key, ...)
+        traced = cache.get(key, ...)
         if traced is ...:
             try:
                 traced = self._trace(metadata)
             except (RuntimeError, ValueError, TypeError, IndexError):  # shapes that do not go together, say
                 traced = None
-            kept[key] = traced
+            cache[key] = traced
         return traced
 
     def __repr__(self) -> str:

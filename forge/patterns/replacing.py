@@ -20,12 +20,12 @@ def replace_patterns(
     """
     declined: set[tuple[Pattern, str]] = set()
     while matches := find_matches(trace, patterns, declined):
-        new, found = _replace_matches(trace, matches)
+        new, replacements = _replace_matches(trace, matches)
         calls = {name: bound for bound in new.bound_symbols for name in bound.outputs}
-        sites = [(match.site, calls.get(match.outputs[-1].name)) for match in found]
+        sites = [(match.site, calls.get(match.outputs[-1].name)) for match in replacements]
         refused = {site for site, call in sites if call is not None and not is_taken(call)}
         if not refused:
-            return new, found
+            return new, replacements
         declined |= refused
     return trace, []
 
@@ -48,14 +48,14 @@ def _replace(trace: Trace, matches: list[Match]) -> tuple[Trace, dict[str, Match
     """Return the trace with each match in place of its first output's call, and which that is; perhaps before its
     inputs."""
     places = {match.outputs[0].name: match for match in matches}
-    made = {proxy.name for match in matches for proxy in match.outputs}
+    outputs = {proxy.name for match in matches for proxy in match.outputs}
     new = trace.derive("patterns")
     with recording(new, torchlang.language):
         for bound in trace.bound_symbols:
             match = next((places[name] for name in bound.outputs if name in places), None)
             if match is not None:
                 _place(match, bound, new)
-            elif made.isdisjoint(bound.outputs):
+            elif outputs.isdisjoint(bound.outputs):
                 new.record(bound)
     return new, places
 
@@ -63,6 +63,6 @@ def _replace(trace: Trace, matches: list[Match]) -> tuple[Trace, dict[str, Match
 def _place(match: Match, bound: BoundSymbol, new: Trace) -> None:
     with new.set_tags(bound.tags, bound.source):
         output = match.pattern.symbol(*[match.binding[name] for name in match.pattern.parameters])
-    for proxy, kept in zip(tensors(output), match.outputs, strict=True):
+    for proxy, original in zip(tensors(output), match.outputs, strict=True):
         new.names.discard(proxy.name)
-        proxy.name = kept.name
+        proxy.name = original.name

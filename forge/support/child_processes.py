@@ -33,15 +33,15 @@ def _python(boot: str) -> list[str]:
 def search_path() -> list[str]:
     """Return this process's module search path, without entries that depend on the current folder, and with forge's
     own."""
-    found = [each for each in sys.path if os.path.isabs(each)]
-    return found if _FORGE in found else [*found, _FORGE]
+    paths = [each for each in sys.path if os.path.isabs(each)]
+    return paths if _FORGE in paths else [*paths, _FORGE]
 
 
 def environment() -> dict[str, str]:
     """Return this process's environment, without the relative entries of the paths in which programs, modules and
     libraries are found; an empty one is the current folder, too."""
-    kept = dict(os.environ)
+    variables = dict(os.environ)
     for name in _PATHS:
-        if name in kept:
-            kept[name] = os.pathsep.join(filter(os.path.isabs, kept[name].split(os.pathsep)))
-    return kept
+        if name in variables:
+            variables[name] = os.pathsep.join(filter(os.path.isabs, variables[name].split(os.pathsep)))
+    return variables

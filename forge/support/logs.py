@@ -24,9 +24,9 @@ DETAIL = 15
 capture, compile, claim = (logging.getLogger(f"forge.{name}") for name in NAMES[:3])
 
 
-def set_up(wanted: str) -> None:
+def set_up(setting: str) -> None:
     """Have the loggers that are named write to stderr. A name that there is not is a warning."""
-    for word in filter(None, (each.strip() for each in wanted.split(","))):
+    for word in filter(None, (each.strip() for each in setting.split(","))):
         name, level = word.lstrip("+"), logging.DEBUG if word.startswith("+") else DETAIL
         if name != "all" and name not in NAMES:
             near = difflib.get_close_matches(name, NAMES, n=1)

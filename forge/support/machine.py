@@ -14,8 +14,8 @@ def processor() -> str:
             lines = file.read(1 << 13).split("\n\n")[0].splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(line for line in lines if line.startswith(wanted))
+    prefixes = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(line for line in lines if line.startswith(prefixes))
 
 
 def device_name(device: torch.device) -> str:

@@ -27,9 +27,9 @@ def is_on() -> bool:
 
 def user_cache() -> Path:
     """Return the folder of forge's own caches: FORGE_CACHE_DIR, or the one that the system has for such."""
-    named = os.environ.get("FORGE_CACHE_DIR")
-    if named:
-        return Path(named).expanduser()
+    folder = os.environ.get("FORGE_CACHE_DIR")
+    if folder:
+        return Path(folder).expanduser()
     try:
         import platformdirs  # of the extra `hub`
     except ImportError:
@@ -44,8 +44,8 @@ def read(path: Path, head: bytes) -> bytes:
     content = _own_bytes(path)
     if not content.startswith(head):
         raise UntrustedFile("the file is of another format")
-    said, _, body = content[len(head) :].partition(b"\n")
-    if hashlib.sha256(body).hexdigest().encode() != said:
+    digest, _, body = content[len(head) :].partition(b"\n")
+    if hashlib.sha256(body).hexdigest().encode() != digest:
         raise UntrustedFile("the file is damaged")
     with contextlib.suppress(OSError):
         os.utime(path)  # entries that are used are dropped last
@@ -57,9 +57,9 @@ def write(path: Path, head: bytes, body: bytes, size: int) -> None:
     cannot be kept."""
     make_folder(path.parent)
     _write_whole(path, b"".join([head, hashlib.sha256(body).hexdigest().encode(), b"\n", body]))
-    written = len(body)
+    length = len(body)
     room = _room.get((path.parent, size), 0)
-    _room[path.parent, size] = room - written if written < room else _trim(path.parent, size) // _SHARE
+    _room[path.parent, size] = room - length if length < room else _trim(path.parent, size) // _SHARE
 
 
 def make_folder(path: Path) -> None:
@@ -84,10 +84,10 @@ def open_itself(path: Path) -> BinaryIO:
 
 def check_folder(path: Path) -> None:
     """Raise UntrustedFile for a folder that is a link, another user's, or open to other users' writes."""
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode):
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
         raise UntrustedFile("the folder is a link or a file")
-    _check_owner(found, "the folder")
+    _check_owner(status, "the folder")
 
 
 def _own_bytes(path: Path) -> bytes:
@@ -101,22 +101,22 @@ def _open_if_trusted(path: Path) -> BinaryIO:
     OSError."""
     file = open_itself(path)
     try:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise UntrustedFile("it is not a file")
-        _check_owner(found, "it")
+        _check_owner(status, "it")
     except BaseException:
         file.close()
         raise
     return file
 
 
-def _check_owner(found: os.stat_result, what: str) -> None:
+def _check_owner(status: os.stat_result, what: str) -> None:
     if not hasattr(os, "getuid"):  # there, folders of a user are the user's
         return
-    if found.st_uid != os.getuid():
+    if status.st_uid != os.getuid():
         raise UntrustedFile(f"{what} belongs to another user")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UntrustedFile(f"{what} can be written to by other users")
 
 
@@ -139,13 +139,13 @@ _room: dict[tuple[Path, int], int] = {}  # by folder and size: the bytes to be w
 def _trim(place: Path, size: int) -> int:
     """Drop the files that were used longest ago, until all are within `size`; what was left half-written too. Return
     the bytes that are left."""
-    found = []
+    entries = []
     for each in os.scandir(place):
         with contextlib.suppress(OSError):
-            known = each.stat(follow_symlinks=False)
-            found.append((known.st_mtime, known.st_size, each.path))
-    total = sum(length for _, length, _ in found)
-    for _, length, path in sorted(found):
+            status = each.stat(follow_symlinks=False)
+            entries.append((status.st_mtime, status.st_size, each.path))
+    total = sum(length for _, length, _ in entries)
+    for _, length, path in sorted(entries):
         if total <= size:
             break
         with contextlib.suppress(OSError):

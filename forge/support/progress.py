@@ -21,7 +21,7 @@ class _Work:
         self.lock = threading.Lock()
         self.depth = 0
         self.total = 0
-        self.done = 0
+        self.completed = 0
         self.bar: Any = None
         self.timer: threading.Timer | None = None
 
@@ -30,7 +30,7 @@ class _Work:
             self.depth += 1
             if self.depth > 1 or not _is_enabled():
                 return
-            self.total = self.done = 0
+            self.total = self.completed = 0
             self.timer = threading.Timer(DELAY, self.show)
             self.timer.daemon = True
             self.timer.start()
@@ -55,15 +55,15 @@ class _Work:
                 return
             quiet = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
             self.bar = rich.Progress(*columns, console=console, **quiet)
-            self.bar.add_task("", total=self.total, completed=self.done)
+            self.bar.add_task("", total=self.total, completed=self.completed)
             self.bar.start()
 
-    def change(self, total: int, done: int) -> None:
+    def change(self, total: int, completed: int) -> None:
         with self.lock:
             self.total += total
-            self.done += done
+            self.completed += completed
             if self.bar is not None:
-                self.bar.update(self.bar.task_ids[0], total=self.total, completed=self.done)
+                self.bar.update(self.bar.task_ids[0], total=self.total, completed=self.completed)
 
 
 _work = _Work()

@@ -22,11 +22,11 @@ def time_candidates(runs: Mapping[str, Callable[[], Any]], device: torch.device)
     calls = {name: max(1, int(_BATCH / max(seconds, 1e-7))) for name, seconds in once.items()}
     a_round = sum(seconds * calls[name] for name, seconds in once.items())
     rounds = min(_ROUNDS, max(3, int(SECONDS / a_round)))
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            found[name].append(_seconds_per_call(run, calls[name], device))
-    return {name: statistics.median(seconds) for name, seconds in found.items()}
+            times[name].append(_seconds_per_call(run, calls[name], device))
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
 def in_turn(
@@ -44,15 +44,15 @@ def in_turn(
     for name, run in runs.items():
         seconds_per_call(run, 5)
         calls[name] = agree(max(1, int(batch_seconds / seconds_per_call(run, 3))))
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[str, list[float]] = {name: [] for name in runs}
     gc.collect()
     gc.freeze()  # so that the collections below walk only what is new
     for _ in range(rounds):
         gc.collect()
         for name, run in runs.items():
-            found[name].append(seconds_per_call(run, calls[name]))
+            times[name].append(seconds_per_call(run, calls[name]))
     gc.unfreeze()
-    return found
+    return times
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

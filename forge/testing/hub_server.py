@@ -52,10 +52,10 @@ class Hub:
     def publish(self, name: str, files: Mapping[str, bytes | str], branch: str = "v1") -> str:
         """Put a commit on a branch; files are those below build/."""
         repository = self.repositories.setdefault(name, Repository())
-        held = {f"build/{path}": data.encode() if isinstance(data, str) else data for path, data in files.items()}
-        seed = json.dumps([name, len(repository.commits), sorted((path, oid(data)) for path, data in held.items())])
+        contents = {f"build/{path}": data.encode() if isinstance(data, str) else data for path, data in files.items()}
+        seed = json.dumps([name, len(repository.commits), sorted((path, oid(data)) for path, data in contents.items())])
         commit = hashlib.sha1(seed.encode()).hexdigest()
-        repository.commits[commit] = held
+        repository.commits[commit] = contents
         repository.branches[branch] = commit
         return commit
 
@@ -63,8 +63,8 @@ class Hub:
         """Publish the content of a repository's build/ on a branch, but for hidden files and bytecode."""
         build = Path(folder) / "build"
         paths = [path.relative_to(build) for path in sorted(build.rglob("*")) if path.is_file()]
-        kept = [path for path in paths if not path.name.startswith(".") and "__pycache__" not in path.parts]
-        return self.publish(name, {path.as_posix(): (build / path).read_bytes() for path in kept}, branch)
+        visible = [path for path in paths if not path.name.startswith(".") and "__pycache__" not in path.parts]
+        return self.publish(name, {path.as_posix(): (build / path).read_bytes() for path in visible}, branch)
 
     def __enter__(self) -> "Hub":
         return self.start()
@@ -148,9 +148,9 @@ class _Handler(BaseHTTPRequestHandler):
         return repository, commit
 
     def tree(self, name: str, revision: str, *_: str) -> None:
-        if (found := self._commit(name, revision)) is None:
+        if (entry := self._commit(name, revision)) is None:
             return None
-        repository, commit = found
+        repository, commit = entry
         files = repository.commits[commit]
         folders = {"/".join(path.split("/")[:end]) for path in files for end in range(1, path.count("/") + 1)}
         entries = [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in sorted(folders)]
@@ -162,17 +162,17 @@ class _Handler(BaseHTTPRequestHandler):
         return self._json(entries)
 
     def revision(self, name: str, revision: str) -> None:
-        if (found := self._commit(name, revision)) is not None:
-            self._json({"id": name, "sha": found[1], "siblings": []})
+        if (entry := self._commit(name, revision)) is not None:
+            self._json({"id": name, "sha": entry[1], "siblings": []})
 
     def resolve(self, name: str, revision: str, path: str) -> None:
-        if (found := self._commit(name, revision)) is None:
+        if (entry := self._commit(name, revision)) is None:
             return None
-        data = found[0].commits[found[1]].get(path)
+        data = entry[0].commits[entry[1]].get(path)
         if data is None:
             return self._missing("EntryNotFound")
         etag = hashlib.sha256(data).hexdigest() if _lfs(path, data) else oid(data)
-        return self._answer(200, data, ETag=f'"{etag}"', X_Repo_Commit=found[1])
+        return self._answer(200, data, ETag=f'"{etag}"', X_Repo_Commit=entry[1])
 
 
 def _lfs(path: str, data: bytes) -> dict[str, object]:

@@ -261,8 +261,8 @@ def _symbols_behind(name: str, function: Callable) -> tuple[str, ...]:
     if torchlang.find(function) is not None:
         return ()
     first, second = [*name.split("."), ""][:2]
-    meant = getattr(torch.Tensor, second, None) if first == "Tensor" else function_of(name)
-    symbol = torchlang.find(meant)
+    target = getattr(torch.Tensor, second, None) if first == "Tensor" else function_of(name)
+    symbol = torchlang.find(target)
     id = f"torch.Tensor.{second}" if symbol is None else symbol.id
     return (id,) if id in torchlang.all_symbols() else ()
 

@@ -71,11 +71,11 @@ def _begin_apply(self: Any) -> None:
     has_context = function.setup_context is not torch.autograd.Function.setup_context
     differentiates = torch.is_grad_enabled()
 
-    def record(*given: Any) -> Any:
+    def record(*arguments: Any) -> Any:
         forward.__exit__()
-        args = given if has_context else given[1:]
+        args = arguments if has_context else arguments[1:]
         if not is_recorded(args):
-            return function.forward(*given)
+            return function.forward(*arguments)
         with torch.set_grad_enabled(differentiates):
             output = record_apply(function, args)
         if has_context:
@@ -83,7 +83,7 @@ def _begin_apply(self: Any) -> None:
         return output
 
     forward = Replaced(function, "forward", staticmethod(record))
-    context = Replaced(function, "setup_context", staticmethod(lambda *given: context.__exit__()))
+    context = Replaced(function, "setup_context", staticmethod(lambda *arguments: context.__exit__()))
     forward.__enter__()
 
 

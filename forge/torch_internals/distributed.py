@@ -167,17 +167,17 @@ def start_all_gather(parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tenso
     Work, whose `wait` has the current stream, or the process, wait once; functional collectives wait for each part."""
     from torch._C import _distributed_c10d as c10d
 
-    found = c10d._resolve_process_group(group)
+    pg = c10d._resolve_process_group(group)
     options = c10d.AllgatherOptions()
     options.asyncOp = True
-    if _is_gloo(found, parts):
-        return _FlatGather(found, options, parts, wholes)
-    return found.allgather_into_tensor_coalesced([*wholes], [*parts], options)
+    if _is_gloo(pg, parts):
+        return _FlatGather(pg, options, parts, wholes)
+    return pg.allgather_into_tensor_coalesced([*wholes], [*parts], options)
 
 
-def _is_gloo(group: Any, sent: Sequence[torch.Tensor]) -> bool:
+def _is_gloo(group: Any, tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether gloo sends these tensors: each kind of device has a backend."""
-    return bool(group._get_backend(sent[0].device).name() == "gloo")
+    return bool(group._get_backend(tensors[0].device).name() == "gloo")
 
 
 def start_reduce_scatter(
@@ -192,12 +192,12 @@ def start_reduce_scatter(
 def _start_reduce_scatter(wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Any) -> Any:
     from torch._C import _distributed_c10d as c10d
 
-    found = c10d._resolve_process_group(group)
+    pg = c10d._resolve_process_group(group)
     options: Any = c10d.ReduceScatterOptions()
     options.reduceOp, options.asyncOp = torch.distributed.ReduceOp.AVG, True
-    if len(parts) > 1 and _is_gloo(found, parts) and len({each.dtype for each in parts}) == 1:
-        return _FlatReduction(found, options, wholes, parts)
-    return found.reduce_scatter_tensor_coalesced([*parts], [*wholes], options)
+    if len(parts) > 1 and _is_gloo(pg, parts) and len({each.dtype for each in parts}) == 1:
+        return _FlatReduction(pg, options, wholes, parts)
+    return pg.reduce_scatter_tensor_coalesced([*parts], [*wholes], options)
 
 
 class _ReplicaAverage:
@@ -251,9 +251,9 @@ class _FlatGather:
     def __init__(self, group: Any, options: Any, parts: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor]) -> None:
         pieces = [part.view(-1).view(torch.uint8) for part in parts]
         self._wholes, self._sizes = wholes, [piece.numel() for piece in pieces]
-        sent = torch.cat(pieces)
-        self._received = sent.new_empty((group.size(), sent.numel()))
-        self._work = group._allgather_base(self._received.view(-1), sent, options)
+        buffer = torch.cat(pieces)
+        self._received = buffer.new_empty((group.size(), buffer.numel()))
+        self._work = group._allgather_base(self._received.view(-1), buffer, options)
 
     def wait(self) -> None:
         self._work.wait()
@@ -265,9 +265,9 @@ class _FlatReduction:
     """A reduction of several tensors of one dtype as one."""
 
     def __init__(self, group: Any, options: Any, wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
-        sent = torch.cat([whole.view(group.size(), -1) for whole in wholes], 1).view(-1)
-        self._parts, self._received = parts, sent.new_empty(sent.numel() // group.size())
-        self._work = group.reduce_scatter_tensor_coalesced([self._received], [sent], options)
+        buffer = torch.cat([whole.view(group.size(), -1) for whole in wholes], 1).view(-1)
+        self._parts, self._received = parts, buffer.new_empty(buffer.numel() // group.size())
+        self._work = group.reduce_scatter_tensor_coalesced([self._received], [buffer], options)
 
     def wait(self) -> None:
         self._work.wait()
@@ -306,8 +306,8 @@ def clone_store() -> Any:
 def recorded_collectives(*, frames: bool) -> list[dict[str, Any]]:
     """Return the last collectives that torch's flight recorder has of this process, in order, with the frames that
     called them where these are wanted: to name them takes milliseconds."""
-    found = [each for dump in _recorders() for each in pickle.loads(dump(True, frames, False)).get("entries", ())]
-    return sorted(found, key=lambda entry: entry["time_created_ns"])
+    entries = [each for dump in _recorders() for each in pickle.loads(dump(True, frames, False)).get("entries", ())]
+    return sorted(entries, key=lambda entry: entry["time_created_ns"])
 
 
 def _recorders() -> list[Any]:
@@ -317,8 +317,8 @@ def _recorders() -> list[Any]:
     """
     from torch._C import _distributed_c10d as c10d
 
-    known = [getattr(c10d, name, None) for name in ("_dump_nccl_trace", "_dump_fr_trace")]
-    return [each for each in known if each is not None]
+    functions = [getattr(c10d, name, None) for name in ("_dump_nccl_trace", "_dump_fr_trace")]
+    return [each for each in functions if each is not None]
 
 
 def register_group(name: Any, group: "torch.distributed.ProcessGroup") -> None:

@@ -158,8 +158,8 @@ def release_programs(codes: Sequence[tuple[weakref.ref[CodeType], weakref.ref[Co
             guards = entry.guard_manager
             if entry.backend is backend() and guards.extra_state is not None:
                 guards.extra_state.invalidate(entry, _ReleasedGuards())
-        made = compiled()
-        for hook in () if made is None else dynamo_utils.CleanupManager.instance.get(made, ()):
+        compiled_code = compiled()
+        for hook in () if compiled_code is None else dynamo_utils.CleanupManager.instance.get(compiled_code, ()):
             if hook.name.startswith(_PROGRAM):  # others may be of several codes
                 hook.scope[hook.name] = None
 

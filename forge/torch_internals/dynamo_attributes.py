@@ -35,24 +35,24 @@ def _get(obj: Any, name: str | None, original: Callable, default: Any = None) ->
     is None: Dynamo refuses it."""
     _refuse_empty_dict(obj, name)
     try:
-        found = original()
+        variable = original()
     except ObservedAttributeError:
         _guard_absence(obj, name)
         raise
-    if default is not None and found is default:
+    if default is not None and variable is default:
         _guard_absence(obj, name)
     elif name == "__dict__":
         _guard_keys(obj)
-    return found
+    return variable
 
 
 def _look(obj: Any, name: str | None, original: Callable) -> Any:
     """Return `hasattr(obj, name)`, which `original` gives, guarded."""
     _refuse_empty_dict(obj, name)
-    found = original()
-    if found is not None and found.is_constant_match(False):
+    variable = original()
+    if variable is not None and variable.is_constant_match(False):
         _guard_absence(obj, name)
-    return found
+    return variable
 
 
 def _constant(name: Any) -> str | None:
@@ -119,10 +119,10 @@ _WHY = "no guard tells that an attribute is absent: one that an object gets late
     not_probed="tests/capture/test_attributes.py has programs, several together",
 )
 def _vars(self: BuiltinVariable, tx: Any, *args: Any, **kwargs: Any) -> Any:
-    found = _vars.original(self, tx, *args, **kwargs)
+    variable = _vars.original(self, tx, *args, **kwargs)
     if args:
         _guard_keys(args[0].realize())
-    return found
+    return variable
 
 
 @patch(

@@ -82,8 +82,8 @@ def _call_function(
         function = torch.tensor  # the same of a list, which Dynamo captures with tensors in it, too
     if function in _OF_NUMBERS and "device" not in kwargs and (device := _device(tx)) is not None:
         kwargs = {**kwargs, "device": ConstantVariable.create(device)}
-    called = self if function is self.value else TorchInGraphFunctionVariable(function)
-    return _call_torch.original(called, tx, args, kwargs)
+    callee = self if function is self.value else TorchInGraphFunctionVariable(function)
+    return _call_torch.original(callee, tx, args, kwargs)
 
 
 @patch(
@@ -177,8 +177,8 @@ def _log(self: LoggingLoggerVariable, tx: Any, name: str, args: list, kwargs: di
     constant = not kwargs and all(isinstance(each, ConstantVariable) for each in args)
     if self.source is None or not is_loggers or not constant:
         return _log.original(self, tx, name, args, kwargs)
-    called = DebuggingVariable(method, source=AttrSource(self.source, name))
-    tx.output.root_tx.debug_locals.append((called, list(args)))
+    callee = DebuggingVariable(method, source=AttrSource(self.source, name))
+    tx.output.root_tx.debug_locals.append((callee, list(args)))
     return ConstantVariable.create(None)
 
 
@@ -195,8 +195,8 @@ def _call_skipped(self: SkipFunctionVariable, tx: Any, args: Any, kwargs: dict[s
     if warning is None:
         return _call_skipped.original(self, tx, args, kwargs)
     root = tx.output.root_tx
-    called = DebuggingVariable(warning, source=GlobalSource(root.output.install_global("__warning", warning)))
-    root.debug_locals.append((called, []))
+    callee = DebuggingVariable(warning, source=GlobalSource(root.output.install_global("__warning", warning)))
+    root.debug_locals.append((callee, []))
     return ConstantVariable.create(None)
 
 
@@ -204,8 +204,8 @@ def _warning(
     tx: Any, message: Any, category: Any = None, stacklevel: Any = None, source: Any = None, **others: Any
 ) -> Callable[[], None] | None:
     """Return a function that gives a warning; None where it depends on values, or filters that the program sets."""
-    given = [each for each in (message, category, stacklevel) if each is not None]
-    if source is not None or others or not all(each.is_python_constant() for each in given):
+    arguments = [each for each in (message, category, stacklevel) if each is not None]
+    if source is not None or others or not all(each.is_python_constant() for each in arguments):
         return None
     text, kind = message.as_python_constant(), UserWarning if category is None else category.as_python_constant()
     if type(text) is not str or not (isinstance(kind, type) and issubclass(kind, Warning)):
@@ -227,9 +227,9 @@ def _frame_of(tx: Any, level: int) -> Any:
     )
     if sets_filters or not 1 <= level <= len(frames):
         return None
-    found = frames[level - 1]
-    is_own = str(found.f_globals.get("__name__")).startswith("forge.")  # what calls the program
-    return None if is_own else found
+    frame = frames[level - 1]
+    is_own = str(frame.f_globals.get("__name__")).startswith("forge.")  # what calls the program
+    return None if is_own else frame
 
 
 def _warn(message: str, category: type[Warning], filename: str, line: int, module: str | None) -> None:

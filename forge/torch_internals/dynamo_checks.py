@@ -44,13 +44,13 @@ def format_value(self: InstructionTranslatorBase, spec: Any, flags: int) -> None
 def _is_assert(self: InstructionTranslatorBase, *how: Any) -> bool:
     """Return whether a jump is that of an `assert`. Of one on a number that is a symbol Dynamo keeps the condition
     alone, for itself: it becomes a check."""
-    found = _is_assert.original(self, *how)
-    condition = sys._getframe(1).f_locals["value"] if found else None
+    is_assert = _is_assert.original(self, *how)
+    condition = sys._getframe(1).f_locals["value"] if is_assert else None
     if isinstance(condition, SymNodeVariable) and isinstance(condition.sym_num, torch.SymBool):
         message = self.stack[-1].as_python_constant()
         message = "" if message == _NO_MESSAGE else message
         add_check(self, AssertionError, condition, ConstantVariable.create(message))
-    return found
+    return is_assert
 
 
 _NO_MESSAGE = "assertion error"  # Dynamo's, of an `assert` that has none

@@ -86,10 +86,10 @@ def _call_apply(self: AutogradFunctionVariable, tx: Any, args: list, kwargs: dic
 def _rewire(self: AutogradFunctionApplyVariable, *args: Any) -> Any:
     """Match the gradients of a backward with the inputs of its forward. Dynamo drops those without an input, and
     compares no shapes; a wrong backward runs in eager, where torch reports it."""
-    *_, found, _, _, given = args
-    inputs = [_example(each) for each in given]
+    *_, outputs, _, _, operands = args
+    inputs = [_example(each) for each in operands]
     needs = [isinstance(each, torch.Tensor) and each.requires_grad for each in inputs]
-    gradients = tuple(map(_example, found.items)) if isinstance(found, lists.TupleVariable) else _example(found)
+    gradients = tuple(map(_example, outputs.items)) if isinstance(outputs, lists.TupleVariable) else _example(outputs)
     problem = find_wrong_gradients(_applying[-1].__name__, inputs, needs, gradients)
     if problem is not None:
         break_graph(WRONG_BACKWARD, f"{_applying[-1].__name__}.apply", problem, RuntimeError(problem))

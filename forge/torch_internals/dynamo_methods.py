@@ -43,18 +43,18 @@ def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any
     """Guard the method, and call it. Where the program made its object, Dynamo does not look for the closure."""
     method: Any = self  # since torch 2.15, it holds a function
     owner = method.im_self if _IS_COMPOSED else self.obj
-    called = method.im_func if _IS_COMPOSED else self
-    function = called.fn if isinstance(called, UserFunctionVariable) else None
+    callee = method.im_func if _IS_COMPOSED else self
+    function = callee.fn if isinstance(callee, UserFunctionVariable) else None
     if not isinstance(function, FunctionType) or function.__module__ == torch.nn.Module.__module__:
         return _call_function.original(self, tx, *args, **options)
-    found = _guard_method(owner, partial(_name_in, function=function), tx)
-    before = {name: getattr(called, name) for name in _SOURCES}
-    if called.source is None:
-        vars(called).update(dict.fromkeys(_SOURCES, found))
+    source = _guard_method(owner, partial(_name_in, function=function), tx)
+    before = {name: getattr(callee, name) for name in _SOURCES}
+    if callee.source is None:
+        vars(callee).update(dict.fromkeys(_SOURCES, source))
     try:
         return _call_function.original(self, tx, *args, **options)
     finally:
-        vars(called).update(before)
+        vars(callee).update(before)
 
 
 @patch(

@@ -61,8 +61,8 @@ def _is_own(tensor: TensorVariable, tx: Any) -> bool:
     """Return whether the program made the tensor, one variable stands for it, and autograd sees what happens to it."""
     fake = tensor.proxy.node.meta["example_value"]
     nodes = [node for node in tx.output.graph.nodes if node.meta.get("example_value") is fake]
-    seen = torch.is_grad_enabled() or not fake.requires_grad
-    return tensor.source is None and nodes == [tensor.proxy.node] and seen
+    is_tracked = torch.is_grad_enabled() or not fake.requires_grad
+    return tensor.source is None and nodes == [tensor.proxy.node] and is_tracked
 
 
 @patch(

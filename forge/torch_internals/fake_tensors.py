@@ -44,7 +44,7 @@ def meta_tensors_on(device: torch.device) -> AbstractContextManager[None]:
     describe = MetaTensorDescriber.describe_tensor
 
     def describe_on_device(self: Any, tensor: torch.Tensor, **options: Any) -> Any:
-        found = describe(self, tensor, **options)
-        return dataclasses.replace(found, device=device) if found.device.type == "meta" else found
+        description = describe(self, tensor, **options)
+        return dataclasses.replace(description, device=device) if description.device.type == "meta" else description
 
     return Replaced(MetaTensorDescriber, "describe_tensor", describe_on_device)

@@ -21,9 +21,9 @@ pop_dynamic_layer_stack = torch._C._functorch.pop_dynamic_layer_stack
 def level_markers(suffix: str) -> set[Callable]:
     """Return the functions that open (suffix "increment_nesting") or close ("decrement_nesting") a level, for every
     transform that has them."""
-    found = [getattr(functorch, f"_{kind}_{suffix}", None) for kind in ("grad", "jvp", "vmap", "func")]
-    found += [getattr(predispatch, f"_{kind}_{suffix}", None) for kind in ("jvp", "vmap")]
-    return {each for each in found if each is not None}
+    functions = [getattr(functorch, f"_{kind}_{suffix}", None) for kind in ("grad", "jvp", "vmap", "func")]
+    functions += [getattr(predispatch, f"_{kind}_{suffix}", None) for kind in ("jvp", "vmap")]
+    return {each for each in functions if each is not None}
 
 
 predispatch_vmap_increment_nesting = predispatch._vmap_increment_nesting

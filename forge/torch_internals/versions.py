@@ -24,6 +24,6 @@ def warn_if_untested(version: tuple[int, int] = TORCH) -> None:
     """Warn where torch is newer than what forge is tested with."""
     if version <= NEWEST:
         return
-    shown, oldest, newest = (".".join(map(str, each)) for each in (version, OLDEST, NEWEST))
-    text = f"forge is tested with torch {oldest} to {newest}, and this is {shown}"
+    current, oldest, newest = (".".join(map(str, each)) for each in (version, OLDEST, NEWEST))
+    text = f"forge is tested with torch {oldest} to {newest}, and this is {current}"
     warnings.warn(text, stacklevel=4)  # where a name of forge is first used

@@ -53,23 +53,23 @@ class _Function(torch.nn.Module):
 
 
 def _dynamic_shapes(
-    given: Sequence[str], parameters: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+    texts: Sequence[str], parameters: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return torch.export's dynamic_shapes of a command line. Raises typer.BadParameter for what is not NAME:DIM."""
     shapes: dict[str, Any] = {**dict.fromkeys(parameters[: len(args)]), **dict.fromkeys(kwargs)}
-    for text in given:
+    for text in texts:
         match = _DYNAMIC.fullmatch(text)
         if match is None or match["name"] not in shapes:
-            known = ", ".join(shapes)
-            wanted = f"{text!r} is not NAME:DIM or NAME:DIM=LOW..HIGH, with a NAME of {known}"
-            raise typer.BadParameter(wanted, param_hint="--dynamic")
+            names = ", ".join(shapes)
+            message = f"{text!r} is not NAME:DIM or NAME:DIM=LOW..HIGH, with a NAME of {names}"
+            raise typer.BadParameter(message, param_hint="--dynamic")
         limits = {key: int(match[name]) for key, name in (("min", "low"), ("max", "high")) if match[name]}
         dims = shapes[match["name"]] or {}
         shapes[match["name"]] = {**dims, int(match["dim"]): Dim.AUTO(**limits) if limits else Dim.AUTO}
     return shapes
 
 
-def run(file: Path, given: list[str] | None, entry_point: str | None, device: str | None, seed: int) -> int:
+def run(file: Path, input_texts: list[str] | None, entry_point: str | None, device: str | None, seed: int) -> int:
     loaded = forge.load(file, device)
     name = entry_point or next(iter(loaded.entry_points))
     if name not in loaded.entry_points or (entry_point is None and len(loaded.entry_points) > 1):
@@ -77,7 +77,7 @@ def run(file: Path, given: list[str] | None, entry_point: str | None, device: st
     torch.manual_seed(seed)
     target = torch.device(device or loaded.device)
     signature = loaded.signatures[name]
-    args, kwargs = _random(signature, target) if given is None else inputs.parse_inputs(given, target)
+    args, kwargs = _random(signature, target) if input_texts is None else inputs.parse_inputs(input_texts, target)
     for path, leaf in torch_pytree.tree_flatten_with_path(loaded.entry_points[name](*args, **kwargs))[0]:
         print(f"{torch_pytree.keystr(path) or 'result'}: {_in_words(leaf)}")
     return 0

@@ -32,18 +32,18 @@ def list_kernels(
         return 0
     if lock is not None:
         for kernel in hub.read_lock(lock).kernels:
-            wanted = f"v{kernel.version}" if kernel.version is not None else kernel.revision or ""
-            print(f"{kernel.source}  {wanted}  {(kernel.commit or 'folder')[:12]}  {', '.join(kernel.variants)}")
+            version = f"v{kernel.version}" if kernel.version is not None else kernel.revision or ""
+            print(f"{kernel.source}  {version}  {(kernel.commit or 'folder')[:12]}  {', '.join(kernel.variants)}")
         return 0
     repositories = cache.cached_repositories()
     if not repositories:
         text = "the cache holds no kernels of the Hub; forge kernels list SOURCE shows those of SOURCE"
         print(f"forge: {text}", file=sys.stderr)
     for repository in repositories:
-        held = cache.repository_cache(repository)
-        refs = {commit: name for name, commit in held.refs().items()}
-        for commit in held.commits():
-            print(f"{repository}  {refs.get(commit, '-')}  {commit[:12]}  {', '.join(held.variants(commit)) or '-'}")
+        entry = cache.repository_cache(repository)
+        refs = {commit: name for name, commit in entry.refs().items()}
+        for commit in entry.commits():
+            print(f"{repository}  {refs.get(commit, '-')}  {commit[:12]}  {', '.join(entry.variants(commit)) or '-'}")
     return 0
 
 
@@ -61,11 +61,11 @@ def _print_listed(sources: list[str], policy: PolicyOptions, op: str | None, as_
         layers += there
     if op is not None:
         _, kernels = of_operation(op, kernels, "--op")
-    found = hubex.table_of(kernels, hubex.verifier)
+    kernel_table = hubex.table_of(kernels, hubex.verifier)
     if as_json:
-        print(json.dumps([asdict(row) for row in (*found, *layers)], indent=2))
+        print(json.dumps([asdict(row) for row in (*kernel_table, *layers)], indent=2))
     else:
-        tables = [str(found)] if found or not layers else []
+        tables = [str(kernel_table)] if kernel_table or not layers else []
         print("\n\n".join([*tables, *([hubex.layer_table(layers)] if layers else [])]))
 
 
@@ -156,15 +156,15 @@ def _check_source(source: str, policy: PolicyOptions, fetch: bool) -> SourceChec
         findings = hub.check_repository(selection.source.path, policy=_policy(policy))
     else:
         names = [*selection.choice.accepted, *(name for name, _ in selection.choice.rejected)]
-        held = hub.cached_variants(selection, names)
+        available = hub.cached_variants(selection, names)
         if fetch:
-            for name in (each for each in names if each not in held):
+            for name in (each for each in names if each not in available):
                 hub.fetch(selection, name)
-            held = names
-        if left := [name for name in names if name not in held]:
-            text = f"{source}: not checked, as not in the cache: {', '.join(left)}; --fetch fetches them"
+            available = names
+        if missing := [name for name in names if name not in available]:
+            text = f"{source}: not checked, as not in the cache: {', '.join(missing)}; --fetch fetches them"
             print(f"forge: {text}", file=sys.stderr)
-        findings = hub.check_selection(selection, held) if held else []
+        findings = hub.check_selection(selection, available) if available else []
     checked = SourceCheck(source, findings=findings)
     if selection.choice.accepted:
         word = "failed" if checked.has_failed else "ok    "
@@ -250,10 +250,10 @@ def lock(
             f"{output}: a lock file's name must end in {lockfile.SUFFIX}, or it is not read as one: such as {name}"
         )
     if not sources and not (output.exists() and hub.read_lock(output).kernels):
-        held = f"{output} holds none to lock again"
-        print(f"forge: nothing to lock: give a folder or org/name@v1 ({held})", file=sys.stderr)
+        hint = f"{output} holds none to lock again"
+        print(f"forge: nothing to lock: give a folder or org/name@v1 ({hint})", file=sys.stderr)
         return 2
-    written = hub.lock_kernels(
+    result = hub.lock_kernels(
         sources or [],
         output,
         variants=variant or [],
@@ -262,16 +262,16 @@ def lock(
         backend=policy.backend,
         accept=None if force else _accept,
     )
-    count = sum(len(files) for kernel in written.kernels for files in (*kernel.variants.values(), kernel.files))
-    print(f"{output}: {quantity(len(written.kernels), 'kernel')}, {quantity(count, 'file')}")
+    count = sum(len(files) for kernel in result.kernels for files in (*kernel.variants.values(), kernel.files))
+    print(f"{output}: {quantity(len(result.kernels), 'kernel')}, {quantity(count, 'file')}")
     return 0
 
 
 def _accept(selection: hub.Selection, names: Sequence[str]) -> None:
     """Raise MalformedError for what `forge kernels check` does not accept."""
-    found = [each for each in hub.check_selection(selection, names) if not each.advice]
-    if found:
-        lines = "".join(f"\n  {each}" for each in found)
+    findings = [each for each in hub.check_selection(selection, names) if not each.advice]
+    if findings:
+        lines = "".join(f"\n  {each}" for each in findings)
         raise hub.MalformedError(f"{selection.place()}: does not conform (--force locks it all the same):{lines}")
 
 

@@ -52,8 +52,8 @@ def load(program: Program, *, training: bool) -> Case:
     device = inputs.parse_device(program.device)
     settings = inputs.parse_settings(program.settings or ())
     torch.manual_seed(program.seed)
-    given = None if program.given is None else inputs.parse_inputs(program.given, device)
-    return targets.load(program.target, settings, given, training=training, dtype=dtype, device=device)
+    arguments = None if program.input_texts is None else inputs.parse_inputs(program.input_texts, device)
+    return targets.load(program.target, settings, arguments, training=training, dtype=dtype, device=device)
 
 
 def _compile(program: Program, *, training: bool) -> Any:
@@ -80,18 +80,18 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 def trace(program: Program, stage: str | None, backward: bool, levels: int, as_json: bool) -> int:
     jitted = _compile(program, training=program.train or backward)  # its graphs live as long as it does
-    chosen = list(_select_stages(handle_of(jitted), program.target, stage, only_backward=backward))
+    stages = list(_select_stages(handle_of(jitted), program.target, stage, only_backward=backward))
     if as_json:
-        found = [
+        records = [
             {"graph": graph, "phase": phase, "number": number, "stage": trace.stage, "text": trace.show(levels)}
-            for graph, phase, number, trace in chosen
+            for graph, phase, number, trace in stages
         ]
-        print(json.dumps(found, indent=2))
+        print(json.dumps(records, indent=2))
     elif stage == "list":
-        rows = [(str(graph), phase, str(number), trace.stage) for graph, phase, number, trace in chosen]
+        rows = [(str(graph), phase, str(number), trace.stage) for graph, phase, number, trace in stages]
         print("\n".join(table([("graph", "phase", "number", "stage"), *rows])))
     else:
-        _print_python("\n".join(each.show(levels) for *_, each in chosen).rstrip())
+        _print_python("\n".join(each.show(levels) for *_, each in stages).rstrip())
     return 0
 
 
@@ -109,23 +109,23 @@ def _select_stages(
         for phase, traces in (("forward", report.traces), ("backward", report.backward_traces))
         if traces and (phase == "backward" or not only_backward)
     ]
-    found = [(graph, phase, *each) for graph, phase, traces in phases for each in _stages(traces, stage)]
-    if not found:
-        known = dict.fromkeys(trace.stage for _, _, traces in phases for trace in traces)
-        names = ", ".join(f"{number} {name}" for number, name in enumerate(known))
+    selection = [(graph, phase, *each) for graph, phase, traces in phases for each in _stages(traces, stage)]
+    if not selection:
+        stages = dict.fromkeys(trace.stage for _, _, traces in phases for trace in traces)
+        names = ", ".join(f"{number} {name}" for number, name in enumerate(stages))
         raise typer.BadParameter(f"{stage!r} is none of {names or 'no stages'}", param_hint="--stage")
-    yield from found
+    yield from selection
 
 
-def _stages(traces: Sequence[Trace], wanted: str | None) -> list[tuple[int, Trace]]:
+def _stages(traces: Sequence[Trace], stage: str | None) -> list[tuple[int, Trace]]:
     numbered = list(enumerate(traces))
-    if wanted is None:
+    if stage is None:
         return numbered[-1:]
-    if wanted in ("all", "list"):
+    if stage in ("all", "list"):
         return numbered
-    if wanted.removeprefix("-").isdecimal():
-        return [each for each in numbered if each[0] == int(wanted) % len(traces)][: abs(int(wanted)) <= len(traces)]
-    return [each for each in numbered if wanted in each[1].stage]
+    if stage.removeprefix("-").isdecimal():
+        return [each for each in numbered if each[0] == int(stage) % len(traces)][: abs(int(stage)) <= len(traces)]
+    return [each for each in numbered if stage in each[1].stage]
 
 
 def _print_python(text: str) -> None:
@@ -140,40 +140,40 @@ def explain(program: Program, html: Path | None, profile: bool, as_json: bool) -
     if html is not None and not html.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {html.parent}", param_hint="--html")
     jitted = _compile(program, training=program.train)  # the page has the traces of graphs that are still there
-    found = forge.explain(jitted, profile=profile)
+    explanation = forge.explain(jitted, profile=profile)
     if html is not None:
-        found.to_html(html)
+        explanation.to_html(html)
         print(f"forge: the report is in {html}", file=sys.stderr)
     if as_json:
-        print(found.to_json())
+        print(explanation.to_json())
     elif sys.stdout.isatty():
-        Console().print(found)
+        Console().print(explanation)
     else:
-        print(found)
+        print(explanation)
     return 0
 
 
 def bench(program: Program, rounds: int, only: str | None, nproc: int | None, plan: str, as_json: bool) -> int:
-    known = model_bench.systems(executor_names(program))
-    chosen = list(known) if only is None else [name.strip() for name in only.split(",")]
-    for name in chosen:
-        if name not in known:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint="--only")
+    systems = model_bench.systems(executor_names(program))
+    names = list(systems) if only is None else [name.strip() for name in only.split(",")]
+    for name in names:
+        if name not in systems:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(systems)}", param_hint="--only")
     if parallel_bench.is_launched():
-        shared = parallel_bench.systems(known, plan)
-        return _bench_in_processes(program, [shared[name] for name in chosen], rounds, plan, as_json=as_json)
+        shared = parallel_bench.systems(systems, plan)
+        return _bench_in_processes(program, [shared[name] for name in names], rounds, plan, as_json=as_json)
     case = load(program, training=program.train)
     if nproc is None:
-        timed = _compare(program, case, partial(model_bench.compare, case, [known[name] for name in chosen], rounds))
-        found = _as_json(program, timed)
+        timed = _compare(program, case, partial(model_bench.compare, case, [systems[name] for name in names], rounds))
+        result = _as_json(program, timed)
     else:
         _check_shared(case)
         launched = parallel_bench.launch(_arguments(program, rounds, only, plan), nproc)
         if launched is None:
             return 1
-        found = launched
-    _show(found, as_json=as_json)
-    return 1 if any(each["reason"] is not None for each in found["systems"]) else 0
+        result = launched
+    _show(result, as_json=as_json)
+    return 1 if any(each["reason"] is not None for each in result["systems"]) else 0
 
 
 def _bench_in_processes(
@@ -206,7 +206,7 @@ def _compare(
 
 def _arguments(program: Program, rounds: int, only: str | None, plan: str) -> list[str]:
     """Return the arguments of the command line that runs in each of several processes."""
-    options = [("--input", each) for each in program.given or ()]
+    options = [("--input", each) for each in program.input_texts or ()]
     options += [("--set", each) for each in program.settings or ()]
     options += [("--device", program.device), ("--seed", str(program.seed))]
     options += [("--rounds", str(rounds)), ("--plan", plan)]
@@ -230,11 +230,11 @@ def _as_json(
     }
 
 
-def _show(found: dict[str, Any], *, as_json: bool) -> None:
+def _show(result: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(result, indent=2))
         return
-    step = "training step" if found["training"] else "forward"
-    shared = "" if found["plan"] is None else f" in {found['processes']} processes by {found['plan']}"
-    print(f"{found['target']}, a {step} on {found['device']}{shared}, torch {found['versions']['torch']}\n")
-    print(model_bench.show(model_bench.from_json(found["systems"])))
+    step = "training step" if result["training"] else "forward"
+    shared = "" if result["plan"] is None else f" in {result['processes']} processes by {result['plan']}"
+    print(f"{result['target']}, a {step} on {result['device']}{shared}, torch {result['versions']['torch']}\n")
+    print(model_bench.show(model_bench.from_json(result["systems"])))

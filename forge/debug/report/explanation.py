@@ -143,18 +143,20 @@ class Explanation:
             return
         measured, left_out = costs(traces[0], traces[1] if len(traces) > 1 else None)
         self.unprofiled += [f"graph {number}: {reason}" for reason in left_out]
-        for phase, trace, found in zip(_PHASES, traces, measured, strict=False):
+        for phase, trace, call_costs in zip(_PHASES, traces, measured, strict=False):
             rows = [row for row in self.rows if (row.graph, row.phase) == (number, phase)]
-            self.costs += CostRow.of(rows, found)
-            self._time_overlap(number, phase, trace, {cost.outputs[0]: cost.seconds for cost in found if cost.outputs})
+            self.costs += CostRow.of(rows, call_costs)
+            self._time_overlap(
+                number, phase, trace, {cost.outputs[0]: cost.seconds for cost in call_costs if cost.outputs}
+            )
 
     def _time_overlap(self, number: int, phase: str, trace: Trace, seconds: Mapping[str, float]) -> None:
         """Add the time of the calls that compute while a collective of a trace is on its way."""
         places = [i for i, each in enumerate(self.collectives) if (each.graph, each.phase) == (number, phase)]
         for place, each in zip(places, collectives_of(trace), strict=True):
             calls = overlap(trace, each.start, each.wait)
-            found = sum(seconds.get(bound.outputs[0], 0.0) for bound in calls if bound.outputs)
-            self.collectives[place] = dataclasses.replace(self.collectives[place], overlap_seconds=found)
+            overlap_seconds = sum(seconds.get(bound.outputs[0], 0.0) for bound in calls if bound.outputs)
+            self.collectives[place] = dataclasses.replace(self.collectives[place], overlap_seconds=overlap_seconds)
 
     @property
     def executors(self) -> dict[str, int]:
@@ -164,11 +166,11 @@ class Explanation:
     @property
     def regions(self) -> dict[tuple[int, str, str], list[Row]]:
         """The operations of each fusion, by (graph, phase, name)."""
-        found: dict[tuple[int, str, str], list[Row]] = {}
+        regions: dict[tuple[int, str, str], list[Row]] = {}
         for row in self.rows:
             if row.region is not None:
-                found.setdefault((row.graph, row.phase, row.region), []).append(row)
-        return found
+                regions.setdefault((row.graph, row.phase, row.region), []).append(row)
+        return regions
 
     @property
     def saved_bytes(self) -> int:
@@ -194,8 +196,8 @@ class Explanation:
         if not self.rows:
             why = text.summary(self)
         elif not reasons:
-            asked = sorted({*self.executors, *(name for name, _, _ in declined)})
-            why = f"no operation was offered to it; asked were {', '.join(asked)}"
+            candidates = sorted({*self.executors, *(name for name, _, _ in declined)})
+            why = f"no operation was offered to it; asked were {', '.join(candidates)}"
         raise StrictError(f"forge.explain(...).require({executor!r}): {why}")
 
     def to_dict(self) -> dict[str, Any]:
@@ -203,24 +205,24 @@ class Explanation:
         tables = ("rows", "saved", "collectives", "measured", "costs")
         others = (*tables, "layers", "_programs")
         facts = {name: value for name, value in vars(self).items() if name not in others}
-        found = {name: list(map(dataclasses.asdict, getattr(self, name))) for name in tables}
-        found["layers"] = [each._asdict() for each in self.layers]
-        return {**facts, "executors": self.executors, "saved_bytes": self.saved_bytes, **found}
+        fields = {name: list(map(dataclasses.asdict, getattr(self, name))) for name in tables}
+        fields["layers"] = [each._asdict() for each in self.layers]
+        return {**facts, "executors": self.executors, "saved_bytes": self.saved_bytes, **fields}
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return all of it as JSON; written to `path` as well, where one is given."""
-        written = json.dumps(self.to_dict(), indent=2)
+        content = json.dumps(self.to_dict(), indent=2)
         if path is not None:
-            Path(path).write_text(written)
-        return written
+            Path(path).write_text(content)
+        return content
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return all of it as one page that needs nothing else, with the traces of the graphs that are still there;
         written to `path` as well, where one is given."""
-        written = page.page(self, self._still_there())
+        content = page.page(self, self._still_there())
         if path is not None:
-            Path(path).write_text(written, encoding="utf-8")
-        return written
+            Path(path).write_text(content, encoding="utf-8")
+        return content
 
     def _repr_html_(self) -> str:
         return page.frame(self, self._still_there())

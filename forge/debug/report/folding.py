@@ -27,8 +27,8 @@ class Line(NamedTuple):
     @property
     def layer(self) -> int | None:
         """The number of the layer that makes it."""
-        found = LAYER.search(self.module)
-        return int(found[2]) if found else None
+        match = LAYER.search(self.module)
+        return int(match[2]) if match else None
 
     @property
     def pattern(self) -> tuple:
@@ -44,22 +44,22 @@ def lines(rows: Sequence[Row]) -> list[Line]:
     for row in rows:
         if row.region is not None:
             regions.setdefault(row.region, []).append(row)
-    found = []
+    entries = []
     for row in rows:
         if row.region is None:
             result = ", ".join(f"{name}: {each}" for name, each in zip(row.outputs, row.results, strict=True))
             module, source = row.module or "", row.source or ""
-            found.append(Line(module, row.operation, result, row.executor, row.declined, source, (row,)))
+            entries.append(Line(module, row.operation, result, row.executor, row.declined, source, (row,)))
         elif row.region in regions:
-            found.append(_fusion(row.region, regions.pop(row.region)))
-    return found
+            entries.append(_fusion(row.region, regions.pop(row.region)))
+    return entries
 
 
 def _fusion(name: str, rows: Sequence[Row]) -> Line:
     counts = Counter(row.operation for row in rows)
-    shown = [f"{name} ×{count}" if count > 1 else name for name, count in list(counts.items())[:_SHOWN]]
+    names = [f"{name} ×{count}" if count > 1 else name for name, count in list(counts.items())[:_SHOWN]]
     more = [f"{len(counts) - _SHOWN} more"] if len(counts) > _SHOWN else []
-    operations = ", ".join([*shown, *more])
+    operations = ", ".join([*names, *more])
     declined = tuple(dict.fromkeys(each for row in rows for each in row.declined))
     first = next((row.source for row in rows if row.source), "")
     module = _common([row.module for row in rows if row.module])
@@ -107,7 +107,9 @@ def fold_layers(calls: Sequence[Line]) -> list[Fold]:
 def _folds(calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: int) -> Iterator[Fold]:
     if start == end:
         return
-    best = max(_repetitions(calls, patterns, start, end), key=lambda found: found[1] * found[2], default=None)
+    best = max(
+        _repetitions(calls, patterns, start, end), key=lambda repetition: repetition[1] * repetition[2], default=None
+    )
     if best is None:
         yield Fold([list(calls[start:end])])
         return
@@ -142,8 +144,8 @@ def _periods(calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: 
     return sorted(
         {
             (other - at, neighbour - layer)
-            for found in places.values()
-            for (at, layer), (other, neighbour) in pairwise(found)
+            for sites in places.values()
+            for (at, layer), (other, neighbour) in pairwise(sites)
             if abs(neighbour - layer) == 1
         }
     )

@@ -51,8 +51,8 @@ def _file(name: str) -> str:
 
 def _escape_json(data: Any) -> str:
     """Return JSON in which nothing ends the script element around it."""
-    written = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
-    return re.sub("[<>&\u2028\u2029]", lambda match: _UNSAFE[match[0]], written)
+    content = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    return re.sub("[<>&\u2028\u2029]", lambda match: _UNSAFE[match[0]], content)
 
 
 class _Pool:
@@ -61,8 +61,8 @@ class _Pool:
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
 
-    def __call__(self, given: str) -> int:
-        return self.numbers.setdefault(given, len(self.numbers))
+    def __call__(self, string: str) -> int:
+        return self.numbers.setdefault(string, len(self.numbers))
 
     @property
     def texts(self) -> list[str]:
@@ -71,11 +71,11 @@ class _Pool:
 
 def _data(explanation: "Explanation", programs: Sequence[CompileReport | None], *, stages: bool) -> dict[str, Any]:
     whole = explanation.to_dict()
-    taken = ("name", "captured", "graphs", "executors", "seconds", "saved_bytes", "shortened", "cached")
+    keys = ("name", "captured", "graphs", "executors", "seconds", "saved_bytes", "shortened", "cached")
     strings = _Pool()
     declined: dict[Any, int] = {}
     return {
-        **{name: whole[name] for name in taken},
+        **{name: whole[name] for name in keys},
         "summary": text.summary(explanation),
         "operations": len(explanation.rows),
         "fusions": len(explanation.regions),
@@ -121,12 +121,12 @@ def _call(line: Line, strings: _Pool, declined: dict[tuple[str, str], int]) -> l
     """Return [module, operation, result, executor, source, reasons, fusion, memory] of a call."""
     reasons = [declined.setdefault(each, len(declined)) for each in line.declined]
     cells = map(strings, (line.module, line.operation, line.result, line.executor, line.source))
-    held = [
+    members = [
         list(map(strings, (row.operation, ", ".join(row.results), row.module or "", row.source or "")))
         for row in line.rows
         if row.region is not None
     ]
-    return [*cells, reasons, strings(line.rows[0].region or ""), held]
+    return [*cells, reasons, strings(line.rows[0].region or ""), members]
 
 
 def _flow(calls: Sequence[Line], trace: Trace) -> tuple[list[int], list[tuple[int, int]]]:
@@ -186,14 +186,14 @@ def _stages(programs: Iterable[CompileReport | None]) -> dict[str, Any]:
     pool, parts, omitted = _Pool(), [], 0
     for graph, report in enumerate(programs):
         for phase, traces in (("forward", report.traces), ("backward", report.backward_traces)) if report else ():
-            shown = []
+            stages = []
             for at in sorted(range(len(traces)), key=lambda at: (at not in (0, len(traces) - 1), -at)):  # ends first
                 if sum(map(len, pool.numbers)) > BUDGET:
                     omitted += 1
                 else:
-                    shown.append((at, traces[at].stage, _runs(map(pool, _lines(traces[at])))))
-            if shown:
-                parts.append({"graph": graph, "phase": phase, "stages": [each[1:] for each in sorted(shown)]})
+                    stages.append((at, traces[at].stage, _runs(map(pool, _lines(traces[at])))))
+            if stages:
+                parts.append({"graph": graph, "phase": phase, "stages": [each[1:] for each in sorted(stages)]})
     return {"parts": parts, "lines": pool.texts, "left": omitted}
 
 

@@ -122,8 +122,8 @@ class CostRow:
             maker = next((makers[name] for name in cost.outputs if name in makers), None)
             if maker is not None:
                 name = maker.region or maker.operation
-                made = regions[maker.region] if maker.region else [maker]
-                outputs = tuple(output for each in made for output in each.outputs)
+                members = regions[maker.region] if maker.region else [maker]
+                outputs = tuple(output for each in members for output in each.outputs)
                 yield cls(maker.graph, maker.phase, name, maker.executor, outputs, seconds, size)
                 seconds, size = 0.0, 0
 

@@ -61,7 +61,7 @@ def render(explanation: "Explanation") -> Iterator[RenderableType]:
         yield Text(f"\n{title}{_time_by_executor(costs)}", style="bold")
         by_output = {name: each for each in costs for name in each.outputs}
         folds = fold_layers(lines(list(rows)))
-        yield _Table([(*shown, _cost(calls, by_output)) for fold in folds for shown, calls in fold.columns], notes)
+        yield _Table([(*cells, _cost(calls, by_output)) for fold in folds for cells, calls in fold.columns], notes)
     yield from _reasons(explanation, notes)
 
 
@@ -218,18 +218,20 @@ def _collectives(rows: Sequence[CollectiveRow]) -> Iterator[str]:
     kinds: dict[tuple, list[CollectiveRow]] = {}
     for row in rows:
         kinds.setdefault((row.phase, row.operation, row.group, row.group_size), []).append(row)
-    for (phase, operation, group, size), found in kinds.items():
-        sent, whole, tensors = (sum(getattr(row, what) for row in found) for what in ("sent_bytes", "bytes", "tensors"))
-        exposed = sum(not row.overlap for row in found)
-        names = Counter(name for row in found for name in row.overlap)
+    for (phase, operation, group, size), messages in kinds.items():
+        sent_bytes, whole, tensors = (
+            sum(getattr(row, what) for row in messages) for what in ("sent_bytes", "bytes", "tensors")
+        )
+        exposed = sum(not row.overlap for row in messages)
+        names = Counter(name for row in messages for name in row.overlap)
         calls = [f"{name}{f' ×{count}' if count > 1 else ''}" for name, count in names.most_common(_NAMED)]
         calls += ["…"] if len(names) > _NAMED else []
         yield ", ".join(
             [
                 f"{phase}, {operation} over {f'{size} processes' if size else f'group {group}'}: "
-                + quantity(len(found), "message"),
+                + quantity(len(messages), "message"),
                 quantity(tensors, "tensor"),
-                f"{in_bytes(whole)} ({in_bytes(sent)} sent by each process)",
+                f"{in_bytes(whole)} ({in_bytes(sent_bytes)} sent by each process)",
                 *([f"during {' '.join(calls)}"] if calls else []),
                 *([f"{exposed} with no call meanwhile"] if exposed else []),
             ]

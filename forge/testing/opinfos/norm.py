@@ -99,8 +99,8 @@ def _moves(op: Callable, *places: int) -> Callable:
     """Return a function of (out, moved statistics): op writes into clones of its arguments at `places`."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        given = [arg.detach().clone() if i in places else arg for i, arg in enumerate(args)]
-        return op(*given, **kwargs), *[given[i] for i in places]
+        inputs = [arg.detach().clone() if i in places else arg for i, arg in enumerate(args)]
+        return op(*inputs, **kwargs), *[inputs[i] for i in places]
 
     run.__name__ = op.__name__
     return run

@@ -99,8 +99,8 @@ for _kind in _GATES:
 
 def _cell_call(kind: str, *, bias: bool = True) -> Sample:
     gates, h = _GATES[kind] * 5, t(2, 5)
-    given: dict[str, Any] = {"b_ih": _small(gates), "b_hh": _small(gates)} if bias else {}
-    return sample(t(2, 3), (h, t(2, 5)) if kind == "lstm" else h, _small(gates, 3), _small(gates, 5), **given)
+    biases: dict[str, Any] = {"b_ih": _small(gates), "b_hh": _small(gates)} if bias else {}
+    return sample(t(2, 3), (h, t(2, 5)) if kind == "lstm" else h, _small(gates, 3), _small(gates, 5), **biases)
 
 
 for _kind in _GATES:

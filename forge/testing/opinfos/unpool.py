@@ -14,8 +14,8 @@ def _row(count: int, *before: int, kernel: int = 2, **how: Any) -> Sample:
     lengths = (3, 2, 2)[:count]
     size = how.get("output_size") or [(length - 1) * how.get("stride", kernel) + kernel for length in lengths]
     shape, pooled, places = (*before, *lengths), math.prod(lengths), math.prod(size[-count:])
-    drawn = Value(lambda target: torch.rand(*before, places, device=target.device).argsort(-1)[..., :pooled])
-    return sample(t(*shape), drawn.reshape(shape), kernel, **how)
+    indices = Value(lambda target: torch.rand(*before, places, device=target.device).argsort(-1)[..., :pooled])
+    return sample(t(*shape), indices.reshape(shape), kernel, **how)
 
 
 for _count in (1, 2, 3):

@@ -25,7 +25,7 @@ def with_barriers(kernel: str) -> str:
     """Return a kernel's text with a barrier before each loop, and before what follows it, that reads memory which was
     written before it."""
     lines: list[str] = []
-    written: set[str] = set()  # since the last barrier
+    writes: set[str] = set()  # since the last barrier
     loop: int | None = None  # the line of the loop that is open
     for line in kernel.split("\n"):
         indent = _indent(line)
@@ -33,15 +33,15 @@ def with_barriers(kernel: str) -> str:
             loop = None
         if _LOOP.match(line):
             loop = len(lines)
-        if written.intersection(_LOAD.findall(line)):
+        if writes.intersection(_LOAD.findall(line)):
             if loop is None or loop == len(lines):
                 lines.append(f"{' ' * indent}tl.debug_barrier()")
             else:
                 lines.insert(loop, f"{' ' * _indent(lines[loop])}tl.debug_barrier()")
                 loop += 1
-            written.clear()
+            writes.clear()
         lines.append(line)
-        written.update(_STORE.findall(line))
+        writes.update(_STORE.findall(line))
     return "\n".join(lines)
 
 

@@ -83,8 +83,8 @@ def share_kernels(compiling: AsyncCompile, name: str, text: str, device_str: str
     if _OF_A_PROGRAM in text:
         return share_kernels.original(compiling, name, text, device_str)
     key = (cache_dir(), device_str, text)
-    known = _shared.get(key)
-    if known is None:
-        made = share_kernels.original(compiling, name, text, device_str)
-        known = _shared[key] = SharedKernel(key, made) if isinstance(made, CodeCacheFuture) else made
-    return known
+    kernel = _shared.get(key)
+    if kernel is None:
+        result = share_kernels.original(compiling, name, text, device_str)
+        kernel = _shared[key] = SharedKernel(key, result) if isinstance(result, CodeCacheFuture) else result
+    return kernel

@@ -35,12 +35,12 @@ def remember_simplified(sizes: Any, index: Any, ranges: dict[Any, Any]) -> Any:
     if sizes.replacements or not _is_static(index, ranges):
         return remember_simplified.original(sizes, index, ranges)
     key = (index, *ranges.items())
-    found = _known.get(key)
-    if found is None:
+    result = _known.get(key)
+    if result is None:
         if len(_known) >= _MOST:
             _known.clear()
-        found = _known[key] = remember_simplified.original(sizes, index, ranges)
-    return found
+        result = _known[key] = remember_simplified.original(sizes, index, ranges)
+    return result
 
 
 def _is_static(index: Any, ranges: dict[Any, Any]) -> bool:
@@ -62,8 +62,8 @@ def _is_static(index: Any, ranges: dict[Any, Any]) -> bool:
 def stride_of_named_lengths(index: Any, variable: Any, vector: int | None = None) -> Any:
     """Return the stride of an index along a variable, found with a name for each function of lengths in it."""
     lengths: dict[Any, Any] = {}
-    named = _with_names(sympy.sympify(index), variable, lengths)
-    stride = stride_of_named_lengths.original(named, variable, vector)
+    expression = _with_names(sympy.sympify(index), variable, lengths)
+    stride = stride_of_named_lengths.original(expression, variable, vector)
     return stride.xreplace({name: length for length, name in lengths.items()})
 
 
