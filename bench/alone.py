@@ -37,7 +37,7 @@ class Case:
     are called with eps besides."""
 
     name: str
-    moved: tuple[float, float]
+    traffic: tuple[float, float]
     args: tuple[torch.Tensor, ...]
     reference: Callable
     kernel: Callable
@@ -101,9 +101,9 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         tables = dict(zip(("cos", "sin"), randn(2, batch, 1, length, dim), strict=True))
         both = randn(batch, queries, length, dim), randn(batch, keys, length, dim)
         yield Case("rotary", (2, 2), both[:1], partial(rotary, **tables), partial(ours.rotary, **tables))
-        moved = 2 * (1 + keys / queries)
+        traffic = 2 * (1 + keys / queries)
         of_both, of_kernel = partial(_rotary_pair, **tables), partial(ours.rotary_pair, **tables)
-        yield Case("rotary_pair", (moved, moved), both, of_both, of_kernel)
+        yield Case("rotary_pair", (traffic, traffic), both, of_both, of_kernel)
     for rows, classes in LOGITS:  # Liger writes the gradient over its input, in the forward: nothing to compare
         target = torch.randint(classes, (rows,), device="cuda")
         of = partial(F.cross_entropy, target=target)
@@ -142,11 +142,11 @@ def measured(case: Case, copied: float) -> Iterator[tuple[str, ...]]:
     by_liger = getattr(_liger(), case.liger, None)
     if by_liger is not None:
         functions[-1] = lambda *args: by_liger(*args, *eps)
-    passes = {"forward": case.moved[0], "forward + backward": sum(case.moved)}
-    for name, moved in passes.items():
+    passes = {"forward": case.traffic[0], "forward + backward": sum(case.traffic)}
+    for name, traffic in passes.items():
         row = [case.name, "×".join(map(str, case.args[0].shape)), name]
         for function in functions:
-            row.append("-" if function is None else _one(function, case, name, moved * case.args[0].nbytes / copied))
+            row.append("-" if function is None else _one(function, case, name, traffic * case.args[0].nbytes / copied))
         yield tuple(row)
 
 

@@ -20,13 +20,13 @@ def _dynamo(backend: str) -> Callable[[Callable], Callable]:
 
 def systems(*, inductor: bool = True) -> list[System]:
     """Eager first, then bare Dynamo, torch.compile, Thunder (where it imports) and forge."""
-    found = [System("eager", lambda function: function), System("bare Dynamo", _dynamo("eager"))]
+    result = [System("eager", lambda function: function), System("bare Dynamo", _dynamo("eager"))]
     if inductor:
-        found.append(System("torch.compile", _dynamo("inductor")))
+        result.append(System("torch.compile", _dynamo("inductor")))
     thunder = _thunder()
     if thunder is not None:
-        found.append(System("Thunder", thunder))
-    return [*found, System("forge", jit)]
+        result.append(System("Thunder", thunder))
+    return [*result, System("forge", jit)]
 
 
 _jitted: "weakref.WeakSet[Callable]" = weakref.WeakSet()

@@ -68,15 +68,15 @@ def systems(
     def own() -> PreTrainedModel:
         return copy.deepcopy(model, {id(each): each for each in model.parameters()})
 
-    found = {EAGER: (own(), {"disable_compile": True}), PEER: (own(), {})}
+    models = {EAGER: (own(), {"disable_compile": True}), PEER: (own(), {})}
     if device == "cpu" or cache != STATIC:  # transformers compiles on accelerators, for static caches alone
-        found[PEER][0].forward = torch.compile(found[PEER][0].forward)
-    found[OURS] = (forge.jit(own()), {})
+        models[PEER][0].forward = torch.compile(models[PEER][0].forward)
+    models[OURS] = (forge.jit(own()), {})
     if frozen:
-        found[f"{OURS}, frozen"] = (forge.jit(own(), freeze=True), {})
+        models[f"{OURS}, frozen"] = (forge.jit(own(), freeze=True), {})
     for name in weights:
-        found[f"{OURS}, {name}"] = (forge.jit(own(), transforms=[WEIGHTS[name]()]), {})
-    return found
+        models[f"{OURS}, {name}"] = (forge.jit(own(), transforms=[WEIGHTS[name]()]), {})
+    return models
 
 
 def decode(model: Any, prompt: torch.Tensor, tokens: int, cache: str, **options: Any) -> torch.Tensor:
@@ -121,13 +121,13 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
     seconds: dict[str, list[float]] = defaultdict(list)
     first: dict[str, float] = {}
     cold: dict[str, float] = {}  # the first token, and all tokens once
-    written: dict[str, torch.Tensor] = {}
+    tokens: dict[str, torch.Tensor] = {}
     models = systems(model, device, options.frozen, options.cache, options.weights)
     models = {name: each for name, each in models.items() if not options.only or name in (PEER, *options.only)}
     runs = {name: partial(decode, each, cache=options.cache, **arguments) for name, (each, arguments) in models.items()}
     for name, run in runs.items():
         start = time.perf_counter()
-        written[name] = run(prompt, 1)
+        tokens[name] = run(prompt, 1)
         finish()
         first[name] = time.perf_counter() - start
         run(prompt, options.tokens)
@@ -138,7 +138,7 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
         if name.startswith(OURS):
             forge.finish_compiling(each)
     for name, run in runs.items():
-        written[name] = run(prompt, options.tokens)
+        tokens[name] = run(prompt, options.tokens)
     for _ in range(options.rounds):
         for name, run in runs.items():
             finish()
@@ -164,7 +164,7 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
         ratio = statistics.median(theirs / ours for theirs, ours in zip(peer, each, strict=True))
         to_ours = statistics.median(theirs / ours for theirs, ours in zip(base, each, strict=True))
         rate = batch * options.tokens / statistics.median(each)
-        same = (written[name] == written.get(EAGER, written[name]))[:, -options.tokens :].float().mean().item()
+        same = (tokens[name] == tokens.get(EAGER, tokens[name]))[:, -options.tokens :].float().mean().item()
         step = 1e3 * statistics.median(each) / options.tokens
         rows.append(
             (

@@ -64,8 +64,8 @@ class LigerHead(nn.Module):
         self.function = function
 
     def forward(self, labels: torch.Tensor) -> torch.Tensor:
-        found = self.function(self.head.hidden, self.head.linear.weight, labels)
-        return found[0] if isinstance(found, tuple) else found
+        result = self.function(self.head.hidden, self.head.linear.weight, labels)
+        return result[0] if isinstance(result, tuple) else result
 
 
 def gpt2() -> nn.Module:
@@ -86,9 +86,9 @@ def peak_bytes(run: Callable[[], Any], device: str) -> int:
         run()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
-    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()

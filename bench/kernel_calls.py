@@ -134,13 +134,13 @@ def measured(chain: Chain, runs: Callable[[Step, tuple], Callable[[], object]], 
     slope = {who: (best[who, long] - best[who, short]) / (long - short) for who in ("direct", "forge")}
     added = slope["forge"] - slope["direct"]
     once = best["forge", short] - best["direct", short] - added
-    shown = [f"{1e6 * each:.2f}" for each in (slope["direct"], slope["forge"])]
-    return *shown, f"{1e6 * added:+.2f}", "yes" if added <= WANTED else "no", f"{1e6 * once:+.1f}"
+    columns = [f"{1e6 * each:.2f}" for each in (slope["direct"], slope["forge"])]
+    return *columns, f"{1e6 * added:+.2f}", "yes" if added <= WANTED else "no", f"{1e6 * once:+.1f}"
 
 
 def bench_calls(chains: list[Chain], rounds: int) -> None:
-    wanted = f"≤ {1e6 * WANTED:.0f}"
-    rows = [(f"µs, {SHAPE[0]} × {SHAPE[1]}", "", "direct", "forge", "added a call", wanted, "once a function")]
+    limit = f"≤ {1e6 * WANTED:.0f}"
+    rows = [(f"µs, {SHAPE[0]} × {SHAPE[1]}", "", "direct", "forge", "added a call", limit, "once a function")]
     for chain in chains:
         rows.append((chain.name, "inference", *measured(chain, forward, rounds)))
         if chain.trains:

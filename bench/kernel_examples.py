@@ -47,14 +47,14 @@ LOSS = [(512, 32000), (4096, 32000), (8192, 128256)]
 class Case:
     """One operation on one shape: in plain torch and by a kernel; `args` are its inputs, which get gradients.
 
-    moved: how many times the first input's bytes are read or written at least, forward and backward.
+    traffic: how many times the first input's bytes are read or written at least, forward and backward.
     """
 
     op: str
     reference: Callable
     kernel: Callable
     args: tuple[torch.Tensor, ...]
-    moved: tuple[float, float]
+    traffic: tuple[float, float]
 
     @property
     def shape(self) -> str:
@@ -65,8 +65,8 @@ def build(folder: Path) -> Path:
     """The variant of an example, built if that is needed. Raises CalledProcessError when its build fails."""
     if not (folder / "build.py").exists():
         return folder / "build" / "torch-universal"
-    told = subprocess.run([sys.executable, folder / "build.py"], stdout=subprocess.PIPE, text=True, check=True)
-    return Path(told.stdout.strip())
+    process = subprocess.run([sys.executable, folder / "build.py"], stdout=subprocess.PIPE, text=True, check=True)
+    return Path(process.stdout.strip())
 
 
 def load(name: str) -> ModuleType:
@@ -140,8 +140,8 @@ def training(function: Callable, args: tuple[torch.Tensor, ...]) -> Callable[[],
     leaves = [each.detach().clone().requires_grad_() for each in args]
 
     def outputs() -> tuple[torch.Tensor, ...]:
-        found = function(*leaves)
-        return found if isinstance(found, tuple) else (found,)
+        result = function(*leaves)
+        return result if isinstance(result, tuple) else (result,)
 
     gradients = [torch.randn_like(each) for each in outputs()]
     return lambda: torch.autograd.grad(outputs(), leaves, gradients)
@@ -153,28 +153,28 @@ def run(case: Case, compiled: bool) -> Iterator[str]:
     if compiled:
         torch._dynamo.reset()
         functions["compile"] = torch.compile(case.reference, dynamic=False)
-    forward, backward = case.moved
+    forward, backward = case.traffic
     passes = {"forward": (forward, {name: lambda f=f: f(*case.args) for name, f in functions.items()})}
     if backward:
         trained = {name: training(f, case.args) for name, f in functions.items()}
         passes["forward + backward"] = forward + backward, trained
-    for which, (moved, candidates) in passes.items():
+    for which, (traffic, candidates) in passes.items():
         with torch.set_grad_enabled(which != "forward"):
             measured = in_turn(candidates, rounds=ROUNDS, batch_seconds=ROUND_SECONDS)
             columns = _columns({name: min(seconds) for name, seconds in measured.items()})
             if case.args[0].is_cuda:
                 times = {name: device_seconds(call) for name, call in candidates.items()}
-                columns += f"  |{_columns(times)}{moved * case.args[0].nbytes / times['kernel'] / 1e9:8.0f}"
+                columns += f"  |{_columns(times)}{traffic * case.args[0].nbytes / times['kernel'] / 1e9:8.0f}"
         dtype = str(case.args[0].dtype).removeprefix("torch.")
         yield f"{case.op:14}{dtype:10}{case.shape:16}{which:20}{columns}"
 
 
 def _columns(times: dict[str, float]) -> str:
     """Microseconds of each candidate, and the ratios."""
-    found = [f"{times[name] * 1e6:10.1f}" if name in times else f"{'-':>10}" for name in CANDIDATES]
+    cells = [f"{times[name] * 1e6:10.1f}" if name in times else f"{'-':>10}" for name in CANDIDATES]
     for name in CANDIDATES[:2]:
-        found.append(f"{times['kernel'] / times[name]:8.2f}" if name in times else f"{'-':>8}")
-    return "".join(found)
+        cells.append(f"{times['kernel'] / times[name]:8.2f}" if name in times else f"{'-':>8}")
+    return "".join(cells)
 
 
 def _title(device: str) -> str:

@@ -115,12 +115,12 @@ def bench_made_up() -> None:
 
 def bench_first_use(source: Path) -> None:
     """Measure the cost of a repository's first use in a new process; the best of several processes."""
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     for _ in range(REPEAT):
-        told = subprocess.run([sys.executable, "-c", FIRST_USE, source], stdout=subprocess.PIPE, check=True)
-        for name, value in json.loads(told.stdout).items():
-            found.setdefault(name, []).append(value)
-    show_table([(f"{source.name} in a new process, ms", "best"), *((n, f"{min(v):.1f}") for n, v in found.items())])
+        process = subprocess.run([sys.executable, "-c", FIRST_USE, source], stdout=subprocess.PIPE, check=True)
+        for name, value in json.loads(process.stdout).items():
+            times.setdefault(name, []).append(value)
+    show_table([(f"{source.name} in a new process, ms", "best"), *((n, f"{min(v):.1f}") for n, v in times.items())])
 
 
 def bench_loading(source: Path) -> None:

@@ -58,13 +58,13 @@ def bench_models(folders: list[Path], device: str, *, compiled: bool, rounds: in
     runs = {name: make(owners[name]) for name, make in makers.items()}
     losses = {name: step(run, owners[name], arguments).item() for name, run in runs.items()}
     timed = {name: lambda name=name: step(runs[name], owners[name], arguments) for name in runs}
-    seconds = {name: statistics.median(found) for name, found in in_turn(timed, rounds=rounds).items()}
+    seconds = {name: statistics.median(times) for name, times in in_turn(timed, rounds=rounds).items()}
     rows = [("a training step", "ms", "/ eager", "loss", "operations by kernels")]
     for name, run in runs.items():
         by = Counter(row.executor for row in forge.explain(run).rows) if name.startswith("forge") else Counter()
-        taken = ", ".join(f"{count} {kernel}" for kernel, count in by.items() if "." in kernel)
+        operations = ", ".join(f"{count} {kernel}" for kernel, count in by.items() if "." in kernel)
         ratio = seconds[name] / seconds["eager"]
-        rows.append((name, f"{1e3 * seconds[name]:.1f}", f"{ratio:.2f}", f"{losses[name]:.5f}", taken))
+        rows.append((name, f"{1e3 * seconds[name]:.1f}", f"{ratio:.2f}", f"{losses[name]:.5f}", operations))
     sizes, shape, dtype = SIZES[device]
     print(f"Llama, {', '.join(f'{key} {value}' for key, value in sizes.items())}; {shape} tokens, {dtype}\n")
     show_table(rows)

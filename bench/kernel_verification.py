@@ -52,8 +52,8 @@ print(json.dumps({
 def uses(source: Path, cache: str) -> dict[str, tuple]:
     """Compiling and running a model of one norm, in a new process with this cache of verdicts."""
     environment = {**os.environ, "XDG_CACHE_HOME": cache}
-    told = subprocess.run([sys.executable, "-c", USES, source], stdout=subprocess.PIPE, check=True, env=environment)
-    return json.loads(told.stdout)
+    process = subprocess.run([sys.executable, "-c", USES, source], stdout=subprocess.PIPE, check=True, env=environment)
+    return json.loads(process.stdout)
 
 
 def bench_verification(source: Path) -> None:
@@ -61,6 +61,6 @@ def bench_verification(source: Path) -> None:
     with tempfile.TemporaryDirectory() as cache:
         for process in ("first process", "new process"):
             for use, (seconds, questions, starts, claimed) in uses(source, cache).items():
-                told = (f"{1e3 * seconds:.1f}", str(questions), str(starts), "yes" if claimed else "no")
-                rows.append((process, use, *told))
+                cells = (f"{1e3 * seconds:.1f}", str(questions), str(starts), "yes" if claimed else "no")
+                rows.append((process, use, *cells))
     show_table(rows)

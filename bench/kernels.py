@@ -78,8 +78,8 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out of the examples")
     parser.add_argument("--rounds", type=int, default=15, help="of calls")
     options = parser.parse_args()
-    known = {"repository": kernel_examples.REPOSITORIES[options.device], "operation": kernel_examples.OPERATIONS}
-    for option, names in known.items():
+    choices = {"repository": kernel_examples.REPOSITORIES[options.device], "operation": kernel_examples.OPERATIONS}
+    for option, names in choices.items():
         for name in getattr(options, option) or ():
             if name not in names:
                 parser.error(f"--{option} {name!r}: on {options.device} there are {', '.join(names)}")

@@ -63,35 +63,35 @@ def bench_calls(compared: list[System], rounds: int) -> None:
         ),
     }
     rows = [("ratio to eager", "eager", *[system.name for system in compared[1:]], "wanted")]
-    for name, (prepare, wanted) in cases.items():
+    for name, (prepare, limit) in cases.items():
         runs = prepare()
         for run in runs.values():
             run()
         finish_compiling()
-        found = in_turn(runs, rounds=rounds)
-        rows.append((name, *_cells(found), _verdict(found, wanted)))
+        times = in_turn(runs, rounds=rounds)
+        rows.append((name, *_cells(times), _verdict(times, limit)))
     print()
     show_table(rows)
 
 
-def _cells(found: dict[str, list[float]]) -> list[str]:
-    names = list(found)
-    ratios = [f"{ratio(found[name], found['eager']):.2f} ({_shown(found[name])})" for name in names[1:]]
-    return [_shown(found["eager"]), *ratios]
+def _cells(times: dict[str, list[float]]) -> list[str]:
+    names = list(times)
+    ratios = [f"{ratio(times[name], times['eager']):.2f} ({_shown(times[name])})" for name in names[1:]]
+    return [_shown(times["eager"]), *ratios]
 
 
 def _shown(seconds: list[float]) -> str:
     return in_seconds(statistics.median(seconds))
 
 
-def _verdict(found: dict[str, list[float]], wanted: tuple[float, str] | None) -> str:
-    if wanted is not None:
-        most, other = wanted
-        if other not in found:
+def _verdict(times: dict[str, list[float]], limit: tuple[float, str] | None) -> str:
+    if limit is not None:
+        most, other = limit
+        if other not in times:
             return f"≤ {most:.2f} × {other}, which is left out"
-        reached = ratio(found["forge"], found[other])
+        reached = ratio(times["forge"], times[other])
         return f"≤ {most:.2f} × {other}: {'yes' if reached <= most else 'no'} ({reached:.2f})"
-    extra = statistics.median(found["forge"]) - statistics.median(found["bare Dynamo"])
+    extra = statistics.median(times["forge"]) - statistics.median(times["bare Dynamo"])
     return f"≤ bare Dynamo + 0.5 µs: {'yes' if extra <= 0.5e-6 else 'no'} ({extra * 1e6:+.1f} µs)"
 
 
@@ -115,12 +115,12 @@ def bench_compilation(compared: list[System], layers: list[int], repetitions: in
         first_step(system, 1)  # warm up: imports and builds that happen once
     rows = [("first training step, s", *[system.name for system in compared], "wanted")]
     for depth in layers:
-        found: dict[str, list[float]] = {system.name: [] for system in compared}
+        times: dict[str, list[float]] = {system.name: [] for system in compared}
         for repetition in range(repetitions):
             for system in compared:
                 if repetition == 0 or system.name != "torch.compile":
-                    found[system.name].append(first_step(system, depth)[0])
-        best = {name: statistics.median(seconds) for name, seconds in found.items()}
+                    times[system.name].append(first_step(system, depth)[0])
+        best = {name: statistics.median(seconds) for name, seconds in times.items()}
         over = best["forge"] / best["bare Dynamo"]
         verdict = f"≤ 1.25 × bare Dynamo: {'yes' if over <= 1.25 else 'no'} ({over:.2f})"
         rows.append((f"Llama, {depth} layers", *[f"{seconds:.2f}" for seconds in best.values()], verdict))
@@ -131,14 +131,14 @@ def bench_compilation(compared: list[System], layers: list[int], repetitions: in
 def bench_stages(depths: list[int]) -> None:
     """Where forge's part of a first training step goes; per layer it should stay the same."""
     forge_system = System("forge", forge.jit)
-    found = {depth: first_step(forge_system, depth) for depth in depths}
-    explained = {depth: forge.explain(prepared).seconds for depth, (_, prepared) in found.items()}
+    first_steps = {depth: first_step(forge_system, depth) for depth in depths}
+    explained = {depth: forge.explain(prepared).seconds for depth, (_, prepared) in first_steps.items()}
     stages = list(dict.fromkeys(stage for seconds in explained.values() for stage in seconds))
     rows = [("seconds by stage", *[f"{depth} layers" for depth in depths], "ms per layer")]
     for stage in stages:
         rows.append(_stage_row(stage, {depth: explained[depth].get(stage, 0.0) for depth in depths}))
     rows.append(_stage_row("forge, all", {depth: sum(explained[depth].values()) for depth in depths}))
-    rest = {depth: found[depth][0] - sum(explained[depth].values()) for depth in depths}
+    rest = {depth: first_steps[depth][0] - sum(explained[depth].values()) for depth in depths}
     rows.append(_stage_row("Dynamo and the step itself", rest))
     print()
     show_table(rows)

@@ -265,11 +265,11 @@ def _finish(device: torch.device) -> None:
 def _told(system: str, compiled: list[Any]) -> tuple[int, int, int]:
     """The numbers of graphs, of graph breaks and of opaque calls."""
     if system == "forge":
-        told = [forge.explain(each) for each in compiled]
+        explanations = [forge.explain(each) for each in compiled]
         return (
-            sum(each.graphs for each in told),
-            sum(len(each.graph_breaks) for each in told),
-            sum(len(each.opaque_calls) for each in told),
+            sum(each.graphs for each in explanations),
+            sum(len(each.graph_breaks) for each in explanations),
+            sum(len(each.opaque_calls) for each in explanations),
         )
     counters = torch._dynamo.utils.counters
     return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()), 0
@@ -283,8 +283,8 @@ def _free() -> None:
         torch.cuda.empty_cache()
 
 
-def _rows(plan: str, found: dict[str, Measured]) -> Iterator[tuple[str, ...]]:
-    first, exact = next(iter((name, each.losses) for name, each in found.items()))
+def _rows(plan: str, results: dict[str, Measured]) -> Iterator[tuple[str, ...]]:
+    first, exact = next(iter((name, each.losses) for name, each in results.items()))
     columns = (
         "ms",
         "/ torch.compile",
@@ -298,11 +298,11 @@ def _rows(plan: str, found: dict[str, Measured]) -> Iterator[tuple[str, ...]]:
         "opaque calls",
     )
     yield plan, *columns
-    for system, each in found.items():
+    for system, each in results.items():
         yield (
             system,
             f"{each.milliseconds:.1f}",
-            f"{each.milliseconds / found['torch.compile'].milliseconds:.3f}",
+            f"{each.milliseconds / results['torch.compile'].milliseconds:.3f}",
             f"{each.exposed:.1f}" if each.memory else "-",
             f"{each.memory / 2**30:.2f}" if each.memory else "-",
             f"{each.first:.1f}",
@@ -333,20 +333,20 @@ def main() -> None:
     logging.set_verbosity_error()
     torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
     ranks = torch.distributed.get_world_size()
-    mesh, shown = init_device_mesh(kind, (ranks,)), torch.distributed.get_rank() == 0
-    if shown:
+    mesh, is_first = init_device_mesh(kind, (ranks,)), torch.distributed.get_rank() == 0
+    if is_first:
         name = torch.cuda.get_device_name() if kind == "cuda" else "CPU, 1 thread a rank"
         print(f"torch {torch.__version__}, {ranks} × {name}\n", flush=True)
     layers = options.layers or (12 if kind == "cuda" else 2)
     possible = [plan for plan in PLANS if plan != "shard-tensor" or ranks % 2 == 0]
     for plan in options.plan or possible:
-        found = {
+        results = {
             system: measure(plan, system, layers, mesh, device, options.rounds, options.profile)
             for system in SYSTEMS
             if not options.only or system in (*options.only, "torch.compile")
         }
-        if shown:
-            show_table([*_rows(plan, found)])
+        if is_first:
+            show_table([*_rows(plan, results)])
             print(flush=True)
     torch.distributed.destroy_process_group()
 

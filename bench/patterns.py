@@ -37,9 +37,9 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "mixed": tor
 class Finder(OperatorExecutor):
     """An executor that takes every site of the patterns and runs its reference."""
 
-    def __init__(self, wanted: Sequence[Pattern] = builtin.ALL) -> None:
+    def __init__(self, patterns: Sequence[Pattern] = builtin.ALL) -> None:
         super().__init__("finder")
-        self.patterns = tuple(wanted)
+        self.patterns = tuple(patterns)
         for pattern in self.patterns:
             self.register_implementation(pattern.symbol, pattern.reference)
 
@@ -51,7 +51,7 @@ class Sites:
     name: str
     precision: str
     expected: Counter
-    found: Counter
+    actual: Counter
     outputs: float
     gradients: float
     rounding: float
@@ -59,7 +59,9 @@ class Sites:
     @property
     def missing(self) -> dict[str, int]:
         return {
-            each: self.expected[each] - self.found[each] for each in FAMILIES if self.found[each] < self.expected[each]
+            each: self.expected[each] - self.actual[each]
+            for each in FAMILIES
+            if self.actual[each] < self.expected[each]
         }
 
 
@@ -69,7 +71,7 @@ def family(pattern_id: str) -> str:
 
 
 @patch.dict(os.environ, FORGE_KEEP_STAGES="1")
-def measure(name: str, precision: str, wanted: Sequence[Pattern] = builtin.ALL) -> Sites:
+def measure(name: str, precision: str, patterns: Sequence[Pattern] = builtin.ALL) -> Sites:
     """Trains a model one step through forge, and through forge with every site of the wanted patterns replaced.
 
     `rounding` is how far the gradients are, without patterns, from those of the same weights in float32.
@@ -79,14 +81,14 @@ def measure(name: str, precision: str, wanted: Sequence[Pattern] = builtin.ALL) 
         model(**arguments)
     mixed = precision == "mixed"
     plain, own, _ = _trained(model, arguments, ["torch"], mixed)
-    replaced, ours, jitted = _trained(model, arguments, [Finder(wanted), "torch"], mixed)
+    replaced, ours, jitted = _trained(model, arguments, [Finder(patterns), "torch"], mixed)
     rounding = 0.0
     if precision != "float32":
         _, exact, _ = _trained(copy.deepcopy(model).float(), arguments, None)
         rounding = _gradients_apart(own, exact)
     outputs = max(_difference(replaced.logits, plain.logits), _difference(replaced.loss, plain.loss))
-    found = sites_in(forge.last_traces(jitted))
-    return Sites(name, precision, expected, found, outputs, _gradients_apart(ours, own), rounding)
+    counts = sites_in(forge.last_traces(jitted))
+    return Sites(name, precision, expected, counts, outputs, _gradients_apart(ours, own), rounding)
 
 
 def _trained(
@@ -112,8 +114,8 @@ def sites_in(traces: Iterable[Trace]) -> Counter:
     """The composites that replaced a site, by family; layer norms, which models do not write out, are not counted."""
     stages = [trace for trace in traces if trace.stage == "patterns"]
     ids = [bound.symbol.id for trace in stages for bound in trace.bound_symbols]
-    found = [each for each in ids if each.startswith("pattern.") and not each.endswith("layer_norm")]
-    return Counter(map(family, found))
+    sites = [each for each in ids if each.startswith("pattern.") and not each.endswith("layer_norm")]
+    return Counter(map(family, sites))
 
 
 def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -143,17 +145,17 @@ def _llama(layers: int) -> nn.Module:
 
 def _recorded(model: nn.Module) -> Trace:
     """The trace in which patterns are searched."""
-    kept: list[Trace] = []
+    traces: list[Trace] = []
 
     def keep(trace: Trace) -> Trace:
-        kept.append(trace)
+        traces.append(trace)
         return trace
 
     torch._dynamo.reset()
     ids = torch.randint(3, 96, (2, 10))
     with torch.no_grad():
         forge.jit(model, transforms=[keep])(input_ids=ids, labels=ids)
-    return cse(dce(kept[0]))
+    return cse(dce(traces[0]))
 
 
 def table(rows: Sequence[Sites]) -> str:
@@ -162,7 +164,7 @@ def table(rows: Sequence[Sites]) -> str:
         "model           precision" + "".join(f"{each:>9}" for each in FAMILIES) + "   outputs  gradients   rounding"
     ]
     for row in rows:
-        counts = "".join(f"{row.found[each]:>6}/{row.expected[each]:<2}" for each in FAMILIES)
+        counts = "".join(f"{row.actual[each]:>6}/{row.expected[each]:<2}" for each in FAMILIES)
         apart = "".join(f"   {each:8.1e}" for each in (row.outputs, row.gradients, row.rounding))
         lines.append(f"{row.name:<15} {row.precision:<9}{counts}{apart}")
     for precision in dict.fromkeys(row.precision for row in rows):
@@ -175,8 +177,8 @@ def totals(rows: Sequence[Sites]) -> str:
     parts = []
     for each in FAMILIES:
         expected = sum(row.expected[each] for row in rows)
-        found = sum(min(row.found[each], row.expected[each]) for row in rows)
-        parts.append(f"{each} {found}/{expected} ({100 * found / max(expected, 1):.1f} %)")
+        count = sum(min(row.actual[each], row.expected[each]) for row in rows)
+        parts.append(f"{each} {count}/{expected} ({100 * count / max(expected, 1):.1f} %)")
     return ", ".join(parts)
 
 

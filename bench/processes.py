@@ -44,8 +44,8 @@ def in_a_process(system: str, layers: int, caches: Path) -> float:
     places = {"TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "FORGE_CACHE_DIR": str(caches / "forge")}
     environment = {**os.environ, "FORGE_CACHE": "1", **places}
     command = [sys.executable, "-m", "bench.processes", "--first-step", system, "--layers", str(layers)]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return float(done.stdout.split()[-1])
+    process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return float(process.stdout.split()[-1])
 
 
 def main() -> None:
@@ -66,12 +66,12 @@ def main() -> None:
         for _ in range(options.repetitions):
             for system in SYSTEMS:
                 warm[system].append(in_a_process(system, options.layers, caches[system]))
-    found = {"cold": cold, "warm": {system: statistics.median(seconds) for system, seconds in warm.items()}}
+    times = {"cold": cold, "warm": {system: statistics.median(seconds) for system, seconds in warm.items()}}
     rows = [(f"first training step, Llama, {options.layers} layers, s", *SYSTEMS, "ratio", "wanted")]
-    for name, wanted in (("cold", 0.6), ("warm", 0.8)):
-        over = found[name]["forge"] / found[name]["torch.compile"]
-        verdict = f"≤ {wanted}: {'yes' if over <= wanted else 'no'}"
-        rows.append((f"{name} process", *[f"{found[name][system]:.2f}" for system in SYSTEMS], f"{over:.2f}", verdict))
+    for name, limit in (("cold", 0.6), ("warm", 0.8)):
+        over = times[name]["forge"] / times[name]["torch.compile"]
+        verdict = f"≤ {limit}: {'yes' if over <= limit else 'no'}"
+        rows.append((f"{name} process", *[f"{times[name][system]:.2f}" for system in SYSTEMS], f"{over:.2f}", verdict))
     show_table(rows)
 
 

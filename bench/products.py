@@ -90,8 +90,8 @@ def _step(function: Callable, inputs: list[torch.Tensor], gradient: torch.Tensor
 
 
 def _check(name: str, actual: Any, expected: Any, tolerance: float) -> None:
-    given = zip(actual, expected, strict=True) if isinstance(expected, tuple) else [(actual, expected)]
-    for ours, theirs in given:
+    pairs = zip(actual, expected, strict=True) if isinstance(expected, tuple) else [(actual, expected)]
+    for ours, theirs in pairs:
         off = (ours.float() - theirs.float()).abs().max() / theirs.float().abs().max()
         if not off <= tolerance:
             raise SystemExit(f"{name} differs from eager by {off:.1e} of the largest element")
@@ -118,10 +118,10 @@ def compare(function: Callable, inputs: list[torch.Tensor], dtype: torch.dtype, 
         compiled[name] = time.perf_counter() - start
         runs[name] = run
         _check(name, actual, expected, TOLERANCE[dtype])
-    found = in_turn(runs, rounds=rounds)
-    first = next(iter(found.values()))
-    rows = [(function.__name__, "ms", f"over {next(iter(found))}", "compiled in s")]
-    for name, seconds in found.items():
+    times = in_turn(runs, rounds=rounds)
+    first = next(iter(times.values()))
+    rows = [(function.__name__, "ms", f"over {next(iter(times))}", "compiled in s")]
+    for name, seconds in times.items():
         median = statistics.median(seconds)
         rows.append((name, f"{1e3 * median:.3f}", f"{ratio(seconds, first):.3f}", f"{compiled[name]:.1f}"))
     show_table(rows)

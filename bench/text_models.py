@@ -111,22 +111,22 @@ def _scatter_weights(model: nn.Module) -> None:
 @contextmanager
 def counting(model: nn.Module) -> Iterator[Counter]:
     """Counts, while the model runs in eager, its norms, its rotated tensors, its gated units and its loss."""
-    found: Counter = Counter()
+    counts: Counter = Counter()
     handles = []
     for module in model.modules():
         kind = _kind(module)
         if kind:
-            handles.append(module.register_forward_hook(lambda *_, kind=kind: found.update([kind])))
+            handles.append(module.register_forward_hook(lambda *_, kind=kind: counts.update([kind])))
     undo = [
-        _wrapped(module, name, found)
+        _wrapped(module, name, counts)
         for module in {sys.modules[type(each).__module__] for each in model.modules()}
         for name, value in list(vars(module).items())
         if inspect.isfunction(value) and "apply_rotary" in name
     ]
     if model.loss_function is ForCausalLMLoss and not model.config.is_encoder_decoder:
-        found["loss"] = 1
+        counts["loss"] = 1
     try:
-        yield found
+        yield counts
     finally:
         for handle in handles:
             handle.remove()
@@ -145,7 +145,7 @@ def _kind(module: nn.Module) -> str | None:
     return "glu" if any(all(hasattr(module, part) for part in pair) for pair in pairs) else None
 
 
-def _wrapped(module: Any, name: str, found: Counter) -> Callable[[], None]:
+def _wrapped(module: Any, name: str, counts: Counter) -> Callable[[], None]:
     """Makes a rotary function count the tensors that it rotates; returns what undoes that.
 
     Nested rotary calls are not counted again.
@@ -160,7 +160,7 @@ def _wrapped(module: Any, name: str, found: Counter) -> Callable[[], None]:
         finally:
             inside.depth -= 1
         if not inside.depth:
-            found["rotary"] += len(result) if isinstance(result, tuple) else 1
+            counts["rotary"] += len(result) if isinstance(result, tuple) else 1
         return result
 
     setattr(module, name, counted)

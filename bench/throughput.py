@@ -193,17 +193,17 @@ def _held(run: Callable, prepared: Callable, model: nn.Module, case: Case) -> in
 
 def _saved(prepared: Callable, model: nn.Module, case: Case) -> int:
     parameters = {each.untyped_storage()._cdata for each in model.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage
+        storages[storage._cdata] = storage
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         result = prepared(**case.arguments)
     del result
-    return sum(storage.nbytes() for key, storage in kept.items() if key not in parameters)
+    return sum(storage.nbytes() for key, storage in storages.items() if key not in parameters)
 
 
 def main() -> None:
@@ -232,7 +232,7 @@ def main() -> None:
     if options.kernels:
         compared.append(System(f"forge, {options.kernels.name}", partial(jit, kernels=[options.kernels])))
     print(f"torch {torch.__version__}, {_machine(options.device)}\n", flush=True)
-    found = {}
+    results = {}
     for name, make in CASES[options.device].items():
         if options.only and not any(part in name for part in options.only):
             continue
@@ -241,13 +241,13 @@ def main() -> None:
         gc.collect()
         case = make()
         more = [FROZEN] if options.freeze and not case.training else []
-        found[name] = measure(case, [*compared, *more], options.rounds)
-        show_table(_rows(name, found[name]))
+        results[name] = measure(case, [*compared, *more], options.rounds)
+        show_table(_rows(name, results[name]))
         print(flush=True)
     if options.json:
-        options.json.write_text(json.dumps(_as_json(found, options.device), indent=2))
+        options.json.write_text(json.dumps(_as_json(results, options.device), indent=2))
     if options.png:
-        _draw(found, options.png)
+        _draw(results, options.png)
 
 
 def _machine(device: str) -> str:
@@ -256,10 +256,10 @@ def _machine(device: str) -> str:
     return f"{platform.processor() or platform.machine()}, 1 thread"
 
 
-def _rows(name: str, found: dict[str, Measured]) -> list[tuple[str, ...]]:
+def _rows(name: str, results: dict[str, Measured]) -> list[tuple[str, ...]]:
     rows = [(name, "ms", "/ eager", "/ torch.compile", "memory, MB", "/ eager", "first call, s", "value")]
-    eager, peer = found["eager"], found["torch.compile"]
-    for system, each in found.items():
+    eager, peer = results["eager"], results["torch.compile"]
+    for system, each in results.items():
         rows.append(
             (
                 system,
@@ -275,20 +275,20 @@ def _rows(name: str, found: dict[str, Measured]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _as_json(found: dict[str, dict[str, Measured]], device: str) -> dict[str, Any]:
-    cases = {name: {system: each._asdict() for system, each in of.items()} for name, of in found.items()}
+def _as_json(results: dict[str, dict[str, Measured]], device: str) -> dict[str, Any]:
+    cases = {name: {system: each._asdict() for system, each in of.items()} for name, of in results.items()}
     return {"torch": torch.__version__, "machine": _machine(device), "cases": cases}
 
 
-def _draw(found: dict[str, dict[str, Measured]], path: Path) -> None:
+def _draw(results: dict[str, dict[str, Measured]], path: Path) -> None:
     """Bars of time by case, as ratios to eager."""
     import matplotlib.pyplot as plt  # only who asks for a picture needs it
 
-    figure, axes = plt.subplots(figsize=(8, 0.7 * len(found) + 1.5))
-    names = list(found)
-    labels = list(next(iter(found.values())))
+    figure, axes = plt.subplots(figsize=(8, 0.7 * len(results) + 1.5))
+    names = list(results)
+    labels = list(next(iter(results.values())))
     for place, label in enumerate(labels):
-        values = [ratio(found[name][label].seconds, found[name]["eager"].seconds) for name in names]
+        values = [ratio(results[name][label].seconds, results[name]["eager"].seconds) for name in names]
         axes.barh([i + place * 0.25 for i in range(len(names))], values, height=0.22, label=label)
     axes.set_yticks([i + 0.25 for i in range(len(names))], names)
     axes.invert_yaxis()

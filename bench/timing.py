@@ -27,15 +27,15 @@ def device_seconds(run: Callable[[], Any], *, rounds: int = 9, batch_seconds: fl
         for _ in range(calls):
             run()
     graph.replay()
-    found = []
+    times = []
     for _ in range(rounds):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
-        found.append(start.elapsed_time(end) * 1e-3 / calls)
-    return statistics.median(found)
+        times.append(start.elapsed_time(end) * 1e-3 / calls)
+    return statistics.median(times)
 
 
 def exposed_seconds(trace: Path) -> float:

@@ -105,13 +105,13 @@ def detr(real: bool) -> tuple[nn.Module, Arguments]:
     small = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256}
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
     backbone = transformers.ResNetConfig(out_features=["stage4"], **({} if real else {"depths": [1, 1, 1, 1]}))
-    given = {
+    options = {
         "use_timm_backbone": False,
         "use_pretrained_backbone": False,
         "backbone": None,
         "backbone_config": backbone,
     }
-    model = transformers.DetrModel(config_of("Detr", **given, **({} if real else {**small, **heads})))
+    model = transformers.DetrModel(config_of("Detr", **options, **({} if real else {**small, **heads})))
     return model, {"pixel_values": torch.randn(8 if real else 2, 3, *((512, 512) if real else (64, 64)))}
 
 

@@ -265,7 +265,7 @@ def run_all(options: argparse.Namespace, names: list[str]) -> None:
     deadline = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         running = _Workers(options, folder)
-        waiting, ready, done = list(names), [], 0
+        waiting, ready, count = list(names), [], 0
         while len(ready) < len(names) and time.monotonic() < deadline - _MEASURING * (len(ready) + 1):
             while waiting and running.compiling < options.jobs:
                 running.start(waiting.pop(0))
@@ -281,10 +281,10 @@ def run_all(options: argparse.Namespace, names: list[str]) -> None:
                 file.writelines(line + "\n" for line in lines)
             for line in lines:
                 print(_summary(json.loads(line)), flush=True)
-            done += len(lines) == len(MODES)
+            count += len(lines) == len(MODES)
         running.stop_all_but([])
-    if done < len(names):
-        print(f"{done} of {len(names)} models were measured; the same command goes on with the rest")
+    if count < len(names):
+        print(f"{count} of {len(names)} models were measured; the same command goes on with the rest")
 
 
 class _Workers:
@@ -380,10 +380,10 @@ def _descendants(pid: int) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parents[int((folder / "stat").read_text().rpartition(")")[2].split()[1])].append(int(folder.name))
-    found = [pid]
-    for each in found:
-        found += parents[each]
-    return found[1:]
+    pids = [pid]
+    for each in pids:
+        pids += parents[each]
+    return pids[1:]
 
 
 # what was measured
@@ -551,18 +551,18 @@ def main() -> None:
 
     options.results.parent.mkdir(parents=True, exist_ok=True)
     measured = [(each["model"], each["mode"]) for each in load(options.results)]
-    known = [*zoo_models.MODELS, *(unseen_models.MODELS if options.only else ())]
-    chosen = [name for name in known if not options.only or any(part in name for part in options.only)]
-    names = [name for name in chosen if not all((name, mode) in measured for mode in MODES)]
+    models = [*zoo_models.MODELS, *(unseen_models.MODELS if options.only else ())]
+    selection = [name for name in models if not options.only or any(part in name for part in options.only)]
+    names = [name for name in selection if not all((name, mode) in measured for mode in MODES)]
     if names:
         run_all(options, names)
-    results = [each for each in load(options.results) if each["model"] in chosen]
+    results = [each for each in load(options.results) if each["model"] in selection]
     print(table(results))
     title = results[-1]["where"] if results else ""
     rows = rows_of([each for each in results if each["model"] in zoo_models.MODELS])
     if options.write:  # models that this run left out stay as they are there
-        known = {**rows_on(options.write), **rows}
-        rows = {name: known[name] for name in zoo_models.MODELS if name in known}
+        all_rows = {**rows_on(options.write), **rows}
+        rows = {name: all_rows[name] for name in zoo_models.MODELS if name in all_rows}
         write(options.write, rows, title, options.png)
     if options.png:
         draw(rows, title, options.png)

@@ -34,8 +34,8 @@ def _model(name: str) -> Callable[[Callable], Callable]:
 def config_of(kind: str, **sizes: Any) -> Any:
     """Return a config without dropout; a size that is None keeps its default."""
     of_kind = getattr(transformers, f"{kind}Config")
-    known = of_kind().to_dict()
-    dropouts = {name: 0.0 for name in _DROPOUTS if isinstance(known.get(name), (int, float))}
+    defaults = of_kind().to_dict()
+    dropouts = {name: 0.0 for name in _DROPOUTS if isinstance(defaults.get(name), (int, float))}
     return of_kind(**dropouts, **{name: size for name, size in sizes.items() if size is not None})
 
 
