@@ -283,6 +283,16 @@ def _flip(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     return select_decomp_table()[aten.flip.default](x, dims) if x.ndim else x.clone()
 
 
+def _unsafe_index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """Index an image whose channels are beside each other so that those of the result are, too: the interpolation that
+    reads it would copy it to such strides."""
+    is_image = x.ndim == 4 and len(indices) == 4 and indices[:2] == [None, None]
+    if not is_image or x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
+        return NotImplemented
+    rows = aten._unsafe_index(x.permute(0, 2, 3, 1), [None, *indices[2:]])
+    return rows.permute(0, 3, 1, 2)
+
+
 # torch.compile decomposes the composites that call these, and its table has none of them
 INTERPOLATIONS = (aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default, aten.upsample_trilinear3d.default)
 _ROW_LOOPS: dict[Any, Callable] = {row_product: in_loops, **IN_LOOPS}
@@ -294,6 +304,7 @@ _OWN: dict[Any, Callable] = {
     aten.clamp.default: _clamp,
     aten.flip.default: _flip,
     aten.pow.Tensor_Scalar: _pow,
+    aten._unsafe_index.Tensor: _unsafe_index,
     **_ROW_LOOPS,
     aten.view_copy.default: _view_copy,
 }

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import forge
 from forge.executors.executor import Declined
+from forge.executors.inductorex import lower
 from forge.executors.inductorex.operators import takes
 
 DIMS = {"linear": 1, "bilinear": 2, "trilinear": 3}
@@ -61,3 +62,27 @@ def test_images_of_integers_are_torchs() -> None:
     (call,) = forge.trace(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), x).bound_symbols
     decision = takes(call)
     assert isinstance(decision, Declined) and "of integers" in decision.reason
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_images_are_written_once(memory_format: torch.memory_format, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is an image in channels-last copied to its strides after it was written in others."""
+    monkeypatch.delenv("FORGE_CHECK", raising=False)
+    graphs: list[torch.fx.Graph] = []
+
+    def compile_graph(graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        graphs.append(graph.graph)
+        return original(graph, *args, **kwargs)
+
+    original = lower.compile_graph
+    monkeypatch.setattr(lower, "compile_graph", compile_graph)
+    images = [torch.randn(2, 16, n, n).to(memory_format=memory_format) for n in (4, 8)]
+
+    def join(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([F.interpolate(each, size=(9, 9), mode="bilinear") for each in (x, y)], 1)
+
+    actual, expected = forge.jit(join, cache=False)(*images), join(*images)
+    torch.testing.assert_close(actual, expected)
+    assert actual.stride() == expected.stride()
+    (graph,) = graphs
+    assert not [node for node in graph.nodes if node.target is torch.ops.aten.clone.default]
