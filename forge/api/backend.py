@@ -80,13 +80,13 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
 
     Raises TypeError for an unknown option, and for a value that should be a bool and is not.
     """
-    wanted = options.pop("options", None) or {}
+    settings = options.pop("options", None) or {}
     if "mode" in options:
-        wanted = {**wanted, "mode": options.pop("mode")}
-    refuse_unknown("forge", (*options, *wanted), CONFIG_OPTIONS)
+        settings = {**settings, "mode": options.pop("mode")}
+    refuse_unknown("forge", (*options, *settings), CONFIG_OPTIONS)
     handle = handle_of_torch_compile()
     try:
-        config = resolve_options(**wanted)
+        config = resolve_options(**settings)
         handle.numerics = config.numerics
         return Backend(config, handle)(graph, example_inputs)
     except EagerFallback as reason:  # the frame is torch.compile's: the graph raises when it runs
@@ -103,10 +103,10 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
     note_inputs(graph)
     rewritten = []
     for rewrite in (to_plain_graph, to_waited_graph, to_local_graph):
-        found = rewrite(graph)
-        if found is not None:
-            graph = found.graph
-            rewritten.append(found.wrap)
+        local_graph = rewrite(graph)
+        if local_graph is not None:
+            graph = local_graph.graph
+            rewritten.append(local_graph.wrap)
     assumptions_last(graph)
     subclass = find_dispatched_value(graph)
     if rewritten:
@@ -159,7 +159,7 @@ def _record(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> t
 
 def _with_capture(boundary: CallBoundary, capture: dynamo.Capture, config: Config) -> CallBoundary:
     """Return the boundary of a call of the captured program."""
-    boundary = boundary._replace(held=capture.graph_constants)
+    boundary = boundary._replace(graph_constants=capture.graph_constants)
     if config.comparison is None or boundary.eager is None:
         return boundary
     return boundary._replace(compare=partial(against_eager, eager=boundary.eager, program=capture.program))
@@ -201,8 +201,8 @@ def _log(name: str, report: CompileReport) -> None:
     if logs.compile.isEnabledFor(logs.DETAIL):
         by = ", ".join(f"{executor} {count}" for executor, count in Counter(each.executor for each in claims).items())
         spent = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in report.seconds.items())
-        found = "found on disk; " if report.cached else ""
-        logs.compile.log(logs.DETAIL, "%s: %d operations (%s); %s%s", name, len(claims), by, found, spent)
+        prefix = "found on disk; " if report.cached else ""
+        logs.compile.log(logs.DETAIL, "%s: %d operations (%s); %s%s", name, len(claims), by, prefix, spent)
     if logs.claim.isEnabledFor(logs.DETAIL):
         for each in claims:
             logs.claim.log(logs.DETAIL, "%s: %s by %s  %s", name, each.operation, each.executor, each.source or "")

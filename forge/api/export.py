@@ -101,10 +101,10 @@ def export(  # noqa: PLR0913  the options of forge.export
             raise ExportError(f"forge.export: the entry point {name!r} must have an identifier for its name")
         point = each if isinstance(each, EntryPoint) else EntryPoint(*each)
         if of_modules and isinstance(point.model, torch.nn.Module):
-            given = getattr(point.model, "_forge_module", point.model)
-            if id(given) not in transformed:
-                transformed[id(given)] = transform_module(given, of_modules)
-            point = point._replace(model=transformed[id(given)])
+            original = getattr(point.model, "_forge_module", point.model)
+            if id(original) not in transformed:
+                transformed[id(original)] = transform_module(original, of_modules)
+            point = point._replace(model=transformed[id(original)])
         elif of_modules:
             raise ExportError(
                 "forge.export: a transform replaces parameters, and needs a module, not a program of torch.export"
@@ -161,12 +161,12 @@ def _check_collectives(exported: ExportedProgram) -> None:
 
 def _distinct(arguments: Any) -> Any:
     """Return the arguments with a copy of each tensor that is there twice: torch.export takes it for one input."""
-    seen: set[int] = set()
+    visited: set[int] = set()
 
     def copied(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and id(leaf) in seen:
+        if isinstance(leaf, torch.Tensor) and id(leaf) in visited:
             return leaf.detach().clone()
-        seen.add(id(leaf))
+        visited.add(id(leaf))
         return leaf
 
     return torch_pytree.tree_map(copied, arguments)

@@ -171,15 +171,15 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
 
     @dynamo_disable
     def pullback(*cotangents: Any) -> Any:
-        given = [
+        pairs = [
             (o, c) for o, c in zip(tensor_leaves(outputs), tensor_leaves(cotangents), strict=True) if o.requires_grad
         ]
-        if not given:
+        if not pairs:
             gradients = tuple(torch.zeros_like(value) for value in inputs)
         else:
-            chosen, weights = zip(*given, strict=True)
+            roots, weights = zip(*pairs, strict=True)
             gradients = torch.autograd.grad(
-                chosen,
+                roots,
                 inputs,
                 weights,
                 retain_graph=True,
@@ -233,17 +233,17 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
                 lambda position=position: f"forge.grad: argnums names argument {position}, but {len(args)} were given",
             )
         if state.trace is not None:  # this function is being traced
-            result, found = nested.value_and_gradients(function, args, kwargs, positions, scalar)
-            return result, found[0] if isinstance(argnums, int) else tuple(found)
-        chosen = [args[position] for position in positions]
-        leaves, spec = torch_pytree.tree_flatten(chosen)
+            result, grads = nested.value_and_gradients(function, args, kwargs, positions, scalar)
+            return result, grads[0] if isinstance(argnums, int) else tuple(grads)
+        primals = [args[position] for position in positions]
+        leaves, spec = torch_pytree.tree_flatten(primals)
         again = _records_grad(leaves)
         inputs = [_input(leaf, again) for leaf in leaves]
-        given = list(args)
+        values = list(args)
         for position, value in zip(positions, torch_pytree.tree_unflatten(inputs, spec), strict=True):
-            given[position] = value
+            values[position] = value
         with torch.enable_grad():
-            result = _call(function, tuple(given), kwargs)
+            result = _call(function, tuple(values), kwargs)
         value, aux = scalar(result), result[1:] if has_aux else ()
         if value.requires_grad:
             gradients = torch.autograd.grad(
@@ -251,11 +251,11 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
             )
         else:  # it depends on none of them
             gradients = tuple(map(torch.zeros_like, inputs))
-        found = torch_pytree.tree_unflatten(list(gradients), spec)
+        grads = torch_pytree.tree_unflatten(list(gradients), spec)
         if not again:
             value, aux = value.detach(), _detach(aux)
-        shown = (value, *aux) if has_aux else value
-        return shown, found[0] if isinstance(argnums, int) else tuple(found)
+        output = (value, *aux) if has_aux else value
+        return output, grads[0] if isinstance(argnums, int) else tuple(grads)
 
     return run
 

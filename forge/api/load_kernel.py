@@ -84,27 +84,27 @@ def load_kernel(
         ValueError: For an unknown operator or name.
         KernelImportError: If `force` is set and no kernel can be loaded; it carries the reason of each.
     """
-    known = (
+    available = (
         list(hubex.kernels)
         if kernels is None
         else gather(kernels, allow_imports=allow_imports, argument="forge.load_kernel: kernels")
     )
-    wanted, found = of_operation(op, known, "forge.load_kernel")
-    ops = {kernel.operation for kernel in known}
-    check(bool(found), lambda: f"forge.load_kernel: there is no kernel of {wanted}; {_there_are(ops)}")
+    operation, matches = of_operation(op, available, "forge.load_kernel")
+    ops = {kernel.operation for kernel in available}
+    check(bool(matches), lambda: f"forge.load_kernel: there is no kernel of {operation}; {_there_are(ops)}")
     if name is not None:
-        names = [kernel.entry.name for kernel in found]
-        found = [kernel for kernel in found if name in (kernel.name, kernel.entry.name)]
-        check(bool(found), lambda: f"forge.load_kernel: {wanted}: {unknown('kernel', name, names)}")
-    return LoadedKernel(wanted, _load_all(found) if force else found, force)
+        names = [kernel.entry.name for kernel in matches]
+        matches = [kernel for kernel in matches if name in (kernel.name, kernel.entry.name)]
+        check(bool(matches), lambda: f"forge.load_kernel: {operation}: {unknown('kernel', name, names)}")
+    return LoadedKernel(operation, _load_all(matches) if force else matches, force)
 
 
 def _load_all(kernels: list[Kernel]) -> list[Kernel]:
     reasons = {kernel.name: kernel.load() for kernel in kernels}
-    found = [kernel for kernel in kernels if reasons[kernel.name] is None]
+    usable = [kernel for kernel in kernels if reasons[kernel.name] is None]
     listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    check(bool(found), lambda: f"forge.load_kernel: {listed}", hub.KernelImportError)
-    return found
+    check(bool(usable), lambda: f"forge.load_kernel: {listed}", hub.KernelImportError)
+    return usable
 
 
 def _there_are(ops: set[str]) -> str:

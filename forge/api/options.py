@@ -40,12 +40,14 @@ _OF_TORCH_COMPILE = {
 }
 
 
-def refuse_unknown(caller: str, names: Iterable[str], known: Sequence[str]) -> None:
+def refuse_unknown(caller: str, names: Iterable[str], options: Sequence[str]) -> None:
     """Raise TypeError for an option that is not known, with the near ones, or with forge's name for torch.compile's."""
     for name in names:
         advice = _OF_TORCH_COMPILE.get(name)
-        what = unknown("option", name, known) if advice is None else f"{name!r} is an option of torch.compile; {advice}"
-        require(name in known, lambda what=what: f"{caller}: {what}", TypeError)
+        what = (
+            unknown("option", name, options) if advice is None else f"{name!r} is an option of torch.compile; {advice}"
+        )
+        require(name in options, lambda what=what: f"{caller}: {what}", TypeError)
 
 
 def default_check(check: str | None) -> str | None:
@@ -81,14 +83,14 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
         TypeError: for an option of another type.
     """
     check = check if is_for_a_file else default_check(check)
-    for name, value, known in (
+    for name, value, choices in (
         ("memory", memory, MEMORY),
         ("select", select, SELECT),
         ("check", check, CHECK),
         ("numerics", numerics, NUMERICS),
         ("mode", mode, tuple(MODES)),
     ):
-        _require_one_of(name, value, known)
+        _require_one_of(name, value, choices)
     cuda_graphs = MODES[mode].get("cuda_graphs", cuda_graphs) if cuda_graphs == "auto" else cuda_graphs
     select = MODES[mode].get("select", select) if select == "order" else select
     _require(isinstance(edit, (str, os.PathLike, type(None))), f"edit is {edit!r}, but must be a folder's path")
@@ -144,9 +146,9 @@ def _require(holds: bool, problem: str) -> None:
     require(holds, lambda: f"forge.jit: {problem}", TypeError)
 
 
-def _require_one_of(name: str, value: Any, known: Sequence[str | None]) -> None:
-    listed = ", ".join(map(str, known))
-    require(value in known, lambda: f"forge.jit: {name} is {value!r}, but must be one of {listed}")
+def _require_one_of(name: str, value: Any, choices: Sequence[str | None]) -> None:
+    listed = ", ".join(map(str, choices))
+    require(value in choices, lambda: f"forge.jit: {name} is {value!r}, but must be one of {listed}")
 
 
 def _round_as_eager(executor: Executor) -> Executor:

@@ -47,10 +47,10 @@ class UnusedOptions:
             for library, problem, source in unused_kernels(self._kernels, handle.reports):
                 self._warn(library, f"{handle.name}: {problem}", source)
         if self._layers is not None and self._layers.targets:
-            for wanted in self._layers.targets:
-                unmatched = unmatched_layer_message(wanted, sorted(self._layers.module_names))
+            for target in self._layers.targets:
+                unmatched = unmatched_layer_message(target, sorted(self._layers.module_names))
                 if unmatched is not None:
-                    self._warn(str(wanted), f"{handle.name}: {unmatched}")
+                    self._warn(str(target), f"{handle.name}: {unmatched}")
             for use in unused_layers(handle.reports):
                 problem = f"the layer for {use.module} is not used: {use.reason}"
                 self._warn(f"{use.kind}: {use.reason}", f"{handle.name}: {problem}")
@@ -77,13 +77,13 @@ def look_at_module(layers: LayerExecutor, module: torch.nn.Module) -> None:
         layers.see(type(each))
 
 
-def unmatched_layer_message(wanted: str | type, seen: Sequence[str]) -> str | None:
+def unmatched_layer_message(target: str | type, names: Sequence[str]) -> str | None:
     """Return a message where no module has the name or class that a layer was named for; None otherwise."""
-    name = wanted if isinstance(wanted, str) else wanted.__name__
-    if name in seen:
+    name = target if isinstance(target, str) else target.__name__
+    if name in names:
         return None
-    near = difflib.get_close_matches(name, seen, n=3)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; they are {', '.join(sorted(seen))}"
+    near = difflib.get_close_matches(name, names, n=3)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; they are {', '.join(sorted(names))}"
     return f"no module is a {name!r}, for which layers= names a layer{hint}"
 
 
@@ -97,7 +97,7 @@ def unused_kernels(kernels: HubExecutor, programs: Sequence[CompileReport]) -> I
     """Yield (name, warning, source) of kernels that a program does not use because they have no gradient, and of
     libraries of which no kernel is used. A kernel that failed verification has a warning of its own."""
     claims = [[*program.claims, *program.backward_claims] for program in programs]
-    declined = [found for each in claims for found in _declined_claims(kernels, each)]
+    declined = [entry for each in claims for entry in _declined_claims(kernels, each)]
     for each in claims:
         used_here = {claim.executor for claim in each}
         for name, reason, claim in _declined_claims(kernels, each):
@@ -127,7 +127,7 @@ def _has_own_warning(kernels: HubExecutor, reason: str) -> bool:
 
 def _libraries(kernels: HubExecutor) -> dict[str, set[str]]:
     """Return the names of the kernels, grouped by the source that a user named."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for kernel in kernels.kernels:
-        found.setdefault(kernel.entry.library or kernel.name, set()).add(kernel.name)
-    return found
+        result.setdefault(kernel.entry.library or kernel.name, set()).add(kernel.name)
+    return result

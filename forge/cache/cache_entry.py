@@ -69,17 +69,17 @@ class CacheEntry:
             store.notice(f"a program cannot be used, and is compiled again: {type(error).__name__}: {error}")
             return None
         report.seconds["load"] = self._seconds + time.perf_counter() - start
-        self._write_second_tier_of(executable, report, entry.data["mutated"], entry.data["held"])
+        self._write_second_tier_of(executable, report, entry.data["mutated"], entry.data["graph_constants"])
         return executable, report
 
     def write(
-        self, executable: Executable, report: CompileReport, mutated: list[int], held: list[torch.Tensor]
+        self, executable: Executable, report: CompileReport, mutated: list[int], graph_constants: list[torch.Tensor]
     ) -> None:
         """Write a compiled program to disk; where that cannot be, its report says why."""
-        report.uncached = self._reason_not_to_write(executable, report, mutated, held)
+        report.uncached = self._reason_not_to_write(executable, report, mutated, graph_constants)
 
     def _reason_not_to_write(
-        self, executable: Executable, report: CompileReport, mutated: list[int], held: list[torch.Tensor]
+        self, executable: Executable, report: CompileReport, mutated: list[int], graph_constants: list[torch.Tensor]
     ) -> str | None:
         """Write a compiled program, and return None; where that cannot be, return why."""
         if self.key is None:
@@ -88,7 +88,7 @@ class CacheEntry:
         try:
             if key_of(self._described, self._config, self._parameter_names) != self.key:  # an executor lost something
                 raise Uncacheable("what decides how it is compiled has changed meanwhile")
-            numbers = list(map(self._described.held_number, held))
+            numbers = list(map(self._described.constant_number, graph_constants))
             entry = dump(
                 executable.plan,
                 report,

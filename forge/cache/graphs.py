@@ -32,14 +32,14 @@ class Uncacheable(Exception):
 class GraphKey:
     """A graph as words, from which its key in the cache is made.
 
-    lines: sources of the nodes' calls, by number. held: tensors that the graph holds itself, by number. devices: those
-    of all tensors. symbols: its symbolic inputs. guards: how many guards on these there were.
+    lines: sources of the nodes' calls, by number. graph_constants: tensors that the graph holds itself, by number.
+    devices: those of all tensors. symbols: its symbolic inputs. guards: how many guards on these there were.
     """
 
     def __init__(self, graph: GraphModule) -> None:
         self.words: list[str] = []
         self.lines: dict[Source, int] = {}
-        self.held: dict[int, torch.Tensor] = {}
+        self.graph_constants: dict[int, torch.Tensor] = {}
         self.devices: set[torch.device] = set()
         self.symbols: list[torch.SymInt] = []
         self._names: dict[int, tuple[str, Any]] = {}
@@ -53,9 +53,9 @@ class GraphKey:
         """Return the number of a line of the user's program."""
         return None if source is None else self.lines.get(source)
 
-    def held_number(self, tensor: torch.Tensor) -> int:
+    def constant_number(self, tensor: torch.Tensor) -> int:
         """Return the index of a tensor among those that the graph holds."""
-        return list(self.held).index(id(tensor))
+        return list(self.graph_constants).index(id(tensor))
 
     def _graph(self, graph: GraphModule) -> None:
         self.words.append("graph")
@@ -87,10 +87,10 @@ class GraphKey:
         """Describe a module's call, and the layer that takes it."""
         if site.how == "one call":
             raise Uncacheable(f"layer {site.layer} is one call, which is of one process")
-        found = site.override.fingerprint()
-        if not found.is_lasting:
+        fingerprint = site.override.fingerprint()
+        if not fingerprint.is_lasting:
             raise Uncacheable(f"layer {site.layer} is known to this process only")
-        self.words.append(f"layer {site.how} {site.take is not None} {found.digest}")
+        self.words.append(f"layer {site.how} {site.take is not None} {fingerprint.digest}")
 
     def _symbol(self, value: Any) -> None:
         """Describe an input that is a symbolic number."""
@@ -110,17 +110,17 @@ class GraphKey:
             self._graph(value)
             return f"graph once={is_once_differentiable(value)}"  # of an autograd.Function's backward
         if isinstance(value, torch.Tensor):
-            self.held.setdefault(id(value), value)
-            return f"held {self.held_number(value)} {self._tensor(value)}"
+            self.graph_constants.setdefault(id(value), value)
+            return f"held {self.constant_number(value)} {self._tensor(value)}"
         return self._value(value)
 
     # functions
 
     def _function(self, function: Callable) -> str:
-        known = self._names.get(id(function))
-        if known is None:
-            known = self._names[id(function)] = self._function_name(function), function
-        return known[0]
+        entry = self._names.get(id(function))
+        if entry is None:
+            entry = self._names[id(function)] = self._function_name(function), function
+        return entry[0]
 
     def _function_name(self, function: Any) -> str:
         if isinstance(function, HigherOrderOperator):
@@ -133,10 +133,10 @@ class GraphKey:
         foreign = [each for each in meaning if each is not None and not _is_forges(each)]
         if name is not None and not foreign:
             return name
-        found = fingerprint_of(function, *foreign)
-        if not found.is_lasting:
+        fingerprint = fingerprint_of(function, *foreign)
+        if not fingerprint.is_lasting:
             raise Uncacheable(f"{torchlang.function_name(function)} is known to this process only")
-        return f"{name or qualified_name(function)} {found.digest}"
+        return f"{name or qualified_name(function)} {fingerprint.digest}"
 
     # values
 

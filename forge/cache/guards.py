@@ -48,6 +48,6 @@ def known_of(symbols: Sequence[torch.SymInt]) -> list[str]:
         return []
     env: Any = symbols[0].node.shape_env
     hints = [f"{symbol.node.expr} {hint_of(symbol)}" for symbol in symbols]
-    about = [f"{symbol} {found}" for symbol, found in env.var_to_range.items()]
-    replaced = [f"{symbol} = {found}" for symbol, found in env.replacements.items()]
+    about = [f"{symbol} {bounds}" for symbol, bounds in env.var_to_range.items()]
+    replaced = [f"{symbol} = {expression}" for symbol, expression in env.replacements.items()]
     return [*hints, *sorted(about), *sorted(replaced), *[str(guard.expr) for guard in env.guards]]

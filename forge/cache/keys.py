@@ -45,18 +45,18 @@ def _devices(graph: GraphKey) -> list[str]:
 
 
 def _of_transforms(config: Config) -> str:
-    found = fingerprint_of(*config.transforms)
-    if not found.is_lasting:
+    fingerprint = fingerprint_of(*config.transforms)
+    if not fingerprint.is_lasting:
         raise Uncacheable("one of its transforms is known to this process only")
-    return found.digest
+    return fingerprint.digest
 
 
 def _identity(executor: Executor) -> str:
-    said = executor.identity()
-    if isinstance(said, Declined):
-        raise Uncacheable(said.reason)
+    identity = executor.identity()
+    if isinstance(identity, Declined):
+        raise Uncacheable(identity.reason)
     patterns = fingerprint_of(*executor.patterns)
     if not patterns.is_lasting:
         raise Uncacheable(f"a pattern of executor {executor.name} is known to this process only")
     kind = type(executor)
-    return f"{executor.name} {kind.__module__}.{kind.__qualname__} {said} {patterns.digest}"
+    return f"{executor.name} {kind.__module__}.{kind.__qualname__} {identity} {patterns.digest}"

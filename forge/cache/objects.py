@@ -186,10 +186,10 @@ class Reader:
 
     def _construct(self, owner: str, *attributes: list) -> Any:
         cls = resolve(owner)
-        made = cls.__new__(cls)
+        result = cls.__new__(cls)
         for name, each in attributes:
-            object.__setattr__(made, name, self.find(each))
-        return made
+            object.__setattr__(result, name, self.find(each))
+        return result
 
     def _partial(self, function: list, args: list, keywords: list) -> functools.partial:
         return functools.partial(self.find(function), *self.find(args), **self.find(keywords))
@@ -226,16 +226,16 @@ _FINDERS: dict[str, Callable] = {
 def resolve(name: str) -> Any:
     """Return the object of a qualified name. Raises ImportError or AttributeError where there is none."""
     parts = name.split(".")
-    cut = next((i for i in range(len(parts) - 1, 0, -1) if ".".join(parts[:i]) in sys.modules), 0)
-    if not cut:
+    depth = next((i for i in range(len(parts) - 1, 0, -1) if ".".join(parts[:i]) in sys.modules), 0)
+    if not depth:
         importlib.import_module(parts[0])
         return resolve(name)
-    found = sys.modules[".".join(parts[:cut])]
-    for i, part in enumerate(parts[cut:], start=cut):
-        if not hasattr(found, part) and isinstance(found, types.ModuleType):
+    value = sys.modules[".".join(parts[:depth])]
+    for i, part in enumerate(parts[depth:], start=depth):
+        if not hasattr(value, part) and isinstance(value, types.ModuleType):
             importlib.import_module(".".join(parts[: i + 1]))
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def _is_same(name: str, value: Any) -> bool:

@@ -46,14 +46,14 @@ def dump(
     plan: CompiledPlan,
     report: CompileReport,
     mutated: list[int],
-    held: list[int],
+    graph_constants: list[int],
     executors: Sequence[Executor],
     graph: GraphKey,
     *,
     second_tier: SecondTier | None,
 ) -> Entry:
-    """Return a program as an entry: its plan, with the executors that it was made with. held: numbers of tensors that
-    the graph holds, which the program takes last.
+    """Return a program as an entry: its plan, with the executors that it was made with. graph_constants: numbers of
+    tensors that the graph holds, which the program takes last.
 
     Raises Uncacheable for one that another process could not run.
     """
@@ -71,11 +71,13 @@ def dump(
         "second_tier": None if second_tier is None else [second_tier.hidden_seconds, second_tier.calls],
         "training": _training_data(plan.training),
         "mutated": mutated,
-        "held": held,
+        "graph_constants": graph_constants,
         "opaque_calls": report.opaque_calls,
         "measured": [asdict(each) for each in report.measured],
         "saved": [[*each[:-1], graph.line_of(each.source)] for each in report.saved],
-        "collectives": [[[*each[:-1], graph.line_of(each.source)] for each in found] for found in report.collectives()],
+        "collectives": [
+            [[*each[:-1], graph.line_of(each.source)] for each in collectives] for collectives in report.collectives()
+        ],
         "claims": [
             entry.add(json.dumps([_claim_data(claim, graph) for claim in claims]).encode())
             for claims in (report.claims, report.backward_claims)
@@ -125,8 +127,8 @@ def _hash(training: TrainingPlan) -> str:
 
 def _claim_data(claim: Claim, graph: GraphKey) -> list:
     line = graph.line_of(claim.source)
-    told = claim.operation, claim.outputs, claim.results, line
-    return [*told, claim.executor, claim.declined, claim.level, claim.region]
+    facts = claim.operation, claim.outputs, claim.results, line
+    return [*facts, claim.executor, claim.declined, claim.level, claim.region]
 
 
 def load(
@@ -152,18 +154,18 @@ def load(
             return None
 
     reader = Reader(entry, config.executors, region, lines)
-    made = {part: _function(reader, **each) for part, each in data["functions"].items()}
+    functions = {part: _function(reader, **each) for part, each in data["functions"].items()}
     if errors:
         raise errors[0]
-    fallbacks = [_fallbacks(made.get(part)) for part in ("forward", "backward")]
-    plan = CompiledPlan(made["forward"], data["grad"], data["sets_mode"], attends=data["attends"])
+    fallbacks = [_fallbacks(functions.get(part)) for part in ("forward", "backward")]
+    plan = CompiledPlan(functions["forward"], data["grad"], data["sets_mode"], attends=data["attends"])
     if data["training"] is not None:
-        plan = plan._replace(training=_training_plan(made, program, **data["training"]))
-    found = data["second_tier"]
-    second_tier = None if found is None else SecondTier(program.second_tier, *found)
+        plan = plan._replace(training=_training_plan(functions, program, **data["training"]))
+    fields = data["second_tier"]
+    second_tier = None if fields is None else SecondTier(program.second_tier, *fields)
     tiered = second_tier.tiered_program() if second_tier is not None and is_wanted() else None
-    tensors = list(graph.held.values())
-    boundary = boundary._replace(held=[tensors[number] for number in data["held"]])
+    tensors = list(graph.graph_constants.values())
+    boundary = boundary._replace(graph_constants=[tensors[number] for number in data["graph_constants"]])
     parts = ProgramCall(plan, program.call, tiered, data["mutated"], boundary=boundary)
     call, wrappers = parts.assemble()
     report = LoadedReport(entry, program, lines, fallbacks, wrappers=wrappers, layers=layers)
@@ -177,12 +179,12 @@ def _function(reader: Reader, name: str, **code: Any) -> GeneratedFunction:
 def _fallbacks(generated: GeneratedFunction | None) -> dict[str, Fallback]:
     """Return the fallbacks of a function's regions, by the region's name."""
     scope = {} if generated is None else generated.function.__globals__
-    found = [each for each in scope.values() if isinstance(each, Fallback)]
-    return {region: each for each in found for region in each.regions}
+    fallbacks = [each for each in scope.values() if isinstance(each, Fallback)]
+    return {region: each for each in fallbacks for region in each.regions}
 
 
 def _training_plan(  # noqa: PLR0913  the fields of a record
-    made: dict[str, GeneratedFunction],
+    functions: dict[str, GeneratedFunction],
     program: "_Program",
     usual: list[bool],
     constants: list[int],
@@ -193,9 +195,9 @@ def _training_plan(  # noqa: PLR0913  the fields of a record
 ) -> TrainingPlan:
     saved, *rest = sources
     return TrainingPlan(
-        made["backward"]._replace(read=read),
+        functions["backward"]._replace(read=read),
         tuple(usual),
-        made.get("epilogue"),
+        functions.get("epilogue"),
         constants,
         Sources({int(position): place for position, place in saved}, *rest),
         _LoadedBackwards(program, split),
@@ -316,8 +318,8 @@ class LoadedReport(CompileReport):
         if self.whole is not None:
             return self.whole.collectives()
         forward, backward = (
-            [Collective._make([*facts, tuple(overlap), self.line(line)]) for *facts, overlap, line in found]
-            for found in self._collectives_on_disk
+            [Collective._make([*facts, tuple(overlap), self.line(line)]) for *facts, overlap, line in rows]
+            for rows in self._collectives_on_disk
         )
         return forward, backward
 
@@ -334,9 +336,9 @@ class LoadedReport(CompileReport):
         return [self._claim(number, *each) for each in json.loads(self._claims_on_disk[number])]
 
     def _claim(
-        self, number: int, operation: str, outputs: list[str], results: list[str], line: int | None, *made: Any
+        self, number: int, operation: str, outputs: list[str], results: list[str], line: int | None, *rest: Any
     ) -> Claim:
-        executor, declined, level, region = made
+        executor, declined, level, region = rest
         how = self.line(line), executor, list(map(tuple, declined)), level, region, self.fallbacks[number].get(region)
         return Claim(operation, tuple(outputs), tuple(results), *how)
 

@@ -92,9 +92,9 @@ def _parse(body: bytes, key: str) -> Entry:
         for length in head["lengths"]:
             blobs.append(rest[place : place + length])
             place += length
-        known, data = head["key"], head["data"]
+        own_key, data = head["key"], head["data"]
     except (ValueError, KeyError, TypeError) as error:
         raise UntrustedFile(f"the file cannot be read: {error}") from error
-    if known != key:
+    if own_key != key:
         raise UntrustedFile("the file holds another program")
     return Entry(data, blobs)

@@ -27,9 +27,9 @@ def contract(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels],
     sizes = _lengths(op, operands, inputs)
     terms = [_simplify(operand, labels, sizes) for operand, labels in zip(operands, inputs, strict=True)]
     for pair in contraction_path([labels for _, labels in terms], output, sizes):
-        chosen = [terms.pop(i) for i in sorted(pair, reverse=True)][::-1]
-        kept = set(output).union(*[labels for _, labels in terms])
-        terms.append(_contract_pair(chosen[0], chosen[1], kept) if len(chosen) == 2 else chosen[0])
+        factors = [terms.pop(i) for i in sorted(pair, reverse=True)][::-1]
+        live = set(output).union(*[labels for _, labels in terms])
+        terms.append(_contract_pair(factors[0], factors[1], live) if len(factors) == 2 else factors[0])
     x, labels = terms[0]
     x, labels = _sum_out(x, labels, set(output))
     x = permute(x, [labels.index(label) for label in output if label in labels])
@@ -97,22 +97,22 @@ def _diagonal(x: TensorProxy, labels: Labels, label: object) -> tuple[TensorProx
     return diagonal, (*[labels[i] for i in rest], label)
 
 
-def _sum_out(x: TensorProxy, labels: Labels, kept: set[object]) -> tuple[TensorProxy, Labels]:
-    dims = tuple(i for i, label in enumerate(labels) if label not in kept)
+def _sum_out(x: TensorProxy, labels: Labels, live: set[object]) -> tuple[TensorProxy, Labels]:
+    dims = tuple(i for i, label in enumerate(labels) if label not in live)
     if not dims:
         return x, labels
-    return prims.sum(x, dims), tuple(label for label in labels if label in kept)
+    return prims.sum(x, dims), tuple(label for label in labels if label in live)
 
 
 def _contract_pair(
-    left: tuple[TensorProxy, Labels], right: tuple[TensorProxy, Labels], kept: set[object]
+    left: tuple[TensorProxy, Labels], right: tuple[TensorProxy, Labels], live: set[object]
 ) -> tuple[TensorProxy, Labels]:
     """Return the product of two terms, summed over what is not kept: a batched matrix product, or a multiplication."""
-    a, a_labels = _sum_out(*left, kept | set(right[1]))
-    b, b_labels = _sum_out(*right, kept | set(left[1]))
+    a, a_labels = _sum_out(*left, live | set(right[1]))
+    b, b_labels = _sum_out(*right, live | set(left[1]))
     shared = [label for label in a_labels if label in b_labels]
-    summed = [label for label in shared if label not in kept]
-    batch = [label for label in shared if label in kept]
+    summed = [label for label in shared if label not in live]
+    batch = [label for label in shared if label in live]
     a_only = [label for label in a_labels if label not in shared]
     b_only = [label for label in b_labels if label not in shared]
     a_lengths, b_lengths = dict(zip(a_labels, a.shape, strict=True)), dict(zip(b_labels, b.shape, strict=True))

@@ -132,10 +132,10 @@ def prepare(op: str, *operands: Any, kind: Promotion = Promotion.DEFAULT) -> tup
 
 
 def canonical_dims(op: str, dims: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
-    """Dims counted from the front; None (or an empty sequence) is all of them."""
+    """Return dims counted from the front; None (or an empty sequence) is all of them."""
     if dims is None or (isinstance(dims, (tuple, list)) and not dims):
         return tuple(range(ndim))
     if isinstance(dims, INT_TYPES):
         dims = (dims,)
-    found = prims.check_dims(op, dims, ndim)
-    return found if ndim else ()
+    result = prims.check_dims(op, dims, ndim)
+    return result if ndim else ()

@@ -15,10 +15,10 @@ from forge.prims.creation import nested_numbers
 
 def canonical_device(device: torch.device | str | int | None = None) -> torch.device:
     """Return a device with its index, as tensors have it; torch's default device for None."""
-    found = torch.get_default_device() if device is None else torch.device(device)
-    if found.index is None and found.type not in ("cpu", "meta"):
-        return torch.device(found.type, torch.get_device_module(found.type).current_device())
-    return found
+    result = torch.get_default_device() if device is None else torch.device(device)
+    if result.index is None and result.type not in ("cpu", "meta"):
+        return torch.device(result.type, torch.get_device_module(result.type).current_device())
+    return result
 
 
 def dtype_of(*numbers: Number) -> torch.dtype:
@@ -98,9 +98,9 @@ def check_supported(op: str, **options: Any) -> None:
 
 
 def lengths(size: Sequence[Any]) -> tuple[Dim, ...]:
-    """zeros(2, 3) and zeros((2, 3)) alike."""
-    found = tuple(size[0]) if len(size) == 1 and isinstance(size[0], (tuple, list)) else tuple(size)
-    for length in found:
+    """Return the size of zeros(2, 3) and zeros((2, 3)) alike."""
+    result = tuple(size[0]) if len(size) == 1 and isinstance(size[0], (tuple, list)) else tuple(size)
+    for length in result:
         check(
             not isinstance(length, TensorProxy),
             lambda length=length: (
@@ -108,4 +108,4 @@ def lengths(size: Sequence[Any]) -> tuple[Dim, ...]:
             ),
             NotImplementedError,
         )
-    return found
+    return result

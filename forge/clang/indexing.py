@@ -22,19 +22,19 @@ _MASK_DTYPES = (torch.bool, torch.uint8)
 class IndexedView:
     """A key applied to a tensor as far as it makes views.
 
-    `shown` is the view; `indices` holds what is left to do, one entry a dim of `shown` (a mask stands for all of its
+    `tensor` is the view; `indices` holds what is left to do, one entry a dim of `tensor` (a mask stands for all of its
     dims), or is empty; `undo` has a function for each view in order, from the view's new value to that of what it
     shows.
     """
 
     def __init__(self, x: TensorProxy) -> None:
-        self.shown = x
+        self.tensor = x
         self.indices: list[TensorProxy | None] = []
         self.undo: list[Undo] = []
         self.dim = 0
 
     def view(self, new: TensorProxy, undo: Undo) -> None:
-        self.shown = new
+        self.tensor = new
         self.undo.append(undo)
 
     def index(self, index: TensorProxy | None) -> None:
@@ -146,13 +146,13 @@ def _list_index(op: str, x: TensorProxy, items: list[Any]) -> TensorProxy:
 
 
 def _read_none(result: IndexedView) -> None:
-    before, dim = result.shown, result.dim
+    before, dim = result.tensor, result.dim
     result.view(unsqueeze(before, dim), lambda new: reshape(new, before.shape))
     result.index(None)
 
 
 def _read_slice(result: IndexedView, item: slice) -> None:
-    before, dim = result.shown, result.dim
+    before, dim = result.tensor, result.dim
     bounds = slice_bounds(before.shape[dim], item.start, item.stop, item.step)
     if not is_whole(before.shape[dim], bounds):
         result.view(prims.slice(before, dim, *bounds), lambda new: prims.slice_scatter(before, new, dim, *bounds))
@@ -160,7 +160,7 @@ def _read_slice(result: IndexedView, item: slice) -> None:
 
 
 def _read_int(op: str, result: IndexedView, item: Dim) -> None:
-    before, dim = result.shown, result.dim
+    before, dim = result.tensor, result.dim
     start = position(op, item, before.shape[dim], dim)
     result.view(
         select(before, dim, start), lambda new: prims.slice_scatter(before, unsqueeze(new, dim), dim, start, start + 1)
@@ -173,7 +173,7 @@ def _read_tensor(result: IndexedView, item: TensorProxy) -> None:
             _check_mask(result, item)
         result.index(item)
         return
-    before, dim = result.shown, result.dim  # a 0-d index selects, and is not among those that broadcast
+    before, dim = result.tensor, result.dim  # a 0-d index selects, and is not among those that broadcast
     indices = (*[None] * dim, reshape(item, (1,)))
     result.view(
         prims.squeeze(prims.index(before, indices), (dim,)),
@@ -182,13 +182,13 @@ def _read_tensor(result: IndexedView, item: TensorProxy) -> None:
 
 
 def _check_mask(result: IndexedView, mask: TensorProxy) -> None:
-    shape = result.shown.shape[result.dim : result.dim + mask.ndim]
-    for i, (ours, wanted) in enumerate(zip(mask.shape, shape, strict=True)):
+    shape = result.tensor.shape[result.dim : result.dim + mask.ndim]
+    for i, (ours, expected) in enumerate(zip(mask.shape, shape, strict=True)):
         check(
-            same(ours, wanted),
+            same(ours, expected),
             lambda i=i: (
                 f"getitem: The shape of the mask {list(mask.shape)} at index {i} does not match the shape of "
-                f"the indexed tensor {list(result.shown.shape)} at index {result.dim + i}"
+                f"the indexed tensor {list(result.tensor.shape)} at index {result.dim + i}"
             ),
             IndexError,
         )
@@ -210,7 +210,7 @@ def getitem(x: TensorProxy, key: Any) -> TensorProxy:
     result = read_key("getitem", x, key)
     if prims.has_mask(result.indices):  # made from a list of bools
         raise NotImplementedError("getitem: a list of bools as an index is not supported; see forge/clang/indexing.py")
-    return prims.index(result.shown, tuple(_trim(result.indices))) if result.indices else result.shown
+    return prims.index(result.tensor, tuple(_trim(result.indices))) if result.indices else result.tensor
 
 
 def _trim(indices: Sequence[TensorProxy | None]) -> list[TensorProxy | None]:
@@ -220,60 +220,60 @@ def _trim(indices: Sequence[TensorProxy | None]) -> list[TensorProxy | None]:
 
 @clangop()
 def with_item(x: TensorProxy, key: Any, value: TensorProxy | Number) -> TensorProxy:
-    """x with x[key] replaced by `value`, which is converted to x's dtype and broadcast."""
+    """Return x with x[key] replaced by `value`, which is converted to x's dtype and broadcast."""
     result = read_key("setitem", x, key)
-    shown = result.shown
+    view = result.tensor
     tensor = value if isinstance(value, TensorProxy) else prims.full((), value, x.dtype, x.device)
     tensor = convert(tensor, x.dtype)
     if result.indices:
-        return result.write(_put(shown, tuple(_trim(result.indices)), tensor))
-    return result.write(_fit_value(shown, tensor))
+        return result.write(_put(view, tuple(_trim(result.indices)), tensor))
+    return result.write(_fit_value(view, tensor))
 
 
 def item_sum(x: TensorProxy, key: Any, shape: Sequence[Dim]) -> TensorProxy:
-    """x[key] summed to `shape`: the gradient of what was written there. A mask may be in the key."""
+    """Return x[key] summed to `shape`: the gradient of what was written there. A mask may be in the key."""
     result = read_key("getitem", x, key)
-    shown = result.shown
+    view = result.tensor
     if result.indices:
         indices = tuple(_trim(result.indices))
         if prims.has_mask(indices):
-            return prims.index_sum(shown, indices, tuple(shape))
-        shown = prims.index(shown, indices)
-    return reshape(shown, (*[1] * (len(shape) - shown.ndim), *shown.shape))
+            return prims.index_sum(view, indices, tuple(shape))
+        view = prims.index(view, indices)
+    return reshape(view, (*[1] * (len(shape) - view.ndim), *view.shape))
 
 
-def _fit_value(shown: TensorProxy, value: TensorProxy) -> TensorProxy:
-    """`value` as what is written to all of `shown`; leading dims of length 1 go, as in torch."""
-    extra = builtins.max(value.ndim - shown.ndim, 0)
+def _fit_value(view: TensorProxy, value: TensorProxy) -> TensorProxy:
+    """Return `value` as what is written to all of `view`; leading dims of length 1 go, as in torch."""
+    extra = builtins.max(value.ndim - view.ndim, 0)
     torch_check(
         all(statically_true(size == 1) for size in value.shape[:extra])
         and all(
-            statically_true(size == 1) or same(size, wanted)
-            for size, wanted in zip(reversed(value.shape), reversed(shown.shape), strict=False)
+            statically_true(size == 1) or same(size, target)
+            for size, target in zip(reversed(value.shape), reversed(view.shape), strict=False)
         ),
         lambda: (
             f"setitem: shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to "
-            f"indexing result of shape {list(shown.shape)}"
+            f"indexing result of shape {list(view.shape)}"
         ),
     )
-    return expand_to(reshape(value, value.shape[extra:]), shown.shape)
+    return expand_to(reshape(value, value.shape[extra:]), view.shape)
 
 
-def _put(shown: TensorProxy, indices: tuple[TensorProxy | None, ...], value: TensorProxy) -> TensorProxy:
-    """`shown` with the places of the index tensors replaced; one mask becomes a where where the value allows it."""
+def _put(view: TensorProxy, indices: tuple[TensorProxy | None, ...], value: TensorProxy) -> TensorProxy:
+    """Return `view` with the places of the index tensors replaced; one mask becomes a where if the value allows it."""
     last = indices[-1]
     assert last is not None, "the indices end in a tensor"
     first = len(indices) - 1
     single = all(index is None for index in indices[:-1])
     if not single or last.dtype not in _MASK_DTYPES:
-        return prims.index_put(shown, indices, value)
-    rest = shown.ndim - first - last.ndim
+        return prims.index_put(view, indices, value)
+    rest = view.ndim - first - last.ndim
     if value.ndim > rest and not all(statically_true(size == 1) for size in value.shape):
-        return prims.index_put(shown, indices, value)
+        return prims.index_put(view, indices, value)
     mask = last if last.dtype == torch.bool else last != 0
     mask = reshape(mask, (*[1] * first, *last.shape, *[1] * rest))
-    value = reshape(value, value.shape[builtins.max(value.ndim - shown.ndim, 0) :])
-    return where(expand_to(mask, shown.shape), expand_to(value, shown.shape), shown)
+    value = reshape(value, value.shape[builtins.max(value.ndim - view.ndim, 0) :])
+    return where(expand_to(mask, view.shape), expand_to(value, view.shape), view)
 
 
 # functions along one dim; a 0-d tensor is indexed as a 1-d one
@@ -321,13 +321,13 @@ def _index_write(
     if x.ndim == 0:
         vector = prims.index_put(reshape(x, (1,)), (index,), reshape(source, (1,)), accumulate)
         return reshape(vector, ())
-    wanted = (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
+    expected = (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
     source = unsqueeze(source, 0) if source.ndim == 0 else source
     torch_check(
-        same_shape(source.shape, wanted),
+        same_shape(source.shape, expected),
         lambda: (
             f"{op}: Source/destination tensor must have same slice shapes: source is {source}, but {x} indexed by "
-            f"{index} along dim {dim} needs shape {list(wanted)}"
+            f"{index} along dim {dim} needs shape {list(expected)}"
         ),
     )
     return prims.index_put(x, _along(dim, index), source, accumulate)

@@ -221,9 +221,9 @@ def cat(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
     dtype = tensors[0].dtype
     for tensor in tensors[1:]:
         dtype = torch.promote_types(dtype, tensor.dtype)
-    kept = _without_empty(tensors)
-    dim = check_dim("cat", dim, kept[0].ndim)
-    return prims.cat([convert(tensor, dtype) for tensor in kept], dim)
+    parts = _without_empty(tensors)
+    dim = check_dim("cat", dim, parts[0].ndim)
+    return prims.cat([convert(tensor, dtype) for tensor in parts], dim)
 
 
 def _without_empty(tensors: Sequence[TensorProxy]) -> list[TensorProxy]:
@@ -238,9 +238,9 @@ def _cat_grad(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
     out = cat(tensors, dim)
     g, dim = get_grad(out), check_dim("cat", dim, out.ndim)
     start: Dim = 0
-    kept = _without_empty(tensors)
+    parts = _without_empty(tensors)
     for tensor in tensors:
-        if not any(tensor is each for each in kept):
+        if not any(tensor is each for each in parts):
             put_grad(tensor, prims.full(tensor.shape, 0, g.dtype, g.device))
             continue
         stop = start + tensor.shape[dim]

@@ -210,7 +210,7 @@ class _Writer:
             self.generate(body),
             returned=[proxy.name in self.escapes for proxy in results],
             checked=checked,
-            written=[
+            writes=[
                 place for place, proxy in enumerate(inputs) if _through_views(proxy.name, self.makers)[0] in targets
             ],
             last=[place for place, proxy in enumerate(inputs) if self._dies_in(proxy.name, inside)],

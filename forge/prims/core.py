@@ -61,17 +61,19 @@ def with_tensor_checks(
     """
     check_argument = check_argument or check_tensor
     parameters = enumerate(inspect.signature(function).parameters.values())
-    wanted = [(i, each.name) for i, each in parameters if each.annotation is TensorProxy and each.kind in _SINGLE]
+    tensor_parameters = [
+        (i, each.name) for i, each in parameters if each.annotation is TensorProxy and each.kind in _SINGLE
+    ]
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> _R:
-        for i, name in wanted:
+        for i, name in tensor_parameters:
             value = args[i] if i < len(args) else kwargs.get(name, TensorProxy)  # the call says what is missing
             if not isinstance(value, TensorProxy) and value is not TensorProxy:
                 check_argument(op, **{name: value})
         return function(*args, **kwargs)
 
-    return run if wanted else function
+    return run if tensor_parameters else function
 
 
 _SINGLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -159,10 +161,10 @@ def check_dim(op: str, dim: int, ndim: int) -> int:
 
 
 def check_dims(op: str, dims: Sequence[int], ndim: int) -> tuple[int, ...]:
-    """Distinct dims counted from the front. Raises IndexError out of range, ValueError on a repetition."""
-    found = tuple(check_dim(op, dim, ndim) for dim in dims)
-    torch_check(len(set(found)) == len(found), lambda: f"{op}: dims {tuple(dims)} name a dim twice")
-    return found
+    """Return distinct dims counted from the front. Raises IndexError out of range, ValueError on a repetition."""
+    result = tuple(check_dim(op, dim, ndim) for dim in dims)
+    torch_check(len(set(result)) == len(result), lambda: f"{op}: dims {tuple(dims)} name a dim twice")
+    return result
 
 
 def same(a: Dim, b: Dim) -> bool:

@@ -120,8 +120,8 @@ def index_put(x: TensorProxy, indices: Indices, values: TensorProxy, accumulate:
 def _check_expands(op: str, values: TensorProxy, shape: Sequence[Dim]) -> None:
     extra = values.ndim - len(shape)
     fits = all(statically_true(size == 1) for size in values.shape[: max(extra, 0)]) and all(
-        statically_true(size == 1) or same(size, wanted)
-        for size, wanted in zip(reversed(values.shape), reversed(shape), strict=False)
+        statically_true(size == 1) or same(size, target)
+        for size, target in zip(reversed(values.shape), reversed(shape), strict=False)
     )
     torch_check(
         fits,

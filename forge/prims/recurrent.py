@@ -40,7 +40,7 @@ def recurrent_layer(
         lambda: f"{op}: all tensors must have one floating point or complex dtype, but they are {inputs}",
     )
     hidden = w_hh.shape[0] // KINDS[kind]
-    wanted: dict[str, tuple[TensorProxy | None, tuple[Dim, ...]]] = {
+    expected: dict[str, tuple[TensorProxy | None, tuple[Dim, ...]]] = {
         "w_ih": (w_ih, (KINDS[kind] * hidden, x.shape[2])),
         "w_hh": (w_hh, (KINDS[kind] * hidden, h.shape[1])),
         "h": (h, (x.shape[1], hidden if w_hr is None else w_hr.shape[0])),
@@ -48,7 +48,7 @@ def recurrent_layer(
         "b_ih": (b_ih, (KINDS[kind] * hidden,)),
         "b_hh": (b_hh, (KINDS[kind] * hidden,)),
     }
-    for name, (tensor, shape) in wanted.items():
+    for name, (tensor, shape) in expected.items():
         torch_check(
             tensor is None or same_shape(tensor.shape, shape),
             lambda name=name, tensor=tensor, shape=shape: (
@@ -78,8 +78,8 @@ def recurrent_gradient(order: int, kind: str, reverse: bool, inputs: Tensors) ->
 
 def _put_gradients(order: int, kind: str, reverse: bool, inputs: Tensors, results: Tensors) -> None:
     incoming = tuple(each if each is None else get_grad(each) for each in results)
-    for given, gradient in zip(inputs, recurrent_gradient(order, kind, reverse, (*inputs, *incoming)), strict=True):
-        put_grad(given, gradient)
+    for argument, gradient in zip(inputs, recurrent_gradient(order, kind, reverse, (*inputs, *incoming)), strict=True):
+        put_grad(argument, gradient)
 
 
 @register_grad(recurrent_layer)

@@ -196,8 +196,8 @@ def histc(x: TensorProxy, bins: int, min: float, max: float) -> TensorProxy:
 
 def restore_dims(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
     """Return a value reduced over `dims` of x, repeated along them to x's shape."""
-    kept = tuple(dim for dim in range(x.ndim) if dim not in dims)
-    return broadcast_in_dim(reduced, x.shape, kept) if x.ndim else reduced
+    rest = tuple(dim for dim in range(x.ndim) if dim not in dims)
+    return broadcast_in_dim(reduced, x.shape, rest) if x.ndim else reduced
 
 
 register_vjp(sum, x=lambda g, x, dims: restore_dims(g, x, dims))
@@ -238,12 +238,12 @@ def _prod_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
 
 def _products_of_others(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
     """Return for each element the product of the other ones over `dims`, without division."""
-    kept = [dim for dim in range(x.ndim) if dim not in dims]
-    rows = x.permute((*kept, *dims))
+    rest = [dim for dim in range(x.ndim) if dim not in dims]
+    rows = x.permute((*rest, *dims))
     count = math.prod(x.shape[dim] for dim in dims)
-    flat = reshape(rows, (*[x.shape[dim] for dim in kept], count)) if len(dims) > 1 else rows
+    flat = reshape(rows, (*[x.shape[dim] for dim in rest], count)) if len(dims) > 1 else rows
     others = reshape(_product_before(flat, False) * _product_before(flat, True), rows.shape)
-    return others.permute(sorted(range(x.ndim), key=[*kept, *dims].__getitem__))
+    return others.permute(sorted(range(x.ndim), key=[*rest, *dims].__getitem__))
 
 
 def _register_extremum(prim: Symbol[TensorProxy]) -> None:
@@ -345,8 +345,8 @@ def _logcumsumexp_grad(x: TensorProxy, dim: int) -> TensorProxy:
     log_of_size = g.abs().log()
     lowest = torch.finfo(x.dtype).min  # as torch: infinity would be nan where the gradient is differentiated
 
-    def part(chosen: TensorProxy) -> TensorProxy:
-        return (_reversed_scan(logcumsumexp, chosen.where(log_of_size, lowest) - out, dim) + x).exp()
+    def part(mask: TensorProxy) -> TensorProxy:
+        return (_reversed_scan(logcumsumexp, mask.where(log_of_size, lowest) - out, dim) + x).exp()
 
     put_grad(x, part(g > 0) - part(g < 0))
     return out

@@ -193,10 +193,10 @@ def slice_scatter(x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Di
     """
     check(x.dtype == y.dtype, lambda: f"prims.slice_scatter: y is {y}, but must have the dtype of {x}", TypeError)
     check(x.ndim == y.ndim, lambda: f"prims.slice_scatter: y is {y}, but must have the rank of {x}")
-    for i, (size, wanted) in enumerate(zip(y.shape, _slice_shape(x.shape, dim, start, stop, step), strict=True)):
+    for i, (size, expected) in enumerate(zip(y.shape, _slice_shape(x.shape, dim, start, stop, step), strict=True)):
         check(
-            same(size, wanted),
-            lambda i=i, wanted=wanted: f"prims.slice_scatter: dim {i} of y, {y}, must have length {wanted}",
+            same(size, expected),
+            lambda i=i, expected=expected: f"prims.slice_scatter: dim {i} of y, {y}, must have length {expected}",
         )
     return like(x)
 
@@ -300,8 +300,8 @@ def _view_scatter_grad(
 ) -> TensorProxy:
     out = view_scatter(x, y, view, args, kwargs, index)
     g = get_grad(out)
-    shown = view(g, *args, **kwargs)
-    put_grad(y, shown if index is None else shown[index])
+    part = view(g, *args, **kwargs)
+    put_grad(y, part if index is None else part[index])
     if needs_grad(x):
         put_grad(x, view_scatter(g, full(y.shape, 0, y.dtype, y.device), view, args, kwargs, index))
     return out

@@ -48,14 +48,14 @@ class DifferentiableBackward(NamedTuple):
     """A backward as a program of the forward's inputs, which is differentiated as any other.
 
     function: takes all inputs (None for one that is not read), what was drawn, and the gradients that there are.
-    reads: the positions of the inputs that it reads. drawn: places of what it is given among the saved tensors and
-    numbers. wanted: which inputs' gradients it returns.
+    reads: the positions of the inputs that it reads. draws: places of what it is given among the saved tensors and
+    numbers. targets: which inputs' gradients it returns.
     """
 
     function: Callable
     reads: list[int]
-    drawn: list[int]
-    wanted: list[int]
+    draws: list[int]
+    targets: list[int]
 
 
 class Backward(NamedTuple):
@@ -87,13 +87,13 @@ class LazyBackward:
     def get(self, key: tuple, sizes: Sequence[Any]) -> Any:
         """Return the function of `key`, for these values of the numbers."""
         with self._lock:  # threads may meet here
-            found = self.ready.get(key) or self._for_sizes.get((key, *sizes))
-            if found is None:
+            function = self.ready.get(key) or self._for_sizes.get((key, *sizes))
+            if function is None:
                 with specialize_sizes(self._numbers(), sizes) as assumed:
-                    found = self._compile(key)
+                    function = self._compile(key)
                 table, place = (self._for_sizes, (key, *sizes)) if assumed.used else (self.ready, key)
-                table[place] = found
-            return found
+                table[place] = function
+            return function
 
 
 class DifferentiableCall:
@@ -147,23 +147,23 @@ class DifferentiableCall:
                         with autocast_mode.disable():
                             return ForgeFunction.backward(ctx, *gradients)
                     present = tuple([gradient is not None for gradient in gradients])
-                    given = [gradient for gradient in gradients if gradient is not None]
-                    if not given:
+                    incoming = [gradient for gradient in gradients if gradient is not None]
+                    if not incoming:
                         return (None,) * ctx.count
                     if torch.is_grad_enabled():
-                        return ForgeFunction.double_backward(ctx, present, given)
+                        return ForgeFunction.double_backward(ctx, present, incoming)
                     if any(map(_is_graph, ctx.numbers)):
-                        return ForgeFunction.backward_with_graphs(ctx, present, given)
-                    if any(map(_needs_torch_backward, given)):
+                        return ForgeFunction.backward_with_graphs(ctx, present, incoming)
+                    if any(map(_needs_torch_backward, incoming)):
                         function, read = batched.get(present, ctx.lengths if numbered else ())
                     else:
-                        found = ready.get(present) or backwards.get(present, ctx.lengths if numbered else ())
-                        function, read = found
-                    boxed = [*_unpack_saved_tensors(ctx, read), *ctx.numbers, *given]
+                        entry = ready.get(present) or backwards.get(present, ctx.lengths if numbered else ())
+                        function, read = entry
+                    boxed = [*_unpack_saved_tensors(ctx, read), *ctx.numbers, *incoming]
                     ctx.maybe_clear_saved_tensors()
                     if not graph_is_kept():
                         ctx.remembered = ctx.copies = None
-                    del gradients, given
+                    del gradients, incoming
                     with torch.no_grad():
                         return function(boxed)
                 except Exception as failure:
@@ -171,53 +171,55 @@ class DifferentiableCall:
                     raise
 
             @staticmethod
-            def backward_with_graphs(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple:
+            def backward_with_graphs(ctx: Any, present: tuple[bool, ...], incoming: list[torch.Tensor]) -> tuple:
                 """Return the gradients of the inputs where opaque calls have some."""
-                _, gradients = ForgeFunction.run_backward(ctx, present, given)
+                _, gradients = ForgeFunction.run_backward(ctx, present, incoming)
                 ctx.maybe_clear_saved_tensors()
                 if not graph_is_kept():
                     ctx.remembered = ctx.copies = None
                 return gradients
 
             @staticmethod
-            def run_backward(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple[frozenset, tuple]:
+            def run_backward(
+                ctx: Any, present: tuple[bool, ...], incoming: list[torch.Tensor]
+            ) -> tuple[frozenset, tuple]:
                 """Return the gradients of the inputs, and which of those of opaque calls are None, as (place of the
                 graph, input): that is known only when they run, and most likely as it was before."""
-                found = {place: graph for place, graph in enumerate(ctx.numbers) if _is_graph(graph)}
+                graphs = {place: graph for place, graph in enumerate(ctx.numbers) if _is_graph(graph)}
                 lengths = ctx.lengths if numbered else ()
-                compiled = batched if any(map(_needs_torch_backward, given)) else backwards
-                for place, graph in found.items():
+                compiled = batched if any(map(_needs_torch_backward, incoming)) else backwards
+                for place, graph in graphs.items():
                     graph.unreached = unreached.get(place, frozenset())
                 while True:
-                    missing = frozenset((place, i) for place, graph in found.items() for i in graph.unreached)
+                    missing = frozenset((place, i) for place, graph in graphs.items() for i in graph.unreached)
                     function, read = compiled.get((*present, missing) if missing else present, lengths)
                     try:
                         with torch.no_grad():
-                            return missing, function([*_unpack_saved_tensors(ctx, read), *ctx.numbers, *given])
+                            return missing, function([*_unpack_saved_tensors(ctx, read), *ctx.numbers, *incoming])
                     except UnreachedInputs:
-                        unreached.update((place, graph.unreached) for place, graph in found.items())
+                        unreached.update((place, graph.unreached) for place, graph in graphs.items())
 
             @staticmethod
-            def double_backward(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple:
+            def double_backward(ctx: Any, present: tuple[bool, ...], incoming: list[torch.Tensor]) -> tuple:
                 """Return the gradients of the inputs, with a history."""
-                flowing = tuple([gradient.requires_grad for gradient in given])
+                flowing = tuple([gradient.requires_grad for gradient in incoming])
                 for number in ctx.numbers:
                     if isinstance(number, OpaqueGraph) and number.random:
                         raise NotImplementedError(_DREW.format(qualified_name(number.function) or number.function))
-                key: tuple = present, flowing, any(map(_needs_torch_backward, given))
+                key: tuple = present, flowing, any(map(_needs_torch_backward, incoming))
                 if any(map(_is_graph, ctx.numbers)):
-                    missing, _ = ForgeFunction.run_backward(ctx, present, [each.detach() for each in given])
+                    missing, _ = ForgeFunction.run_backward(ctx, present, [each.detach() for each in incoming])
                     key = (*key, missing) if missing else key
                 again = ready_doubles.get(key) or double_backwards.get(key, ctx.lengths if numbered else ())
-                read = {*again.drawn, *(sources.saved[i] for i in again.reads if i in sources.saved)}
+                read = {*again.draws, *(sources.saved[i] for i in again.reads if i in sources.saved)}
                 saved = [*_unpack_saved_tensors(ctx, read), *ctx.numbers]
                 inputs = _inputs(ctx, saved, sources, again.reads)
                 ctx.maybe_clear_saved_tensors()
                 if not graph_is_kept():
                     ctx.remembered = ctx.copies = None
-                results = again.function(*inputs, *[saved[i] for i in again.drawn], *given)
+                results = again.function(*inputs, *[saved[i] for i in again.draws], *incoming)
                 gradients = [None] * len(inputs)
-                for position, gradient in zip(again.wanted, results, strict=True):
+                for position, gradient in zip(again.targets, results, strict=True):
                     gradients[position] = gradient
                 return tuple(gradients)
 
@@ -244,9 +246,9 @@ class DifferentiableCall:
             @staticmethod
             @skip_dynamo
             def backward(ctx: Any, *gradients: Any) -> Any:
-                found = super(First, First).backward(ctx, *gradients)
-                whole = isinstance(found, tuple)  # without a generator: under create_graph=True, say
-                ctx.shared.left = iter([[found[i] for i in part] for part in parts]) if whole else found
+                result = super(First, First).backward(ctx, *gradients)
+                whole = isinstance(result, tuple)  # without a generator: under create_graph=True, say
+                ctx.shared.gradients = iter([[result[i] for i in part] for part in parts]) if whole else result
                 return None, None, None, *ctx.shared.take(len(first))
 
         def apply(*inputs: Any) -> Any:
@@ -260,11 +262,11 @@ class DifferentiableCall:
 
 def _detach_inputs(apply: Callable, detached: Sequence[int]) -> Callable:
     def apply_detached(*inputs: Any) -> Any:
-        given = list(inputs)
+        args = list(inputs)
         for i in detached:
-            if given[i] is not None:  # no backward of a backward reads these
-                given[i] = given[i].detach()
-        return apply(*given)
+            if args[i] is not None:  # no backward of a backward reads these
+                args[i] = args[i].detach()
+        return apply(*args)
 
     return apply_detached
 
@@ -273,16 +275,16 @@ class _Parts:
     """Remaining parts of a running backward: an iterator over the gradients of each part."""
 
     def __init__(self) -> None:
-        self.left: Iterator[Sequence[torch.Tensor | None]] = iter(())
+        self.gradients: Iterator[Sequence[torch.Tensor | None]] = iter(())
 
     def take(self, count: int) -> Sequence[torch.Tensor | None]:
         """Return the gradients of the next part, which is computed now; None for each of `count` where there is
         none."""
         if torch.is_grad_enabled():  # they are there, with a history
-            return next(self.left, (None,) * count)
+            return next(self.gradients, (None,) * count)
         try:
             with autocast_mode.disable():
-                return next(self.left, (None,) * count)
+                return next(self.gradients, (None,) * count)
         except Exception as failure:
             note_location(failure)
             raise
@@ -413,13 +415,13 @@ _IS_LEAF, _REQUIRES_GRAD = map(attrgetter, ("is_leaf", "requires_grad"))
 
 def _remember(inputs: tuple, positions: list[int]) -> tuple[list[torch.Tensor], list[int]]:
     """Return the inputs at `positions`, and the versions that they have now."""
-    kept = [inputs[i] for i in positions]
-    if not (all(map(_IS_LEAF, kept)) and all(map(_REQUIRES_GRAD, kept))):  # parameters have no history
-        kept = [x if x.is_leaf and x.requires_grad else _alias(x) for x in kept]
+    tensors = [inputs[i] for i in positions]
+    if not (all(map(_IS_LEAF, tensors)) and all(map(_REQUIRES_GRAD, tensors))):  # parameters have no history
+        tensors = [x if x.is_leaf and x.requires_grad else _alias(x) for x in tensors]
     try:
-        return kept, list(map(version_of, kept))
+        return tensors, list(map(version_of, tensors))
     except RuntimeError:  # an inference tensor has none
-        return kept, [_version(x) for x in kept]
+        return tensors, [_version(x) for x in tensors]
 
 
 def _copy(inputs: tuple, positions: list[int]) -> list[torch.Tensor]:
@@ -452,11 +454,11 @@ def _inputs(ctx: Any, saved: Sequence[Any], sources: Sources, reads: list[int]) 
         ),
         RuntimeError,
     )
-    found: dict[int, Any] = {position: saved[place] for position, place in sources.saved.items()}
-    wanted = set(reads)
+    inputs: dict[int, Any] = {position: saved[place] for position, place in sources.saved.items()}
+    positions = set(reads)
     for position, x, version in zip(sources.remembered, *ctx.remembered, strict=True):
         check(
-            position not in wanted or _version(x) == version,
+            position not in positions or _version(x) == version,
             lambda x=x, version=version: (
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 f"[{x.dtype}, {list(x.shape)}] is at version {version_of(x)}; expected version {version} instead; "
@@ -464,10 +466,12 @@ def _inputs(ctx: Any, saved: Sequence[Any], sources: Sources, reads: list[int]) 
             ),
             RuntimeError,
         )
-        found[position] = x
+        inputs[position] = x
     for position, x in zip(sources.mutated, ctx.copies if sources.mutated else (), strict=True):
-        found[position] = x
+        inputs[position] = x
     for position, number in zip(sources.numbers, ctx.lengths if sources.numbers else (), strict=True):
-        found[position] = number
-    assert wanted.issubset(found), f"a differentiable backward reads inputs {wanted - set(found)}, which are not kept"
-    return [found.get(position) for position in range(ctx.count)]
+        inputs[position] = number
+    assert positions.issubset(inputs), (
+        f"a differentiable backward reads inputs {positions - set(inputs)}, which are not kept"
+    )
+    return [inputs.get(position) for position in range(ctx.count)]

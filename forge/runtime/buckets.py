@@ -14,9 +14,9 @@ _set: ContextVar[tuple[int | None] | None] = ContextVar("forge_bucket_bytes", de
 def bucket_bytes() -> int | None:
     """Return the size of a bucket of the model whose forward runs now; None outside of DistributedDataParallel's
     forward."""
-    given = _set.get()
-    if given is not None:
-        return given[0]
+    override = _set.get()
+    if override is not None:
+        return override[0]
     wrapper = active_ddp_module() if torch.distributed.is_available() else None
     return None if wrapper is None else int(wrapper.bucket_bytes_cap)
 

@@ -149,7 +149,7 @@ class _Recording:
     ) -> list[tuple[Results, int]]:
         """Take those candidates out of `inputs` which are results of recordings in this memory, and which nobody else
         holds. Return for each these results, and the number of its storage among them."""
-        found: dict[tuple[Results, int], list[tuple[_Donated, torch.Tensor]]] = {}
+        by_owner: dict[tuple[Results, int], list[tuple[_Donated, torch.Tensor]]] = {}
         for place in candidates:
             tensor = inputs.tensors[place]
             owner = _owners.get(memory_of(tensor))
@@ -163,13 +163,13 @@ class _Recording:
             ):
                 continue
             donated = _Donated(place, places[place], Span(tensor))
-            found.setdefault((owner.results, number), []).append((donated, tensor.detach()))
+            by_owner.setdefault((owner.results, number), []).append((donated, tensor.detach()))
             del tensor
             inputs.set(place, places[place], None)
         self._donated: list[_Donated] = []
         self._fresh: list[torch.Tensor] = []
         sources: list[tuple[Results, int]] = []
-        for (results, number), donations in found.items():
+        for (results, number), donations in by_owner.items():
             if results.users(number) == len(donations):
                 sources += [(results, number)] * len(donations)
                 self._donated += [each for each, _ in donations]
@@ -218,7 +218,7 @@ class Graph:
     Attributes:
         returned: For each result, whether the caller may keep it for good.
         checked: Places of arguments whose metadata may differ from call to call; None: all.
-        written: Places of arguments that the function writes to.
+        writes: Places of arguments that the function writes to.
         last: Places of arguments that nobody reads afterwards.
         transient: Places of arguments that are other tensors at each call, which may happen to be where others were.
         is_requested: False for a program that is recorded without having been asked for, which is not recorded where
@@ -236,7 +236,7 @@ class Graph:
         pool: Pool,
         returned: Sequence[bool],
         checked: Collection[int] | None = None,
-        written: Collection[int] = (),
+        writes: Collection[int] = (),
         last: Collection[int] = (),
         transient: Collection[int] = (),
         *,
@@ -252,8 +252,8 @@ class Graph:
         self._pool = pool
         self._returned = returned
         self._checked = checked
-        self._written = written
-        self._last = frozenset(last).difference(written)
+        self._writes = writes
+        self._last = frozenset(last).difference(writes)
         self._transient = frozenset(transient)
         self._is_requested = is_requested
         self._warm_up = _WARM_UP if is_requested else _WARM_SIZES if has_symbolic_sizes else _WARM
@@ -276,12 +276,12 @@ class Graph:
             if is_alone and is_free:
                 inputs = _Inputs(boxed, self._checked, self._count)
                 self._count = len(inputs.tensors)
-                found = self._find(inputs, memory)
-                if found is not None:
-                    results = found.run(inputs)
+                recording = self._find(inputs, memory)
+                if recording is not None:
+                    results = recording.run(inputs)
                     self._runs += 1
-                    if self._written:
-                        increment_version([boxed[place] for place in self._written])
+                    if self._writes:
+                        increment_version([boxed[place] for place in self._writes])
                     boxed.clear()
                     return results
                 del inputs
@@ -352,9 +352,9 @@ class Graph:
         self, inputs: _Inputs, memory: Memory, alike: list[_Recording], blocked: list[_Recording]
     ) -> _Recording | None:
         places = inputs.places()
-        written = {place for place, among_all in enumerate(places) if among_all in self._written}
+        writes = {place for place, among_all in enumerate(places) if among_all in self._writes}
         moves = [self._moves_of(inputs, place, among_all) for place, among_all in enumerate(places)]
-        copied = frozenset(i for i, x in enumerate(inputs.tensors) if i not in written and _is_copied(x, moves[i]))
+        copied = frozenset(i for i, x in enumerate(inputs.tensors) if i not in writes and _is_copied(x, moves[i]))
         self.in_vain += bool(self.recordings) and self._runs < _PROFITABLE
         self._runs = 0
         self._waits.clear()
@@ -366,23 +366,23 @@ class Graph:
         try:
             if not self._is_requested and self.in_vain >= _MOST:
                 raise NotImplementedError(f"it was recorded {self.recordings} times, for inputs that move")
-            if self.in_vain >= _MOST_WRITTEN and any(self._moves[place] for place in written):
+            if self.in_vain >= _MOST_WRITTEN and any(self._moves[place] for place in writes):
                 raise NotImplementedError("an input that is written to is elsewhere at each call")
             if not self._is_requested:
                 self._require_little_memory(inputs, copied)
             memories = memory, self._memory_for(inputs, last, memory)
-            made = _Recording(self._function, inputs, last, copied, self._returned, memories, before)
+            recording = _Recording(self._function, inputs, last, copied, self._returned, memories, before)
         except Exception as error:
             self.failed = in_one_line(error)
             _log.debug("%s cannot be recorded", self.__name__, exc_info=True)
             self._recorded.clear()
             return None
         self.recordings += 1
-        replaces = made.results.handing_out is HandingOut.COPIES and len(before) < TURNS
+        replaces = recording.results.handing_out is HandingOut.COPIES and len(before) < TURNS
         replaced = [each for each in alike if replaces and each.results.handing_out is not HandingOut.COPIES]
         others = [each for each in self._recorded if each not in replaced]
-        self._recorded = [made, *others][: 2 * _RECORDINGS]
-        return made
+        self._recorded = [recording, *others][: 2 * _RECORDINGS]
+        return recording
 
     def _moves_of(self, inputs: _Inputs, place: int, among_all: int) -> int:
         """Return how often an input moved, or is known to move."""
@@ -413,9 +413,9 @@ class Graph:
         return home
 
     def _require_little_memory(self, inputs: _Inputs, copied: Collection[int]) -> None:
-        moved = sum(inputs.tensors[place].nbytes for place in copied)
-        if moved > _COPY_BYTES:
-            raise NotImplementedError(f"{moved / 1e6:.0f} MB of inputs are elsewhere at each call")
+        copy_bytes = sum(inputs.tensors[place].nbytes for place in copied)
+        if copy_bytes > _COPY_BYTES:
+            raise NotImplementedError(f"{copy_bytes / 1e6:.0f} MB of inputs are elsewhere at each call")
         if not recorder().has_room():
             raise NotImplementedError("the device has little memory left")
 

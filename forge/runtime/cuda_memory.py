@@ -77,10 +77,10 @@ class Memory:
         """Return whether no live tensor uses the memory that it would write to: results of its own, those of later
         recordings, gone or not, and those whose memory was donated before it was made."""
         for recording, storages in reversed(self._recordings):
-            found = recording()
-            if _are_alive(storages) if found is None else found.is_held():
+            owner = recording()
+            if _are_alive(storages) if owner is None else owner.is_held():
                 return False
-            if found is recorded:
+            if owner is recorded:
                 break
         return not any(each.number <= recorded.number and each.is_held() for each in self._donations)
 
@@ -98,8 +98,8 @@ class Pool:
     def memory(self) -> Memory:
         """Return the memory of the current stream."""
         stream = recorder().stream()
-        found = self._memories.get(stream)
-        return self._memories.setdefault(stream, Memory()) if found is None else found
+        memory = self._memories.get(stream)
+        return self._memories.setdefault(stream, Memory()) if memory is None else memory
 
 
 class Donation:

@@ -120,9 +120,9 @@ class Results:
 
     def show(self, spans: Mapping[int, list[tuple[int, "Span"]]], memory: Memory, recording: int) -> None:
         """Show the memory of released storages, which was donated to the recording of that number."""
-        for number, shown in spans.items():
-            self._storages[number] = storage = shown[0][1].storage()
-            for place, span in shown:
+        for number, places in spans.items():
+            self._storages[number] = storage = places[0][1].storage()
+            for place, span in places:
                 self._outputs[place] = span.tensor(storage)
             self._counters[number] = storage_address(self._storages[number])
             self._uses[number] = storage_use_count(self._counters[number])
@@ -147,8 +147,8 @@ class Span:
 
     def tensor(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """Return the tensor in a storage."""
-        shown = torch.empty(0, dtype=self._dtype, device=storage.device)
-        return shown.set_(storage, self._offset, self._shape, self._strides)
+        result = torch.empty(0, dtype=self._dtype, device=storage.device)
+        return result.set_(storage, self._offset, self._shape, self._strides)
 
 
 def _way_to_hand_out(outputs: Sequence[Any], returned: Sequence[bool], before: Collection[HandingOut]) -> HandingOut:

@@ -236,12 +236,12 @@ class _Loop:
         if returned and (generation_config.output_attentions or generation_config.output_hidden_states):
             return "attentions or hidden states are returned"
         mask, positions = generation.argument_names(self._has_encoder)
-        known = _KNOWN | generation.prompt_arguments() | {mask, positions}
+        argument_names = _KNOWN | generation.prompt_arguments() | {mask, positions}
         if self._has_encoder:
-            known = known | {"encoder_outputs"}
+            argument_names = argument_names | {"encoder_outputs"}
         elif not has_beams:
-            known = known | {"inputs_embeds"}
-        unknown = {name for name, each in arguments.items() if name not in known and each is not None}
+            argument_names = argument_names | {"inputs_embeds"}
+        unknown = {name for name, each in arguments.items() if name not in argument_names and each is not None}
         if unknown or not arguments.get("use_cache"):
             return f"the model takes {', '.join(sorted(unknown))}" if unknown else "there is no cache"
         if any(each.ndim != 2 for each in map(arguments.get, {mask, "attention_mask"}) if each is not None):
@@ -441,11 +441,11 @@ class _Stop:
         """Return whether all sequences ended."""
         if self._streamer is not None:
             self._streamer.put(tokens.cpu())
-        ended = unfinished.max() == 0
+        stop = unfinished.max() == 0
         if not self._flags:
-            return bool(ended)
+            return bool(stop)
         flag, event = self._flags[self._count % 2]
-        flag.copy_(ended, non_blocking=True)
+        flag.copy_(stop, non_blocking=True)
         event.record(torch.cuda.current_stream(tokens.device))
         self._count += 1
         if self._count > 1:

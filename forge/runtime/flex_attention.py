@@ -42,15 +42,15 @@ class CompiledFlexAttention:
             self._compiled = (score_mod, mask_mod, dict(kernel_options)), _compile(score_mod, mask_mod, kernel_options)
         attend = self._compiled[1]
         try:
-            found = attend(query, key, value, sparsity, scale, score_buffers, mask_buffers)
+            results = attend(query, key, value, sparsity, scale, score_buffers, mask_buffers)
         except TorchDynamoException as failure:
             self._runs_in_eager = True
             reason = str(failure).strip().partition("\n")[0]
             warn(f"flex_attention runs in eager, where it holds all scores: torch cannot compile it: {reason}")
             return FLEX_ATTENTION(*args)
-        allow_retained_graph(found[0])  # forge retains torch's graph for a backward that runs again
+        allow_retained_graph(results[0])  # forge retains torch's graph for a backward that runs again
         rows = _zero(query.device).expand(query.shape[:-1])
-        return tuple(rows if each is None else each for each in found)
+        return tuple(rows if each is None else each for each in results)
 
 
 @functools.cache
@@ -65,7 +65,7 @@ def _compile(score_mod: GraphModule, mask_mod: GraphModule, kernel_options: dict
     identity = _identity(score_mod), _identity(mask_mod), repr(sorted(kernel_options.items()))
     if identity not in _compiled:
         options = dict(kernel_options)
-        wanted = [True, *map(options.get, ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX"))]
+        output_mask = [True, *map(options.get, ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX"))]
 
         def attend(
             query: torch.Tensor,
@@ -85,8 +85,8 @@ def _compile(score_mod: GraphModule, mask_mod: GraphModule, kernel_options: dict
             for each in query, key, value:
                 mark_static(each, -3)
                 mark_static(each, -1)
-            found = FLEX_ATTENTION(query, key, value, score, (*sparsity, mask), scale, options)
-            return [each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True)]
+            results = FLEX_ATTENTION(query, key, value, score, (*sparsity, mask), scale, options)
+            return [each if is_wanted else None for each, is_wanted in zip(results, output_mask, strict=True)]
 
         name = f"flex_attention_{next(_numbers)}"
         attend.__code__ = attend.__code__.replace(co_name=name)  # Dynamo takes functions of one code for one function

@@ -35,11 +35,11 @@ _folded_lock = new_lock()
 
 
 class _State(NamedTuple):
-    """Values computed from some weights, and the state of the weights at that time. `seen` is the result of `_look`;
+    """Values computed from some weights, and the state of the weights at that time. `snapshot` is that of `_look`;
     `bits` is the content of `cells`, which are parts of their memory; `weights` are weak references. `memory` is
     theirs: no other tensor is allocated there while it is referenced. `hooks` are called when a gradient arrives."""
 
-    seen: list[int]
+    snapshot: list[int]
     bits: list[bytes]
     values: tuple[torch.Tensor, ...]
     cells: list[Any]
@@ -50,12 +50,12 @@ class _State(NamedTuple):
     def holds(self, weights: list[torch.Tensor]) -> bool:
         """Return whether nothing has changed these weights, which are the same tensors. The cells are read last: they
         are in the memory that was seen, which may be gone where a weight is elsewhere."""
-        return _look(weights) == self.seen and list(map(_BYTES, self.cells)) == self.bits
+        return _look(weights) == self.snapshot and list(map(_BYTES, self.cells)) == self.bits
 
     def has_moved(self) -> bool:
         """Return whether a weight is gone or elsewhere in memory, so that this state is never used again."""
-        found = [weight() for weight in self.weights]
-        return any(x is None or x.data_ptr() != kept.data_ptr() for x, kept in zip(found, self.memory, strict=True))
+        weights = [weight() for weight in self.weights]
+        return any(x is None or x.data_ptr() != alias.data_ptr() for x, alias in zip(weights, self.memory, strict=True))
 
 
 class FoldedWeights:
@@ -125,21 +125,21 @@ class FoldedWeights:
         try:
             memory = [x.detach() for x in weights]
             cells = _cells(weights)
-            seen, bits = _look(weights), list(map(_BYTES, cells))
+            snapshot, bits = _look(weights), list(map(_BYTES, cells))
         except RuntimeError:  # a tensor without a version or memory of its own: nothing says when it changes
-            seen = None
+            snapshot = None
         with torch.inference_mode(False), torch.no_grad():
-            made = self.function(*weights)
-            values = tuple(to_strides(x, strides) for x, strides in zip(made, self.strides, strict=True))
+            results = self.function(*weights)
+            values = tuple(to_strides(x, strides) for x, strides in zip(results, self.strides, strict=True))
         self.times += 1
         self.drop(key)
         trained = [x for x in weights if x.requires_grad and x.is_leaf]
         self.in_training = any(x.grad is not None for x in trained)
-        if seen is not None and not self.in_training and _synchronize(values):
+        if snapshot is not None and not self.in_training and _synchronize(values):
             changed = partial(_drop, weakref.ref(self), key)
             hooks = [x.register_post_accumulate_grad_hook(changed) for x in trained]
             alive = [weakref.ref(x, changed) for x in weights]
-            self._states[key] = _State(seen, bits, values, cells, memory, alive, hooks)
+            self._states[key] = _State(snapshot, bits, values, cells, memory, alive, hooks)
         return values
 
     def _drop_moved(self) -> None:

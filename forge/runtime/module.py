@@ -95,8 +95,8 @@ def _jitted_class(original: Any, *, has_loop: bool) -> type:
     `fully_shard` keeps a table of classes as long as the process lives: what belongs to one module is in its slots,
     since the `__dict__` is that of the original.
     """
-    known: list[type] = type.__subclasses__(original)
-    for each in known:
+    subclasses: list[type] = type.__subclasses__(original)
+    for each in subclasses:
         if "_forge_compiled" in vars(each) and ("_sample" in vars(each)) is has_loop:
             return each
 

@@ -73,13 +73,13 @@ class ModuleTransform:
 
 def split_transforms(transforms: Sequence[Any]) -> tuple[list[Callable[[Trace], Trace]], list[ModuleTransform]]:
     """Return the functions from Trace to Trace of a list of transforms, and those that replace parameters, in order."""
-    found = []
+    functions = []
     for each in transforms:
         if not isinstance(each, ModuleTransform):
-            found.append(each)
+            functions.append(each)
         elif type(each).transform_trace is not ModuleTransform.transform_trace:
-            found.append(each.transform_trace)
-    return found, [each for each in transforms if isinstance(each, ModuleTransform)]
+            functions.append(each.transform_trace)
+    return functions, [each for each in transforms if isinstance(each, ModuleTransform)]
 
 
 def transform_module(module: nn.Module, transforms: Sequence[ModuleTransform]) -> nn.Module:

@@ -47,10 +47,10 @@ class _Aliases:
         """Return whether something may have been written since the last look: through an alias whose version moved or
         that is gone, or through an array."""
         changed, alive = self.changed, []
-        for reference, seen in self.aliases:
+        for reference, last_version in self.aliases:
             alias = reference()
-            version = None if alias is None or seen is None else version_of(alias)
-            changed |= version is None or version != seen
+            version = None if alias is None or last_version is None else version_of(alias)
+            changed |= version is None or version != last_version
             if alias is not None:
                 alive.append((reference, version))
         self.aliases, self.changed = alive, False
@@ -73,15 +73,15 @@ def unwatch(ids: Collection[int]) -> None:
 
 def changed_parameters(ids: Collection[int]) -> list[int]:
     """Return the parameters, among these, that may have been written to without a version count since the last call."""
-    found = []
+    result = []
     with _lock:
         for each in ids:
             entry = open_aliases.get(each)
             if entry is not None and entry.look():
-                found.append(each)
+                result.append(each)
             if entry is not None and not entry.aliases:
                 open_aliases.pop(each, None)
-    return found
+    return result
 
 
 @functools.cache

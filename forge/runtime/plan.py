@@ -88,13 +88,13 @@ class CompiledPlan(NamedTuple):
 class CallBoundary(NamedTuple):
     """Additions of a front end to a program's call.
 
-    eager: runs in its place where what the program assumes of its inputs does not hold. held: tensors that the captured
-    graph holds, which the program takes last. compare: makes a call that is compared with eager (check="eager").
-    to_local: makes a call on DTensors, or quantized tensors, of one on the tensors inside.
+    eager: runs in its place where what the program assumes of its inputs does not hold. graph_constants: tensors that
+    the captured graph holds, which the program takes last. compare: makes a call that is compared with eager
+    (check="eager"). to_local: makes a call on DTensors, or quantized tensors, of one on the tensors inside.
     """
 
     eager: Callable | None = None
-    held: Sequence[torch.Tensor] = ()
+    graph_constants: Sequence[torch.Tensor] = ()
     compare: Callable[[Callable], Callable] | None = None
     to_local: Callable[[Callable], Callable] | None = None
 
@@ -156,8 +156,8 @@ def _with_epilogue(call: Callable, epilogue: GeneratedFunction) -> Callable:
     return lambda *inputs: function(*inputs, *call(*inputs))
 
 
-def _with_held(call: Callable, held: Sequence[torch.Tensor]) -> Callable:
-    return lambda *inputs: call(*inputs, *held)
+def _with_graph_constants(call: Callable, graph_constants: Sequence[torch.Tensor]) -> Callable:
+    return lambda *inputs: call(*inputs, *graph_constants)
 
 
 def _unless_violated(call: Callable, eager: Callable) -> Callable:
@@ -184,8 +184,8 @@ def _unless_overlapping(call: Callable, operand: tuple[Callable, Sequence[int]])
         nonlocal separate
         places = _places(inputs)
         if places != separate:
-            moved = [i for i, place in enumerate(places) if place != separate[i]] if separate else range(len(places))
-            if _overlap_after_moves(inputs, mutated, moved):
+            moves = [i for i, place in enumerate(places) if place != separate[i]] if separate else range(len(places))
+            if _overlap_after_moves(inputs, mutated, moves):
                 return eager(*inputs)
             separate = places
         return call(*inputs)
@@ -204,10 +204,10 @@ def _places(inputs: Sequence[Any]) -> list[Any]:
 _ADDRESS = torch.Tensor.data_ptr  # whose map has no step of Python's for each
 
 
-def _overlap_after_moves(inputs: Sequence[Any], mutated: Sequence[int], moved: Sequence[int]) -> bool:
+def _overlap_after_moves(inputs: Sequence[Any], mutated: Sequence[int], moves: Sequence[int]) -> bool:
     """Return `overlap`, of inputs of which only some are elsewhere than those of a call that did not overlap."""
-    others = [inputs[i] for i in moved]
-    if not all(isinstance(each, torch.Tensor) for each in others) or not set(moved).isdisjoint(mutated):
+    others = [inputs[i] for i in moves]
+    if not all(isinstance(each, torch.Tensor) for each in others) or not set(moves).isdisjoint(mutated):
         return overlap(inputs, mutated)
     return not set(storage_ids([inputs[i] for i in mutated])).isdisjoint(storage_ids(others))
 
@@ -249,6 +249,6 @@ WRAPPERS: tuple[Wrapper, ...] = (
         _unless_overlapping,
     ),
     Wrapper("check", lambda of: of.boundary.compare, lambda call, compare: compare(call)),
-    Wrapper("held tensors", lambda of: of.boundary.held or None, _with_held),
+    Wrapper("held tensors", lambda of: of.boundary.graph_constants or None, _with_graph_constants),
     Wrapper("subclasses", lambda of: of.boundary.to_local, lambda call, to_local: to_local(call)),
 )

@@ -78,8 +78,8 @@ def hidden_seconds(trace: Trace, flops: int, *, may_be_symbolic: bool = False) -
     rate = _RATES[device]
     threads = torch.get_num_threads() if device == "cpu" else 1
     moving = [proxy for proxy in edges.values() if proxy.device.type == device]
-    moved = sum(math.prod(map(hint_of, proxy.shape)) * proxy.element_size() for proxy in moving)
-    hidden = (flops / (rate.flops * threads) + moved / rate.bytes) / rate.share
+    traffic = sum(math.prod(map(hint_of, proxy.shape)) * proxy.element_size() for proxy in moving)
+    hidden = (flops / (rate.flops * threads) + traffic / rate.bytes) / rate.share
     if hidden < count * rate.call and not (is_symbolic and device == "cuda"):
         return 0.0
     return hidden if device == "cuda" and hidden < count * _SLOWEST_CALL else None

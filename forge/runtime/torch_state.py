@@ -45,9 +45,9 @@ def preserve_torch_state() -> Iterator[None]:
     grad, inference, forward = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _forward_grad_enabled()
     dtype, random = torch.get_default_dtype(), _random_states()
     apart = disable_current_modes(), _without_hooks()
-    kept = restore_transforms(), PreserveDispatchKeyGuard(), autocast_mode.preserve()
+    guards = restore_transforms(), PreserveDispatchKeyGuard(), autocast_mode.preserve()
     with ExitStack() as stack:
-        for each in (*apart, *kept):
+        for each in (*apart, *guards):
             stack.enter_context(each)
         try:
             yield
@@ -188,10 +188,10 @@ def modes() -> dict[str, Any]:
 
 
 @contextmanager
-def set_modes(wanted: Mapping[str, Any]) -> Iterator[None]:
+def set_modes(values: Mapping[str, Any]) -> Iterator[None]:
     """Set torch's modes and settings inside to what `modes` gave."""
     with ExitStack() as stack:
         for name, mode in _MODES.items():
-            if mode.get() != wanted[name]:
-                stack.enter_context(mode.at(wanted[name]))
+            if mode.get() != values[name]:
+                stack.enter_context(mode.at(values[name]))
         yield

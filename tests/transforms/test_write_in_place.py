@@ -222,4 +222,4 @@ def test_a_cache_is_written_in_a_recording(device: str) -> None:
             assert all(each._version > before for each, before in zip(caches[0], versions, strict=True))
     (graph,) = graphs(jitted)
     assert graph.recordings and graph.failed is None
-    assert len(graph._written) == 2
+    assert len(graph._writes) == 2
