@@ -217,7 +217,7 @@ class _Runner:
         if Tag.SENDS in bound.symbol.tags:
             use = GATHERED if "unshard" in bound.symbol.name else REDUCING
             message, _ = getattr(results[0], "_forge_pending", (None, None))
-            self.watch.use([*results, *(message.sent if message is not None else ())], use, [TEMPORARIES])
+            self.watch.use([*results, *(message.payload if message is not None else ())], use, [TEMPORARIES])
         elif Tag.AWAITS in bound.symbol.tags:
             self.watch.use(results, GRADIENTS, [REDUCING])
         activations = [

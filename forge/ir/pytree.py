@@ -48,25 +48,25 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 def proxies(tree: Any) -> list[Proxy]:
     """Return the proxies of a nest, in order, with repetitions."""
-    leaves: list[Proxy] = []
-    _collect(tree, leaves)
-    return leaves
+    result: list[Proxy] = []
+    _collect(tree, result)
+    return result
 
 
-def _collect(tree: Any, leaves: list[Any]) -> None:
+def _collect(tree: Any, result: list[Any]) -> None:
     kind = type(tree)
     if kind in _ATOMS:
         return
     if kind is TensorProxy or isinstance(tree, Proxy):
-        leaves.append(tree)
+        result.append(tree)
     elif isinstance(tree, (tuple, list)):
         for item in tree:
-            _collect(item, leaves)
+            _collect(item, result)
     elif isinstance(tree, dict):
         for item in tree.values():
-            _collect(item, leaves)
+            _collect(item, result)
     elif kind is slice:
-        _collect((tree.start, tree.stop, tree.step), leaves)
+        _collect((tree.start, tree.stop, tree.step), result)
 
 
 def rename(tree: Any, env: dict[str, Any]) -> Any:

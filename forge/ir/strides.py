@@ -75,9 +75,9 @@ def may_overlap_itself(x: torch.Tensor) -> bool:
     show."""
     if x.is_contiguous():
         return False
-    extent = 0
+    reach = 0
     for step, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size > 1 and step <= extent:
+        if size > 1 and step <= reach:
             return True
-        extent += (size - 1) * step
+        reach += (size - 1) * step
     return False

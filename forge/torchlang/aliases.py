@@ -16,10 +16,10 @@ results: ModuleType = torch.return_types  # of proxies here; its stubs have tens
 
 
 def aliases(*names: str, inplace: bool = False) -> tuple[Callable, ...]:
-    """torch's functions and methods of these names (torch.x, Tensor.x, torch.special.x), or their in-place forms."""
+    """Return torch's functions and methods of these names (torch.x, Tensor.x, torch.special.x), or those in place."""
     suffix = "_" if inplace else ""
-    found = [getattr(owner, name + suffix, None) for name in names for owner in (torch, Tensor, torch.special)]
-    return tuple({id(function): function for function in found if function is not None}.values())
+    functions = [getattr(owner, name + suffix, None) for name in names for owner in (torch, Tensor, torch.special)]
+    return tuple({id(function): function for function in functions if function is not None}.values())
 
 
 def torchaliases(*names: str, more: tuple = (), inplace: tuple = (), tags: tuple = ()) -> Callable[[Callable], Symbol]:

@@ -32,16 +32,16 @@ def cast_arguments(
 ) -> tuple[tuple, dict] | None:
     """Return the arguments as the function must get them to do without autocast what it does under it; None where there
     is no such way. `convert` converts a tensor. Raises ReachesInside."""
-    found = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorProxy)]
-    chosen = [leaf for leaf in found if _is_eligible(leaf)]
-    if not chosen:
+    tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorProxy)]
+    candidates = [leaf for leaf in tensors if _is_eligible(leaf)]
+    if not candidates:
         return args, kwargs
     if function in _INSIDE or (function in _RECURRENT and casts_recurrent_layers()):
         raise ReachesInside(
             f"{getattr(function, '__name__', function)} under torch.autocast: torch's own kernel calls operators that "
             "autocast converts for"
         )
-    widest = _widest(chosen)
+    widest = _widest(candidates)
     key = (function, state(), *map(_cast_key, leaves((args, kwargs))), *kwargs)
     way = _known.get(key, ...)
     if way is ...:
@@ -132,12 +132,12 @@ class _DtypeRecorder(TorchDispatchMode):
         return result
 
 
-def _dtypes(func: Any, given: list[Any]) -> list[torch.dtype]:
+def _dtypes(func: Any, arguments: list[Any]) -> list[torch.dtype]:
     """Return the dtypes of an operator's tensors; an argument `dtype` converts them before anything is computed."""
-    own = next((leaf for leaf in given if isinstance(leaf, torch.dtype)), None)
-    if func in _HALF_TO_FLOAT and True in [leaf for leaf in given if isinstance(leaf, bool)]:
+    own = next((leaf for leaf in arguments if isinstance(leaf, torch.dtype)), None)
+    if func in _HALF_TO_FLOAT and True in [leaf for leaf in arguments if isinstance(leaf, bool)]:
         own = torch.float32
-    tensors = [leaf.dtype for leaf in given if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf.dtype for leaf in arguments if isinstance(leaf, torch.Tensor)]
     if not tensors:
         return [] if own is None else [own]
     return tensors if own is None else [own if dtype.is_floating_point else dtype for dtype in tensors]
@@ -152,33 +152,33 @@ def _is_view(func: Any) -> bool:
 
 
 def _find(run: Callable, args: tuple, kwargs: dict, widest: torch.dtype) -> str | None:
-    wanted = _trial(run, args, kwargs, None)
-    if wanted is None:
+    expected = _trial(run, args, kwargs, None)
+    if expected is None:
         return None
     for name, to in _WAYS.items():
-        if name == "float32" and _is_by_dtype(run, args, kwargs, wanted):
+        if name == "float32" and _is_by_dtype(run, args, kwargs, expected):
             return "dtype"
-        if _trial(run, args, kwargs, lambda tensor, to=to: to(tensor, widest)) == wanted:
+        if _trial(run, args, kwargs, lambda tensor, to=to: to(tensor, widest)) == expected:
             return name
     return None
 
 
-def _is_by_dtype(run: Callable, args: tuple, kwargs: dict, wanted: list[tuple]) -> bool:
+def _is_by_dtype(run: Callable, args: tuple, kwargs: dict, expected: list[tuple]) -> bool:
     """Return whether an argument `dtype` does it, which the functions that have one take without a conversion
     before."""
     if kwargs.get("dtype") is not None:
         return False
-    return _trial(run, args, {**kwargs, "dtype": torch.float32}, lambda tensor: tensor.dtype) == wanted
+    return _trial(run, args, {**kwargs, "dtype": torch.float32}, lambda tensor: tensor.dtype) == expected
 
 
 def _trial(run: Callable, args: tuple, kwargs: dict, to: Way | None) -> list[tuple] | None:
     """Return the operators that run, under autocast or (`to`) without it on converted arguments; None where it
     raises."""
-    seen = _DtypeRecorder()
+    recorder = _DtypeRecorder()
     if to is None:
-        return None if run_on_fake_tensors(run, args, kwargs, seen) is None else seen.calls
-    found = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorProxy)]
-    dtypes = {id(leaf): to(leaf) for leaf in found if _is_eligible(leaf)}
+        return None if run_on_fake_tensors(run, args, kwargs, recorder) is None else recorder.calls
+    tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorProxy)]
+    dtypes = {id(leaf): to(leaf) for leaf in tensors if _is_eligible(leaf)}
     with disable():
-        converted = run_on_fake_tensors(run, args, kwargs, seen, lambda leaf: dtypes.get(id(leaf), leaf.dtype))
-    return None if converted is None else seen.calls
+        converted = run_on_fake_tensors(run, args, kwargs, recorder, lambda leaf: dtypes.get(id(leaf), leaf.dtype))
+    return None if converted is None else recorder.calls

@@ -71,10 +71,10 @@ def state() -> tuple | None:
 
 
 @contextmanager
-def at(wanted: tuple | None) -> Iterator[None]:
+def at(settings: tuple | None) -> Iterator[None]:
     """Enter a context in which autocast is as `state` gave it."""
     with preserve():
-        for kind, (enabled, lower) in zip(DEVICES, wanted or [(False, None)] * len(DEVICES), strict=True):
+        for kind, (enabled, lower) in zip(DEVICES, settings or [(False, None)] * len(DEVICES), strict=True):
             torch.set_autocast_enabled(kind, enabled)
             if lower is not None:
                 torch.set_autocast_dtype(kind, lower)

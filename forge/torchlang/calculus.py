@@ -85,7 +85,7 @@ def cumulative_trapezoid(
 # derivatives
 
 
-def _spacings(spacing: Spacing, dims: tuple[int, ...], given: bool, ndim: int) -> list[Any]:
+def _spacings(spacing: Spacing, dims: tuple[int, ...], has_dim: bool, ndim: int) -> list[Any]:
     """Return one spacing, a number or a vector of places, for each dim."""
     if spacing is None or isinstance(spacing, NUMBER_TYPES):
         return [1 if spacing is None else spacing] * len(dims)
@@ -93,7 +93,7 @@ def _spacings(spacing: Spacing, dims: tuple[int, ...], given: bool, ndim: int) -
         len(spacing) == len(dims),
         lambda: (
             "torch.gradient expected spacing to be unspecified, a scalar or a list of the length of "
-            f"{'dim' if given else f'self.dim() = {ndim}'}, but got {len(spacing)} spacings for {len(dims)} dims"
+            f"{'dim' if has_dim else f'self.dim() = {ndim}'}, but got {len(spacing)} spacings for {len(dims)} dims"
         ),
     )
     return list(spacing)

@@ -108,10 +108,10 @@ class _Watch:
             _log.warning("rank %d waits for a collective for %.0f s\n%s", self.rank, seconds, _table(self.ask()))
 
     def _answer(self) -> None:
-        asked = self._own.add("forge/collectives/requests", 0)
-        for number in range(self._answered + 1, asked + 1):
+        count = self._own.add("forge/collectives/requests", 0)
+        for number in range(self._answered + 1, count + 1):
             self._own.set(key_of_answer(number, self.rank), json.dumps(self._state()))
-        self._answered = asked
+        self._answered = count
 
     def _state(self) -> _State:
         last = recorded_collectives(frames=True)[-_LAST:]
@@ -153,10 +153,10 @@ def last_collectives() -> str:
 def collective_error(error: RuntimeError) -> RuntimeError:
     """Return an error that also names the last collectives of each rank."""
     try:
-        found = last_collectives()
+        report = last_collectives()
     except Exception as reason:  # the store has gone with its process
-        found = f"the last collectives of other ranks are not known: {reason}"
-    return CollectiveError(f"{error}\n{found}")
+        report = f"the last collectives of other ranks are not known: {reason}"
+    return CollectiveError(f"{error}\n{report}")
 
 
 def _table(states: Sequence[_State | None]) -> str:
@@ -183,15 +183,15 @@ def _age(entry: dict[str, Any]) -> float:
 
 def _described(entry: dict[str, Any]) -> str:
     """Return `7: gloo:all_reduce of float[4] in default_pg, ended, at model.py:10  h = x @ w`."""
-    named = zip(entry["input_dtypes"][:_TENSORS], entry["input_sizes"], strict=False)
-    shapes = [f"{dtype.lower()}{list(shape)}" for dtype, shape in named]
+    operands = zip(entry["input_dtypes"][:_TENSORS], entry["input_sizes"], strict=False)
+    shapes = [f"{dtype.lower()}{list(shape)}" for dtype, shape in operands]
     others = len(entry["input_sizes"]) - len(shapes)
     tensors = ", ".join([*shapes, f"{others} more"] if others else shapes)
     state = "ended" if entry["retired"] else f"running for {_age(entry):.0f} s"
     name, description = entry["process_group"]
     group = f"group {name} ({description})" if description not in ("", "undefined") else f"group {name}"
-    sent = f" of {tensors}" if tensors else ""
-    return f"{entry['collective_seq_id']}: {entry['profiling_name']}{sent} in {group}, {state}{_location(entry)}"
+    payload = f" of {tensors}" if tensors else ""
+    return f"{entry['collective_seq_id']}: {entry['profiling_name']}{payload} in {group}, {state}{_location(entry)}"
 
 
 def _location(entry: dict[str, Any]) -> str:

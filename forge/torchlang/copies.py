@@ -38,14 +38,14 @@ _SHOWN: dict[str, Callable] = {
 }
 
 
-def _clone(shown: TensorProxy) -> TensorProxy:
-    return prims.clone(shown, torch.contiguous_format)
+def _clone(view: TensorProxy) -> TensorProxy:
+    return prims.clone(view, torch.contiguous_format)
 
 
 def _make_copy_variant(name: str, view: Callable) -> Symbol:
     def body(input: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy | Parts:
-        shown = view(input, *args, **kwargs)
-        return _clone(shown) if isinstance(shown, TensorProxy) else tuple(_clone(part) for part in shown)
+        result = view(input, *args, **kwargs)
+        return _clone(result) if isinstance(result, TensorProxy) else tuple(_clone(part) for part in result)
 
     body.__name__, body.__doc__ = name, f"What torch.{name.removesuffix('_copy')} shows, in memory of its own."
     function = getattr(torch, name)

@@ -123,9 +123,9 @@ def torchsymbol(
         symbol = _symbols[name] = Symbol(body.__name__, name, body=body, tags=frozenset(tags))
         _functions[name] = functions[0]
         _factories.update(functions if factory else ())
-        written = tuple(inplace) if isinstance(inplace, (tuple, list)) else (inplace,) if inplace else ()
-        for function in (*functions, *written):
-            entry = Entry(symbol, function in written, inplace_position, view, invert, handler)
+        in_place = tuple(inplace) if isinstance(inplace, (tuple, list)) else (inplace,) if inplace else ()
+        for function in (*functions, *in_place):
+            entry = Entry(symbol, function in in_place, inplace_position, view, invert, handler)
             _add(_entries, function, entry)
             for method in _method_names.get(function, ()):
                 _add(_methods, method, entry)
@@ -224,8 +224,8 @@ class RecordFactories(TorchFunctionMode):
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        given = list(leaves((args, kwargs)))
-        kinds = [kind for kind in (torch.Tensor, TensorProxy) if any(isinstance(leaf, kind) for leaf in given)]
+        arguments = list(leaves((args, kwargs)))
+        kinds = [kind for kind in (torch.Tensor, TensorProxy) if any(isinstance(leaf, kind) for leaf in arguments)]
         if not is_factory(function) or kinds == [torch.Tensor]:
             return function(*args, **kwargs)
         return _enter(function, args, kwargs)
@@ -239,9 +239,9 @@ def register_operator(symbol: Symbol, operator: OpOverload, handler: Handler) ->
     _entries[operator] = Entry(symbol, False, None, View.NEVER, None, handler)
 
 
-def stands_for(function: Callable, meant: Callable) -> None:
+def stands_for(function: Callable, target: Callable) -> None:
     """Make a function mean what another one means."""
-    _add(_entries, function, _entries[meant])
+    _add(_entries, function, _entries[target])
 
 
 def all_symbols() -> dict[str, Symbol]:
@@ -297,8 +297,8 @@ def _builtin(function: OpOverload) -> Callable | None:
     if function.namespace != "aten" or torch.Tag.out_variant in getattr(function, "tags", ()):
         return None
     name = schema_of(function).name.removeprefix("aten::")
-    found = (getattr(owner, name, None) for owner in _BUILTINS)
-    return next((each for each in found if each in _entries and type(each) in _C_FUNCTIONS), None)
+    candidates = (getattr(owner, name, None) for owner in _BUILTINS)
+    return next((each for each in candidates if each in _entries and type(each) in _C_FUNCTIONS), None)
 
 
 _C_FUNCTIONS = (type(torch.relu), type(torch.Tensor.relu), type(nn_gelu))
@@ -375,8 +375,8 @@ _OF_NUMPY = {"axis": "dim", "keepdims": "keepdim", "x": "input", "x1": "input", 
 
 def _rename(symbol: Symbol, kwargs: dict) -> dict:
     """Return the arguments by the names that the symbol has, where it does not have NumPy's."""
-    known = inspect.signature(symbol.definition).parameters
-    names = {name: torchs for name, torchs in _OF_NUMPY.items() if name not in known and torchs in known}
+    parameters = inspect.signature(symbol.definition).parameters
+    names = {name: torchs for name, torchs in _OF_NUMPY.items() if name not in parameters and torchs in parameters}
     return {names.get(name, name): value for name, value in kwargs.items()}
 
 
@@ -392,13 +392,13 @@ _OF_OVERLOADS = {
 
 def _by_position(symbol: Symbol, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Return the arguments with those by position that an overload names otherwise than the symbol does."""
-    known = list(inspect.signature(symbol.definition).parameters)
-    names = {name: _OF_OVERLOADS.get(name) for name in kwargs if name not in known}
-    positions = [known.index(own) for own in names.values() if own in known]
+    parameters = list(inspect.signature(symbol.definition).parameters)
+    names = {name: _OF_OVERLOADS.get(name) for name in kwargs if name not in parameters}
+    positions = [parameters.index(own) for own in names.values() if own in parameters]
     if not positions:
         return args, kwargs
-    named = {names.get(name) or name: value for name, value in kwargs.items()}
-    return (*args, *[named.pop(name) for name in known[len(args) : max(positions) + 1]]), named
+    by_name = {names.get(name) or name: value for name, value in kwargs.items()}
+    return (*args, *[by_name.pop(name) for name in parameters[len(args) : max(positions) + 1]]), by_name
 
 
 def _autocast(function: Callable | str, args: tuple, kwargs: dict, memory: Memory) -> tuple[tuple, dict]:
@@ -409,18 +409,18 @@ def _autocast(function: Callable | str, args: tuple, kwargs: dict, memory: Memor
         with set_language(clang.language):
             return _call(_methods["to"], (tensor, dtype), {}, memory, None)
 
-    given = autocast_casts.cast_arguments(_callable(function), args, kwargs, convert)
-    if given is None:
+    result = autocast_casts.cast_arguments(_callable(function), args, kwargs, convert)
+    if result is None:
         raise NotImplementedError(f"torchlang does not have {function_name(function)} under torch.autocast")
-    return given
+    return result
 
 
 def _callable(function: Callable | str) -> Callable:
     """Return the callable behind a function, or behind a method's name."""
     if not isinstance(function, str):
         return function
-    found = getattr(torch.Tensor, function, None) or getattr(operator, function)
-    return found if callable(found) else found.__get__
+    attribute = getattr(torch.Tensor, function, None) or getattr(operator, function)
+    return attribute if callable(attribute) else attribute.__get__
 
 
 def function_name(function: Any) -> str:
@@ -467,13 +467,18 @@ def _call(entry: Entry, args: tuple, kwargs: dict, memory: Memory, aliased: bool
 
 
 def _alias(
-    entry: Entry, output: Any, args: tuple, kwargs: dict, memory: Memory, how: View, given: Collection[str]
+    entry: Entry, output: Any, args: tuple, kwargs: dict, memory: Memory, how: View, argument_names: Collection[str]
 ) -> None:
-    """Note whose memory the results show. given: the names of values of arguments, which are given back."""
+    """Note whose memory the results show. argument_names: the names of values of arguments, which are given back."""
     base = args[0]
     single = isinstance(output, TensorProxy)
     for index, view in enumerate([output] if single else output):
-        if not isinstance(view, TensorProxy) or view.name in given or view.name == base.name or how is View.NEVER:
+        if (
+            not isinstance(view, TensorProxy)
+            or view.name in argument_names
+            or view.name == base.name
+            or how is View.NEVER
+        ):
             continue
         if how is View.ALWAYS:
             memory.alias(view, base, view_step(entry, args[1:], kwargs, None if single else index))
@@ -501,8 +506,8 @@ def scatter_step(symbol: Symbol, args: tuple, kwargs: dict, index: int | None) -
     hides_history = Tag.NOT_DIFFERENTIABLE in symbol.tags
 
     def invert(x: TensorProxy, new: TensorProxy) -> TensorProxy:
-        written = prims.view_scatter(x, new, symbol, args, kwargs, index)
-        return prims.with_data(x, written) if hides_history else written
+        result = prims.view_scatter(x, new, symbol, args, kwargs, index)
+        return prims.with_data(x, result) if hides_history else result
 
     return ViewStep(symbol, args, kwargs, index, invert, hides_history)
 
@@ -533,8 +538,8 @@ def _in_order_of(target: TensorProxy, new: TensorProxy) -> TensorProxy:
     several = [dim for dim in order if hint_of(new.shape[dim]) != 1]
     if several == sorted(several):
         return new
-    laid = prims.contiguous(clang.permute(new, order))
-    return clang.permute(laid, [order.index(dim) for dim in range(new.ndim)])
+    result = prims.contiguous(clang.permute(new, order))
+    return clang.permute(result, [order.index(dim) for dim in range(new.ndim)])
 
 
 def _call_out(entry: Entry, target: Any, args: tuple, kwargs: dict, memory: Memory) -> Any:

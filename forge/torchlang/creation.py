@@ -70,21 +70,21 @@ def _of_size(name: str, fill: Fill, meaning: str) -> Symbol:
     """torch.zeros and kin: the size as several arguments or one."""
 
     @with_options(*FACTORY, "memory_format")
-    def body(*size: Lengths, dtype: Dtype = None, device: Device = None, **named: Lengths) -> TensorProxy:
-        shape = _size(name, size, named)
+    def body(*size: Lengths, dtype: Dtype = None, device: Device = None, **kwargs: Lengths) -> TensorProxy:
+        shape = _size(name, size, kwargs)
         return fill(shape, dtype or torch.get_default_dtype(), canonical_device(device))
 
     body.__name__, body.__doc__ = name, f"{meaning} Dtypes: the default float dtype."
     return torchsymbol(getattr(torch, name), factory=True)(body)
 
 
-def _size(op: str, size: tuple, named: dict) -> tuple[Dim, ...]:
+def _size(op: str, size: tuple, kwargs: dict) -> tuple[Dim, ...]:
     check(
-        set(named) <= {"size"} and not (named and size),
-        lambda: f"{op}: unexpected arguments {sorted(named)}",
+        set(kwargs) <= {"size"} and not (kwargs and size),
+        lambda: f"{op}: unexpected arguments {sorted(kwargs)}",
         TypeError,
     )
-    return clang.lengths(tuple(named.values()) or size)
+    return clang.lengths(tuple(kwargs.values()) or size)
 
 
 zeros = _of_size("zeros", _zeros, "A tensor of zeros.")
@@ -136,10 +136,10 @@ def _new(name: str, fill: Fill, meaning: str) -> Symbol:
 
     @with_options(*FACTORY)
     def body(
-        self: TensorProxy, *size: Lengths, dtype: Dtype = None, device: Device = None, **named: Lengths
+        self: TensorProxy, *size: Lengths, dtype: Dtype = None, device: Device = None, **kwargs: Lengths
     ) -> TensorProxy:
         device = self.device if device is None else canonical_device(device)
-        return fill(_size(name, size, named), dtype or self.dtype, device)
+        return fill(_size(name, size, kwargs), dtype or self.dtype, device)
 
     body.__name__, body.__doc__ = name, f"{meaning} Dtypes: self's."
     return torchsymbol(getattr(Tensor, name))(body)

@@ -19,13 +19,13 @@ def einsum(equation: str | TensorProxy, *operands: Any) -> TensorProxy:
     """
     if isinstance(equation, str):
         one_list = len(operands) == 1 and isinstance(operands[0], (tuple, list))
-        given = list(operands[0] if one_list else operands)
-        terms, output = _read_equation(equation, len(given))
+        factors = list(operands[0] if one_list else operands)
+        terms, output = _read_equation(equation, len(factors))
     else:
-        given, terms, output = _read_sublists((equation, *operands))
-    torch_check(len(given) > 0, lambda: "einsum: must provide at least one operand")
-    check_tensor("einsum", **{f"operands[{i}]": operand for i, operand in enumerate(given)})
-    return clang.contract("einsum", given, *_place_ellipsis(given, terms, output))
+        factors, terms, output = _read_sublists((equation, *operands))
+    torch_check(len(factors) > 0, lambda: "einsum: must provide at least one operand")
+    check_tensor("einsum", **{f"operands[{i}]": operand for i, operand in enumerate(factors)})
+    return clang.contract("einsum", factors, *_place_ellipsis(factors, terms, output))
 
 
 def _read_equation(equation: str, count: int) -> tuple[list[list], list | None]:
@@ -62,9 +62,9 @@ def _read_term(term: str, equation: str) -> list:
 
 def _read_sublists(arguments: tuple) -> tuple[list, list[list], list | None]:
     """Return the operands, their labels and the output's of einsum(x, [0, 1], y, [1, 2], [0, 2])."""
-    given = list(arguments[0 : len(arguments) - 1 : 2])
-    terms = [_read_sublist(dims) for dims in arguments[1 : 2 * len(given) : 2]]
-    return given, terms, _read_sublist(arguments[-1]) if len(arguments) % 2 else None
+    operands = list(arguments[0 : len(arguments) - 1 : 2])
+    terms = [_read_sublist(dims) for dims in arguments[1 : 2 * len(operands) : 2]]
+    return operands, terms, _read_sublist(arguments[-1]) if len(arguments) % 2 else None
 
 
 def _read_sublist(dims: Sequence) -> list:
@@ -78,11 +78,11 @@ def _read_sublist(dims: Sequence) -> list:
 
 
 def _place_ellipsis(operands: Sequence[TensorProxy], terms: list[list], output: list | None) -> tuple[list, tuple]:
-    """Labels for every dim: those of an ellipsis are counted from the last, so that they broadcast."""
+    """Return labels for every dim: those of an ellipsis are counted from the last, so that they broadcast."""
     widest, placed = 0, []
     for operand, labels in zip(operands, terms, strict=True):
-        named = len(labels) - labels.count("...")
-        hidden = operand.ndim - named
+        explicit = len(labels) - labels.count("...")
+        hidden = operand.ndim - explicit
         torch_check(
             hidden == 0 or (hidden > 0 and "..." in labels),
             lambda operand=operand, labels=labels: (
@@ -93,8 +93,8 @@ def _place_ellipsis(operands: Sequence[TensorProxy], terms: list[list], output: 
         widest = max(widest, hidden)
         placed.append(_expand_ellipsis(labels, hidden))
     if output is None:
-        seen = [label for labels in terms for label in labels if label != "..."]
-        once = sorted(label for label in set(seen) if seen.count(label) == 1)
+        all_labels = [label for labels in terms for label in labels if label != "..."]
+        once = sorted(label for label in set(all_labels) if all_labels.count(label) == 1)
         output = ["...", *once] if any("..." in labels for labels in terms) else once
     for label in output:
         torch_check(

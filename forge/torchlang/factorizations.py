@@ -89,8 +89,8 @@ def cholesky_solve(input: TensorProxy, input2: TensorProxy, upper: bool = False)
 @torchsymbol(torch.linalg.lu_factor_ex)
 def lu_factor_ex(A: TensorProxy, *, pivot: bool = True, check_errors: bool = False) -> Triple:
     """(L and U in one matrix, pivots as LAPACK has them, which matrices are singular)."""
-    found = prims.linalg_lu_factor_ex(A, pivot=pivot, check_errors=check_errors)
-    return results.linalg_lu_factor_ex(found)
+    factors = prims.linalg_lu_factor_ex(A, pivot=pivot, check_errors=check_errors)
+    return results.linalg_lu_factor_ex(factors)
 
 
 @torchsymbol(torch.linalg.lu_factor)
@@ -102,8 +102,8 @@ def lu_factor(A: TensorProxy, *, pivot: bool = True) -> Pair:
 @torchsymbol(torch.functional.lu)
 def lu(A: TensorProxy, pivot: bool = True, get_infos: bool = False, out: None = None) -> Pair | Triple:
     """lu_factor by its old name, of singular matrices too; get_infos: and which are."""
-    found = prims.linalg_lu_factor_ex(A, pivot=pivot)
-    return results._lu_with_info(found) if get_infos else tuple(found[:2])
+    factors = prims.linalg_lu_factor_ex(A, pivot=pivot)
+    return results._lu_with_info(factors) if get_infos else tuple(factors[:2])
 
 
 @torchsymbol(torch.lu_unpack)
@@ -141,8 +141,8 @@ def lu_solve(input: TensorProxy, LU_data: TensorProxy, LU_pivots: TensorProxy) -
 @torchsymbol(torch.linalg.ldl_factor)
 def ldl_factor(input: TensorProxy, *, hermitian: bool = False) -> Pair:
     """(L and D in one matrix, pivots as LAPACK has them), with input = L @ D @ L^H."""
-    found = prims.linalg_ldl_factor_ex(input, hermitian=hermitian, check_errors=True)
-    return results.linalg_ldl_factor(found[:2])
+    factors = prims.linalg_ldl_factor_ex(input, hermitian=hermitian, check_errors=True)
+    return results.linalg_ldl_factor(factors[:2])
 
 
 @torchsymbol(torch.linalg.ldl_solve)

@@ -17,25 +17,25 @@ def run_on_fake_tensors(
     function: Callable,
     args: tuple,
     kwargs: dict,
-    seen: TorchDispatchMode,
+    recorder: TorchDispatchMode,
     dtype: Callable[[TensorProxy], torch.dtype] = lambda proxy: proxy.dtype,
     grad: bool = False,
 ) -> list[Any] | None:
-    """Run a function under `seen` on tensors that have the proxies' metadata, in `dtype`, with grad enabled or
+    """Run a function under `recorder` on tensors that have the proxies' metadata, in `dtype`, with grad enabled or
     not; None where it raises.
 
-    The leaves of the arguments that it was given.
+    The leaves of its arguments.
     """
     mode = torch.set_grad_enabled(grad)
     with disable_current_modes(), DisableTorchFunction(), mode, FakeTensorMode():
         try:
             args, kwargs = tree_map(lambda leaf: _empty(leaf, dtype), (args, kwargs))  # a length may have no value yet
-            given = list(leaves((args, kwargs)))
-            with seen:
+            arguments = list(leaves((args, kwargs)))
+            with recorder:
                 function(*args, **kwargs)
         except Exception:
             return None
-    return given
+    return arguments
 
 
 def _empty(leaf: Any, dtype: Callable[[TensorProxy], torch.dtype]) -> Any:
@@ -46,21 +46,21 @@ def _empty(leaf: Any, dtype: Callable[[TensorProxy], torch.dtype]) -> Any:
     shape = [hint_of(size) for size in leaf.shape]
     if leaf.strides is None:
         return torch.empty(shape, dtype=dtype(leaf), device=leaf.device)
-    made = torch.empty_strided(shape, list(map(hint_of, leaf.strides)), dtype=leaf.dtype, device=leaf.device)
-    return made.to(dtype(leaf))  # a conversion lays a slice's values beside each other, on which operators depend
+    tensor = torch.empty_strided(shape, list(map(hint_of, leaf.strides)), dtype=leaf.dtype, device=leaf.device)
+    return tensor.to(dtype(leaf))  # a conversion lays a slice's values beside each other, on which operators depend
 
 
 class EffectRecorder(TorchDispatchMode):
     """A mode that records the side effects of the operators that run under it.
 
-    `written` holds the memory that they change, `tracked` that of it which they change where autograd sees it (with
+    `writes` holds the memory that they change, `tracked` that of it which they change where autograd sees it (with
     grad enabled, not through detach); `reshaped` the tensors whose own shape or memory they change. `random` says
     whether they draw random numbers, `acts` whether one of them returns nothing and changes no tensor (an assertion).
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.written: set[int] = set()
+        self.writes: set[int] = set()
         self.tracked: set[int] = set()
         self.detached: list[torch.Tensor] = []
         self.reshaped: list[torch.Tensor] = []
@@ -72,7 +72,7 @@ class EffectRecorder(TorchDispatchMode):
         changed = changed_tensors(func, args, kwargs)
         before = [_layout(tensor) for tensor in changed]
         result = func(*args, **kwargs)
-        self.written.update(memory for *_, memory in before)
+        self.writes.update(memory for *_, memory in before)
         if torch.is_grad_enabled():
             self.tracked.update(was[-1] for x, was in zip(changed, before, strict=True) if not self.is_detached(x))
         if func is torch.ops.aten.detach.default or any(map(self.is_detached, args)):
@@ -123,11 +123,13 @@ class ObservedEffects(NamedTuple):
 
 def observe_effects(function: Callable, args: tuple, kwargs: dict) -> ObservedEffects | None:
     """Return a call's effects besides its results; None where they cannot be seen without data."""
-    seen = EffectRecorder()
-    given = run_on_fake_tensors(function, args, kwargs, seen, grad=True)
-    if given is None:
+    recorder = EffectRecorder()
+    arguments = run_on_fake_tensors(function, args, kwargs, recorder, grad=True)
+    if arguments is None:
         return None
-    changed = [i for i, leaf in enumerate(given) if isinstance(leaf, torch.Tensor) and _memory(leaf) in seen.written]
-    silently = [i for i in changed if _memory(given[i]) not in seen.tracked]
-    reshapes = any(leaf is tensor for tensor in seen.reshaped for leaf in given)
-    return ObservedEffects(changed, silently, reshapes, seen.random, seen.acts)
+    changed = [
+        i for i, leaf in enumerate(arguments) if isinstance(leaf, torch.Tensor) and _memory(leaf) in recorder.writes
+    ]
+    silently = [i for i in changed if _memory(arguments[i]) not in recorder.tracked]
+    reshapes = any(leaf is tensor for tensor in recorder.reshaped for leaf in arguments)
+    return ObservedEffects(changed, silently, reshapes, recorder.random, recorder.acts)

@@ -31,10 +31,10 @@ def each_call(function: Any, args: tuple, kwargs: dict) -> list[tuple[str | Call
 
     None for another function, for lists by name, and for a tensor that holds a number for each call.
     """
-    called = _CALLED.get(function)
-    if called is None or not kwargs.keys() <= _OPTIONS:
+    callee = _CALLED.get(function)
+    if callee is None or not kwargs.keys() <= _OPTIONS:
         return None
-    if called in _WITH_VALUE and len(args) == 4:
+    if callee in _WITH_VALUE and len(args) == 4:
         args, kwargs = args[:-1], {**kwargs, "value": args[-1]}
     count = next((len(value) for value in args if isinstance(value, (list, tuple))), None)
     if count is None or isinstance(kwargs.get("value"), TensorProxy):
@@ -44,7 +44,7 @@ def each_call(function: Any, args: tuple, kwargs: dict) -> list[tuple[str | Call
         return value[index] if isinstance(value, (list, tuple)) else value
 
     return [
-        (called, tuple(pick(value, index) for value in args), {name: pick(kwargs[name], index) for name in kwargs})
+        (callee, tuple(pick(value, index) for value in args), {name: pick(kwargs[name], index) for name in kwargs})
         for index in range(count)
     ]
 

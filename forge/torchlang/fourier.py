@@ -16,12 +16,12 @@ _NONE, _BY_ROOT, _BY_COUNT = 0, 1, 2
 
 
 def _normalization(norm: str | None, forward: bool) -> int:
-    """torch's number for a norm in a direction."""
-    found = {"forward": forward, "backward": not forward}.get(norm or "backward")
-    torch_check(norm == "ortho" or found is not None, lambda: f'Invalid normalization mode: "{norm}"')
+    """Return torch's number for a norm in a direction."""
+    scales = {"forward": forward, "backward": not forward}.get(norm or "backward")
+    torch_check(norm == "ortho" or scales is not None, lambda: f'Invalid normalization mode: "{norm}"')
     if norm == "ortho":
         return _BY_ROOT
-    return _BY_COUNT if found else _NONE
+    return _BY_COUNT if scales else _NONE
 
 
 def _real_input(op: str, x: TensorProxy) -> TensorProxy:

@@ -50,11 +50,11 @@ class HostCopies:
     ) -> list[torch.Tensor]:
         """Start to copy tensors to host memory, pinned for a GPU, once they are there."""
         pinned = tensors[0].is_cuda and not isinstance(tensors[0], FakeTensor)
-        found = [torch.empty(x.shape, dtype=x.dtype, device=device, pin_memory=pinned) for x in tensors]
+        targets = [torch.empty(x.shape, dtype=x.dtype, device=device, pin_memory=pinned) for x in tensors]
         self._memory = [*tensors]
         with self._beside_computation("download", tensors[0].device, tensors):
             until_there()
-            return [target.copy_(x, non_blocking=pinned) for x, target in zip(tensors, found, strict=True)]
+            return [target.copy_(x, non_blocking=pinned) for x, target in zip(tensors, targets, strict=True)]
 
     def wait(self, until_sent: Callable[[], None]) -> None:
         """Have the process wait for the copies, and later ones, which may reuse their memory, for the message."""

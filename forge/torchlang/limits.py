@@ -35,11 +35,11 @@ def _clamp_grad(
         inside = above if below is None else below if above is None else above & below
         put_grad(input, clang.where(inside, g, 0))
     if needs_grad(min):
-        chosen = input < min if max is None else (input < min) & (min < max)
-        put_grad(min, clang.where(chosen, g, 0))
+        mask = input < min if max is None else (input < min) & (min < max)
+        put_grad(min, clang.where(mask, g, 0))
     if needs_grad(max):
-        chosen = input > max if min is None else (input > max) | (min > max)
-        put_grad(max, clang.where(chosen, g, 0))
+        mask = input > max if min is None else (input > max) | (min > max)
+        put_grad(max, clang.where(mask, g, 0))
     return out
 
 
@@ -62,12 +62,12 @@ def _put_shared_clamp_grads(
     if needs_grad(input):
         shared = clang.where(at_min | at_max, g / 2, g)
         put_grad(input, clang.where((input < min) | (input > max), 0, shared))
-    for limit, chosen, tied in (
+    for limit, mask, tied in (
         (min, (input < min) & ordered, at_min),
         (max, ((input > max) & ordered) | clang.gt(min, max), at_max),
     ):
         if needs_grad(limit):
-            put_grad(limit, clang.where(chosen, g, clang.where(tied, g / 2, 0)))
+            put_grad(limit, clang.where(mask, g, clang.where(tied, g / 2, 0)))
 
 
 def _put_shared_grads(a: TensorProxy, b: TensorProxy, g: TensorProxy, worse: Callable) -> None:

@@ -362,9 +362,9 @@ def linalg_cross(input: TensorProxy, other: TensorProxy, *, dim: int = -1) -> Te
 def cross(input: TensorProxy, other: TensorProxy, dim: int | None = None) -> TensorProxy:
     """Return the cross product of vectors of 3 along `dim`, the first of length 3 by default."""
     if dim is None:
-        found = [i for i, size in enumerate(input.shape) if prims.statically_true(size == 3)]
-        torch_check(bool(found), lambda: f"cross: no dimension of size 3 in input {input}")
-        dim = found[0]
+        dims = [i for i, size in enumerate(input.shape) if prims.statically_true(size == 3)]
+        torch_check(bool(dims), lambda: f"cross: no dimension of size 3 in input {input}")
+        dim = dims[0]
     return _cross("cross", input, other, dim)
 
 
@@ -416,5 +416,5 @@ def ldl_factor_ex(
     input: TensorProxy, *, hermitian: bool = False, check_errors: bool = False
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
     """input = L @ D @ L^H: L and D in one matrix, pivots as LAPACK has them, and whether each matrix was factored."""
-    found = prims.linalg_ldl_factor_ex(input, hermitian=hermitian, check_errors=check_errors)
-    return results.linalg_ldl_factor_ex(found)
+    factors = prims.linalg_ldl_factor_ex(input, hermitian=hermitian, check_errors=check_errors)
+    return results.linalg_ldl_factor_ex(factors)

@@ -68,28 +68,28 @@ def repeated_rule(bound: BoundSymbol) -> Callable | None:
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         trace = current_trace()
-        wanted = {argument.name: argument for argument in tensors([args, kwargs]) if needs_grad(argument)}
+        targets = {argument.name: argument for argument in tensors([args, kwargs]) if needs_grad(argument)}
         output = tree_map(lambda leaf: _fresh(trace, leaf), bound.output)
         trace.record(BoundSymbol(symbol, args, kwargs, output))
-        record_pullback(function, symbol.id.removeprefix("opaque."), args, kwargs, output, wanted)
+        record_pullback(function, symbol.id.removeprefix("opaque."), args, kwargs, output, targets)
         return output
 
     return rule
 
 
 def record_pullback(
-    function: Callable, name: str, args: tuple, kwargs: dict, output: Any, wanted: Mapping[str, TensorProxy]
+    function: Callable, name: str, args: tuple, kwargs: dict, output: Any, targets: Mapping[str, TensorProxy]
 ) -> None:
-    """Record, in a gradient rule, an opaque call that runs a function again and asks torch for the gradients of the
-    `wanted` arguments, by name."""
+    """Record, in a gradient rule, an opaque call that runs a function again and asks torch for the gradients of
+    `targets`, its arguments by name."""
     trace = current_trace()
     positions = {name: i for i, name in enumerate(getattr(leaf, "name", None) for leaf in leaves([args, kwargs]))}
-    pullback = Pullback(function, tuple(positions[name] for name in wanted))
-    results = tuple(trace.tensor(each.shape, each.dtype, each.device) for each in wanted.values())
+    pullback = Pullback(function, tuple(positions[name] for name in targets))
+    results = tuple(trace.tensor(each.shape, each.dtype, each.device) for each in targets.values())
     gradients = tuple(get_grad(leaf) for leaf in tensors(output) if differentiable(leaf))
     backward = opaque_symbol(pullback, f"gradient of {name}")
     trace.record(BoundSymbol(backward, (gradients, args, kwargs), {}, results))
-    for argument, gradient in zip(wanted.values(), results, strict=True):
+    for argument, gradient in zip(targets.values(), results, strict=True):
         put_grad(argument, gradient)
 
 
@@ -132,22 +132,22 @@ def keeps_graph(bound: BoundSymbol) -> bool:
 
 
 def record_with_graph(
-    symbols: tuple[Symbol, Symbol], call: tuple, output: Any, wanted: Mapping[str, TensorProxy]
+    symbols: tuple[Symbol, Symbol], call: tuple, output: Any, targets: Mapping[str, TensorProxy]
 ) -> None:
     """Record a call whose autograd graph is kept, and its backward.
 
     symbols: operators that run `run_opaque_forward` and `run_opaque_backward`. call: the function, its args and its
-    kwargs. wanted: the arguments whose gradients torch is asked for, by the name of what the function is given in
+    kwargs. targets: the arguments whose gradients torch is asked for, by the name of what the function is given in
     their place.
     """
     forward, backward = symbols
     trace = current_trace()
     graph = GraphProxy(trace.fresh_name("graph"))
-    given = list(leaves([*call[1:]]))
-    positions = tuple(i for i, leaf in enumerate(given) if getattr(leaf, "name", None) in wanted)
+    flat = list(leaves([*call[1:]]))
+    positions = tuple(i for i, leaf in enumerate(flat) if getattr(leaf, "name", None) in targets)
     trace.record(BoundSymbol(forward, (*call, positions), {}, (output, graph)))
     gradients = tuple(get_grad(leaf) for leaf in tensors(output) if differentiable(leaf))
-    arguments = [wanted[name] for name in dict.fromkeys(given[i].name for i in positions)]
+    arguments = [targets[name] for name in dict.fromkeys(flat[i].name for i in positions)]
     results = tuple(trace.tensor(each.shape, each.dtype, each.device) for each in arguments)
     trace.record(BoundSymbol(backward, (graph, gradients), {}, results))
     for argument, gradient in zip(arguments, results, strict=True):
@@ -156,8 +156,8 @@ def record_with_graph(
 
 def keep_graph(function: Callable, args: tuple, kwargs: dict, output: Any) -> None:
     """Record a call of a function of torch, whose gradients torch's autograd gives from the graph of this one run."""
-    wanted = {argument.name: argument for argument in tensors([args, kwargs]) if needs_grad(argument)}
-    record_with_graph((_forward, _backward), (function, args, kwargs), output, wanted)
+    targets = {argument.name: argument for argument in tensors([args, kwargs]) if needs_grad(argument)}
+    record_with_graph((_forward, _backward), (function, args, kwargs), output, targets)
 
 
 def _fresh(trace: Any, leaf: Any) -> Any:
@@ -217,17 +217,17 @@ def run_opaque_backward(graph: OpaqueGraph, gradients: tuple) -> tuple:
     Raises UnreachedInputs where others are None than was taken to be so: the program without them is another one.
     """
     pairs = [(o, g) for o, g in zip(graph.outputs, gradients, strict=True) if o.requires_grad]
-    found: tuple[torch.Tensor | None, ...] = (None,) * len(graph.inputs)
+    grads: tuple[torch.Tensor | None, ...] = (None,) * len(graph.inputs)
     if pairs:
         flowing, incoming = zip(*pairs, strict=True)
-        found = torch.autograd.grad(flowing, graph.inputs, incoming, allow_unused=True, retain_graph=True)
-    unreached = frozenset(i for i, gradient in enumerate(found) if gradient is None)
+        grads = torch.autograd.grad(flowing, graph.inputs, incoming, allow_unused=True, retain_graph=True)
+    unreached = frozenset(i for i, gradient in enumerate(grads) if gradient is None)
     if graph.unreached is not None and unreached != graph.unreached:
         graph.unreached = unreached
         raise UnreachedInputs
     if not unreached:
-        return found
-    return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(graph.inputs, found, strict=True))
+        return grads
+    return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(graph.inputs, grads, strict=True))
 
 
 def _gradients(

@@ -54,8 +54,8 @@ def convolution_backward(
     """Return the gradients of a convolution's input, weight and bias, None where output_mask says that it is not asked
     for. Source: aten.convolution_backward."""
     count = input.ndim - 2
-    given = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
-    *lists, extra = [per_dim("convolution_backward", name, each, count) for name, each in given.items()]
+    parameters = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
+    *lists, extra = [per_dim("convolution_backward", name, each, count) for name, each in parameters.items()]
     sizes = weight.shape[1] * groups if transposed else weight.shape[0]
     return prims.convolution_backward(
         grad_output,

@@ -62,7 +62,7 @@ def check_apart(id: str, target: Any, arguments: Any, memory: Memory) -> None:
     """Raise Ambiguous where torch may refuse an out= for the memory that it shares with an argument."""
     if id not in _APART:
         return
-    written = [memory.ref(handle).storage for handle in tensors(target)]
+    storages = [memory.ref(handle).storage for handle in tensors(target)]
     for argument in tensors(arguments):
-        if any(memory.ref(argument).storage is each for each in written):
+        if any(memory.ref(argument).storage is each for each in storages):
             raise Ambiguous(f"{id} with an out= that shares memory with its argument {argument}: use clone()")

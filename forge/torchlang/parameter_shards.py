@@ -31,20 +31,20 @@ def start_unshard(
 ) -> list[torch.Tensor]:
     """Start to gather parameters by one message on a device; return what `finish_unshard` waits for."""
     size, name, _ = group
-    started, sent = [], []
+    started, payload = [], []
     for shard, length, dtype in zip(shards, lengths, dtypes, strict=True):
         if length is None:
             started.append(shard.to(device, dtype, copy=True))
             continue
         rows = chunk_rows(length, size)
         started.append(torch.empty((size * rows, *shard.shape[1:]), dtype=dtype, device=device))
-        sent.append((shard, rows, started[-1]))
-    if sent:
+        payload.append((shard, rows, started[-1]))
+    if payload:
         copies = HostCopies()
-        there = copies.upload([shard for shard, _, _ in sent], device)
+        there = copies.upload([shard for shard, _, _ in payload], device)
         with copies.sending():
-            parts = [_as_sent(x, whole.dtype, rows) for x, (_, rows, whole) in zip(there, sent, strict=True)]
-            wholes = [whole for *_, whole in sent]
+            parts = [_as_sent(x, whole.dtype, rows) for x, (_, rows, whole) in zip(there, payload, strict=True)]
+            wholes = [whole for *_, whole in payload]
             _send(start_all_gather, parts, wholes, name).until_awaited(wholes, copies)
     return started
 
@@ -94,7 +94,7 @@ class _Message(NamedTuple):
     sent."""
 
     work: Any
-    sent: Tensors
+    payload: Tensors
 
     def wait(self) -> None:
         """Have the current stream, or the process, wait for it. Raises: CollectiveError."""
@@ -109,10 +109,10 @@ class _Message(NamedTuple):
         started[0]._forge_pending = self, copies  # type: ignore[attr-defined]
 
 
-def _send(start: Callable, sent: Tensors, received: Tensors, *groups: str | None) -> _Message:
+def _send(start: Callable, payload: Tensors, received: Tensors, *groups: str | None) -> _Message:
     """Start a message."""
-    work = None if isinstance(received[0], FakeTensor) else start(sent, received, *groups)
-    return _Message(work, sent)
+    work = None if isinstance(received[0], FakeTensor) else start(payload, received, *groups)
+    return _Message(work, payload)
 
 
 def _await(started: Tensors) -> None:

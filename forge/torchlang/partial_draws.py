@@ -24,8 +24,8 @@ def _whole_blocks(count: Dim) -> Dim:
 def generator_of(device: torch.device) -> torch.Generator:
     """Return torch's default generator of a GPU."""
     index = torch.accelerator.current_device_index() if device.index is None else device.index
-    found: torch.Generator = torch.get_device_module(device).default_generators[index]
-    return found
+    generator: torch.Generator = torch.get_device_module(device).default_generators[index]
+    return generator
 
 
 def begin_partial_draw(device: torch.device, offset: int) -> None:

@@ -22,13 +22,13 @@ Indices = Sequence[TensorProxy]
 def diagonal_scatter(
     input: TensorProxy, src: TensorProxy, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> TensorProxy:
-    """input with the diagonal that torch.diagonal shows replaced by src."""
-    shown = shapes.diagonal(input, offset, dim1, dim2)
+    """Return input with the diagonal that torch.diagonal shows replaced by src."""
+    diagonal = shapes.diagonal(input, offset, dim1, dim2)
     torch_check(
-        same_shape(src.shape, shown.shape),
+        same_shape(src.shape, diagonal.shape),
         lambda: (
             "diagonal_scatter: expected src to have a size equal to the slice of self. "
-            f"src size = {list(src.shape)}, slice size = {list(shown.shape)}"
+            f"src size = {list(src.shape)}, slice size = {list(diagonal.shape)}"
         ),
     )
     new = clang.convert(src, input.dtype)
@@ -123,15 +123,15 @@ def _clip(index: TensorProxy, low: Dim, high: Dim) -> TensorProxy:
 
 @torchsymbol(torch_unsafe_masked_index)
 def _unsafe_masked_index(input: TensorProxy, mask: TensorProxy, indices: Indices, fill: Number) -> TensorProxy:
-    """input[indices] where mask is true, else `fill`; places outside count as the nearest ones."""
+    """Return input[indices] where mask is true, else `fill`; places outside count as the nearest ones."""
     op = "_unsafe_masked_index"
     _check_masked(op, input, mask, indices)
     if statically_true(input.numel() == 0):
         shape = prims.indexed_shape(op, input, tuple(indices))
         return prims.full(tuple(shape), fill, input.dtype, input.device)
     inside = [_clip(index, 0, input.shape[i] - 1) for i, index in enumerate(indices)]
-    shown = prims.index(input, tuple(inside))
-    return clang.masked_fill(shown, clang.logical_not(mask), _as(input.dtype, fill))
+    result = prims.index(input, tuple(inside))
+    return clang.masked_fill(result, clang.logical_not(mask), _as(input.dtype, fill))
 
 
 def _as(dtype: torch.dtype, number: Number) -> Number:
@@ -143,14 +143,14 @@ def _as(dtype: torch.dtype, number: Number) -> Number:
 def _unsafe_masked_index_put_accumulate(
     input: TensorProxy, mask: TensorProxy, indices: Indices, values: TensorProxy
 ) -> TensorProxy:
-    """input with values, where mask is true, added at `indices`; negative places count from the end."""
+    """Return input with values, where mask is true, added at `indices`; negative places count from the end."""
     op = "_unsafe_masked_index_put_accumulate"
     _check_masked(op, input, mask, indices)
     if statically_true(input.numel() == 0):
         return prims.clone(input)
     inside = [_clip(index, -input.shape[i], input.shape[i] - 1) for i, index in enumerate(indices)]
-    kept = clang.masked_fill(values, clang.logical_not(mask), 0)
-    return prims.index_put(input, tuple(inside), kept, True)
+    updates = clang.masked_fill(values, clang.logical_not(mask), 0)
+    return prims.index_put(input, tuple(inside), updates, True)
 
 
 prims.register_vjp(
@@ -184,8 +184,8 @@ def isin(
             lambda each=each: f"Unsupported input type encountered for isin(): {each}",
             NotImplementedError,
         )
-    found = _is_in(elements, test_elements)
-    return clang.logical_not(found) if invert else found
+    result = _is_in(elements, test_elements)
+    return clang.logical_not(result) if invert else result
 
 
 def _is_in(elements: TensorOrNumber, others: TensorOrNumber) -> TensorProxy:
@@ -218,11 +218,11 @@ def unravel_index(indices: TensorProxy, shape: Dim | Sequence[Dim]) -> tuple[Ten
         lambda: f"unravel_index: 'shape' cannot have negative values, but got {shape}",
         ValueError,
     )
-    rest, found = clang.convert(indices, torch.int64), []
+    rest, result = clang.convert(indices, torch.int64), []
     for size in reversed(shape):
-        found.append(clang.remainder(rest, size))
+        result.append(clang.remainder(rest, size))
         rest = clang.floor_divide(rest, size)
-    return tuple(reversed(found))
+    return tuple(reversed(result))
 
 
 # hashes, and the places of what is not 0

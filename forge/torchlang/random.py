@@ -34,13 +34,13 @@ def _of_size(name: str, draw: Callable, meaning: str) -> Symbol:
     """torch.rand and torch.randn: the size as several arguments or one."""
 
     @with_options(*FACTORY, "generator")
-    def body(*size: Lengths, dtype: Dtype = None, device: Device = None, **named: Lengths) -> TensorProxy:
+    def body(*size: Lengths, dtype: Dtype = None, device: Device = None, **kwargs: Lengths) -> TensorProxy:
         check(
-            set(named) <= {"size"} and not (named and size),
-            lambda: f"{name}: unexpected arguments {sorted(named)}",
+            set(kwargs) <= {"size"} and not (kwargs and size),
+            lambda: f"{name}: unexpected arguments {sorted(kwargs)}",
             TypeError,
         )
-        shape = clang.lengths(tuple(named.values()) or size)
+        shape = clang.lengths(tuple(kwargs.values()) or size)
         return draw(shape, dtype or torch.get_default_dtype(), canonical_device(device))
 
     body.__name__, body.__doc__ = name, f"{meaning} Dtypes: the default float dtype."
@@ -148,12 +148,12 @@ def normal(
     device: Device = None,
 ) -> TensorProxy:
     """Draw normal numbers with the given means and standard deviations, numbers or tensors."""
-    given = [value for value in (mean, std) if isinstance(value, TensorProxy)]
-    if not given:
+    tensors = [value for value in (mean, std) if isinstance(value, TensorProxy)]
+    if not tensors:
         dtype = dtype or torch.get_default_dtype()
         return prims.normal(_shape("normal", size), mean, std, dtype, canonical_device(device))
-    shape = clang.broadcast_shapes("normal", *[value.shape for value in given])
-    noise = prims.normal(shape, 0.0, 1.0, given[0].dtype, given[0].device)
+    shape = clang.broadcast_shapes("normal", *[value.shape for value in tensors])
+    noise = prims.normal(shape, 0.0, 1.0, tensors[0].dtype, tensors[0].device)
     return noise * std + mean
 
 
@@ -204,9 +204,9 @@ def fills(name: str) -> Callable[[Callable], Symbol]:
         def rule(self: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy:
             out = symbol(self, *args, **kwargs)
             get_grad(out)
-            for given in (self, *args, *kwargs.values()):
-                if needs_grad(given):
-                    put_grad(given, _no_slope(given))
+            for argument in (self, *args, *kwargs.values()):
+                if needs_grad(argument):
+                    put_grad(argument, _no_slope(argument))
             return out
 
         return symbol
@@ -214,16 +214,16 @@ def fills(name: str) -> Callable[[Callable], Symbol]:
     return decorate
 
 
-def _range(args: tuple, named: dict, default_high: Any) -> tuple[Any, Any]:
+def _range(args: tuple, kwargs: dict, default_high: Any) -> tuple[Any, Any]:
     """Return the bounds of x.uniform_(0, 1), whose names are `from` and `to`."""
-    given = {**dict(zip(("from", "to"), args, strict=False)), **named}
-    return given.get("from", 0), given.get("to", default_high)
+    bounds = {**dict(zip(("from", "to"), args, strict=False)), **kwargs}
+    return bounds.get("from", 0), bounds.get("to", default_high)
 
 
 @fills("uniform_")
-def uniform(self: TensorProxy, *args: float, **named: float) -> TensorProxy:
+def uniform(self: TensorProxy, *args: float, **kwargs: float) -> TensorProxy:
     """Draw uniform numbers in [from, to), by default in [0, 1). Shapes and dtypes: self's."""
-    low, high = _range(args, named, 1)
+    low, high = _range(args, kwargs, 1)
     return prims.uniform(self.shape, low, high, self.dtype, self.device, like=self)
 
 
@@ -246,11 +246,11 @@ def exponential(self: TensorProxy, lambd: float = 1) -> TensorProxy:
 
 
 @fills("random_")
-def fill_random(self: TensorProxy, *args: int, **named: Any) -> TensorProxy:
+def fill_random(self: TensorProxy, *args: int, **kwargs: Any) -> TensorProxy:
     """Draw integers, uniform: random_() over what the dtype holds, random_(to) from 0, random_(from, to)."""
-    if len(args) == 1 and not named:
+    if len(args) == 1 and not kwargs:
         args = (0, *args)
-    low, high = _range(args, named, None)
+    low, high = _range(args, kwargs, None)
     return prims.randint(
         self.shape, low, _above(self.dtype) if high is None else high, self.dtype, self.device, like=self
     )

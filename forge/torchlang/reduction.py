@@ -62,11 +62,11 @@ def _register_without_nan(symbol: Symbol) -> None:
     ) -> TensorProxy:
         out = symbol(input, dim, keepdim, dtype=dtype)
         dims = clang.canonical_dims(symbol.name, dim, input.ndim)
-        is_number, kept = clang.logical_not(clang.isnan(input)), keepdim
+        is_number = clang.logical_not(clang.isnan(input))
         g = get_grad(out)
         if symbol is nanmean:
-            g = g / clang.sum(is_number, dims, kept)
-        put_grad(input, clang.spread(clang.convert(g, input.dtype), input, dims, kept) * is_number)
+            g = g / clang.sum(is_number, dims, keepdim)
+        put_grad(input, clang.spread(clang.convert(g, input.dtype), input, dims, keepdim) * is_number)
         return out
 
 
@@ -85,14 +85,14 @@ def prod(
 
 @torchsymbol(Tensor.sum_to_size)
 def sum_to_size(self: TensorProxy, *size: Lengths) -> TensorProxy:
-    """self summed over what broadcasting to its shape would repeat."""
+    """Return self summed over what broadcasting to its shape would repeat."""
     shape = clang.lengths(size)
     offset = self.ndim - len(shape)
     torch_check(
         offset >= 0
         and builtins.all(
-            prims.statically_true(wanted == 1) or prims.same(length, wanted)
-            for length, wanted in zip(self.shape[offset:], shape, strict=True)
+            prims.statically_true(target == 1) or prims.same(length, target)
+            for length, target in zip(self.shape[offset:], shape, strict=True)
         ),
         lambda: f"sum_to_size: size {list(shape)} is not expandable to size {list(self.shape)} of {self}",
     )

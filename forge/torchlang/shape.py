@@ -26,10 +26,10 @@ def varargs(first: Any, rest: tuple) -> tuple:
     return tuple(first) if isinstance(first, (tuple, list)) else (first, *rest)
 
 
-def _sizes(args: tuple, named: Any, op: str) -> tuple:
+def _sizes(args: tuple, size: Any, op: str) -> tuple:
     """Return the sizes of x.view(2, 3), x.view((2, 3)) or x.view(size=(2, 3))."""
-    check(bool(args) or named is not None, lambda: f"{op}: missing the argument 'size'", TypeError)
-    return clang.lengths(args or named)
+    check(bool(args) or size is not None, lambda: f"{op}: missing the argument 'size'", TypeError)
+    return clang.lengths(args or size)
 
 
 def _reshape_back(x: TensorProxy, new: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy:
@@ -414,8 +414,8 @@ def tensor_unfold(self: TensorProxy, dimension: int, size: Dim, step: Dim) -> Te
 
 
 def _flip(x: TensorProxy, args: tuple, dims: Sequence[int] | int | None, op: str = "flip") -> TensorProxy:
-    given = varargs(args[0], args[1:]) if args else clang.as_tuple(dims)
-    return clang.flip(x, given)
+    axes = varargs(args[0], args[1:]) if args else clang.as_tuple(dims)
+    return clang.flip(x, axes)
 
 
 @torchsymbol(Tensor.flip)

@@ -52,11 +52,11 @@ def _redistribute(calls: _Calls, x: Any, source: Place, target: Place, size: int
     if target == "replicate":
         gathered = collectives.wait_tensor(collectives.all_gather_into_tensor(x, size, group))
         return gathered if source == 0 else calls.cat(parts(gathered, 0), source)
-    sent = calls.cat(parts(x, target), 0) if target != 0 else x
+    payload = calls.cat(parts(x, target), 0) if target != 0 else x
     if source == "partial":
-        return collectives.wait_tensor(collectives.reduce_scatter_tensor(sent, "sum", size, group))
-    sizes = [sent.shape[0] // size] * size
-    received = collectives.wait_tensor(collectives.all_to_all_single(sent, sizes, sizes, group))
+        return collectives.wait_tensor(collectives.reduce_scatter_tensor(payload, "sum", size, group))
+    sizes = [payload.shape[0] // size] * size
+    received = collectives.wait_tensor(collectives.all_to_all_single(payload, sizes, sizes, group))
     return received if source == 0 else calls.cat(parts(received, 0), source)
 
 

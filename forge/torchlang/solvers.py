@@ -68,8 +68,8 @@ def tensorinv(input: TensorProxy, ind: int = 2) -> TensorProxy:
 def tensorsolve(input: TensorProxy, other: TensorProxy, dims: Sequence[int] | None = None) -> TensorProxy:
     """X with tensordot(input, X, X.ndim) = other; `dims` of input are moved to its end first."""
     if dims is not None:
-        moved = check_dims("linalg.tensorsolve", dims, input.ndim)
-        input = clang.movedim(input, moved, tuple(range(input.ndim - len(moved), input.ndim)))
+        axes = check_dims("linalg.tensorsolve", dims, input.ndim)
+        input = clang.movedim(input, axes, tuple(range(input.ndim - len(axes), input.ndim)))
     shape = input.shape[other.ndim :]
     rows, columns = math.prod(shape), math.prod(input.shape[: other.ndim])
     torch_check(

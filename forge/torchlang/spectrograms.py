@@ -166,10 +166,10 @@ def _check_spectrogram(x: TensorProxy, n_fft: Dim, onesided: bool | None, return
     torch_check(x.ndim in (2, 3), lambda: f"istft: expected a tensor with 2 or 3 dimensions, but got {x}")
     size = x.shape[-2]
     onesided = not same(size, n_fft) if onesided is None else onesided
-    wanted = n_fft // 2 + 1 if onesided else n_fft
+    expected = n_fft // 2 + 1 if onesided else n_fft
     torch_check(
-        same(size, wanted),
-        lambda: f"istft: expected the frequency dimension (3rd to the last) of {x} to match n_fft, with {wanted}",
+        same(size, expected),
+        lambda: f"istft: expected the frequency dimension (3rd to the last) of {x} to match n_fft, with {expected}",
     )
     torch_check(not (onesided and return_complex), lambda: "istft: cannot have onesided input with return_complex=True")
     return onesided

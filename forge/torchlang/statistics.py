@@ -84,13 +84,13 @@ def _quantile(name: str, ignore_nan: bool) -> Symbol:
         rows = clang.reshape(input, (input.numel(),)) if flat else clang.movedim(input, dim, -1)
         ordered = prims.sort(rows, rows.ndim - 1)[0]
         several = isinstance(q, TensorProxy) and q.ndim == 1
-        wanted = q if isinstance(q, TensorProxy) else prims.full((), q, input.dtype, input.device)
-        wanted = wanted if several else clang.reshape(wanted, (1,))
-        found = clang.movedim(_at_ranks(ordered, _ranks(ordered, wanted, ignore_nan), interpolation), -1, 0)
+        quantiles = q if isinstance(q, TensorProxy) else prims.full((), q, input.dtype, input.device)
+        quantiles = quantiles if several else clang.reshape(quantiles, (1,))
+        result = clang.movedim(_at_ranks(ordered, _ranks(ordered, quantiles, ignore_nan), interpolation), -1, 0)
         if keepdim:
             shape = [1 if flat or i == dim else size for i, size in enumerate(input.shape)]
-            found = clang.reshape(found, (wanted.shape[0], *shape))
-        return found if several else clang.select(found, 0, 0)
+            result = clang.reshape(result, (quantiles.shape[0], *shape))
+        return result if several else clang.select(result, 0, 0)
 
     ignoring = ", of what is not nan" if ignore_nan else "; nan where one is among them"
     body.__name__ = name
@@ -135,8 +135,8 @@ def histogramdd(
     """
     range = None if range is None else tuple(range)
     counts, edges = prims.histogramdd(input, bins, range, weight, density)
-    given = tuple(bins) if isinstance(bins, Sequence) else ()
-    return results.histogramdd((counts, given if tensors(given) else edges))
+    bin_edges = tuple(bins) if isinstance(bins, Sequence) else ()
+    return results.histogramdd((counts, bin_edges if tensors(bin_edges) else edges))
 
 
 # segments
@@ -152,12 +152,12 @@ def _check_segments(
         reduce in _START or reduce in ("amax", "amin"),
         lambda: f"{op}: reduce argument must be either sum, prod, mean, amax or amin, got {reduce}",
     )
-    given = lengths if offsets is None else offsets
-    if given is None:
+    segments = lengths if offsets is None else offsets
+    if segments is None:
         raise RuntimeError(f"{op}: Either lengths or offsets must be defined.")
     torch_check(
-        given.ndim == axis + 1 and all(map(same, given.shape[:-1], data.shape[:axis])),
-        lambda: f"{op}: Expected axis to be the last dimension of lengths or offsets, but got {axis} and {given}",
+        segments.ndim == axis + 1 and all(map(same, segments.shape[:-1], data.shape[:axis])),
+        lambda: f"{op}: Expected axis to be the last dimension of lengths or offsets, but got {axis} and {segments}",
     )
 
 
@@ -174,8 +174,8 @@ def _segments(
         lengths, begin = ends - starts, clang.slice_in_dim(offsets, axis, 0, 1)
     place = prims.iota(data.shape[axis], 0, 1, ends.dtype, data.device)
     place = clang.expand(place, data.shape[: axis + 1])
-    found = prims.searchsorted(prims.contiguous(ends), prims.contiguous(place), True, torch.int64)
-    return clang.where(place < begin, ends.shape[-1], found), lengths
+    segment = prims.searchsorted(prims.contiguous(ends), prims.contiguous(place), True, torch.int64)
+    return clang.where(place < begin, ends.shape[-1], segment), lengths
 
 
 @torchsymbol(torch.segment_reduce)

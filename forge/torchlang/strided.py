@@ -61,10 +61,10 @@ def _dense(x: TensorProxy) -> bool:
     return True
 
 
-def _within(x: TensorProxy, shown: StridedView, offset: Dim) -> bool:
+def _within(x: TensorProxy, view: StridedView, offset: Dim) -> bool:
     """Return whether nothing but x is shown; `offset` counts from x."""
     reach: Dim = offset + 1
-    for size, step in zip(shown.size, shown.stride, strict=True):
+    for size, step in zip(view.size, view.stride, strict=True):
         if statically_true(size == 0):
             return True
         reach = reach + (size - 1) * step
@@ -87,19 +87,19 @@ def _locate_view(
     if x.strides is None or (storage_offset is not None and x.offset is None):
         raise NotImplementedError(f"{op} of {x}, whose layout is not known while tracing")
     storage = memory.ref(x).storage
-    given = any(storage.root is each for each in current_trace().inputs)
+    is_input = any(storage.root is each for each in current_trace().inputs)
     before = 0 if x.offset is None else x.offset
     relative = 0 if storage_offset is None else storage_offset - before
-    origin = storage.root if given and storage_offset is not None else None
+    origin = storage.root if is_input and storage_offset is not None else None
     offset = relative if origin is None else relative + _elements_before(origin, x.dtype)
-    shown = StridedView(tuple(size), tuple(stride), offset, x.strides, origin)
+    view = StridedView(tuple(size), tuple(stride), offset, x.strides, origin)
     overlaps = any(
         statically_true(step == 0) and not statically_true(n == 1) for step, n in zip(x.strides, x.shape, strict=True)
     )
-    inside = not overlaps and _within(x, shown, relative)
-    if not inside and (not given or storage.version):
+    inside = not overlaps and _within(x, view, relative)
+    if not inside and (not is_input or storage.version):
         raise Ambiguous(f"{op} of {x} shows memory that is not its own")
-    return x, shown, inside and origin is None
+    return x, view, inside and origin is None
 
 
 def _elements_before(x: TensorProxy, dtype: torch.dtype) -> Dim:
@@ -108,37 +108,37 @@ def _elements_before(x: TensorProxy, dtype: torch.dtype) -> Dim:
     return x.offset if x.dtype == dtype else x.offset * x.dtype.itemsize // dtype.itemsize
 
 
-def _with_offset(shown: StridedView) -> StridedView:
+def _with_offset(view: StridedView) -> StridedView:
     """Replace the origin by its place, for a call on a value."""
-    return shown if shown.origin is None else shown._replace(origin=prims.byte_offset(shown.origin))
+    return view if view.origin is None else view._replace(origin=prims.byte_offset(view.origin))
 
 
 def _show(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    input, shown, inside = _locate_view("as_strided", memory, *args, **kwargs)
+    input, view, inside = _locate_view("as_strided", memory, *args, **kwargs)
     with outside_regions(not inside):  # whose code does not look at where memory ends
-        out = symbol(memory.read(input), *_with_offset(shown))
+        out = symbol(memory.read(input), *_with_offset(view))
 
     def invert(x: TensorProxy, new: TensorProxy) -> TensorProxy:
         if not inside:
             raise Ambiguous(f"an in-place change through as_strided of {input}, which may show memory around it")
-        return prims.view_scatter(x, new, prims.as_strided, tuple(shown), {}, None)
+        return prims.view_scatter(x, new, prims.as_strided, tuple(view), {}, None)
 
-    memory.alias(out, input, ViewStep(prims.as_strided, tuple(shown), {}, None, invert))
+    memory.alias(out, input, ViewStep(prims.as_strided, tuple(view), {}, None, invert))
     return out
 
 
 @torchsymbol(torch.as_strided, Tensor.as_strided, handler=_show)
-def as_strided(input: TensorProxy, *shown: Any) -> TensorProxy:
+def as_strided(input: TensorProxy, *view: Any) -> TensorProxy:
     """Return a view of input's memory with another shape and strides."""
-    return prims.as_strided(input, *shown)
+    return prims.as_strided(input, *view)
 
 
 def _copy(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    input, shown, _ = _locate_view("as_strided_copy", memory, *args, **kwargs)
-    return symbol(memory.read(input), *_with_offset(shown))
+    input, view, _ = _locate_view("as_strided_copy", memory, *args, **kwargs)
+    return symbol(memory.read(input), *_with_offset(view))
 
 
 @torchsymbol(torch.as_strided_copy, handler=_copy)
-def as_strided_copy(input: TensorProxy, *shown: Any) -> TensorProxy:
+def as_strided_copy(input: TensorProxy, *view: Any) -> TensorProxy:
     """Return a copy of the view that as_strided makes."""
-    return prims.clone(prims.as_strided(input, *shown), torch.contiguous_format)
+    return prims.clone(prims.as_strided(input, *view), torch.contiguous_format)

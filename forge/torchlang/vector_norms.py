@@ -70,13 +70,13 @@ def _matrix_norm(
         ord in (1, -1, float("inf"), -float("inf")), lambda: f"{op}: Order {ord} not supported for a matrix norm"
     )
     x = _norm_input(op, x, dtype)
-    summed, chosen = prims.check_dims(op, dims, x.ndim)
+    summed, axis = prims.check_dims(op, dims, x.ndim)
     if ord in (float("inf"), -float("inf")):
-        summed, chosen = chosen, summed
+        summed, axis = axis, summed
     sums = clang.vector_norm(x, 1, (summed,), True)
     largest = ord in (1, float("inf"))
-    best = _largest(sums, chosen) if largest else clang.amin(sums, chosen, True)
-    return best if keepdim else prims.squeeze(best, tuple(sorted((summed, chosen))))
+    best = _largest(sums, axis) if largest else clang.amin(sums, axis, True)
+    return best if keepdim else prims.squeeze(best, tuple(sorted((summed, axis))))
 
 
 def _spectral_norm(x: TensorProxy, ord: float | str, dims: Sequence[int], keepdim: bool) -> TensorProxy:

@@ -37,8 +37,8 @@ def scaled_dot_product_attention(
     root = math.sqrt(abs(scale)) if scale is not None else None
     if root is None:
         width = query.shape[-1]
-        known = isinstance(width, int)
-        root = 1.0 / math.sqrt(math.sqrt(width or 1)) if known else (1.0 / torch.sym_sqrt(width)) ** 0.5
+        is_static = isinstance(width, int)
+        root = 1.0 / math.sqrt(math.sqrt(width or 1)) if is_static else (1.0 / torch.sym_sqrt(width)) ** 0.5
     left = clang.widen(query) * (-root if scale is not None and scale < 0 else root)
     scores = clang.matmul(left, clang.transpose(clang.widen(key) * root, -2, -1))
     weights = _weights(scores, attn_mask, is_causal)
@@ -52,18 +52,18 @@ def _check_attention(
 ) -> None:
     op = "scaled_dot_product_attention"
     check_same_device(op, query, key, value)
-    shown = f"{query}, {key} and {value}"
+    text = f"{query}, {key} and {value}"
     torch_check(
         query.dtype == key.dtype == value.dtype,
-        lambda: f"{op}: Expected query, key, and value to have the same dtype, but got {shown}",
+        lambda: f"{op}: Expected query, key, and value to have the same dtype, but got {text}",
     )
     torch_check(
         min(query.ndim, key.ndim, value.ndim) >= 2,
-        lambda: f"{op}: Expected query, key, and value to all be at least 2 dimensional, but got {shown}",
+        lambda: f"{op}: Expected query, key, and value to all be at least 2 dimensional, but got {text}",
     )
     torch_check(
         same(query.shape[-1], key.shape[-1]) and same(key.shape[-2], value.shape[-2]),
-        lambda: f"{op}: query and key must have one width, key and value one length, but got {shown}",
+        lambda: f"{op}: query and key must have one width, key and value one length, but got {text}",
     )
     torch_check(
         0 <= dropout_p <= 1, lambda: f"{op}: dropout probability has to be between 0 and 1, but got {dropout_p}"
@@ -80,10 +80,10 @@ def _check_attention(
 def _repeat_heads(
     query: TensorProxy, key: TensorProxy, value: TensorProxy, enable_gqa: bool
 ) -> tuple[TensorProxy, TensorProxy]:
-    """key and value with as many heads as query: each repeated in place."""
+    """Return key and value with as many heads as query: each repeated in place."""
     if not enable_gqa:
         return key, value
-    found = []
+    result = []
     for tensor in (key, value):
         heads = tensor.shape[-3]
         torch_check(
@@ -97,8 +97,8 @@ def _repeat_heads(
         if not statically_true(times == 1):
             apart = clang.expand(clang.unsqueeze(tensor, -3), (*tensor.shape[:-2], times, *tensor.shape[-2:]))
             tensor = clang.reshape(apart, (*tensor.shape[:-3], heads * times, *tensor.shape[-2:]))
-        found.append(tensor)
-    return found[0], found[1]
+        result.append(tensor)
+    return result[0], result[1]
 
 
 def _weights(scores: TensorProxy, attn_mask: TensorProxy | None, is_causal: bool) -> TensorProxy:

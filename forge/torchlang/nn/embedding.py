@@ -55,10 +55,10 @@ def shorten(weight: TensorProxy, indices: TensorProxy, max_norm: float, norm_typ
 
 def handle_max_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
     """Shorten the rows that are read to max_norm, before the call without it."""
-    given = symbol.bind(args, kwargs)
-    if given["max_norm"] is not None:
-        shorten(given["weight"], given["input"], given["max_norm"], given["norm_type"], memory)
-        args, kwargs = (), {**given, "max_norm": None}
+    arguments = symbol.bind(args, kwargs)
+    if arguments["max_norm"] is not None:
+        shorten(arguments["weight"], arguments["input"], arguments["max_norm"], arguments["norm_type"], memory)
+        args, kwargs = (), {**arguments, "max_norm": None}
     return symbol(*memory.read_all(args), **memory.read_all(kwargs))
 
 

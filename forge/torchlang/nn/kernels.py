@@ -44,10 +44,10 @@ def max_pool2d_with_indices_backward(
 ) -> TensorProxy:
     """Return the gradient of max_pool2d's input: each window's goes to its place."""
     op = "max_pool2d_with_indices_backward"
-    for name, given in (("gradOutput", grad_output), ("indices", indices)):
+    for name, tensor in (("gradOutput", grad_output), ("indices", indices)):
         torch_check(
-            given.ndim == self.ndim and all(map(same, given.shape, grad_output.shape)),
-            lambda name=name, given=given: f"{op}: Expected {name} of shape {grad_output.shape}, but got {given}",
+            tensor.ndim == self.ndim and all(map(same, tensor.shape, grad_output.shape)),
+            lambda name=name, tensor=tensor: f"{op}: Expected {name} of shape {grad_output.shape}, but got {tensor}",
         )
     kernel = per_dim(op, "kernel_size", kernel_size, 2)
     steps = kernel if isinstance(stride, (tuple, list)) and not stride else per_dim(op, "stride", stride, 2)
@@ -57,11 +57,11 @@ def max_pool2d_with_indices_backward(
 
 @register_grad(max_pool2d_with_indices_backward)
 def _max_pool2d_with_indices_backward_grad(
-    grad_output: TensorProxy, self: TensorProxy, *how: Any, **named: Any
+    grad_output: TensorProxy, self: TensorProxy, *how: Any, **kwargs: Any
 ) -> TensorProxy:
     """Gather from the incoming gradient; the input, of which only the shape is read, gets zeros, as in eager."""
-    out = max_pool2d_with_indices_backward(grad_output, self, *how, **named)
-    indices = named["indices"] if "indices" in named else how[-1]
+    out = max_pool2d_with_indices_backward(grad_output, self, *how, **kwargs)
+    indices = kwargs["indices"] if "indices" in kwargs else how[-1]
     g, places = (clang.reshape(each, (*each.shape[:-2], -1)) for each in (get_grad(out), indices))
     put_grad(grad_output, clang.reshape(prims.gather(g, g.ndim - 1, places), indices.shape))
     if needs_grad(self):

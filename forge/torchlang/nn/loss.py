@@ -38,15 +38,15 @@ def loss_symbol(function: Callable) -> Callable[[Callable], Symbol]:
 
         @functools.wraps(body)
         def run(*args: Any, **kwargs: Any) -> TensorProxy:
-            given = signature.bind(*args, **kwargs).arguments
+            arguments = signature.bind(*args, **kwargs).arguments
             check(
-                given.pop("size_average", None) is None and given.pop("reduce", None) is None,
+                arguments.pop("size_average", None) is None and arguments.pop("reduce", None) is None,
                 lambda: (
                     f"{body.__name__}: size_average and reduce are deprecated; use reduction='none', 'mean' or 'sum'"
                 ),
                 NotImplementedError,
             )
-            return body(**given)
+            return body(**arguments)
 
         run.__signature__ = signature  # type: ignore[attr-defined]  # functions have it where they are given it
         return torchsymbol(function)(run)
@@ -377,10 +377,10 @@ def check_classes(op: str, input: TensorProxy, target: TensorProxy, weight: Opti
         input.ndim == 1 or target.ndim == 0 or same(input.shape[0], target.shape[0]),
         lambda: f"{op}: Expected input batch_size to match target batch_size, but they are {input} and {target}",
     )
-    wanted = input.shape[:1] + input.shape[2:] if input.ndim > 1 else ()
+    expected = input.shape[:1] + input.shape[2:] if input.ndim > 1 else ()
     torch_check(
-        same_shape(target.shape, wanted),
-        lambda: f"{op}: Expected target size {list(wanted)}, got {target} for input {input}",
+        same_shape(target.shape, expected),
+        lambda: f"{op}: Expected target size {list(expected)}, got {target} for input {input}",
     )
     classes = input.shape[0 if input.ndim == 1 else 1]
     torch_check(

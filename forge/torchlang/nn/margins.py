@@ -77,11 +77,11 @@ def multilabel_margin_loss(input: TensorProxy, target: TensorProxy, reduction: s
     )
     rows, classes = _matrix(input), _matrix(target)
     width = rows.shape[1]
-    named = clang.eq(prims.cumsum(clang.convert(classes < 0, torch.int64), 1), 0)
-    chosen = clang.where(named, classes, 0)
-    hits = clang.unsqueeze(chosen, 2) == prims.iota(width, 0, 1, torch.int64, input.device)
-    is_target = clang.any(hits & clang.unsqueeze(named, 2), 1)
-    short = 1 - clang.unsqueeze(prims.gather(rows, 1, chosen), 2) + clang.unsqueeze(rows, 1)
-    counts = clang.unsqueeze(named, 2) & clang.logical_not(clang.unsqueeze(is_target, 1)) & (short > 0)
+    valid = clang.eq(prims.cumsum(clang.convert(classes < 0, torch.int64), 1), 0)
+    indices = clang.where(valid, classes, 0)
+    hits = clang.unsqueeze(indices, 2) == prims.iota(width, 0, 1, torch.int64, input.device)
+    is_target = clang.any(hits & clang.unsqueeze(valid, 2), 1)
+    short = 1 - clang.unsqueeze(prims.gather(rows, 1, indices), 2) + clang.unsqueeze(rows, 1)
+    counts = clang.unsqueeze(valid, 2) & clang.logical_not(clang.unsqueeze(is_target, 1)) & (short > 0)
     loss = clang.sum(clang.where(counts, short, 0), (1, 2)) / width
     return reduce_loss(loss if target.ndim == 2 or reduction != "none" else clang.reshape(loss, ()), reduction)

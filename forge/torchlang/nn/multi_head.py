@@ -140,10 +140,10 @@ def _merge_masks(
     """Return one mask of (1 or N * heads, L or 1, S), with 0 for the `extra` keys that were put last."""
     rows, columns = q.shape[1], k.shape[1]
     if attn_mask is not None:
-        wanted = (rows, columns - extra) if attn_mask.ndim == 2 else (q.shape[0], rows, columns - extra)
+        expected = (rows, columns - extra) if attn_mask.ndim == 2 else (q.shape[0], rows, columns - extra)
         torch_check(
-            attn_mask.ndim in (2, 3) and all(map(same, attn_mask.shape, wanted)),
-            lambda: f"{OP}: The shape of the attn_mask is {attn_mask}, but should be {wanted}.",
+            attn_mask.ndim in (2, 3) and all(map(same, attn_mask.shape, expected)),
+            lambda: f"{OP}: The shape of the attn_mask is {attn_mask}, but should be {expected}.",
         )
         attn_mask = clang.unsqueeze(attn_mask, 0) if attn_mask.ndim == 2 else attn_mask
         attn_mask = _pad_mask(attn_mask, extra)
@@ -210,18 +210,18 @@ def _project_together(x: TensorProxy, weight: TensorProxy, bias: Optional, count
 
 def _as_heads(projected: Three, num_heads: int, biases: tuple[Optional, Optional], add_zero: bool) -> Three:
     """(L, N, E) as (N * heads, L, E / heads), with the bias and the zeros as last keys and values."""
-    found: list[TensorProxy] = []
+    result: list[TensorProxy] = []
     for x, bias in zip(projected, (None, *biases), strict=True):
         if bias is not None:
             x = prims.cat([x, clang.expand(bias, (1, x.shape[1], x.shape[2]))], 0)
         length, batch, width = x.shape
         x = clang.reshape(x, (length, batch * num_heads, width // num_heads))
         x = clang.transpose(x, 0, 1)
-        if add_zero and found:
+        if add_zero and result:
             zeros = prims.full((x.shape[0], 1, x.shape[2]), 0, x.dtype, x.device)
             x = prims.cat([x, zeros], 1)
-        found.append(x)
-    return found[0], found[1], found[2]
+        result.append(x)
+    return result[0], result[1], result[2]
 
 
 # attention

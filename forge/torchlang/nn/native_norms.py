@@ -47,9 +47,9 @@ def native_layer_norm(
 ) -> Triple:
     """(layer_norm, mean, 1 / sqrt(variance + eps)); the last two have length 1 where layer_norm takes means."""
     check_normalized("native_layer_norm", input, normalized_shape, weight=weight, bias=bias)
-    kept = input.ndim - len(normalized_shape)
-    out, mean, _, rstd = standardize(input, tuple(range(kept, input.ndim)), eps)
-    shape = (*input.shape[:kept], *[1] * len(normalized_shape))
+    first = input.ndim - len(normalized_shape)
+    out, mean, _, rstd = standardize(input, tuple(range(first, input.ndim)), eps)
+    shape = (*input.shape[:first], *[1] * len(normalized_shape))
     dtype = statistics_dtype(input, weight, bias)
     out = scale_and_shift(out, weight, bias, input.dtype)
     return out, _statistic(mean, shape, dtype), _statistic(rstd, shape, dtype)
@@ -87,13 +87,13 @@ def native_group_norm(
 
 def _handle(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> tuple:
     """Change running statistics in place in training."""
-    given = symbol.bind(args, kwargs)
-    if not given.pop("training", True):
+    arguments = symbol.bind(args, kwargs)
+    if not arguments.pop("training", True):
         return symbol(*memory.read_all(args), **memory.read_all(kwargs))
-    out, mean, rstd, *new = batch_norm_with_update(*memory.read_all(tuple(given.values())))
+    out, mean, rstd, *new = batch_norm_with_update(*memory.read_all(tuple(arguments.values())))
     for name, value in zip(("running_mean", "running_var"), new, strict=True):
         if value is not None:
-            write(given[name], value, memory, symbol.name)
+            write(arguments[name], value, memory, symbol.name)
     return out, mean, rstd
 
 

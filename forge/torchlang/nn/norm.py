@@ -299,10 +299,10 @@ def _check_dtypes(input: TensorProxy, **values: TensorProxy | None) -> None:
 
 
 def _handle_batch_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    given = symbol.bind(args, kwargs)
-    if not given["training"]:
+    arguments = symbol.bind(args, kwargs)
+    if not arguments["training"]:
         return symbol(*memory.read_all(args), **memory.read_all(kwargs))
-    values = memory.read_all(given)
+    values = memory.read_all(arguments)
     input = values["input"]
     statistics = {name: values[name] for name in ("running_mean", "running_var")}
     _check_dtypes(input, weight=values["weight"], bias=values["bias"], **statistics)
@@ -310,14 +310,14 @@ def _handle_batch_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory
     _check_count("Expected more than 1 value per channel when training", input, (0, *range(2, input.ndim)))
     parameters = {key: values[key] for key in ("weight", "bias", "momentum", "eps")}
     out, *new = _train(input, **statistics, **parameters)
-    _write_statistics(given, new, memory, "batch_norm")
+    _write_statistics(arguments, new, memory, "batch_norm")
     return out
 
 
-def _write_statistics(given: dict[str, Any], new: Sequence[TensorProxy | None], memory: Memory, op: str) -> None:
+def _write_statistics(arguments: dict[str, Any], new: Sequence[TensorProxy | None], memory: Memory, op: str) -> None:
     for name, value in zip(("running_mean", "running_var"), new, strict=True):
-        if value is not None and value is not memory.read(given[name]):
-            write(given[name], value, memory, op)
+        if value is not None and value is not memory.read(arguments[name]):
+            write(arguments[name], value, memory, op)
 
 
 def _check_count(message: str, input: TensorProxy, dims: tuple[int, ...]) -> None:
@@ -386,17 +386,17 @@ def _for_each_instance(value: TensorProxy | None, count: Dim) -> TensorProxy | N
 
 
 def _handle_instance_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    given = symbol.bind(args, kwargs)
-    values = memory.read_all(given)
+    arguments = symbol.bind(args, kwargs)
+    values = memory.read_all(arguments)
     names = ("running_mean", "running_var")
-    if not given["use_input_stats"] or all(given[name] is None for name in names):
+    if not arguments["use_input_stats"] or all(arguments[name] is None for name in names):
         return symbol(*memory.read_all(args), **memory.read_all(kwargs))
     input, count = values["input"], values["input"].shape[0]
     _check_instances(**{key: values[key] for key in ("input", *names, "weight", "bias")})
     of_each = {key: _for_each_instance(values[key], count) for key in (*names, "weight", "bias")}
     out, *new = _train(_one_batch(input), **of_each, momentum=values["momentum"], eps=values["eps"])
     means = [clang.mean(clang.reshape(each, (count, input.shape[1])), 0) for each in new]
-    _write_statistics(given, means, memory, "instance_norm")
+    _write_statistics(arguments, means, memory, "instance_norm")
     return clang.reshape(out, input.shape)
 
 
@@ -491,9 +491,9 @@ def _in_the_kernels_dtype(v: TensorProxy, g: TensorProxy, dim: int) -> tuple[Ten
 
 
 def _weight_length(v: TensorProxy, g: TensorProxy, dim: int) -> tuple[TensorProxy, tuple[int, ...]]:
-    """|v|, and the dims that it is over."""
-    kept = () if dim == -1 else (check_dim("_weight_norm", dim, v.ndim),)
-    dims = tuple(i for i in range(v.ndim) if i not in kept)
+    """Return |v|, and the dims that it is over."""
+    outer = () if dim == -1 else (check_dim("_weight_norm", dim, v.ndim),)
+    dims = tuple(i for i in range(v.ndim) if i not in outer)
     return clang.vector_norm(v, 2, dims, dim != -1), dims
 
 

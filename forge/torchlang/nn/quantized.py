@@ -77,10 +77,10 @@ def _gradients_of_scales(g: Any, weight: Any, scales: Sequence[Any], stack: Call
     groups = 1 if scale.ndim == 1 else scale.shape[1]
     shape = (rows, groups, columns // groups)
     g, step = g.to(wide).reshape(shape), scale.to(wide).reshape((rows, groups))
-    found = [(g * elements.reshape(shape)).sum(-1), None if zero_point is None else -(g.sum(-1) * step)]
+    gradients = [(g * elements.reshape(shape)).sum(-1), None if zero_point is None else -(g.sum(-1) * step)]
     return [
         None if x is None else x.reshape(tuple(each.shape)).to(each.dtype)
-        for each, x in zip((scale, zero_point), found, strict=True)
+        for each, x in zip((scale, zero_point), gradients, strict=True)
     ][: len(scales)]
 
 
@@ -94,7 +94,7 @@ def _check(op: str, input: Any, weight: Any, scale: Any, zero_point: Any = None)
         listed = ", ".join(map(short_dtype, allowed))
         check(
             value.dtype in allowed,
-            lambda n=name, v=value, wanted=listed: f"{op}: {n} is {_brief(v)}, but must have a dtype of {wanted}",
+            lambda n=name, v=value, names=listed: f"{op}: {n} is {_brief(v)}, but must have a dtype of {names}",
             TypeError,
         )
     torch_check(
@@ -277,11 +277,11 @@ quantized_linears = Symbol("quantized_linears", "forge.quantized_linears", body=
 
 def _by_values(symbol: Symbol, values: Callable[..., TensorProxy]) -> None:
     @register_grad(symbol)
-    def rule(input: TensorProxy, weight: TensorProxy, *rest: Any, **named: Any) -> TensorProxy:
-        out = symbol(input, weight, *rest, **named)
-        given, g = symbol.bind((input, weight, *rest), named), get_grad(out)
-        scales = [each for name, each in given.items() if name in ("scale", "zero_point")]
-        put_grad(given["bias"], g)  # summed to the bias's shape
+    def rule(input: TensorProxy, weight: TensorProxy, *rest: Any, **kwargs: Any) -> TensorProxy:
+        out = symbol(input, weight, *rest, **kwargs)
+        arguments, g = symbol.bind((input, weight, *rest), kwargs), get_grad(out)
+        scales = [each for name, each in arguments.items() if name in ("scale", "zero_point")]
+        put_grad(arguments["bias"], g)  # summed to the bias's shape
         if needs_grad(input):
             put_grad(input, clang.matmul(g, values(weight, *scales, g.dtype)))
         if any(map(needs_grad, scales)):

@@ -124,8 +124,8 @@ def _run(
     for layer in range(num_layers):
         outputs = []
         for direction in range(directions):
-            given = _layer_inputs(states, params, has_biases, layer * directions + direction)
-            out, *state = prims.recurrent_layer(kind, direction == 1, (x, *given))
+            operands = _layer_inputs(states, params, has_biases, layer * directions + direction)
+            out, *state = prims.recurrent_layer(kind, direction == 1, (x, *operands))
             outputs.append(out)
             last.append(tuple(state))
         x = outputs[0] if len(outputs) == 1 else clang.cat(outputs, 2)
@@ -174,8 +174,8 @@ def _recurrent_of(function: Callable) -> Symbol:
         """
         states: list[TensorProxy] = [hx] if isinstance(hx, TensorProxy) else list(hx)
         _check_call(op, input, states, params, num_layers, bidirectional)
-        wanted = 2 if op == "lstm" else 1
-        torch_check(len(states) == wanted, lambda: f"{op}: lstm expects two hidden states, but got {len(states)}")
+        expected = 2 if op == "lstm" else 1
+        torch_check(len(states) == expected, lambda: f"{op}: lstm expects two hidden states, but got {len(states)}")
         return _run(op, input, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
 
     return torchsymbol(function)(body)
