@@ -132,7 +132,7 @@ def _noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A region that fails in one test keeps no program of another from being written to disk, and no warning back."""
     waits = importlib.import_module("forge.executors.inductorex.compile_wait")
     monkeypatch.setattr(waits, "_noticed", threading.Lock())
-    monkeypatch.setattr(importlib.import_module("forge.compiler.fusion"), "_told", {})
+    monkeypatch.setattr(importlib.import_module("forge.compiler.fusion"), "_warnings", {})
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

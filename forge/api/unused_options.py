@@ -34,7 +34,7 @@ class UnusedOptions:
         self._kernels = kernels
         self._layers = layers
         self._idle = idle
-        self._told: set[str] = set()
+        self._warnings: set[str] = set()
 
     def warn_of_unused(self) -> None:
         """Warn of the named kernels, layers and options that no graph compiled so far uses."""
@@ -56,8 +56,8 @@ class UnusedOptions:
                 self._warn(f"{use.kind}: {use.reason}", f"{handle.name}: {problem}")
 
     def _warn(self, of: str, what: str, source: Source | None = None) -> None:
-        if of not in self._told:
-            self._told.add(of)
+        if of not in self._warnings:
+            self._warnings.add(of)
             warn(what, source)
 
 

@@ -44,7 +44,7 @@ class GraphKey:
         self.symbols: list[torch.SymInt] = []
         self._names: dict[int, tuple[str, Any]] = {}
         self._memory: dict[int, int] = {}
-        self._kept: list[Any] = []
+        self._storages: list[Any] = []
         self._graph(graph)
         self.words += known_of(self.symbols)
         self.guards = count(self.symbols)
@@ -186,7 +186,7 @@ class GraphKey:
             storage = value.untyped_storage()
         except (NotImplementedError, RuntimeError):  # a wrapper's, which has none
             return -1
-        self._kept.append(storage)  # an address means one storage as long as it lives
+        self._storages.append(storage)  # an address means one storage as long as it lives
         return self._memory.setdefault(storage_address(storage), len(self._memory))
 
 

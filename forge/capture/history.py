@@ -70,11 +70,11 @@ class History:
         self._parameter_names = parameters
         self._failures: list[str] = []
         self._sources: dict[str, Source] = {}  # where graphs broke, by the reason
-        self._refused: dict[str, EagerFallback] = {}  # of the running call, by line
+        self._fallbacks: dict[str, EagerFallback] = {}  # of the running call, by line
         self._modes: set[str] = set()  # under which calls ran in eager
-        self._failed: list[_CaptureFailure] = []  # of the running call
+        self._capture_failures: list[_CaptureFailure] = []  # of the running call
         self._failures_of: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
-        self._told: set[str] = set()
+        self._warnings: set[str] = set()
         self._unimplemented: Counter[str] = Counter()  # Dynamo's counts before the frame
 
     @contextmanager
@@ -166,7 +166,7 @@ class History:
         """Record that a frame runs in eager, where torch most likely raises: no warning before the call has
         returned."""
         line = refused.source.line if refused.source is not None else None
-        self._refused.setdefault(line or str(refused), refused)
+        self._fallbacks.setdefault(line or str(refused), refused)
         self.on_capture_failure(code, str(refused), refused.source, likely=True)
 
     def on_capture_failure(self, code: CodeType, reason: str, source: Source | None, *, likely: bool) -> None:
@@ -174,7 +174,7 @@ class History:
         StrictError under strict where it does not."""
         if self.strict and not likely:
             self._runs_in_eager(f"a frame runs in eager: {reason}", source)
-        self._failed.append(_CaptureFailure(code, reason, source, likely))
+        self._capture_failures.append(_CaptureFailure(code, reason, source, likely))
 
     def stays_in_eager(self, code: CodeType) -> bool:
         """Return whether capturing the function failed so often, in calls that returned, that it is not tried again."""
@@ -184,29 +184,29 @@ class History:
         """Add notes to an error of the running call: its place in a compiled program, and the fallbacks to eager before
         it."""
         note_location(error)
-        for refused in self._refused.values():
+        for refused in self._fallbacks.values():
             error.add_note(f"forge: a frame runs in eager: {refused}")
-        self._refused.clear()
-        self._failed.clear()
+        self._fallbacks.clear()
+        self._capture_failures.clear()
 
     def flush_warnings(self) -> None:
         """Warn, now that the running call has returned, of frames that ran in eager, and once if nothing was compiled.
         Raises StrictError instead under strict."""
-        refusals, failed = list(self._refused.values()), list(self._failed)
-        self._refused.clear()
-        self._failed.clear()
-        for each in failed:
+        fallbacks, failures = list(self._fallbacks.values()), list(self._capture_failures)
+        self._fallbacks.clear()
+        self._capture_failures.clear()
+        for each in failures:
             self._failures_of[each.code] = self._failures_of.get(each.code, 0) + 1
         if self.entry is not None and not (self.strict or self.graphs):
             self.skip_capture = self.stays_in_eager(self.entry)
-        for refused in refusals:
+        for refused in fallbacks:
             self._warn(f"a frame runs in eager: {refused}", refused.source)
         reason = next((each[0] for each in (self.graph_breaks, self.skipped) if each), None)
-        if not refusals and not self.graphs and reason is not None:
+        if not fallbacks and not self.graphs and reason is not None:
             what = f"nothing of {self._name} was compiled, it runs in eager: {reason}"
             self._runs_in_eager(what, self._sources.get(reason))
-            failed = []
-        for each in failed:
+            failures = []
+        for each in failures:
             if not each.likely or self.stays_in_eager(each.code):
                 self._runs_in_eager(f"a frame runs in eager: {each.reason}", each.source)
         if self.on_return is not None:
@@ -228,8 +228,8 @@ class History:
 
     def _warn(self, what: str, source: Source | None) -> None:
         """Warn once."""
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._warnings:
+            self._warnings.add(what)
             warn(what, source)
 
     def _argument_name(self, argument: re.Match[str]) -> str:

@@ -34,7 +34,7 @@ class RuntimeNumbers:
         self.checks = checks_of(graph)  # that are not recorded yet
         self._trace = trace
         self._env = env
-        self._asked = GraphNumbers()
+        self._graph_numbers = GraphNumbers()
 
     def item(self, x: TensorProxy, example: Any) -> Any:
         """Return the number in a 0-d tensor, whose reading is recorded where it is a symbol."""
@@ -64,7 +64,7 @@ class RuntimeNumbers:
     def _is_known(self, node: Node) -> bool:
         if not isinstance(node.meta.get("example_value"), NUMBER_TYPES):
             return node in self._env
-        return self._trace.names.issuperset(names(self._asked.number(node)))
+        return self._trace.names.issuperset(names(self._graph_numbers.number(node)))
 
     def add_check(self, node: Node) -> None:
         """Record a check, once."""
@@ -79,7 +79,7 @@ class RuntimeNumbers:
 
     def _as_asked(self, value: Any) -> Any:
         """Return a node's value; a number as the graph computes it."""
-        return self._env[value] if isinstance(value, Node) and value in self._env else self._asked.number(value)
+        return self._env[value] if isinstance(value, Node) and value in self._env else self._graph_numbers.number(value)
 
     def _has_acted(self) -> bool:
         """Return whether the program has done by now what it may not do again."""

@@ -12,7 +12,7 @@ from forge.support.owner_only_store import user_cache
 
 FORMAT = b"forge times 1\n"
 SIZE = 1 << 24  # bytes of all files
-_known: BoundedDict = BoundedDict(10_000)
+_memo: BoundedDict = BoundedDict(10_000)
 _noticed: set[str] = set()
 _log = logging.getLogger("forge.select")
 
@@ -33,17 +33,17 @@ def folder() -> Path:
 def read(about: str, *, on_disk: bool) -> list[CandidateTime] | None:
     """Return the measured times of candidates, in their order; None if nothing was measured. about: all that decides
     the choice."""
-    times = _known.get(about)
+    times = _memo.get(about)
     if times is None and on_disk:
         times = _read(_path(about), about)
         if times is not None:
-            _known[about] = times
+            _memo[about] = times
     return times
 
 
 def write(about: str, timed: list[CandidateTime], *, on_disk: bool) -> None:
     """Write the measured times; a folder that cannot be written to costs a notice."""
-    _known[about] = timed
+    _memo[about] = timed
     if not on_disk:
         return
     path = _path(about)

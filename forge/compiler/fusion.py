@@ -22,7 +22,7 @@ from forge.support import progress
 
 REASONS = 1024  # for which regions could not be compiled, that are remembered
 
-_told: BoundedDict = BoundedDict(REASONS)  # many regions fail at once where a disk is full
+_warnings: BoundedDict = BoundedDict(REASONS)  # many regions fail at once where a disk is full
 _FIXED = (type(None), bool, int, float, tuple)  # types of a region's constants
 
 REINTERPRETED = Symbol(
@@ -284,8 +284,8 @@ class _Writer:
         if self.strict:
             at = "" if source is None else f"{source.line}: "
             raise RegionError(f"forge: {what}: {at}{reason}") from error
-        if (region.fuser.name, reason) not in _told:
-            _told[region.fuser.name, reason] = True
+        if (region.fuser.name, reason) not in _warnings:
+            _warnings[region.fuser.name, reason] = True
             warn_of_fallback(what, runners(call for node in region.nodes for call in node.calls), error, source)
         without_frames(error)
 

@@ -181,7 +181,7 @@ def _fake_mode() -> FakeTensorMode:
 
 
 _shared = _fake_mode()
-_known: BoundedDict = BoundedDict(20_000)
+_fake_runs: BoundedDict = BoundedDict(20_000)
 _lock = new_lock()
 
 
@@ -204,7 +204,7 @@ class Layouts:
         self._static = self.fake = _shared if shared else _fake_mode()
         self.flops = 0
         self.views: dict[str, tuple[str, Dim]] = {}
-        self._memo: dict[Any, FakeRun] = _known
+        self._memo: dict[Any, FakeRun] = _fake_runs
         for proxy in inputs:
             self.add(proxy)
 

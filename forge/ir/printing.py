@@ -35,7 +35,7 @@ _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 
 # Objects that have no literal (a tensor constant, a Python function of the user's) are printed as
 # `forge.ir.printing.printed_object(n)`; a trace holds what it names, so a printed trace runs as long as it lives.
-_held: "weakref.WeakValueDictionary[int, _Holder]" = weakref.WeakValueDictionary()
+_holders: "weakref.WeakValueDictionary[int, _Holder]" = weakref.WeakValueDictionary()
 _holder_ids = count()
 
 
@@ -47,7 +47,7 @@ class _Holder:
 
 def printed_object(number: int) -> Any:
     """Return the object that a printed trace mentions. Raises KeyError once its trace is gone."""
-    holder = _held.get(number)
+    holder = _holders.get(number)
     if holder is None:
         raise KeyError(f"object {number} of a printed trace is gone: it lives as long as the trace that names it")
     return holder.value
@@ -145,7 +145,7 @@ class Writer:
         holder = next((each for each in self.holders if each.value is value), None)
         if holder is None:
             holder = _Holder(value)
-            _held[holder.number] = holder
+            _holders[holder.number] = holder
             self.holders.append(holder)
         self.imports.add("forge.ir.printing")
         return f"forge.ir.printing.printed_object({holder.number})"

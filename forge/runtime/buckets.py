@@ -8,13 +8,13 @@ import torch
 
 from forge.torch_internals.distributed import active_ddp_module
 
-_set: ContextVar[tuple[int | None] | None] = ContextVar("forge_bucket_bytes", default=None)
+_override: ContextVar[tuple[int | None] | None] = ContextVar("forge_bucket_bytes", default=None)
 
 
 def bucket_bytes() -> int | None:
     """Return the size of a bucket of the model whose forward runs now; None outside of DistributedDataParallel's
     forward."""
-    override = _set.get()
+    override = _override.get()
     if override is not None:
         return override[0]
     wrapper = active_ddp_module() if torch.distributed.is_available() else None
@@ -24,8 +24,8 @@ def bucket_bytes() -> int | None:
 @contextmanager
 def bucket_bytes_at(value: int | None) -> Iterator[None]:
     """Let bucket_bytes() be `value` inside."""
-    token = _set.set((value,))
+    token = _override.set((value,))
     try:
         yield
     finally:
-        _set.reset(token)
+        _override.reset(token)

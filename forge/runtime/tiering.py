@@ -116,7 +116,7 @@ class TieredProgram:
         self._idle = 0  # calls more that found the GPU idle than found it busy
         self._measurements = _MEASUREMENTS
         self._calls = CALLS_TO_PROMOTE if calls is None else calls
-        self._left = self._calls
+        self._countdown = self._calls
         self._lock = new_lock()
 
     def wrap(self, first: Callable) -> Callable:
@@ -126,9 +126,9 @@ class TieredProgram:
 
     def call(self, *inputs: Any) -> Any:
         """Run the program."""
-        if self._left and not _is_being_recorded():
-            self._left -= 1
-            if not self._left:
+        if self._countdown and not _is_being_recorded():
+            self._countdown -= 1
+            if not self._countdown:
                 self._end_of_measurement()
             if self._hidden:
                 return self._measure(inputs)
@@ -139,7 +139,7 @@ class TieredProgram:
         if self.promote():
             self._measurements -= 1
         if self._compile is not None and self._measurements:
-            self._left = self._calls * (4 if self._second is None and self._hidden else 1)
+            self._countdown = self._calls * (4 if self._second is None and self._hidden else 1)
             self._fastest, self._idle = math.inf, 0
 
     def _measure(self, inputs: tuple[Any, ...]) -> Any:

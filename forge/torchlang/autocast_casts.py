@@ -43,9 +43,9 @@ def cast_arguments(
         )
     widest = _widest(candidates)
     key = (function, state(), *map(_cast_key, leaves((args, kwargs))), *kwargs)
-    way = _known.get(key, ...)
+    way = _memo.get(key, ...)
     if way is ...:
-        way = _known[key] = _find(function, args, kwargs, widest)
+        way = _memo[key] = _find(function, args, kwargs, widest)
     if way is None:
         return None
     if way == "dtype":
@@ -67,7 +67,7 @@ _WAYS: dict[str, Callable[[Any, torch.dtype], torch.dtype]] = {
     "float32": lambda tensor, widest: torch.float32,
     "widest": lambda tensor, widest: widest,
 }
-_known: dict[Any, str | None] = BoundedDict(4096)
+_memo: dict[Any, str | None] = BoundedDict(4096)
 
 
 class ReachesInside(NotImplementedError):

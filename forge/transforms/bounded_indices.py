@@ -97,15 +97,15 @@ class _Intervals:
     def __init__(self, trace: Trace, folded: Collection[str]) -> None:
         self._makers = Makers(trace)
         self._constants = {name: trace.constants[name] for name in folded}
-        self._known: dict[str, Interval] = {}
+        self._by_name: dict[str, Interval] = {}
 
     def of(self, value: Any) -> Interval:
         """Return the interval of a tensor or of a number."""
         if not isinstance(value, TensorProxy):
             return Interval(value, value) if isinstance(value, (int, torch.SymInt)) else _UNKNOWN
-        if value.name not in self._known:
-            self._known[value.name] = _UNKNOWN if value.dtype not in _INTEGERS else self._find(value)
-        return self._known[value.name]
+        if value.name not in self._by_name:
+            self._by_name[value.name] = _UNKNOWN if value.dtype not in _INTEGERS else self._find(value)
+        return self._by_name[value.name]
 
     def are_within(self, bound: BoundSymbol) -> bool:
         """Return whether a call on a CPU reads by indices, and by none that may be out of bounds."""

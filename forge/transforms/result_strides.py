@@ -81,7 +81,7 @@ class StandIns:
     def __init__(self, new: Trace, results: Mapping[str, TensorProxy]) -> None:
         self.values = {name: new.tensor(proxy.shape, proxy.dtype, proxy.device) for name, proxy in results.items()}
         self._new = new
-        self._left = dict(results)
+        self._pending = dict(results)
 
     def substitute(self, bound: BoundSymbol) -> BoundSymbol:
         """Return a call of the new values; a draw reads the results themselves."""
@@ -93,6 +93,6 @@ class StandIns:
 
     def restore(self, names: Collection[str] | None = None) -> None:
         """Record results, all by default, as contiguous copies of the new values, where they are not contiguous."""
-        for name in list(self._left) if names is None else [name for name in self._left if name in names]:
+        for name in list(self._pending) if names is None else [name for name in self._pending if name in names]:
             copy = partial(torchlang.contiguous, self.values[name], memory_format=torch.contiguous_format)
-            record_as(self._new, self._left.pop(name), copy)
+            record_as(self._new, self._pending.pop(name), copy)

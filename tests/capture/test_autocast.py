@@ -123,7 +123,7 @@ OF_SLICES: dict[str, Callable] = {
 
 @pytest.mark.parametrize("name", OF_SLICES)
 def test_products_of_slices_are_no_opaque_calls(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autocast_casts, "_known", {})
+    monkeypatch.setattr(autocast_casts, "_memo", {})
     function = OF_SLICES[name]
     jitted = forge.jit(function, executors=["torch"])
     for batch in (2, 3):
@@ -138,7 +138,7 @@ def test_products_of_slices_are_no_opaque_calls(name: str, monkeypatch: pytest.M
 
 def test_what_no_conversion_reproduces_is_an_opaque_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo takes apart what torch writes in Python, so that no function of torch's is known to need it here."""
-    monkeypatch.setattr(autocast_casts, "_known", {})
+    monkeypatch.setattr(autocast_casts, "_memo", {})
     monkeypatch.setattr(autocast_casts, "_find", lambda *args: None)
 
     def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

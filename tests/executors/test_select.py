@@ -57,7 +57,7 @@ def timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Timer:
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known from now on but what is on disk; programs are compiled again."""
-    monkeypatch.setattr(autotune_store, "_known", BoundedDict(100))
+    monkeypatch.setattr(autotune_store, "_memo", BoundedDict(100))
     shutil.rmtree(autotune_store.folder().parent / "programs", ignore_errors=True)
     torch._dynamo.reset()
 
@@ -644,7 +644,7 @@ def test_torch_compile_takes_it_as_an_option(timer: Timer) -> None:
 
 def test_what_is_kept_is_measured_indeed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the real timer: whichever is faster, each was timed."""
-    monkeypatch.setattr(autotune_store, "_known", BoundedDict(100))
+    monkeypatch.setattr(autotune_store, "_memo", BoundedDict(100))
     monkeypatch.setattr(timing, "SECONDS", 0.02)
     told = measured(F.silu, torch.randn(4, requires_grad=True), executors=[mine(), "torch"])
     (found,) = told.measured

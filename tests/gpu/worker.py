@@ -38,7 +38,7 @@ _uncompiled: list[str] = []  # regions of the running case, with their errors
 def _verdict(case: Case, device: torch.device) -> tuple[str, str]:
     torch._dynamo.reset()
     _uncompiled.clear()
-    fusion._told.clear()
+    fusion._warnings.clear()
     try:
         verdict = case.run(device)
         return ("raises", _uncompiled[0]) if _uncompiled else verdict

@@ -26,12 +26,12 @@ def test_a_pattern_keeps_a_number_of_traced_references() -> None:
 
 
 def test_autocast_keeps_a_number_of_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(autocast_casts._known, BoundedDict)
-    monkeypatch.setattr(autocast_casts, "_known", BoundedDict(2))
+    assert isinstance(autocast_casts._memo, BoundedDict)
+    monkeypatch.setattr(autocast_casts, "_memo", BoundedDict(2))
     x = torch.linspace(-1, 1, 16).view(4, 4)
     for rank in range(2, 6):
         batch = x.view(*[1] * (rank - 2), 4, 4)
         with torch.autocast("cpu", torch.bfloat16):
             ours = forge.jit(lambda a: (a @ a).softmax(-1))(batch)
             torch.testing.assert_close(ours, (batch @ batch).softmax(-1))
-    assert len(autocast_casts._known) == 2
+    assert len(autocast_casts._memo) == 2

@@ -209,7 +209,7 @@ def _project_together(x: TensorProxy, weight: TensorProxy, bias: Optional, count
 
 
 def _as_heads(projected: Three, num_heads: int, biases: tuple[Optional, Optional], add_zero: bool) -> Three:
-    """(L, N, E) as (N * heads, L, E / heads), with the bias and the zeros as last keys and values."""
+    """Return (L, N, E) as (N * heads, L, E / heads), with the bias and the zeros as last keys and values."""
     result: list[TensorProxy] = []
     for x, bias in zip(projected, (None, *biases), strict=True):
         if bias is not None:
