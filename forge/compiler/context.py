@@ -18,7 +18,7 @@ from forge.runtime.frozen import FoldedWeights
 from forge.runtime.plan import GeneratedFunction
 from forge.torchlang.opaque import keeps_graph
 from forge.transforms import Freezing
-from forge.transforms.double import GivenCall
+from forge.transforms.double import ForwardCall
 from forge.transforms.grad import Joint
 from forge.transforms.split import Split, leaf_calls
 
@@ -61,7 +61,7 @@ class Derivative:
     backward: Trace
     copied: set[str]
     unread: set[str]
-    forward_calls: list[GivenCall]
+    forward_calls: list[ForwardCall]
     parts: Split = field(init=False)
     epilogue: Trace | None = field(init=False)
 

@@ -32,7 +32,7 @@ from forge.runtime.plan import GeneratedFunction
 from forge.transforms import grad
 from forge.transforms.collective_schedule import Operators, find_parameters
 from forge.transforms.dce import live_calls
-from forge.transforms.double import given_calls
+from forge.transforms.double import forward_calls_of
 from forge.transforms.gradient_buckets import find_buckets, in_buckets
 from forge.transforms.split import backward_of
 from forge.transforms.split import split as split_forward
@@ -265,7 +265,7 @@ def differentiate(trace: Trace, context: Context) -> Trace:
     parameters = [x.name for x in program.trace.differentiable_inputs if x.name in weights]
     inputs = joint.forward.inputs
     backward, copied, unread = backward_of(joint, list(flowing.values()), inputs, mutated, parameters)
-    context.derivative_or_none = Derivative(trace, joint, flowing, backward, copied, unread, given_calls(joint))
+    context.derivative_or_none = Derivative(trace, joint, flowing, backward, copied, unread, forward_calls_of(joint))
     return joint.forward
 
 

@@ -47,7 +47,7 @@ class Node:
         return self.has(MESSAGE_TAGS)
 
     @property
-    def cut(self) -> bool:
+    def is_cut(self) -> bool:
         return self.fuser is None or isinstance(self.fuser, ProductExecutor)
 
     def has(self, tags: frozenset[Tag]) -> bool:
@@ -105,10 +105,10 @@ def _count_cuts(nodes: Sequence[Node], makers: dict[str, Node]) -> None:
     barrier = ordered = highest = send = 0
     for node in nodes:
         level = max([_first_level(makers[name], node) for name in node.reads if name in makers], default=0)
-        level = max(level, barrier + (node.cut and not node.message))
+        level = max(level, barrier + (node.is_cut and not node.message))
         if node.has(_SENDS):
             send = level = max(level, send)
-        elif node.cut:
+        elif node.is_cut:
             if node.has(BARRIERS):  # no call moves from before it to after it, or back
                 barrier = level = highest + 1
             if node.has(ORDERED):
@@ -119,9 +119,9 @@ def _count_cuts(nodes: Sequence[Node], makers: dict[str, Node]) -> None:
 
 def _first_level(maker: Node, node: Node) -> int:
     """Return the first level of a node that reads what another makes."""
-    if not maker.cut:
-        return maker.level + (node.cut or maker.fuser is not node.fuser)
-    return maker.level + (node.cut and not (maker.message or node.message))
+    if not maker.is_cut:
+        return maker.level + (node.is_cut or maker.fuser is not node.fuser)
+    return maker.level + (node.is_cut and not (maker.message or node.message))
 
 
 def _move_leaves(nodes: Sequence[Node]) -> None:
@@ -131,7 +131,7 @@ def _move_leaves(nodes: Sequence[Node]) -> None:
             return
         if all((reader.view or reader.message) and id(reader) in leaving for reader in node.readers):
             leaving.add(id(node))
-            node.level += node.cut and not node.has(ORDERED) and not node.message
+            node.level += node.is_cut and not node.has(ORDERED) and not node.message
 
 
 def _settle(nodes: Sequence[Node], makers: Mapping[str, Node]) -> None:
@@ -151,11 +151,11 @@ def _delay_cuts(nodes: Sequence[Node], makers: Mapping[str, Node], outputs: Set[
         return
     at_level: dict[int, list[Node]] = {}
     for node in nodes:
-        if not node.cut and not node.view:
+        if not node.is_cut and not node.view:
             at_level.setdefault(node.level, []).append(node)
     latest = _latest_levels(nodes)
     for cut in nodes:
-        if not cut.cut or cut.level >= latest[id(cut)]:
+        if not cut.is_cut or cut.level >= latest[id(cut)]:
             continue
         feeding = _feeding(cut, makers, outputs)
         read = set().union(*map(_large, feeding))
@@ -200,7 +200,7 @@ def _feeding(cut: Node, makers: Mapping[str, Node], outputs: Set[str]) -> list[N
     while waiting:
         for name in waiting.pop().reads:
             node = makers.get(name)
-            if node is None or node.cut or id(node) in inside or not outputs.isdisjoint(node.makes):
+            if node is None or node.is_cut or id(node) in inside or not outputs.isdisjoint(node.makes):
                 continue
             if all(id(reader) in inside or _is_at(reader, cut.level) for reader in node.readers):
                 inside.add(id(node))
@@ -214,7 +214,7 @@ def _is_at(node: Node, level: int) -> bool:
     """Return whether all that a fusible call or a view becomes is at a level or later."""
     if node.view:
         return all(_is_at(reader, level) for reader in node.readers)
-    return not node.cut and node.level >= level
+    return not node.is_cut and node.level >= level
 
 
 def _large(node: Node) -> list[str]:
@@ -228,7 +228,7 @@ def _move_late(nodes: Sequence[Node], outputs: set[str]) -> None:
     for node in reversed(nodes):
         if node.has(BARRIERS):
             latest = node.level - 1
-        elif not node.cut and node.readers and outputs.isdisjoint(node.makes) and not _is_sent(node):
+        elif not node.is_cut and node.readers and outputs.isdisjoint(node.makes) and not _is_sent(node):
             target = min(_before(node, reader) for reader in node.readers)
             node.level = max(node.level, min(target, latest))
 
@@ -240,7 +240,7 @@ def _is_sent(node: Node) -> bool:
 
 def _before(node: Node, reader: Node) -> int:
     """Return the last level at which a node may make what another reads."""
-    if reader.cut:
+    if reader.is_cut:
         return reader.level - 1
     return reader.level - (reader.fuser is not node.fuser)
 
@@ -249,7 +249,7 @@ def _plan(nodes: Sequence[Node]) -> list["Node | Region"]:
     cuts: dict[int, list[Node | Region]] = {}
     regions: dict[int, dict[int, Region]] = {}
     for node in nodes:
-        if node.cut:
+        if node.is_cut:
             cuts.setdefault(node.level, []).append(node if node.fuser is None else Region(node.fuser, [node]))
         elif node.fuser is not None and not node.view:
             at_level = regions.setdefault(node.level, {})

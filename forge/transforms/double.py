@@ -42,7 +42,7 @@ def register_redraw(symbol: Symbol) -> Callable[[F], F]:
     return register
 
 
-class GivenCall:
+class ForwardCall:
     """A call that runs once, in the forward, and what of its output a differentiable backward is given.
 
     values: None where its result depends on its arguments in a way that is not known.
@@ -63,12 +63,12 @@ def _is_inexact(proxy: Proxy) -> bool:
     return isinstance(proxy, TensorProxy) and (proxy.dtype.is_floating_point or proxy.dtype.is_complex)
 
 
-def given_calls(joint: Joint, repeated: Collection[str] = ()) -> list[GivenCall]:
+def forward_calls_of(joint: Joint, repeated: Collection[str] = ()) -> list[ForwardCall]:
     """Return the calls of a forward that must not run again, in order: random ones, and opaque ones without a gradient.
 
     repeated: names of results of opaque calls that do run again.
     """
-    return [GivenCall(bound, joint.active) for bound in _run_once(joint.forward.bound_symbols, repeated)]
+    return [ForwardCall(bound, joint.active) for bound in _run_once(joint.forward.bound_symbols, repeated)]
 
 
 def _run_once(calls: Iterable[BoundSymbol], repeated: Collection[str]) -> Iterator[BoundSymbol]:
@@ -117,7 +117,7 @@ def differentiable_backward(
     targets: Sequence[str],
     seeds: dict[str, TensorProxy],
     choose: Choose,
-    forward_calls: Sequence[GivenCall],
+    forward_calls: Sequence[ForwardCall],
     unreached: Mapping[str, Sequence[int]] = MappingProxyType({}),
     missing: Collection[str] = (),
 ) -> Trace:
@@ -152,7 +152,7 @@ def differentiable_backward(
         joint = without_gradients(joint, lambda bound: dropped.intersection(bound.outputs))
     back = backward(joint, seeds, trace.inputs)
     program = back.derive("differentiable backward", name="backward", inputs=[], output=None)
-    replacer = _Replacer(program, given_calls(joint, repeated), forward_calls, repeated)
+    replacer = _Replacer(program, forward_calls_of(joint, repeated), forward_calls, repeated)
     with recording(program, clang.language):
         forward = list(replacer.replace(joint.forward.bound_symbols))
     forward, copied = show_inside(program, forward, {*free_names(back, set())})
@@ -221,7 +221,7 @@ class _Replacer:
     """Puts what the forward drew in the place of the calls that drew it."""
 
     def __init__(
-        self, trace: Trace, own: Sequence[GivenCall], forward_calls: Sequence[GivenCall], repeated: Collection[str]
+        self, trace: Trace, own: Sequence[ForwardCall], forward_calls: Sequence[ForwardCall], repeated: Collection[str]
     ) -> None:
         ids = [[each.bound.symbol.id for each in calls] for calls in (own, forward_calls)]
         assert ids[0] == ids[1], f"the forward's calls and those of its differentiable backward differ: {ids}"
@@ -239,7 +239,7 @@ class _Replacer:
             else:
                 yield bound
 
-    def substitute(self, bound: BoundSymbol, theirs: GivenCall) -> list[BoundSymbol]:
+    def substitute(self, bound: BoundSymbol, theirs: ForwardCall) -> list[BoundSymbol]:
         """Return the calls in the place of a call: none where all its results are inputs."""
         if theirs.values is None:
             raise NotImplementedError(
