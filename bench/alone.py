@@ -129,7 +129,7 @@ def adamw_steps(dtype: torch.dtype, copied: float) -> Iterator[tuple[str, ...]]:
 
 
 def measured(case: Case, copied: float) -> Iterator[tuple[str, ...]]:
-    """A row for each pass; copied: bytes a second of a copy."""
+    """Yield a row for each pass; copied: bytes a second of a copy."""
     torch._dynamo.reset()
     eps = (EPS,) if case.name.endswith("norm") else ()
     functions = [

@@ -19,7 +19,7 @@ def _dynamo(backend: str) -> Callable[[Callable], Callable]:
 
 
 def systems(*, inductor: bool = True) -> list[System]:
-    """Eager first, then bare Dynamo, torch.compile, Thunder (where it imports) and forge."""
+    """Return eager first, then bare Dynamo, torch.compile, Thunder (where it imports) and forge."""
     result = [System("eager", lambda function: function), System("bare Dynamo", _dynamo("eager"))]
     if inductor:
         result.append(System("torch.compile", _dynamo("inductor")))

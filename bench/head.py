@@ -78,7 +78,7 @@ def gpt2() -> nn.Module:
 
 
 def peak_bytes(run: Callable[[], Any], device: str) -> int:
-    """The most bytes that a step has allocated at one time, beside what was there before it."""
+    """Return the most bytes that a step has allocated at one time, beside what was there before it."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

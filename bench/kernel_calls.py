@@ -122,7 +122,7 @@ def check_claimed(function: Step, length: int, names: set[str]) -> None:
 
 
 def measured(chain: Chain, runs: Callable[[Step, tuple], Callable[[], object]], rounds: int) -> tuple[str, ...]:
-    """µs of a direct call and of one under forge, what is added to a call, and what a function costs once."""
+    """Return the µs of a direct call and of one under forge, what a call adds, and what a function costs once."""
     args = (torch.zeros(SHAPE), *chain.others)
     functions = {("forge", length): jitted(chain, length) for length in CHAINS}
     calls = {("direct", length): runs(chained(chain.direct, length), args) for length in CHAINS}

@@ -62,7 +62,7 @@ class Case:
 
 
 def build(folder: Path) -> Path:
-    """The variant of an example, built if that is needed. Raises CalledProcessError when its build fails."""
+    """Return the variant of an example, built if that is needed. Raises CalledProcessError when its build fails."""
     if not (folder / "build.py").exists():
         return folder / "build" / "torch-universal"
     process = subprocess.run([sys.executable, folder / "build.py"], stdout=subprocess.PIPE, text=True, check=True)
@@ -136,7 +136,7 @@ def cases(kernels: ModuleType, device: str, dtype: torch.dtype, large: bool) -> 
 
 
 def training(function: Callable, args: tuple[torch.Tensor, ...]) -> Callable[[], object]:
-    """Forward and backward, as one call."""
+    """Return forward and backward, as one call."""
     leaves = [each.detach().clone().requires_grad_() for each in args]
 
     def outputs() -> tuple[torch.Tensor, ...]:
@@ -148,7 +148,7 @@ def training(function: Callable, args: tuple[torch.Tensor, ...]) -> Callable[[],
 
 
 def run(case: Case, compiled: bool) -> Iterator[str]:
-    """The lines of a case."""
+    """Yield the lines of a case."""
     functions = {"eager": case.reference, "kernel": case.kernel}
     if compiled:
         torch._dynamo.reset()
@@ -170,7 +170,7 @@ def run(case: Case, compiled: bool) -> Iterator[str]:
 
 
 def _columns(times: dict[str, float]) -> str:
-    """Microseconds of each candidate, and the ratios."""
+    """Return the microseconds of each candidate, and the ratios."""
     cells = [f"{times[name] * 1e6:10.1f}" if name in times else f"{'-':>10}" for name in CANDIDATES]
     for name in CANDIDATES[:2]:
         cells.append(f"{times['kernel'] / times[name]:8.2f}" if name in times else f"{'-':>8}")

@@ -50,7 +50,7 @@ print(json.dumps({
 
 
 def uses(source: Path, cache: str) -> dict[str, tuple]:
-    """Compiling and running a model of one norm, in a new process with this cache of verdicts."""
+    """Measure compiling and running a model of one norm, in a new process with this cache of verdicts."""
     environment = {**os.environ, "XDG_CACHE_HOME": cache}
     process = subprocess.run([sys.executable, "-c", USES, source], stdout=subprocess.PIPE, check=True, env=environment)
     return json.loads(process.stdout)

@@ -49,7 +49,7 @@ def steps(compared: list[System], model: nn.Module, inputs: dict[str, Any]) -> R
 
 
 def bench_calls(compared: list[System], rounds: int) -> None:
-    """Seconds per warm call."""
+    """Print the seconds per warm call."""
     mlp_inputs = {"x": torch.randn(2, 8)}
     mlp_training = {**mlp_inputs, "target": torch.randn(2, 8)}
     cases: dict[str, tuple[Callable[[], Runs], tuple[float, str] | None]] = {
@@ -110,7 +110,7 @@ def first_step(system: System, layers: int) -> tuple[float, Callable]:
 
 
 def bench_compilation(compared: list[System], layers: list[int], repetitions: int) -> None:
-    """Seconds of a first training step, by depth; torch.compile, which takes long, once."""
+    """Print the seconds of a first training step, by depth; torch.compile, which takes long, once."""
     for system in compared:
         first_step(system, 1)  # warm up: imports and builds that happen once
     rows = [("first training step, s", *[system.name for system in compared], "wanted")]
@@ -129,7 +129,7 @@ def bench_compilation(compared: list[System], layers: list[int], repetitions: in
 
 
 def bench_stages(depths: list[int]) -> None:
-    """Where forge's part of a first training step goes; per layer it should stay the same."""
+    """Print where forge's part of a first training step goes; per layer it should stay the same."""
     forge_system = System("forge", forge.jit)
     first_steps = {depth: first_step(forge_system, depth) for depth in depths}
     explained = {depth: forge.explain(prepared).seconds for depth, (_, prepared) in first_steps.items()}

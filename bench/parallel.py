@@ -263,7 +263,7 @@ def _finish(device: torch.device) -> None:
 
 
 def _told(system: str, compiled: list[Any]) -> tuple[int, int, int]:
-    """The numbers of graphs, of graph breaks and of opaque calls."""
+    """Return the numbers of graphs, of graph breaks and of opaque calls."""
     if system == "forge":
         explanations = [forge.explain(each) for each in compiled]
         return (

@@ -72,7 +72,7 @@ def family(pattern_id: str) -> str:
 
 @patch.dict(os.environ, FORGE_KEEP_STAGES="1")
 def measure(name: str, precision: str, patterns: Sequence[Pattern] = builtin.ALL) -> Sites:
-    """Trains a model one step through forge, and through forge with every site of the wanted patterns replaced.
+    """Train a model one step through forge, and through forge with every site of the patterns replaced.
 
     `rounding` is how far the gradients are, without patterns, from those of the same weights in float32.
     """
@@ -111,7 +111,7 @@ def _gradients_apart(ours: nn.Module, theirs: nn.Module) -> float:
 
 
 def sites_in(traces: Iterable[Trace]) -> Counter:
-    """The composites that replaced a site, by family; layer norms, which models do not write out, are not counted."""
+    """Count the composites that replaced a site, by family, without layer norms, which models do not write out."""
     stages = [trace for trace in traces if trace.stage == "patterns"]
     ids = [bound.symbol.id for trace in stages for bound in trace.bound_symbols]
     sites = [each for each in ids if each.startswith("pattern.") and not each.endswith("layer_norm")]
@@ -144,7 +144,7 @@ def _llama(layers: int) -> nn.Module:
 
 
 def _recorded(model: nn.Module) -> Trace:
-    """The trace in which patterns are searched."""
+    """Return the trace in which patterns are searched."""
     traces: list[Trace] = []
 
     def keep(trace: Trace) -> Trace:
@@ -173,7 +173,7 @@ def table(rows: Sequence[Sites]) -> str:
 
 
 def totals(rows: Sequence[Sites]) -> str:
-    """Found of expected in each family, in per cent; a site found twice counts once."""
+    """Return the share of expected sites in each family, in per cent; a site found twice counts once."""
     parts = []
     for each in FAMILIES:
         expected = sum(row.expected[each] for row in rows)

@@ -40,7 +40,7 @@ def first_step(system: str, layers: int) -> float:
 
 
 def in_a_process(system: str, layers: int, caches: Path) -> float:
-    """Seconds of it in a new process with these caches."""
+    """Return the seconds of a first step in a new process with these caches."""
     places = {"TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "FORGE_CACHE_DIR": str(caches / "forge")}
     environment = {**os.environ, "FORGE_CACHE": "1", **places}
     command = [sys.executable, "-m", "bench.processes", "--first-step", system, "--layers", str(layers)]

@@ -110,7 +110,7 @@ def _scatter_weights(model: nn.Module) -> None:
 
 @contextmanager
 def counting(model: nn.Module) -> Iterator[Counter]:
-    """Counts, while the model runs in eager, its norms, its rotated tensors, its gated units and its loss."""
+    """Count, while the model runs in eager, its norms, its rotated tensors, its gated units and its loss."""
     counts: Counter = Counter()
     handles = []
     for module in model.modules():
@@ -146,7 +146,7 @@ def _kind(module: nn.Module) -> str | None:
 
 
 def _wrapped(module: Any, name: str, counts: Counter) -> Callable[[], None]:
-    """Makes a rotary function count the tensors that it rotates; returns what undoes that.
+    """Make a rotary function count the tensors that it rotates; return what undoes that.
 
     Nested rotary calls are not counted again.
     """

@@ -281,7 +281,7 @@ def _as_json(results: dict[str, dict[str, Measured]], device: str) -> dict[str, 
 
 
 def _draw(results: dict[str, dict[str, Measured]], path: Path) -> None:
-    """Bars of time by case, as ratios to eager."""
+    """Draw bars of time by case, as ratios to eager."""
     import matplotlib.pyplot as plt  # only who asks for a picture needs it
 
     figure, axes = plt.subplots(figsize=(8, 0.7 * len(results) + 1.5))

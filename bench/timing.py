@@ -15,7 +15,7 @@ from forge.support.timing import seconds_per_call
 
 
 def device_seconds(run: Callable[[], Any], *, rounds: int = 9, batch_seconds: float = 5e-4) -> float:
-    """Seconds of a call's work on the GPU without its launch: the median over replays of a graph of several calls."""
+    """Return the seconds of a call on the GPU without its launch, the median over replays of a graph of calls."""
     calls = max(1, min(30, int(batch_seconds / seconds_per_call(run, 5))))
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())

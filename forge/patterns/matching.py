@@ -89,7 +89,7 @@ class _Sites:
 
 
 def _visible_roots(trace: Trace, graph: Canonical) -> list[tuple[str, Node]]:
-    """Each value that the program computes in plain sight, under its first name."""
+    """Return each value that the program computes in plain sight, under its first name."""
     roots, visited = [], set()
     for bound in trace.bound_symbols:
         if isinstance(bound.output, TensorProxy) and bound.outputs:

@@ -39,8 +39,8 @@ def _cross_entropy(
     HAS_GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row: its loss, and the gradient of its logits, which may take their memory. The running maximum and sum are
-    those of each lane, and are joined at the end of the row."""
+    """Compute a row's loss, and the gradient of its logits, which may take their memory. The running maximum and sum
+    are those of each lane, and are joined at the end of the row."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * logits_stride
     gradient += row * gradient_stride

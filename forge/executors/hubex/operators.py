@@ -123,7 +123,7 @@ def _symbol(name: str) -> Symbol | None:
 
 
 def _torch_symbol(name: str) -> Symbol | None:
-    """By another of the names that torch has for the function. Nothing is imported."""
+    """Return the symbol of another of the names that torch has for the function. Nothing is imported."""
     first, *path = name.split(".")
     function: Any = torch if first == "torch" else None
     for part in path:

@@ -263,8 +263,8 @@ def _width(node: torch.fx.Node) -> int:
 
 
 def _size_binding(example_inputs: list[Any]) -> dict[str, bool]:
-    """Since torch 2.14, Inductor reads a length that is no input of its own from a tensor only where it asserts sizes,
-    and from an empty tensor never."""
+    """Return the settings with which Inductor reads lengths from tensors: since torch 2.14, it reads one that is no
+    input of its own only where it asserts sizes, and from an empty tensor never."""
     sizes = {each.node.expr for each in example_inputs if isinstance(each, torch.SymInt)}
     shapes = [each.shape for each in example_inputs if isinstance(each, torch.Tensor)]
     read = {symbol for shape in shapes for size in shape for symbol in _symbols_of(size)}

@@ -446,8 +446,8 @@ def attend(
     grad_input_mask: tuple[bool, ...],
     is_composed: bool = False,
 ) -> tuple:
-    """(out, logsumexp or None, and what else the backward needs). is_composed: whether the program's backward is that
-    of torch's composition, since it was not known that a kernel takes the call."""
+    """Return (out, logsumexp or None, and what else the backward needs). is_composed: whether the program's backward is
+    that of torch's composition, since it was not known that a kernel takes the call."""
     if attn_mask is not None and attn_mask.is_cuda:
         attn_mask = with_rows(attn_mask)
     inputs = (query, key, value, attn_mask)

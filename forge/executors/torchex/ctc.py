@@ -18,7 +18,7 @@ def ctc_loss(log_probs: torch.Tensor, *how: Any) -> torch.Tensor:
 
 @run_prim(prims.ctc_loss_backward)
 def ctc_loss_backward(g: torch.Tensor, log_probs: torch.Tensor, *how: Any) -> torch.Tensor:
-    """By torch's autograd, from another run of the forward."""
+    """Compute the gradient by torch's autograd, from another run of the forward."""
     with torch.enable_grad():
         leaf = log_probs.detach().requires_grad_()
         return torch.autograd.grad(ctc_loss(leaf, *how), leaf, g)[0]

@@ -122,7 +122,7 @@ def _picker(x: torch.Tensor) -> Callable[[slice], torch.Tensor]:
 
 
 def _chunks(inputs: Rows) -> list[slice]:
-    """As few slices of the rows as CHUNK_BYTES of logits allow, about equally long."""
+    """Return as few slices of the rows as CHUNK_BYTES of logits allow, about equally long."""
     count = inputs.hidden.shape[0]
     if not isinstance(count, int) or not isinstance(inputs.weight.shape[0], int):  # while strides are found out
         return [slice(0, count)]
@@ -395,7 +395,7 @@ def _scale(gradient: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
 
 
 def _meta(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *rest: Any) -> tuple:
-    """(loss, gradients of hidden, weight and bias)."""
+    """Return (loss, gradients of hidden, weight and bias)."""
     *_, steps, _, _, _, _, output_mask = rest
     loss = like(hidden, shape=(), dtype=_dtype(steps, hidden.dtype))
     pairs = zip((hidden, weight, bias), output_mask, strict=True)

@@ -138,7 +138,7 @@ def grid_sampler_backward(g: torch.Tensor, x: torch.Tensor, *how: object) -> tup
 def grid_sampler_double_backward(
     of_x: torch.Tensor | None, of_grid: torch.Tensor, *args: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """By torch's autograd, of its own operator."""
+    """Compute the gradients by torch's autograd, of its own operator."""
     tensors, how = args[:3], args[3:]
 
     def backward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

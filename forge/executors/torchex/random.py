@@ -158,7 +158,7 @@ def _native_dropout_backward_grad(g: TensorProxy, mask: TensorProxy, scale: floa
 @register_redraw(native_dropout)
 @register_redraw(torchlang.native_dropout)
 def _native_dropout_again(outputs: Pair, input: TensorProxy, p: float, train: bool | None) -> Pair:
-    """From which elements were kept."""
+    """Compute the dropout again, from the mask of the elements that were kept."""
     scale = (0.0 if p == 1 else 1 / (1 - p)) if train is not False else 1.0
     return native_dropout_backward(input, outputs[1], scale), outputs[1]
 

@@ -47,7 +47,7 @@ def _differentiable_kernels() -> Iterator[None]:
 
 @run_prim(prims.recurrent_gradient)
 def recurrent_gradient(order: int, kind: str, reverse: bool, inputs: Tensors) -> tuple[torch.Tensor | None, ...]:
-    """By torch's autograd, from a run of the layer."""
+    """Compute the gradients by torch's autograd, from a run of the layer."""
     count, again = input_count(order - 1), torch.is_grad_enabled()
     with torch.enable_grad(), _differentiable_kernels() if again or order > 1 else nullcontext():
         leaves = [each if each is None else track(each) for each in inputs[:count]]

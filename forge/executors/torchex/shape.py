@@ -88,7 +88,7 @@ _t = torchex.register_operator(
 
 
 def _broadcast(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[int, ...]) -> TensorProxy:
-    """Only what is needed: an expand where the dims are the last ones, an unsqueeze where one of length 1 is new."""
+    """Record what is needed: an expand where the dims are the last ones, an unsqueeze where one of length 1 is new."""
     new = [dim for dim in range(len(shape)) if dim not in dims]
     same_sizes = all(prims.statically_true(x.shape[i] == shape[dim]) for i, dim in enumerate(dims))
     if len(new) == 1 and same_sizes and prims.statically_true(shape[new[0]] == 1):

@@ -65,7 +65,7 @@ def _window_attention(
     enable_gqa: bool,
     grad_input_mask: tuple[bool, bool, bool],
 ) -> tuple:
-    """(out, logsumexp or None, and what else the backward needs where another kernel ran)."""
+    """Return (out, logsumexp or None, and what else the backward needs where another kernel ran)."""
     if not get_flash_sdp_enabled():
         mask = _mask(query, left, right)
         return attend_by_mask(query, key, value, mask, 0.0, False, scale, enable_gqa, (*grad_input_mask, False))

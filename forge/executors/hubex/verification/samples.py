@@ -168,7 +168,7 @@ class _Values:
         return Case(sample.args, sample.kwargs, note, offset, self.has_strides)
 
     def with_shared_tensor(self, call: Call) -> Iterator[Case]:
-        """One tensor in the place of all that are like the first one."""
+        """Yield a call with one tensor in the place of all that are like the first one."""
         if not call.metas or call.metas.count(call.metas[0]) < 2 or self.kernel.samples or self.kernel.assumes:
             return
         one = self.tensor(call.metas[0])
@@ -178,9 +178,9 @@ class _Values:
         yield Case(sample.args, sample.kwargs, "one tensor for several arguments", 0, self.has_strides, gradients=False)
 
     def special(self, call: Call) -> Iterator[Case]:
-        """Values in which kernels differ that agree on others: each in one place of each tensor, and in another one of
-        the next, so that none hides the result of another. The difference of two infinities, and the gradient of a
-        value that is not finite, depend on the order of operations, and on convention."""
+        """Yield calls of values in which kernels differ that agree on others: each in one place of each tensor, and in
+        another one of the next, so that none hides the result of another. The difference of two infinities, and the
+        gradient of a value that is not finite, depend on the order of operations, and on convention."""
         own = self.kernel.samples or self.kernel.assumes  # these say which values are right
         if own is not None or not any(meta.dtype.is_floating_point for meta in call.metas):
             return
