@@ -110,14 +110,14 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         yield Case("cross_entropy", (1, 2), (randn(rows, classes),), of, partial(ours.cross_entropy, target=target))
 
 
-def adamw_steps(dtype: torch.dtype, copied: float) -> Iterator[tuple[str, ...]]:
+def adamw_steps(dtype: torch.dtype, bandwidth: float) -> Iterator[tuple[str, ...]]:
     """A row of a step of AdamW for each number of parameters; each is read and written, as its two moments are, and its
     gradient is read."""
     for number, elements in PARAMETERS:
         params = [torch.randn(elements, device="cuda").to(dtype) for _ in range(number)]
         for param in params:
             param.grad = torch.randn_like(param)
-        at_least = 7 * number * params[0].nbytes / copied
+        at_least = 7 * number * params[0].nbytes / bandwidth
         row = ["adamw", f"{number}×{elements}", "step"]
         for kind in (partial(torch.optim.AdamW, fused=True, capturable=True), None, None, forge.optim.AdamW, None):
             if kind is None:
@@ -128,8 +128,8 @@ def adamw_steps(dtype: torch.dtype, copied: float) -> Iterator[tuple[str, ...]]:
         yield tuple(row)
 
 
-def measured(case: Case, copied: float) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each pass; copied: bytes a second of a copy."""
+def measured(case: Case, bandwidth: float) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each pass; bandwidth: bytes a second of a copy."""
     torch._dynamo.reset()
     eps = (EPS,) if case.name.endswith("norm") else ()
     functions = [
@@ -146,7 +146,9 @@ def measured(case: Case, copied: float) -> Iterator[tuple[str, ...]]:
     for name, traffic in passes.items():
         row = [case.name, "×".join(map(str, case.args[0].shape)), name]
         for function in functions:
-            row.append("-" if function is None else _one(function, case, name, traffic * case.args[0].nbytes / copied))
+            row.append(
+                "-" if function is None else _one(function, case, name, traffic * case.args[0].nbytes / bandwidth)
+            )
         yield tuple(row)
 
 
@@ -169,16 +171,16 @@ def main() -> None:
     warnings.simplefilter("ignore")
     source = torch.empty(2**28, dtype=torch.bfloat16, device="cuda")
     target = torch.empty_like(source)
-    copied = 2 * source.nbytes / device_seconds(lambda: target.copy_(source))
+    bandwidth = 2 * source.nbytes / device_seconds(lambda: target.copy_(source))
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {options.dtype}")
-    print(f"a copy moves {copied / 1e9:.0f} GB/s")
+    print(f"a copy moves {bandwidth / 1e9:.0f} GB/s")
     print("µs on the device (part of a copy's bandwidth)\n")
     rows = [("operation", "shape", "", "eager", "torch.compile", "forge", "kernel", "Liger")]
     for case in cases(getattr(torch, options.dtype)):
         if not options.only or case.name in options.only:
-            rows += measured(case, copied)
+            rows += measured(case, bandwidth)
     if not options.only or "adamw" in options.only:
-        rows += adamw_steps(getattr(torch, options.dtype), copied)
+        rows += adamw_steps(getattr(torch, options.dtype), bandwidth)
     show_table(rows)
 
 

@@ -160,8 +160,8 @@ def run(case: Case, compiled: bool) -> Iterator[str]:
         passes["forward + backward"] = forward + backward, trained
     for which, (traffic, candidates) in passes.items():
         with torch.set_grad_enabled(which != "forward"):
-            measured = in_turn(candidates, rounds=ROUNDS, batch_seconds=ROUND_SECONDS)
-            columns = _columns({name: min(seconds) for name, seconds in measured.items()})
+            timings = in_turn(candidates, rounds=ROUNDS, batch_seconds=ROUND_SECONDS)
+            columns = _columns({name: min(seconds) for name, seconds in timings.items()})
             if case.args[0].is_cuda:
                 times = {name: device_seconds(call) for name, call in candidates.items()}
                 columns += f"  |{_columns(times)}{traffic * case.args[0].nbytes / times['kernel'] / 1e9:8.0f}"
@@ -187,9 +187,9 @@ def bench_examples(
 ) -> None:
     """Prints each operation of each repository; operations: those alone. Raises SystemExit where nothing has them."""
     modules = dict(_loaded(repositories))
-    there = [op for op in OPERATIONS if any(hasattr(module, op) for module in modules.values())]
-    if operations is not None and not set(operations) & set(there):
-        raise SystemExit(f"{', '.join(modules)} have no {', '.join(operations)}, but {', '.join(there)}")
+    available = [op for op in OPERATIONS if any(hasattr(module, op) for module in modules.values())]
+    if operations is not None and not set(operations) & set(available):
+        raise SystemExit(f"{', '.join(modules)} have no {', '.join(operations)}, but {', '.join(available)}")
     for name, module in modules.items():
         threads = f"{torch.get_num_threads()} threads"
         where = torch.cuda.get_device_name() if device == "cuda" else f"{device}, {threads}"

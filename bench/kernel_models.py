@@ -57,8 +57,8 @@ def bench_models(folders: list[Path], device: str, *, compiled: bool, rounds: in
     owners = {name: copy.deepcopy(model) for name in makers}
     runs = {name: make(owners[name]) for name, make in makers.items()}
     losses = {name: step(run, owners[name], arguments).item() for name, run in runs.items()}
-    timed = {name: lambda name=name: step(runs[name], owners[name], arguments) for name in runs}
-    seconds = {name: statistics.median(times) for name, times in in_turn(timed, rounds=rounds).items()}
+    steps = {name: lambda name=name: step(runs[name], owners[name], arguments) for name in runs}
+    seconds = {name: statistics.median(times) for name, times in in_turn(steps, rounds=rounds).items()}
     rows = [("a training step", "ms", "/ eager", "loss", "operations by kernels")]
     for name, run in runs.items():
         by = Counter(row.executor for row in forge.explain(run).rows) if name.startswith("forge") else Counter()

@@ -89,8 +89,8 @@ def _verdict(times: dict[str, list[float]], limit: tuple[float, str] | None) -> 
         most, other = limit
         if other not in times:
             return f"≤ {most:.2f} × {other}, which is left out"
-        reached = ratio(times["forge"], times[other])
-        return f"≤ {most:.2f} × {other}: {'yes' if reached <= most else 'no'} ({reached:.2f})"
+        actual = ratio(times["forge"], times[other])
+        return f"≤ {most:.2f} × {other}: {'yes' if actual <= most else 'no'} ({actual:.2f})"
     extra = statistics.median(times["forge"]) - statistics.median(times["bare Dynamo"])
     return f"≤ bare Dynamo + 0.5 µs: {'yes' if extra <= 0.5e-6 else 'no'} ({extra * 1e6:+.1f} µs)"
 

@@ -153,7 +153,7 @@ def _wrapped(module: Any, name: str, counts: Counter) -> Callable[[], None]:
     original = getattr(module, name)
     inside = _Depth
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         inside.depth += 1
         try:
             result = original(*args, **kwargs)
@@ -163,7 +163,7 @@ def _wrapped(module: Any, name: str, counts: Counter) -> Callable[[], None]:
             counts["rotary"] += len(result) if isinstance(result, tuple) else 1
         return result
 
-    setattr(module, name, counted)
+    setattr(module, name, wrapper)
     return lambda: setattr(module, name, original)
 
 

@@ -90,8 +90,8 @@ def _prepare(name: str, device: str, training: bool, autotune: bool) -> tuple[di
     prepared: dict[str, _Prepared] = {}
     failures: dict[str, str] = {}
     for system in _systems(System, entry, autotune):
-        shared = {id(each): each for each in model.parameters()}
-        own = copy.deepcopy(model, shared)  # buffers of its own
+        memo = {id(each): each for each in model.parameters()}
+        own = copy.deepcopy(model, memo)  # buffers of its own
         try:
             step = system.prepare(own)
             run = inference(step, arguments)
@@ -192,9 +192,9 @@ def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device:
     del expected
     _free(device)
     seconds = in_turn({name: each.run for name, each in systems.items()}, rounds=rounds, batch_seconds=0.15)
-    measured: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for name, each in systems.items():
-        measured[name] = {
+        rows[name] = {
             "seconds": statistics.median(seconds[name]),
             "rounds": seconds[name],
             "first": each.first,
@@ -204,11 +204,11 @@ def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device:
         }
         if name == OURS and device == "cuda":
             explained = forge.explain(each.compiled)
-            measured[name] |= {"recorded": explained.recorded, "unrecorded": explained.unrecorded[:_KERNELS]}
-            measured[name]["memory"] += max(_bytes_of_graphs(device) - other_graphs, 0)
+            rows[name] |= {"recorded": explained.recorded, "unrecorded": explained.unrecorded[:_KERNELS]}
+            rows[name]["memory"] += max(_bytes_of_graphs(device) - other_graphs, 0)
         for parameter in each.model.parameters():
             parameter.grad = None
-    return {"systems": measured, "failures": failures, "where": _where(device)}
+    return {"systems": rows, "failures": failures, "where": _where(device)}
 
 
 def _bytes_of_graphs(device: str) -> int:
@@ -550,10 +550,10 @@ def main() -> None:
     from bench import unseen_models, zoo_models
 
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    measured = [(each["model"], each["mode"]) for each in load(options.results)]
+    records = [(each["model"], each["mode"]) for each in load(options.results)]
     models = [*zoo_models.MODELS, *(unseen_models.MODELS if options.only else ())]
     selection = [name for name in models if not options.only or any(part in name for part in options.only)]
-    names = [name for name in selection if not all((name, mode) in measured for mode in MODES)]
+    names = [name for name in selection if not all((name, mode) in records for mode in MODES)]
     if names:
         run_all(options, names)
     results = [each for each in load(options.results) if each["model"] in selection]

@@ -45,8 +45,8 @@ _ROOT = "package"  # the folder in the zip
 def write(path: str | os.PathLike[str], index: Mapping[str, Any], members: Mapping[str, bytes]) -> str:
     """Write a file, whole or not at all, and return its digest."""
     path = Path(path)
-    listed = {name: [len(content), _hash(content)] for name, content in sorted(members.items())}
-    head = json.dumps({"format": FORMAT, **index, "members": listed}).encode()
+    listing = {name: [len(content), _hash(content)] for name, content in sorted(members.items())}
+    head = json.dumps({"format": FORMAT, **index, "members": listing}).encode()
     digest = _hash(head)
     with tempfile.TemporaryDirectory(prefix=f".{path.stem}", dir=path.parent) as folder:
         unfinished = Path(folder, f"{_ROOT}.pt2")
@@ -153,9 +153,9 @@ class Archive:
         return actual, index
 
     def _check_members(self) -> None:
-        listed = {*self.index["members"], INDEX, DIGEST}
-        added = sorted(set(self._members) - listed - _TORCHS)
-        missing = sorted(listed - set(self._members))
+        expected = {*self.index["members"], INDEX, DIGEST}
+        added = sorted(set(self._members) - expected - _TORCHS)
+        missing = sorted(expected - set(self._members))
         if added:
             raise self.error(f"is damaged: {', '.join(added)} was added to it")
         if missing:

@@ -142,10 +142,10 @@ class _Compiler:
         first = len(self.captured.symbols)
         inputs = trace.inputs[first : first + len(self.captured.weights)]
         weights = {proxy.name: each for proxy, each in zip(inputs, self.captured.weights.values(), strict=True)}
-        folded = self.context.folded_weights
-        if folded is not None:
-            proxies = [self.program.trace.inputs[place].name for place in folded.reads]
-            values = folded.function(*[weights[name] for name in proxies])
+        folded_weights = self.context.folded_weights
+        if folded_weights is not None:
+            proxies = [self.program.trace.inputs[place].name for place in folded_weights.reads]
+            values = folded_weights.function(*[weights[name] for name in proxies])
             weights |= {proxy.name: each for proxy, each in zip(trace.inputs[-len(values) :], values, strict=True)}
         return weights
 
@@ -283,8 +283,8 @@ def _device_of(values: Iterable[torch.Tensor | TensorProxy]) -> torch.device:
     ExportError where they are on several."""
     others = sorted({each.device for each in values if each.device.type != "cpu"}, key=str)
     if len(others) > 1:
-        listed = " and ".join(map(str, others))
-        raise ExportError(f"forge.export: the program is on {listed}, but must be on one device")
+        listing = " and ".join(map(str, others))
+        raise ExportError(f"forge.export: the program is on {listing}, but must be on one device")
     return others[0] if others else torch.device("cpu")
 
 
@@ -306,12 +306,12 @@ def _limits(value_range: Any) -> list[int | None]:
     return [max(low or 0, 0), high]
 
 
-def _guards(sizes: Mapping[str, torch.SymInt], exported: int, asserted: Sequence[sympy.Basic]) -> list[str]:
+def _guards(sizes: Mapping[str, torch.SymInt], exported: int, assertions: Sequence[sympy.Basic]) -> list[str]:
     """Return what the program assumes of its sizes, as Python expressions. exported: how many guards torch.export had
-    added, among which limits of one size are in its range. asserted: what its graph asserts."""
+    added, among which limits of one size are in its range. assertions: what its graph asserts."""
     expressions: dict[str, None] = {}
     for environment in {id(each.node.shape_env): each.node.shape_env for each in sizes.values()}.values():
-        for number, condition in enumerate([*(guard.expr for guard in environment.guards), *asserted]):
+        for number, condition in enumerate([*(guard.expr for guard in environment.guards), *assertions]):
             expression = condition.xreplace(environment.replacements)
             symbols = set(map(str, expression.free_symbols))
             if symbols and symbols.issubset(sizes) and not (number < exported and _is_limit(expression)):

@@ -94,11 +94,11 @@ def _part(name: str, kernels: list[Kernel]) -> tuple[Part, dict[str, bytes]]:
     content = kernels[0].origin.content
     verified = next((each.verified for each in hub.loaded_kernels() if each.verified.content == content), None)
     files = hub.source_files(read_manifest(path, operators())) if verified is None else _variant(verified)
-    needed = tuple((kernel.operation, kernel.name) for kernel in kernels)
+    kernel_names = tuple((kernel.operation, kernel.name) for kernel in kernels)
     manifest = MANIFEST if verified is not None or files else path.name
     dropped = "build" if verified is not None else None  # the sources of a variant stay where they are
     members = {manifest: _prune_manifest(path, kernels, dropped), **files}
-    return Part(f"{name}/{manifest}", verified is not None, needed), {
+    return Part(f"{name}/{manifest}", verified is not None, kernel_names), {
         f"{name}/{file}": members[file] for file in members
     }
 

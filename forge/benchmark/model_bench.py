@@ -177,19 +177,19 @@ def compare(
     ]
 
 
-def as_json(timed: Sequence[SystemTiming]) -> list[dict[str, Any]]:
+def as_json(timings: Sequence[SystemTiming]) -> list[dict[str, Any]]:
     """Return plain data; `of_eager` and `of_torch_compile` are medians over rounds of the ratio of times."""
     return [
         {
             "name": each.system,
             "seconds": statistics.median(each.seconds) if each.seconds else None,
             "rounds": each.seconds,
-            "of_eager": _of(each, timed, EAGER),
-            "of_torch_compile": _of(each, timed, PEER),
+            "of_eager": _of(each, timings, EAGER),
+            "of_torch_compile": _of(each, timings, PEER),
             "first_call_seconds": each.first,
             "reason": each.reason,
         }
-        for each in timed
+        for each in timings
     ]
 
 
@@ -198,20 +198,20 @@ def from_json(systems: Sequence[Mapping[str, Any]]) -> list[SystemTiming]:
     return [SystemTiming(each["name"], each["rounds"], each["first_call_seconds"], each["reason"]) for each in systems]
 
 
-def show(timed: Sequence[SystemTiming]) -> str:
+def show(timings: Sequence[SystemTiming]) -> str:
     """Return a table of text."""
-    others = [name for name in (EAGER, PEER) if any(each.system == name and each.seconds for each in timed)]
+    others = [name for name in (EAGER, PEER) if any(each.system == name and each.seconds for each in timings)]
     rows = [("", "time", *(f"of {name}" for name in others), "first call")]
-    for each in timed:
+    for each in timings:
         if each.reason is None:
             assert each.first is not None, "a system that did not fail was called"
-            ratios = (f"{_of(each, timed, name):.2f}" for name in others)
+            ratios = (f"{_of(each, timings, name):.2f}" for name in others)
             rows.append((each.system, in_seconds(statistics.median(each.seconds)), *ratios, in_seconds(each.first)))
-    failed = [f"{each.system} failed: {each.reason}" for each in timed if each.reason is not None]
+    failed = [f"{each.system} failed: {each.reason}" for each in timings if each.reason is not None]
     return "\n".join([*table(rows), *failed])
 
 
-def _of(each: SystemTiming, timed: Sequence[SystemTiming], name: str) -> float | None:
+def _of(each: SystemTiming, timings: Sequence[SystemTiming], name: str) -> float | None:
     """Return the time as a multiple of that system's."""
-    other = next((other for other in timed if other.system == name), None)
+    other = next((other for other in timings if other.system == name), None)
     return ratio(each.seconds, other.seconds) if each.seconds and other is not None and other.seconds else None

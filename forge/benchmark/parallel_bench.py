@@ -77,9 +77,9 @@ def _prepare(system: System, plan: str, model: nn.Module) -> Callable[..., Any]:
 
 def compare_in_processes(case: Case, compared: Sequence[System], rounds: int) -> list[SystemTiming]:
     """Return the times of each system: of each round, that of the slowest process."""
-    timed = compare(case, compared, rounds, partial(in_turn, agree=_largest))
+    timings = compare(case, compared, rounds, partial(in_turn, agree=_largest))
     every: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(every, timed)
+    torch.distributed.all_gather_object(every, timings)
     return [_slowest(each) for each in zip(*every, strict=True)]
 
 
@@ -90,9 +90,9 @@ def _largest(calls: int) -> int:
     return max(every)
 
 
-def _slowest(timed: Sequence[SystemTiming]) -> SystemTiming:
-    failed = [each for each in timed if each.reason is not None]
+def _slowest(timings: Sequence[SystemTiming]) -> SystemTiming:
+    failed = [each for each in timings if each.reason is not None]
     if failed:
         return failed[0]
-    rounds = [max(each) for each in zip(*[each.seconds for each in timed], strict=True)]
-    return SystemTiming(timed[0].system, rounds, max(each.first or 0.0 for each in timed))
+    rounds = [max(each) for each in zip(*[each.seconds for each in timings], strict=True)]
+    return SystemTiming(timings[0].system, rounds, max(each.first or 0.0 for each in timings))

@@ -123,8 +123,8 @@ def _from_python(target: str, settings: dict[str, Any]) -> tuple[Callable, Input
     for part in name.split("."):
         if not hasattr(result, part):
             callables = [each for each, value in vars(result).items() if callable(value) and not each.startswith("_")]
-            listed = ", ".join(sorted(callables)) if len(callables) <= _LISTED else f"{len(callables)} names"
-            what = unknown("name", part, callables) if part else f"NAME is missing; it has {listed}"
+            listing = ", ".join(sorted(callables)) if len(callables) <= _LISTED else f"{len(callables)} names"
+            what = unknown("name", part, callables) if part else f"NAME is missing; it has {listing}"
             raise TargetError(f"{target}: {what}")
         result = getattr(result, part)
     if not callable(result):

@@ -136,8 +136,8 @@ class _BisectionTarget:
         inputs = {f"of input {i}": each for i, each in enumerate(torch_pytree.tree_leaves((args, kwargs)))}
         inputs |= dict(target.named_parameters()) if isinstance(target, torch.nn.Module) else {}
         inputs = {name: each for name, each in inputs.items() if isinstance(each, torch.Tensor) and each.requires_grad}
-        flowing = [each.sum() for each in results if each.requires_grad]
-        if inputs and flowing:
-            grads = torch.autograd.grad(sum(flowing[1:], flowing[0]), list(inputs.values()), allow_unused=True)
+        sums = [each.sum() for each in results if each.requires_grad]
+        if inputs and sums:
+            grads = torch.autograd.grad(sum(sums[1:], sums[0]), list(inputs.values()), allow_unused=True)
             by_name |= {f"gradient {name}": grad for name, grad in zip(inputs, grads, strict=True) if grad is not None}
         return by_name

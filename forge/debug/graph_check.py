@@ -75,8 +75,8 @@ class _Gradients:
     def gate_inputs(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the inputs, those that require a gradient through a gate."""
         places = [i for i, each in enumerate(inputs) if isinstance(each, torch.Tensor) and each.requires_grad]
-        gated = _In.apply(self, places, *[inputs[i] for i in places])
-        gates = dict(zip(places, gated, strict=True))
+        views = _In.apply(self, places, *[inputs[i] for i in places])
+        gates = dict(zip(places, views, strict=True))
         return [gates.get(i, each) for i, each in enumerate(inputs)]
 
     def hook_outputs(self, result: Any) -> Any:
@@ -89,10 +89,10 @@ class _Gradients:
     def compare(self, places: Sequence[int], grads: Sequence[torch.Tensor | None]) -> None:
         """Compare the gradients of the inputs at these places with autograd's."""
         output_places = [place for place, grad in self._incoming.items() if grad is not None]
-        came = [place for place in output_places if self._expected[place].requires_grad]
-        outputs = [self._expected[place] for place in came]
+        differentiable_places = [place for place in output_places if self._expected[place].requires_grad]
+        outputs = [self._expected[place] for place in differentiable_places]
         inputs = [self._copies[place] for place in places]
-        incoming = [self._incoming[place] for place in came]
+        incoming = [self._incoming[place] for place in differentiable_places]
         expected = torch.autograd.grad(outputs, inputs, incoming, retain_graph=True, allow_unused=True)
         self._incoming.clear()
         pairs = [(self._names[i], one, other) for i, one, other in zip(places, grads, expected, strict=True)]

@@ -248,9 +248,9 @@ class _Sizes(_InstrumentedTrace):
         return (tuple(tensors(bound.output)), tuple(tensors((bound.args, bound.kwargs))))
 
     def see(self, number: int, outputs: tuple = (), inputs: tuple = ()) -> None:
-        there = {storage_id(each) for each in inputs if each is not None}
+        existing = {storage_id(each) for each in inputs if each is not None}
         storages = {storage_id(each): each.untyped_storage() for each in outputs if each is not None}
-        self.bytes[number] = sum(each.nbytes() for key, each in storages.items() if key not in there)
+        self.bytes[number] = sum(each.nbytes() for key, each in storages.items() if key not in existing)
 
 
 class _Clock(_InstrumentedTrace):

@@ -322,8 +322,8 @@ def _local_bytes(parameter: torch.Tensor, rank: int) -> int:
     if parameter.device_mesh.ndim != 1 or parameter.placements != (Shard(0),):
         return _bytes(local_tensor(parameter))
     rows = chunk_rows(parameter.shape[0], parameter.device_mesh.size())
-    there = min(max(parameter.shape[0] - rank * rows, 0), rows)
-    return int(_bytes(parameter) // parameter.shape[0] * there)
+    local_rows = min(max(parameter.shape[0] - rank * rows, 0), rows)
+    return int(_bytes(parameter) // parameter.shape[0] * local_rows)
 
 
 def _bytes(x: torch.Tensor) -> int:

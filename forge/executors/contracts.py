@@ -184,11 +184,11 @@ class _ContractCheck:
     def check_memory(self, bound: BoundSymbol, arguments: "_Arguments", result: Any) -> None:
         """Raise ContractError where a result is in the memory of an argument or of another result, and the call's
         symbol declares no view."""
-        shared = next(arguments.shared_by(result), None)
-        if shared is not None:
+        alias = next(arguments.shared_by(result), None)
+        if alias is not None:
             owner, function, call = self.parties(bound)
             raise ContractError(
-                f"executor {owner}: {function} returns the memory of {shared} for {call}, where torch returns new "
+                f"executor {owner}: {function} returns the memory of {alias} for {call}, where torch returns new "
                 "memory, which the program may change: let it copy that first"
             )
 

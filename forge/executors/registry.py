@@ -103,5 +103,5 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     names = sorted(choices)
     near = difflib.get_close_matches(name, names, n=3)
     hint = f" did you mean {' or '.join(map(repr, near))}?" if near else ""
-    listed = f" known: {', '.join(names)}" if len(names) <= _LISTED else ""
-    return f"unknown {kind} {name!r};{hint}{listed}".rstrip(";")
+    listing = f" known: {', '.join(names)}" if len(names) <= _LISTED else ""
+    return f"unknown {kind} {name!r};{hint}{listing}".rstrip(";")

@@ -378,9 +378,9 @@ def load_built(built: BuiltLibrary) -> None:
                 f"{built.manifest}: {conflicts[0]} is registered in this process already, by an earlier build of these "
                 "sources or by another library; a process takes it once: start a new one"
             )
-        copied = _private_copy(built)
+        private_copy = _private_copy(built)
         try:
-            torch.ops.load_library(str(copied))
+            torch.ops.load_library(str(private_copy))
         except (OSError, RuntimeError) as error:
             raise BuildError(f"{built.path}: was built, but cannot be loaded: {error.__cause__ or error}") from error
         _loaded[built.key] = built

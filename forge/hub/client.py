@@ -70,11 +70,11 @@ def files(repository: str, commit: str) -> dict[str, ListedFile]:
             if hasattr(each, "blob_id")
         }
 
-    listed = _ask(repository, ask, api.endpoint)
-    for path in listed:
+    listing = _ask(repository, ask, api.endpoint)
+    for path in listing:
         if reason := unsafe_path(path):
             raise MalformedError(f"{Place(repository, commit)}: the path {path!r} in its listing {reason}")
-    return {path: each for path, each in listed.items() if path.startswith("build/")}
+    return {path: each for path, each in listing.items() if path.startswith("build/")}
 
 
 def is_trusted(publisher: str) -> bool:

@@ -192,8 +192,8 @@ def check_pins(files: Mapping[str, File], pins: Pins, place: Place) -> None:
     ]
     changed = []
     for path, expected in pins.files.items():
-        if path in files and (came := _hash(files[path], expected.partition(":")[0])) != expected:
-            changed.append(f"{path} is {came}, wanted {expected}")
+        if path in files and (actual := _hash(files[path], expected.partition(":")[0])) != expected:
+            changed.append(f"{path} is {actual}, wanted {expected}")
     problems = missing + extra + changed
     if problems:
         more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""

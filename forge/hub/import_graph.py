@@ -104,8 +104,8 @@ def runs_at_import(
             runs: Runs = "guarded" if guarded or how == "guarded" else "always"
             if result.get((path, each)) != "always":
                 result[path, each] = runs
-            reached = _reached_files(trees, path, each) if each.module or each.level else list(trees)
-            pending += [(other, runs) for other in reached]
+            paths = _reached_files(trees, path, each) if each.module or each.level else list(trees)
+            pending += [(other, runs) for other in paths]
     return result
 
 
@@ -116,10 +116,10 @@ def _reached_files(trees: Mapping[str, ast.Module], path: str, statement: Import
         return []
     base = parents[: len(parents) - (statement.level - 1)]
     module = (*base, *(part for part in statement.module.split(".") if part))
-    reached = _files(trees, module)
+    files = _files(trees, module)
     for name in statement.names:
-        reached += _files(trees, (*module, name))
-    return reached
+        files += _files(trees, (*module, name))
+    return files
 
 
 def _files(trees: Mapping[str, ast.Module], parts: tuple[str, ...]) -> list[str]:

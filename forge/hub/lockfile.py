@@ -43,12 +43,12 @@ class LockedKernel:
 
     def check(self, name: str, content: bytes, origin: Path) -> None:
         """Raise IntegrityError unless a file beside the variants is as it was locked."""
-        expected, came = self.files.get(name), hashlib.sha256(content).hexdigest()
+        expected, actual = self.files.get(name), hashlib.sha256(content).hexdigest()
         if expected is None:
             again = f"forge kernels lock {self.source} -o {origin}"
             raise IntegrityError(f"{self.source}: {name} is not in {origin}; lock it again: {again}")
-        if expected != came:
-            raise IntegrityError(f"{self.source}: {name} is sha256:{came}, but {origin} holds sha256:{expected}")
+        if expected != actual:
+            raise IntegrityError(f"{self.source}: {name} is sha256:{actual}, but {origin} holds sha256:{expected}")
 
     def pins(self, variant: str, origin: Path) -> Pins:
         files = {path: f"sha256:{sha}" for path, sha in self.variants[variant].items()}

@@ -123,10 +123,10 @@ def _strings(values: dict[str, Any], key: str, place: Place) -> tuple[str, ...]:
 def _value(
     values: dict[str, Any], key: str, accepts: Callable[[Any], bool], expectation: str, default: Any, place: Place
 ) -> Any:
-    came = values.get(key, default)
-    if key in values and not accepts(came):
-        raise MalformedError(f"{place}: {key!r} is {came!r}, but must be {expectation}")
-    return came
+    value = values.get(key, default)
+    if key in values and not accepts(value):
+        raise MalformedError(f"{place}: {key!r} is {value!r}, but must be {expectation}")
+    return value
 
 
 def dependency_modules(metadata: Metadata, backend: str, place: Place) -> tuple[str, ...]:

@@ -49,14 +49,14 @@ _DEPENDENCY = {"repo-id": (str, "a string"), "version": (int, "an integer"), "re
 Problem = tuple[str | None, str]  # the key at whose line it stands, None for the whole file; what is wrong
 
 
-def fits(came: Any, kind: type) -> bool:
+def fits(value: Any, kind: type) -> bool:
     """Return whether a value of JSON is of a type; true and false are no integers."""
-    return isinstance(came, kind) and not (kind is int and isinstance(came, bool))
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
-def are_strings(came: Any) -> bool:
+def are_strings(value: Any) -> bool:
     """Return whether a value of JSON is a list of strings."""
-    return isinstance(came, list) and all(isinstance(each, str) for each in came)
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -93,48 +93,48 @@ def _problems(values: dict[str, Any]) -> Iterator[Problem]:
                 yield from _FORMS[key](values[key]) if key in _FORMS else ()
 
 
-def _wrong(key: str, came: Any, expectation: str, inside: str = "", entry: int | None = None) -> Problem:
+def _wrong(key: str, value: Any, expectation: str, inside: str = "", entry: int | None = None) -> Problem:
     """Return the problem of a value. inside: the key at the top of the file in whose object, or list's entry, the key
     is."""
     where = f" of {f'entry {entry} of ' if entry else ''}{inside!r}" if inside else ""
-    return inside or key, f"{key!r}{where} is {came!r}, but must be {expectation}"
+    return inside or key, f"{key!r}{where} is {value!r}, but must be {expectation}"
 
 
-def _name(came: str) -> Iterator[Problem]:
-    if not NAME.fullmatch(came):
+def _name(value: str) -> Iterator[Problem]:
+    if not NAME.fullmatch(value):
         expectation = "lower-case letters, digits and dashes, a letter first, no dash last, two or more of them"
-        yield _wrong("name", came, expectation)
+        yield _wrong("name", value, expectation)
 
 
-def _version(came: int, inside: str = "", entry: int | None = None) -> Iterator[Problem]:
-    if came < 0 or came >= 1 << 64:
-        yield _wrong("version", came, "an integer from 0 up", inside, entry)
+def _version(value: int, inside: str = "", entry: int | None = None) -> Iterator[Problem]:
+    if value < 0 or value >= 1 << 64:
+        yield _wrong("version", value, "an integer from 0 up", inside, entry)
 
 
-def _backend(came: dict[str, Any]) -> Iterator[Problem]:
-    if "type" not in came:
+def _backend(value: dict[str, Any]) -> Iterator[Problem]:
+    if "type" not in value:
         yield "backend", "'backend' has no 'type', which must be the name of a backend"
-    elif came["type"] not in BACKENDS:
-        yield _wrong("type", came["type"], f"one of {', '.join(BACKENDS)}", "backend")
-    if came.get("archs") is not None and not are_strings(came["archs"]):
-        yield _wrong("archs", came["archs"], "a list of strings", "backend")
+    elif value["type"] not in BACKENDS:
+        yield _wrong("type", value["type"], f"one of {', '.join(BACKENDS)}", "backend")
+    if value.get("archs") is not None and not are_strings(value["archs"]):
+        yield _wrong("archs", value["archs"], "a list of strings", "backend")
 
 
-def _digest(came: dict[str, Any]) -> Iterator[Problem]:
+def _digest(value: dict[str, Any]) -> Iterator[Problem]:
     for key, expectation in {"algorithm": " or ".join(ALGORITHMS), "files": "an object of strings"}.items():
-        if key not in came:
+        if key not in value:
             yield "digest", f"'digest' has no {key!r}, which must be {expectation}"
-    if came.get("algorithm") not in ALGORITHMS:
-        yield _wrong("algorithm", came.get("algorithm"), " or ".join(ALGORITHMS), "digest")
-    if not isinstance(came.get("files"), dict) or not are_strings([*came["files"].values()]):
-        yield _wrong("files", came.get("files"), "an object of strings", "digest")
+    if value.get("algorithm") not in ALGORITHMS:
+        yield _wrong("algorithm", value.get("algorithm"), " or ".join(ALGORITHMS), "digest")
+    if not isinstance(value.get("files"), dict) or not are_strings([*value["files"].values()]):
+        yield _wrong("files", value.get("files"), "an object of strings", "digest")
 
 
-def _dependencies(came: list[Any]) -> Iterator[Problem]:
+def _dependencies(value: list[Any]) -> Iterator[Problem]:
     key = "kernel-depends"
-    for number, each in enumerate(came, 1):
+    for number, each in enumerate(value, 1):
         if not isinstance(each, dict):
-            yield _wrong(key, came, "a list of objects")
+            yield _wrong(key, value, "a list of objects")
             continue
         if "repo-id" not in each:
             yield key, f"entry {number} of {key!r} has no 'repo-id', which must be a string"
@@ -149,9 +149,9 @@ def _dependencies(came: list[Any]) -> Iterator[Problem]:
             yield key, f"entry {number} of {key!r} must have either 'version' or 'revision'"
 
 
-def _minver(came: str) -> Iterator[Problem]:
-    if not _VERSION.fullmatch(came):
-        yield _wrong("kernels-minver", came, 'three numbers with dots between them, such as "0.17.0"')
+def _minver(value: str) -> Iterator[Problem]:
+    if not _VERSION.fullmatch(value):
+        yield _wrong("kernels-minver", value, 'three numbers with dots between them, such as "0.17.0"')
 
 
 _FORMS: dict[str, Callable[[Any], Iterator[Problem]]] = {

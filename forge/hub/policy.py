@@ -38,10 +38,10 @@ class Policy:
 
     def __post_init__(self) -> None:
         for name, allowed in (("trust", TRUST), ("signatures", SIGNATURES)):
-            came = getattr(self, name)
-            near = difflib.get_close_matches(str(came), allowed, n=1)
+            choice = getattr(self, name)
+            near = difflib.get_close_matches(str(choice), allowed, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            check(came in allowed, lambda n=name, c=came, a=allowed, h=hint: f"Policy: {n}={c!r} is not in {a}{h}")
+            check(choice in allowed, lambda n=name, c=choice, a=allowed, h=hint: f"Policy: {n}={c!r} is not in {a}{h}")
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(field.default, tuple):

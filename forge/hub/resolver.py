@@ -246,8 +246,8 @@ def _commit(source: Source, cache: RepositoryCache) -> str:
 
 def _hint(source: Source) -> str:
     """Return a hint for who means a folder by what reads as a repository of the Hub."""
-    there = Path(source.repository).is_dir()
-    return f"; for the folder of this name, write ./{source.repository}" if there else ""
+    is_folder = Path(source.repository).is_dir()
+    return f"; for the folder of this name, write ./{source.repository}" if is_folder else ""
 
 
 def _check_trust(source: Source, trusted: bool | None, policy: Policy) -> bool:
@@ -331,10 +331,10 @@ def _download(selection: Selection, variant: str, commit: str) -> None:
     if selection.is_cached(variant):
         return
     limit = selection.policy.max_file_bytes
-    for path, listed in selection.record.of(variant).items() if selection.record else ():
-        if listed.size > limit:
+    for path, entry in selection.record.of(variant).items() if selection.record else ():
+        if entry.size > limit:
             place = selection.place(variant).at(path)
-            raise MalformedError(f"{place}: has {listed.size} bytes, but at most {limit} are allowed")
+            raise MalformedError(f"{place}: has {entry.size} bytes, but at most {limit} are allowed")
     try:
         client.download(selection.source.repository, commit, variant, compat.cache_root())
     except UnreachableError as error:
@@ -354,8 +354,8 @@ def _pins(selection: Selection, variant: str) -> Pins | None:
         return selection.locked.pins(variant, selection.lock.path)
     if selection.record is None:
         return None
-    listed = {path: each.pin for path, each in selection.record.of(variant).items()}
-    return Pins(listed, f"the Hub's listing of commit {str(selection.commit)[:12]}")
+    pins = {path: each.pin for path, each in selection.record.of(variant).items()}
+    return Pins(pins, f"the Hub's listing of commit {str(selection.commit)[:12]}")
 
 
 def _depends(selection: Selection, metadata: Metadata, dependents: tuple[str, ...]) -> tuple[ResolvedKernel, ...]:
@@ -364,7 +364,7 @@ def _depends(selection: Selection, metadata: Metadata, dependents: tuple[str, ..
         if each.repository in dependents:
             way = " and ".join(dependents[dependents.index(each.repository) + 1 :]) or "its own metadata"
             raise MalformedError(f"{each.repository}: depends on itself, by way of {way}")
-        selected = select(
+        dependency = select(
             each.repository,
             version=each.version,
             revision=each.revision,
@@ -372,5 +372,5 @@ def _depends(selection: Selection, metadata: Metadata, dependents: tuple[str, ..
             policy=selection.policy,
             backend=selection.backend,
         )
-        result.append(_fetch(selected, selected.variant, dependents))
+        result.append(_fetch(dependency, dependency.variant, dependents))
     return tuple(result)

@@ -34,11 +34,11 @@ def _replace_matches(trace: Trace, matches: list[Match]) -> tuple[Trace, list[Ma
     """Return the trace with those of the matches replaced that can be together, and these."""
     while matches:
         new, places = _replace(trace, matches)
-        ordered, stuck = in_order(new.bound_symbols, [*trace.input_names, *trace.constants])
-        if not stuck:
-            new.bound_symbols[:] = live_calls(ordered, new.output_names)
+        calls, remainder = in_order(new.bound_symbols, [*trace.input_names, *trace.constants])
+        if not remainder:
+            new.bound_symbols[:] = live_calls(calls, new.output_names)
             return new, matches
-        late = [name for bound in stuck for name in bound.outputs]  # two sites, each of which needs the other
+        late = [name for bound in remainder for name in bound.outputs]  # two sites, each of which needs the other
         first = next(places[name] for name in late if name in places and len(places[name].outputs) > 1)
         matches = [match for match in matches if match is not first]
     return trace, []

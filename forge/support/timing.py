@@ -83,11 +83,11 @@ def _seconds_per_call(run: Callable[[], Any], calls: int, device: torch.device) 
     return _without_collecting(lambda: _on_gpu(run, calls)) / calls
 
 
-def _without_collecting(timed: Callable[[], float]) -> float:
+def _without_collecting(measure: Callable[[], float]) -> float:
     collects = gc.isenabled()
     gc.disable()
     try:
-        return timed()
+        return measure()
     finally:
         if collects:
             gc.enable()

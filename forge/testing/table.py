@@ -290,9 +290,9 @@ def detach_args(*which: int | str) -> Callable[[Callable], Callable]:
 
     def wrap(function: Callable) -> Callable:
         def run(*args: Any, **kwargs: Any) -> Any:
-            fixed = {i % len(args) if isinstance(i, int) else i for i in which}
-            args = tuple(x.detach() if i in fixed and x is not None else x for i, x in enumerate(args))
-            return function(*args, **{name: x.detach() if name in fixed else x for name, x in kwargs.items()})
+            positions = {i % len(args) if isinstance(i, int) else i for i in which}
+            args = tuple(x.detach() if i in positions and x is not None else x for i, x in enumerate(args))
+            return function(*args, **{name: x.detach() if name in positions else x for name, x in kwargs.items()})
 
         run.__name__ = function.__name__
         return run

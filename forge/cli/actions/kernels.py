@@ -52,13 +52,15 @@ def _print_listed(sources: list[str], policy: PolicyOptions, op: str | None, as_
     kernels: list[hubex.Kernel] = []
     layers: list[hubex.LayerRow] = []
     for source in sources:
-        there = [] if op is not None else hubex.layers_in(source, policy=_policy(policy), backend=policy.backend)
+        source_layers = (
+            [] if op is not None else hubex.layers_in(source, policy=_policy(policy), backend=policy.backend)
+        )
         try:
             kernels += hubex.gather([source], policy=_policy(policy), backend=policy.backend)
         except hub.NoManifestError:
-            if not there:
+            if not source_layers:
                 raise
-        layers += there
+        layers += source_layers
     if op is not None:
         _, kernels = of_operation(op, kernels, "--op")
     kernel_table = hubex.table_of(kernels, hubex.verifier)

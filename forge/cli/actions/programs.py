@@ -118,14 +118,14 @@ def _select_stages(
 
 
 def _stages(traces: Sequence[Trace], stage: str | None) -> list[tuple[int, Trace]]:
-    numbered = list(enumerate(traces))
+    pairs = list(enumerate(traces))
     if stage is None:
-        return numbered[-1:]
+        return pairs[-1:]
     if stage in ("all", "list"):
-        return numbered
+        return pairs
     if stage.removeprefix("-").isdecimal():
-        return [each for each in numbered if each[0] == int(stage) % len(traces)][: abs(int(stage)) <= len(traces)]
-    return [each for each in numbered if stage in each[1].stage]
+        return [each for each in pairs if each[0] == int(stage) % len(traces)][: abs(int(stage)) <= len(traces)]
+    return [each for each in pairs if stage in each[1].stage]
 
 
 def _print_python(text: str) -> None:
@@ -160,18 +160,18 @@ def bench(program: Program, rounds: int, only: str | None, nproc: int | None, pl
         if name not in systems:
             raise typer.BadParameter(f"{name!r} is none of {', '.join(systems)}", param_hint="--only")
     if parallel_bench.is_launched():
-        shared = parallel_bench.systems(systems, plan)
-        return _bench_in_processes(program, [shared[name] for name in names], rounds, plan, as_json=as_json)
+        parallel_systems = parallel_bench.systems(systems, plan)
+        return _bench_in_processes(program, [parallel_systems[name] for name in names], rounds, plan, as_json=as_json)
     case = load(program, training=program.train)
     if nproc is None:
-        timed = _compare(program, case, partial(model_bench.compare, case, [systems[name] for name in names], rounds))
-        result = _as_json(program, timed)
+        timings = _compare(program, case, partial(model_bench.compare, case, [systems[name] for name in names], rounds))
+        result = _as_json(program, timings)
     else:
         _check_shared(case)
-        launched = parallel_bench.launch(_arguments(program, rounds, only, plan), nproc)
-        if launched is None:
+        report = parallel_bench.launch(_arguments(program, rounds, only, plan), nproc)
+        if report is None:
             return 1
-        result = launched
+        result = report
     _show(result, as_json=as_json)
     return 1 if any(each["reason"] is not None for each in result["systems"]) else 0
 
@@ -184,9 +184,9 @@ def _bench_in_processes(
         program = dataclasses.replace(program, device=str(device))
         case = load(program, training=program.train)
         _check_shared(case)
-        timed = _compare(program, case, partial(parallel_bench.compare_in_processes, case, compared, rounds))
+        timings = _compare(program, case, partial(parallel_bench.compare_in_processes, case, compared, rounds))
         if torch.distributed.get_rank() == 0:
-            _show(_as_json(program, timed, torch.distributed.get_world_size(), plan), as_json=as_json)
+            _show(_as_json(program, timings, torch.distributed.get_world_size(), plan), as_json=as_json)
     return 0
 
 
@@ -216,7 +216,7 @@ def _arguments(program: Program, rounds: int, only: str | None, plan: str) -> li
 
 
 def _as_json(
-    program: Program, timed: Sequence[model_bench.SystemTiming], processes: int = 1, plan: str | None = None
+    program: Program, timings: Sequence[model_bench.SystemTiming], processes: int = 1, plan: str | None = None
 ) -> dict[str, Any]:
     return {
         "target": program.target,
@@ -226,7 +226,7 @@ def _as_json(
         "plan": plan,
         "threads": torch.get_num_threads(),
         "versions": {"forge": forge.__version__, "torch": torch.__version__, "python": platform.python_version()},
-        "systems": model_bench.as_json(timed),
+        "systems": model_bench.as_json(timings),
     }
 
 
@@ -235,6 +235,6 @@ def _show(result: dict[str, Any], *, as_json: bool) -> None:
         print(json.dumps(result, indent=2))
         return
     step = "training step" if result["training"] else "forward"
-    shared = "" if result["plan"] is None else f" in {result['processes']} processes by {result['plan']}"
-    print(f"{result['target']}, a {step} on {result['device']}{shared}, torch {result['versions']['torch']}\n")
+    suffix = "" if result["plan"] is None else f" in {result['processes']} processes by {result['plan']}"
+    print(f"{result['target']}, a {step} on {result['device']}{suffix}, torch {result['versions']['torch']}\n")
     print(model_bench.show(model_bench.from_json(result["systems"])))

@@ -130,7 +130,7 @@ class Explanation:
             self.layers += report.layers
             for stage, seconds in report.seconds.items():
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-        self.unfrozen += [IN_TRAINING for folded in record.folded_weights() if folded.in_training]
+        self.unfrozen += [IN_TRAINING for weights in record.folded_weights() if weights.in_training]
         self._programs += [None] * len(record.eager)
 
     def _measure(self, number: int, report: CompileReport | None) -> None:
@@ -141,9 +141,9 @@ class Explanation:
         if isinstance(decision, Declined):
             self.unprofiled.append(f"graph {number}: {decision.reason}")
             return
-        measured, left_out = costs(traces[0], traces[1] if len(traces) > 1 else None)
+        costs_by_phase, left_out = costs(traces[0], traces[1] if len(traces) > 1 else None)
         self.unprofiled += [f"graph {number}: {reason}" for reason in left_out]
-        for phase, trace, call_costs in zip(_PHASES, traces, measured, strict=False):
+        for phase, trace, call_costs in zip(_PHASES, traces, costs_by_phase, strict=False):
             rows = [row for row in self.rows if (row.graph, row.phase) == (number, phase)]
             self.costs += CostRow.of(rows, call_costs)
             self._time_overlap(

@@ -82,5 +82,5 @@ def _rank_ranges(ranks: Sequence[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    listed = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+    listing = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {listing}"

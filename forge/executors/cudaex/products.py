@@ -54,8 +54,8 @@ def _is_profitable(batch: Dim, m: Dim, k: Dim, n: Dim, dtype: torch.dtype) -> De
     if not any(odd):
         return decline("each row of the product is a multiple of 16 bytes")
     gain = 2 * batch * m * k * n * (1 / _SLOW - 1 / _FAST)
-    copied = [batch * size for size, is_odd in ((m * k, odd[0]), (k * n, any(odd)), (m * n, odd[1])) if is_odd]
-    cost = sum(2 * elements * dtype.itemsize / _BANDWIDTH + _LAUNCH for elements in copied)
+    copies = [batch * size for size, is_odd in ((m * k, odd[0]), (k * n, any(odd)), (m * n, odd[1])) if is_odd]
+    cost = sum(2 * elements * dtype.itemsize / _BANDWIDTH + _LAUNCH for elements in copies)
     return gain > cost or decline("the product gains less than the copies of its operands cost")
 
 

@@ -33,11 +33,11 @@ def file_hash(path: str) -> str | None:
 
 def _hashes(libraries: list[str], own: list[str]) -> list[str]:
     """Return hashes of libraries, and of a user's own that they name, as they do with those that they need."""
-    reached = list(libraries)
-    for path in reached:
+    paths = list(libraries)
+    for path in paths:
         names = _files_named_by(path, *_state(path))
-        reached += [each for each in own if each not in reached and any(name.endswith(_stem(each)) for name in names)]
-    return sorted(_hash(path, *_state(path)) for path in reached)
+        paths += [each for each in own if each not in paths and any(name.endswith(_stem(each)) for name in names)]
+    return sorted(_hash(path, *_state(path)) for path in paths)
 
 
 def _stem(path: str) -> bytes:

@@ -98,7 +98,7 @@ class Eager:
         values = self.function.values(args, kwargs)
         inputs = tensor_leaves(values)
         run = self._cached_call((*grad_input_mask, _key(values)), lambda: self._gradient(values, grad_input_mask))
-        needed = [tensor for tensor, want in zip(inputs, grad_input_mask, strict=True) if want]
+        targets = [tensor for tensor, want in zip(inputs, grad_input_mask, strict=True) if want]
         assert run is not None, "a gradient is made or raises"
         with _autograd_enabled():  # of kernels that torch's autograd differentiates
             gradients = run(inputs, [grad.contiguous() for grad in grads])
@@ -106,7 +106,7 @@ class Eager:
             torch.zeros_like(tensor, memory_format=torch.contiguous_format)
             if gradient is None
             else gradient.clone(memory_format=torch.contiguous_format)
-            for tensor, gradient in zip(needed, gradients, strict=True)
+            for tensor, gradient in zip(targets, gradients, strict=True)
         ]
 
     def _choose_kernel(self, values: Values) -> Callable | None:
@@ -231,8 +231,8 @@ def define(functions: Iterable[Function], kernels: Iterable[Kernel]) -> None:
 
 def _is_new(function: Function) -> bool:
     """Return whether nobody has the name, or only the reference is new."""
-    there = find_function(function.name)
-    return there is None or (there.foreign and there.reference is None and function.mark is not None)
+    existing = find_function(function.name)
+    return existing is None or (existing.foreign and existing.reference is None and function.mark is not None)
 
 
 def _add(function: Function, libraries: list[torch.library.Library], eager: dict[str, Eager]) -> None:

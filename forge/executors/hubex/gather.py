@@ -233,12 +233,12 @@ def _from_lock(lock: hub.Lock, access: Origin) -> list[Kernel]:
         for each in lock.kernels
         if not each.is_manifest
     ]
-    needed: set[str | None] = {each.source for one, _ in resolved for each in one.depends}
+    dependencies: set[str | None] = {each.source for one, _ in resolved for each in one.depends}
     for file in alone:
-        needed |= {parse_source(name).repository for name in hub.named_repositories(file.content, str(file.path))}
+        dependencies |= {parse_source(name).repository for name in hub.named_repositories(file.content, str(file.path))}
     kernels: list[Kernel] = []
     for one, local in resolved:
-        if one.source not in needed or (one.folder / MANIFEST).exists():
+        if one.source not in dependencies or (one.folder / MANIFEST).exists():
             kernels += _from_repository(one, local, access)
     return [*kernels, *(kernel for file in alone for kernel in _from_alone(file, access))]
 
@@ -248,7 +248,7 @@ def _from_bundle(folder: Path, access: Origin) -> list[Kernel]:
     used."""
     result: list[Kernel] = []
     for part in hub.read_bundle(folder, access.policy or hub.Policy()):
-        needed = ", ".join(f"{name} of {op}" for op, name in part.kernels)
+        names = ", ".join(f"{name} of {op}" for op, name in part.kernels)
         path = folder / part.manifest
         try:
             if part.repository:
@@ -258,10 +258,10 @@ def _from_bundle(folder: Path, access: Origin) -> list[Kernel]:
                 kernels = _from_files(path, access)
         except hub.HubError as error:
             raise hub.NotFoundError(
-                f"{folder}: the bundle needs {needed}, which cannot be used here: {error}"
+                f"{folder}: the bundle needs {names}, which cannot be used here: {error}"
             ) from error
-        there = {(kernel.operation, kernel.name) for kernel in kernels}
-        missing = ", ".join(f"{name} of {op}" for op, name in part.kernels if (op, name) not in there)
+        available = {(kernel.operation, kernel.name) for kernel in kernels}
+        missing = ", ".join(f"{name} of {op}" for op, name in part.kernels if (op, name) not in available)
         check(not missing, lambda path=path, missing=missing: f"{path}: has no kernel {missing}", hub.NotFoundError)
         result += kernels
     return result

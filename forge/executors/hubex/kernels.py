@@ -451,7 +451,7 @@ def _copy(value: TensorProxy) -> TensorProxy:
 
 
 def _fix(value: TensorProxy, layout: Layout) -> TensorProxy:
-    fixed = _like(value)
+    result = _like(value)
     symbol, args = (_CONTIGUOUS, ()) if layout == Layout(order=DimOrder()) else (_FIX, (layout,))
-    current_trace().record(BoundSymbol(symbol, (value, *args), {}, fixed))
-    return fixed
+    current_trace().record(BoundSymbol(symbol, (value, *args), {}, result))
+    return result

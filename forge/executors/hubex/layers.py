@@ -68,8 +68,8 @@ class LayerSource:
         if self._loaded is None:
             layers = dict(layers_of(self.source, self.trusts, self.allow_imports))
             if self.layer not in layers:
-                there = ", ".join(sorted(layers)) or "none"
-                raise hub.NotFoundError(f"{self.source}: has no layer {self.layer}; there are: {there}")
+                names = ", ".join(sorted(layers)) or "none"
+                raise hub.NotFoundError(f"{self.source}: has no layer {self.layer}; there are: {names}")
             self._loaded = layers[self.layer]
         return self._loaded
 
@@ -316,10 +316,12 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
         condition = getattr(type(module), "kernel_condition", None)
         if condition is not None and not condition(module):
             return decline("the condition of its decorator says no")
-        fitting = sorted((each for each in self.layers_for(module) if each.fits(device)), key=lambda each: each.width)
-        if not fitting:
+        candidates = sorted(
+            (each for each in self.layers_for(module) if each.fits(device)), key=lambda each: each.width
+        )
+        if not candidates:
             return decline(f"no layer is for {device}")
-        place = next((fitting[0].modes[mode] for mode in _ORDER[training] if mode in fitting[0].modes), None)
+        place = next((candidates[0].modes[mode] for mode in _ORDER[training] if mode in candidates[0].modes), None)
         if place is None:
             return decline(f"no layer is for {'training' if training else 'inference'}")
         try:

@@ -226,9 +226,9 @@ def check_region(
     if unnamed:
         return decline(f"the region's graph reads {unnamed}, which is not a module-level name")
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.find_nodes(op="get_attr")}
-    promised = [Promise.of(node.meta["val"], strides.results.get(i)) for i, node in enumerate(results_of(graph))]
+    promises = [Promise.of(node.meta["val"], strides.results.get(i)) for i, node in enumerate(results_of(graph))]
     edges = tuple(Promise.of(each) if isinstance(each, torch.Tensor) else _size(each) for each in inputs)
-    return CheckedRegion(python.src, scope, edges, tuple(promised), strides, constants)
+    return CheckedRegion(python.src, scope, edges, tuple(promises), strides, constants)
 
 
 def _count_from_inputs(graph: torch.fx.Graph) -> None:

@@ -406,10 +406,10 @@ def _operators(bound: BoundSymbol) -> list[Any] | None:
     for call in calls:
         read = [proxy.name for proxy in proxies((call.args, call.kwargs))]
         inside = not layouts.values.keys() >= set(read)  # a constant that the call's body alone reads
-        ran = None if inside else layouts.run(call)
-        if ran is None or not ran.is_exact:
+        run = None if inside else layouts.run(call)
+        if run is None or not run.is_exact:
             return None
-        operators += ran.operators
+        operators += run.operators
     return operators
 
 

@@ -80,8 +80,10 @@ def _slice_backward(
 
 
 def _replaces(x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> Decision:
-    fixed = all(isinstance(each, int) for each in (start, stop, x.shape[dim]))
-    return _steps_by_one(x, dim, start, stop, step) and (fixed or decline("the replaced index differs from run to run"))
+    is_static = all(isinstance(each, int) for each in (start, stop, x.shape[dim]))
+    return _steps_by_one(x, dim, start, stop, step) and (
+        is_static or decline("the replaced index differs from run to run")
+    )
 
 
 @rule(prims.slice_scatter, _replaces)

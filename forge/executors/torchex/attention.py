@@ -505,7 +505,7 @@ attention = torchex.register_operator("attention", meta=_attention_meta, fn=atte
 attention_backward = torchex.register_operator(
     "attention_backward",
     meta=lambda g, query, key, value, mask, *rest: tuple(
-        like(x) if needed else None for x, needed in zip((query, key, value, mask), rest[-1], strict=True)
+        like(x) if requires_grad else None for x, requires_grad in zip((query, key, value, mask), rest[-1], strict=True)
     ),
     fn=attend_backward,
 )
@@ -541,7 +541,8 @@ def attention_grad(
         )
     if is_composed:  # torch's composition saves what it reads itself
         shapes = tuple(
-            x.shape if needed and x is not None else None for x, needed in zip(inputs, grad_input_mask, strict=True)
+            x.shape if requires_grad and x is not None else None
+            for x, requires_grad in zip(inputs, grad_input_mask, strict=True)
         )
         gradients = composition_backward(get_grad(out), state, shapes)
     else:

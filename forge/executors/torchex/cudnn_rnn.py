@@ -195,7 +195,10 @@ def _cudnn_rnn_backward_meta(
     output_mask: tuple[bool, ...],
 ) -> tuple[TensorProxy | None, ...]:
     inputs = (input, hx, cx, *params)
-    return tuple(like(x) if needed and x is not None else None for x, needed in zip(inputs, output_mask, strict=True))
+    return tuple(
+        like(x) if requires_grad and x is not None else None
+        for x, requires_grad in zip(inputs, output_mask, strict=True)
+    )
 
 
 # In no region: on fake tensors they only make memory, which is what a fusion executor would compile.

@@ -399,7 +399,7 @@ def _meta(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *r
     *_, steps, _, _, _, _, output_mask = rest
     loss = like(hidden, shape=(), dtype=_dtype(steps, hidden.dtype))
     pairs = zip((hidden, weight, bias), output_mask, strict=True)
-    return (loss, *[like(x) if needed and x is not None else None for x, needed in pairs])
+    return (loss, *[like(x) if requires_grad and x is not None else None for x, requires_grad in pairs])
 
 
 def register(

@@ -100,7 +100,8 @@ def _window_attention_backward(
     how = (logsumexp, None, None, length, length, 0.0, False, seed, offset)
     gradients = aten._flash_attention_backward(*tensors, *how, **_window(left, right, scale))
     return tuple(
-        each.transpose(1, 2) if needed else None for each, needed in zip(gradients, grad_input_mask, strict=True)
+        each.transpose(1, 2) if requires_grad else None
+        for each, requires_grad in zip(gradients, grad_input_mask, strict=True)
     )
 
 
@@ -112,7 +113,9 @@ def _meta(query: TensorProxy, *rest: object) -> tuple:
 window_attention = torchex.register_operator("window_attention", meta=_meta, fn=_window_attention)
 window_attention_backward = torchex.register_operator(
     "window_attention_backward",
-    meta=lambda g, *rest: tuple(like(x) if needed else None for x, needed in zip(rest[:3], rest[-1], strict=True)),
+    meta=lambda g, *rest: tuple(
+        like(x) if requires_grad else None for x, requires_grad in zip(rest[:3], rest[-1], strict=True)
+    ),
     fn=_window_attention_backward,
 )
 

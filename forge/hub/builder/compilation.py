@@ -229,7 +229,7 @@ def _run(step: Step, output: Path, inside: Path, logs: Path) -> None:
     """Run a command. Raises BuildError with the command and the first errors."""
     command = [*step.command, "-o", str(output)]
     try:
-        ran = subprocess.run(
+        process = subprocess.run(
             command,
             cwd=inside,
             stdin=subprocess.DEVNULL,
@@ -239,11 +239,11 @@ def _run(step: Step, output: Path, inside: Path, logs: Path) -> None:
         )
     except OSError as error:
         raise BuildError(f"{step.source}: {command[0]} cannot be run: {error}") from error
-    text = ran.stdout.decode(errors="replace")
+    text = process.stdout.decode(errors="replace")
     log = logs / f"{step.source.replace('/', '_')}.log"
     log.write_text(f"$ {shlex.join(command)}\n{text}")
-    if ran.returncode:
-        how = f"was ended by signal {-ran.returncode}" if ran.returncode < 0 else "failed"
+    if process.returncode:
+        how = f"was ended by signal {-process.returncode}" if process.returncode < 0 else "failed"
         errors = toolchain.first_errors(text, ERROR_LINES)
         raise BuildError(
             "\n    ".join(

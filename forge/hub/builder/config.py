@@ -131,10 +131,10 @@ class _Reader:
         earlier = [self.table(name, top.get(name, {})).get("universal") for name in ("torch", "general")]
         return "torch-noarch" if True in earlier else names[0]
 
-    def general(self, came: Any) -> dict[str, Any]:
+    def general(self, value: Any) -> dict[str, Any]:
         keys = {"name", "version", "edition", "license", "upstream", "source", "backends", "hub", "python-depends"}
         earlier = {"universal", "kernel-depends", "cuda-minver", "cuda-maxver"}
-        values = self.section("general", came, {*keys, *earlier, "cuda", "xpu", "tpu", "neuron"})
+        values = self.section("general", value, {*keys, *earlier, "cuda", "xpu", "tpu", "neuron"})
         edition = self.of("general", values, "edition", int, EDITION)
         if edition > EDITION:
             self.no("general", "edition", f"is {edition}, but this version of forge reads editions up to {EDITION}")
@@ -164,16 +164,16 @@ class _Reader:
 
     def license(self, values: Mapping[str, Any]) -> str:
         """Return the license, which must be given: the Hub's requirements ask for one."""
-        came = self.of("general", values, "license", str, None)
-        if came is None:
+        value = self.of("general", values, "license", str, None)
+        if value is None:
             self.no("general", "license", 'must be there: a license of the Hub, such as "Apache-2.0", or "other"')
-        if came.lower() not in LICENSES:
-            self.no("general", "license", f'is {came!r}, which is not a license identifier of the Hub; "other" is one')
-        return came
+        if value.lower() not in LICENSES:
+            self.no("general", "license", f'is {value!r}, which is not a license identifier of the Hub; "other" is one')
+        return value
 
-    def options(self, framework: str, came: Any) -> dict[str, Any]:
+    def options(self, framework: str, value: Any) -> dict[str, Any]:
         keys = {"src", "include", "pyext", "minver", "maxver", "stable-abi", "cxx-flags", "universal"}
-        values = self.section(framework, came, {*keys, *_ARCHS.values(), "cuda_capabilities", "rocm_archs"})
+        values = self.section(framework, value, {*keys, *_ARCHS.values(), "cuda_capabilities", "rocm_archs"})
         archs = {backend: self.strings(framework, values, key) for backend, key in _ARCHS.items()}
         return {
             "src": self.paths(framework, values, "src"),
@@ -187,15 +187,15 @@ class _Reader:
         }
 
     def stable_abi(self, section: str, values: Mapping[str, Any]) -> dict[str, str]:
-        came = values.get("stable-abi", {})
-        if isinstance(came, dict):
-            return {name: str(self.version(f"{section}.stable-abi", came, name)) for name in came}
+        value = values.get("stable-abi", {})
+        if isinstance(value, dict):
+            return {name: str(self.version(f"{section}.stable-abi", value, name)) for name in value}
         return dict.fromkeys(BACKENDS, str(self.version(section, values, "stable-abi")))
 
-    def component(self, name: str, came: Any, backends: Sequence[str]) -> Component:
+    def component(self, name: str, value: Any, backends: Sequence[str]) -> Component:
         section = f"kernel.{name}"
         kinds = {"cuda-minver", *_FLAGS.values(), *_ARCHS.values()}
-        values = self.section(section, came, {"backend", "src", "include", "depends", *kinds})
+        values = self.section(section, value, {"backend", "src", "include", "depends", *kinds})
         backend = self.of(section, values, "backend", str, backends[0] if len(backends) == 1 else ...)
         self.one_of(section, "backend", backend, BACKENDS)
         own = {_FLAGS.get(backend), _ARCHS.get(backend), "cxx-flags", None}
@@ -204,7 +204,7 @@ class _Reader:
         return Component(
             name,
             backend,
-            src=self.paths(section, values, "src", needed=True),
+            src=self.paths(section, values, "src", required=True),
             include=self.paths(section, values, "include"),
             depends=self.strings(section, values, "depends"),
             cxx_flags=self.strings(section, values, "cxx-flags"),
@@ -214,8 +214,8 @@ class _Reader:
 
     # values of one kind
 
-    def section(self, name: str, came: Any, keys: Collection[str]) -> dict[str, Any]:
-        values = self.table(name, {} if came is None else came)
+    def section(self, name: str, value: Any, keys: Collection[str]) -> dict[str, Any]:
+        values = self.table(name, {} if value is None else value)
         for key in values.keys() - keys:
             self.no(
                 name,
@@ -224,29 +224,29 @@ class _Reader:
             )
         return values
 
-    def table(self, name: str, came: Any) -> dict[str, Any]:
-        if not isinstance(came, dict):
-            self.no(name, None, f"is {came!r}, but must be a table")
-        return came
+    def table(self, name: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            self.no(name, None, f"is {value!r}, but must be a table")
+        return value
 
     def of(self, section: str, values: Mapping[str, Any], key: str, kind: type, default: Any = ...) -> Any:
         if key not in values and default is not ...:
             return default
-        came = values.get(key)
-        if not isinstance(came, kind) or isinstance(came, bool):
+        value = values.get(key)
+        if not isinstance(value, kind) or isinstance(value, bool):
             what = {str: "a string", int: "an integer"}[kind]
-            self.no(section, key, f"is {came!r}, but must be {what}" if key in values else f"must be there: {what}")
-        return came
+            self.no(section, key, f"is {value!r}, but must be {what}" if key in values else f"must be there: {what}")
+        return value
 
     def strings(self, section: str, values: Mapping[str, Any], key: str) -> tuple[str, ...]:
-        came = values.get(key, [])
-        if not isinstance(came, list) or not all(isinstance(each, str) for each in came):
-            self.no(section, key, f"is {came!r}, but must be a list of strings")
-        return tuple(came)
+        value = values.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            self.no(section, key, f"is {value!r}, but must be a list of strings")
+        return tuple(value)
 
-    def paths(self, section: str, values: Mapping[str, Any], key: str, *, needed: bool = False) -> tuple[str, ...]:
+    def paths(self, section: str, values: Mapping[str, Any], key: str, *, required: bool = False) -> tuple[str, ...]:
         paths = self.strings(section, values, key)
-        if needed and not paths:
+        if required and not paths:
             self.no(section, key, "must name at least one file")
         for each in paths:
             path = PurePosixPath(each)
@@ -259,14 +259,14 @@ class _Reader:
         return paths
 
     def version(self, section: str, values: Mapping[str, Any], key: str) -> str | None:
-        came = self.of(section, values, key, str, None)
-        if came is not None and not VERSION.fullmatch(came):
-            self.no(section, key, f'is {came!r}, but must be a version of torch such as "2.11"')
-        return came
+        value = self.of(section, values, key, str, None)
+        if value is not None and not VERSION.fullmatch(value):
+            self.no(section, key, f'is {value!r}, but must be a version of torch such as "2.11"')
+        return value
 
-    def one_of(self, section: str, key: str, came: str, choices: Collection[str]) -> None:
-        if came not in choices:
-            self.no(section, key, f"has {came!r}, but known are {', '.join(choices)}")
+    def one_of(self, section: str, key: str, value: str, choices: Collection[str]) -> None:
+        if value not in choices:
+            self.no(section, key, f"has {value!r}, but known are {', '.join(choices)}")
 
     def no(self, section: str, key: str | None, problem: str) -> None:
         """Raise the error, with the line of the key, or of its section."""

@@ -177,7 +177,9 @@ def _is_whole(place: Path, id: str) -> bool:
 def _check_loads(module: Path, id: str) -> None:
     """Load a module in another process. Raises BuildError with what the system says."""
     command = [sys.executable, "-P", "-c", _LOADS, json.dumps(child_processes.search_path()), id, str(module)]
-    ran = subprocess.run(command, capture_output=True, text=True, errors="replace", env=child_processes.environment())
-    if ran.returncode:
-        message = ran.stderr.strip().splitlines()[-1:] or [f"its process ended with {ran.returncode}"]
+    process = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", env=child_processes.environment()
+    )
+    if process.returncode:
+        message = process.stderr.strip().splitlines()[-1:] or [f"its process ended with {process.returncode}"]
         raise BuildError(f"{module.name}: was built, but cannot be loaded: {message[0]}")

@@ -51,14 +51,14 @@ def schema(repository: Repository) -> Iterator[Finding]:
 def _schema(variant: Variant, values: Mapping[str, Any]) -> Iterator[Finding]:
     if missing := [key for key in REQUIRED if key not in values and key != "python-depends"]:
         yield variant.of_metadata("metadata", f"lacks {', '.join(missing)}")
-    for key, came in values.items():
+    for key, value in values.items():
         if key not in TYPES:
             yield variant.of_metadata("metadata", f"{key!r} is no key of it", key)
             continue
         kind, description = TYPES[key]
-        good = fits(came, kind) and (key != "python-depends" or are_strings(came))
-        if not good or (key == "python-depends-backends" and not all(map(are_strings, came.values()))):
-            yield variant.of_metadata("metadata", f"{key!r} is {came!r}, but must be {description}", key)
+        good = fits(value, kind) and (key != "python-depends" or are_strings(value))
+        if not good or (key == "python-depends-backends" and not all(map(are_strings, value.values()))):
+            yield variant.of_metadata("metadata", f"{key!r} is {value!r}, but must be {description}", key)
 
 
 def _others(variant: Variant, repository: Repository) -> Iterator[Finding]:

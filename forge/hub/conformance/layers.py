@@ -203,8 +203,8 @@ def _signature_problem(name: str, forward: Function) -> str | None:
     names += [each.arg for each in forward.args.kwonlyargs]
     if len(names) == len(parameters) and not forward.args.vararg and not forward.args.kwarg:
         return None
-    listed = ", ".join(each.name for each in parameters)
-    return f"takes ({', '.join(names)}), but torch.nn.{name}.forward takes ({listed})"
+    listing = ", ".join(each.name for each in parameters)
+    return f"takes ({', '.join(names)}), but torch.nn.{name}.forward takes ({listing})"
 
 
 REQUIREMENTS = (layers_exported, layer_class, layer_members, layer_declarations, layer_signature)

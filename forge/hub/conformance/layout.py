@@ -27,8 +27,10 @@ for _processor in ("x86_64", "aarch64"):
 def build_folder(repository: Repository) -> Iterator[Finding]:
     """Require that there is a build/ with a variant in it; a repository of sources is checked as far as it goes."""
     if not repository.variants and not repository.unreadable:
-        there = (repository.folder / "build").is_dir()
-        yield Finding("build" if there else ".", 0, "layout", "has no variant; the place of one is build/<variant>/")
+        has_build = (repository.folder / "build").is_dir()
+        yield Finding(
+            "build" if has_build else ".", 0, "layout", "has no variant; the place of one is build/<variant>/"
+        )
 
 
 def readable_files(repository: Repository) -> Iterator[Finding]:

@@ -93,8 +93,8 @@ class Variant:
 
     def value(self, key: str, kind: type) -> Any:
         """Return a value of metadata.json where it has its type, else None."""
-        came = (self.values or {}).get(key)
-        return came if fits(came, kind) else None
+        value = (self.values or {}).get(key)
+        return value if fits(value, kind) else None
 
     @property
     def backend(self) -> str | None:

@@ -148,7 +148,7 @@ TORCH_LIBRARY({bound_namespace(library)}, m) {{
 def _one(kernel: _BoundKernel) -> Mapping[str, str]:
     """Return the declaration of a kernel, the function that calls it, and the definition of its operator."""
     schema, name = kernel.schema, kernel.operator
-    inputs, types, handed, before, schema_arguments = [], [], [], [], []
+    inputs, types, call_arguments, before, schema_arguments = [], [], [], [], []
     keywords = False
     for i, argument in enumerate(schema.arguments):
         is_out = argument.alias_info is not None and argument.alias_info.is_write
@@ -158,10 +158,10 @@ def _one(kernel: _BoundKernel) -> Mapping[str, str]:
         gets, takes = ("at::Tensor&", "at::Tensor&") if is_out else _TYPES[kind]
         inputs.append(f"{gets} a{i}")
         types.append(takes)
-        handed.append(f"a{i}")
+        call_arguments.append(f"a{i}")
         if gets != takes:
             before.append(f"  std::vector<std::optional<at::Tensor>> v{i}(a{i}.begin(), a{i}.end());\n")
-            handed[-1] = f"v{i}"
+            call_arguments[-1] = f"v{i}"
         schema_arguments += ["*"] if argument.kwarg_only and not keywords else []
         keywords = keywords or argument.kwarg_only
         schema_arguments.append(f"Tensor(a{i}!) {argument.name}" if is_out else f"{kind} {argument.name}")
@@ -170,7 +170,7 @@ def _one(kernel: _BoundKernel) -> Mapping[str, str]:
     result = result or f"std::tuple<{', '.join(['at::Tensor&'] * len(schema.returns))}>"
     parameters = ", ".join(["executorch::runtime::KernelRuntimeContext&", *types])
     opened = " ".join(f"namespace {space} {{" for space in spaces)
-    call = f"::{'::'.join([*spaces, function])}(context{''.join(f', {each}' for each in handed)})"
+    call = f"::{'::'.join([*spaces, function])}(context{''.join(f', {each}' for each in call_arguments)})"
     return {
         "declaration": f"{opened} {result} {function}({parameters}); {'}' * len(spaces)}",
         "wrapper": f"void call_{name}({', '.join(inputs)}) {{\n  executorch::runtime::KernelRuntimeContext context;\n"

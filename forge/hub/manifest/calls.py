@@ -110,11 +110,11 @@ def call_problems(function: Callable, positional: list[str], keywords: list[str]
         for p in parameters
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in filled
     ]
-    twice = [p.name for p in takes[: len(positional)] if p.name in keywords]
+    duplicates = [p.name for p in takes[: len(positional)] if p.name in keywords]
     return [
         *[f"its signature does not accept {name!r}" for name in refused],
         *[f"its signature needs {name!r}, which it is not given" for name in missing],
-        *[f"it is given {name!r} twice" for name in twice],
+        *[f"it is given {name!r} twice" for name in duplicates],
     ]
 
 

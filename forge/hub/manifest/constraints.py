@@ -68,8 +68,8 @@ class Checker:
         self.subject = next(iter(signature.tensors), None)
         self.dropped = dropped_defaults(entry, signature)
         self.constrained = entry.constrained_arguments
-        fixed = {name for name, layout in entry.layout.items() if layout.order is not None}
-        self.ordered = {name: alias for name, alias in entry.orders.items() if name not in fixed}
+        layout_names = {name for name, layout in entry.layout.items() if layout.order is not None}
+        self.ordered = {name: alias for name, alias in entry.orders.items() if name not in layout_names}
         is_overload = "::" in signature.name
         parameters = (p for p in signature.parameters if not (p.out or p.name in entry.constrained_arguments))
         self.typed = tuple(parameters) if is_overload else ()
@@ -247,11 +247,11 @@ def dropped_defaults(entry: KernelEntry, signature: Signature) -> tuple[tuple[st
     arguments = passed_arguments(entry)
     if arguments is None:
         return ()
-    spoken = frozenset(name for condition in entry.where for name in condition.names)
+    condition_names = frozenset(name for condition in entry.where for name in condition.names)
     return tuple(
         (parameter.name, parameter.default)
         for parameter in signature.parameters
-        if parameter.name not in arguments | spoken and not parameter.out and parameter.default is not REQUIRED
+        if parameter.name not in arguments | condition_names and not parameter.out and parameter.default is not REQUIRED
     )
 
 

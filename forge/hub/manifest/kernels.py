@@ -120,8 +120,8 @@ class KernelReader(AliasReader):
             return
         names = self.signature.tensors
         kind = "a tensor argument" if name in self.signature.by_name else "an argument"
-        listed = f"tensor arguments: {', '.join(names) or 'none'}{did_you_mean(name, names)}"
-        self.problems.add(mark, f"{what} names {name!r}, not {kind} of {self.op}; {listed}")
+        listing = f"tensor arguments: {', '.join(names) or 'none'}{did_you_mean(name, names)}"
+        self.problems.add(mark, f"{what} names {name!r}, not {kind} of {self.op}; {listing}")
 
 
 # constraints
@@ -191,8 +191,8 @@ def _device(reader: KernelReader, node: Node, what: str) -> Device | None:
     keys = reader.section(_DeviceKeys, node if node.is_mapping else Node(node.mark, {"type": node}), what)
     capability = node.get("capability")
     if capability is not None and keys.type and keys.type != ("cuda",):
-        listed = ", ".join(keys.type)
-        reader.problems.add(capability.mark, f"capability is of cuda devices, but the device type is {listed}")
+        listing = ", ".join(keys.type)
+        reader.problems.add(capability.mark, f"capability is of cuda devices, but the device type is {listing}")
     capability_text = "" if capability is None else str(capability.plain())
     return Device(keys.type, keys.capability, capability_text) if keys.type else None
 
@@ -368,8 +368,8 @@ def result_names(signature: Signature | None) -> tuple[str, ...]:
     several or their number is not known."""
     count = signature.returns if signature else None
     single = ("grad_output", "output") if count in (None, 1) else ()
-    numbered = () if count == 1 else range(count if count is not None else _MAX_RESULTS)
-    return (*single, *(f"{name}_{i}" for i in numbered for name in ("grad_output", "output")))
+    indices = () if count == 1 else range(count if count is not None else _MAX_RESULTS)
+    return (*single, *(f"{name}_{i}" for i in indices for name in ("grad_output", "output")))
 
 
 def _tolerance(reader: KernelReader, node: Node, what: str) -> dict[torch.dtype, tuple[float, float]]:

@@ -381,14 +381,14 @@ def _check_meta(reader: _ManifestReader, node: Node, kind: str, signature: Signa
 
 
 def _kernels(reader: _ManifestReader, node: Node, what: str, of_op: KernelReader) -> list[KernelEntry]:
-    listed, dispatched = node.get("kernels"), node.get("dispatch")
+    kernels, dispatch = node.get("kernels"), node.get("dispatch")
     executorch = reader.dialect == EXECUTORCH
-    if listed is None and not executorch and not node.get("replace"):
+    if kernels is None and not executorch and not node.get("replace"):
         reader.problems.add(node.mark, f"{what} has no 'kernels'")
-    if listed is not None or not executorch:
-        entries = of_op.read(_kernel_list, listed, "kernels") or []
+    if kernels is not None or not executorch:
+        entries = of_op.read(_kernel_list, kernels, "kernels") or []
     else:
-        entries = of_op.read(_dispatch_kernels, dispatched, "dispatch") or []
+        entries = of_op.read(_dispatch_kernels, dispatch, "dispatch") or []
     entries = [entry for entry in entries if entry is not None]
     signature = of_op.signature
     if reader.compiled and executorch:

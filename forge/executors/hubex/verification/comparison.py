@@ -122,11 +122,11 @@ class Comparison:
         expected = (_Reference if compares_values(self.kernel) else _KernelItself)(self, program, case)
         self.report(text)
         memory = GuardedMemory()
-        placed = memory.copy_all_to_guarded(program.tensors, case.offset)
-        outputs = program.outputs(_attempt(partial(_run, forward, memory, placed)))
+        copies = memory.copy_all_to_guarded(program.tensors, case.offset)
+        outputs = program.outputs(_attempt(partial(_run, forward, memory, copies)))
         self._check_outputs(outputs, expected, memory)
         if not self.accepted:  # a second call: the kernel may return memory that it keeps
-            _attempt(partial(_run, forward, GuardedMemory(), placed))
+            _attempt(partial(_run, forward, GuardedMemory(), copies))
         if self.gradients and self.kernel.entry.grad.kind != "none" and case.gradients:
             self._compare_gradients(program, expected, case)
 
@@ -158,9 +158,9 @@ class Comparison:
             gradients = [change(_random_like(output)) for output in expected.outputs]
             references = expected.gradients(names, gradients)
             memory, incoming = GuardedMemory(), GuardedMemory()
-            placed = memory.copy_all_to_guarded(program.tensors, case.offset)
+            copies = memory.copy_all_to_guarded(program.tensors, case.offset)
             placed_gradients = [incoming.copy_to_guarded(gradient, 0) for gradient in gradients]
-            actual = _attempt(partial(_run_with_backward, joint, memory, placed, placed_gradients))
+            actual = _attempt(partial(_run_with_backward, joint, memory, copies, placed_gradients))
             if any(not torch.equal(now, before) for now, before in incoming.inputs):
                 raise KernelFailure("the incoming gradient was overwritten")
             memory.check()
@@ -292,8 +292,8 @@ def _run_with_backward(
 ) -> Any:
     """Return the gradients of the inputs."""
     _, saved, numbers = _run(call.forward, memory, inputs)
-    needed = [gradient for gradient, active in zip(gradients, call.active, strict=True) if active]
-    return _run(call.backward, memory, [*saved, *numbers, *needed])
+    incoming = [gradient for gradient, active in zip(gradients, call.active, strict=True) if active]
+    return _run(call.backward, memory, [*saved, *numbers, *incoming])
 
 
 class _Reference:

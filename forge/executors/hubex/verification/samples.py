@@ -110,8 +110,8 @@ def _problem(
     call = arguments(kernel, typed)
     sizes = sorted({size for meta in call.metas for size in meta.shape if size > 1})
     ours = {theirs: name for name, theirs in kernel.target.names.items()}
-    spoken = [ours[name] for name in constraints.names if name in ours]
-    numbers = {name: typed[name] for name in spoken if name in typed and not isinstance(typed[name], (Meta, list))}
+    names = [ours[name] for name in constraints.names if name in ours]
+    numbers = {name: typed[name] for name in names if name in typed and not isinstance(typed[name], (Meta, list))}
     start = {**{f"length {size}": size for size in sizes}, **numbers}
 
     def build(values: Values) -> Call:

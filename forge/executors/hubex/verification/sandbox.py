@@ -122,8 +122,8 @@ class _RemoteCall(torch.autograd.Function):
         *inputs: torch.Tensor,
     ) -> tuple:
         ctx.sandbox, ctx.graph, ctx.memory, ctx.differentiable = sandbox, graph, memory, differentiable
-        fixed = [each for each, moves in zip(results, differentiable, strict=True) if not moves]
-        ctx.mark_non_differentiable(*fixed)
+        non_differentiable = [each for each, moves in zip(results, differentiable, strict=True) if not moves]
+        ctx.mark_non_differentiable(*non_differentiable)
         return tuple(results)
 
     @staticmethod

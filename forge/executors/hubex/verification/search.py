@@ -159,15 +159,15 @@ def _better(
     """Return the values with one of them changed, or several, where fewer constraints fail."""
     promising: dict[str, list[Any]] = {}
     for name in values:
-        ranked = []
+        ranking = []
         for value in candidates(name, values):
             changed = {**values, name: value}
             failures = failing(changed)
             if failures is not None and len(failures) < len(reasons):
                 return changed, failures
             if failures is not None:
-                ranked.append(((len(reasons & failures), len(failures)), value))
-        promising[name] = [value for _, value in sorted(ranked, key=lambda pair: pair[0])]
+                ranking.append(((len(reasons & failures), len(failures)), value))
+        promising[name] = [value for _, value in sorted(ranking, key=lambda pair: pair[0])]
     for names in chain(combinations(values, 2), combinations(values, 3)):
         for combination in product(*(promising[name][:TOGETHER] for name in names)):
             changed = {**values, **dict(zip(names, combination, strict=True))}

@@ -28,19 +28,19 @@ class GuardedMemory:
         size = tensor.element_size()
         length = extent(tensor) * size
         memory = _poison(2 * GUARD + offset * size + length, tensor.device)
-        placed = memory[GUARD + offset * size :][:length].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+        result = memory[GUARD + offset * size :][:length].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
         index = tuple(
-            slice(0, 1) if stride == 0 else slice(None) for stride in placed.stride()
+            slice(0, 1) if stride == 0 else slice(None) for stride in result.stride()
         )  # expanded dims hold one element: write it once
-        placed[index] = tensor[index]
+        result[index] = tensor[index]
         self.inputs.append((memory, memory.clone()))
-        return placed
+        return result
 
     def copy_all_to_guarded(self, tensors: Sequence[torch.Tensor], offset: int) -> list[torch.Tensor]:
         """Return each as `copy_to_guarded` does; what is one tensor stays one."""
         by_id = {id(each): each for each in tensors}
-        placed = {key: self.copy_to_guarded(each, offset) for key, each in by_id.items()}
-        return [placed[id(each)] for each in tensors]
+        copies = {key: self.copy_to_guarded(each, offset) for key, each in by_id.items()}
+        return [copies[id(each)] for each in tensors]
 
     def allocate(self, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return memory for a result, as torch.empty gives."""
