@@ -97,7 +97,7 @@ class _BisectionTarget:
 
     def __init__(self, target: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
         self._target = target
-        self._given = args, kwargs
+        self._inputs = args, kwargs
         self._expected = self._run(lambda target: target)
 
     def differs(self, jit: Callable[[Any], Any]) -> str | None:
@@ -128,7 +128,7 @@ class _BisectionTarget:
     def _run(self, jit: Callable[[Any], Any]) -> dict[str, torch.Tensor]:
         """Return results and gradients by name."""
         target = copy.deepcopy(self._target) if isinstance(self._target, torch.nn.Module) else self._target
-        args, kwargs = torch_pytree.tree_map_only(torch.Tensor, copy_as_leaf, self._given)
+        args, kwargs = torch_pytree.tree_map_only(torch.Tensor, copy_as_leaf, self._inputs)
         with same_random_numbers():
             leaves = torch_pytree.tree_leaves(jit(target)(*args, **kwargs))
         results = [each for each in leaves if isinstance(each, torch.Tensor)]

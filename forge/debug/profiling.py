@@ -258,12 +258,12 @@ class _Clock(_InstrumentedTrace):
 
     def __init__(self, trace: Trace, gpu: torch.device | None) -> None:
         self._gpu = gpu
-        self._found: dict[int, list[float]] = {}
+        self._times: dict[int, list[float]] = {}
         self._read: list[tuple[int, Any]] = []
         super().__init__(trace)
 
     def forget(self) -> None:
-        self._found.clear()
+        self._times.clear()
 
     def see(self, number: int) -> None:
         if self._gpu is None:
@@ -283,13 +283,13 @@ class _Clock(_InstrumentedTrace):
             torch.cuda.synchronize(self._gpu)
         for (_, before), (number, after) in zip(self._read, self._read[1:], strict=False):
             passed = after - before if self._gpu is None else 1e-3 * before.elapsed_time(after)
-            self._found.setdefault(number, []).append(passed)
+            self._times.setdefault(number, []).append(passed)
         return result
 
     def costs(self, sizes: dict[int, int]) -> list[Cost]:
         """Return the costs of the calls that are no deletions."""
         return [
-            Cost(bound.symbol.id, tuple(bound.outputs), statistics.median(self._found[number]), sizes.get(number, 0))
+            Cost(bound.symbol.id, tuple(bound.outputs), statistics.median(self._times[number]), sizes.get(number, 0))
             for number, bound in enumerate(self.calls)
             if bound.symbol not in STATEMENTS and not _is_left_out(bound.symbol.op)
         ]

@@ -10,7 +10,7 @@ from forge.executors.executor import Executor, FusionExecutor, OperatorExecutor
 from forge.ir import check
 from forge.ir.checks import check_list
 
-_known: dict[str, Executor] = {}
+_executors: dict[str, Executor] = {}
 _default_order = ["hub", "inductor", "cuda", "torch"]  # nvFuser and Triton products run on request
 E = TypeVar("E", bound=Executor)
 
@@ -26,8 +26,8 @@ def register_executor(executor: E, *, default: bool = False, first: bool = False
     Raises:
         ValueError: If the name is taken.
     """
-    check(executor.name not in _known, lambda: f"an executor named {executor.name!r} is registered already")
-    _known[executor.name] = executor
+    check(executor.name not in _executors, lambda: f"an executor named {executor.name!r} is registered already")
+    _executors[executor.name] = executor
     if default:
         _default_order.insert(0 if first else len(_default_order), executor.name)
     return executor
@@ -36,7 +36,7 @@ def register_executor(executor: E, *, default: bool = False, first: bool = False
 def known_executors() -> dict[str, Executor]:
     """Return every registered executor by name."""
     importlib.import_module("forge.executors.hubex")  # which registers itself: executors do not import kernels
-    return dict(_known)
+    return dict(_executors)
 
 
 def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Executor]:

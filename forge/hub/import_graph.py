@@ -138,14 +138,14 @@ class _Module:
         self._bound = _Bindings(tree)
         self._functions: dict[str, Function] = {}  # functions defined so far, by the name that calls them
         # modules of which the code asks whether they are there, and what the names have that it asks by (HAS_NUMPY)
-        self._asked: set[str] = set()
+        self._probes: set[str] = set()
         self._entered: set[tuple[str, bool]] = set()
-        self._found: list[tuple[Import, bool]] = []
+        self._imports: list[tuple[Import, bool]] = []
 
     def runs(self) -> list[tuple[Import, bool]]:
         """Return (import, whether it is guarded) of each that runs."""
         self._block(self._tree.body, False, False)
-        return self._found
+        return self._imports
 
     def _block(self, statements: Collection[ast.stmt], guarded: bool, conditional: bool) -> None:
         for statement in statements:
@@ -170,7 +170,7 @@ class _Module:
             return
         if isinstance(node, ast.If):
             names = filter(None, map(name_of, ast.walk(node.test)))
-            self._asked |= {word for name in names for word in name.lower().split("_")}
+            self._probes |= {word for name in names for word in name.lower().split("_")}
         self._take(_imports_of(node, self._bound), guarded, conditional)
         inner_guarded = guarded or (isinstance(node, ast.With | ast.AsyncWith) and _suppresses(node))
         inner_conditional = conditional or isinstance(node, ast.If | ast.Match)
@@ -205,7 +205,7 @@ class _Module:
                 self._take(_imports_of(each, self._bound), guarded, conditional)
                 self._enter(each.func, guarded, conditional)
                 if name_of(each.func) == "find_spec" and (module := _constant(each)):
-                    self._asked.add(module.split(".")[0])
+                    self._probes.add(module.split(".")[0])
             if not isinstance(each, ast.Lambda):
                 pending += ast.iter_child_nodes(each)
 
@@ -219,10 +219,10 @@ class _Module:
     def _take(self, statements: Collection[Import], guarded: bool, conditional: bool) -> None:
         for each in statements:
             top = each.module.split(".")[0]
-            is_asked = not each.level and (top in self._asked or top.lower() in self._asked)
-            self._found.append((each, guarded or (conditional and is_asked)))
+            is_probed = not each.level and (top in self._probes or top.lower() in self._probes)
+            self._imports.append((each, guarded or (conditional and is_probed)))
             if guarded and not each.level:
-                self._asked.add(top)
+                self._probes.add(top)
 
 
 def _meanings(tree: ast.Module) -> _Meanings:

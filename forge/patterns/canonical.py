@@ -67,7 +67,7 @@ class Canonical:
         self.traced: dict[Any, Any] = {}  # caches of searches, for this program alone
         self.favoured: set[tuple[str, int]] = set()  # (parameter, node) that searches try first
         self._reshaped: dict[int, list[Node]] = {}
-        self._known: dict[Any, Node] = {}
+        self._nodes: dict[Any, Node] = {}
         self._tags = NO_TAGS
         without_grad = calls and all(Tag.NO_GRAD in bound.tags for bound in calls)  # of its inputs, too
         self._input_tags = frozenset({Tag.NO_GRAD}) if without_grad else NO_TAGS
@@ -158,9 +158,9 @@ class Canonical:
         if id in COMMUTATIVE:
             parts.sort(key=str)
         key = (id, index, tags, *parts)
-        node = self._known.get(key)
+        node = self._nodes.get(key)
         if node is None:
-            node = self._known[key] = Node(id, args, proxy, len(self._known), index, tags)
+            node = self._nodes[key] = Node(id, args, proxy, len(self._nodes), index, tags)
             if id == RESHAPE:
                 self._reshaped.setdefault(_identity(args[0]), []).append(node)
         return node

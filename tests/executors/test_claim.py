@@ -91,7 +91,7 @@ def test_a_prim_that_nobody_claims_is_an_error_with_all_reasons() -> None:
 
 def test_a_prim_that_another_registered_executor_has_is_an_error_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     prim = Symbol("theirs", "test.theirs", meta=lambda x: like(x))
-    monkeypatch.setitem(registry._known, "theirs", executor("theirs", prim))
+    monkeypatch.setitem(registry._executors, "theirs", executor("theirs", prim))
     trace = Trace()
     with recording(trace, clang.language):
         trace.output = prim(trace.add_input(TensorProxy("x", (2,), torch.float32, torch.device("cpu"))))

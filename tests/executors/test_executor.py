@@ -63,7 +63,7 @@ def test_an_operator_is_a_function() -> None:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of the registry that the test may change."""
-    monkeypatch.setattr(executors, "_known", dict(executors._known))
+    monkeypatch.setattr(executors, "_executors", dict(executors._executors))
     monkeypatch.setattr(executors, "_default_order", list(executors._default_order))
 
 

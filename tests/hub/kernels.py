@@ -26,7 +26,7 @@ def process_restored() -> Iterator[None]:
     try:
         yield
     finally:
-        hubex._known = before
+        hubex._kernels = before
         hubex.add([])
 
 

@@ -27,7 +27,7 @@ def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     before = list(hubex.kernels)
     yield
-    hubex._known = before
+    hubex._kernels = before
     hubex.add([])
 
 

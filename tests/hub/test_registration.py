@@ -132,7 +132,7 @@ def use(folder: Path, manifest: str) -> bool:
     assert {kernel.entry.library for kernel in new} <= {yaml.safe_load(manifest)["library"]["name"]}
     defined = set(torch._C._dispatch_get_all_op_names()) - set(before[3])
     assert all(name.partition("::")[0].startswith("forge") for name in defined)
-    hubex._known = before[0]
+    hubex._kernels = before[0]
     hubex.add([])
     return True
 

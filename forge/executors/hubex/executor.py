@@ -48,7 +48,7 @@ class HubExecutor(OperatorExecutor):
         self.faster = faster
         self._builtin_kernels: Callable[[], Iterable[Kernel]] | None = builtin_kernels
         self.verifier = verifier
-        self._known: list[Kernel] = []
+        self._kernels: list[Kernel] = []
         self._by_symbol: dict[str, list[Implementation]] = {}
         self._patterns: tuple[Pattern, ...] = ()
 
@@ -56,7 +56,7 @@ class HubExecutor(OperatorExecutor):
     def kernels(self) -> list[Kernel]:
         """Return all of them, in the order in which they were added."""
         self._add_builtin_kernels()
-        return self._known
+        return self._kernels
 
     @property
     def patterns(self) -> Sequence[Pattern]:  # type: ignore[override]  # read-only: what the kernels say
@@ -74,7 +74,7 @@ class HubExecutor(OperatorExecutor):
 
         Raises: ValueError when one of the same name is there for the same symbol.
         """
-        all_kernels = list(self._known)
+        all_kernels = list(self._kernels)
         for kernel in kernels:
             if kernel.entry.replaces:
                 all_kernels = [each for each in all_kernels if not _is_replaced(each, kernel)]
@@ -88,7 +88,7 @@ class HubExecutor(OperatorExecutor):
                 ),
             )
             all_kernels.append(kernel)
-        self._known = all_kernels
+        self._kernels = all_kernels
         self._by_symbol = {}
         verdict = None if self.verifier is None else self.verifier.verdict
         for kernel in in_order(all_kernels):

@@ -245,7 +245,7 @@ def meta_of(function: Callable, args: tuple, kwargs: dict) -> Any:
 # declarations
 
 
-_known: dict[str, Function] = {}
+_functions: dict[str, Function] = {}
 
 
 class Declarations:
@@ -256,7 +256,7 @@ class Declarations:
 
     def find(self, name: str) -> Function | None:
         """Return a function by its name."""
-        return self.new.get(name) or _known.get(name)
+        return self.new.get(name) or _functions.get(name)
 
     def declare(self, entries: list[OpEntry], find: Callable[[str], Any]) -> None:
         """Take the `func` entries of one manifest. Raises ManifestError with every problem, and takes none."""
@@ -328,7 +328,7 @@ def _existing_schema(schema: Any) -> Any:
 
 def _foreign(schema: Any) -> bool:
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    existing = _known.get(name)
+    existing = _functions.get(name)
     return _existing_schema(schema) is not None and (existing is None or existing.foreign)
 
 
@@ -382,10 +382,10 @@ def _text_of(code: types.CodeType) -> tuple:
 
 def find_function(name: str) -> Function | None:
     """Return the function that the process has by this name."""
-    return _known.get(name)
+    return _functions.get(name)
 
 
 def register(function: Function) -> None:
     """Register a function: calls of its operator are calls of its symbol."""
-    _known[function.name] = function
+    _functions[function.name] = function
     torchlang.register_operator(function.symbol, function.operator, function.enter)

@@ -106,7 +106,7 @@ def _take_environment(request: Request) -> None:
     os.environ.update(request.environment)
 
 
-_known: dict[Any, list[Kernel]] = {}
+_kernels: dict[Any, list[Kernel]] = {}
 
 
 def find(request: Request) -> Kernel:
@@ -116,10 +116,10 @@ def find(request: Request) -> Kernel:
         return kernel(op, fn, **options)
     origin = request.origin
     assert origin.source is not None, "only kernels of a source are asked for by their origin"
-    if origin not in _known:
+    if origin not in _kernels:
         policy = replace(origin.policy or hub.Policy(), trust="any", local=True, build=False, signatures="off")
-        _known[origin] = gather([origin.source], lock=origin.lock, policy=policy, backend=origin.backend)
-    for each in _known[origin]:
+        _kernels[origin] = gather([origin.source], lock=origin.lock, policy=policy, backend=origin.backend)
+    for each in _kernels[origin]:
         if (each.entry.op, each.name, each.origin) == (request.op, request.name, origin):
             return each
     raise hub.IntegrityError(f"{origin.source} has no kernel {request.name} of {request.op} with the same files")

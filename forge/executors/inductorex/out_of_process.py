@@ -112,7 +112,7 @@ class _Job:
         self.worker: _Worker | None = None
         self._data = data
         self._folder: tempfile.TemporaryDirectory | None = None
-        self._done = False
+        self._is_done = False
 
     def start(self, worker: "_Worker") -> None:
         """Have a worker compile it. Raises OSError."""
@@ -126,10 +126,10 @@ class _Job:
     @property
     def is_done(self) -> bool:
         """True if the worker wrote a result."""
-        if not self._done and self._folder is not None:
+        if not self._is_done and self._folder is not None:
             folder = Path(self._folder.name)
-            self._done = (folder / "artifact").exists() or (folder / "error").exists()
-        return self._done
+            self._is_done = (folder / "artifact").exists() or (folder / "error").exists()
+        return self._is_done
 
     def result(self) -> bytes | Decision:
         """Return the artifact's bytes, Declined, or False while there is none yet."""

@@ -191,7 +191,7 @@ class _Process:
 
     def __init__(self) -> None:
         self._lock = new_lock()
-        self._asked: list[_Kernel] = []
+        self._queue: list[_Kernel] = []
         self._running: list[_Unit] = []
         self._units: dict[str, _Unit] = {}
         self._checked: set[str] = set()
@@ -201,7 +201,7 @@ class _Process:
         with self._lock:
             kernel.unit = self._units.get(kernel.name) or self._find_cached(kernel.name)
             if kernel.unit is None:
-                self._asked.append(kernel)
+                self._queue.append(kernel)
                 if self._free(get_compile_threads() - 1):
                     self._start(1)
 
@@ -228,10 +228,10 @@ class _Process:
         return max(cores, 1) - len(self._running)
 
     def _start(self, count: int) -> None:
-        parts: list[list[_Kernel]] = [[] for _ in range(min(max(count, 1), len(self._asked)))]
-        for kernel in sorted(self._asked, key=lambda kernel: -len(kernel.source)):
+        parts: list[list[_Kernel]] = [[] for _ in range(min(max(count, 1), len(self._queue)))]
+        for kernel in sorted(self._queue, key=lambda kernel: -len(kernel.source)):
             min(parts, key=lambda part: sum(len(each.source) for each in part)).append(kernel)
-        self._asked = []
+        self._queue = []
         for part in parts:
             unit = _Unit(part)
             self._running.append(unit)

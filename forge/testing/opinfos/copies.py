@@ -28,10 +28,10 @@ _VIEWS = {
 }
 _REAL_GRADIENT = ("select_copy", "slice_copy")  # torch refuses complex arguments that require a gradient
 _WITH_COMPLEX = (*ALL, torch.complex64)
-_known = {info.name: info for info in all_opinfos()}
+_opinfos = {info.name: info for info in all_opinfos()}
 for _name, _view in _VIEWS.items():
     _dtypes = ALL if _name in _REAL_GRADIENT else _WITH_COMPLEX
-    register_opinfo(replace(_known[_view], name=_name, op=getattr(torch, _name), symbols=(), dtypes=_dtypes))
+    register_opinfo(replace(_opinfos[_view], name=_name, op=getattr(torch, _name), symbols=(), dtypes=_dtypes))
 
 # torch's gradient of narrow_copy is wrong for a start counted from the end
 _narrows = [sample(t(4, 3), 0, 1, 2), sample(t(3, 4).t(), -1, 0, 2)]

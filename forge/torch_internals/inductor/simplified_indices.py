@@ -18,7 +18,7 @@ from forge.torch_internals.patch import Scope, patch
 
 _MOST = 2**16  # results that are remembered
 
-_known: dict[tuple[Any, ...], Any] = {}
+_cache: dict[tuple[Any, ...], Any] = {}
 
 
 @patch(
@@ -35,11 +35,11 @@ def remember_simplified(sizes: Any, index: Any, ranges: dict[Any, Any]) -> Any:
     if sizes.replacements or not _is_static(index, ranges):
         return remember_simplified.original(sizes, index, ranges)
     key = (index, *ranges.items())
-    result = _known.get(key)
+    result = _cache.get(key)
     if result is None:
-        if len(_known) >= _MOST:
-            _known.clear()
-        result = _known[key] = remember_simplified.original(sizes, index, ranges)
+        if len(_cache) >= _MOST:
+            _cache.clear()
+        result = _cache[key] = remember_simplified.original(sizes, index, ranges)
     return result
 
 

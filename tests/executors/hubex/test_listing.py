@@ -26,7 +26,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _own_process() -> Iterator[None]:
     """No kernels, where a GPU has those that come with forge; afterwards those of the process are as before."""
     with process_restored():
-        hubex._known = []
+        hubex._kernels = []
         hubex.add([])
         yield
 

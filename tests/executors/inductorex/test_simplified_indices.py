@@ -22,7 +22,7 @@ STATIC = SimpleNamespace(replacements={})
 def simplified(monkeypatch: pytest.MonkeyPatch) -> list[sympy.Expr]:
     """Return the expressions that Inductor has simplified."""
     seen: list[sympy.Expr] = []
-    monkeypatch.setattr(simplified_indices, "_known", {})
+    monkeypatch.setattr(simplified_indices, "_cache", {})
     monkeypatch.setattr(remember_simplified, "original", lambda sizes, index, ranges: seen.append(index) or -index)
     return seen
 
@@ -60,11 +60,11 @@ def test_no_more_is_remembered_than_told(simplified: list[sympy.Expr], monkeypat
     monkeypatch.setattr(simplified_indices, "_MOST", 2)
     for step in range(5):
         remember_simplified.replacement(STATIC, x + step, {x: 8})
-    assert len(simplified_indices._known) <= 2
+    assert len(simplified_indices._cache) <= 2
 
 
 def test_regions_share_what_is_simplified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simplified_indices, "_known", {})
+    monkeypatch.setattr(simplified_indices, "_cache", {})
     seen: list[tuple] = []
     original: Callable = remember_simplified.original
     monkeypatch.setattr(
