@@ -1,4 +1,4 @@
-"""Models on the meta device, which stands in for a GPU: passes and choices of devices other than a CPU are run, and each
+"""Models on the meta device, which stands in for a GPU: passes and choices of other devices than a CPU run, and each
 pass is verified. Nothing is computed."""
 
 from typing import Any

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from forge.compiler.claim import ClaimedCall
 from forge.compiler.layout import Layouts, pair_leaves
 from forge.compiler.standalone import claim
+from forge.executors.inductorex import interpolation
 from forge.executors.registry import resolve_executors
 from forge.executors.torchex.quantized import IN_LOOPS
 from forge.executors.torchex.row_product import in_loops, row_product
@@ -27,7 +28,7 @@ from forge.prims.core import statically_true
 from forge.prims.library import symbolic_dispatch
 from forge.torch_internals.dispatch import OpOverload, disable_current_modes, schema_of
 from forge.torch_internals.fake_tensors import fake_impls
-from forge.torch_internals.inductor.compiler import get_decompositions, select_decomp_table
+from forge.torch_internals.inductor.compiler import select_decomp_table
 from forge.torch_internals.inductor.config import inductor_config
 from forge.torch_internals.sympy import PythonReferenceAnalysis, sympy_interp
 from forge.torch_internals.tensors import storage_id
@@ -35,7 +36,7 @@ from forge.torch_internals.tensors import storage_id
 aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)
 _LAUNCHES = "cuda"  # devices on which a kernel is a launch
-HAS_ROW_PRODUCTS = "has row products"  # in a graph's metadata
+HAS_ROW_PRODUCTS, INTERPOLATES = "has row products", "interpolates"  # in a graph's metadata
 _COPIES = frozenset({aten._to_copy.default, aten.clone.default, torch.ops.prims.convert_element_type.default})
 _SHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim})
 EXTERN = frozenset({aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution})  # torch's kernels in any case
@@ -57,7 +58,7 @@ def claim_by_torch(calls: list[BoundSymbol]) -> list[BoundSymbol]:
 
 def decompositions() -> dict[Any, Callable]:
     """Return Inductor's decompositions and forge's own, by operator."""
-    return {**select_decomp_table(), **get_decompositions(INTERPOLATIONS), **_OWN}
+    return {**select_decomp_table(), **_OWN}
 
 
 @contextmanager
@@ -144,6 +145,8 @@ def _trace(
     if any(call.symbol.op in _ROW_LOOPS for call, _ in calls):
         _share_rows(graph.graph)
         graph.meta[HAS_ROW_PRODUCTS] = True
+    if any(node.target is aten._unsafe_index.Tensor for node in graph.graph.nodes):
+        graph.meta[INTERPOLATES] = True
     for node in graph.graph.nodes:
         if node.target is aten.as_strided_.default and _only_relabels(node):
             node.replace_all_uses_with(node.args[0])
@@ -283,18 +286,12 @@ def _flip(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     return select_decomp_table()[aten.flip.default](x, dims) if x.ndim else x.clone()
 
 
-def _unsafe_index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Index an image whose channels are beside each other so that those of the result are, too: the interpolation that
-    reads it would copy it to such strides."""
-    is_image = x.ndim == 4 and len(indices) == 4 and indices[:2] == [None, None]
-    if not is_image or x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
-        return NotImplemented
-    rows = aten._unsafe_index(x.permute(0, 2, 3, 1), [None, *indices[2:]])
-    return rows.permute(0, 3, 1, 2)
-
-
-# torch.compile decomposes the composites that call these, and its table has none of them
-INTERPOLATIONS = (aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default, aten.upsample_trilinear3d.default)
+INTERPOLATIONS: dict[Any, Callable] = {
+    aten.upsample_linear1d.default: interpolation.linear,
+    aten.upsample_bilinear2d.default: interpolation.linear,
+    aten.upsample_trilinear3d.default: interpolation.linear,
+    aten.upsample_bicubic2d.default: interpolation.cubic,
+}
 _ROW_LOOPS: dict[Any, Callable] = {row_product: in_loops, **IN_LOOPS}
 
 # clamp: Inductor computes in float32, where the bounds are other numbers. view_copy: its decomposition copies no tensor
@@ -304,7 +301,7 @@ _OWN: dict[Any, Callable] = {
     aten.clamp.default: _clamp,
     aten.flip.default: _flip,
     aten.pow.Tensor_Scalar: _pow,
-    aten._unsafe_index.Tensor: _unsafe_index,
+    **INTERPOLATIONS,
     **_ROW_LOOPS,
     aten.view_copy.default: _view_copy,
 }

@@ -23,6 +23,7 @@ from forge.executors.inductorex import artifacts, compile_wait, isa_probe
 from forge.executors.inductorex.aten_graph import (
     FALLBACK,
     HAS_ROW_PRODUCTS,
+    INTERPOLATES,
     arguments,
     exclusive,
     graph_of,
@@ -78,6 +79,9 @@ _SEARCH = {
     }.items()
     if hasattr(inductor_config, name)
 }
+# a value of an interpolated image is a long expression of 4 to 16 values, which Inductor would else write to memory in
+# float32, half made, before what reads it
+_LONG_EXPRESSIONS = {"realize_opcount_threshold": 200, "realize_acc_reads_threshold": 32}
 _FEW_LAUNCHES = {"combo_kernels": True}  # independent kernels of one step are one launch
 # plainer code for a GPU, where Inductor's own or Triton failed: loops over rows, and no analysis of reads
 _PLAIN = {
@@ -380,6 +384,7 @@ def _compiling(
         inductor_config.patch(
             {
                 **_SETTINGS,
+                **(_LONG_EXPRESSIONS if INTERPOLATES in graph.meta else {}),
                 **(get_cpp_wrapper_config() if whole_program else {}),
                 **_precision(graph),
                 **_size_binding(example_inputs),

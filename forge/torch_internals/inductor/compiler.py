@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch._decomp import get_decompositions as get_decompositions
 from torch._inductor import lowering as lowering
 from torch._inductor.compile_fx import compile_fx_inner as compile_fx_inner
 from torch._inductor.compile_fx import get_cpp_wrapper_config as get_cpp_wrapper_config

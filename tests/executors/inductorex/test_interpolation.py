@@ -9,6 +9,7 @@ from torch.nn import functional as F
 import forge
 from forge.executors.executor import Declined
 from forge.executors.inductorex import lower
+from forge.executors.inductorex.aten_graph import INTERPOLATIONS
 from forge.executors.inductorex.operators import takes
 
 DIMS = {"linear": 1, "bilinear": 2, "trilinear": 3}
@@ -47,6 +48,21 @@ def test_values_and_gradients_are_eagers(
         gradients = [torch.autograd.grad(each, (x, weight), cotangent) for each in (actual, expected)]
         torch.testing.assert_close(*gradients, **tolerance)
     assert not [each for each in forge.last_traces(jitted)[-1].bound_symbols if "interpolate" in each.symbol.id]
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("scales", [(None, None), (1.7, 0.6)])
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_decompositions_are_torchs(
+    mode: str, align_corners: bool, scales: tuple[float | None, ...], memory_format: torch.memory_format
+) -> None:
+    operator = getattr(torch.ops.aten, f"upsample_{mode}2d").default
+    x = torch.randn(2, 3, 5, 8).to(memory_format=memory_format)
+    for size in ((8, 4),) if scales[0] else ((9, 4), (5, 8), (1, 1), (17, 30)):
+        actual = INTERPOLATIONS[operator](x, size, align_corners, *scales)
+        torch.testing.assert_close(actual, operator(x, size, align_corners, *scales), atol=1e-5, rtol=1e-5)
+        assert INTERPOLATIONS[operator](x.bfloat16(), size, align_corners).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
