@@ -76,11 +76,11 @@ def bench_calls(compared: list[System], rounds: int) -> None:
 
 def _cells(times: dict[str, list[float]]) -> list[str]:
     names = list(times)
-    ratios = [f"{ratio(times[name], times['eager']):.2f} ({_shown(times[name])})" for name in names[1:]]
-    return [_shown(times["eager"]), *ratios]
+    ratios = [f"{ratio(times[name], times['eager']):.2f} ({_median_text(times[name])})" for name in names[1:]]
+    return [_median_text(times["eager"]), *ratios]
 
 
-def _shown(seconds: list[float]) -> str:
+def _median_text(seconds: list[float]) -> str:
     return in_seconds(statistics.median(seconds))
 
 

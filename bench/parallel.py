@@ -215,7 +215,12 @@ def measure(
     memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     losses = _losses(model, ids)
     return Measured(
-        slower[0].item() * 1e3, slower[2].item() * 1e3, memory, slower[1].item(), losses, *_told(system, compiled)
+        slower[0].item() * 1e3,
+        slower[2].item() * 1e3,
+        memory,
+        slower[1].item(),
+        losses,
+        *_graph_counts(system, compiled),
     )
 
 
@@ -262,7 +267,7 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def _told(system: str, compiled: list[Any]) -> tuple[int, int, int]:
+def _graph_counts(system: str, compiled: list[Any]) -> tuple[int, int, int]:
     """Return the numbers of graphs, of graph breaks and of opaque calls."""
     if system == "forge":
         explanations = [forge.explain(each) for each in compiled]

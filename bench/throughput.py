@@ -159,7 +159,7 @@ def measure(case: Case, compared: list[System], rounds: int) -> dict[str, Measur
         values[system.name] = _value(run())
         _finish()
         first[system.name] = time.perf_counter() - start
-        memory[system.name] = _held(run, prepared, model, case)
+        memory[system.name] = _peak_bytes(run, prepared, model, case)
         runs[system.name] = run
     finish_compiling()
     seconds = in_turn(runs, rounds=rounds, batch_seconds=0.2)
@@ -176,8 +176,8 @@ def _value(result: Any) -> float:
     return tensor.detach().float().mean().item()
 
 
-def _held(run: Callable, prepared: Callable, model: nn.Module, case: Case) -> int:
-    """Bytes at a step's peak beyond what is there before it; on the CPU, of what its forward saves."""
+def _peak_bytes(run: Callable, prepared: Callable, model: nn.Module, case: Case) -> int:
+    """Return the bytes at a step's peak beyond what is there before it; on the CPU, of what its forward saves."""
     gc.collect()
     if next(iter(case.arguments.values())).is_cuda:
         run()

@@ -34,7 +34,7 @@ from forge.ir.source import Source
 from forge.runtime.autograd import DifferentiableBackward, Sources
 from forge.runtime.plan import Backwards, CallBoundary, CompiledPlan, GeneratedFunction, ProgramCall, TrainingPlan
 from forge.runtime.tiering import TierResult
-from forge.support.background import is_wanted
+from forge.support.background import is_background_enabled
 from forge.transforms.split import SavedValue
 
 _PARTS = ("forward", "backward", "epilogue")
@@ -163,7 +163,7 @@ def load(
         plan = plan._replace(training=_training_plan(functions, program, **data["training"]))
     fields = data["second_tier"]
     second_tier = None if fields is None else SecondTier(program.second_tier, *fields)
-    tiered = second_tier.tiered_program() if second_tier is not None and is_wanted() else None
+    tiered = second_tier.tiered_program() if second_tier is not None and is_background_enabled() else None
     tensors = list(graph.graph_constants.values())
     boundary = boundary._replace(graph_constants=[tensors[number] for number in data["graph_constants"]])
     parts = ProgramCall(plan, program.call, tiered, data["mutated"], boundary=boundary)

@@ -66,7 +66,7 @@ from forge.runtime.plan import CallBoundary, CompiledPlan, GeneratedFunction, Pr
 from forge.runtime.tiering import CALLS_TO_RECORD, TierResult, hidden_seconds
 from forge.runtime.torch_state import preserve_torch_state
 from forge.support import progress
-from forge.support.background import is_wanted
+from forge.support.background import is_background_enabled
 from forge.support.owner_only_store import is_on
 from forge.torchlang import autocast_mode
 from forge.transforms import Freezing
@@ -397,7 +397,7 @@ def compile(
     with autocast_mode.disable(), progress.display():
         plan, second_tier = lower(optimize(program.trace, context), context)
     report.shorten()
-    tiered = second_tier.tiered_program() if second_tier is not None and is_wanted() else None
+    tiered = second_tier.tiered_program() if second_tier is not None and is_background_enabled() else None
     parts = ProgramCall(plan, None, tiered, program.mutated, _assumes(program), boundary)
     call, wrappers = parts.assemble()
     report.wrappers += wrappers

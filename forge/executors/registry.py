@@ -54,7 +54,7 @@ def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Execut
         setting = os.environ.get("FORGE_EXECUTORS")
         known_executors()  # of which some are the default ones
         order = [name.strip() for name in setting.split(",")] if setting else _default_order
-        return [executor for executor in map(_known_as, order) if executor.is_available()]
+        return [executor for executor in map(_by_name, order) if executor.is_available()]
     check_list(executors, "forge.jit: executors", "names or executors")
     check(bool(executors), lambda: 'forge.jit: executors is empty; executors=["torch"] runs all by torch alone')
     resolved = [_resolve(executor) for executor in executors]
@@ -67,7 +67,7 @@ def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Execut
     return resolved
 
 
-def _known_as(name: str) -> Executor:
+def _by_name(name: str) -> Executor:
     executors = known_executors()
     check(name in executors, lambda: f"forge.jit: {unknown('executor', name, executors)}")
     return executors[name]
@@ -75,7 +75,7 @@ def _known_as(name: str) -> Executor:
 
 def _resolve(executor: str | Executor) -> Executor:
     if isinstance(executor, str):
-        executor = _known_as(executor)
+        executor = _by_name(executor)
     check(
         isinstance(executor, (OperatorExecutor, FusionExecutor)),
         lambda: (

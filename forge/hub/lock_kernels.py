@@ -52,7 +52,7 @@ def lock_kernels(
         selection = select(target, version=version, revision=revision, policy=policy, backend=backend)
         if source.path is not None and not selection.choice.accepted + selection.choice.rejected:
             _refuse_sources(source.path, read_small(source.path / MANIFEST, selection.place(), MAX_BYTES) or b"")
-        names = _wanted_variants(selection, variants, all_variants)
+        names = _variants_to_lock(selection, variants, all_variants)
         resolved = [fetch(selection, name) for name in names]
         if accept is not None:
             accept(selection, names)
@@ -69,7 +69,7 @@ def _source(kernel: LockedKernel, path: Path) -> Source:
     return Source(kernel.source, None, kernel.version, kernel.revision)
 
 
-def _wanted_variants(selection: Selection, variants: Sequence[str], all_variants: bool) -> Sequence[str]:
+def _variants_to_lock(selection: Selection, variants: Sequence[str], all_variants: bool) -> Sequence[str]:
     names = (*selection.choice.accepted, *(name for name, _ in selection.choice.rejected))
     if missing := [name for name in variants if name not in names]:
         raise NotFoundError(f"{selection.place()}: has no variant {missing[0]}; it has {', '.join(names) or 'none'}")

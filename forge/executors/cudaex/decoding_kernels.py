@@ -95,11 +95,11 @@ def _attend(
         of_queries = tl.arange(0, NEW)
         of_chunk = start + tl.arange(0, CHUNK)
         is_key = (of_queries < queries)[:, None] & (of_chunk < end)[None, :]
-        looked_at = mask + batch * sm_b + (of_queries * sm_l)[:, None] + of_chunk[None, :] * sm_s
+        mask_pointers = mask + batch * sm_b + (of_queries * sm_l)[:, None] + of_chunk[None, :] * sm_s
         if MASK == 1:
-            is_shown = tl.load(looked_at, mask=is_key, other=0) != 0
+            is_shown = tl.load(mask_pointers, mask=is_key, other=0) != 0
         else:
-            is_shown = tl.load(looked_at, mask=is_key, other=-float("inf")) > -float("inf")
+            is_shown = tl.load(mask_pointers, mask=is_key, other=-float("inf")) > -float("inf")
         is_shown = is_shown & is_key
         start = tl.min(tl.min(tl.where(is_shown, of_chunk[None, :], end), 1), 0) // TILE * TILE
         end = tl.max(tl.max(tl.where(is_shown, of_chunk[None, :] + 1, 0), 1), 0)

@@ -273,8 +273,8 @@ class Walk:
         """Add a function of C: of the instance that it is bound to, else of its module or class."""
         self.put("native", getattr(function, "__qualname__", ""), function.__name__)
         owner = getattr(function, "__self__", None)
-        held_by = getattr(function, "__objclass__", function)
-        name = getattr(function, "__module__", None) or getattr(held_by, "__module__", None)
+        owner_class = getattr(function, "__objclass__", function)
+        name = getattr(function, "__module__", None) or getattr(owner_class, "__module__", None)
         if name is None and owner is not None:
             self.visit(owner)
         else:

@@ -180,14 +180,14 @@ def _autograd_enabled() -> Iterator[None]:
 
 def _key(values: Values) -> tuple:
     """Return a key that is equal for arguments that a program cannot tell apart."""
-    return tuple([_known_of(value) for value in values.values()])
+    return tuple([_metadata_of(value) for value in values.values()])
 
 
-def _known_of(value: Any) -> Any:
+def _metadata_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.shape, value.stride(), value.dtype, value.device
     if isinstance(value, list):
-        return tuple(map(_known_of, value))
+        return tuple(map(_metadata_of, value))
     return argument_key(value)
 
 

@@ -268,8 +268,8 @@ def _check_complete(extension: KernelExtension) -> None:
         near = difflib.get_close_matches(name, OPTIONS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(OPTIONS)}"
         says = "says so itself" if name in class_options else f"has no such option{hint}"
-        known_option = name in OPTIONS and name not in class_options
-        check(known_option, lambda n=name, s=says: f"{cls.__name__}.options: {n!r}: the class {s}", TypeError)
+        is_option = name in OPTIONS and name not in class_options
+        check(is_option, lambda n=name, s=says: f"{cls.__name__}.options: {n!r}: the class {s}", TypeError)
     loads = cls.load is not KernelExtension.load or cls.build_jit is not KernelExtension.build_jit
     check(
         loads or extension.module is not None or bool(extension.build),

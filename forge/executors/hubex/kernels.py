@@ -262,13 +262,13 @@ class _Caller:
         in_layout = {name: self.argument(name, value) for name, value in values.items()}
         pairs = zip(tensors(list(in_layout.values())), tensors(list(values.values())), strict=True)
         targets = {proxy.name: argument for proxy, argument in pairs if needs_grad(argument)}
-        given_args, given_kwargs = self._arguments(in_layout)
+        call_args, call_kwargs = self._arguments(in_layout)
         if self.kernel.assumes is not None:
             ours = {argument.name: name for name, argument in targets.items()}
             by_name = {each.name: each for each in tensors(list(in_layout.values()))}
             call = tree_map(lambda leaf: by_name.get(ours.get(getattr(leaf, "name", ""), ""), leaf), (args, kwargs))
-            given_args = [call, *given_args]
-        record_with_graph(self.graph_ops, (self.op.op, tuple(given_args), given_kwargs), output, targets)
+            call_args = [call, *call_args]
+        record_with_graph(self.graph_ops, (self.op.op, tuple(call_args), call_kwargs), output, targets)
         return output
 
     def _run(self, op: Symbol, args: tuple, kwargs: dict, saving: bool) -> tuple[Any, dict[str, TensorProxy]]:

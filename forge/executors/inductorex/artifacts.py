@@ -42,12 +42,12 @@ class ArtifactRecord:
     def __init__(self, graph: Any, strides: Strides) -> None:
         self.source: str | None = getattr(graph, "source_code", None)
         self.scope: dict[str, Any] = getattr(graph.current_callable, "__globals__", {})
-        self.reason = _not_kept(graph)
+        self.reason = _find_obstacle(graph)
         self.aligned: list[int] = [] if defers_alignment(graph) else list(graph.inputs_to_check)
         self.strides = strides
 
     def dump(self) -> bytes | Declined:
-        """As `dump`."""
+        """Return the bytes that `dump` gives."""
         if self.source is None:
             return decline("the source of a region is not known")
         if self.reason is not None:
@@ -64,7 +64,7 @@ class ArtifactRecord:
         ).encode()
 
 
-def _not_kept(graph: Any) -> str | None:
+def _find_obstacle(graph: Any) -> str | None:
     """Return why an artifact is this process's only."""
     if graph.constants or getattr(graph, "torchbind_constants", None):
         return "Inductor keeps constants for a region"
@@ -110,7 +110,7 @@ class _SerializedArtifact:
         self._data = data
 
     def dump(self) -> bytes:
-        """As `dump`."""
+        """Return the bytes that `dump` gives."""
         return self._data
 
 

@@ -21,7 +21,7 @@ import filelock
 import torch
 
 from forge.executors.inductorex import processes
-from forge.support.background import is_wanted
+from forge.support.background import is_background_enabled
 from forge.support.machine import processor
 
 
@@ -30,7 +30,7 @@ def ask() -> threading.Thread | None:
     """Start the probes, and return their thread; None where Inductor's cache has the answer, or FORGE_BACKGROUND is
     0."""
     with contextlib.suppress(OSError, RuntimeError):  # no room, no threads: who compiles asks
-        if is_wanted() and not marker_path().exists():
+        if is_background_enabled() and not marker_path().exists():
             thread = threading.Thread(target=_ask, name="forge-ahead")
             thread.start()
             return thread

@@ -298,11 +298,11 @@ def _not_in_its_key(graph: torch.fx.GraphModule, example_inputs: list[Any], fake
         torch.get_default_dtype(),
         *bounds,
         *sizes_of(example_inputs),
-        _known_of_lengths(example_inputs, fake.shape_env),
+        _length_guards(example_inputs, fake.shape_env),
     )
 
 
-def _known_of_lengths(example_inputs: list[Any], environment: ShapeEnv) -> str | None:
+def _length_guards(example_inputs: list[Any], environment: ShapeEnv) -> str | None:
     """Return the guards of the lengths that a graph is given, as Inductor keeps them with what it compiled."""
     lengths = [each for each in example_inputs if isinstance(each, torch.SymInt) and not free_unbacked_symbols(each)]
     if not lengths:

@@ -32,7 +32,7 @@ class Writer:
         self.operations: list[Operation] = []
         self.values = {inputs[i].name: Ref(index) for index, i in enumerate(self.places)}
         self.aliases: set[Ref] = set()
-        self._lengths = dict(self._known_lengths([inputs[i] for i in self.places]))
+        self._lengths = dict(self._input_lengths([inputs[i] for i in self.places]))
         self._sums: dict[sympy.Basic, Ref | int] = {}
 
     def op(self, name: str, *args: Any, **kwargs: Any) -> Ref:
@@ -60,7 +60,7 @@ class Writer:
             raise Untranslatable(f"{value} is a number that differs from run to run")
         return tuple(map(self.of, value)) if isinstance(value, (tuple, list)) else value
 
-    def _known_lengths(self, inputs: Sequence[Proxy]) -> Any:
+    def _input_lengths(self, inputs: Sequence[Proxy]) -> Any:
         """Yield (symbol, expression) for symbols that are sizes of inputs, or inputs themselves."""
         for proxy in reversed(inputs):
             if isinstance(proxy, NumberProxy):

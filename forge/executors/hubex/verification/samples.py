@@ -253,11 +253,11 @@ def own_samples(kernel: Kernel, call: Call) -> Call | None:
         raise ValueError(f"samples {what}; arguments: {', '.join(names)}")
     ours = {theirs: name for name, theirs in kernel.target.names.items()}
     arguments_by_name = kernel.target.signature.bind(call.args, call.kwargs)
-    replaced = {ours[name]: _laid_as(value, names[name]) for name, value in samples.items() if name in names}
+    replaced = {ours[name]: _in_strides_of(value, names[name]) for name, value in samples.items() if name in names}
     return arguments(kernel, {**arguments_by_name, **replaced})
 
 
-def _laid_as(value: Any, meta: Any) -> Any:
+def _in_strides_of(value: Any, meta: Any) -> Any:
     alike = isinstance(value, torch.Tensor) and isinstance(meta, Meta) and tuple(value.shape) == meta.shape
     return with_strides(value, meta.strides) if alike else value
 
