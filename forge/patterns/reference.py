@@ -20,6 +20,7 @@ from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, check, recording, 
 from forge.ir.bounded import BoundedDict
 from forge.ir.pytree import tensors
 from forge.patterns.canonical import BROADCAST, CAST, Canonical, Node, relative_args
+from forge.torchlang import autocast_mode
 
 TRANSPARENT = frozenset({CAST, BROADCAST})
 _SIZES = ((2, 3, 4, 8), (3, 5, 6, 16))
@@ -112,7 +113,7 @@ class Pattern:
         """Return (inputs, calls, outputs) of the reference on tensors (shape, dtype, device) and numbers."""
         trace = Trace(self.name)
         arguments = []
-        with recording(trace, torchlang.language):
+        with autocast_mode.disable(), recording(trace, torchlang.language):  # under which a pattern may be made
             for parameter in self.parameters:
                 value = metadata[parameter]
                 if isinstance(value, tuple):

@@ -409,16 +409,19 @@ def _autocast(function: Callable | str, args: tuple, kwargs: dict, memory: Memor
         with set_language(clang.language):
             return _call(_methods["to"], (tensor, dtype), {}, memory, None)
 
-    result = autocast_casts.cast_arguments(_callable(function), args, kwargs, convert)
+    result = autocast_casts.cast_arguments(_callable(function, args), args, kwargs, convert)
     if result is None:
         raise NotImplementedError(f"torchlang does not have {function_name(function)} under torch.autocast")
     return result
 
 
-def _callable(function: Callable | str) -> Callable:
-    """Return the callable behind a function, or behind a method's name."""
+def _callable(function: Callable | str, args: tuple) -> Callable:
+    """Return the callable behind a function, or behind a method's name; of a number, a method is a reflected operator
+    (1.0 + x)."""
     if not isinstance(function, str):
         return function
+    if not isinstance(args[0], TensorProxy):
+        return getattr(operator, function)
     attribute = getattr(torch.Tensor, function, None) or getattr(operator, function)
     return attribute if callable(attribute) else attribute.__get__
 

@@ -1,12 +1,15 @@
 """Under torch.autocast, every operation gives what eager gives, in the same dtypes."""
 
+import operator
 from typing import Any
 
 import pytest
 import torch
 from torch.utils import _pytree
 
+import forge
 from forge.api.functional import Direct
+from forge.patterns.reference import Pattern
 from forge.testing import OpInfo, Sample, all_opinfos
 from forge.torch_internals.versions import TORCH
 from tests.seeding import seed
@@ -146,3 +149,24 @@ def test_an_operation_is_as_in_eager(info: OpInfo, dtype: torch.dtype, device: s
         compared += 1
         if compared == SAMPLES:
             return
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "truediv", "pow", "floordiv", "mod"])
+def test_reflected_operators_of_numbers(name: str) -> None:
+    operate = getattr(operator, name)
+    x = torch.rand(3, 3) + 1
+    with torch.autocast("cpu", torch.bfloat16):
+        (call,) = forge.trace(lambda x: operate(2.0, x), x).bound_symbols
+        expected = operate(2.0, x)
+    assert call.output.dtype == expected.dtype
+
+
+def test_a_pattern_is_the_same_under_autocast() -> None:
+    """The built-in ones are made by the first call of forge.jit in a process."""
+
+    def scaled_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(x, y) * (1.0 + y)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        pattern = Pattern(scaled_product)
+    assert pattern.size == Pattern(scaled_product).size == 3
