@@ -164,8 +164,8 @@ def test_reflected_operators_of_numbers(name: str) -> None:
 def test_a_pattern_is_the_same_under_autocast() -> None:
     """The built-in ones are made by the first call of forge.jit in a process."""
 
-    def scaled_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.matmul(x, y) * (1.0 + y)
+    def scaled_product(x: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(x, x.transpose(-1, -2)) * 2
 
     with torch.autocast("cpu", torch.bfloat16):
         pattern = Pattern(scaled_product)
