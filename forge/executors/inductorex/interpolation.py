@@ -47,14 +47,14 @@ def _interpolate(
         behind = [1] * (dims - 1 - dim)
         taps.append([(at, weight, behind) for at, weight in taps_of(positions, before)])
 
-    def value(chosen: list[torch.Tensor]) -> torch.Tensor:
-        """Return the sum of weighted values over the dims that have no place in `chosen`."""
-        if len(chosen) == dims:
+    def value(indices: list[torch.Tensor]) -> torch.Tensor:
+        """Return the sum of weighted values over the dims that `indices` does not cover."""
+        if len(indices) == dims:
             leading: list[torch.Tensor | None] = [None] * (1 if channels_last else 2)
-            return aten._unsafe_index(image, [*leading, *chosen]).to(dtype)
+            return aten._unsafe_index(image, [*leading, *indices]).to(dtype)
         total: torch.Tensor | None = None
-        for at, weight, behind in taps[len(chosen)]:
-            part = value([*chosen, at.reshape(-1, *behind)]) * weight.reshape(-1, *behind, *[1] * channels_last)
+        for at, weight, behind in taps[len(indices)]:
+            part = value([*indices, at.reshape(-1, *behind)]) * weight.reshape(-1, *behind, *[1] * channels_last)
             total = part if total is None else total + part
         assert total is not None
         return total
