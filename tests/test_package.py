@@ -90,3 +90,14 @@ def test_a_module_that_another_thread_is_importing_is_waited_for(monkeypatch: py
     assert "forge.version" in sys.modules
     forge._import("forge.version")
     assert asked == ["forge.version"]
+
+
+def test_the_first_call_of_a_process_may_be_under_autocast() -> None:
+    """It imports the executors, whose patterns are traced then."""
+    code = """
+import torch, forge
+with torch.autocast("cpu", torch.bfloat16):
+    print(forge.jit(lambda x: 1.0 + x @ x)(torch.ones(2, 2)).dtype)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["torch.bfloat16"]

@@ -9,7 +9,6 @@ from torch.utils import _pytree
 
 import forge
 from forge.api.functional import Direct
-from forge.patterns.reference import Pattern
 from forge.testing import OpInfo, Sample, all_opinfos
 from forge.torch_internals.versions import TORCH
 from tests.seeding import seed
@@ -159,14 +158,3 @@ def test_reflected_operators_of_numbers(name: str) -> None:
         (call,) = forge.trace(lambda x: operate(2.0, x), x).bound_symbols
         expected = operate(2.0, x)
     assert call.output.dtype == expected.dtype
-
-
-def test_a_pattern_is_the_same_under_autocast() -> None:
-    """The built-in ones are made by the first call of forge.jit in a process."""
-
-    def scaled_product(x: torch.Tensor) -> torch.Tensor:
-        return torch.matmul(x, x.transpose(-1, -2)) * 2
-
-    with torch.autocast("cpu", torch.bfloat16):
-        pattern = Pattern(scaled_product)
-    assert pattern.size == Pattern(scaled_product).size == 3
