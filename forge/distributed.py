@@ -261,14 +261,14 @@ def shard(model: nn.Module, mesh: "DeviceMesh | None" = None, policy: ShardPolic
     mesh = _check_mesh(mesh, model)
     _check_inner_meshes(mesh, model)
     sharding = _Sharding(mesh, policy, model)
-    done: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # a tied parameter stays one
+    shards: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # a tied parameter stays one
     classes: dict[tuple, type] = {}
     for module, parameters in _holders(model):
         parts = {name: _InnerPart.of(parameter) for name, parameter in parameters.items()}
         for name, parameter in parameters.items():
-            if id(parameter) not in done:
-                done[id(parameter)] = parameter, sharding.shard(parameter)  # the former one stays, as does its id
-            parameters_of(module)[name] = done[id(parameter)][1]
+            if id(parameter) not in shards:
+                shards[id(parameter)] = parameter, sharding.shard(parameter)  # the former one stays, as does its id
+            parameters_of(module)[name] = shards[id(parameter)][1]
         key = type(module), *parts.items()
         if key not in classes:
             classes[key] = _reading_class(type(module), parts)
@@ -338,9 +338,9 @@ def fake_processes(size: int, rank: int = 0) -> Iterator[None]:
 def _holders(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, nn.Parameter]]]:
     """Yield the modules that have parameters, or whose modules do, and their own parameters by name."""
     for module in model.modules():
-        found = {name: parameter for name, parameter in parameters_of(module).items() if parameter is not None}
-        if found or any(True for _ in module.parameters()):
-            yield module, found
+        parameters = {name: parameter for name, parameter in parameters_of(module).items() if parameter is not None}
+        if parameters or any(True for _ in module.parameters()):
+            yield module, parameters
 
 
 def _buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
@@ -487,5 +487,5 @@ def _check_inner_meshes(mesh: "DeviceMesh", model: nn.Module) -> None:
 
 def _device_of_group() -> str:
     """Return the device of parameters that are on none yet; that of processes that are fake is a CPU."""
-    found = torch.accelerator.current_accelerator()
-    return "cpu" if found is None or torch.distributed.get_backend() == "fake" else found.type
+    accelerator = torch.accelerator.current_accelerator()
+    return "cpu" if accelerator is None or torch.distributed.get_backend() == "fake" else accelerator.type

@@ -81,11 +81,11 @@ class AdamW(torch.optim.AdamW):
         torch.float32."""
         if "moment_dtype" not in self.defaults:
             self.defaults["moment_dtype"] = self._moment_dtype
-        wanted = param_group.get("moment_dtype", self.defaults["moment_dtype"])
+        moment_dtype = param_group.get("moment_dtype", self.defaults["moment_dtype"])
         check(
-            wanted in (None, torch.float32),
+            moment_dtype in (None, torch.float32),
             lambda: (
-                f"forge.optim.AdamW: moment_dtype is {wanted}, but must be torch.float32, or None for the "
+                f"forge.optim.AdamW: moment_dtype is {moment_dtype}, but must be torch.float32, or None for the "
                 "parameters' own"
             ),
             ValueError,
@@ -101,10 +101,10 @@ class AdamW(torch.optim.AdamW):
         for group, dtype in zip(self.param_groups, dtypes, strict=True):
             group["moment_dtype"] = dtype
             for param, number in zip(group["params"], numbers, strict=False):
-                given, state = state_dict["state"].get(number, {}), self.state[param]
+                entries, state = state_dict["state"].get(number, {}), self.state[param]
                 for name in MOMENTS:
                     if name in state:  # torch has rounded it to the parameter's dtype, and kept its strides
-                        own = given[name] if dtype not in (None, param.dtype) else state[name]
+                        own = entries[name] if dtype not in (None, param.dtype) else state[name]
                         state[name] = _moment(param, dtype).copy_(own)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -214,12 +214,12 @@ def _laid_out_as(param: Tensor, other: Tensor) -> Tensor:
 
 def _check_moments(group: dict[str, Any], params: list[Tensor], reason: str) -> None:
     """Raise NotImplementedError where torch's own AdamW does not have the moments that a group asks for."""
-    wanted = group["moment_dtype"]
-    other = next((param.dtype for param in params if wanted not in (None, param.dtype)), None)
+    moment_dtype = group["moment_dtype"]
+    other = next((param.dtype for param in params if moment_dtype not in (None, param.dtype)), None)
     check(
         other is None,
         lambda: (
-            f"forge.optim.AdamW: moment_dtype={wanted} for parameters of {other} needs forge's own kernel, which "
+            f"forge.optim.AdamW: moment_dtype={moment_dtype} for parameters of {other} needs forge's own kernel, which "
             f"does not run here: {reason}"
         ),
         NotImplementedError,

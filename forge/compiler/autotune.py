@@ -77,7 +77,7 @@ Build = Callable[[Trace, Sequence[Executor], Selection], CompiledCall]
 class Measurement:
     """The times of the candidates for calls that are alike.
 
-    operation: the symbol. arguments: their dtypes and shapes. gradients: whether the backward is part of it. kept: the
+    operation: the symbol. arguments: their dtypes and shapes. gradients: whether the backward is part of it. choice: the
     candidate that runs them. calls: how many they are. why_not: why nothing was measured, and the order decided.
     """
 
@@ -85,7 +85,7 @@ class Measurement:
     arguments: str
     gradients: bool
     candidates: list[CandidateTime]
-    kept: str
+    choice: str
     calls: int = 1
     why_not: str | None = None
 
@@ -96,12 +96,12 @@ class Measurement:
         count = f"{self.calls} calls of {self.operation}" if self.calls > 1 else self.operation
         what = f"{count}({self.arguments}){', forward and backward' if self.gradients else ''}"
         if self.why_not is not None:
-            return f"{what}: {self.kept} by order, since {self.why_not}"
+            return f"{what}: {self.choice} by order, since {self.why_not}"
         return f"{what}: {', '.join(map(self._describe, self.candidates))}"
 
     def _describe(self, timed: CandidateTime) -> str:
         took = timed.reason or (microseconds(timed.seconds) if timed.seconds is not None else "alone")
-        return f"{timed.name} {took}{' (kept)' if timed.name == self.kept else ''}"
+        return f"{timed.name} {took}{' (kept)' if timed.name == self.choice else ''}"
 
 
 def microseconds(seconds: float) -> str:

@@ -263,7 +263,7 @@ def test_forward_and_backward_are_measured_where_a_gradient_flows(
     told = measured(llama_norm, x, torch.randn(8), executors=[norm_kernel(ran), "torch"])
     assert all(kept in who(told, phase) for phase in ("forward", "backward"))
     (found,) = told.measured
-    assert found.gradients and found.kept == (kept if kept == "own" else PARTS)
+    assert found.gradients and found.choice == (kept if kept == "own" else PARTS)
     assert ran.count("backward") >= 2  # it ran when it was measured, with the gradient that the program wants
 
 
@@ -624,7 +624,7 @@ def test_explain_shows_the_times(timer: Timer) -> None:
     assert f"{shown}mine 41.2 µs, torch 18.9 µs (kept)" in str(told).splitlines()
     assert told.rows[0].declined == (("mine", "measured: 41.2 µs against 18.9 µs of torch"),)
     (found,) = told.measured
-    assert isinstance(found, Measurement) and found.kept == "torch" and found.calls == 2
+    assert isinstance(found, Measurement) and found.choice == "torch" and found.calls == 2
     assert [(each.name, each.seconds) for each in found.candidates] == list(timer.seconds.items())
 
 
@@ -649,7 +649,7 @@ def test_what_is_kept_is_measured_indeed(monkeypatch: pytest.MonkeyPatch) -> Non
     told = measured(F.silu, torch.randn(4, requires_grad=True), executors=[mine(), "torch"])
     (found,) = told.measured
     seconds = {each.name: each.seconds for each in found.candidates}
-    assert found.kept == min(seconds, key=seconds.get) and all(0 < each < 1 for each in seconds.values())
+    assert found.choice == min(seconds, key=seconds.get) and all(0 < each < 1 for each in seconds.values())
 
 
 def test_each_candidate_is_called_in_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
