@@ -77,8 +77,9 @@ Build = Callable[[Trace, Sequence[Executor], Selection], CompiledCall]
 class Measurement:
     """The times of the candidates for calls that are alike.
 
-    operation: the symbol. arguments: their dtypes and shapes. gradients: whether the backward is part of it. choice: the
-    candidate that runs them. calls: how many they are. why_not: why nothing was measured, and the order decided.
+    operation: the symbol. arguments: their dtypes and shapes. gradients: whether the backward is part of it.
+    choice: the candidate that runs them. calls: how many they are. why_not: why nothing was measured, and the order
+    decided.
     """
 
     operation: str
