@@ -10,7 +10,9 @@ import pytest
 import torch
 from support import assert_same, chosen_opinfos, copy_of, map_tensors, samples, tensors_in
 from torch.autograd import gradgradcheck
+from torch.nn import functional as F
 
+import forge
 from forge.api.functional import Direct
 from forge.testing import OpInfo, Sample
 from tests.seeding import seed
@@ -58,6 +60,35 @@ def test_second_gradients(info: OpInfo) -> None:
             continue
         assert_same(found, call.second(info.reference or info.op), within=WITHIN)
         assert call.passes(jitted), "gradgradcheck, which passes in eager"
+
+
+AT_ZERO = {
+    "logsigmoid": F.logsigmoid,
+    "mish": F.mish,
+    "softplus": F.softplus,
+    "huber_loss": lambda x: F.huber_loss(x, torch.zeros_like(x), reduction="none"),
+    "smooth_l1_loss": lambda x: F.smooth_l1_loss(x, torch.zeros_like(x), reduction="none", beta=0.5),
+    "multilabel_soft_margin_loss": lambda x: F.multilabel_soft_margin_loss(x[None], x[None].abs(), reduction="none"),
+}
+
+
+@pytest.mark.parametrize("name", AT_ZERO)
+def test_higher_gradients_at_zero(name: str) -> None:
+    """Of functions that are smooth there, and whose formulas have |x|, which is not."""
+
+    def gradients(function: Callable) -> list[torch.Tensor]:
+        x = torch.tensor([0.0, -0.0, 0.3, -0.7], dtype=torch.float64, requires_grad=True)
+        last, results = function(x), []
+        for _ in range(3):
+            if not last.requires_grad:  # eager's second gradient is a constant
+                break
+            (last,) = torch.autograd.grad(last.sum(), x, create_graph=True)
+            results.append(last.detach())
+        return results
+
+    expected = gradients(AT_ZERO[name])
+    actual = gradients(forge.jit(AT_ZERO[name], executors=["torch"]))
+    assert_same(actual[: len(expected)], expected, within=WITHIN)
 
 
 class _Call:

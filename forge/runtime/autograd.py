@@ -115,116 +115,60 @@ class DifferentiableCall:
         batched: LazyBackward,
         double_backwards: LazyBackward,
     ) -> None:
-        ready, ready_doubles = backwards.ready, double_backwards.ready
-        remembered, mutated, numbered = sources.remembered, sources.mutated, sources.numbers
-        unreached: dict[int, frozenset[int]] = {}  # of opaque calls, by their graphs' places
+        self._backwards = backwards
+        self._batched = batched
+        self._double_backwards = double_backwards
+        self._sources = sources
+        self._unreached: dict[int, frozenset[int]] = {}  # of opaque calls, by their graphs' places
+        self._function = _function_of(self, forward, non_differentiable, sources, backwards, batched)
+        apply = self._function.apply
+        self.apply = _detach_inputs(apply, sources.detached) if sources.detached else apply
 
-        class ForgeFunction(torch.autograd.Function):
-            @staticmethod
-            @skip_dynamo
-            def forward(ctx: Any, *inputs: Any) -> Any:
-                if mutated:
-                    ctx.copies = _copy(inputs, mutated)
-                outputs, tensors, numbers = forward(*inputs)
-                if any(map(_IS_VIEW, outputs)):
-                    outputs, tensors = _with_own_views(inputs, outputs, tensors)
-                ctx.save_for_backward(*_detach_aliases(tensors, outputs))
-                ctx.numbers = numbers
-                ctx.remembered = _remember(inputs, remembered) if remembered else ((), ())
-                ctx.count = len(inputs)
-                if numbered:
-                    ctx.lengths = [inputs[i] for i in numbered]
-                ctx.set_materialize_grads(False)
-                if non_differentiable:
-                    ctx.mark_non_differentiable(*[outputs[i] for i in non_differentiable])
-                return outputs
+    def backward_with_graphs(self, ctx: Any, present: tuple[bool, ...], incoming: list[torch.Tensor]) -> tuple:
+        """Return the gradients of the inputs where opaque calls have some."""
+        _, gradients = self._run_backward(ctx, present, incoming)
+        _free_saved(ctx)
+        return gradients
 
-            @staticmethod
-            @skip_dynamo
-            def backward(ctx: Any, *gradients: Any) -> Any:
-                try:
-                    if autocast_mode.is_enabled():
-                        with autocast_mode.disable():
-                            return ForgeFunction.backward(ctx, *gradients)
-                    present = tuple([gradient is not None for gradient in gradients])
-                    incoming = [gradient for gradient in gradients if gradient is not None]
-                    if not incoming:
-                        return (None,) * ctx.count
-                    if torch.is_grad_enabled():
-                        return ForgeFunction.double_backward(ctx, present, incoming)
-                    if any(map(_is_graph, ctx.numbers)):
-                        return ForgeFunction.backward_with_graphs(ctx, present, incoming)
-                    if any(map(_needs_torch_backward, incoming)):
-                        function, read = batched.get(present, ctx.lengths if numbered else ())
-                    else:
-                        entry = ready.get(present) or backwards.get(present, ctx.lengths if numbered else ())
-                        function, read = entry
-                    boxed = [*_unpack_saved_tensors(ctx, read), *ctx.numbers, *incoming]
-                    ctx.maybe_clear_saved_tensors()
-                    if not graph_is_kept():
-                        ctx.remembered = ctx.copies = None
-                    del gradients, incoming
-                    with torch.no_grad():
-                        return function(boxed)
-                except Exception as failure:
-                    note_location(failure)
-                    raise
+    def double_backward(self, ctx: Any, present: tuple[bool, ...], incoming: list[torch.Tensor]) -> tuple:
+        """Return the gradients of the inputs, with a history."""
+        flowing = tuple([gradient.requires_grad for gradient in incoming])
+        for number in ctx.numbers:
+            if isinstance(number, OpaqueGraph) and number.random:
+                raise NotImplementedError(_DREW.format(qualified_name(number.function) or number.function))
+        key: tuple = present, flowing, any(map(_needs_torch_backward, incoming))
+        if any(map(_is_graph, ctx.numbers)):
+            missing, _ = self._run_backward(ctx, present, [each.detach() for each in incoming])
+            key = (*key, missing) if missing else key
+        compiled, sources = self._double_backwards, self._sources
+        again = compiled.ready.get(key) or compiled.get(key, ctx.lengths)
+        read = {*again.draws, *(sources.saved[i] for i in again.reads if i in sources.saved)}
+        saved = [*_unpack_saved_tensors(ctx, read), *ctx.numbers]
+        inputs = _inputs(ctx, saved, sources, again.reads)
+        _free_saved(ctx)
+        results = again.function(*inputs, *[saved[i] for i in again.draws], *incoming)
+        gradients = [None] * len(inputs)
+        for position, gradient in zip(again.targets, results, strict=True):
+            gradients[position] = gradient
+        return tuple(gradients)
 
-            @staticmethod
-            def backward_with_graphs(ctx: Any, present: tuple[bool, ...], incoming: list[torch.Tensor]) -> tuple:
-                """Return the gradients of the inputs where opaque calls have some."""
-                _, gradients = ForgeFunction.run_backward(ctx, present, incoming)
-                ctx.maybe_clear_saved_tensors()
-                if not graph_is_kept():
-                    ctx.remembered = ctx.copies = None
-                return gradients
-
-            @staticmethod
-            def run_backward(
-                ctx: Any, present: tuple[bool, ...], incoming: list[torch.Tensor]
-            ) -> tuple[frozenset, tuple]:
-                """Return the gradients of the inputs, and which of those of opaque calls are None, as (place of the
-                graph, input): that is known only when they run, and most likely as it was before."""
-                graphs = {place: graph for place, graph in enumerate(ctx.numbers) if _is_graph(graph)}
-                lengths = ctx.lengths if numbered else ()
-                compiled = batched if any(map(_needs_torch_backward, incoming)) else backwards
-                for place, graph in graphs.items():
-                    graph.unreached = unreached.get(place, frozenset())
-                while True:
-                    missing = frozenset((place, i) for place, graph in graphs.items() for i in graph.unreached)
-                    function, read = compiled.get((*present, missing) if missing else present, lengths)
-                    try:
-                        with torch.no_grad():
-                            return missing, function([*_unpack_saved_tensors(ctx, read), *ctx.numbers, *incoming])
-                    except UnreachedInputs:
-                        unreached.update((place, graph.unreached) for place, graph in graphs.items())
-
-            @staticmethod
-            def double_backward(ctx: Any, present: tuple[bool, ...], incoming: list[torch.Tensor]) -> tuple:
-                """Return the gradients of the inputs, with a history."""
-                flowing = tuple([gradient.requires_grad for gradient in incoming])
-                for number in ctx.numbers:
-                    if isinstance(number, OpaqueGraph) and number.random:
-                        raise NotImplementedError(_DREW.format(qualified_name(number.function) or number.function))
-                key: tuple = present, flowing, any(map(_needs_torch_backward, incoming))
-                if any(map(_is_graph, ctx.numbers)):
-                    missing, _ = ForgeFunction.run_backward(ctx, present, [each.detach() for each in incoming])
-                    key = (*key, missing) if missing else key
-                again = ready_doubles.get(key) or double_backwards.get(key, ctx.lengths if numbered else ())
-                read = {*again.draws, *(sources.saved[i] for i in again.reads if i in sources.saved)}
-                saved = [*_unpack_saved_tensors(ctx, read), *ctx.numbers]
-                inputs = _inputs(ctx, saved, sources, again.reads)
-                ctx.maybe_clear_saved_tensors()
-                if not graph_is_kept():
-                    ctx.remembered = ctx.copies = None
-                results = again.function(*inputs, *[saved[i] for i in again.draws], *incoming)
-                gradients = [None] * len(inputs)
-                for position, gradient in zip(again.targets, results, strict=True):
-                    gradients[position] = gradient
-                return tuple(gradients)
-
-        self.apply = _detach_inputs(ForgeFunction.apply, sources.detached) if sources.detached else ForgeFunction.apply
-        self._function = ForgeFunction
+    def _run_backward(
+        self, ctx: Any, present: tuple[bool, ...], incoming: list[torch.Tensor]
+    ) -> tuple[frozenset, tuple]:
+        """Return the gradients of the inputs, and which of those of opaque calls are None, as (place of the graph,
+        input): that is known only when they run, and most likely as it was before."""
+        graphs = {place: graph for place, graph in enumerate(ctx.numbers) if _is_graph(graph)}
+        compiled = self._batched if any(map(_needs_torch_backward, incoming)) else self._backwards
+        for place, graph in graphs.items():
+            graph.unreached = self._unreached.get(place, frozenset())
+        while True:
+            missing = frozenset((place, i) for place, graph in graphs.items() for i in graph.unreached)
+            function, read = compiled.get((*present, missing) if missing else present, ctx.lengths)
+            try:
+                with torch.no_grad():
+                    return missing, function([*_unpack_saved_tensors(ctx, read), *ctx.numbers, *incoming])
+            except UnreachedInputs:
+                self._unreached.update((place, graph.unreached) for place, graph in graphs.items())
 
     def apply_in_buckets(self, parts: Sequence[Sequence[int]]) -> Callable:
         """Return `apply` with a node for each part of the gradients. The backwards are generators: autograd hands a
@@ -258,6 +202,75 @@ class DifferentiableCall:
             return First.apply(shared, token, inputs, *[inputs[i] for i in first])
 
         return apply
+
+
+def _function_of(
+    call: DifferentiableCall,
+    forward_program: Callable,
+    non_differentiable: Sequence[int],
+    sources: Sources,
+    backwards: LazyBackward,
+    batched: LazyBackward,
+) -> type[torch.autograd.Function]:
+    """Return the autograd.Function of a call. It runs at every step, so what it reads are its closure's variables."""
+    ready = backwards.ready
+    remembered, mutated, numbered = sources.remembered, sources.mutated, sources.numbers
+
+    class ForgeFunction(torch.autograd.Function):
+        @staticmethod
+        @skip_dynamo
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            if mutated:
+                ctx.copies = _copy(inputs, mutated)
+            outputs, tensors, numbers = forward_program(*inputs)
+            if any(map(_IS_VIEW, outputs)):
+                outputs, tensors = _with_own_views(inputs, outputs, tensors)
+            ctx.save_for_backward(*_detach_aliases(tensors, outputs))
+            ctx.numbers = numbers
+            ctx.remembered = _remember(inputs, remembered) if remembered else ((), ())
+            ctx.count = len(inputs)
+            ctx.lengths = [inputs[i] for i in numbered] if numbered else ()
+            ctx.set_materialize_grads(False)
+            if non_differentiable:
+                ctx.mark_non_differentiable(*[outputs[i] for i in non_differentiable])
+            return outputs
+
+        @staticmethod
+        @skip_dynamo
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            try:
+                if autocast_mode.is_enabled():
+                    with autocast_mode.disable():
+                        return ForgeFunction.backward(ctx, *gradients)
+                present = tuple([gradient is not None for gradient in gradients])
+                incoming = [gradient for gradient in gradients if gradient is not None]
+                if not incoming:
+                    return (None,) * ctx.count
+                if torch.is_grad_enabled():
+                    return call.double_backward(ctx, present, incoming)
+                if any(map(_is_graph, ctx.numbers)):
+                    return call.backward_with_graphs(ctx, present, incoming)
+                if any(map(_needs_torch_backward, incoming)):
+                    function, read = batched.get(present, ctx.lengths)
+                else:
+                    function, read = ready.get(present) or backwards.get(present, ctx.lengths)
+                boxed = [*_unpack_saved_tensors(ctx, read), *ctx.numbers, *incoming]
+                _free_saved(ctx)
+                del gradients, incoming
+                with torch.no_grad():
+                    return function(boxed)
+            except Exception as failure:
+                note_location(failure)
+                raise
+
+    return ForgeFunction
+
+
+def _free_saved(ctx: Any) -> None:
+    """Free the tensors that a call saved, unless a later backward reads them again."""
+    ctx.maybe_clear_saved_tensors()
+    if not graph_is_kept():
+        ctx.remembered = ctx.copies = None
 
 
 def _detach_inputs(apply: Callable, detached: Sequence[int]) -> Callable:

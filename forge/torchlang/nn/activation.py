@@ -269,7 +269,12 @@ def mish(input: TensorProxy) -> TensorProxy:
 
 def _log_one_plus_exp(x: TensorProxy) -> TensorProxy:
     """log(1 + e^x) without overflow."""
-    return clang.maximum(x, 0) + clang.log1p(clang.exp(-clang.abs(x)))
+    return clang.where(x < 0, 0, x) + clang.log1p(clang.exp(_negated_abs(x)))
+
+
+def _negated_abs(x: TensorProxy) -> TensorProxy:
+    """-|x|, whose slope at 0 is that of x > 0, and not none: what is smooth there has its second derivatives."""
+    return clang.where(x < 0, x, -x)
 
 
 @torchsymbol(aten.mish_backward.default)
@@ -345,7 +350,7 @@ def logsigmoid(input: TensorProxy) -> TensorProxy:
 def log_sigmoid_backward(grad_output: TensorProxy, self: TensorProxy, buffer: TensorProxy) -> TensorProxy:
     """Return the gradient of logsigmoid. buffer: e^-|self|, which torch's kernel for a CPU alone reads."""
     g, x = _backward_wide(grad_output, self)
-    tail = clang.exp(-clang.abs(x))
+    tail = clang.exp(_negated_abs(x))
     tail = tail / (1 + tail)
     return clang.convert(clang.where(x < 0, 1 - tail, tail) * g, self.dtype)
 

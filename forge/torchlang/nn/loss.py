@@ -112,10 +112,11 @@ def smooth_l1_loss(input: TensorProxy, target: TensorProxy, reduction: str = "me
     """d ** 2 / (2 * beta) where d = |input - target| < beta, else d - beta / 2."""
     torch_check(beta >= 0, lambda: f"smooth_l1_loss: beta is {beta}, but does not support negative values")
     x, y = _pair("smooth_l1_loss", input, target)
-    distance = clang.abs(x - y)
+    difference = x - y
+    distance = clang.abs(difference)
     if beta > 0:
         prims.check_dtype("smooth_l1_loss", x, prims.REAL)
-        near = distance * distance * (0.5 / beta)
+        near = difference * difference * (0.5 / beta)  # where the distance is 0, its second derivative would be 0
         distance = clang.where(distance < beta, near, distance - 0.5 * beta)
     return reduce_loss(distance, reduction)
 
@@ -128,9 +129,10 @@ def huber_loss(
     torch_check(delta > 0, lambda: f"huber_loss does not support non-positive values for delta, but got {delta}")
     x, y = _pair("huber_loss", input, target)
     prims.check_dtype("huber_loss", x, prims.REAL)
-    distance = clang.abs(x - y)
+    difference = x - y
+    distance = clang.abs(difference)
     is_far = distance > delta
-    near = clang.where(is_far, 0, distance)  # of an infinite one, the gradient would be nan
+    near = clang.where(is_far, 0, difference)  # of an infinite one, the gradient would be nan
     loss = clang.where(is_far, (distance - 0.5 * delta) * delta, near * near * 0.5)
     loss = clang.convert(loss, input.dtype)
     if weight is None or reduction != "mean":
